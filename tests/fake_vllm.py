@@ -17,13 +17,13 @@ import fake_upstream
 
 MODE = os.environ.get("VLLM_FAKE", "")
 # The engine is a process of its own: it holds the weights, and lives on for a while when its server dies.
-ENGINE = "x = bytearray(b'1' * (64 << 20))\nwhile True: __import__('time').sleep(1)"
+ENGINE = "x = bytearray(b'1' * (64 << 20)); print(flush=True)\nwhile True: __import__('time').sleep(1)"
 
 
 def main():
     assert sys.argv[1] == "serve"
     options = dict(zip(sys.argv[3::2], sys.argv[4::2], strict=True))
-    engine = subprocess.Popen([sys.executable, "-c", ENGINE])
+    engine = subprocess.Popen([sys.executable, "-c", ENGINE], stdout=subprocess.PIPE)
     told = {
         "folder": sys.argv[2],
         "options": options,
@@ -36,6 +36,7 @@ def main():
         sys.exit(1)
     if MODE == "slow":
         time.sleep(3)
+    engine.stdout.readline()  # it answers when its engine holds the model
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     name = fake_upstream.MODEL = options["--served-model-name"]
     fake_upstream.LISTS["vllm"] |= {"id": name, "root": name, "max_model_len": int(options["--max-model-len"])}

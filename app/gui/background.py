@@ -21,12 +21,9 @@ FLUSH_MS = 33
 class Job(QObject):
     """One piece of work under way. `cancel` drops its callbacks and closes its stream."""
 
-    _finished = Signal(object, object)
-
     def __init__(self, parent: QObject) -> None:
         super().__init__(parent)
         self.cancelled = threading.Event()
-        self._finished.connect(self._on_finished, Qt.ConnectionType.QueuedConnection)
         self.on_done: Callable[[Any], object] | None = None
         self.on_error: Callable[[Exception], object] | None = None
 
@@ -34,17 +31,8 @@ class Job(QObject):
         """Forget the result. The work itself ends when it next looks."""
         self.cancelled.set()
 
-    def report(self, result: object, error: Exception | None) -> None:
-        """Hand the result to the main thread; called by the worker."""
-        # The receiver may die with the window between the check and the emit: both raise RuntimeError.
-        try:
-            if shiboken6.isValid(self):
-                self._finished.emit(result, error)
-        except RuntimeError:
-            log.debug("a result arrived after its receiver was gone")
-
-    @Slot(object, object)
-    def _on_finished(self, result: object, error: Exception | None) -> None:
+    def finish(self, result: object, error: Exception | None) -> None:
+        """Deliver the result; called on the main thread."""
         if not self.cancelled.is_set():
             if error is not None:
                 if self.on_error is None:
@@ -103,10 +91,38 @@ class StreamJob(Job):
         if values and not self.cancelled.is_set():
             self._on_values(values)
 
-    def _on_finished(self, result: object, error: Exception | None) -> None:
+    def finish(self, result: object, error: Exception | None) -> None:
+        """Deliver what has arrived, then that it ended."""
         self._timer.stop()
         self.flush()
-        super()._on_finished(result, error)
+        super().finish(result, error)
+
+
+class _Results(QObject):
+    """Results on their way from the workers to the main thread.
+
+    A worker emits no job's signal: the main thread may be destroying that job's parent at the very moment, and a
+    signal of a half-destroyed object brings the whole program down. Nobody destroys this one while `put` runs.
+    """
+
+    _came = Signal()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._waiting: deque[tuple[Job, object, Exception | None]] = deque()
+        self._came.connect(self._deliver, Qt.ConnectionType.QueuedConnection)
+
+    def put(self, job: Job, result: object, error: Exception | None) -> None:
+        """From any thread."""
+        self._waiting.append((job, result, error))
+        self._came.emit()
+
+    @Slot()
+    def _deliver(self) -> None:
+        if self._waiting:
+            job, result, error = self._waiting.popleft()
+            if shiboken6.isValid(job):
+                job.finish(result, error)
 
 
 class Background(QObject):
@@ -114,6 +130,7 @@ class Background(QObject):
 
     def __init__(self, parent: QObject | None = None, workers: int = 6) -> None:
         super().__init__(parent)
+        self._results = _Results()
         self._pool = ThreadPoolExecutor(max_workers=workers, thread_name_prefix="background")
         self._streams: set[StreamJob] = set()
         self._at_close: list[Callable[[], object]] = []
@@ -145,11 +162,12 @@ class Background(QObject):
         """Bring the result of a future (the store's) to the main thread."""
         job = Job(parent or self)
         job.on_done, job.on_error = on_done, on_error
+        results = self._results
 
         def report(done: Future[T]) -> None:
             error = done.exception()
             if error is None or isinstance(error, Exception):
-                job.report(None if error else done.result(), error)
+                results.put(job, None if error else done.result(), error)
 
         future.add_done_callback(report)
         return job
@@ -179,11 +197,10 @@ class Background(QObject):
                 job.cancel()
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    @staticmethod
-    def _guard(job: Job, work: Callable[[], Any]) -> None:
+    def _guard(self, job: Job, work: Callable[[], Any]) -> None:
         try:
             result = work()
         except Exception as error:  # noqa: BLE001 - carried to the main thread, where it is shown or raised
-            job.report(None, error)
+            self._results.put(job, None, error)
         else:
-            job.report(result, None)
+            self._results.put(job, result, None)

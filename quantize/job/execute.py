@@ -36,7 +36,7 @@ from quantize.job.source import (
     check_unchanged,
     file_type,
     header_bytes,
-    identity,
+    watched,
     whole_spec,
 )
 from quantize.job.write_model import WriteRequest, plain_types
@@ -69,7 +69,7 @@ def quantize(
     writes = not request.plan_only
     output = Output(request.out, overwrite=request.overwrite, writes=writes)
     job = _Job(request, output, on_progress, cancelled, executor, judge)
-    with bounded(request.cache_dir, writes=writes), output:
+    with bounded(request.cache_dir, writes=writes), output, watched(request.source) as job.identity:
         return job.run()
 
 
@@ -136,7 +136,6 @@ class _Job:
     def run(self) -> QuantizeReport:
         """Every phase in turn."""
         request = self.request
-        self.identity = identity(request.source)
         if request.plan_only and request.source.is_dir():
             return self._previewed_folder()
         source = self._converted() if request.source.is_dir() else request.source

@@ -1,10 +1,12 @@
 """What a job has to know of its source: facts for the plan, whether it is good enough and stays the same."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 
-from quantize.errors import InvalidOption, SourceChanged, Unreadable
+from quantize.errors import Cancelled, InvalidOption, QuantizeError, SourceChanged, Unreadable
 from quantize.files.gguf_split import GgufModel, model_files
 from quantize.files.gguf_write import header
 from quantize.ggml_types import FLOAT_TYPES, NEARLY_EXACT, GgmlType, bits_per_weight
@@ -32,6 +34,23 @@ def check_unchanged(source: Path, before: Identity) -> None:
     """Raises: SourceChanged."""
     if identity(source) != before:
         raise SourceChanged(str(source))
+
+
+@contextmanager
+def watched(source: Path) -> Iterator[Identity]:
+    """What the source is now; a fault of work on one that changed meanwhile is told as that.
+
+    Raises: SourceChanged: in place of whatever the changed weights led to. Unreadable.
+    """
+    before = identity(source)
+    try:
+        yield before
+    except (Cancelled, SourceChanged):
+        raise
+    except QuantizeError as error:
+        if identity(source) != before:
+            raise SourceChanged(str(source)) from error
+        raise
 
 
 def whole_spec(model: GgufModel) -> ModelSpec:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -17,9 +18,12 @@ from quantize.native.lane import Lane, Logits, Tokens
 from quantize.native.reference import ReferenceModel
 from quantize.types import FileReport, Interval
 
+F = TypeVar("F", np.float32, np.float64)
 _RESAMPLES = 2000
 _TAIL = 0.025  # each side of a 95 % interval
 _SEED = 20240229
+# Nats below which two predictions are the same: what the rounding of float32 logits makes of one model, run twice.
+_SAME = 1e-9
 
 
 class VocabularyDiffers(InputFault):
@@ -34,10 +38,21 @@ class VocabularyDiffers(InputFault):
         self.reference_tokens = reference_tokens
 
 
+class NotFinite(InputFault):
+    """A file computes NaN or infinity, so nothing can be said of it."""
+
+    code = "not_finite"
+
+    def __init__(self, path: str) -> None:
+        super().__init__(f"{path} computes NaN or infinity on the held-out text: its weights are damaged")
+        self.path = path
+
+
 def verify(request: VerifyRequest, on_progress: OnProgress, cancelled: Cancelled) -> tuple[FileReport, ...]:
     """Compare finished files with a reference, in a child process.
 
-    Raises: Cancelled. ChildDied: a file made llama.cpp fall. TextTooShort, VocabularyDiffers, Unreadable.
+    Raises: Cancelled. ChildDied: a file made llama.cpp fall. TextTooShort, VocabularyDiffers, NotFinite,
+    Unreadable.
     """
     return msgspec.convert(run_task("verify", request, on_progress, cancelled), tuple[FileReport, ...])
 
@@ -70,8 +85,7 @@ def verify_files(request: VerifyRequest, send: Step) -> tuple[FileReport, ...]:
         keep[request.window // 2 : -1] = True
 
         def predict(lane: Lane, _: int, part: Tokens) -> Logits:
-            logits: Logits = lane.run(part, keep)[0]
-            return logits
+            return _finite(request.reference, lane.run(part, keep)[0])
 
         def judge(lane: Lane, _: int, part: tuple[Tokens, Logits]) -> Comparison:
             window, expected = part
@@ -85,12 +99,20 @@ def verify_files(request: VerifyRequest, send: Step) -> tuple[FileReport, ...]:
                 send(first, len(windows), "")
                 parts = [window[None] for window in windows[first : min(goal, first + reference.lanes)]]
                 known = list(zip(parts, reference.side_by_side(parts, predict), strict=True))
-                for results, model in zip(found, models, strict=True):
+                for path, results, model in zip(request.files, found, models, strict=True):
                     results.extend(model.side_by_side(known, judge))
+                    _finite(path, np.array([window.kld for window in results[first:]]))
             if len(found) == 1 or is_clear(ratio(found[0], found[1], _TAIL / len(stops))):
                 break
         send(len(windows), len(windows), "")
     return _reports(request.files, found)
+
+
+def _finite(path: Path, values: npt.NDArray[F]) -> npt.NDArray[F]:
+    """What was computed with a file. Raises: NotFinite."""
+    if not np.isfinite(values).all():
+        raise NotFinite(str(path))
+    return values
 
 
 def _reports(files: tuple[Path, ...], found: list[list[Comparison]]) -> tuple[FileReport, ...]:
@@ -118,10 +140,9 @@ def ratio(ours: list[Comparison], theirs: list[Comparison], tail: float = _TAIL)
     """Mean KL divergence of one file over another's, on the same windows, which are drawn anew in pairs."""
     one, other = (np.array([w.kld.mean() for w in windows]) for windows in (ours, theirs))
     picks = np.random.default_rng(_SEED).integers(0, len(one), (_RESAMPLES, len(one)))
-    least = np.finfo(np.float64).tiny
-    resampled = one[picks].mean(axis=1) / np.maximum(other[picks].mean(axis=1), least)
+    resampled = one[picks].mean(axis=1) / np.maximum(other[picks].mean(axis=1), _SAME)
     low, high = np.quantile(resampled, [tail, 1 - tail])
-    return Interval(float(one.mean() / max(other.mean(), least)), float(low), float(high))
+    return Interval(float(one.mean() / max(other.mean(), _SAME)), float(low), float(high))
 
 
 def is_clear(found: Interval) -> bool:

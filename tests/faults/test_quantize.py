@@ -25,13 +25,14 @@ from quantize.errors import (
     InvalidOption,
     NotWritable,
 )
-from quantize.evidence import encode
+from quantize.evidence import VerifyRequest, encode
 from quantize.files import output_file
 from quantize.files.gguf_file import read_gguf
 from quantize.files.provenance import KEY, read_provenance
 from quantize.job.execute import quantize
 from quantize.job.report import read_report, report_path
 from quantize.job.request import QuantizeRequest
+from quantize.measure.verify import NotFinite, verify
 from quantize.texts import CALIBRATION, HELD_OUT
 from quantize.types import Goal, Lock
 
@@ -169,6 +170,16 @@ def test_values_that_are_not_finite_name_the_tensor(tmp_path, source, name, valu
         run(tmp_path, source=source)
     assert left(tmp_path) == set()
     assert digest(source) == before
+
+
+@pytest.mark.parametrize("damaged", ["reference", "files"])
+def test_a_comparison_with_a_file_that_computes_no_numbers_names_it(tmp_path, source, damaged):
+    poison(source, "output_norm.weight", b"\x00\x00\xc0\x7f")
+    given = {"reference": SPARK, "files": SPARK, damaged: source}
+    files = (SPARK, given["files"])
+    asked = VerifyRequest(reference=given["reference"], files=files, text=HELD_OUT, max_tokens=1024)
+    with pytest.raises(NotFinite, match=source.name):
+        verify(asked, lambda _p: None, lambda: False)
 
 
 def test_a_folder_without_a_tokenizer(tmp_path):

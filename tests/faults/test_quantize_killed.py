@@ -161,7 +161,7 @@ def undisturbed(tmp_path_factory) -> str:
     return digest_of(folder / "out.gguf")
 
 
-@pytest.mark.parametrize("phase", ["moments", "errors", "round"])
+@pytest.mark.parametrize("phase", ["moments", "errors", "round", "verify"])
 def test_a_file_that_is_written_to_in_the_middle_leaves_nothing_of_the_other_in_the_cache(
     tmp_path, undisturbed, phase
 ):

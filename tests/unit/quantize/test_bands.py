@@ -106,6 +106,16 @@ def test_a_comparison_in_pairs_is_clear_where_each_alone_is_not():
     assert not is_clear(ratio(windows(hard, 4), windows(hard, 5)))
 
 
+def test_a_ratio_to_a_file_that_is_the_reference_itself_is_a_number():
+    """Its divergence is nothing at all; the report is JSON, which has no infinity."""
+    ours = windows(np.full(16, 0.01), 2)
+    same = [Comparison(np.zeros_like(w.kld), w.same_top, w.nll, w.reference_nll) for w in ours]
+    found = ratio(ours, same)
+    assert np.isfinite([found.value, found.low, found.high]).all()
+    assert found.low > 1
+    assert ratio(same, ours).high < 1
+
+
 def test_looks_double_and_end_with_all_of_the_text():
     def wanted(**changes):
         return VerifyRequest(reference=None, files=(), text=None, **changes)
