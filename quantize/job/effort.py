@@ -22,12 +22,12 @@ class Effort(msgspec.Struct, frozen=True, kw_only=True):
 
 
 # From quick to thorough. `verify_tokens` is what a comparison takes as a rule: it ends when it is clear.
-# Measured: factors of the output error by tokens, docs/log.md ("Quantization in minutes"), and of smoothing
-# ("Smoothing"); that of instant is allocation by priors with ggml's rounding against craft.
+# Measured: factors of the output error by tokens, docs/log.md ("Quantization in minutes"), and of max and instant
+# ("Smoothing in balanced"); instant is allocation by priors with ggml's rounding against craft.
 EFFORTS = (
     Effort(
         name="instant", tier="instant", rounding="stock", max_tokens=0, probe_tokens=0, verify_tokens=2048,
-        kld_factor=2.2,
+        kld_factor=2.4,
     ),
     Effort(
         name="quick", tier="balanced", rounding="craft", max_tokens=8192, probe_tokens=768, verify_tokens=4096,
@@ -39,7 +39,7 @@ EFFORTS = (
     ),
     Effort(
         name="max", tier="max", rounding="craft", max_tokens=32_768, probe_tokens=1536, verify_tokens=16_384,
-        kld_factor=0.86,
+        kld_factor=0.96,
     ),
 )  # fmt: skip
 
@@ -95,7 +95,13 @@ def spend(shape: JobShape, time_s: float, rates: Rates) -> Spent:
 
 
 def job_shape(
-    request: QuantizeRequest, rounding: Rounding, spec: ModelSpec, source_bytes: int, *, verifies: bool
+    request: QuantizeRequest,
+    rounding: Rounding,
+    spec: ModelSpec,
+    source_bytes: int,
+    *,
+    verifies: bool,
+    measured: bool = False,
 ) -> JobShape:
     """What decides how long a request takes on a model."""
     usual = next((e for e in EFFORTS if e.tier == request.tier and e.max_tokens == request.max_tokens), None)
@@ -113,6 +119,7 @@ def job_shape(
         smallest=_is_small(request.goal, spec),
         source_bytes=source_bytes,
         converts=request.source.is_dir(),
+        measured=measured,
     )
 
 

@@ -29,7 +29,7 @@ from quantize.job.publish import publish
 from quantize.job.question import question_of
 from quantize.job.request import QuantizeReport, QuantizeRequest, Shipped
 from quantize.job.round_plan import round_plan, types_to_craft
-from quantize.job.smoothed import Basis, known_before, remember, smoothed, smooths
+from quantize.job.smoothed import Basis, Known, is_whole, known_before, remember, smoothed, smooths
 from quantize.job.source import (
     Identity,
     check_precision,
@@ -96,8 +96,8 @@ class _Job:
         self.asked_all = self.fresh = False
         self.source_sha256 = self.text_sha256 = ""
         self.kv_damage: tuple[KvDamage, ...] = ()
-        self.basis = Basis()
-        self.told_bytes = 0
+        self.basis, self.told_bytes = Basis(), 0
+        self.known: Known = (None, 0)
         self.warnings: list[str] = []
         self.identity: Identity = ()
         self.qtypes: tuple[str, ...] = ()
@@ -131,7 +131,8 @@ class _Job:
         )
 
     def _shape(self, spec: ModelSpec, source_bytes: int) -> JobShape:
-        return job_shape(self.request, self.rounding, spec, source_bytes, verifies=self.verifies)
+        measured = is_whole(self.known, even=smooths(self.request, self.rounding))
+        return job_shape(self.request, self.rounding, spec, source_bytes, verifies=self.verifies, measured=measured)
 
     def run(self) -> QuantizeReport:
         """Every phase in turn."""
@@ -145,6 +146,8 @@ class _Job:
             self.warnings += check_precision(spec, force=self.request.force)
         self._spend(spec, model.file_bytes)
         self.qtypes = types_to_measure(request, spec)
+        if self.request.tier != "instant" and request.plan is None:
+            self.known = known_before(self._measure_request(source), even=smooths(self.request, self.rounding))
         self.on_progress.expect(seconds_by_phase(self._shape(spec, model.file_bytes), self.rates))
         # A preview must not read a model of many gigabytes only to find that nothing is known about it.
         unknown = request.plan_only and not (request.plan or hash_is_known(source, request.cache_dir))
@@ -298,18 +301,16 @@ class _Job:
     def _measured(self, source: Path) -> Measured | None:
         if self.request.tier == "instant":
             return None
-        task = self._measure_request(source)
         if self.request.plan_only:
-            known, self.told_bytes = known_before(task, even=smooths(self.request, self.rounding))
-            if known is None:
-                self.warnings.append(_EXPECTED)
-            return known
+            found, self.told_bytes = self.known
+            self.warnings += () if found else (_EXPECTED,)
+            return found
         with self._phase("measure"):
             copy = self._measure_request(self.basis.path)
             self.fresh = never_measured(copy)
             found = measure(copy, self.on_progress, self.cancelled, self.executor)
             if self.basis.even.changed:
-                remember(task, found, self.told_bytes)
+                remember(self._measure_request(source), found, self.told_bytes)
             return found
 
     def _measure_cache(self, source: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a job will take, before it starts: time by phase, disk, memory. A cache makes it less.
+"""What a job will take, before it starts: time by phase, disk, memory. Crafted parts in the cache make it less.
 
 Work is counted from the model's shape; how fast this machine does it is taken from earlier jobs here, and where
 there were none from a table and what the machine computes in a moment.
@@ -57,7 +57,7 @@ class JobShape(msgspec.Struct, frozen=True, kw_only=True):
     """What decides how long a job takes. `verify_tokens` 0: nothing is compared; `gate` None: no task is asked.
 
     `gpu_layers` are evaluated on the GPU. `octet_weights` are rounded to types of lattices (known with a plan);
-    `smallest`: the damage of the smallest types is measured too.
+    `smallest`: the damage of the smallest types is measured too. `measured`: the cache has what is measured.
     """
 
     model: ModelSpec
@@ -73,6 +73,7 @@ class JobShape(msgspec.Struct, frozen=True, kw_only=True):
     smallest: bool = False
     source_bytes: int = 0
     converts: bool = False
+    measured: bool = False
 
 
 def seconds_by_phase(shape: JobShape, rates: Rates) -> dict[str, float]:
@@ -163,10 +164,11 @@ def _core_seconds(shape: JobShape) -> dict[str, float]:
     phases["hash"] = shape.source_bytes / _HASH_BYTES
     phases["convert"] = shape.source_bytes / _CONVERT_BYTES if shape.converts else 0.0
     phases["write"] = weights / _WRITE_WEIGHTS * (1 if shape.rounding == "stock" else 0.15)
-    if shape.tier != "instant":
+    if shape.tier != "instant" and not shape.measured:
         phases["measure"] = _measuring(shape, matrices, evaluated)
-    if _smooths(shape):
-        phases["measure"] += evaluated(_SMOOTHING_TOKENS, 0.0) + weights / _WRITE_WEIGHTS * 0.15
+        phases["measure"] += evaluated(_SMOOTHING_TOKENS, 0.0) if _smooths(shape) else 0.0
+    if _smooths(shape):  # the copy is written anew for each size
+        phases["measure"] += weights / _WRITE_WEIGHTS * 0.15 + _LOAD_S
     if shape.rounding == "craft":
         phases["round"] = sum(_crafted(t) for t in matrices) + shape.octet_weights * _OCTET_S + _LOAD_S
     if shape.verify_tokens:

@@ -19,6 +19,8 @@ from quantize.measure.smoothing import Smoothed, SmoothRequest
 from quantize.native.calibration import WINDOW
 from quantize.types import ModelSpec, Rounding
 
+# What the cache knows of a model, and how much longer the header of its smoothed copy is (0: it is of the source).
+Known = tuple[Measured | None, int]
 _AS_IT_IS = Smoothed(changed=0, seams=0)
 
 
@@ -46,9 +48,9 @@ class Basis:
         """The importance matrix of the source itself, from that of this file."""
         if imatrix is None or not self.even.changed:
             return imatrix
-        entries = {}
+        entries, columns = {}, self.even.channel_scales().columns
         for name, entry in read_imatrix(imatrix).items():
-            exponents = np.array(self.even.exponents.get(name, (0,)), np.float32)
+            exponents = np.frombuffer(columns.get(name, bytes(1)), np.int8).astype(np.float32)
             entries[name] = Importance(entry.sums * np.exp2(2 * exponents), entry.counts)
         out = output.partial("imatrix")
         write_imatrix(out, entries, imatrix.name, WINDOW)
@@ -77,7 +79,13 @@ def remember(measure: MeasureRequest, measured: Measured, told_bytes: int) -> No
     write_json(_known(measure), {"measured": msgspec.json.decode(encode(measured)), "told_bytes": told_bytes})
 
 
-def known_before(measure: MeasureRequest, *, even: bool) -> tuple[Measured | None, int]:
+def is_whole(known: Known, *, even: bool) -> bool:
+    """Whether a job will find all that it measures; `even`: of the smoothed copy."""
+    measured, told_bytes = known
+    return measured is not None and (told_bytes > 0 or not even)
+
+
+def known_before(measure: MeasureRequest, *, even: bool) -> Known:
     """What is known of a source, or, where that is wanted (`even`), of its smoothed copy; measures nothing."""
     if not hash_is_known(measure.source, measure.cache_dir):
         return None, 0

@@ -14,8 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from quantize.evidence import MeasureRequest, Step
-from quantize.files.channel_scales import KEY, ChannelScales
+from quantize.files.channel_scales import KEY, ChannelScales, read_channel_scales
 from quantize.files.gguf_write import GgufWriter, TensorSlot, copied_metadata, scalar
+from quantize.files.work_folder import WorkFolder, read_json
 from quantize.ggml_types import SCALES_JUDGE, GgmlType
 from quantize.measure.divergence import kld_from, log_softmax
 from quantize.native.blocks import dequantize_rows, quantize_rows
@@ -54,14 +55,17 @@ class SmoothRequest(msgspec.Struct, frozen=True, kw_only=True):
 class Smoothed(msgspec.Struct, frozen=True, kw_only=True):
     """How many inputs were evened out, of how many that could be; none: there is no file.
 
-    `exponents` of 2 that the columns of each weight were multiplied with; `kld` is how far the file's answers are
-    from the source's, nats a token.
+    `scales` is how, as the file says it; `kld` is how far its answers are from the source's, nats a token.
     """
 
     changed: int
     seams: int
-    exponents: dict[str, tuple[int, ...]] = {}
+    scales: str = ""
     kld: float = 0.0
+
+    def channel_scales(self) -> ChannelScales:
+        """How, in exponents of 2 by weight."""
+        return read_channel_scales(self.scales) or ChannelScales(columns={}, rows={})
 
 
 class _Channels(Tap):
@@ -91,10 +95,25 @@ class _Channels(Tap):
 
 
 def smooth(request: SmoothRequest, send: Step) -> Smoothed:
-    """Find the seams, choose how much of each, write the file and see that it answers as before.
+    """Write the file; how is found out once for each source and text.
 
-    Raises: TextTooShort, Unreadable. OSError: writing failed.
+    Raises: TextTooShort, Unreadable. SourceChanged, DiskFull. OSError: writing failed.
     """
+    folder = WorkFolder.open(request.measure)
+    known = folder.path / "smoothed.json"
+    before = read_json(known)
+    if before is None:
+        found = _found(request, send)
+        folder.keep_json(known, found)
+        return found
+    found = msgspec.convert(before, Smoothed)
+    if found.changed:
+        _write(SourceWeights(request.measure.source), request.out, found.channel_scales())
+    return found
+
+
+def _found(request: SmoothRequest, send: Step) -> Smoothed:
+    """Find the seams, choose how much of each, write the file and see that it answers as before."""
     measure = request.measure
     source = SourceWeights(measure.source)
     with ReferenceModel(
@@ -137,14 +156,13 @@ def smooth(request: SmoothRequest, send: Step) -> Smoothed:
             break
         send(total - 2, total, "")
         request.out.unlink(missing_ok=True)
-        _write(source, request.out, some, changed)
+        scales = _channel_scales(some, changed)
+        _write(source, request.out, scales)
         with ReferenceModel(request.out, window=WINDOW, threads=measure.threads, max_lanes=1) as model:
             away = float(kld_from(before, _answers(model, windows[0])).mean())
         if away <= _MOST_KLD:
             send(total, total, "")
-            scales = {n: changed[s.readers[0]] for s in some if s.readers[0] in changed for n in s.readers}
-            exponents = {name: _exponents(scale) for name, scale in scales.items()}
-            return Smoothed(changed=len(changed), seams=len(seams), exponents=exponents, kld=away)
+            return Smoothed(changed=len(changed), seams=len(seams), scales=scales.encode(), kld=away)
     request.out.unlink(missing_ok=True)
     return Smoothed(changed=0, seams=len(seams))
 
@@ -198,19 +216,23 @@ def _best(
     return scales[int(costs.argmin())]
 
 
-def _write(source: SourceWeights, out: Path, seams: Sequence[Seam], chosen: dict[str, Floats]) -> None:
-    columns = {name: chosen.get(seam.readers[0]) for seam in seams for name in seam.readers}
-    rows = {seam.maker: chosen.get(seam.readers[0]) for seam in seams}
+def _channel_scales(seams: Sequence[Seam], chosen: dict[str, Floats]) -> ChannelScales:
+    """The columns of all readers are multiplied, the rows of the maker divided."""
+    some = [(seam, _exponents(chosen[seam.readers[0]])) for seam in seams if seam.readers[0] in chosen]
+    return ChannelScales.of(
+        {name: powers for seam, powers in some for name in seam.readers},
+        {seam.maker: powers for seam, powers in some},
+    )
+
+
+def _write(source: SourceWeights, out: Path, scales: ChannelScales) -> None:
     tensors = source.model.tensors()
     slots = [TensorSlot(t.name, t.shape, t.ggml_type) for _, t in tensors]
-    scales = ChannelScales.of(
-        *({n: _exponents(v) for n, v in some.items() if v is not None} for some in (columns, rows))
-    )
     metadata = {**copied_metadata(source.model.parts[0]), KEY: scalar(scales.encode())}
     writer = GgufWriter(out, metadata, slots)
     try:
         for part, tensor in tensors:
-            larger, smaller = columns.get(tensor.name), rows.get(tensor.name)
+            larger, smaller = (_factors(some.get(tensor.name)) for some in (scales.columns, scales.rows))
             if larger is None and smaller is None:
                 writer.write(tensor.name, copied(part, tensor))
             else:
@@ -219,6 +241,10 @@ def _write(source: SourceWeights, out: Path, seams: Sequence[Seam], chosen: dict
     except BaseException:
         writer.abandon()
         raise
+
+
+def _factors(exponents: bytes | None) -> Floats | None:
+    return None if exponents is None else np.exp2(np.frombuffer(exponents, np.int8).astype(np.float32))
 
 
 def _scaled(

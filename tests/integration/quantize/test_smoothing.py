@@ -87,7 +87,7 @@ def test_every_tensor_is_the_source_times_powers_of_two(rough, even):
     assert found.seams == 24
     assert found.changed >= 20  # where a huge channel is worth its larger weights
     assert found.kld < 1e-6
-    changed = set()
+    changed, columns = set(), found.channel_scales().columns
     for name in before.names:
         old, new = before.rows(name), after.rows(name)
         if np.array_equal(old, new):
@@ -95,21 +95,32 @@ def test_every_tensor_is_the_source_times_powers_of_two(rough, even):
         changed.add(name.split(".")[-2])
         normal = np.abs(old) > 1e-3  # numbers that have all their digits
         powers = np.log2(np.divide(new, old, where=normal, out=np.ones_like(new)))
-        by_column = np.array(found.exponents.get(name, np.zeros(old.shape[-1])))
+        by_column = np.frombuffer(columns.get(name, bytes(old.shape[-1])), np.int8)
         rows = powers - by_column
         assert np.array_equal(rows[normal], np.round(rows[normal]))
         assert all(np.ptp(row[ok]) == 0 for row, ok in zip(rows, normal, strict=True) if ok.any() and len(rows) > 1)
     assert changed == {"attn_norm", "ffn_norm", "attn_q", "attn_k", "attn_v", "ffn_gate", "ffn_up", "ffn_down"}
-    assert min(found.exponents["blk.0.attn_q.weight"]) < max(found.exponents["blk.0.attn_q.weight"])
-    assert int(np.argmax(found.exponents["blk.0.attn_q.weight"])) == CHANNEL
+    powers = np.frombuffer(columns["blk.0.attn_q.weight"], np.int8)
+    assert powers.min() < powers.max()
+    assert powers.argmax() == CHANNEL
 
 
 def test_the_same_model_gives_the_same_file_whatever_the_threads(even, tmp_path):
     task, found = even
-    alone = SmoothRequest(measure=msgspec.structs.replace(task.measure, threads=1), out=tmp_path / "again.gguf")
+    measure = msgspec.structs.replace(task.measure, threads=1, cache_dir=tmp_path / "cache")
+    alone = SmoothRequest(measure=measure, out=tmp_path / "again.gguf")
     again = msgspec.convert(run_task("smooth", alone, ignore, never), Smoothed)
-    assert again.exponents == found.exponents
+    assert again.scales == found.scales
     assert alone.out.read_bytes() == task.out.read_bytes()
+
+
+def test_how_it_is_done_is_found_out_once(even, tmp_path):
+    task, found = even
+    seen = []
+    later = msgspec.structs.replace(task, out=tmp_path / "later.gguf")
+    assert msgspec.convert(run_task("smooth", later, seen.append, never), Smoothed) == found
+    assert not seen, "the text was evaluated again"
+    assert later.out.read_bytes() == task.out.read_bytes()
 
 
 async def continued(path, adapter):
@@ -184,6 +195,7 @@ def test_tier_max_evens_out_and_says_so_and_its_next_plan_knows(rough, tmp_path)
     again = job(rough, tmp_path, out=tmp_path / "plan.gguf", plan_only=True)
     assert again.plan.types == report.plan.types
     assert again.plan.damage == report.plan.damage
+    assert again.forecast.phases["measure"] < report.forecast.phases["measure"] / 2, "it is measured already"
 
 
 def test_a_plan_that_travels_says_to_even_out_and_gives_the_same_bytes(rough, tmp_path):

@@ -147,6 +147,15 @@ def test_a_first_forecast_goes_by_what_the_machine_computes(plan, tmp_path, monk
     assert known_rates(tmp_path) == {"measure": 3.0, "round": 1.5, "verify": 3.0}
 
 
+def test_another_size_of_a_model_that_was_measured_takes_less(plan):
+    model, chosen = plan
+    shape = shape_of(model, effort_of("balanced"))
+    first = forecast(shape, chosen, {}).phases
+    second = forecast(msgspec.structs.replace(shape, measured=True), chosen, {}).phases
+    assert 0 < second.pop("measure") < first.pop("measure") / 3
+    assert second == first
+
+
 def test_points_of_lattices_take_longer_and_the_next_job_is_not_taken_for_slower(plan, tmp_path):
     model, chosen = plan
     shape = shape_of(model, effort_of("balanced"), verified=False, threads=1)
