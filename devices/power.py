@@ -158,6 +158,14 @@ def whole_w(parts: dict[str, float]) -> float | None:
     return sum(parts.values()) if parts else None
 
 
+def looked_for(system: str) -> str:
+    """The meters that are looked for on a system, in words."""
+    always = "a battery while it discharges, and NVIDIA's library"
+    if system != "linux":
+        return always
+    return f"RAPL ({POWERCAP}), hwmon ({', '.join(_MONITORS)}; GPUs of AMD and Intel), {always}"
+
+
 def meters(host: Host, devices: Sequence[Device]) -> tuple[Meter, ...]:
     """The meters that this computer has, and whether this user may read them. Reads once; wakes nothing."""
     found = []

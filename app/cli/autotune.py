@@ -10,12 +10,23 @@ from app.cli.say import say
 
 if TYPE_CHECKING:
     from engine.api.jobs import TuneReport
+    from engine.api.measuring import Goal
 
 
 @click.command(
-    help="Find the fastest settings for MODEL (an id or a GGUF file) on this machine. They are used from then on."
+    help="Find the fastest settings for MODEL (an id or a GGUF file) on this machine, or those of most tokens per "
+    "joule. They are used from then on."
 )
 @click.argument("model", required=False)
+@click.option(
+    "--for",
+    "goal",
+    type=click.Choice(["speed", "energy"]),
+    default="speed",
+    show_default=True,
+    help="What to choose by: seconds of a turn, or its joules beyond the computer's rest (needs a power meter; no "
+    "turn gets more than twice as long).",
+)
 @click.option("--shape", help="Tune random weights of this shape instead, such as qwen3-8b.")
 @click.option("--type", "mix", default="Q4_K_M", show_default=True, help="Mix or type of --shape.")
 @click.option(
@@ -26,7 +37,13 @@ if TYPE_CHECKING:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print everything that was measured as JSON.")
 def command(
-    model: str | None, shape: str | None, mix: str, lengths: tuple[int, ...], minutes: float, as_json: bool
+    model: str | None,
+    goal: "Goal",
+    shape: str | None,
+    mix: str,
+    lengths: tuple[int, ...],
+    minutes: float,
+    as_json: bool,
 ) -> None:
     """Search, store and explain."""
     import msgspec  # noqa: PLC0415 - the command's own imports wait until it runs
@@ -35,7 +52,9 @@ def command(
 
     if (model is None) == (shape is None):
         raise click.UsageError("Give a MODEL or --shape.")
-    request = TuneRequest(model=place_of(model), shape=shape, type=mix, lengths=lengths, limit_s=60 * minutes)
+    request = TuneRequest(
+        model=place_of(model), shape=shape, type=mix, lengths=lengths, limit_s=60 * minutes, goal=goal
+    )
     reports = measure(lambda client: client.autotune(request), on_interrupt="pause").reports
     if as_json:
         click.echo(msgspec.json.encode(reports).decode())
@@ -51,6 +70,10 @@ def _show(report: "TuneReport") -> None:
         f"({report.prefill_tok_s:.0f} tok/s read, {report.decode_tok_s:.1f} tok/s written), "
         f"{report.default_turn_s:.2f} s with the defaults"
     )
+    if report.tokens_per_joule is not None:
+        before, noise = report.default_tokens_per_joule, report.joules_noise or 0.0
+        against = f", {before:.3g} with the defaults" if before is not None else ""
+        say(f"  {report.tokens_per_joule:.3g} tokens per joule{against} (joules of one run scatter by {noise:.1%})")
     for choice in report.choices:
         say(f"  {choice.words()}")
     say(f"  {len(report.trials)} trials in {report.cost_s:.0f} s, {failed} of them bad")

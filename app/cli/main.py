@@ -16,7 +16,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "chat": ("app.cli.chat", "Chat with a model in the terminal."),
     "tools": ("app.cli.tools", "Add and remove tools (MCP servers) that chats may use."),
     "bench": ("app.cli.bench", "Measure a model, or a stand-in of one not downloaded, on this machine."),
-    "autotune": ("app.cli.autotune", "Find the fastest settings for a model on this machine."),
+    "autotune": (
+        "app.cli.autotune",
+        "Find the fastest settings for a model on this machine, or those that save energy.",
+    ),
     "serve": ("app.cli.serve", "Serve models to editors, agents and other programs."),
     "upstreams": ("app.cli.upstreams", "Use models of other servers (vLLM, SGLang, another Tessera) by rules."),
     "service": ("app.cli.service", "Keep the server running as a service of this user."),

@@ -69,7 +69,7 @@ class JobRoutes(Asking):
         return self.post(f"{OURS}/bench/types", Job)
 
     def autotune(self, request: TuneRequest) -> Job:
-        """Start looking for the fastest settings."""
+        """Start looking for the fastest settings, or those of most tokens per joule."""
         return self.post(f"{OURS}/autotune", Job, request)
 
     def quantize_plan(self, request: QuantizeRequest) -> QuantizeSketch:

@@ -6,12 +6,14 @@ import msgspec
 from msgspec import Meta
 
 from engine.measurements.reports import Concurrency, Point, Report, Spread
+from engine.measurements.tuning import Goal
 
 __all__ = [
     "BenchRequest",
     "BenchResult",
     "BenchResults",
     "Concurrency",
+    "Goal",
     "Point",
     "Report",
     "Shapes",
@@ -47,10 +49,11 @@ class BenchRequest(SubjectRequest, frozen=True, kw_only=True, omit_defaults=True
 
 
 class TuneRequest(SubjectRequest, frozen=True, kw_only=True, omit_defaults=True):
-    """POST /tessera/v1/autotune: what to tune, for which prompt lengths, and the longest it may take."""
+    """POST /tessera/v1/autotune: what to tune, for which prompt lengths, the longest it may take, and for what."""
 
     lengths: Annotated[tuple[Length, ...], Meta(min_length=1, max_length=8)] = (512,)
     limit_s: Annotated[float, Meta(ge=1, le=86_400)] = 600.0
+    goal: Goal = "speed"
 
 
 class BenchResult(Report, frozen=True, kw_only=True):

@@ -6,13 +6,15 @@ from pathlib import Path
 
 import msgspec
 
+from engine.autotune.goal import MAX_SLOWDOWN, cost, noise, worth
+from engine.autotune.joules import EnergyMeter
 from engine.autotune.journal import Journal
 from engine.autotune.search import OutOfTime, Search
 from engine.autotune.space import Dimension
 from engine.autotune.trial import Admit, proof, trial
 from engine.bench.measure import COPIED_TOKENS
 from engine.errors import EnvironmentFault
-from engine.measurements.tuning import ANSWER_TOKENS, Budget, Choice, Knobs, Outcome, Trial, TuneReport
+from engine.measurements.tuning import ANSWER_TOKENS, Budget, Choice, Goal, Knobs, Outcome, Trial, TuneReport
 from engine.runner.protocol import LoadSettings
 
 # A point may take this much longer than the settings in use before it counts as hanging.
@@ -36,9 +38,20 @@ class NothingWorks(EnvironmentFault):
         self.reason = reason
 
 
-def rounds_for(prompt_tokens: int) -> tuple[Budget, ...]:
-    """A short round for many points, a long one for the best: most of a trial is loading, so no more rounds."""
+def rounds_for(prompt_tokens: int, goal: Goal = "speed") -> tuple[Budget, ...]:
+    """A short round for many points, a long one for the best: most of a trial is loading, so no more rounds.
+
+    Joules of reading and writing cannot be told apart, so they are counted of whole turns, or of a part of one with
+    as much of both.
+    """
     short = min(prompt_tokens, SHORT_PROMPT)
+    if goal == "energy":
+        part = max(1, short // 2)
+        answer = max(8, round(ANSWER_TOKENS * part / prompt_tokens))
+        return (
+            Budget(prompt=part, answer=answer, repeats=2, joules=True),
+            Budget(prompt=prompt_tokens, answer=ANSWER_TOKENS, repeats=3, joules=True),
+        )
     return (
         Budget(prompt=short, answer=8, repeats=2),
         Budget(prompt=prompt_tokens, answer=32, repeats=3),
@@ -48,12 +61,21 @@ def rounds_for(prompt_tokens: int) -> tuple[Budget, ...]:
 class Tuner:
     """Runs trials for a search, remembers them in a journal, and keeps to a time limit in seconds."""
 
-    def __init__(self, settings: LoadSettings, journal: Journal, admit: Admit, limit_s: float, step: Step) -> None:
+    def __init__(
+        self,
+        settings: LoadSettings,
+        journal: Journal,
+        admit: Admit,
+        limit_s: float,
+        step: Step,
+        energy: EnergyMeter | None = None,
+    ) -> None:
         self._settings = settings
         self._journal = journal
         self._admit = admit
         self._deadline = time.monotonic() + limit_s
         self._step = step
+        self._energy = energy
         self._slowest: dict[Budget, float] = {}
         self.count = 0
 
@@ -71,7 +93,7 @@ class Tuner:
         first = self._slowest.get(budget)
         limit = FIRST_LIMIT_S if first is None else max(SHORTEST_LIMIT_S, PATIENCE * first)
         self._journal.begin(knobs, budget)
-        outcome = await trial(self._settings, knobs, budget, self._admit, min(limit, left + 1))
+        outcome = await trial(self._settings, knobs, budget, self._admit, min(limit, left + 1), self._energy)
         if outcome.failure is not None and time.monotonic() >= self._deadline:
             raise OutOfTime  # cut off by our own limit: nothing is known about this point
         self._journal.end(Trial(knobs=knobs, budget=budget, outcome=outcome))
@@ -95,30 +117,33 @@ async def tune(
     limit_s: float,
     step: Step,
     drafts: bool = False,
+    energy: EnergyMeter | None = None,
 ) -> TuneReport:
     """Search, prove that the winner loads as the server would load it, and report.
 
     `settings` are the server's, `base` the knobs in use; with `drafts` the length of guesses is tried too, which
-    only real weights can tell (a stand-in has none). The journal is removed when the search is complete.
+    only real weights can tell (a stand-in has none). With `energy`, which knows the computer's rest, the fewest
+    joules are looked for instead of the fewest seconds. The journal is removed when the search is complete.
     Raises: NothingWorks.
     """
+    goal: Goal = "speed" if energy is None else "energy"
     journal = Journal(journal_path)
-    tuner = Tuner(settings, journal, admit, limit_s, step)
-    search = Search(base, dims, prompt_tokens, tuner.measure)
-    await search.run(rounds_for(prompt_tokens))
+    tuner = Tuner(settings, journal, admit, limit_s, step, energy)
+    search = Search(base, dims, prompt_tokens, tuner.measure, goal)
+    await search.run(rounds_for(prompt_tokens, goal))
     best, refused = None, "none was tried in the time given"
     draft: tuple[int, Choice] | None = None
     for knobs in search.ranked():
         reason = await proof(knobs.apply(settings), admit, FIRST_LIMIT_S)
         if reason is None:
             best = knobs
-            draft = await _draft_length(tuner, knobs) if drafts and search.complete else None
+            draft = await _draft_length(tuner, knobs, goal) if drafts and search.complete else None
             break
         refused = reason
     if best is None:
-        failures = [t.outcome.failure for t in journal.trials if t.outcome.failure]
+        failures = [t.outcome.failure for t in _own(journal, goal) if t.outcome.failure]
         raise NothingWorks(failures[-1] if failures else refused)
-    trials = journal.trials
+    trials = _own(journal, goal)
     if search.complete:
         journal.clear()
     outcome = search.results[best]
@@ -137,32 +162,60 @@ async def tune(
         complete=search.complete,
         measured_at=time.time(),
         stand_in=not drafts,
+        goal=goal,
+        tokens_per_joule=outcome.tokens_per_joule,
+        default_tokens_per_joule=search.results[base].tokens_per_joule,
+        joules_noise=search.joules_noise,
     )
 
 
-async def _draft_length(tuner: Tuner, knobs: Knobs) -> tuple[int, Choice] | None:
+def _own(journal: Journal, goal: Goal) -> tuple[Trial, ...]:
+    """Trials of a search with this goal; others' are no part of it."""
+    return tuple(t for t in journal.trials if t.budget.joules == (goal == "energy"))
+
+
+async def _draft_length(tuner: Tuner, knobs: Knobs, goal: Goal) -> tuple[int, Choice] | None:
     """The longest guess that pays where a text repeats itself; None when the time is over."""
-    budget = Budget(prompt=3 * COPIED_TOKENS, answer=48, repeats=2, copying=True)
-    seconds: dict[int, float] = {}
+    budget = Budget(prompt=3 * COPIED_TOKENS, answer=48, repeats=2, copying=True, joules=goal == "energy")
+    found: dict[int, Outcome] = {}
     try:
         for length in DRAFTS:
             outcome = await tuner.measure(msgspec.structs.replace(knobs, max_draft=length), budget)
             if outcome.failure is None:
-                seconds[length] = ANSWER_TOKENS / outcome.decode_tok_s
+                found[length] = outcome
     except OutOfTime:
         return None
-    if len(seconds) < 2:  # noqa: PLR2004 - nothing to choose between
+    if len(found) < 2:  # noqa: PLR2004 - nothing to choose between
         return None
-    (first_s, first), (next_s, second), *_ = sorted((s, n) for n, s in seconds.items())
+    first, second, *_ = _by_cost(found, goal)
+    by_energy = goal == "energy"
     choice = Choice(
         name="longest guess",
         value=str(first),
-        turn_s=first_s,
+        turn_s=found[first].turn_s(0),
         against=str(second),
-        against_turn_s=next_s,
+        against_turn_s=found[second].turn_s(0),
         of="an answer that repeats",
+        turn_j=found[first].turn_j() if by_energy else None,
+        against_turn_j=found[second].turn_j() if by_energy else None,
     )
     return first, choice
+
+
+def _by_cost(found: dict[int, Outcome], goal: Goal) -> list[int]:
+    """Lengths of guesses, best first. The first of DRAFTS is in use; only clearly fewer joules replace it."""
+    lengths = sorted(found, key=lambda n: (cost(found[n], 0, goal), n))
+    in_use = found.get(DRAFTS[0])
+    if goal == "speed" or in_use is None:
+        return lengths
+    slowest_s, deviation = MAX_SLOWDOWN * in_use.turn_s(0), noise(found.values())
+
+    def counted(length: int) -> tuple[bool, float]:
+        mine = found[length]
+        share = 1.0 if mine is in_use else worth(mine, in_use, deviation)
+        return mine.turn_s(0) > slowest_s, mine.turn_j() / share
+
+    return sorted(lengths, key=counted)
 
 
 def _words(knobs: Knobs) -> str:

@@ -7,10 +7,13 @@ goes on where it was when `measure` remembers.
 
 import itertools
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+import msgspec
+
+from engine.autotune.goal import MAX_SLOWDOWN, cost, noise, worth
 from engine.autotune.space import Dimension, Level, changed, valid
-from engine.measurements.tuning import Budget, Choice, Knobs, Outcome
+from engine.measurements.tuning import Budget, Choice, Goal, Knobs, Outcome
 
 # One in so many points goes on to the next round. Source: Li et al., "Hyperband", 2018 (3 or 4 there).
 ETA = 4
@@ -21,9 +24,6 @@ NEAR = 1.05
 MOST_COMBINATIONS = 4
 NEARLY = 1.25
 MOST_REFINED = 3
-# A change must gain this to replace what is in use; below it is noise. Lossy ones must gain more.
-WORTH = 0.99
-LOSSY_WORTH = 0.95
 
 Measure = Callable[[Knobs, Budget], Awaitable[Outcome]]
 
@@ -35,11 +35,14 @@ class OutOfTime(Exception):
 class Search:
     """One search. `results` hold for each point what its longest round found."""
 
-    def __init__(self, base: Knobs, dims: Sequence[Dimension], prompt: int, measure: Measure) -> None:
+    def __init__(
+        self, base: Knobs, dims: Sequence[Dimension], prompt: int, measure: Measure, goal: Goal = "speed"
+    ) -> None:
         self._base = base
         self._dims = dims
         self._prompt = prompt
         self._measure = measure
+        self._goal: Goal = goal
         self.results: dict[Knobs, Outcome] = {}
         self._short: dict[Knobs, Outcome] = {}
         self._rounds: dict[Knobs, int] = {}
@@ -57,8 +60,28 @@ class Search:
 
     def ranked(self) -> list[Knobs]:
         """Points that work, best first: those of later rounds before those that fell out earlier."""
-        good = [k for k in self.results if math.isfinite(self.turn_s(k))]
-        return sorted(good, key=lambda k: (-self._rounds[k], self._counted(k)))
+        good = [k for k in self.results if math.isfinite(self._cost(k, self.results))]
+        order = sorted(good, key=lambda k: (-self._rounds[k], self._counted(k)))
+        return self._plainest_first(order) if self._goal == "energy" and order else order
+
+    def _plainest_first(self, order: list[Knobs]) -> list[Knobs]:
+        """First the point of fewest changes, then of fewest seconds, that the best one is not clearly better than.
+
+        So a change that only noise speaks for is left out.
+        """
+        best = order[0]
+        if best == self._base or self._base not in order:
+            return order
+        mine, deviation = self.results[best], self._noise(self._rounds[best])
+        alike = [k for k in order[: order.index(self._base)] if self._rounds[k] == self._rounds[best]]
+        near = [
+            k for k in alike if mine.turn_j() >= worth(mine, self.results[k], deviation) * self.results[k].turn_j()
+        ]
+        plainest = min(near, key=lambda k: (self._changes(k), self.turn_s(k)))
+        return [plainest, *(k for k in order if k != plainest)]
+
+    def _changes(self, knobs: Knobs) -> int:
+        return sum(getattr(knobs, f) != getattr(self._base, f) for f in knobs.__struct_fields__)
 
     def turn_s(self, knobs: Knobs) -> float:
         """Seconds of a turn in the longest round of a point."""
@@ -68,31 +91,71 @@ class Search:
         """For each dimension the value of `best`, and the next best value tried in the first round."""
         found = []
         for dim in self._dims:
-            by_level: dict[str, float] = {}
-            for knobs, outcome in self._short.items():
+            by_level: dict[str, Knobs] = {}
+            for knobs in self._short:
                 words = dim.words(knobs)
-                by_level[words] = min(by_level.get(words, math.inf), outcome.turn_s(self._prompt))
+                if words not in by_level or self._price(knobs) < self._price(by_level[words]):
+                    by_level[words] = knobs
             mine = dim.words(best)
-            others = sorted((s, w) for w, s in by_level.items() if w != mine)
+            others = sorted((self._price(k), words) for words, k in by_level.items() if words != mine)
             if mine in by_level:
-                against = others[0] if others else (None, None)
-                found.append(
-                    Choice(
-                        name=dim.name,
-                        value=mine,
-                        turn_s=by_level[mine],
-                        against=against[1],
-                        against_turn_s=against[0],
-                    )
-                )
+                against = others[0][1] if others else None
+                found.append(self._choice(dim.name, mine, by_level[mine], against, by_level.get(against or "")))
         return tuple(found)
 
+    def _price(self, knobs: Knobs) -> tuple[float, float]:
+        return self._short_cost(knobs), self._short[knobs].turn_s(self._prompt)
+
+    def _choice(self, name: str, value: str, mine: Knobs, against: str | None, other: Knobs | None) -> Choice:
+        """A value and its cheapest point, against the next best ones."""
+        told = Choice(
+            name=name,
+            value=value,
+            turn_s=self._short[mine].turn_s(self._prompt),
+            against=against,
+            against_turn_s=self._short[other].turn_s(self._prompt) if other else None,
+        )
+        if self._goal == "speed":
+            return told
+        turn_j, other_j = self._short[mine].turn_j(), self._short[other].turn_j() if other else math.inf
+        note = ""
+        if other_j < turn_j:
+            note = "no clear gain" if math.isfinite(self._short_cost(other or mine)) else "too slow"
+        return msgspec.structs.replace(told, turn_j=turn_j, against_turn_j=other_j if other else None, note=note)
+
+    @property
+    def joules_noise(self) -> float | None:
+        """Standard deviation of one run's joules in the last round, as a share; None where none are counted."""
+        last = max(self._rounds.values(), default=0)
+        return self._noise(last) if self._goal == "energy" else None
+
+    def _noise(self, number: int) -> float:
+        """Of a round; of all where so few points say little of it."""
+        found = [self.results[k] for k, n in self._rounds.items() if n == number]
+        return noise(found if len(found) >= LEAST_KEPT else self.results.values())
+
+    def _cost(self, knobs: Knobs, known: Mapping[Knobs, Outcome]) -> float:
+        """Seconds or joules of a turn, as `known`; infinite for a bad point, and where few joules take too long."""
+        outcome = known.get(knobs)
+        if outcome is None:
+            return math.inf
+        if self._goal == "energy":
+            in_use = known[self._base].turn_s(self._prompt) if self._base in known else math.inf
+            if not math.isfinite(in_use):
+                in_use = min(o.turn_s(self._prompt) for o in known.values())
+            if outcome.turn_s(self._prompt) > MAX_SLOWDOWN * in_use:
+                return math.inf
+        return cost(outcome, self._prompt, self._goal)
+
     def _counted(self, knobs: Knobs) -> float:
-        """Seconds with the handicap that a point carries against the settings in use."""
+        """The cost with the handicap that a point carries against the settings in use."""
+        found = self._cost(knobs, self.results)
         if knobs == self._base:
-            return self.turn_s(knobs)
+            return found
         lossy = knobs.kv_type != self._base.kv_type and knobs.kv_type not in ("f16", "bf16", "f32")
-        return self.turn_s(knobs) / (LOSSY_WORTH if lossy else WORTH)
+        mine = self.results[knobs]
+        against = self.results.get(self._base, mine)
+        return found / worth(mine, against, self._noise(self._rounds[knobs]), lossy=lossy)
 
     async def _look(self, budget: Budget) -> None:
         """The settings in use, each single change, then the changes that helped together."""
@@ -102,18 +165,18 @@ class Search:
             single = {i: changed(self._base, level) for i, level in enumerate(dim.levels)}
             for knobs in single.values():
                 await self._try(knobs, budget)
-            times = {i: self._short_s(k) for i, k in single.items()}
-            best = min(times.values())
-            near = sorted((t, i) for i, t in times.items() if t <= NEAR * best)
+            costs = {i: self._short_cost(k) for i, k in single.items()}
+            best = min(costs.values())
+            near = sorted((c, i) for i, c in costs.items() if c <= NEAR * best)
             better = [dim.levels[i] for _, i in near if single[i] != self._base][:2]
-            as_good = self._short_s(self._base) <= NEAR * best
+            as_good = self._short_cost(self._base) <= NEAR * best
             helped.append([*better, None] if as_good or not better else better)
         await self._combine(helped, budget)
         await self._refine(budget)
 
     async def _combine(self, helped: Sequence[Sequence[Level | None]], budget: Budget) -> None:
         """Changes that looked good alone, together: the most promising products of their gains first."""
-        base_s = self._short_s(self._base)
+        base_cost = self._short_cost(self._base)
         made: dict[Knobs, float] = {}
         for levels in itertools.islice(itertools.product(*helped), 20_000):
             chosen = [level for level in levels if level is not None]
@@ -122,8 +185,8 @@ class Search:
             knobs, promise = self._base, 1.0
             for level in chosen:
                 knobs = changed(knobs, level)
-                alone = self._short_s(changed(self._base, level))
-                promise *= alone / base_s if math.isfinite(alone) and math.isfinite(base_s) else 1.0
+                alone = self._short_cost(changed(self._base, level))
+                promise *= alone / base_cost if math.isfinite(alone) and math.isfinite(base_cost) else 1.0
             if valid(knobs) and knobs not in self._short:
                 made[knobs] = min(promise, made.get(knobs, math.inf))
         for knobs in sorted(made, key=lambda k: made[k])[:MOST_COMBINATIONS]:
@@ -131,13 +194,13 @@ class Search:
 
     async def _refine(self, budget: Budget) -> None:
         """Around the best point: levels that were nearly as good alone may be better in company."""
-        best = min(self._short, key=self._short_s)
+        best = min(self._short, key=self._short_cost)
         beside: dict[Knobs, float] = {}
         for dim in self._dims:
-            alone = [self._short_s(changed(self._base, level)) for level in dim.levels]
-            for level, seconds in zip(dim.levels, alone, strict=True):
-                if seconds <= NEARLY * min(alone):
-                    beside.setdefault(changed(best, level), seconds / min(alone))
+            alone = [self._short_cost(changed(self._base, level)) for level in dim.levels]
+            for level, found in zip(dim.levels, alone, strict=True):
+                if found <= NEARLY * min(alone):
+                    beside.setdefault(changed(best, level), found / min(alone))
         unknown = [k for k in beside if k not in self._short]
         for knobs in sorted(unknown, key=lambda k: beside[k])[:MOST_REFINED]:
             await self._try(knobs, budget)
@@ -147,7 +210,7 @@ class Search:
         last = max(self._rounds.values(), default=0)
         alive = [k for k in self.ranked() if self._rounds[k] == last]
         kept = alive[: max(LEAST_KEPT, math.ceil(len(alive) / ETA))]
-        if self._base not in kept and math.isfinite(self.turn_s(self._base)):
+        if self._base not in kept and math.isfinite(self._cost(self._base, self.results)):
             kept.append(self._base)
         return kept
 
@@ -165,5 +228,5 @@ class Search:
         self.results[knobs] = self._short[knobs] = outcome
         self._rounds[knobs] = 0
 
-    def _short_s(self, knobs: Knobs) -> float:
-        return self._short[knobs].turn_s(self._prompt) if knobs in self._short else math.inf
+    def _short_cost(self, knobs: Knobs) -> float:
+        return self._cost(knobs, self._short)

@@ -2,12 +2,14 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
+from functools import partial
 
 import msgspec
 
-from engine.bench.measure import Meter
+from engine.autotune.joules import EnergyMeter, Unmetered
+from engine.bench.measure import Meter, Timed
 from engine.errors import EngineError
 from engine.measurements.tuning import Budget, Knobs, Outcome
 from engine.runner.process import RunnerProcess
@@ -16,26 +18,38 @@ from engine.runner.protocol import LoadSettings
 WARM_UP_TOKENS = 32
 # Cells beside prompt and answer.
 SPARE_CELLS = 64
+# Joules are counted over at least so many seconds: meters and the processors' clocks tick in hundredths of one. A
+# run that is over at once is repeated, but no more often than this.
+ENOUGH_S = 3.0
+MOST_RUNS = 12
 
 Admit = Callable[[LoadSettings], AbstractContextManager[None]]
 
 
-async def trial(settings: LoadSettings, knobs: Knobs, budget: Budget, admit: Admit, limit_s: float) -> Outcome:
+async def trial(
+    settings: LoadSettings,
+    knobs: Knobs,
+    budget: Budget,
+    admit: Admit,
+    limit_s: float,
+    energy: EnergyMeter | None = None,
+) -> Outcome:
     """Measure `settings` with `knobs`, memory asked for first. Never raises for what a setting does wrong.
 
-    `limit_s` bounds it: whoever takes longer hangs, or is too slow to matter.
+    `limit_s` bounds it: whoever takes longer hangs, or is too slow to matter. `energy` counts joules where the
+    budget asks for them.
     """
     started = time.monotonic()
     wanted = trial_settings(knobs.apply(settings), budget)
     try:
         with admit(wanted):
             async with asyncio.timeout(limit_s):
-                prefill, decode = await _measured(wanted, budget)
+                found = await _measured(wanted, budget, energy if budget.joules else None)
     except TimeoutError:
         return Outcome(failure=f"no end after {limit_s:.0f} s", cost_s=time.monotonic() - started)
     except EngineError as error:
         return Outcome(failure=str(error), cost_s=time.monotonic() - started)
-    return Outcome(prefill_tok_s=prefill, decode_tok_s=decode, cost_s=time.monotonic() - started)
+    return msgspec.structs.replace(found, cost_s=time.monotonic() - started)
 
 
 def trial_settings(settings: LoadSettings, budget: Budget) -> LoadSettings:
@@ -46,23 +60,58 @@ def trial_settings(settings: LoadSettings, budget: Budget) -> LoadSettings:
     )
 
 
-async def _measured(settings: LoadSettings, budget: Budget) -> tuple[float, float]:
-    """The best prefill and decode in tokens/s: what else runs on the machine only ever slows a trial."""
+async def _measured(settings: LoadSettings, budget: Budget, energy: EnergyMeter | None) -> Outcome:
+    """The best prefill and decode in tokens/s: what else runs on the machine only ever slows a trial.
+
+    Raises: Unmetered.
+    """
     runner = await RunnerProcess.start("llama", settings.path)
     try:
         facts = await runner.load(settings)
         meter = Meter(runner, facts.n_vocab, lambda _: None, tokens=budget.answer)
-        await meter.run(WARM_UP_TOKENS, 2)
-        if budget.copying:
-            speed = max([await meter.copy_speed() for _ in range(budget.repeats)])
-            return speed, speed
-        rows = [await meter.timed(budget.prompt) for _ in range(budget.repeats)]
+        warm = await meter.run(WARM_UP_TOKENS, 2)
+        once = meter.copied if budget.copying else partial(meter.timed, budget.prompt)
+        joules: list[float] = []
+        if energy is None:
+            rows = [await once() for _ in range(budget.repeats)]
+        else:
+            if warm.timings.effort is not None:
+                energy.warm(runner.pid, warm.timings.effort)
+            rows, joules = await _metered(runner, once, budget, energy, settings.devices)
     except BaseException:
         runner.kill()
         raise
     finally:
         await runner.stop()
-    return max(r.prefill_tok_s for r in rows), max(r.decode_tok_s for r in rows)
+    decode = max(r.decode_tok_s for r in rows)
+    return Outcome(
+        prefill_tok_s=decode if budget.copying else max(r.prefill_tok_s for r in rows),
+        decode_tok_s=decode,
+        tokens_per_joule=len(rows) * (budget.answer + 1) / sum(joules) if joules else None,
+        joules=tuple(joules),
+    )
+
+
+async def _metered(
+    runner: RunnerProcess,
+    once: Callable[[], Awaitable[Timed]],
+    budget: Budget,
+    energy: EnergyMeter,
+    devices: tuple[str, ...],
+) -> tuple[list[Timed], list[float]]:
+    """Runs and the joules of each. Raises: Unmetered."""
+    rows: list[Timed] = []
+    joules: list[float] = []
+    begun = time.monotonic()
+    while len(rows) < budget.repeats or (time.monotonic() - begun < ENOUGH_S and len(rows) < MOST_RUNS):
+        async with energy.during(runner.pid, devices):
+            rows.append(await once())
+        effort = rows[-1].effort
+        if effort is not None:
+            joules.append(energy.joules(runner.pid, effort, devices))
+    if sum(joules) <= 0:
+        raise Unmetered("The power meters told nothing beyond the computer's rest.")
+    return rows, joules
 
 
 async def proof(settings: LoadSettings, admit: Admit, limit_s: float) -> str | None:

@@ -9,7 +9,7 @@ from typing import Final
 
 from engine.measurements.reports import Concurrency, Point, Spread
 from engine.runner.process import RunnerProcess
-from engine.types import Done, GenerationRequest, SamplingParams
+from engine.types import Done, Effort, GenerationRequest, SamplingParams
 
 DECODE_TOKENS: Final = 32
 # A passage said three times: what a model that copies would go on with.
@@ -24,12 +24,16 @@ def spread(values: Sequence[float]) -> Spread:
 
 @dataclass(frozen=True)
 class Timed:
-    """One run: tokens/s of prefill and decode, seconds to the first token and between tokens (50, 90, 99 %)."""
+    """One run: tokens/s of prefill and decode, seconds to the first token and between tokens (50, 90, 99 %).
+
+    `effort` is what it took of its runner.
+    """
 
     prefill_tok_s: float
     decode_tok_s: float
     ttft_s: float
     itl_s: tuple[float, ...]
+    effort: Effort | None = None
 
 
 class Meter:
@@ -62,17 +66,10 @@ class Meter:
 
     async def timed(self, length: int) -> Timed:
         """One prompt of `length` tokens and the answer behind it."""
-        done = await self.run(length, self.tokens + 1)
-        t = done.timings
-        return Timed(
-            prefill_tok_s=length / max(t.prefill_s, 1e-9),
-            decode_tok_s=self.tokens / max(t.decode_s, 1e-9),
-            ttft_s=t.ttft_s,
-            itl_s=t.itl_s,
-        )
+        return self._timed(await self.run(length, self.tokens + 1), length)
 
-    async def copy_speed(self) -> float:
-        """Decode tokens/s where the text repeats itself and guessing ahead may pay."""
+    async def copied(self) -> Timed:
+        """A text that repeats itself, where guessing ahead may pay."""
         request = GenerationRequest(
             prompt=self._prompt(COPIED_TOKENS) * 3,
             max_tokens=self.tokens + 1,
@@ -82,8 +79,17 @@ class Meter:
             stream=False,
             priority="background",
         )
-        done = await self._generate(request)
-        return self.tokens / max(done.timings.decode_s, 1e-9)
+        return self._timed(await self._generate(request), 3 * COPIED_TOKENS)
+
+    def _timed(self, done: Done, length: int) -> Timed:
+        t = done.timings
+        return Timed(
+            prefill_tok_s=length / max(t.prefill_s, 1e-9),
+            decode_tok_s=self.tokens / max(t.decode_s, 1e-9),
+            ttft_s=t.ttft_s,
+            itl_s=t.itl_s,
+            effort=t.effort,
+        )
 
     async def point(self, length: int, repeats: int) -> Point:
         """One length, `repeats` times."""

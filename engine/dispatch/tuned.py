@@ -10,7 +10,7 @@ import msgspec
 from engine.dispatch.openvino import is_openvino
 from engine.dispatch.types import Overrides, Placement
 from engine.json_store import JsonStore
-from engine.measurements.tuning import Choice, Knobs, TuneReport
+from engine.measurements.tuning import Choice, Goal, Knobs, TuneReport
 from engine.runner.protocol import LoadSettings
 
 log = logging.getLogger(__name__)
@@ -20,7 +20,10 @@ TOLD_GAIN = 0.005
 
 
 class Tuned(msgspec.Struct, frozen=True, kw_only=True):
-    """One result: the knobs, and what a turn of `prompt_tokens` took with them and with the defaults (seconds)."""
+    """One result: the knobs, and what a turn of `prompt_tokens` took with them and with the defaults (seconds).
+
+    Tokens per joule are known where energy was the goal.
+    """
 
     machine_key: str
     shape_key: str
@@ -33,17 +36,35 @@ class Tuned(msgspec.Struct, frozen=True, kw_only=True):
     choices: tuple[Choice, ...]
     measured_at: float
     stand_in: bool = False
+    goal: Goal = "speed"
+    tokens_per_joule: float | None = None
+    default_tokens_per_joule: float | None = None
+
+    @property
+    def key(self) -> tuple[str, str, int, str]:
+        """What only one result is kept of."""
+        return self.machine_key, self.shape_key, self.prompt_tokens, self.goal
 
     def reasons(self) -> tuple[str, ...]:
         """For the dispatch card: what was measured, and each choice with its measurement."""
         day = time.strftime("%Y-%m-%d", time.localtime(self.measured_at))
+        took = (
+            f"a turn of {self.prompt_tokens} tokens takes {self.turn_s:.2f} s "
+            f"({self.prefill_tok_s:.0f} tok/s read, {self.decode_tok_s:.1f} tok/s written)"
+        )
+        if self.goal == "energy" and self.tokens_per_joule is not None:
+            per_joule = f"{self.tokens_per_joule:.3g} tokens per joule, {self._saved()}"
+            first = f"tuned here for energy on {day}: {per_joule}; {took}"
+            return (first, *(choice.words() for choice in self.choices))
         gain = self.default_turn_s / self.turn_s - 1 if self.turn_s > 0 else 0.0
         against = f"{gain:.0%} faster than the defaults" if gain >= TOLD_GAIN else "no setting beat the defaults"
-        first = (
-            f"tuned here on {day}: a turn of {self.prompt_tokens} tokens takes {self.turn_s:.2f} s "
-            f"({self.prefill_tok_s:.0f} tok/s read, {self.decode_tok_s:.1f} tok/s written), {against}"
-        )
-        return (first, *(choice.words() for choice in self.choices))
+        return (f"tuned here on {day}: {took}, {against}", *(choice.words() for choice in self.choices))
+
+    def _saved(self) -> str:
+        if not self.tokens_per_joule or not self.default_tokens_per_joule:
+            return "the defaults do not work"
+        gain = self.tokens_per_joule / self.default_tokens_per_joule - 1
+        return f"{gain:.0%} more than the defaults" if gain >= TOLD_GAIN else "no setting clearly saved more"
 
 
 def tuned_of(report: TuneReport, machine_key: str, shape_key: str) -> Tuned:
@@ -60,6 +81,9 @@ def tuned_of(report: TuneReport, machine_key: str, shape_key: str) -> Tuned:
         choices=report.choices,
         measured_at=report.measured_at,
         stand_in=report.stand_in,
+        goal=report.goal,
+        tokens_per_joule=report.tokens_per_joule,
+        default_tokens_per_joule=report.default_tokens_per_joule,
     )
 
 
@@ -71,18 +95,22 @@ class TunedStore:
         self._lock = threading.Lock()
 
     def get(self, machine_key: str, shape_key: str, n_ctx: int) -> Tuned | None:
-        """The result for the longest prompt that a context of `n_ctx` holds, else for the shortest one measured."""
+        """The result for the longest prompt that a context of `n_ctx` holds, else for the shortest one measured.
+
+        Of two goals that counts which was tuned for last.
+        """
         found = [t for t in self._store.get() if t.machine_key == machine_key and t.shape_key == shape_key]
+        newest = max(found, key=lambda t: t.measured_at, default=None)
+        found = [t for t in found if newest is not None and t.goal == newest.goal]
         held = [t for t in found if t.prompt_tokens <= n_ctx]
         if held:
             return max(held, key=lambda t: t.prompt_tokens)
         return min(found, key=lambda t: t.prompt_tokens, default=None)
 
     def put(self, tuned: Tuned) -> None:
-        """Keep a result; it replaces the one of the same machine, shape and length. An unwritable disk is told."""
+        """Keep a result; it replaces the one of the same key. An unwritable disk is told."""
         with self._lock:
-            key = tuned.machine_key, tuned.shape_key, tuned.prompt_tokens
-            others = [t for t in self._store.get() if (t.machine_key, t.shape_key, t.prompt_tokens) != key]
+            others = [t for t in self._store.get() if t.key != tuned.key]
             self._store.put([*others, tuned][-KEPT:])
 
 

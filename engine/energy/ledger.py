@@ -71,6 +71,10 @@ class JouleLedger:
         seen = self._idle.get(part)
         return statistics.median(seen) if seen else None
 
+    def rests(self, part: str) -> int:
+        """How many looks at a part `idle_w` is the median of."""
+        return len(self._idle.get(part, ()))
+
     def interval(
         self,
         at: float,

@@ -9,6 +9,9 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from devices.host import Host
+from devices.host_real import RealHost
+from engine.autotune.joules import EnergyMeter
 from engine.autotune.run import Step, tune
 from engine.autotune.space import dimensions
 from engine.bench.run import bench, bench_settings
@@ -24,7 +27,7 @@ from engine.measure_jobs.subject import Opened, Subject, opened
 from engine.measurements.keys import machine_key, shape_key
 from engine.measurements.reports import Point, Report
 from engine.measurements.results import Results
-from engine.measurements.tuning import TuneReport, knobs_of
+from engine.measurements.tuning import Goal, TuneReport, knobs_of
 from engine.paths import Paths
 from engine.runner.protocol import LoadSettings
 
@@ -49,10 +52,11 @@ class TuneOptions(msgspec.Struct, frozen=True, kw_only=True):
     subject: Subject
     lengths: tuple[int, ...] = (512,)
     limit_s: float = 600.0
+    goal: Goal = "speed"
 
 
 class BenchService:
-    """Measures on this machine. One at a time: two would measure each other."""
+    """Measures on this machine, with `host`'s power meters. One at a time: two would measure each other."""
 
     def __init__(
         self,
@@ -60,7 +64,9 @@ class BenchService:
         placer: Placer,
         admission: MemoryAdmission,
         open_catalogue: Callable[[], Catalogue],
+        host: Host | None = None,
     ) -> None:
+        self._host = host or RealHost()
         self._paths = paths
         self._placer = placer
         self._admission = admission
@@ -109,9 +115,17 @@ class BenchService:
         return report
 
     def tune(self, options: TuneOptions, step: Step) -> list[TuneReport]:
-        """Search for every length and keep the results. Raises: as `bench`; NothingWorks."""
+        """Search for every length and keep the results.
+
+        Raises: as `bench`; NothingWorks; NoPowerMeter and NeverAtRest where energy is the goal.
+        """
         placer = self._placer
         found = []
+        energy = None
+        if options.goal == "energy":
+            energy = EnergyMeter(self._host, placer.machine_now())
+            step("the computer at rest", 0)
+            asyncio.run(energy.rest())  # before a stand-in is written, which takes a disk's time
         with opened(options.subject, self._paths, self._open, lambda text: step(text, 0)) as subject:
             shape = read_shape(str(subject.path))
             machine = placer.machine_now()
@@ -130,11 +144,12 @@ class BenchService:
                         dimensions(base, machine, length, len(shape.layers), experts=shape.experts > 0),
                         model=options.subject.name,
                         prompt_tokens=length,
-                        journal_path=self.journal(where, which, length),
+                        journal_path=self.journal(where, which, length, options.goal),
                         admit=self._admitted,
                         limit_s=options.limit_s / len(options.lengths),
                         step=step,
                         drafts=not options.subject.stand_in,
+                        energy=energy,
                     )
                 )
                 placer.tuned.put(tuned_of(report, where, which))
@@ -156,9 +171,10 @@ class BenchService:
         self.prices.put(prices)
         return prices
 
-    def journal(self, where: str, which: str, length: int) -> Path:
-        """The record of one search, there while it is not complete."""
-        return self._paths.state / "autotune" / f"{where}-{which}-{length}.jsonl"
+    def journal(self, where: str, which: str, length: int, goal: Goal = "speed") -> Path:
+        """The record of one search, there while it is not complete. Each goal has its own."""
+        kind = "" if goal == "speed" else f"-{goal}"
+        return self._paths.state / "autotune" / f"{where}-{which}-{length}{kind}.jsonl"
 
     def forget_searches(self) -> None:
         """Drop the records of searches that were not completed."""

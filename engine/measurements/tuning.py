@@ -1,11 +1,15 @@
 """What is tuned, what a trial found, and the report of a whole search."""
 
+from typing import Literal
+
 import msgspec
 
 from engine.runner.protocol import LoadSettings
 
 # Tokens of the answer in the turn that is timed: about a paragraph.
 ANSWER_TOKENS = 128
+# What settings are chosen by: the fewest seconds of a turn, or its fewest joules.
+Goal = Literal["speed", "energy"]
 
 
 class Knobs(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,31 +73,43 @@ def knobs_of(settings: LoadSettings) -> Knobs:
 class Budget(msgspec.Struct, frozen=True, kw_only=True):
     """How much one trial measures: prompt tokens, answer tokens, and how often.
 
-    `copying`: a text that repeats itself is continued instead, and only its decode speed counts.
+    `copying`: a text that repeats itself is continued instead, and only its decode speed counts. `joules`: they are
+    counted too. A trial of the one kind is never taken for one of the other.
     """
 
     prompt: int
     answer: int
     repeats: int
     copying: bool = False
+    joules: bool = False
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """What a trial found. `failure` says why a point is bad; its speeds are 0 then.
 
-    Speeds in tokens/s, `cost_s` is the wall time of the trial, load included.
+    Speeds in tokens/s, `cost_s` is the wall time of the trial, load included. `joules` are those of each run beyond
+    the computer's rest, `tokens_per_joule` counts the tokens generated in all of them; None where joules are not
+    counted.
     """
 
     prefill_tok_s: float = 0.0
     decode_tok_s: float = 0.0
     cost_s: float = 0.0
     failure: str | None = None
+    tokens_per_joule: float | None = None
+    joules: tuple[float, ...] = ()
 
     def turn_s(self, prompt: int) -> float:
         """Seconds of one turn: read `prompt` tokens, answer with ANSWER_TOKENS. Infinite for a bad point."""
         if self.failure is not None or self.prefill_tok_s <= 0 or self.decode_tok_s <= 0:
             return float("inf")
         return prompt / self.prefill_tok_s + ANSWER_TOKENS / self.decode_tok_s
+
+    def turn_j(self) -> float:
+        """Joules of a turn beyond the computer's rest. Infinite where they are not known, and for a bad point."""
+        if self.failure is not None or not self.tokens_per_joule:
+            return float("inf")
+        return ANSWER_TOKENS / self.tokens_per_joule
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,7 +121,10 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
-    """Why one setting has its value: seconds (`of` what) with it and with the next best value, in short rounds."""
+    """Why one setting has its value: seconds (`of` what) with it and with the next best value, in short rounds.
+
+    Where energy was the goal there are joules too, and a `note` on why a value of fewer joules was not taken.
+    """
 
     name: str
     value: str
@@ -113,19 +132,31 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     against: str | None = None
     against_turn_s: float | None = None
     of: str = "a turn"
+    turn_j: float | None = None
+    against_turn_j: float | None = None
+    note: str = ""
 
     def words(self) -> str:
         """As the dispatch card shows it."""
-        told = f"{self.name} {self.value}: {self.turn_s:.2f} s for {self.of}"
+        told = f"{self.name} {self.value}: {_figures(self.turn_s, self.turn_j)} for {self.of}"
         if self.against is None or self.against_turn_s is None:
             return told
         if self.against_turn_s == float("inf"):
             return f"{told}; {self.against} failed"
-        return f"{told} against {self.against_turn_s:.2f} s with {self.against}"
+        told = f"{told} against {_figures(self.against_turn_s, self.against_turn_j)} with {self.against}"
+        return f"{told} ({self.note})" if self.note else told
+
+
+def _figures(seconds: float, joules: float | None) -> str:
+    return f"{seconds:.2f} s" if joules is None else f"{joules:.3g} J and {seconds:.2f} s"
 
 
 class TuneReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a search. `turn_s` and `default_turn_s` were measured in the same, longest round."""
+    """The result of a search. `turn_s` and `default_turn_s` were measured in the same, longest round.
+
+    Tokens per joule are told where energy was the goal: of a turn, with what the computer draws at rest left out.
+    `joules_noise` is the standard deviation of one run's joules as a share of them.
+    """
 
     model: str
     prompt_tokens: int
@@ -141,3 +172,7 @@ class TuneReport(msgspec.Struct, frozen=True, kw_only=True):
     complete: bool
     measured_at: float
     stand_in: bool = False
+    goal: Goal = "speed"
+    tokens_per_joule: float | None = None
+    default_tokens_per_joule: float | None = None
+    joules_noise: float | None = None

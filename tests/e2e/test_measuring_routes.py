@@ -5,6 +5,8 @@ import time
 import httpx2
 import pytest
 
+from devices.host_real import RealHost
+from devices.power import meters
 from tests.servers import RunningServer, wait_for
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -117,6 +119,16 @@ def test_a_tuning_job_can_be_cancelled(client):
     assert ended(client, job["id"])["state"] == "cancelled"
 
 
+@pytest.mark.skipif(any(m.readable for m in meters(RealHost(), ())), reason="this computer has a power meter")
+def test_tuning_for_energy_without_a_meter_is_refused_with_what_was_looked_for(client):
+    job = client.post("/tessera/v1/autotune", json={"model": "spark", "lengths": [32], "goal": "energy"}).json()
+    assert "for energy" in job["title"]
+    told = ended(client, job["id"])
+    assert told["state"] == "failed"
+    assert told["error"]["code"] == "no_power_meter"
+    assert "Looked for" in told["error"]["message"]
+
+
 @pytest.mark.parametrize(
     ("path", "body"),
     [
@@ -128,6 +140,7 @@ def test_a_tuning_job_can_be_cancelled(client):
         ("bench", {"model": "spark", "parallel": [1000]}),
         ("autotune", {"model": "spark", "limit_s": 0}),
         ("autotune", {"model": "spark", "lengths": ["x"]}),
+        ("autotune", {"model": "spark", "goal": "beauty"}),
     ],
     ids=str,
 )

@@ -107,6 +107,24 @@ def test_a_shape_is_tuned_and_the_result_told(qtbot, page, server):
     assert "ubatch 256" in page.banner.text
 
 
+def test_settings_that_save_energy_are_looked_for_and_told(qtbot, page, server):
+    server.routes["POST", "/tessera/v1/autotune"] = measuring("queued")
+    page.save_energy.click()
+    qtbot.waitUntil(page.stop.isVisible)
+    assert not page.save_energy.isEnabled()
+    sent = next(body for _, path, body in server.requests if path == "/tessera/v1/autotune")
+    assert msgspec.convert(sent, TuneRequest).goal == "energy"
+    report = TuneReport(
+        model="spark", prompt_tokens=512, turn_s=2.5, default_turn_s=2.0, prefill_tok_s=1.0, decode_tok_s=1.0,
+        best=Knobs(n_threads=1), default=Knobs(), choices=(), trials=(), cost_s=1.0, complete=True, measured_at=1.0,
+        goal="energy", tokens_per_joule=3.25, default_tokens_per_joule=2.0,
+    )  # fmt: skip
+    result = msgspec.to_builtins(Measured(reports=(report,)))
+    page.jobs.started(measuring("done", updated_at=4e9 + 2, result=result))
+    assert "2.50 s a turn, 2.00 s before" in page.banner.text
+    assert "3.25 tokens per joule, 2.00 before" in page.banner.text
+
+
 def test_a_measurement_can_be_stopped_and_a_failure_is_told(qtbot, page, server):
     server.routes["POST", "/tessera/v1/bench"] = measuring("running")
     page.start.click()

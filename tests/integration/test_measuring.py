@@ -10,7 +10,9 @@ from contextlib import contextmanager
 
 import msgspec
 import pytest
+from simulated_meter import MACHINE, WORK_W, Metered
 
+from engine.autotune.joules import EnergyMeter
 from engine.autotune.journal import Journal
 from engine.autotune.trial import proof, trial, trial_settings
 from engine.bench import shapes
@@ -47,6 +49,25 @@ def test_a_trial_measures(bundled_model):
     assert found.prefill_tok_s > 0
     assert found.decode_tok_s > 0
     assert found.cost_s > 0
+
+
+@pytest.mark.timeout(400)
+def test_a_trial_counts_the_joules_that_its_runner_drew(bundled_model, monkeypatch):
+    monkeypatch.setattr("devices.usage.UsageSampler._cpu_frac", lambda _: 0.0)  # nothing else runs on that computer
+    host = Metered()
+    energy = EnergyMeter(host, MACHINE)
+    asyncio.run(energy.rest())
+    at_rest = len(host.looks)
+    budget = Budget(prompt=256, answer=64, repeats=3, joules=True)
+    settings = LoadSettings(path=str(bundled_model))
+    found = asyncio.run(trial(settings, KNOBS, budget, freely, 300.0, energy))
+    assert found.failure is None
+    assert len(found.joules) >= 3
+    worked = [cpu_s for _, cpu_s in host.looks[at_rest:]]
+    assert sum(found.joules) == pytest.approx(WORK_W * (worked[-1] - worked[0]), rel=0.3)
+    assert found.tokens_per_joule == pytest.approx(len(found.joules) * 65 / sum(found.joules))
+    plain = asyncio.run(trial(settings, KNOBS, BUDGET, freely, 300.0, energy))
+    assert (plain.failure, plain.tokens_per_joule, plain.joules) == (None, None, ())
 
 
 def test_a_device_that_is_not_there_is_a_bad_point(bundled_model):
@@ -89,19 +110,31 @@ def test_the_winner_is_loaded_as_the_server_would(bundled_model):
 
 SEARCH = """
 import asyncio, sys
+sys.path.insert(0, "tests")
 from contextlib import nullcontext
 from pathlib import Path
 from engine.autotune import run
+from engine.autotune.joules import EnergyMeter
 from engine.autotune.space import Dimension
 from engine.measurements.tuning import Knobs
 from engine.runner.protocol import LoadSettings
 
-run.rounds_for = lambda n: (run.Budget(prompt=32, answer=2, repeats=1), run.Budget(prompt=32, answer=3, repeats=1))
+energy = None
+if sys.argv[3] == "energy":
+    from simulated_meter import MACHINE, Metered
+    from devices.usage import UsageSampler
+    UsageSampler._cpu_frac = lambda _: 0.0  # nothing else runs on the simulated computer
+    energy = EnergyMeter(Metered(), MACHINE)
+    asyncio.run(energy.rest())
+run.rounds_for = lambda n, goal: (
+    run.Budget(prompt=32, answer=2, repeats=1, joules=goal == "energy"),
+    run.Budget(prompt=32, answer=3, repeats=1, joules=goal == "energy"),
+)
 dims = [Dimension(name="ubatch", levels=tuple({"n_ubatch": n} for n in (16, 32, 64)))]
 report = asyncio.run(run.tune(
     LoadSettings(path=sys.argv[1], n_ctx=256), Knobs(n_threads=1, n_ubatch=64), dims,
     model="m", prompt_tokens=32, journal_path=Path(sys.argv[2]), admit=lambda _: nullcontext(), limit_s=300,
-    step=lambda text, count: print(count, flush=True),
+    step=lambda text, count: print(count, flush=True), energy=energy,
 ))
 import msgspec
 print(msgspec.json.encode(report).decode())
@@ -110,9 +143,10 @@ print(msgspec.json.encode(report).decode())
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_a_search_that_was_killed_goes_on(bundled_model, tmp_path):
+@pytest.mark.parametrize("goal", ["speed", "energy"])
+def test_a_search_that_was_killed_goes_on(bundled_model, tmp_path, goal):
     journal = tmp_path / "search.jsonl"
-    command = [sys.executable, "-c", SEARCH, str(bundled_model), str(journal)]
+    command = [sys.executable, "-c", SEARCH, str(bundled_model), str(journal), goal]
     first = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     for line in first.stdout:
         if int(line) == 2:  # the second trial has begun
@@ -130,6 +164,9 @@ def test_a_search_that_was_killed_goes_on(bundled_model, tmp_path):
         assert after[json.dumps([kept["knobs"], kept["budget"]], sort_keys=True)] == kept["outcome"]
     assert len(steps) == len(after) - len(before)
     assert report["complete"]
+    assert report["goal"] == goal
+    assert bool(report["tokens_per_joule"]) == (goal == "energy")
+    assert all(bool(t["outcome"]["joules"]) == (goal == "energy") for t in report["trials"])
     assert not journal.exists()
 
 

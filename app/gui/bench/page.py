@@ -28,7 +28,7 @@ from app.gui.services import Services
 from app.gui.widgets.basics import Banner, Empty, Page, button, card, label, row, stack
 from app.gui.widgets.popups import Choice, entries_of
 from engine.api.jobs import BenchPartial, Job, JobKind, Measured, TuneReport, partial_of, result_of
-from engine.api.measuring import BenchRequest, BenchResult, BenchResults, Shapes, TuneRequest
+from engine.api.measuring import BenchRequest, BenchResult, BenchResults, Goal, Shapes, TuneRequest
 from quantize.plan.stock_rules import STAND_IN_MIXES
 
 R = TypeVar("R", BenchRequest, TuneRequest)
@@ -80,7 +80,9 @@ class BenchPage(Page):
         self.repeats.lineEdit().setTextMargins(6, 0, 6, 0)
         self.repeats.setAccessibleName(self.tr("Repeats"))
         self.start = button(self.tr("Measure"), self._measure, "primary")
-        self.tune = button(self.tr("Find the fastest settings"), self._tune)
+        self.tune = button(self.tr("Find the fastest settings"), lambda: self._tune("speed"))
+        self.save_energy = button(self.tr("Find settings that save energy"), lambda: self._tune("energy"))
+        self.save_energy.setToolTip(self.tr("The most tokens per joule, at no less than half the speed"))
         self.stop = button(self.tr("Stop"), self._stop)
         self.stop.hide()
         self.progress = QProgressBar()
@@ -97,7 +99,7 @@ class BenchPage(Page):
             self.repeats,
             1,
         )
-        actions = row(1, self.stop, self.tune, self.start)
+        actions = row(1, self.stop, self.save_energy, self.tune, self.start)
         self.content.addWidget(card(first, second, actions, self.progress, self.note, spacing=12))
 
     def _build_plots(self) -> None:
@@ -199,6 +201,7 @@ class BenchPage(Page):
         free = self._job is None and bool(kind)
         self.start.setEnabled(free)
         self.tune.setEnabled(free)
+        self.save_energy.setEnabled(free)
 
     def _look_at_machine(self) -> None:
         self._services.background.run(
@@ -230,9 +233,10 @@ class BenchPage(Page):
             request = msgspec.structs.replace(found, repeats=self.repeats.value())
             self._begin(lambda: self._services.api.bench(request))
 
-    def _tune(self) -> None:
-        request = self._request(TuneRequest)
-        if request is not None:
+    def _tune(self, goal: Goal) -> None:
+        found = self._request(TuneRequest)
+        if found is not None:
+            request = msgspec.structs.replace(found, goal=goal)
             self._begin(lambda: self._services.api.autotune(request))
 
     def _begin(self, start: Callable[[], Job]) -> None:
@@ -284,7 +288,7 @@ class BenchPage(Page):
 
     def _tuned(self, report: TuneReport) -> str:
         best = report.best
-        return self.tr(
+        told = self.tr(
             "{model}, {length} tokens: {now} s a turn, {before} s before. Threads {threads}, ubatch {ubatch}, "
             "flash attention {flash}, cache {cache}."
         ).format(
@@ -297,6 +301,13 @@ class BenchPage(Page):
             flash=best.flash_attn,
             cache=best.kv_type,
         )
+        if report.tokens_per_joule is None:
+            return told
+        now, before = report.tokens_per_joule, report.default_tokens_per_joule
+        energy = self.tr("{now} tokens per joule, {before} before.").format(
+            now=words.decimal(now, 2), before="?" if before is None else words.decimal(before, 2)
+        )
+        return f"{told} {energy}"
 
     # ------------------------------------------------------------------ results
 

@@ -56,9 +56,13 @@ async def price_types(request: Request) -> Job:
 
 @router.post("/autotune", status_code=202)
 async def autotune(request: Request, body: TuneRequest) -> Job:
-    """Start looking for the fastest settings; loads use them from then on. Pausing keeps what was measured."""
-    options = TuneOptions(subject=_subject(body), lengths=body.lengths, limit_s=body.limit_s)
-    return _start(request, f"Tune {options.subject.name}", Task(what="tune", tune=options))
+    """Start looking for the fastest settings, or those of most tokens per joule; loads use them from then on.
+
+    Pausing keeps what was measured.
+    """
+    options = TuneOptions(subject=_subject(body), lengths=body.lengths, limit_s=body.limit_s, goal=body.goal)
+    title = f"Tune {options.subject.name}" + (" for energy" if body.goal == "energy" else "")
+    return _start(request, title, Task(what="tune", tune=options))
 
 
 def _subject(body: SubjectRequest) -> Subject:

@@ -116,6 +116,26 @@ def test_the_longest_prompt_that_the_context_holds_decides(paths):
     assert again.get("m", "s", 600).turn_s == 9.0
 
 
+def test_the_goal_that_was_tuned_for_last_decides(paths):
+    store = TunedStore(paths.state / "autotune.json")
+    for length in (512, 4096):
+        store.put(tuned("m", "s", prompt_tokens=length, measured_at=1.0))
+    energy = {"goal": "energy", "tokens_per_joule": 3.0, "default_tokens_per_joule": 2.0}
+    store.put(tuned("m", "s", measured_at=2.0, **energy))
+    assert store.get("m", "s", 8192).tokens_per_joule == 3.0
+    store.put(tuned("m", "s", measured_at=3.0))
+    assert [store.get("m", "s", n).prompt_tokens for n in (512, 8192)] == [512, 4096]
+    assert store.get("m", "s", 512).goal == "speed"
+
+
+def test_what_energy_was_tuned_to_is_told_in_tokens_per_joule():
+    told = tuned("m", "s", goal="energy", tokens_per_joule=3.0, default_tokens_per_joule=2.0).reasons()[0]
+    assert "3 tokens per joule, 50% more than the defaults" in told
+    assert "321.0 tok/s written" in told
+    same = tuned("m", "s", goal="energy", tokens_per_joule=2.0, default_tokens_per_joule=2.0).reasons()[0]
+    assert "no setting clearly saved more" in same
+
+
 @pytest.mark.parametrize("content", [b"", b"{", b'[{"machine_key": 3}]', b"\xff" * 40, b"[" * 9000])
 def test_a_damaged_file_costs_only_what_was_in_it(paths, content):
     path = paths.state / "autotune.json"
