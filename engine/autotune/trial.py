@@ -70,6 +70,7 @@ async def _measured(settings: LoadSettings, budget: Budget, energy: EnergyMeter 
         facts = await runner.load(settings)
         meter = Meter(runner, facts.n_vocab, lambda _: None, tokens=budget.answer)
         warm = await meter.run(WARM_UP_TOKENS, 2)
+        once: Callable[[], Awaitable[Timed]]
         once = meter.copied if budget.copying else partial(meter.timed, budget.prompt)
         joules: list[float] = []
         if energy is None:
