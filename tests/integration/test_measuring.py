@@ -160,7 +160,7 @@ def test_a_search_that_was_killed_goes_on(bundled_model, tmp_path, goal):
     *steps, last = second.stdout.splitlines()
     report = json.loads(last)
     after = {json.dumps([t["knobs"], t["budget"]], sort_keys=True): t["outcome"] for t in report["trials"]}
-    for kept in msgspec.to_builtins(before):
+    for kept in json.loads(msgspec.json.encode(before)):
         assert after[json.dumps([kept["knobs"], kept["budget"]], sort_keys=True)] == kept["outcome"]
     assert len(steps) == len(after) - len(before)
     assert report["complete"]
