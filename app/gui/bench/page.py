@@ -26,6 +26,7 @@ from app.gui.bench.plots import BusyPlot, SpeedPlot
 from app.gui.jobs import Jobs
 from app.gui.services import Services
 from app.gui.widgets.basics import Banner, Empty, Page, button, card, label, row, stack
+from app.gui.widgets.flow import Flow
 from app.gui.widgets.popups import Choice, entries_of
 from engine.api.jobs import BenchPartial, Job, JobKind, Measured, TuneReport, partial_of, result_of
 from engine.api.measuring import BenchRequest, BenchResult, BenchResults, Goal, Shapes, TuneRequest
@@ -99,7 +100,11 @@ class BenchPage(Page):
             self.repeats,
             1,
         )
-        actions = row(1, self.stop, self.save_energy, self.tune, self.start)
+        searches = Flow()
+        searches.add(self.tune)
+        searches.add(self.save_energy)
+        actions = row(searches, self.stop, self.start)
+        actions.setStretch(0, 1)
         self.content.addWidget(card(first, second, actions, self.progress, self.note, spacing=12))
 
     def _build_plots(self) -> None:
