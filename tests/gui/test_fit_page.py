@@ -126,6 +126,19 @@ def test_the_report_is_shown_and_leads_to_a_chat(qtbot, fit):
     assert wanted.args == ["spark-5"]
 
 
+def test_after_a_job_the_whole_curve_rests_on_what_was_measured(qtbot, fit, server):
+    qtbot.waitUntil(lambda: len(fit._ours) >= 10)
+    before = set(fit._ours)
+    server.routes["POST", "/tessera/v1/quantize/plan"] = lambda body: sketch(body["budget_bytes"], damage=0.004)
+    shown(fit, quantize_report(5_000_000, 0.005, 0.010), model="spark-5")
+    qtbot.waitUntil(lambda: set(fit._ours.values()) == {0.004})
+    assert set(fit._ours) == before, "the same sizes are asked for"
+    asked = {body["tier"] for _, path, body in server.requests if path == "/tessera/v1/quantize/plan"}
+    assert asked == {"balanced"}, "points of another tier rest on other measurements"
+    qtbot.waitUntil(lambda: "Loss of quality: hardly any (0.0040)" in texts(fit))
+    assert "spark-5 is in your library" in fit.banner.text
+
+
 def checked(mix, before, after, cases=50):
     return compared(mix, [n < before for n in range(cases)], [n < after for n in range(cases)])
 

@@ -55,7 +55,9 @@ class FitPage(Page):
         self._range = (0, 0)
         self._asked = 0
         self._job = ""
-        self._ours: dict[int, float] = {}
+        self._ours: dict[int, float] = {}  # what is drawn
+        self._known: dict[int, float] = {}  # of it, what rests on what is known now
+        self._sweeps = 0
         self._stock: tuple[StockPlan, ...] = ()
         look = services.look
         self.banner = Banner(look)
@@ -72,7 +74,7 @@ class FitPage(Page):
             self.tier.addItem(self.tr(name), value)
             self.tier.setItemData(self.tier.count() - 1, self.tr(words_), Qt.ItemDataRole.ToolTipRole)
         self.tier.setCurrentIndex(1)
-        self.tier.activated.connect(lambda _: self._forecast())
+        self.tier.activated.connect(lambda _: self._anew())
         self.slider = QSlider(Qt.Orientation.Horizontal)
         self.slider.setRange(0, _STEPS)
         self.slider.setMinimumHeight(24)
@@ -93,8 +95,8 @@ class FitPage(Page):
         self.aim.changed.connect(self._on_aim)
         self.text = OwnTextChoice()
         self.gate = GateChoice()
-        for choice in (self.text, self.gate):
-            choice.changed.connect(self._forecast)
+        self.text.changed.connect(self._anew)
+        self.gate.changed.connect(self._forecast)
         self._build()
         jobs.finished.connect(self._on_finished)
         services.models.reachable_changed.connect(lambda reachable: self._refresh() if reachable else None)
@@ -173,7 +175,7 @@ class FitPage(Page):
 
     def _on_model(self) -> None:
         self._range = (0, 0)
-        self._ours, self._stock = {}, ()
+        self._ours, self._known, self._stock = {}, {}, ()
         self.start.setEnabled(False)
         self.picture.show_points({}, [])
         self.picture.hide()
@@ -204,6 +206,12 @@ class FitPage(Page):
             gate=self.gate.value,
         )
         return self.aim.on(made) if self.aim.is_context and self._range[1] else made
+
+    def _anew(self) -> None:
+        """Other measurements count now: every point of the curve is asked for again."""
+        if self._range[1]:
+            self._sweep(self.model.currentData())
+        self._forecast()
 
     def _forecast(self) -> None:
         self._asked += 1
@@ -245,7 +253,7 @@ class FitPage(Page):
         self.picture.show()
         self.size_words.setText(size_words(plan.file_bytes, plan.bpw))
         self.picture.show_plan(plan)
-        self._ours[plan.file_bytes] = plan.damage
+        self._ours[plan.file_bytes] = self._known[plan.file_bytes] = plan.damage
         self._stock = plan.stock or self._stock
         self.picture.show_points(self._ours, self._stock)
         self._show_chips(plan, sketch.forecast, sketch.gpu_layers)
@@ -297,7 +305,10 @@ class FitPage(Page):
         """Plans over the range, one after the other, for the curve."""
         low, high = self._range
         budgets = [round(low + (high - low) * (0.02 + 0.6 * (n / _SWEEP) ** 1.5)) for n in range(_SWEEP)]
-        requests = [QuantizeRequest(model=model, budget_bytes=budget, tier="instant") for budget in budgets]
+        tier, text = self.tier.currentData(), self.text.value
+        requests = [QuantizeRequest(model=model, budget_bytes=b, tier=tier, calibration=text) for b in budgets]
+        self._sweeps += 1
+        number, self._known = self._sweeps, {}
 
         def plans() -> list[QuantPlan]:
             found = []
@@ -309,8 +320,9 @@ class FitPage(Page):
             return found
 
         def show(found: list[QuantPlan]) -> None:
-            if self.model.currentData() == model:
-                self._ours.update({plan.file_bytes: plan.damage for plan in found})
+            if self.model.currentData() == model and number == self._sweeps:
+                self._known.update({plan.file_bytes: plan.damage for plan in found})
+                self._ours = self._known
                 if found:
                     self._stock = found[-1].stock or self._stock
                 self.picture.show_points(self._ours, self._stock)
@@ -336,6 +348,7 @@ class FitPage(Page):
         made = result_of(job, Quantized) if job.state == "done" else None
         if made is None:
             return
+        self._anew()  # the source is measured now
         clear(self._report)
         self._report.addWidget(report_card(self._services.look, made.report))
         if made.report.out is None:
