@@ -10,7 +10,7 @@ from PySide6.QtWidgets import QFileDialog
 
 from app.gui import words
 from app.gui.fit.frontier import FrontierPlot
-from app.gui.fit.label_places import Box, along, place
+from app.gui.fit.label_places import Box, along, around, place
 from app.gui.fit.page import FitPage
 from app.gui.fit.report import report_card
 from app.gui.fit.steps import step_words
@@ -114,6 +114,18 @@ def test_names_in_the_plot_cover_neither_points_nor_each_other():
     assert place(0, 0, 48, 14, [Box(-500, -500, 1000, 1000)]) is None
 
 
+def test_names_are_not_cut_off_at_the_edge():
+    whole = Box(0, 0, 300, 200)
+    assert all(not whole.meets(side) for side in around(whole))
+    for x, y in ((2, 2), (298, 2), (2, 198), (298, 198), (150, 1)):
+        found = place(x, y, 48, 14, around(whole))
+        assert found is not None
+        assert found.left >= 0
+        assert found.top >= 0
+        assert found.left + found.width <= 300
+        assert found.top + found.height <= 200
+
+
 def test_the_report_is_shown_and_leads_to_a_chat(qtbot, fit):
     made = Quantized(model="spark-5", path="/x", report=quantize_report(5_000_000, 0.005, 0.010))
     done = job(
@@ -129,13 +141,21 @@ def test_the_report_is_shown_and_leads_to_a_chat(qtbot, fit):
 def test_after_a_job_the_whole_curve_rests_on_what_was_measured(qtbot, fit, server):
     qtbot.waitUntil(lambda: len(fit._ours) >= 10)
     before = set(fit._ours)
-    server.routes["POST", "/tessera/v1/quantize/plan"] = lambda body: sketch(body["budget_bytes"], damage=0.004)
+    assert "Guessed from other models" in texts(fit)
+
+    def measured(body):
+        found = sketch(body["budget_bytes"], damage=0.004)
+        told = msgspec.structs.replace(found.plan.evidence, sensitivity_sha256="0" * 64)
+        return msgspec.structs.replace(found, plan=msgspec.structs.replace(found.plan, evidence=told))
+
+    server.routes["POST", "/tessera/v1/quantize/plan"] = measured
     shown(fit, quantize_report(5_000_000, 0.005, 0.010), model="spark-5")
     qtbot.waitUntil(lambda: set(fit._ours.values()) == {0.004})
     assert set(fit._ours) == before, "the same sizes are asked for"
     asked = {body["tier"] for _, path, body in server.requests if path == "/tessera/v1/quantize/plan"}
     assert asked == {"balanced"}, "points of another tier rest on other measurements"
     qtbot.waitUntil(lambda: "Loss of quality: hardly any (0.0040)" in texts(fit))
+    assert "Guessed from other models" not in texts(fit)
     assert "spark-5 is in your library" in fit.banner.text
 
 

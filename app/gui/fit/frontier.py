@@ -8,7 +8,7 @@ import pyqtgraph
 from PySide6.QtCore import QCoreApplication, QPointF, Qt, QTimer
 
 from app.gui import words
-from app.gui.fit.label_places import Box, along, place
+from app.gui.fit.label_places import Box, along, around, place
 from app.gui.look import Look
 from app.gui.widgets.chart import Chart
 from engine.api.quantizing import StockPlan
@@ -111,6 +111,7 @@ class FrontierPlot(Chart):
         line = box.mapViewToScene(QPointF(self._here.value(), 0.0)).x()
         whole = box.sceneBoundingRect()
         taken.append(Box(line - 1, whole.top(), 2, whole.height()))  # a dash through a name spoils it
+        taken += around(Box(whole.left(), whole.top(), whole.width(), whole.height()))  # a name is not cut off
         for item in self._labels:
             at = box.mapViewToScene(item.pos())
             size = item.boundingRect()

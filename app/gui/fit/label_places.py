@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, hypot
 
-# Directions to try, best first: right above, above, right, left above, left, below.
-_WAYS = ((0.0, -1.0), (-0.5, -1.0), (0.0, -0.5), (-1.0, -1.0), (-1.0, -0.5), (0.0, 0.0), (-0.5, 0.0))
+# Directions to try, best first: right above, above, right, left above, left, right below, below, left below.
+_WAYS = ((0.0, -1.0), (-0.5, -1.0), (0.0, -0.5), (-1.0, -1.0), (-1.0, -0.5), (0.0, 0.0), (-0.5, 0.0), (-1.0, 0.0))
 _DISTANCES = (6, 12, 20, 30)
+_FAR = 1e4  # pixels, more than any name is away
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,16 @@ def along(first: tuple[float, float], last: tuple[float, float], step: float) ->
         (first[0] + (last[0] - first[0]) * n / count, first[1] + (last[1] - first[1]) * n / count)
         for n in range(1, count)
     ]
+
+
+def around(box: Box) -> tuple[Box, ...]:
+    """What lies outside of a rectangle, on its four sides."""
+    return (
+        Box(box.left - _FAR, box.top - _FAR, _FAR, box.height + 2 * _FAR),
+        Box(box.left + box.width, box.top - _FAR, _FAR, box.height + 2 * _FAR),
+        Box(box.left, box.top - _FAR, box.width, _FAR),
+        Box(box.left, box.top + box.height, box.width, _FAR),
+    )
 
 
 def place(x: float, y: float, width: float, height: float, taken: Sequence[Box]) -> Box | None:
