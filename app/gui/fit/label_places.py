@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, hypot
 
-# Directions to try, best first: right above, above, right, left above, left, right below, below, left below.
-_WAYS = ((0.0, -1.0), (-0.5, -1.0), (0.0, -0.5), (-1.0, -1.0), (-1.0, -0.5), (0.0, 0.0), (-0.5, 0.0), (-1.0, 0.0))
+# Directions to try, best first: right above, above, right, left above, left, right below, below. Stock mixes lie
+# above our line, which a name to the left below would cross.
+_WAYS = ((0.0, -1.0), (-0.5, -1.0), (0.0, -0.5), (-1.0, -1.0), (-1.0, -0.5), (0.0, 0.0), (-0.5, 0.0))
 _DISTANCES = (6, 12, 20, 30)
 _FAR = 1e4  # pixels, more than any name is away
 
