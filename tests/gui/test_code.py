@@ -2,6 +2,8 @@
 
 import json
 import subprocess
+import threading
+import time
 
 import pytest
 from PySide6.QtCore import Qt
@@ -336,3 +338,19 @@ def test_folders_are_filled_when_opened_and_a_gone_file_is_said(page, qtbot, pro
     tree.setCurrentItem(inner.child(1))
     qtbot.waitUntil(lambda: "inner/b.py" in page.files.heading.text())
     assert page.files.source.path is None
+
+
+def test_closing_the_window_ends_an_agent_that_waits_for_an_answer(page, qtbot, server, project, services):
+    """The end waits for the workers: it did for ever, with nobody left to ask."""
+    work(page, qtbot, server, EDIT)
+    qtbot.waitUntil(page.consent.isVisible)
+    ended = threading.Event()
+    rescue = threading.Timer(20, lambda: ended.is_set() or page.controller.decide("no"))
+    rescue.start()
+    begun = time.monotonic()
+    services.background.close()
+    took = time.monotonic() - begun
+    ended.set()
+    rescue.cancel()
+    assert took < 20, "it ended only because somebody answered"
+    assert (project / "greet.py").read_text() == GREET, "what nobody allowed was not written"

@@ -55,6 +55,7 @@ class CodeController(QObject):
         self._given: tuple[Piece, ...] = ()
         self._excluded: frozenset[str] = frozenset()
         self.busy = False
+        services.background.at_close(self._end_agent)
 
     @property
     def has_project(self) -> bool:
@@ -244,8 +245,7 @@ class CodeController(QObject):
 
     def stop(self) -> None:
         """End the answer or the agent under way; what came of an answer is not kept in the conversation."""
-        if self._run_of_agent is not None:
-            self._run_of_agent.cancel()
+        self._end_agent()
         if self._assembling is not None:
             self._assembling.cancel()
             self._assembling = None
@@ -257,6 +257,11 @@ class CodeController(QObject):
             self._stream = None
             self._set_busy(False)
             self.answered.emit()
+
+    def _end_agent(self) -> None:
+        """Its worker is waited for at the end: it must not wait for a person who is gone."""
+        if self._run_of_agent is not None:
+            self._run_of_agent.cancel()
 
     def _start_stream(self, body: dict[str, Any], on_done: Callable[[str, Usage | None], None]) -> None:
         self._answer = []
