@@ -64,11 +64,12 @@ def command(
 
 
 def _show(report: "TuneReport") -> None:
+    before_s = report.default_turn_s
     failed = sum(t.outcome.failure is not None for t in report.trials)
     say(
         f"{report.model}, {report.prompt_tokens} tokens: {report.turn_s:.2f} s a turn "
         f"({report.prefill_tok_s:.0f} tok/s read, {report.decode_tok_s:.1f} tok/s written), "
-        f"{report.default_turn_s:.2f} s with the defaults"
+        + ("the defaults do not work" if before_s is None else f"{before_s:.2f} s with the defaults")
     )
     if report.tokens_per_joule is not None:
         before, noise = report.default_tokens_per_joule, report.joules_noise or 0.0

@@ -1,5 +1,6 @@
 """The whole search for one model and context length: space, rounds, record, proof, report."""
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -146,14 +147,14 @@ async def tune(
     trials = _own(journal, goal)
     if search.complete:
         journal.clear()
-    outcome = search.results[best]
+    outcome, default_s = search.results[best], search.turn_s(base)
     return TuneReport(
         model=model,
         prompt_tokens=prompt_tokens,
         best=msgspec.structs.replace(best, max_draft=draft[0]) if draft else best,
         turn_s=search.turn_s(best),
         default=base,
-        default_turn_s=search.turn_s(base),
+        default_turn_s=default_s if math.isfinite(default_s) else None,
         prefill_tok_s=outcome.prefill_tok_s,
         decode_tok_s=outcome.decode_tok_s,
         choices=(*search.choices(best), *([draft[1]] if draft else [])),
@@ -164,7 +165,7 @@ async def tune(
         stand_in=not drafts,
         goal=goal,
         tokens_per_joule=outcome.tokens_per_joule,
-        default_tokens_per_joule=search.results[base].tokens_per_joule,
+        default_tokens_per_joule=search.results[base].tokens_per_joule if base in search.results else None,
         joules_noise=search.joules_noise,
     )
 

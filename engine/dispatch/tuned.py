@@ -30,7 +30,7 @@ class Tuned(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     knobs: Knobs
     turn_s: float
-    default_turn_s: float
+    default_turn_s: float | None
     prefill_tok_s: float
     decode_tok_s: float
     choices: tuple[Choice, ...]
@@ -56,9 +56,13 @@ class Tuned(msgspec.Struct, frozen=True, kw_only=True):
             per_joule = f"{self.tokens_per_joule:.3g} tokens per joule, {self._saved()}"
             first = f"tuned here for energy on {day}: {per_joule}; {took}"
             return (first, *(choice.words() for choice in self.choices))
+        return (f"tuned here on {day}: {took}, {self._gained()}", *(choice.words() for choice in self.choices))
+
+    def _gained(self) -> str:
+        if self.default_turn_s is None:
+            return "the defaults do not work"
         gain = self.default_turn_s / self.turn_s - 1 if self.turn_s > 0 else 0.0
-        against = f"{gain:.0%} faster than the defaults" if gain >= TOLD_GAIN else "no setting beat the defaults"
-        return (f"tuned here on {day}: {took}, {against}", *(choice.words() for choice in self.choices))
+        return f"{gain:.0%} faster than the defaults" if gain >= TOLD_GAIN else "no setting beat the defaults"
 
     def _saved(self) -> str:
         if not self.tokens_per_joule or not self.default_tokens_per_joule:

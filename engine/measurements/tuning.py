@@ -123,7 +123,8 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
     """Why one setting has its value: seconds (`of` what) with it and with the next best value, in short rounds.
 
-    Where energy was the goal there are joules too, and a `note` on why a value of fewer joules was not taken.
+    Without seconds the next best value does not work. Where energy was the goal there are joules too, and a `note`
+    on why a value of fewer joules was not taken.
     """
 
     name: str
@@ -139,9 +140,9 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     def words(self) -> str:
         """As the dispatch card shows it."""
         told = f"{self.name} {self.value}: {_figures(self.turn_s, self.turn_j)} for {self.of}"
-        if self.against is None or self.against_turn_s is None:
+        if self.against is None:
             return told
-        if self.against_turn_s == float("inf"):
+        if self.against_turn_s is None:
             return f"{told}; {self.against} failed"
         told = f"{told} against {_figures(self.against_turn_s, self.against_turn_j)} with {self.against}"
         return f"{told} ({self.note})" if self.note else told
@@ -154,6 +155,7 @@ def _figures(seconds: float, joules: float | None) -> str:
 class TuneReport(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a search. `turn_s` and `default_turn_s` were measured in the same, longest round.
 
+    Without `default_turn_s` the defaults do not work.
     Tokens per joule are told where energy was the goal: of a turn, with what the computer draws at rest left out.
     `joules_noise` is the standard deviation of one run's joules as a share of them.
     """
@@ -163,7 +165,7 @@ class TuneReport(msgspec.Struct, frozen=True, kw_only=True):
     best: Knobs
     turn_s: float
     default: Knobs
-    default_turn_s: float
+    default_turn_s: float | None
     prefill_tok_s: float
     decode_tok_s: float
     choices: tuple[Choice, ...]

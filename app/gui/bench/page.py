@@ -300,7 +300,7 @@ class BenchPage(Page):
             model=report.model,
             length=report.prompt_tokens,
             now=words.decimal(report.turn_s, 2),
-            before=words.decimal(report.default_turn_s, 2),
+            before=words.decimal(report.default_turn_s, 2) if report.default_turn_s is not None else "-",
             threads=best.n_threads,
             ubatch=best.n_ubatch,
             flash=best.flash_attn,

@@ -137,9 +137,7 @@ def test_every_choice_is_explained_by_its_measurement():
     assert threads.value == "2"
     assert threads.turn_s < threads.against_turn_s
     assert f"{threads.turn_s:.2f} s" in threads.words()
-    assert (
-        Choice(name="a", value="b", turn_s=1, against="c", against_turn_s=float("inf")).words().endswith("c failed")
-    )
+    assert Choice(name="a", value="b", turn_s=1, against="c", against_turn_s=None).words().endswith("c failed")
 
 
 def test_when_the_time_is_over_the_best_so_far_counts():

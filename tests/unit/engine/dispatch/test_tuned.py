@@ -66,6 +66,14 @@ def test_a_load_gets_what_was_tuned_and_says_why(placer, bundled_model):
     assert placer.defaults("m", read_shape(str(bundled_model)), settings).settings.n_ubatch != 96
 
 
+def test_defaults_that_do_not_work_are_kept_and_told():
+    """They take no time at all, and JSON has no infinity."""
+    made = tuned("here", "small", default_turn_s=None)
+    kept = msgspec.json.decode(msgspec.json.encode(made), type=Tuned)
+    assert kept == made
+    assert "the defaults do not work" in kept.reasons()[0]
+
+
 def test_what_the_user_asked_for_stays(placer, bundled_model):
     where, which = keys(placer, bundled_model)
     placer.tuned.put(tuned(where, which, knobs=msgspec.structs.replace(KNOBS, n_threads=9, flash_attn="off")))
