@@ -14,7 +14,7 @@ from quantize.files.output_file import Output
 from quantize.files.work_folder import WorkFolder, hash_is_known, read_json, write_json
 from quantize.job.request import QuantizeRequest
 from quantize.job.source import header_bytes
-from quantize.measure.run import measured_before
+from quantize.measure.run import evidence_key, measured_before
 from quantize.measure.smoothing import Smoothed, SmoothRequest
 from quantize.native.calibration import WINDOW
 from quantize.types import ModelSpec, Rounding
@@ -98,4 +98,4 @@ def known_before(measure: MeasureRequest, *, even: bool) -> Known:
 
 
 def _known(measure: MeasureRequest) -> Path:
-    return WorkFolder.open(measure).path / f"smoothed-{measure.probe_tokens}.json"
+    return WorkFolder.open(measure).path / f"smoothed-{evidence_key(measure)}.json"

@@ -102,9 +102,14 @@ def never_measured(request: MeasureRequest) -> bool:
     return WorkFolder.open(request).groups() is None
 
 
+def evidence_key(request: MeasureRequest) -> str:
+    """Names what is measured of a model: other types, or another tier, are other measurements."""
+    facts = (request.tier, request.probe_tokens, sorted(request.qtypes))
+    return sha256(msgspec.json.encode(facts)).hexdigest()[:16]
+
+
 def _evidence_file(request: MeasureRequest, folder: WorkFolder) -> Path:
-    key = sha256(msgspec.json.encode((request.tier, request.probe_tokens, sorted(request.qtypes)))).hexdigest()[:16]
-    return folder.path / f"evidence-{key}.json"
+    return folder.path / f"evidence-{evidence_key(request)}.json"
 
 
 def ensure_moments(

@@ -1,0 +1,36 @@
+"""What is known of a smoothed copy counts for the measurements that were made, and for no others."""
+
+import pytest
+
+from quantize.evidence import Evidence, Measured, MeasureRequest
+from quantize.files.work_folder import model_sha256
+from quantize.job.smoothed import known_before, remember
+
+
+@pytest.fixture
+def request_of(tmp_path):
+    source, text = tmp_path / "m.gguf", tmp_path / "text.txt"
+    source.write_bytes(bytes(4096))
+    text.write_text("words", "utf-8")
+    model_sha256(source, tmp_path / "cache")
+
+    def make(**facts):
+        return MeasureRequest(source=source, calibration=text, cache_dir=tmp_path / "cache", **facts)
+
+    return make
+
+
+def test_a_preview_with_other_types_or_of_another_tier_does_not_take_what_was_measured_for_less(
+    request_of, tmp_path
+):
+    imatrix = tmp_path / "imatrix.gguf"
+    imatrix.write_bytes(b"x")
+    hashes = dict.fromkeys(("source_sha256", "calibration_sha256", "imatrix_sha256"), "")
+    evidence = Evidence(tier="balanced", tokens=1, probe_tokens=1, tensors=(), **hashes)
+    done = request_of(qtypes=("Q4_K",))
+    remember(done, Measured(evidence=evidence, imatrix=imatrix, folder=tmp_path), 7)
+    measured, told_bytes = known_before(done, even=True)
+    assert measured is not None
+    assert told_bytes == 7
+    assert known_before(request_of(qtypes=("Q4_K", "IQ2_S")), even=True) == (None, 0)
+    assert known_before(request_of(qtypes=("Q4_K",), tier="max"), even=True) == (None, 0)
