@@ -32,6 +32,12 @@ def _probed(_when: int) -> float:
         started = time.perf_counter()
         np.matmul(left, left, out=out)
         seconds.append(time.perf_counter() - started)
-    cores = int(os.environ.get("OPENBLAS_NUM_THREADS") or os.cpu_count() or 1)
-    flops = 2 * _SIDE**3 / min(seconds) / cores
+    flops = 2 * _SIDE**3 / min(seconds) / _threads()
     return min(max(_TABLE_FLOPS / flops, _LEAST), _MOST)
+
+
+def _threads() -> int:
+    """As many as numpy's library computes with: what it was told, else the cores this process may use."""
+    told = os.environ.get("OPENBLAS_NUM_THREADS", "")
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(int(told), allowed) if told.isdecimal() and int(told) > 0 else allowed

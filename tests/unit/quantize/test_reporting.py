@@ -1,6 +1,7 @@
 """What a file and its report say about its making."""
 
 import itertools
+import os
 
 import msgspec
 import pytest
@@ -10,7 +11,7 @@ from quantize.files.provenance import Provenance, blank, read_provenance
 from quantize.job import forecast as forecasting
 from quantize.job.effort import EFFORTS, Spent, effort_of, spend
 from quantize.job.forecast import JobShape, forecast, known_rates, learn_rates, seconds_by_phase
-from quantize.job.machine_speed import slower_than_table
+from quantize.job.machine_speed import _threads, slower_than_table
 from quantize.job.report import read_report, report_path, summary, write_report
 from quantize.job.request import QuantizeReport
 from quantize.plan.model_spec import model_spec
@@ -145,6 +146,13 @@ def test_a_first_forecast_goes_by_what_the_machine_computes(plan, tmp_path, monk
     assert slow["write"] == table["write"], "a disk is no slower where a processor is"
     (tmp_path / "rates.json").write_text('{"round": [1.5]}')
     assert known_rates(tmp_path) == {"measure": 3.0, "round": 1.5, "verify": 3.0}
+
+
+@pytest.mark.parametrize("told", ["0", "-1", "many", "", "999999"])
+def test_a_setting_that_is_no_number_of_threads_does_not_end_a_forecast(monkeypatch, told):
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", told)
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    assert _threads() == allowed
 
 
 def test_another_size_of_a_model_that_was_measured_takes_less(plan):
