@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import sys
 import threading
 import time
 
@@ -338,6 +339,20 @@ def test_folders_are_filled_when_opened_and_a_gone_file_is_said(page, qtbot, pro
     tree.setCurrentItem(inner.child(1))
     qtbot.waitUntil(lambda: "inner/b.py" in page.files.heading.text())
     assert page.files.source.path is None
+
+
+def test_stopping_the_agent_ends_its_command(page, qtbot, server, project):
+    script = "import os, time; open('pid', 'w').write(str(os.getpid())); time.sleep(600)"
+    work(page, qtbot, server, ("run", {"argv": [sys.executable, "-c", script], "timeout_s": 600}))
+    qtbot.waitUntil(page.consent.isVisible)
+    page.consent.once.click()
+    told = project / "pid"
+    qtbot.waitUntil(lambda: told.exists() and told.read_text() != "")
+    begun = time.monotonic()
+    with qtbot.waitSignal(page.controller.answered):
+        page.controller.stop()
+    assert time.monotonic() - begun < 60, "the command went on to its own limit"
+    assert "All done." not in page.transcript.last_answer
 
 
 def test_closing_the_window_ends_an_agent_that_waits_for_an_answer(page, qtbot, server, project, services):

@@ -21,6 +21,7 @@ from devices.process_memory import bound_memory
 _HEAD_BYTES = 8_000
 _TAIL_BYTES = 12_000
 _DRAIN_S = 2.0
+_LOOK_S = 0.1
 # Variables that hold secrets, or that would change what a command means.
 _SECRET_PARTS = ("TOKEN", "SECRET", "PASSWORD", "PASSWD", "API_KEY", "APIKEY", "CREDENTIAL", "PRIVATE_KEY")
 _DROPPED = frozenset(("LD_PRELOAD", "PYTHONSTARTUP", "BASH_ENV", "ENV", "PROMPT_COMMAND", "TESSERA_HOME"))
@@ -28,7 +29,7 @@ _DROPPED = frozenset(("LD_PRELOAD", "PYTHONSTARTUP", "BASH_ENV", "ENV", "PROMPT_
 
 @dataclass(frozen=True, kw_only=True)
 class CommandResult:
-    """How a command ended. `exit_code` None: it was stopped for its time."""
+    """How a command ended. `exit_code` None: it was stopped, for its time or because nobody wants it any more."""
 
     output: str
     exit_code: int | None
@@ -36,20 +37,26 @@ class CommandResult:
 
 
 def run_command(
-    argv: Sequence[str], folder: Path, timeout_s: float, openings: Openings | None = None
+    argv: Sequence[str],
+    folder: Path,
+    timeout_s: float,
+    openings: Openings | None = None,
+    cancelled: threading.Event | None = None,
 ) -> CommandResult:
     """Run `argv` in `folder`, in the sandbox with these openings (None: in none); stdout and stderr come together.
 
+    It is ended when its time is over or `cancelled` is set.
     Raises: OSError: it cannot be started. ValueError: a word holds a NUL byte.
     """
+    cancelled = cancelled or threading.Event()
     if openings is None:
-        return _run(list(argv), folder, timeout_s)
+        return _run(list(argv), folder, timeout_s, cancelled)
     with guarded(folder) as said, tempfile.TemporaryDirectory(prefix="tessera-command-") as scratch:
-        done = _run(sandboxed(argv, folder, openings, Path(scratch)), folder, timeout_s)
+        done = _run(sandboxed(argv, folder, openings, Path(scratch)), folder, timeout_s, cancelled)
     return replace(done, output="\n".join([done.output, *said])) if said else done
 
 
-def _run(argv: list[str], folder: Path, timeout_s: float) -> CommandResult:
+def _run(argv: list[str], folder: Path, timeout_s: float, cancelled: threading.Event) -> CommandResult:
     begun = time.monotonic()
     child = subprocess.Popen(
         argv,
@@ -66,9 +73,9 @@ def _run(argv: list[str], folder: Path, timeout_s: float) -> CommandResult:
     reader.start()
     exit_code: int | None = None
     try:
-        exit_code = child.wait(timeout=timeout_s)
-    except subprocess.TimeoutExpired:
-        pass
+        while exit_code is None and not cancelled.is_set() and time.monotonic() - begun < timeout_s:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                exit_code = child.wait(timeout=_LOOK_S)
     finally:
         # Whatever the command left behind in its group ends with it.
         _end(child)

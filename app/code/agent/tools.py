@@ -4,6 +4,7 @@ import difflib
 import json
 import math
 import re
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -131,13 +132,21 @@ SPECS = (
 
 
 class Toolbox:
-    """Carries out calls. Nothing is written and nothing is run without consent."""
+    """Carries out calls. Nothing is written and nothing is run without consent; `cancelled` ends a command."""
 
-    def __init__(self, index: ProjectIndex, edits: EditSession, consent: Consent, on_event: OnEvent) -> None:
+    def __init__(
+        self,
+        index: ProjectIndex,
+        edits: EditSession,
+        consent: Consent,
+        on_event: OnEvent,
+        cancelled: threading.Event | None = None,
+    ) -> None:
         self._index = index
         self._edits = edits
         self._consent = consent
         self._on_event = on_event
+        self._cancelled = cancelled
         self._tools: dict[str, tuple[type[msgspec.Struct], Callable[[Any], ToolOutcome]]] = {
             "list": (ListArguments, self._list),
             "read": (ReadArguments, self._read),
@@ -275,7 +284,8 @@ class Toolbox:
         # NaN is neither more nor less than a limit.
         wanted = arguments.timeout_s if math.isfinite(arguments.timeout_s) else _DEFAULT_TIMEOUT_S
         timeout_s = min(max(wanted, 1.0), _MAX_TIMEOUT_S)
-        done = run_command(arguments.argv, self._index.workspace.root, timeout_s, openings)
+        root = self._index.workspace.root
+        done = run_command(arguments.argv, root, timeout_s, openings, self._cancelled)
         with self._index.lock:
             self._index.refresh()
         ended = "was stopped" if done.exit_code is None else f"ended with code {done.exit_code}"

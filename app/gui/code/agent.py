@@ -82,8 +82,9 @@ class AgentRun(QObject):
             if text:
                 self.shown.emit(text)
 
-        toolbox = Toolbox(self._project.index, self._project.edits, Consent(self._ask), on_event)
-        agent = Agent(ServerModel(self._chat, model), [toolbox], on_event)
+        cancelled = threading.Event()
+        toolbox = Toolbox(self._project.index, self._project.edits, Consent(self._ask), on_event, cancelled)
+        agent = Agent(ServerModel(self._chat, model), [toolbox], on_event, cancelled=cancelled)
         self._agent = agent
 
         def work() -> Ended:
@@ -105,7 +106,7 @@ class AgentRun(QObject):
         self._decisions.put(decision)
 
     def cancel(self) -> None:
-        """End soon: no further call is made, a waiting question is answered with no."""
+        """End soon: no further call is made, a command is ended, a waiting question is answered with no."""
         if self._agent is not None:
             self._agent.cancelled.set()
         self._decisions.put("no")

@@ -1,6 +1,7 @@
 import json
 import math
 import sys
+import threading
 
 import pytest
 from servers import runs, wait_for
@@ -229,6 +230,18 @@ def test_a_command_is_bounded_in_time_and_output_and_gets_no_secrets(tmp_path, m
     assert loud.output.startswith("first")
     assert loud.output.endswith("last\n")
     assert "bytes left out" in loud.output
+
+
+def test_a_command_that_nobody_wants_any_more_is_ended(tmp_path):
+    cancelled, told = threading.Event(), tmp_path / "pid"
+    script = f"import os, time; open({str(told)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+    stop = threading.Thread(target=lambda: (wait_for(lambda: told.exists() and told.read_text()), cancelled.set()))
+    stop.start()
+    done = run_command([sys.executable, "-c", script], tmp_path, 600, cancelled=cancelled)
+    stop.join()
+    assert done.exit_code is None
+    assert done.elapsed_s < 90
+    assert not runs(int(told.read_text()))
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="process groups")
