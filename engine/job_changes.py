@@ -52,11 +52,12 @@ class Subscription:
 
         self._wake = wake
         while True:
+            over = self._over  # looked at first: what is pushed before the end is told
             for job in self.take():
                 yield job
                 if self.job_id is not None and job.ended:
                     return
-            if self._over:
+            if over:
                 return
             await event.wait()
             event.clear()

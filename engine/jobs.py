@@ -153,6 +153,7 @@ class JobRegistry:
         self._threads: dict[str, threading.Thread] = {}
         self._kinds: dict[JobKind, tuple[Work, _Slots]] = {}
         self._subscriptions: list[Subscription] = []
+        self._ends = False
         self._lock = threading.RLock()
         self._load()
 
@@ -235,6 +236,8 @@ class JobRegistry:
             self._subscriptions.append(subscription)
             for job in self._jobs.values():
                 subscription.push(job)
+            if self._ends and job_id is None:
+                subscription.end()
         try:
             yield subscription
         finally:
@@ -242,8 +245,9 @@ class JobRegistry:
                 self._subscriptions.remove(subscription)
 
     def end_following(self) -> None:
-        """End what follows every job: it would end only with the server, which waits for it."""
+        """End what follows every job, from now on too: it would end only with the server, which waits for it."""
         with self._lock:
+            self._ends = True
             for subscription in self._subscriptions:
                 if subscription.job_id is None:
                     subscription.end()

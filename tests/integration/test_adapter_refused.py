@@ -1,11 +1,14 @@
 """An adapter is refused where a file's inputs were evened out and nobody knows how: it would answer nonsense."""
 
 import asyncio
+import errno
 
 import pytest
 from lora_adapter import write_adapter
 
 from engine.errors import BadModelFile
+from engine.runner.llama.batch import fitted_adapter
+from engine.runner.llama.native.model import LoadFailed
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
 from quantize.files import channel_scales
@@ -56,3 +59,14 @@ def test_one_that_is_no_adapter_is_refused(bundled_model, tmp_path):
     other.write_bytes(b"GGUF nonsense")
     with pytest.raises(BadModelFile, match="damaged"):
         asyncio.run(load(file, (str(other),)))
+
+
+def test_a_copy_that_finds_no_room_is_told_as_that(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(fitted_adapter, "_write", full)
+    said = {channel_scales.KEY: ChannelScales.of({}, {}).encode()}
+    room = pytest.raises(LoadFailed, match=r"could not be written.*No space")
+    with room, fitted_adapter.fitted(tmp_path / "one.gguf", said):
+        pytest.fail("there is a copy")

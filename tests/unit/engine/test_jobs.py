@@ -8,6 +8,7 @@ import time
 import pytest
 
 from engine.errors import EnvironmentFault, InputFault
+from engine.job_changes import Subscription
 from engine.jobs import _KEPT, Control, JobKind, JobRegistry, Paused
 from quantize.errors import BadFile
 from quantize.errors import Cancelled as QuantizeCancelled
@@ -211,6 +212,39 @@ def test_who_follows_every_job_is_let_go_at_the_end_with_what_was_told_last(regi
         return [change async for change in changes]
 
     assert asyncio.run(read()) == ([last], [last])
+
+
+def test_who_begins_to_follow_after_the_end_is_let_go_at_once(registry):
+    job = registry.start(JobKind.QUANTIZE, "q", {"steps": 1})
+    until(registry, job.id, "done")
+    registry.end_following()
+
+    async def follow():
+        with registry.subscribe() as subscription:
+            return [told.id async for told in subscription.changes()]
+
+    assert asyncio.run(asyncio.wait_for(follow(), 60)) == [job.id]
+
+
+def test_what_is_told_just_before_the_end_is_not_lost(registry, monkeypatch):
+    first = registry.start(JobKind.QUANTIZE, "q", {"steps": 1})
+    until(registry, first.id, "done")
+    taken = Subscription.take
+
+    def interrupted(self, timeout_s=0.0):
+        """The last news and the end come just behind a look at the news."""
+        found = taken(self, timeout_s)
+        if not self._over:
+            self.push(found[0])
+            self.end()
+        return found
+
+    async def follow():
+        with registry.subscribe() as subscription:
+            monkeypatch.setattr(Subscription, "take", interrupted)
+            return [told.id async for told in subscription.changes()]
+
+    assert asyncio.run(asyncio.wait_for(follow(), 60)) == [first.id, first.id]
 
 
 def test_an_unknown_kind():

@@ -26,7 +26,7 @@ Floats = npt.NDArray[np.float32]
 def fitted(path: Path, metadata: Mapping[str, str]) -> Iterator[Path]:
     """The adapter itself, or a scaled copy that is gone afterwards, by what the model's file says of itself.
 
-    Raises: LoadFailed: the file is smoothed and does not say how, or the adapter is none for it.
+    Raises: LoadFailed: the file is smoothed and does not say how, the adapter is none for it, or there is no room.
     """
     provenance = read_provenance(metadata.get(PROVENANCE, ""))
     said = metadata.get(KEY)
@@ -45,6 +45,8 @@ def fitted(path: Path, metadata: Mapping[str, str]) -> Iterator[Path]:
             _write(path, copy, scales)
         except QuantizeError as e:
             raise LoadFailed(f"the LoRA adapter {path} does not fit this model or is damaged: {e}") from e
+        except OSError as e:
+            raise LoadFailed(f"a scaled copy of the LoRA adapter {path} could not be written: {e}") from e
         yield copy
 
 
