@@ -238,7 +238,7 @@ class FitPage(Page):
         elif isinstance(error, ApiError) and error.status == 404 and error.code != "model_not_found":  # noqa: PLR2004
             self.banner.tell(self.tr("This server cannot make models fit yet."), "warn")
         else:
-            self.banner.tell(in_words(error), "warn", (self.tr("Try again"), self._forecast))
+            self.banner.tell(in_words(error), "warn", (self.tr("Try again"), self._anew))
 
     def _show_forecast(self, sketch: QuantizeSketch, model: str) -> None:
         if self._refused:  # what a finished job says stays
