@@ -25,6 +25,11 @@ def cost(outcome: Outcome, prompt: int, goal: Goal) -> float:
     return outcome.turn_j() if goal == "energy" else outcome.turn_s(prompt)
 
 
+def finite(value: float) -> float | None:
+    """As a report tells it: JSON has no infinity, which is what does not work."""
+    return value if math.isfinite(value) else None
+
+
 def noise(outcomes: Iterable[Outcome]) -> float:
     """Standard deviation of one run's joules as a share of them, by the repeats of points measured alike."""
     squares, free = 0.0, 0

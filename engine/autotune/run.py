@@ -1,13 +1,12 @@
 """The whole search for one model and context length: space, rounds, record, proof, report."""
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
 
-from engine.autotune.goal import MAX_SLOWDOWN, cost, noise, worth
+from engine.autotune.goal import MAX_SLOWDOWN, cost, finite, noise, worth
 from engine.autotune.joules import EnergyMeter
 from engine.autotune.journal import Journal
 from engine.autotune.search import OutOfTime, Search
@@ -147,14 +146,14 @@ async def tune(
     trials = _own(journal, goal)
     if search.complete:
         journal.clear()
-    outcome, default_s = search.results[best], search.turn_s(base)
+    outcome = search.results[best]
     return TuneReport(
         model=model,
         prompt_tokens=prompt_tokens,
         best=msgspec.structs.replace(best, max_draft=draft[0]) if draft else best,
         turn_s=search.turn_s(best),
         default=base,
-        default_turn_s=default_s if math.isfinite(default_s) else None,
+        default_turn_s=finite(search.turn_s(base)),
         prefill_tok_s=outcome.prefill_tok_s,
         decode_tok_s=outcome.decode_tok_s,
         choices=(*search.choices(best), *([draft[1]] if draft else [])),

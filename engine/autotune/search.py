@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import msgspec
 
-from engine.autotune.goal import MAX_SLOWDOWN, cost, noise, worth
+from engine.autotune.goal import MAX_SLOWDOWN, cost, finite, noise, worth
 from engine.autotune.space import Dimension, Level, changed, valid
 from engine.measurements.tuning import Budget, Choice, Goal, Knobs, Outcome
 
@@ -113,7 +113,7 @@ class Search:
             value=value,
             turn_s=self._short[mine].turn_s(self._prompt),
             against=against,
-            against_turn_s=_finite(self._short[other].turn_s(self._prompt)) if other else None,
+            against_turn_s=finite(self._short[other].turn_s(self._prompt)) if other else None,
         )
         if self._goal == "speed":
             return told
@@ -121,7 +121,7 @@ class Search:
         note = ""
         if other_j < turn_j:
             note = "no clear gain" if math.isfinite(self._short_cost(other or mine)) else "too slow"
-        return msgspec.structs.replace(told, turn_j=turn_j, against_turn_j=_finite(other_j), note=note)
+        return msgspec.structs.replace(told, turn_j=turn_j, against_turn_j=finite(other_j), note=note)
 
     @property
     def joules_noise(self) -> float | None:
@@ -230,7 +230,3 @@ class Search:
 
     def _short_cost(self, knobs: Knobs) -> float:
         return self._cost(knobs, self._short)
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

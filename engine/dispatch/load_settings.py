@@ -6,6 +6,7 @@ from typing import Final
 
 import psutil
 
+from devices.cores import allowed_cores
 from engine.library.types import ModelEntry
 from engine.paths import DEFAULT_CONTEXT
 from engine.runner.protocol import LoadSettings
@@ -64,5 +65,5 @@ def default_context(trained: int, context: int | None = None) -> int:
 
 def usable_cores() -> int:
     """Physical cores this process may use: hyperthreads slow the kernels down."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    allowed = allowed_cores()
     return max(1, min(psutil.cpu_count(logical=False) or allowed, allowed))

@@ -4,6 +4,8 @@ import os
 import time
 from functools import lru_cache
 
+from devices.cores import allowed_cores
+
 # A product of two square matrices of floats: some 10 ms. The best of a few is what the machine can do.
 _SIDE = 1024
 _ROUNDS = 5
@@ -39,5 +41,5 @@ def _probed(_when: int) -> float:
 def _threads() -> int:
     """As many as numpy's library computes with: what it was told, else the cores this process may use."""
     told = os.environ.get("OPENBLAS_NUM_THREADS", "")
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    allowed = allowed_cores()
     return min(int(told), allowed) if told.isdecimal() and int(told) > 0 else allowed

@@ -108,7 +108,7 @@ def smooth(request: SmoothRequest, send: Step) -> Smoothed:
         return found
     found = msgspec.convert(before, Smoothed)
     if found.changed:
-        _write(SourceWeights(request.measure.source), request.out, found.channel_scales())
+        _write(SourceWeights(request.measure.source), request.out, found)
     return found
 
 
@@ -156,13 +156,13 @@ def _found(request: SmoothRequest, send: Step) -> Smoothed:
             break
         send(total - 2, total, "")
         request.out.unlink(missing_ok=True)
-        scales = _channel_scales(some, changed)
-        _write(source, request.out, scales)
+        found = Smoothed(changed=len(changed), seams=len(seams), scales=_scales(some, changed).encode())
+        _write(source, request.out, found)
         with ReferenceModel(request.out, window=WINDOW, threads=measure.threads, max_lanes=1) as model:
             away = float(kld_from(before, _answers(model, windows[0])).mean())
         if away <= _MOST_KLD:
             send(total, total, "")
-            return Smoothed(changed=len(changed), seams=len(seams), scales=scales.encode(), kld=away)
+            return msgspec.structs.replace(found, kld=away)
     request.out.unlink(missing_ok=True)
     return Smoothed(changed=0, seams=len(seams))
 
@@ -216,7 +216,7 @@ def _best(
     return scales[int(costs.argmin())]
 
 
-def _channel_scales(seams: Sequence[Seam], chosen: dict[str, Floats]) -> ChannelScales:
+def _scales(seams: Sequence[Seam], chosen: dict[str, Floats]) -> ChannelScales:
     """The columns of all readers are multiplied, the rows of the maker divided."""
     some = [(seam, _exponents(chosen[seam.readers[0]])) for seam in seams if seam.readers[0] in chosen]
     return ChannelScales.of(
@@ -225,10 +225,10 @@ def _channel_scales(seams: Sequence[Seam], chosen: dict[str, Floats]) -> Channel
     )
 
 
-def _write(source: SourceWeights, out: Path, scales: ChannelScales) -> None:
-    tensors = source.model.tensors()
+def _write(source: SourceWeights, out: Path, found: Smoothed) -> None:
+    tensors, scales = source.model.tensors(), found.channel_scales()
     slots = [TensorSlot(t.name, t.shape, t.ggml_type) for _, t in tensors]
-    metadata = {**copied_metadata(source.model.parts[0]), KEY: scalar(scales.encode())}
+    metadata = {**copied_metadata(source.model.parts[0]), KEY: scalar(found.scales)}
     writer = GgufWriter(out, metadata, slots)
     try:
         for part, tensor in tensors:
