@@ -40,6 +40,7 @@ def draft_settings(settings: LoadSettings) -> LoadSettings:
         draft_path=None,
         mmproj_path=None,
         lora=(),
+        expert_bytes=0,
         engine_args=NO_ARGS,
         max_rollback=0,
         n_gpu_layers=-1 if settings.devices and settings.n_gpu_layers else 0,

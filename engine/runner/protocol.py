@@ -44,7 +44,8 @@ class LoadSettings(msgspec.Struct, frozen=True, kw_only=True):
     `n_ctx` is the longest sequence, `kv_cells` the whole cache that all sequences share (0: n_ctx).
     `n_gpu_layers` -1 offloads all. `devices` names the backend devices to use (empty: the runner's choice).
     `tensor_split` are the shares of layers of several devices (empty: alike); the experts of the first
-    `cpu_expert_layers` layers stay on the processor wherever those layers are.
+    `cpu_expert_layers` layers stay on the processor wherever those layers are. `expert_bytes` is the memory that
+    experts may take where the file is larger than memory (0: they are all in memory, or the kernel's concern).
     `path` is the first file of a split model, or a folder. `provider` names the execution provider of an ONNX model
     (empty: the folder's own choice, else the CPU); `allow_fallback` lets operators it does not take run on the CPU.
     `gpu_frac` is the part of its GPU's memory that vLLM may take; `provider` then names it (`cuda:` and a number).
@@ -67,6 +68,7 @@ class LoadSettings(msgspec.Struct, frozen=True, kw_only=True):
     devices: tuple[str, ...] = ()
     tensor_split: tuple[float, ...] = ()
     cpu_expert_layers: int = 0
+    expert_bytes: int = 0
     type_k: str = "f16"
     type_v: str = "f16"
     flash_attn: str = "auto"
@@ -223,10 +225,24 @@ class StatsQuery(msgspec.Struct, frozen=True, kw_only=True, tag="stats_query"):
     id: int
 
 
+class ExpertStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Streamed experts since the load: how many layers asked for, how many were there, at what cost.
+
+    `kept_bytes` is what they take now, `waited_s` how long steps waited for `read_bytes`.
+    """
+
+    asked: int = 0
+    there: int = 0
+    read_bytes: int = 0
+    waited_s: float = 0.0
+    kept_bytes: int = 0
+
+
 class Stats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
     """Counters since the load, and the present state.
 
-    `all_s` are the seconds of all steps, `own_s` what the newest requests had of them, by their numbers.
+    `all_s` are the seconds of all steps, `own_s` what the newest requests had of them, by their numbers. `experts`
+    where they are streamed.
     """
 
     id: int
@@ -243,6 +259,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
     cache_disk_bytes: int = 0
     all_s: float = 0.0
     own_s: dict[int, float] = {}
+    experts: ExpertStats | None = None
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag="heartbeat"):

@@ -5,40 +5,29 @@ import queue
 import sys
 import time
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from devices.backends import openvino
 from engine.runner import protocol
 from engine.runner.channel import Channel
-from engine.runner.engine_args import meaning
 from engine.runner.generation.constrain import ConstraintCompiler, TokenConstraint
+from engine.runner.llama import loading
 from engine.runner.llama.batch.adapters import Adapters
 from engine.runner.llama.batch.embed import CannotEmbed, Embedder
 from engine.runner.llama.batch.exact import ExactScheduler
 from engine.runner.llama.batch.scheduler import Scheduler
-from engine.runner.llama.cache.checkpoints import budget
-from engine.runner.llama.cache.prefix_store import PrefixStore, model_fingerprint
+from engine.runner.llama.cache.prefix_store import PrefixStore
 from engine.runner.llama.native import model as llama_model
 from engine.runner.llama.native.abort import AbortSwitch
 from engine.runner.llama.native.batch import EngineBroken
 from engine.runner.llama.native.binding import KernelsMissing, load_api, start_backends
-from engine.runner.llama.native.device_check import (
-    WRONG_KLD_MEAN,
-    WRONG_KLD_MEAN_BFLOAT,
-    DeviceWrong,
-    NotComparable,
-    read_reference,
-)
-from engine.runner.llama.native.device_verdict import checked
+from engine.runner.llama.native.device_check import DeviceWrong
 from engine.runner.llama.native.pages import LargePages
 from engine.runner.llama.native.rpc import NoWorker, add_workers
 from engine.runner.llama.native.self_check import SelfCheckFailed, self_check
 from engine.runner.llama.native.vocabulary import LONGEST_TOKEN_BYTES, LlamaVocabulary
-from engine.runner.llama.speculate.draft_model import DraftModel
-from engine.runner.llama.speculate.guesser import Guesser
-from engine.runner.llama.speculate.mtp import MtpHead
 from engine.runner.llama.vision.picture import PictureRefused
 from engine.runner.llama.vision.vision import Media, Vision
 from engine.runner.rests import Rests
@@ -47,44 +36,13 @@ from engine.runner.text_limits import TooManyTokens
 from engine.runner.texts import Prompt, too_long
 from engine.types import DeviceCheck, GenerationRequest, ModelFacts
 
+if TYPE_CHECKING:
+    from engine.runner.llama.experts.load import StreamedExperts
+
 # Requests of one program follow each other faster than this; idle prefixes are copied out of the cells then.
 SETTLE_S: Final = 0.05
 # A conversation rests this long between turns at least; its state is written to disk then.
 PERSIST_AFTER_S: Final = 1.0
-
-
-def _prefix_store(api: Any, loaded: llama_model.LoadedModel) -> PrefixStore:
-    """The store for this model's prefixes: only states of the same file, cache types and build fit."""
-    settings = loaded.settings
-    path = Path(settings.path)
-    build = api.llama_version().decode()
-    adapters = tuple(model_fingerprint(Path(adapter)) for adapter in settings.lora)
-    shape: tuple[object, ...] = (settings.type_k, settings.type_v, settings.flash_attn, build, protocol.VERSION)
-    shape += (*adapters, *meaning(settings.engine_args))
-    if settings.mmproj_path is not None:
-        projector = Path(settings.mmproj_path).stat()
-        shape += (settings.mmproj_path, projector.st_size, projector.st_mtime_ns)
-    folder = Path(settings.cache_dir) if settings.cache_dir else None
-    fingerprint = model_fingerprint(path, *shape)
-    return PrefixStore(settings.cache_ram_bytes - budget(loaded), settings.cache_disk_bytes, folder, fingerprint)
-
-
-def _compared(loaded: llama_model.LoadedModel, vocabulary: LlamaVocabulary) -> DeviceCheck | None:
-    """How the device compares with the CPU; None where no comparison is wanted or its reference is of no use.
-
-    Raises: DeviceWrong.
-    """
-    path = loaded.settings.reference_path
-    expected = read_reference(Path(path)) if path else None
-    if expected is None:
-        return None
-    compiled = bool(openvino.target_of(loaded.settings.devices))  # whole graphs; a node alone is another program
-    floor = WRONG_KLD_MEAN_BFLOAT if compiled else WRONG_KLD_MEAN
-    try:
-        return checked(expected, loaded, vocabulary, floor, whole=compiled)
-    except NotComparable as error:
-        sys.stderr.write(f"the device was not compared with the CPU: {error}\n")
-        return None
 
 
 def _sentence(error: Exception) -> str:
@@ -102,6 +60,7 @@ class LlamaRunner(RunnerService[LlamaVocabulary]):
         self._adapters: Adapters | None = None
         self._constraints: ConstraintCompiler | None = None
         self._store: PrefixStore | None = None
+        self._experts: StreamedExperts | None = None
         self._abort: AbortSwitch | None = None
         self._loaded: llama_model.LoadedModel | None = None
         self._facts: ModelFacts | None = None
@@ -142,7 +101,7 @@ class LlamaRunner(RunnerService[LlamaVocabulary]):
             if settings.engine_args.rpc:
                 add_workers(api, settings.engine_args.rpc)
             self._phases.done("backends")
-            loaded = self._pages.loading()(llama_model.load)(api, settings, on_progress, self._phases)
+            loaded, self._experts = self._pages.loading()(loading.load)(api, settings, on_progress, self._phases)
             vocabulary = LlamaVocabulary(api, loaded.vocab)
             self._phases.done("vocabulary")
             self._tell_check(settings)
@@ -150,12 +109,12 @@ class LlamaRunner(RunnerService[LlamaVocabulary]):
                 llama_model.warm_up(loaded)
             else:
                 self_check(loaded, vocabulary)
-                check = _compared(loaded, vocabulary)
+                check = loading.compared(loaded, vocabulary)
             self._phases.done("check")
             if settings.mmproj_path is not None:
                 self._load_projector(loaded, settings.mmproj_path)
-            self._store = _prefix_store(api, loaded)
-            draft_model = _guesser(loaded, vocabulary)
+            self._store = loading.prefix_store(api, loaded)
+            draft_model = loading.guesser(loaded, vocabulary)
             self._adapters = Adapters(loaded, settings.lora)
             self._scheduler = Scheduler(loaded, vocabulary, self._store, self._adapters, draft_model, self._vision)
         except DeviceWrong as error:
@@ -164,7 +123,7 @@ class LlamaRunner(RunnerService[LlamaVocabulary]):
                 protocol.Fault(code="device_check_failed", message=str(error), param="model", facts=numbers)
             )
             return False
-        except (KernelsMissing, NoWorker, llama_model.LoadFailed) as error:
+        except (KernelsMissing, NoWorker, llama_model.LoadFailed, EngineBroken) as error:
             code = "self_check_failed" if isinstance(error, SelfCheckFailed) else "load_failed"
             self._channel.send(protocol.Fault(code=code, message=str(error), param="model"))
             return False
@@ -221,6 +180,7 @@ class LlamaRunner(RunnerService[LlamaVocabulary]):
                     self._tell(self._exact.step())
             except EngineBroken as error:
                 self._channel.send(protocol.Fault(code="engine_broken", message=str(error)))
+                sys.stderr.write(f"{error}\n")  # the server tells the last line
                 return 5
             finally:
                 self._step_started = 0.0
@@ -239,6 +199,8 @@ class LlamaRunner(RunnerService[LlamaVocabulary]):
                 use()
             if self._constraints is not None:
                 self._constraints.warm()
+            if self._experts is not None:
+                self._experts.rest()
             self._pages.collapse(self._inbox.empty)
         return self._inbox.get()
 
@@ -246,6 +208,8 @@ class LlamaRunner(RunnerService[LlamaVocabulary]):
         scheduler.kv.persist()
         if self._store is not None:
             self._store.close()
+        if self._experts is not None:
+            self._experts.close()
 
     def _control(self, message: protocol.ToRunner | Prompt, scheduler: Scheduler) -> None:
         if isinstance(message, Prompt):
@@ -381,18 +345,6 @@ class LlamaRunner(RunnerService[LlamaVocabulary]):
             cache_ram_bytes=self._store.ram_bytes if self._store else 0,
             cache_disk_bytes=self._store.disk_bytes if self._store else 0,
             all_s=sum(s.efforts.all_s for s in both),
+            experts=self._experts.stats() if self._experts is not None else None,
             own_s={number: seconds for s in both for number, seconds in s.efforts.own_s.items()},
         )
-
-
-def _guesser(loaded: llama_model.LoadedModel, vocabulary: LlamaVocabulary) -> Guesser | None:
-    """Who guesses ahead: a draft model that was asked for, else the model's own head, where that can be used."""
-    settings = loaded.settings
-    if settings.draft_path:
-        return DraftModel.load(loaded.api, settings, vocabulary)
-    if settings.mtp:
-        try:
-            return MtpHead(loaded)
-        except llama_model.LoadFailed as error:
-            sys.stderr.write(f"the model's own head is not used: {error}\n")
-    return None

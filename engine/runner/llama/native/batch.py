@@ -41,6 +41,7 @@ class Batch:
         self._decode = api.llama_decode
         self._synchronize = api.llama_synchronize
         self._context = loaded.context
+        self._problem = loaded.problem
         self.size = 0
         self.outputs = 0
 
@@ -109,12 +110,15 @@ class Batch:
         """Run the batch to its end. 0: done; 1: no room in the cache; 2: aborted; below 0: see llama.h.
 
         The sizes llama.cpp would abort the process for are checked here.
+        Raises: EngineBroken: the model's file cannot be read any more.
         """
         if not 0 < self.size <= self.capacity or self.outputs > self.max_outputs:
             raise ValueError(f"batch of {self.size} rows, {self.outputs} outputs")
         self._native.n_tokens = self.size
         code = int(self._decode(self._context, self._native))
         self._synchronize(self._context)
+        if problem := self._problem():
+            raise EngineBroken(problem)
         return code
 
 

@@ -40,6 +40,8 @@ class LoadFailed(Exception):
 class LoadedModel:
     """Native handles of one model and its context. Owned by the scheduler's thread.
 
+    `on_node` is what each of its contexts calls for every node, `problem` says why the last step is of no use
+    (empty where it is).
     `keeps_partial`: sequences can be cut at any token; else the last `max_rollback` of a step can be taken back.
     """
 
@@ -59,6 +61,8 @@ class LoadedModel:
     keeps_partial: bool
     max_rollback: int
     n_swa: int
+    on_node: Any = None
+    problem: Callable[[], str] = str
 
     def close(self) -> None:
         """Free the context and the model."""
@@ -161,6 +165,8 @@ def mtp_context(target: LoadedModel, slots: int) -> Any:
     params = _context_params(api, mtp_settings(target.settings), slots * target.n_ctx, slots)
     params.ctx_type = api.LLAMA_CONTEXT_TYPE_MTP
     params.ctx_other = target.context
+    if target.on_node is not None:
+        params.cb_eval = target.on_node
     context = api.llama_init_from_model(target.model, params)
     if not context:
         raise LoadFailed("no context for the head that guesses ahead could be made")
@@ -189,8 +195,8 @@ def _beside(loaded: LoadedModel, settings: LoadSettings, purpose: str, on_node: 
     api = loaded.api
     params = _context_params(api, settings, settings.n_ctx, 1)
     params.n_outputs_max = params.n_outputs_max_per_seq = 1 + MAX_DRAFT
-    if on_node is not None:
-        params.cb_eval = on_node
+    if on_node is not None or loaded.on_node is not None:
+        params.cb_eval = on_node or loaded.on_node
     context = api.llama_init_from_model(loaded.model, params)
     if not context:
         raise LoadFailed(f"no context of {settings.n_ctx} cells {purpose} could be made")
@@ -279,6 +285,7 @@ def load(
         keeps_partial=not keeps_state,
         max_rollback=api.llama_n_rs_seq(context),  # 0 where the architecture cannot
         n_swa=n_swa,
+        on_node=on_node,
     )
 
 

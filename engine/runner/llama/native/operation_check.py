@@ -14,10 +14,20 @@ import numpy as np
 from engine.runner.llama.native.batch import Batch
 from engine.runner.llama.native.binding import KernelsMissing, ggml
 from engine.runner.llama.native.model import LoadedModel
+from engine.runner.llama.native.tensor_layout import (
+    BF16,
+    F16,
+    F32,
+    MAX_DIMS,
+    MAX_SRC,
+    OP_PARAMS,
+    InitParams,
+    Tensor,
+    check_layout,
+)
 
 # Source: ggml.h of 0.3.36: ggml_op. Names are asked of the library; these compute nothing.
 EMPTY: Final = frozenset({"NONE", "RESHAPE", "VIEW", "PERMUTE", "TRANSPOSE"})
-F32, F16, BF16 = 0, 1, 30
 # Mean square of the difference over that of the values. Source: ggml's test-backend-ops, which allows 5e-4 where
 # products are summed in half precision or of 8-bit activations, and 1e-7 elsewhere; half-precision math of some
 # drivers is allowed ten times that.
@@ -26,9 +36,6 @@ MOST_OF_PRODUCTS: Final = 5e-4
 MOST: Final = 1e-6
 PROMPT_TOKENS: Final = 40
 SINGLE_TOKENS: Final = 3
-# Source: ggml.h and ggml.c: ggml_object, and the arrays of ggml_tensor.
-OBJECT_BYTES: Final = 32
-MAX_DIMS, MAX_SRC, MAX_NAME, OP_PARAMS = 4, 10, 64, 16
 WORDS: Final = {
     "FLASH_ATTN_EXT": "flash attention",
     "MUL_MAT": "matrix multiplication",
@@ -48,32 +55,6 @@ WORDS: Final = {
     "SSM_SCAN": "state scan",
     "SSM_CONV": "state convolution",
 }
-
-
-class Tensor(ctypes.Structure):
-    """ggml_tensor. Source: ggml.h; `check_layout` compares it with the library's before anything is read."""
-
-
-Tensor._fields_ = (
-    ("type", ctypes.c_int),
-    ("buffer", ctypes.c_void_p),
-    ("ne", ctypes.c_int64 * MAX_DIMS),
-    ("nb", ctypes.c_size_t * MAX_DIMS),
-    ("op", ctypes.c_int),
-    ("op_params", ctypes.c_int32 * OP_PARAMS),
-    ("flags", ctypes.c_int32),
-    ("src", ctypes.POINTER(Tensor) * MAX_SRC),
-    ("view_src", ctypes.POINTER(Tensor)),
-    ("view_offs", ctypes.c_size_t),
-    ("data", ctypes.c_void_p),
-    ("name", ctypes.c_char * MAX_NAME),
-    ("extra", ctypes.c_void_p),
-    ("padding", ctypes.c_char * 8),
-)
-
-
-class _InitParams(ctypes.Structure):
-    _fields_ = (("mem_size", ctypes.c_size_t), ("mem_buffer", ctypes.c_void_p), ("no_alloc", ctypes.c_bool))
 
 
 class Operation(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,7 +86,7 @@ class OperationCheck:
         """Raises: KernelsMissing: ggml's structs are not those described here, or it has no CPU backend."""
         self._lib = ggml(api)
         self._declare()
-        self.check_layout()
+        check_layout(self._lib)
         self._cpu = self._lib.ggml_backend_init_by_type(0, None)
         if not self._cpu:
             raise KernelsMissing("no CPU backend to compare with")
@@ -118,12 +99,7 @@ class OperationCheck:
     def _declare(self) -> None:
         lib, pointer = self._lib, ctypes.POINTER(Tensor)
         for name, result, arguments in (
-            ("ggml_init", ctypes.c_void_p, [_InitParams]),
-            ("ggml_free", None, [ctypes.c_void_p]),
-            ("ggml_tensor_overhead", ctypes.c_size_t, []),
             ("ggml_graph_overhead", ctypes.c_size_t, []),
-            ("ggml_new_tensor_4d", pointer, [ctypes.c_void_p, ctypes.c_int] + [ctypes.c_int64] * 4),
-            ("ggml_set_name", pointer, [pointer, ctypes.c_char_p]),
             ("ggml_nbytes", ctypes.c_size_t, [pointer]),
             ("ggml_op_name", ctypes.c_char_p, [ctypes.c_int]),
             ("ggml_type_name", ctypes.c_char_p, [ctypes.c_int]),
@@ -140,21 +116,6 @@ class OperationCheck:
         ):
             function = getattr(lib, name)
             function.restype, function.argtypes = result, arguments
-
-    def check_layout(self) -> None:
-        """Raises: KernelsMissing: a tensor of the library does not read back as it was made."""
-        lib = self._lib
-        size = lib.ggml_tensor_overhead()
-        made = lib.ggml_init(_InitParams(1 << 16, None, True))
-        try:
-            tensor = lib.ggml_new_tensor_4d(made, F16, 3, 5, 7, 2).contents
-            lib.ggml_set_name(ctypes.byref(tensor), b"probe")
-            seen = (tensor.type, tuple(tensor.ne), tensor.nb[1], tensor.op, tensor.name, tensor.data)
-        finally:
-            lib.ggml_free(made)
-        right = (F16, (3, 5, 7, 2), 6, 0, b"probe", None)
-        if size != OBJECT_BYTES + ctypes.sizeof(Tensor) or seen != right:
-            raise KernelsMissing("ggml's tensors are laid out otherwise than this check knows")
 
     def close(self) -> None:
         """Give the CPU's stream back."""
@@ -238,7 +199,7 @@ class OperationCheck:
         """The bytes of the node's result as the CPU computes it."""
         lib = self._lib
         room = (MAX_SRC + 2) * lib.ggml_tensor_overhead() + lib.ggml_graph_overhead()
-        made = lib.ggml_init(_InitParams(room, None, True))
+        made = lib.ggml_init(InitParams(room, None, True))
         try:
             keep: list[Any] = []
 

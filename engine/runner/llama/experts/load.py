@@ -1,0 +1,75 @@
+"""The experts of one load: where they are streamed, with what was learnt of them before, and learnt from them."""
+
+import sys
+import time
+from pathlib import Path
+from typing import Any, Final
+
+from engine.expert_use import ExpertUse, folder_of, keep, use_store
+from engine.json_store import JsonStore
+from engine.runner.llama.experts.stream import CannotStream, ExpertStream
+from engine.runner.protocol import ExpertStats, LoadSettings
+from quantize.errors import QuantizeError
+from quantize.files.known_headers import known_gguf_model
+
+# What was learnt is written in pauses, this long after the last time.
+_KEEP_EVERY_S: Final = 60.0
+
+
+class StreamedExperts:
+    """Of a load whose settings say how much memory its experts may take."""
+
+    def __init__(self, api: Any, settings: LoadSettings) -> None:
+        """Raises: CannotStream."""
+        if sys.platform != "linux":
+            raise CannotStream("experts are streamed on Linux only")
+        if settings.embeddings or not settings.use_mmap or settings.repack or settings.use_mlock:
+            raise CannotStream("experts are streamed from a mapped file whose weights are used as they are")
+        self._settings = settings
+        self._stream = ExpertStream(api)
+        folder = folder_of(settings.cache_dir)
+        self._store: JsonStore[ExpertUse] | None = use_store(folder, Path(settings.path)) if folder else None
+        self._kept_at = time.monotonic()
+        self._kept_tokens = 0.0
+
+    @property
+    def callback(self) -> Any:
+        """What every context of the model is made with."""
+        return self._stream.callback
+
+    def begin(self) -> None:
+        """The file is mapped now. Raises: CannotStream."""
+        known = self._store.get() if self._store is not None else ExpertUse()
+        try:
+            model = known_gguf_model(self._settings.path)
+        except QuantizeError as error:
+            raise CannotStream(str(error)) from error
+        experts = model.parts[0].arch_int("expert_count") or 0
+        self._stream.begin(model, experts, self._settings.expert_bytes, known)
+        self._kept_tokens = known.tokens
+
+    def problem(self) -> str:
+        """Why the last step is of no use; empty where it is."""
+        return self._stream.problem
+
+    def stats(self) -> ExpertStats:
+        """Counts since the load."""
+        return self._stream.stats()
+
+    def rest(self) -> None:
+        """In a pause: write what was learnt, now and then."""
+        if time.monotonic() - self._kept_at > _KEEP_EVERY_S:
+            self.keep()
+
+    def keep(self) -> None:
+        """Write what was learnt."""
+        self._kept_at = time.monotonic()
+        use = self._stream.use()
+        if self._store is not None and use.tokens != self._kept_tokens:
+            self._kept_tokens = use.tokens
+            keep(self._store, use)
+
+    def close(self) -> None:
+        """Write what was learnt and read no more."""
+        self.keep()
+        self._stream.close()

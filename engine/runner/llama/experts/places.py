@@ -1,0 +1,178 @@
+"""Where the experts of a loaded file lie: in the file, and in this process's mapping of it."""
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from engine.runner.expert_tensors import PAGE, stacks
+from quantize.files.gguf_split import GgufModel
+
+# A file mapped for reading and shared, as llama.cpp maps it: addresses, offset, inode, path.
+_MAP: Final = re.compile(r"([0-9a-f]+)-([0-9a-f]+) r--s ([0-9a-f]+) [0-9a-f:]+ (\d+)\s+(.*)", re.ASCII)
+# As many bytes of each stack are compared with the file's.
+_PROOF_BYTES: Final = 64
+
+
+class NotMapped(Exception):
+    """The file's experts are not where they should be; the message says what is missing."""
+
+
+class FileChanged(Exception):
+    """The file is not the one that was loaded any more; the message says what is wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Whole pages of a file that hold one matrix: `[begin, end)`, and those of them no other matrix touches.
+
+    `address` is where `begin` is mapped, `needed_end` the last byte of the matrix: the file may end there.
+    """
+
+    part: int
+    begin: int
+    end: int
+    inner_begin: int
+    inner_end: int
+    address: int
+    needed_end: int
+
+    @property
+    def edges(self) -> tuple[int, ...]:
+        """Offsets of the first and last pages where those are shared with a neighbour."""
+        found = [*range(self.begin, self.inner_begin, PAGE), *range(self.inner_end, self.end, PAGE)]
+        return tuple(dict.fromkeys(found))
+
+    def at(self, offset: int) -> int:
+        """The address of a byte of the file."""
+        return self.address + offset - self.begin
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """One matrix for each expert, one behind another: in part `part` of the file from `offset` on, at `address`."""
+
+    part: int
+    offset: int
+    expert_bytes: int
+    address: int
+
+    def span(self, expert: int) -> Span:
+        """The pages of one expert's matrix."""
+        start = self.offset + expert * self.expert_bytes
+        stop = start + self.expert_bytes
+        begin, end = start - start % PAGE, stop + -stop % PAGE
+        inner_begin, inner_end = start + -start % PAGE, stop - stop % PAGE
+        if inner_end < inner_begin:  # within one page
+            inner_begin = inner_end = end
+        return Span(self.part, begin, end, inner_begin, inner_end, self.address + begin - self.offset, stop)
+
+
+class Parts:
+    """The files of a model, open for as long as it is loaded: plainly, and past the page cache where that goes."""
+
+    def __init__(self, model: GgufModel) -> None:
+        """Raises: OSError."""
+        self.plain: list[int] = []
+        self.direct: list[int] = []
+        self.past_cache = True
+        try:
+            for path in model.paths:
+                self.plain.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+                self.direct.append(self._open_direct(path))
+        except OSError:
+            self.close()
+            raise
+        self._states = [_state(fd) for fd in self.plain]
+
+    def _open_direct(self, path: str) -> int:
+        try:
+            return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
+        except OSError:  # a file system without it
+            self.past_cache = False
+            return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def check(self) -> None:
+        """Raises: FileChanged: a part has another size or another date than at the load."""
+        for number, (descriptor, before) in enumerate(zip(self.plain, self._states, strict=True), 1):
+            now = _state(descriptor)
+            if now != before:
+                which = f"part {number} of the model's file" if len(self.plain) > 1 else "the model's file"
+                what = "is shorter" if now[0] < before[0] else "was changed"
+                raise FileChanged(f"{which} {what} since it was loaded; load it again")
+
+    def forget(self, part: int, offset: int, size: int) -> None:
+        """These pages of the file need not stay in memory."""
+        with contextlib.suppress(OSError):
+            os.posix_fadvise(self.plain[part], offset, size, os.POSIX_FADV_DONTNEED)
+
+    def close(self) -> None:
+        """Close them all."""
+        for descriptor in (*self.plain, *self.direct):
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+        self.plain, self.direct = [], []
+
+
+def _state(descriptor: int) -> tuple[int, int]:
+    found = os.fstat(descriptor)
+    return found.st_size, found.st_mtime_ns
+
+
+def find(model: GgufModel, parts: Parts, experts: int) -> dict[int, tuple[Stack, ...]]:
+    """Layer → its stacks, each of whose first bytes was compared with the file's. Linux only.
+
+    Raises: NotMapped: the file is not mapped, or its header has no experts that are understood.
+    """
+    numbers = {tensor.name: number for number, part in enumerate(model.parts) for tensor in part.tensors}
+    found = stacks([tensor for _, tensor in model.tensors()], experts)
+    if not found:
+        raise NotMapped("its header names no stacks of experts that are understood here")
+    mappings = list(_mappings(model, parts))
+    layers = {}
+    for layer, tensors in found.items():
+        placed = []
+        for tensor in tensors:
+            part = numbers[tensor.name]
+            address = _address(mappings, part, tensor.offset, tensor.nbytes)
+            if address is None:
+                raise NotMapped(f"{tensor.name} is not mapped from the file")
+            placed.append(Stack(part, tensor.offset, tensor.nbytes // experts, address))
+        layers[layer] = tuple(placed)
+    _prove(layers, parts)
+    return layers
+
+
+def _mappings(model: GgufModel, parts: Parts) -> Iterator[tuple[int, int, int, int]]:
+    """Part, address, file offset and length of what this process has mapped of the model's files."""
+    inodes = {os.fstat(descriptor).st_ino: number for number, descriptor in enumerate(parts.plain)}
+    names = {os.path.realpath(path): number for number, path in enumerate(model.paths)}
+    for line in Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines():
+        match = _MAP.fullmatch(line)
+        if match is None:
+            continue
+        # A layered file system tells one inode here and another there, so the name does as well.
+        number = inodes.get(int(match[4]), names.get(match[5]))
+        if number is not None:
+            begin, end, offset = (int(match[n], 16) for n in (1, 2, 3))
+            yield number, begin, offset, end - begin
+
+
+def _address(mappings: list[tuple[int, int, int, int]], part: int, offset: int, size: int) -> int | None:
+    for number, begin, at, length in mappings:
+        if number == part and at <= offset and offset + size <= at + length:
+            return begin + offset - at
+    return None
+
+
+def _prove(layers: dict[int, tuple[Stack, ...]], parts: Parts) -> None:
+    import ctypes  # noqa: PLC0415 - only here
+
+    for layer, placed in layers.items():
+        for stack in placed:
+            size = min(_PROOF_BYTES, stack.expert_bytes)
+            if ctypes.string_at(stack.address, size) != os.pread(parts.plain[stack.part], size, stack.offset):
+                raise NotMapped(f"what is mapped of the experts of layer {layer} is not what the file has there")

@@ -1,0 +1,152 @@
+"""Mixtures whose experts are streamed: the same text in little memory, and what befalls the file under way."""
+
+import asyncio
+import os
+import shutil
+import sys
+
+import pytest
+from runner_calls import EXACT, answered, with_runner
+from shapes import Q, scaled, write_shape
+
+from engine.errors import BadModelFile, RunnerDied
+from engine.expert_use import ExpertUse, folder_of, use_store
+from engine.fit.shape import model_shape
+from engine.runner.expert_tensors import held_bytes, least_bytes, stacks
+from engine.types import GenerationRequest, SamplingParams
+from quantize.files.gguf_split import read_gguf_model
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="experts are streamed on Linux only")
+SETTINGS = {"repack": False, "max_draft": 0, **EXACT}
+GREEDY = SamplingParams(temperature=0)
+# Short ones are decoded, a long one is read in pieces that ask for nearly all experts.
+PROMPTS = ("one two", "three " * 60, "four five six " * 8)
+
+
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory):
+    shape = scaled("qwen3moe", layers=4, embd=128, heads=2, ffn=128, vocab=600, experts=(16, 2, 96), qtype=Q.Q8_0)
+    return write_shape(tmp_path_factory.mktemp("mixture") / "mixture.gguf", shape)
+
+
+def sizes(path):
+    """The least memory for its experts, and what all of them take."""
+    shape = model_shape(read_gguf_model(path))
+    layers = stacks(shape.tensors, shape.experts)
+    return least_bytes(layers, shape.experts), sum(16 * held_bytes(layer, 16) for layer in layers.values())
+
+
+def request(prompt, tokens=12, **options):
+    return GenerationRequest(prompt=prompt, sampling=GREEDY, max_tokens=tokens, ignore_eos=True, **options)
+
+
+async def answers(runner):
+    """One after another, several at once, and with the exact context beside the shared one."""
+    found = [(await answered(runner, request(prompt))).ids for prompt in PROMPTS]
+    exact = [request(prompt, deterministic=True, logprobs=1) for prompt in PROMPTS]
+    beside = await asyncio.gather(*(answered(runner, r) for r in exact), answered(runner, request("seven", 30)))
+    found += [(a.ids, [entry.logprob for entry in a.logprobs]) for a in beside[:3]]
+    return found, (await runner.stats()).experts
+
+
+def test_the_text_is_the_same_with_streamed_experts_and_memory_stays_within_bounds(mixture):
+    least, whole = sizes(mixture)
+    plain, nothing = with_runner(mixture, answers, **SETTINGS)
+    assert nothing is None
+    for size in (least, (least + whole) // 2, 2 * whole):
+        text, experts = with_runner(mixture, answers, expert_bytes=size, **SETTINGS)
+        assert text == plain
+        assert 0 < experts.kept_bytes <= min(size, whole)
+        assert experts.asked > experts.there > 0
+        assert (experts.read_bytes > whole) == (size < whole), "what was pushed out was read again"
+
+
+def test_what_is_used_is_known_at_the_next_load(mixture, tmp_path):
+    least, _ = sizes(mixture)
+    cache = str(tmp_path / "prefixes")
+
+    async def once(runner):
+        answer = await answered(runner, request(PROMPTS[0], 40))
+        return answer.ids
+
+    with_runner(mixture, once, expert_bytes=least, cache_dir=cache, **SETTINGS)
+    store = use_store(folder_of(cache), mixture)
+    use = store.get()
+    assert use.tokens > 40
+    assert use.layers.keys() == {0, 1, 2, 3}
+    assert all(len(counts) == 16 for counts in use.layers.values())
+    per_token = [sum(counts) / use.tokens for counts in use.layers.values()]
+    assert per_token[:3] == pytest.approx([2.0] * 3, rel=0.01), "two experts of each layer for a token"
+    assert 0 < per_token[3] < per_token[0], "the last layer computes only what an answer needs"
+    assert not use.says_something
+    with_runner(mixture, once, expert_bytes=least, cache_dir=cache, **SETTINGS)
+    assert use_store(folder_of(cache), mixture).get().tokens > 1.9 * use.tokens
+    moved = shutil.copy(mixture, tmp_path / mixture.name)
+    assert use_store(folder_of(cache), moved).path == store.path
+    os.truncate(moved, 100)
+    assert use_store(folder_of(cache), moved).get() == ExpertUse()
+
+
+def test_known_experts_are_read_before_anybody_asks(mixture, tmp_path):
+    _, whole = sizes(mixture)
+    cache = str(tmp_path / "prefixes")
+    store = use_store(folder_of(cache), mixture)
+    store.put(ExpertUse(tokens=1000.0, layers={layer: [1.0] * 16 for layer in range(4)}))
+
+    async def rest(runner):
+        for _ in range(600):
+            found = (await runner.stats()).experts
+            if found.read_bytes >= found.kept_bytes * 3 // 4:
+                return found
+            await asyncio.sleep(0.05)
+        raise AssertionError("not everything that is known was read")
+
+    assert with_runner(mixture, rest, expert_bytes=2 * whole, cache_dir=cache, **SETTINGS).kept_bytes > whole // 2
+
+
+def test_a_file_that_is_removed_or_replaced_goes_on_with_what_was_loaded(mixture, tmp_path):
+    least, _ = sizes(mixture)
+    copy = shutil.copy(mixture, tmp_path / "copy.gguf")
+
+    async def plain(runner):
+        return [(await answered(runner, request(prompt))).ids for prompt in PROMPTS]
+
+    async def gone(runner):
+        copy.unlink()
+        first = await plain(runner)
+        copy.write_bytes(b"another file")
+        return first, await plain(runner)
+
+    expected = with_runner(mixture, plain, **SETTINGS)
+    assert with_runner(copy, gone, expert_bytes=least, **SETTINGS) == (expected, expected)
+
+
+@pytest.mark.parametrize("how", ["shorter", "changed"])
+def test_a_file_that_changes_in_its_place_ends_the_runner_with_the_reason(mixture, tmp_path, how):
+    least, _ = sizes(mixture)
+    copy = shutil.copy(mixture, tmp_path / "copy.gguf")
+
+    async def cut(runner):
+        await answered(runner, request(PROMPTS[0]))
+        if how == "shorter":
+            os.truncate(copy, copy.stat().st_size - 4096)
+        else:
+            os.utime(copy, ns=(1, 1))
+        with pytest.raises(RunnerDied) as told:
+            await answered(runner, request(PROMPTS[1]))
+        return str(told.value)
+
+    reason = with_runner(copy, cut, expert_bytes=least, **SETTINGS)
+    assert "shorter" in reason if how == "shorter" else "was changed" in reason
+    assert "load it again" in reason
+
+
+def test_a_load_that_cannot_stream_says_why(mixture, tmp_path):
+    async def nothing(_runner):
+        return None
+
+    with pytest.raises(BadModelFile, match="as they are"):
+        with_runner(mixture, nothing, expert_bytes=1 << 20, **{**SETTINGS, "repack": True})
+    dense = write_shape(tmp_path / "dense.gguf", scaled("llama", layers=1, vocab=600))
+    with pytest.raises(BadModelFile, match="no stacks of experts"):
+        with_runner(dense, nothing, expert_bytes=1 << 20, **SETTINGS)
