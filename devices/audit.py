@@ -6,9 +6,11 @@ import os
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+import msgspec
+from msgspec.structs import asdict
 
 KEPT = 500
 # One load moves the correction by this share of its error, so that a single odd measurement cannot spoil it.
@@ -18,8 +20,7 @@ WEIGHT = 0.5
 SMALLEST, LARGEST = 1.0, 1.25
 
 
-@dataclass(frozen=True, slots=True)
-class Audit:
+class Audit(msgspec.Struct, frozen=True):
     """One look at a loaded model: bytes predicted and measured, backend buffers by name, seconds since the epoch.
 
     `moment` is `load`, just after it, when not everything reserved was touched yet, or `unload`, after use.
@@ -30,7 +31,7 @@ class Audit:
     predicted_bytes: int
     measured_bytes: int
     at: float
-    buffers: Mapping[str, int] = field(default_factory=dict)
+    buffers: Mapping[str, int] = msgspec.field(default_factory=dict)
     moment: str = "load"
 
     @property

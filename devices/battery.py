@@ -2,8 +2,9 @@
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from devices.host import Host, Json, number, read_number, text
 
@@ -13,8 +14,7 @@ _COMMAND_S: Final = 3.0
 _JOULES_PER_WH: Final = 3600.0
 
 
-@dataclass(frozen=True, slots=True)
-class Battery:
+class Battery(msgspec.Struct, frozen=True):
     """All batteries together. Joules; `power_w` is what is drawn while they discharge, None where not told."""
 
     discharging: bool

@@ -1,6 +1,6 @@
 """From a Host to a Machine: the inventory reads files only; `detailed` also asks the vendors' commands."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from devices.findings import machine_findings
 from devices.host import Host, text

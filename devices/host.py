@@ -2,16 +2,16 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from devices.types import System
 
 Json = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
 
 
-@dataclass(frozen=True, slots=True)
-class CommandResult:
+class CommandResult(msgspec.Struct, frozen=True):
     """Exit code and output of a command; `returncode` None means it was missing or ran out of time."""
 
     returncode: int | None

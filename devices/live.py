@@ -2,7 +2,8 @@
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+
+import msgspec
 
 from devices.host import Host, number, read_number, suspended, text
 from devices.power import Counter, PowerMeters, parts_w, short_address
@@ -17,8 +18,7 @@ _IDLE_FIELDS = (3, 4)  # of /proc/stat: idle, iowait
 _GUEST_FIELD = 8  # from here on counted in user time already
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
+class Reading(msgspec.Struct, frozen=True):
     """One device now: share of its time in use (0 to 1), degrees Celsius, watts. None: the system does not tell."""
 
     device: str

@@ -6,7 +6,9 @@ beside the predicted ones and correct the next prediction. Thread-safe; one per 
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from devices.audit import Audit, AuditLog
 from devices.errors import Overdrawn
@@ -15,8 +17,7 @@ from devices.process_memory import ProcessMemory, process_memory
 from devices.types import Device, Machine
 
 
-@dataclass(frozen=True, slots=True)
-class Amount:
+class Amount(msgspec.Struct, frozen=True):
     """Bytes on one device. `mapped` file pages can be dropped and read again, but then every token waits."""
 
     anonymous_bytes: int
@@ -28,8 +29,7 @@ class Amount:
         return self.anonymous_bytes + self.mapped_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Reservation:
+class Reservation(msgspec.Struct, frozen=True):
     """What one runner was granted, by device id, and what it was then seen to hold. `parts`: bytes by purpose."""
 
     owner: str
@@ -38,9 +38,9 @@ class Reservation:
     drawn: Mapping[str, int]
     pid: int | None = None
     measured: ProcessMemory | None = None
-    buffers: Mapping[str, int] = field(default_factory=dict)
+    buffers: Mapping[str, int] = msgspec.field(default_factory=dict)
     expected_bytes: int | None = None
-    parts: Mapping[str, int] = field(default_factory=dict)
+    parts: Mapping[str, int] = msgspec.field(default_factory=dict)
 
     @property
     def predicted_bytes(self) -> int:

@@ -1,6 +1,6 @@
 """Join what backends report to the devices of the inventory, and settle each device's state."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from devices import remedies
 from devices.backends.libraries import BACKENDS

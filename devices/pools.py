@@ -1,7 +1,8 @@
 """The physical memory of a machine as pools that are never counted twice."""
 
-from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 from devices.probes.gpu_linux import reserve_bytes
 from devices.types import Device, Machine
@@ -10,8 +11,7 @@ RAM = "ram"
 PoolKind = Literal["ram", "carve_out", "vram", "remote"]
 
 
-@dataclass(frozen=True, slots=True)
-class Pool:
+class Pool(msgspec.Struct, frozen=True):
     """One physical pool. `free_bytes` is free now, before the reserve; unknown sizes count as zero."""
 
     id: str

@@ -6,8 +6,9 @@ the whole computer. An integrated GPU draws through the package; where that has 
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from devices.battery import read_battery
 from devices.host import Host, read_number, records, suspended, text
@@ -33,8 +34,7 @@ _TRIED: Final = "read in tests from recorded files; no such meter was at hand"
 READ_RAPL: Final = "sudo chmod a+r /sys/class/powercap/intel-rapl:*/energy_uj"
 
 
-@dataclass(frozen=True, slots=True)
-class Draw:
+class Draw(msgspec.Struct, frozen=True):
     """What one meter told: mean watts since the look before where it counts joules, else watts at this moment."""
 
     meter: str
@@ -64,8 +64,7 @@ class Counter:
         return grown / (now - before[0])
 
 
-@dataclass(frozen=True, slots=True)
-class _Source:
+class _Source(msgspec.Struct, frozen=True):
     """A file of a meter: a counter of microjoules, or microwatts."""
 
     meter: str

@@ -4,14 +4,14 @@ import contextlib
 import ctypes
 import re
 import sys
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 KIB = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessMemory:
+class ProcessMemory(msgspec.Struct, frozen=True):
     """Bytes of one process. `anonymous` is its own; `mapped` are file pages it has in memory, shares divided.
 
     `pss` counts shared pages in proportion; where a system has no such figure it is the resident set.

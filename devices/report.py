@@ -1,7 +1,8 @@
 """The whole report: inventory, vendors' commands, backends tried, and each device's final state with a hint."""
 
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from devices.as_json import backend_reports
 from devices.backends.trial import try_backends as try_all

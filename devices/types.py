@@ -1,7 +1,8 @@
 """What is known about a machine: devices, their memory, the backends that can use them, and the evidence."""
 
-from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 System = Literal["linux", "windows", "macos", "unknown"]
 # "remote": a device of another computer, which holds layers through a tunnel.
@@ -11,8 +12,7 @@ BackendState = Literal["usable", "no_device", "not_built", "failed"]
 Severity = Literal["error", "warning", "advice"]
 
 
-@dataclass(frozen=True, slots=True)
-class Evidence:
+class Evidence(msgspec.Struct, frozen=True):
     """Where a fact comes from: `source` is a path, command or registry key; `confidence_frac` is 0 to 1."""
 
     source: str
@@ -21,8 +21,7 @@ class Evidence:
     confidence_frac: float = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Memory:
+class Memory(msgspec.Struct, frozen=True):
     """Memory a device can use, in bytes. None means unknown, never zero.
 
     `physical_bytes` is the pool the device draws on (installed RAM for a unified device, VRAM otherwise).
@@ -51,8 +50,7 @@ class Memory:
         return min(total, self.physical_bytes)
 
 
-@dataclass(frozen=True, slots=True)
-class Runtime:
+class Runtime(msgspec.Struct, frozen=True):
     """One backend's view of one device, as its own library reported it in a child process (bytes)."""
 
     backend: str
@@ -65,8 +63,7 @@ class Runtime:
     version: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class CoreCounts:
+class CoreCounts(msgspec.Struct, frozen=True):
     """Processor cores. `performance` counts physical cores of the fastest class.
 
     `allowed_logical` are those the affinity mask leaves, `allowed_performance` the performance cores among
@@ -90,8 +87,7 @@ class CoreCounts:
         return max(1, limit)
 
 
-@dataclass(frozen=True, slots=True)
-class Device:
+class Device(msgspec.Struct, frozen=True):
     """One processor that could run a model. `id` is its PCI address, LUID or a fixed name such as `cpu`."""
 
     id: str
@@ -115,8 +111,7 @@ class Device:
     evidence: tuple[Evidence, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class SystemMemory:
+class SystemMemory(msgspec.Struct, frozen=True):
     """The machine's RAM in bytes.
 
     `total_bytes` is what the system manages, `installed_bytes` that plus what firmware took for an integrated
@@ -134,8 +129,7 @@ class SystemMemory:
     bandwidth_source: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class BackendReport:
+class BackendReport(msgspec.Struct, frozen=True):
     """The result of trying one backend library in a child of its own."""
 
     backend: str
@@ -149,8 +143,7 @@ class BackendReport:
     devices: tuple["BackendDevice", ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class BackendDevice:
+class BackendDevice(msgspec.Struct, frozen=True):
     """A device as a backend library lists it; `device_id` is a lower-case PCI address where it knows one."""
 
     name: str
@@ -161,8 +154,7 @@ class BackendDevice:
     device_id: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(msgspec.Struct, frozen=True):
     """Something that costs local AI speed, memory or a device, and the command that mends it."""
 
     id: str
@@ -173,8 +165,7 @@ class Finding:
     device: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Meter:
+class Meter(msgspec.Struct, frozen=True):
     """A power meter: the part it covers (`cpu`, `system`, a device's id), where it is read, what to know of it."""
 
     name: str
@@ -184,8 +175,7 @@ class Meter:
     note: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Machine:
+class Machine(msgspec.Struct, frozen=True):
     """Everything known about one machine. `environment` is "", "wsl2", "container" or "vm"."""
 
     system: System

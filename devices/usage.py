@@ -2,8 +2,8 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
+import msgspec
 import psutil
 
 from devices.host import Host, read_number, suspended
@@ -20,8 +20,7 @@ NVIDIA = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceUsage:
+class DeviceUsage(msgspec.Struct, frozen=True):
     """One GPU or NPU: share of time busy, bytes in use, watts. None where the driver does not tell."""
 
     device: str
@@ -31,8 +30,7 @@ class DeviceUsage:
     power_w: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(msgspec.Struct, frozen=True):
     """One sample; `at` is seconds since the epoch.
 
     `cpu_frac` is the share of all processors' time since the last sample. `cpu_power_w` is the processor packages,

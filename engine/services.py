@@ -149,7 +149,7 @@ class Services:
 
         Raises: as `search`; InputFault: no name of a repository.
         """
-        from dataclasses import replace  # noqa: PLC0415 - see the top
+        from msgspec.structs import replace  # noqa: PLC0415 - see the top
 
         from engine.library.hub.names import parse_hub_name  # noqa: PLC0415 - see the top
         from engine.library.starters import starter_repo  # noqa: PLC0415 - see the top

@@ -9,7 +9,6 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
@@ -177,8 +176,7 @@ def run_tasks(
     return [child.result for child in children]
 
 
-@dataclass(frozen=True, slots=True)
-class Executor:
+class Executor(msgspec.Struct, frozen=True):
     """Where the tasks of single groups and tensors are done: `run` does what `run_tasks` does.
 
     They are cut into at most `parts`; None: as many as the request has threads, whose cores they share.

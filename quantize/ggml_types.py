@@ -4,16 +4,16 @@ A new type is a row of `GgmlType`, and a packer in `quantize/gptq/packing.py` if
 (in `lattices.py` where blocks store points of a lattice).
 """
 
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, Literal, Self
+
+import msgspec
 
 _AVX2, _AVX512, _DOT = frozenset({"avx2"}), frozenset({"avx512f"}), frozenset({"asimddp"})
 _VNNI = frozenset({"avx512dq", "avx512vl", "avx512_vnni"})
 
 
-@dataclass(frozen=True, slots=True)
-class Traits:
+class Traits(msgspec.Struct, frozen=True):
     """Facts about one type.
 
     `id` is the number in GGUF files; `block_values` values take `block_bytes`. `file_type` is llama.cpp's number of

@@ -8,8 +8,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from devices.environment import without_secrets
 from devices.process_memory import bound_memory, processor_s
@@ -23,8 +24,7 @@ STEP_S = 2.0
 LEAST_SHARE = 0.005
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(msgspec.Struct, frozen=True):
     """`answer` is the child's JSON; `reason` says why there is none."""
 
     answer: Mapping[str, Any] | None

@@ -4,8 +4,9 @@ import ctypes
 import importlib.util
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from devices.engine_versions.folder import package_folder
 
@@ -13,8 +14,7 @@ LIBRARY = re.compile(r"^(?:lib)?ggml-([a-z0-9_.-]+?)(?:\.so|\.dll|\.dylib)$")
 NOT_BACKENDS = ("base",)
 
 
-@dataclass(frozen=True, slots=True)
-class Backend:
+class Backend(msgspec.Struct, frozen=True):
     """One backend: ggml's library stem, and the devices and systems it is for. No vendors: any will do."""
 
     name: str

@@ -6,8 +6,9 @@ Usage: python -m devices.backends.openvino_child FOLDER LIBRARY
 import json
 import os
 import sys
-from dataclasses import asdict
 from pathlib import Path
+
+from msgspec.structs import asdict
 
 from devices.backends.child import run_child
 from devices.backends.openvino import environment, offered, target_of

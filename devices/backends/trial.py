@@ -5,7 +5,6 @@ import json
 import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +24,7 @@ TIMEOUT_WINDOWS_S = 90.0
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
-@dataclass(frozen=True, slots=True)
-class Trial:
+class Trial(msgspec.Struct, frozen=True):
     """One library to try: the backend's name, what is shown as its library, and the child's command."""
 
     backend: str

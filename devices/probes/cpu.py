@@ -1,7 +1,8 @@
 """The processor as each system describes it: name, instruction sets, cores by class, caches."""
 
 import re
-from dataclasses import dataclass, field
+
+import msgspec
 
 from devices import isa
 from devices.host import Host, cpu_list, fields, integers, number, read_number, records, text
@@ -30,8 +31,7 @@ WINDOWS_FEATURES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Processor:
+class Processor(msgspec.Struct, frozen=True):
     """One machine's CPU; None or empty where nothing says so."""
 
     name: str = ""
@@ -41,7 +41,7 @@ class Processor:
     cores: CoreCounts | None = None
     caches: tuple[tuple[str, int], ...] = ()
     hypervisor: bool = False
-    evidence: tuple[Evidence, ...] = field(default=())
+    evidence: tuple[Evidence, ...] = ()
 
 
 def linux_processor(host: Host) -> Processor:

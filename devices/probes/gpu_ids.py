@@ -1,6 +1,6 @@
 """What PCI ids say about GPUs: integrated or not, instruction-set target, name."""
 
-from dataclasses import dataclass
+import msgspec
 
 VENDORS = {
     0x1002: "AMD",
@@ -14,8 +14,7 @@ VENDORS = {
 NOT_FOR_COMPUTE = frozenset({0x1AF4, 0x1234, 0x15AD, 0x1013, 0x1B36, 0x1414, 0x102B, 0x1A03, 0x80EE, 0x1D0F})
 
 
-@dataclass(frozen=True, slots=True)
-class GpuId:
+class GpuId(msgspec.Struct, frozen=True):
     """A known id: marketing name, target architecture, whether it shares the CPU's memory."""
 
     name: str

@@ -1,6 +1,6 @@
 """What a container or the shell leaves of the machine: cgroup memory and CPU limits, address space."""
 
-from dataclasses import dataclass
+import msgspec
 
 from devices.host import Host, fields, number, read_number, text
 
@@ -9,8 +9,7 @@ V1_UNLIMITED = 1 << 62
 CGROUP = "/sys/fs/cgroup"
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryLimit:
+class MemoryLimit(msgspec.Struct, frozen=True):
     """The tightest limit above this process: bytes allowed and bytes of it not reclaimable right now."""
 
     limit_bytes: int

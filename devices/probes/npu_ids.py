@@ -1,10 +1,9 @@
 """NPU ids: a class code alone is never enough, for Intel laptops carry other functions of the same class."""
 
-from dataclasses import dataclass
+import msgspec
 
 
-@dataclass(frozen=True, slots=True)
-class NpuId:
+class NpuId(msgspec.Struct, frozen=True):
     """A known NPU: generation, name, the Linux driver it needs, and whether language models run on it."""
 
     vendor: str

@@ -1,6 +1,6 @@
 """What nvidia-smi knows beyond sysfs: VRAM, compute capability, driver. A sleeping GPU is left asleep."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from devices.host import Host, number
 from devices.types import Device, Evidence, Memory, SystemMemory

@@ -1,7 +1,8 @@
 """PCI functions of a Linux machine, from sysfs: seen whether or not a driver is bound."""
 
 import re
-from dataclasses import dataclass
+
+import msgspec
 
 from devices.host import Host, fields, number, read_number, suspended, text
 
@@ -10,8 +11,7 @@ ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.ASCII)
 DISPLAY, NPU_CLASSES = 0x03, (0x0B, 0x11, 0x12)
 
 
-@dataclass(frozen=True, slots=True)
-class PciFunction:
+class PciFunction(msgspec.Struct, frozen=True):
     """One function: address (`0000:c3:00.0`), class (24 bits), ids, and the driver bound to it."""
 
     address: str

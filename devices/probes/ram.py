@@ -1,7 +1,8 @@
 """System memory: how much, how much is free for us, and how fast it can be."""
 
 import re
-from dataclasses import dataclass
+
+import msgspec
 
 from devices.host import Host, fields, number, records, text
 from devices.probes.limits import memory_limit
@@ -58,8 +59,7 @@ APPLE_BANDWIDTH: tuple[tuple[str, float], ...] = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryBus:
+class MemoryBus(msgspec.Struct, frozen=True):
     """What DMI says about the memory: width of all modules together, speed, bytes installed."""
 
     bits: int | None = None

@@ -4,8 +4,9 @@ import asyncio
 import random
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from engine.measurements.reports import Concurrency, Point, Spread
 from engine.runner.process import RunnerProcess
@@ -22,8 +23,7 @@ def spread(values: Sequence[float]) -> Spread:
     return Spread(median=statistics.median(values), low=min(values), high=max(values))
 
 
-@dataclass(frozen=True)
-class Timed:
+class Timed(msgspec.Struct, frozen=True):
     """One run: tokens/s of prefill and decode, seconds to the first token and between tokens (50, 90, 99 %).
 
     `effort` is what it took of its runner.

@@ -3,8 +3,9 @@
 Source: each model's published config.json (layers, widths, heads, vocabulary, tied head).
 """
 
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from quantize.files.gguf_file import ValueType
 from quantize.files.gguf_write import MetaValue, array, scalar
@@ -12,8 +13,7 @@ from quantize.files.gguf_write import MetaValue, array, scalar
 CONTEXT: Final = 40960
 
 
-@dataclass(frozen=True)
-class Dimensions:
+class Dimensions(msgspec.Struct, frozen=True):
     """A dense transformer's dimensions."""
 
     arch: str

@@ -1,7 +1,6 @@
 """Where one model could run: on the processor, on one GPU or several, through OpenVINO; with need and speed."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -31,8 +30,7 @@ QUIET_SHARE: Final = 2
 SPLIT_RESERVE_BYTES: Final = 512 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
+class Question(msgspec.Struct, frozen=True):
     """A model, the settings it would be loaded with, what the user overrides, and the machine with its memory."""
 
     shape: ModelShape
@@ -48,8 +46,7 @@ class Question:
         return overdraft(self.ledger, need, self.owner) is None
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(msgspec.Struct, frozen=True):
     """A place to run, whether it fits and how fast it is expected to be. `others`: GPUs beside `device`."""
 
     device: Device

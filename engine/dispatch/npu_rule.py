@@ -1,7 +1,8 @@
 """When an NPU gets work, for every kind of model, and what that is expected to cost and to save."""
 
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from devices.memory import Ledger
 from devices.types import Machine
@@ -17,8 +18,7 @@ PATIENCE_S: Final = 10.0
 QUIET: Final = "quiet"
 
 
-@dataclass(frozen=True, slots=True)
-class Offer:
+class Offer(msgspec.Struct, frozen=True):
     """A place for a model: tokens of a prompt it reads a second, and what a meter here found of it, if one did."""
 
     name: str
@@ -31,8 +31,7 @@ class Offer:
         return USUAL_PROMPT / self.prefill_tok_s if self.prefill_tok_s > 0 else float("inf")
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(msgspec.Struct, frozen=True):
     """Whether the NPU gets the model, and why or why not."""
 
     take: bool

@@ -1,6 +1,6 @@
 """How fast a device is before anything was measured on this machine."""
 
-from dataclasses import dataclass
+import msgspec
 
 from devices.types import Device
 
@@ -19,8 +19,7 @@ EXPERTS_PREFILL = 0.5
 SPLIT_EFFICIENCY = 0.95
 
 
-@dataclass(frozen=True, slots=True)
-class BackendPrior:
+class BackendPrior(msgspec.Struct, frozen=True):
     """`decode` and `prefill` scale expected speeds against the usual backend; `n_ubatch` suits its kernels."""
 
     decode: float

@@ -1,7 +1,8 @@
 """What everybody who judges loads shares: the machine, the ledger of its memory, and what was learnt here."""
 
-from dataclasses import dataclass, field
 from pathlib import Path
+
+import msgspec
 
 from devices.audit import AuditLog
 from devices.memory import Ledger
@@ -14,8 +15,7 @@ from engine.paths import Paths
 from engine.remotes.book import RemoteBook
 
 
-@dataclass(frozen=True)
-class Resources:
+class Resources(msgspec.Struct, frozen=True):
     """One per process, made where the process is put together: two ledgers would promise the same bytes twice.
 
     `dry_runs` is the file that keeps what llama.cpp said a load takes.
@@ -28,7 +28,7 @@ class Resources:
     results: Results
     checks: DeviceChecks
     dry_runs: Path
-    remotes: RemoteBook = field(default_factory=RemoteBook)
+    remotes: RemoteBook = msgspec.field(default_factory=RemoteBook)
 
 
 def open_resources(paths: Paths, machine: MachineState | None = None) -> Resources:

@@ -1,8 +1,9 @@
 """How fast a model is expected to be: what a token reads, where those bytes lie, what a prompt computes."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from devices.types import Device
 from engine.dispatch.history import PlacementHistory, Use
@@ -27,8 +28,7 @@ TURN_ANSWER: Final = 250
 USUAL_DEPTH: Final = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Speed:
+class Speed(msgspec.Struct, frozen=True):
     """Expected tokens a second read and written; `measured`: by what was measured on this machine."""
 
     prefill_tok_s: float

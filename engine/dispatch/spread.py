@@ -1,7 +1,6 @@
 """Layers of one model over this machine and workers: how many where, what that takes, and how fast it would be."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -32,8 +31,7 @@ ROUNDS: Final = 1
 STEP_BYTES: Final = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class Far:
+class Far(msgspec.Struct, frozen=True):
     """One device of a worker, with the way to it."""
 
     remote: str

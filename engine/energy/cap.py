@@ -9,6 +9,8 @@ the same work, where rests only wait.
 from dataclasses import dataclass, field
 from typing import Final
 
+import msgspec
+
 # Looks are averaged over about this many seconds: noise of a meter, and meters that are late.
 SMOOTH_S: Final = 1.0
 # Our own steps run at least this share of the time: less would look like a hang.
@@ -27,8 +29,7 @@ CORRECTION: Final = 0.25
 MOST_CORRECTION: Final = 0.2
 
 
-@dataclass(frozen=True, slots=True)
-class Pace:
+class Pace(msgspec.Struct, frozen=True):
     """What runners are told: threads of a step (0: their own choice), and the share of time that steps may run."""
 
     threads: int = 0

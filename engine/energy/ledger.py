@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+import msgspec
+
 from devices.power import CPU, SYSTEM
 
 # Seconds of rest that the idle power is the median of.
@@ -20,8 +22,7 @@ IDLE_BUSY: Final = 0.1
 _MOST_MODELS: Final = 200
 
 
-@dataclass(frozen=True, slots=True)
-class Active:
+class Active(msgspec.Struct, frozen=True):
     """What one runner used in an interval: seconds of processor time, and the devices beside the processor."""
 
     model: str
@@ -30,8 +31,7 @@ class Active:
     works: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Tally:
+class Tally(msgspec.Struct, frozen=True):
     """Joules above idle of one model's requests, and the tokens they generated."""
 
     joules: float = 0.0

@@ -3,10 +3,11 @@
 import json
 import os
 import subprocess
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
+
+import msgspec
 
 from devices.environment import without_secrets
 from devices.programs import installed_program
@@ -38,8 +39,7 @@ _MAX_CONTEXT: Final = 1 << 24
 _MAX_PARAMS: Final = 10**13
 
 
-@dataclass(frozen=True, slots=True)
-class FlmModel:
+class FlmModel(msgspec.Struct, frozen=True):
     """One installed model, as FastFlowLM describes it; 0 and empty where it does not.
 
     `footprint_bytes` is what its list says the model takes in memory, without the cache. `chats`: it answers chats.
@@ -56,8 +56,7 @@ class FlmModel:
     thinks: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class FlmReport:
+class FlmReport(msgspec.Struct, frozen=True):
     """What was found. `ready` is its own word on the NPU (None: it did not say)."""
 
     program: str | None

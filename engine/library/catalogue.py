@@ -2,7 +2,6 @@
 
 import logging
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -26,8 +25,7 @@ _INSPECTION = 1
 _READERS = {"gguf": inspect_gguf, "safetensors": inspect_safetensors, "onnx": inspect_onnx}
 
 
-@dataclass(frozen=True, slots=True)
-class Changes:
+class Changes(msgspec.Struct, frozen=True):
     """What a scan found: ids of models that are new or whose files changed."""
 
     added: tuple[str, ...] = ()

@@ -3,15 +3,15 @@
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 # Shown to people in this order.
 APPS = ("lmstudio", "ollama", "llama.cpp", "jan", "huggingface")
 
 
-@dataclass(frozen=True, slots=True)
-class ForeignFolder:
+class ForeignFolder(msgspec.Struct, frozen=True):
     """One folder of models that belongs to another application."""
 
     app: str

@@ -4,8 +4,9 @@ import logging
 import os
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
+
+import msgspec
 
 from engine.library.types import Format, ModelFile
 from engine.onnx.folder import OPENVINO_GRAPHS
@@ -17,8 +18,7 @@ _MAX_DEPTH = 8
 _MAX_FILES = 200_000
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(msgspec.Struct, frozen=True):
     """Files that look like one model. `key` (the folder or the first file) identifies it from scan to scan.
 
     `title` is a better name than the file's own; `expected` maps file name to the sha256 its owner recorded.
@@ -31,7 +31,7 @@ class Candidate:
     missing: tuple[str, ...] = ()
     title: str | None = None
     projector: str | None = None
-    expected: dict[str, str] = field(default_factory=dict)
+    expected: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 def model_file(path: Path) -> ModelFile:

@@ -4,7 +4,6 @@ import logging
 import secrets
 import shutil
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -18,8 +17,7 @@ _log = logging.getLogger(__name__)
 _TICKET = "entry.json"
 
 
-@dataclass(frozen=True, slots=True)
-class Removed:
+class Removed(msgspec.Struct, frozen=True):
     """One removed model: `ticket` undoes it; `freed_bytes` come free when the trash is emptied (0 for links)."""
 
     ticket: str

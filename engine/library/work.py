@@ -2,11 +2,11 @@
 
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec.structs import replace
 
 from engine.errors import Cancelled
 from engine.jobs import Control, JobKind, JobRegistry, Work

@@ -3,7 +3,7 @@
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -51,8 +51,7 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
         return self.model or self.hub or Path(self.like or "").name
 
 
-@dataclass(frozen=True)
-class Opened:
+class Opened(msgspec.Struct, frozen=True):
     """A subject as a file that can be loaded, and how the server would load it."""
 
     path: Path

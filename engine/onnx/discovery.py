@@ -4,9 +4,10 @@ import os
 import sys
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
+
+import msgspec
 
 from devices.backends.child import run_child
 from devices.child_command import child_command
@@ -19,8 +20,7 @@ TIMEOUT_S: Final = 30.0
 _SYSTEMS: Final = {"win32": "windows", "darwin": "macos"}
 
 
-@dataclass(frozen=True, slots=True)
-class ProviderReport:
+class ProviderReport(msgspec.Struct, frozen=True):
     """One provider on this machine. `detail` says what was found or what is missing, and what to do."""
 
     provider: str
@@ -33,7 +33,7 @@ class ProviderReport:
 
     def as_json(self) -> dict[str, Any]:
         """For programs."""
-        return {name: getattr(self, name) for name in self.__slots__}
+        return msgspec.structs.asdict(self)
 
 
 def discover(

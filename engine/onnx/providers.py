@@ -6,9 +6,10 @@ Nothing is imported or loaded here: files and environment variables only. Loadin
 import importlib.util
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 # The runtime that each release of AMD's software brings; a model of another release does not load.
 # Source: AMD Ryzen AI Software release notes, 1.8 (July 2026).
@@ -17,8 +18,7 @@ _VERSION: Final = re.compile(r"(\d+\.\d+)(?:\.\d+)?")
 UNTRIED: Final = "not tried on hardware by this project"
 
 
-@dataclass(frozen=True, slots=True)
-class Adapter:
+class Adapter(msgspec.Struct, frozen=True):
     """One provider: `provider` is ONNX Runtime's name, `genai_name` the one in genai_config.json.
 
     `package` is a Python package that brings the plugin's `files`; `environment` a variable that names the library.
@@ -37,7 +37,7 @@ class Adapter:
     environment: str = ""
     plugin: bool = False
     built_in: bool = False
-    options: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, str] = msgspec.field(default_factory=dict)
     no_device: str = ""
 
     def library(self, environ: Mapping[str, str]) -> str | None:

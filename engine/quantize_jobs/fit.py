@@ -1,6 +1,5 @@
 """What "fits this machine at this context" means in bytes: what weights and cache may share."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -21,8 +20,7 @@ K_DAMAGE = {"f16": 0.0, "q8_0": 0.00004, "q5_1": 0.00095, "q4_0": 0.0059}
 V_DAMAGE = {"f16": 0.0, "q8_0": 0.00002, "q5_1": 0.00092, "q4_0": 0.0054}
 
 
-@dataclass(frozen=True)
-class FitGoal:
+class FitGoal(msgspec.Struct, frozen=True):
     """The goal and the ways to store the cache, as `quantize.job.QuantizeRequest` takes them.
 
     `doubled_head_types`: kept a second time for the head, where the embedding is the head.

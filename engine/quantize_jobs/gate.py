@@ -3,7 +3,6 @@
 import asyncio
 import os
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from hashlib import sha256 as hash_of
 from pathlib import Path
 from typing import Final
@@ -30,8 +29,7 @@ _OWNER: Final = "asking a task"
 _MOST_FILES: Final = 100  # whose answers are kept; those of 500 cases take some 500 kB
 
 
-@dataclass(frozen=True)
-class Gatekeeper:
+class Gatekeeper(msgspec.Struct, frozen=True):
     """What a process asks tasks with: `named` are those it knows by name, `cache` keeps answers."""
 
     placer: Placer

@@ -4,7 +4,6 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -31,8 +30,7 @@ _READ_BYTES = 16 << 20
 _BINARY = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f]")
 
 
-@dataclass(frozen=True)
-class OwnText:
+class OwnText(msgspec.Struct, frozen=True):
     """Two files: what to calibrate on, and what to judge by (None: too little text); and what went into them."""
 
     calibration: Path

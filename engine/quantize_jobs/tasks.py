@@ -3,7 +3,6 @@
 import re
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -42,8 +41,7 @@ class Said(msgspec.Struct, frozen=True):
     completed: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
-class Task:
+class Task(msgspec.Struct, frozen=True, kw_only=True):
     """One case. `check` gives the reason why an answer is wrong, or None.
 
     `completion` is what a model without a template of chats goes on with, up to one of `stops`; empty: it is asked
@@ -57,8 +55,7 @@ class Task:
     stops: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class TaskSet:
+class TaskSet(msgspec.Struct, frozen=True, kw_only=True):
     """A task as it is named, what it takes, and its cases, which are only opened when they are asked.
 
     Answers are checked within `checking`, which holds what that takes.

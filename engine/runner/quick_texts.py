@@ -4,11 +4,11 @@ Each text is one run on one thread: threads that never wait for each other lose 
 """
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from engine.runner.onnx_libraries import onnxruntime, reason
 

@@ -5,8 +5,9 @@ import queue
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Final
+
+import msgspec
 
 from engine.errors import ConstraintRefused
 from engine.runner import protocol
@@ -22,8 +23,7 @@ TOKENIZE_CHARS: Final = 4 << 20
 Text = protocol.Submit | protocol.Tokenize
 
 
-@dataclass(frozen=True)
-class Prompt:
+class Prompt(msgspec.Struct, frozen=True):
     """A submitted request with its tokens (None: pictures are among its text) and its compiled constraint."""
 
     message: protocol.Submit

@@ -2,8 +2,9 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Final
+
+import msgspec
 
 from engine import errors
 from engine.documents import errors as documents
@@ -54,8 +55,7 @@ def lookup(error: Exception) -> tuple[int, str, bool]:
     return 500, "server_error", False
 
 
-@dataclass(frozen=True)
-class ErrorShape:
+class ErrorShape(msgspec.Struct, frozen=True):
     """How one protocol tells errors: on which paths, of exceptions and of refusals that no route has seen.
 
     `schema` is the struct on the API page.

@@ -1,7 +1,8 @@
 """What finds, places and loads models. It needs no routes, so a model can load while those are imported."""
 
-from dataclasses import dataclass
 from functools import partial
+
+import msgspec
 
 from engine.dispatch.memory_admission import MemoryAdmission
 from engine.dispatch.placer import Placer
@@ -22,8 +23,7 @@ from engine.upstreams.book import UpstreamBook
 from engine.upstreams.links import UpstreamLinks
 
 
-@dataclass(frozen=True)
-class ModelSide:
+class ModelSide(msgspec.Struct, frozen=True):
     """One per server: its models, where they run, and those that are loaded."""
 
     models: ServedModels

@@ -1,9 +1,9 @@
 """Routes that are served before FastAPI is there: importing it takes longer than a first answer may."""
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import msgspec
 from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Awaitable[Any]])
 
 
-@dataclass(frozen=True)
-class _Declared:
+class _Declared(msgspec.Struct, frozen=True):
     method: str
     path: str
     endpoint: Callable[..., Awaitable[Any]]

@@ -7,9 +7,10 @@ import socket
 import ssl
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from devices.process_memory import few_heaps
 from engine.dispatch.types import NO_OVERRIDES, Overrides
@@ -45,8 +46,7 @@ class PortTaken(EnvironmentFault):
         self.holder = holder
 
 
-@dataclass(frozen=True)
-class ServeOptions:
+class ServeOptions(msgspec.Struct, frozen=True):
     """What `tessera serve` can set.
 
     `context` is the tokens a model is loaded with unless it was trained for less, `overrides` how and where else. A
@@ -78,8 +78,8 @@ class ServeOptions:
     max_models: int | None = None
     lora: tuple[tuple[str, str], ...] = ()
     draft: str | None = None
-    named_tasks: "TaskSets" = field(default_factory=dict)
-    paths: Paths = field(default_factory=user_paths)
+    named_tasks: "TaskSets" = msgspec.field(default_factory=dict)
+    paths: Paths = msgspec.field(default_factory=user_paths)
 
 
 def is_loopback(host: str) -> bool:

@@ -2,9 +2,9 @@
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from quantize.convert.checkpoint import Checkpoint, bf16_to_f32
@@ -43,8 +43,7 @@ _LAYER_NAME = re.compile(r"^model\.layers\.(\d+)\.(.+)\.(weight|bias)$")
 _EXPERT = re.compile(r"^model\.layers\.(\d+)\.(.+)\.experts\.(\d+)\.([a-z0-9_]+)\.weight$")
 
 
-@dataclass(frozen=True)
-class Rules:
+class Rules(msgspec.Struct, frozen=True):
     """How a family departs from the common names and values.
 
     `layer_names` as LAYER. `rotary_heads`: heads of the rows of q and k that are stored in halves and must be
@@ -52,10 +51,10 @@ class Rules:
     to GGUF names. `ignores_window`: the runtime has no sliding windows for this architecture.
     """
 
-    layer_names: Mapping[str, str] = field(default_factory=lambda: LAYER)
-    rotary_heads: Mapping[str, int] = field(default_factory=dict)
+    layer_names: Mapping[str, str] = msgspec.field(default_factory=lambda: LAYER)
+    rotary_heads: Mapping[str, int] = msgspec.field(default_factory=dict)
     shifted_norms: bool = False
-    expert_names: Mapping[str, str] = field(default_factory=dict)
+    expert_names: Mapping[str, str] = msgspec.field(default_factory=dict)
     num_experts: int = 0
     vocab_rows: int | None = None
     ignores_window: bool = True

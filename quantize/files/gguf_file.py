@@ -9,7 +9,8 @@ import math
 import os
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from quantize.errors import BadFile, IncompleteFile
 from quantize.files.byte_source import ByteSource, FileSource, Window
@@ -59,8 +60,7 @@ def read_gguf(path: str | os.PathLike[str], limits: Limits = LIMITS) -> GgufFile
         source.close()
 
 
-@dataclass(frozen=True, slots=True)
-class ReopenedFile:
+class ReopenedFile(msgspec.Struct, frozen=True):
     """A file that is opened for each read, so that no descriptor is held between them."""
 
     name: str
@@ -261,8 +261,7 @@ def _alignment(reader: _MetadataReader, name: str) -> int:
     return value
 
 
-@dataclass(frozen=True, slots=True)
-class _Layout:
+class _Layout(msgspec.Struct, frozen=True):
     tensors: tuple[TensorInfo, ...]
     data_offset: int
     end: int

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from quantize.errors import BadFile
 from quantize.files.byte_source import ByteSource
 from quantize.ggml_types import GgmlType
@@ -15,8 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-@dataclass(frozen=True)
-class Limits:
+class Limits(msgspec.Struct, frozen=True):
     """How much a header may ask for. Real files: about 60 keys, 3,000 tensors, 600,000 strings, 20 MB.
 
     Measured: with every limit used up at once a header takes under 1 s and 100 MB (docs/log.md, library).
@@ -115,8 +116,7 @@ class LazyArray:
 Value = bool | int | float | str | tuple[bool | int | float | str, ...] | LazyArray
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(msgspec.Struct, frozen=True):
     """Where one metadata value lies and how it is typed; `element_type` is None unless it is an array."""
 
     value_type: ValueType
@@ -126,8 +126,7 @@ class Entry:
     nbytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class TensorInfo:
+class TensorInfo(msgspec.Struct, frozen=True):
     """One tensor: `shape` as GGUF stores it (row length first), `offset` absolute in the file."""
 
     name: str

@@ -3,8 +3,9 @@
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from quantize.errors import BadFile, IncompleteFile
 from quantize.files.gguf_file import GgufFile, TensorInfo, Value, read_gguf
@@ -13,8 +14,7 @@ _SPLIT_NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.g
 _MAX_PARTS = 512
 
 
-@dataclass(frozen=True, slots=True)
-class SplitName:
+class SplitName(msgspec.Struct, frozen=True):
     """`stem-00002-of-00005.gguf` taken apart; `number` counts from 1."""
 
     stem: str
@@ -41,8 +41,7 @@ def model_files(path: Path) -> tuple[Path, ...]:
     return (path,) if name is None else tuple(path.with_name(name.part(n)) for n in range(1, name.count + 1))
 
 
-@dataclass(frozen=True, slots=True)
-class GgufModel:
+class GgufModel(msgspec.Struct, frozen=True):
     """Every part of one model; the first one's metadata speaks for all."""
 
     parts: tuple[GgufFile, ...]

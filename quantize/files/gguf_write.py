@@ -3,10 +3,10 @@
 import os
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import msgspec
 import numpy as np
 
 from quantize.files.byte_source import FileSource
@@ -33,16 +33,14 @@ _DROPPED_KEYS = frozenset({"split.no", "split.count", "split.tensors.count", "ge
 Scalar = bool | int | float | str | bytes
 
 
-@dataclass(frozen=True, slots=True)
-class MetaValue:
+class MetaValue(msgspec.Struct, frozen=True):
     """One metadata value, encoded: its type id (with element type and count for arrays) and its bytes."""
 
     type_id: ValueType
     raw: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class TensorSlot:
+class TensorSlot(msgspec.Struct, frozen=True):
     """A tensor to be written: ggml shape (row length first) and type; its bytes follow from them."""
 
     name: str

@@ -2,10 +2,10 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import gguf
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -16,8 +16,7 @@ _SUMS = ".in_sum2"
 _COUNTS = ".counts"
 
 
-@dataclass(frozen=True, slots=True)
-class Importance:
+class Importance(msgspec.Struct, frozen=True):
     """One tensor's inputs: `sums` (matrices, row_values) of squares over `counts` (matrices,) tokens."""
 
     sums: npt.NDArray[np.float32]

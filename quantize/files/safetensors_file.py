@@ -37,8 +37,7 @@ DTYPE_BITS: dict[str, int] = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class SafetensorInfo:
+class SafetensorInfo(msgspec.Struct, frozen=True):
     """One tensor: `shape` in C order, `offset` absolute in the file, `nbytes` of data."""
 
     name: str
@@ -72,8 +71,7 @@ class SafetensorsFile:
         return np.memmap(self.name, np.uint8, "r", tensor.offset, (tensor.nbytes,))
 
 
-@dataclass(frozen=True, slots=True)
-class SafetensorsModel:
+class SafetensorsModel(msgspec.Struct, frozen=True):
     """All shards of one model folder; every tensor name maps to the shard that holds it."""
 
     folder: Path

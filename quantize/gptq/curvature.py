@@ -1,7 +1,6 @@
 """The second moments of a layer's inputs, made ready for rounding against them."""
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -20,8 +19,7 @@ _DOUBT = 0.2
 TIED_SHARE = 0.1
 
 
-@dataclass(frozen=True, slots=True)
-class Curvature:
+class Curvature(msgspec.Struct, frozen=True):
     """Damped second moments in rounding order (largest diagonal first).
 
     `added` is what damping added to the diagonal. `moments` is (k, k); `feedback` is strictly upper triangular: the

@@ -1,7 +1,6 @@
 """The values that packed rows can take once their scales are fixed, and rounding onto them."""
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -27,8 +26,7 @@ def _nearest(table: tuple[int, ...], fine: int) -> Floats:
 _LUTS = np.concatenate([_nearest(table, fine) for table, fine in zip(_TABLES, _FINE, strict=True)])
 
 
-@dataclass(frozen=True, slots=True)
-class Grid:
+class Grid(msgspec.Struct, frozen=True):
     """Fixed grids of several rows, one column of the matrix at a time.
 
     Arrays are (row_values, rows), columns of the weight matrix first, in the order they will be rounded. Rows up to

@@ -5,9 +5,9 @@ Eight weights have eight signs, and one point of eight values or two of four. La
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -65,8 +65,7 @@ def _iq3_s(block: Bytes, points: Points, signs: Bytes) -> None:
     block[:, 74:106] = signs
 
 
-@dataclass(frozen=True, slots=True)
-class Lattice:
+class Lattice(msgspec.Struct, frozen=True):
     """How a type stores its points: `points` of `dims` values; `even`: of eight signs an even number are minus.
 
     `first_step` and `stride` say where the factors of four bits are that a block's one scale is multiplied with:

@@ -4,8 +4,7 @@ The order, the feedback of errors and the sweeps are those of `rounding`, with e
 (the vector form of GPTQ: QuIP#, arXiv 2402.04396, section 4; GPTVQ, arXiv 2402.15319).
 """
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -19,8 +18,7 @@ _BLOCK = 64
 SWEEPS = 2
 
 
-@dataclass(frozen=True, slots=True)
-class OctetCurvature:
+class OctetCurvature(msgspec.Struct, frozen=True):
     """Second moments with columns in octets that stay together, the heaviest first.
 
     `curvature` has that order and no feedback. `feedback` is (k, k): the part of the error of column i that column

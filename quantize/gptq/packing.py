@@ -4,8 +4,8 @@ Layouts. Source: ggml-common.h (structures) and ggml-quants.c (dequantize_row_*)
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -86,8 +86,7 @@ def _q8_0(block: Bytes, codes: Bytes) -> None:
     block[:, 2:] = codes - np.uint8(127)
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(msgspec.Struct, frozen=True):
     """How a type stores its integers: `levels` codes from 0; `nonlinear` when a `table` gives their values.
 
     `scales` are the offsets of a block's scales where each is an F16 of its own for 32 weights.

@@ -1,9 +1,9 @@
 """The best blocks for rows of weights, given what multiplies them."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import reduce
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -28,8 +28,7 @@ _SHARE_ROWS = 1024
 _OCTET_ROWS = 256
 
 
-@dataclass(frozen=True, slots=True)
-class RoundedRows:
+class RoundedRows(msgspec.Struct, frozen=True):
     """Packed rows (rows, row_bytes) and each row's part of the output error tr(dW H dW^T), (rows,)."""
 
     blocks: Bytes

@@ -1,8 +1,8 @@
 """Fitting the scales of blocks anew once their integers are chosen."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -12,8 +12,7 @@ from quantize.gptq.packing import LAYOUTS, Bytes
 from quantize.native.blocks import dequantize_rows
 
 
-@dataclass(frozen=True, slots=True)
-class Knob:
+class Knob(msgspec.Struct, frozen=True):
     """A stored number, one for each piece of a row, that the piece's values are linear in.
 
     `held` is (rows, pieces), changed in place; `slope` (rows, row_values) is how values change with it; `nearest`

@@ -1,6 +1,5 @@
 """What a crafted file is made of: a copy of the source with its inputs evened out, unlike stock mixes."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -31,8 +30,7 @@ def smooths(request: QuantizeRequest, rounding: Rounding) -> bool:
     return request.tier != "instant" and rounding == "craft" and request.imatrix is None
 
 
-@dataclass(frozen=True, slots=True)
-class Basis:
+class Basis(msgspec.Struct, frozen=True):
     """The file that ours is made of, and how it differs from the source."""
 
     path: Path = Path()

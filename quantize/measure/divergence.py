@@ -1,7 +1,6 @@
 """How far one model's predictions are from another's, position by position."""
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -9,8 +8,7 @@ Floats = npt.NDArray[np.float32]
 _CHUNK_VALUES = 1 << 22  # logits handled at a time: bounds scratch memory to about 50 MB
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
+class Comparison(msgspec.Struct, frozen=True):
     """Figures for each position, all (positions,).
 
     KL divergence in nats, whether the likeliest token is the same, and the negative log-likelihoods of the token

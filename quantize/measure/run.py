@@ -3,7 +3,6 @@
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
@@ -23,8 +22,7 @@ _KEEP_FRAC = 0.5
 _PLAIN_SHARE = 0.1  # what a group costs that is not crafted, of one that is
 
 
-@dataclass(frozen=True, slots=True)
-class Passes:
+class Passes(msgspec.Struct, frozen=True):
     """A pass over the text among others: the folder of what one leaves the next, the group that one begins with."""
 
     streams: Path | None = None

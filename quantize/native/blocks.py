@@ -2,11 +2,11 @@
 
 import ctypes
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import gguf
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -33,8 +33,7 @@ class _TypeTraits(ctypes.Structure):
     )
 
 
-@dataclass(frozen=True, slots=True)
-class TypeTraits:
+class TypeTraits(msgspec.Struct, frozen=True):
     """What ggml says of a type: `block_values` weights take `block_bytes` bytes."""
 
     qtype: str

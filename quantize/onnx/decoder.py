@@ -1,9 +1,9 @@
 """The graph of a Llama, Qwen2 or Qwen3 decoder in the operators ONNX Runtime has fast kernels for."""
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -18,8 +18,7 @@ _MS = "com.microsoft"
 _FLOAT = 1  # onnx.TensorProto.FLOAT
 
 
-@dataclass(frozen=True, slots=True)
-class DecoderShape:
+class DecoderShape(msgspec.Struct, frozen=True):
     """Dimensions of the model, in values; `rope_factor` divides every position (1: not at all)."""
 
     architecture: str

@@ -1,8 +1,8 @@
 """A BERT of a GGUF file as the encoder folder that sentence-transformers' exports look like."""
 
-from dataclasses import dataclass
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -26,8 +26,7 @@ _NORMAL: Final = 1
 Floats = npt.NDArray[np.float32]
 
 
-@dataclass(frozen=True, slots=True)
-class EncoderShape:
+class EncoderShape(msgspec.Struct, frozen=True):
     """Dimensions from the header; `pooling` as in llama.h."""
 
     layers: int

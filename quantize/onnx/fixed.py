@@ -6,9 +6,9 @@ values of `past` tokens come in and those of the `tokens` new ones go out, keys 
 constant tables.
 """
 
-from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -24,8 +24,7 @@ MASKED: Final = -100.0
 _BIASES: Final = (".attn_q.bias", ".attn_k.bias", ".attn_v.bias")
 
 
-@dataclass(frozen=True, slots=True)
-class FixedShape:
+class FixedShape(msgspec.Struct, frozen=True):
     """One graph: it reads `tokens` at once behind `past` cached ones; `head`: it ends with logits."""
 
     model: DecoderShape

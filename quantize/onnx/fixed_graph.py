@@ -6,7 +6,6 @@ Runtime, QNN execution provider (node units of DequantizeLinear, operator, Quant
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
@@ -46,8 +45,7 @@ def scale_of(found: Range, kind: str = "uint16", slack: float = _SLACK) -> Scale
     return Scale(scale=scale, zero=int(min(_TOP[kind], max(0, round(-low / scale)))), kind=kind)
 
 
-@dataclass(frozen=True, slots=True)
-class _Value:
+class _Value(msgspec.Struct, frozen=True):
     """`name` is the tensor behind DequantizeLinear, `codes` the one before it."""
 
     name: str

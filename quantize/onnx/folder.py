@@ -5,9 +5,10 @@ import json
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
+
+from msgspec.structs import replace
 
 from quantize.errors import DiskFull, InvalidOption
 from quantize.files.gguf_split import GgufModel, read_gguf_model

@@ -4,10 +4,10 @@ Weights have a scale for each row, activations one for each text (dynamic quanti
 products is float32. The graph reads the sum of the three embeddings, which are looked up outside of it.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 from onnx import TensorProto, helper
@@ -26,8 +26,7 @@ _KINDS: Final = {"float32": TensorProto.FLOAT, "int8": TensorProto.INT8, "int64"
 Floats = npt.NDArray[np.float32]
 
 
-@dataclass(frozen=True)
-class QuickEncoder:
+class QuickEncoder(msgspec.Struct, frozen=True):
     """`graph` turns rows (1, tokens, embd) float32 into one of (1, embd); `words` and `places` are embeddings."""
 
     graph: bytes

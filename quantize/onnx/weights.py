@@ -1,10 +1,10 @@
 """Packed GGUF weights in the forms ONNX Runtime computes with; exact, or re-quantized to 8 bits and said so."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import gguf
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -19,8 +19,7 @@ BLOCK_VALUES = 32
 PLAIN = ("F32", "F16", "BF16")
 
 
-@dataclass(frozen=True, slots=True)
-class BlockWeights:
+class BlockWeights(msgspec.Struct, frozen=True):
     """A matrix of shape (rows, row_values) in blocks of 32 or 16 values, as `MatMulNBits` reads it.
 
     `packed` is (rows, blocks, block_values * bits / 8) uint8, low nibble first; `scales` (rows, blocks) float32.

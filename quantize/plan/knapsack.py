@@ -6,10 +6,10 @@ solution can be away from the bound is in no best solution. The rest is searched
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+import msgspec
 import numpy as np
 
 Array = np.ndarray[Any, Any]
@@ -20,8 +20,7 @@ _MAX_STATES = 400_000
 _FIRST_DISTANCE = 1e-3
 
 
-@dataclass(frozen=True)
-class Choice:
+class Choice(msgspec.Struct, frozen=True):
     """The chosen option of each item, the totals, and how far at most the cost is above the best possible."""
 
     options: tuple[int, ...]
@@ -30,8 +29,7 @@ class Choice:
     gap: float
 
 
-@dataclass(frozen=True)
-class _Item:
+class _Item(msgspec.Struct, frozen=True):
     """Options worth looking at, sorted by bytes, costs strictly falling; `index` are the caller's numbers."""
 
     num_bytes: Array

@@ -2,8 +2,9 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from statistics import median
+
+import msgspec
 
 from quantize.errors import BudgetTooSmall, InvalidOption
 from quantize.files.gguf_write import padded
@@ -38,8 +39,7 @@ Damage = Mapping[str, Mapping[str, float]]
 _SPEED_PRICE = 0.25
 
 
-@dataclass(frozen=True)
-class Question:
+class Question(msgspec.Struct, frozen=True):
     """Everything a plan depends on; the same question always gets the same plan.
 
     `damage` maps tensor and type to expected KL divergence; `stock_damage` is the same without craft (None:
@@ -63,8 +63,7 @@ class Question:
     with_stock: bool = True
 
 
-@dataclass(frozen=True)
-class _Option:
+class _Option(msgspec.Struct, frozen=True):
     qtype: GgmlType
     num_bytes: int
     damage: float
@@ -313,8 +312,7 @@ def _total_damage(model: ModelSpec, types: Mapping[str, GgmlType], damage: Damag
     return total
 
 
-@dataclass(frozen=True)
-class _Outcome:
+class _Outcome(msgspec.Struct, frozen=True):
     """What the solver, or a stock rule, chose: and the bytes a rival's whole file may take."""
 
     picks: Sequence[_Option]

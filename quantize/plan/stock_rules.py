@@ -5,8 +5,9 @@ commit of llama-cpp-python 0.3.36. MXFP4_MOE, NVFP4, Q1_0 and Q2_0 are formats r
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum, auto
+
+import msgspec
 
 from quantize.ggml_types import BLOCK_SIZES, GgmlType
 
@@ -28,8 +29,7 @@ class Role(Enum):
     OTHER = auto()
 
 
-@dataclass(frozen=True)
-class Mix:
+class Mix(msgspec.Struct, frozen=True):
     """A stock mix: llama.cpp's number for it (`general.file_type`) and the type most tensors get.
 
     `loss` is of mixes that are proposed: how much of the quality they cost, on a scale where an 8-bit cache costs
@@ -97,8 +97,7 @@ _EIGHT_EXPERTS_Q5_OUTPUT = frozenset(
 )
 
 
-@dataclass(frozen=True)
-class Layer:
+class Layer(msgspec.Struct, frozen=True):
     """Where a tensor stands and what the model is.
 
     `index` counts tensors of the role in file order (for models with experts: the layer); `count` is how many

@@ -1,12 +1,12 @@
 """A device beside the CPU: references from a real child, compared in a real runner, kept for what they fit."""
 
 import asyncio
-from dataclasses import replace as with_fields
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
+from msgspec.structs import replace as with_fields
 
 from devices.types import Device, Machine, Memory, Runtime, SystemMemory
 from engine.dispatch.device_checks import DeviceChecks, check_key

@@ -1,8 +1,9 @@
 """Descriptors: how a family of models writes reasoning and tool calls. One parser reads them all."""
 
 import re
-from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 from engine.chat.reasoning import Markers
 
@@ -12,8 +13,7 @@ NAME_KEYS = frozenset({"name", "tool_name", "function_name", "tool"})
 ARGUMENT_KEYS = frozenset({"arguments", "parameters", "args", "input", "params", "tool_input"})
 
 
-@dataclass(frozen=True)
-class JsonCalls:
+class JsonCalls(msgspec.Struct, frozen=True):
     """`{"name": …, "arguments": {…}}`, alone or listed. `name_is_key`: `{"get_weather": {…}}`.
 
     `keys` and `listed` say how the family itself writes it; other keys and lists are read as well.
@@ -24,8 +24,7 @@ class JsonCalls:
     listed: bool = False
 
 
-@dataclass(frozen=True)
-class NamedCalls:
+class NamedCalls(msgspec.Struct, frozen=True):
     """A header that holds the name, then the arguments as JSON.
 
     The header is everything from `start` to the first brace; `header` finds the group `name` in it. `ends`
@@ -43,8 +42,7 @@ class NamedCalls:
     spelling: str = "{name}"
 
 
-@dataclass(frozen=True)
-class TaggedCalls:
+class TaggedCalls(msgspec.Struct, frozen=True):
     """One tag for each argument.
 
     `start` NAME `name_end`, then any number of `key_open` KEY `key_close` [`value_open`] VALUE `value_close`,
@@ -71,16 +69,14 @@ class TaggedCalls:
     key_spelling: str = "{key}"
 
 
-@dataclass(frozen=True)
-class PythonCalls:
+class PythonCalls(msgspec.Struct, frozen=True):
     """`[get_weather(city="Paris"), …]`."""
 
 
 Form = JsonCalls | NamedCalls | TaggedCalls | PythonCalls
 
 
-@dataclass(frozen=True)
-class Section:
+class Section(msgspec.Struct, frozen=True):
     """Where calls stand. No `ends`: it is over when something other than a call follows.
 
     `gap` is the layout that the family puts inside both marks; `single`: each call has a section of its own.
@@ -92,8 +88,7 @@ class Section:
     single: bool = True
 
 
-@dataclass(frozen=True)
-class Headers:
+class Headers(msgspec.Struct, frozen=True):
     """Messages inside one answer: a header between `starts` and `end` says what its body is.
 
     A header containing one of `reasoning` opens reasoning; one that `call` matches (group `name`) opens a
@@ -107,8 +102,7 @@ class Headers:
     call: re.Pattern[str] | None = None
 
 
-@dataclass(frozen=True)
-class Dialect:
+class Dialect(msgspec.Struct, frozen=True):
     """One family.
 
     `needs`: substrings that its templates all have; `lacks`: that none has; the first dialect that fits is

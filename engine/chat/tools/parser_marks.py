@@ -1,8 +1,9 @@
 """Which markers the parser of a dialect looks for in which place; made once for each dialect."""
 
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
+
+import msgspec
 
 from engine.chat.reasoning import Markers
 from engine.chat.tools.dialect import Dialect, NamedCalls, Section, TaggedCalls
@@ -12,8 +13,7 @@ from engine.chat.tools.marks import Marks
 FENCES: Final = ("```json", "```tool_call", "```")
 
 
-@dataclass(frozen=True)
-class ParserMarks:
+class ParserMarks(msgspec.Struct, frozen=True):
     """`starts` maps the mark of each section to it, `loose` are call marks outside of sections.
 
     `ends` close sections, `headers` begin a message's header, `stops` end a call that was not closed. `text`,

@@ -36,8 +36,7 @@ _FOLLOW_S = 0.3
 _FILES_AT_ONCE = 2
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(msgspec.Struct, frozen=True):
     """Which files of which commit; `files` are verified together and appear together."""
 
     repository: Repository

@@ -1,8 +1,9 @@
 """What a person may write to name something on a hub."""
 
 import re
-from dataclasses import dataclass
 from urllib.parse import unquote, urlsplit
+
+import msgspec
 
 from engine.errors import InputFault
 
@@ -12,8 +13,7 @@ _URL_FILE = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class HubName:
+class HubName(msgspec.Struct, frozen=True):
     """A repository and, if named, one of its quantizations or files at a revision."""
 
     repo: str

@@ -5,9 +5,9 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
 
 import httpx2
+import msgspec
 
 from engine.jobs import Control
 from engine.library.errors import FileChanged, HubUnreachable, RateLimited
@@ -23,8 +23,7 @@ _MAX_BACKOFF_S = 30.0
 _MAX_RETRY_AFTER_S = 600.0
 
 
-@dataclass(frozen=True, slots=True)
-class Patience:
+class Patience(msgspec.Struct, frozen=True):
     """`streams` ranges at once of `segment_bytes` each; give up after `give_up_s` without a single new byte."""
 
     streams: int = 4

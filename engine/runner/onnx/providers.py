@@ -2,9 +2,10 @@
 
 import os
 import platform
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+
+import msgspec
 
 from engine.onnx.folder import OnnxFolder
 from engine.onnx.providers import ADAPTERS, Adapter, adapter_of
@@ -16,8 +17,7 @@ CPU: Final = "CPUExecutionProvider"
 QNN: Final = "QNNExecutionProvider"
 
 
-@dataclass(frozen=True)
-class ProviderChoice:
+class ProviderChoice(msgspec.Struct, frozen=True):
     """The provider a load is for. `pinned` by the user, else asked for by the folder's configuration."""
 
     name: str
@@ -37,8 +37,7 @@ class ProviderChoice:
         return f"{self.adapter.title} could not load it: {reason}. {self.adapter.install}"
 
 
-@dataclass(frozen=True)
-class Share:
+class Share(msgspec.Struct, frozen=True):
     """How many of a graph's operators a provider took; `left` are the kinds it did not."""
 
     provider: str

@@ -3,7 +3,6 @@
 import math
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -85,8 +84,7 @@ async def prepared(
     return model, requests, sampling
 
 
-@dataclass(frozen=True, slots=True)
-class _Begun:
+class _Begun(msgspec.Struct, frozen=True):
     """Answers on their way; `notes` say what another server was not told."""
 
     model: LoadedModel

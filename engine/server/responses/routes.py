@@ -4,9 +4,9 @@ import logging
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
@@ -39,8 +39,7 @@ log = logging.getLogger(__name__)
 router = APIRouter(tags=["responses"])
 
 
-@dataclass(frozen=True)
-class _Asked:
+class _Asked(msgspec.Struct, frozen=True):
     """A request that was understood. `context` is the conversation without this request's instructions."""
 
     body: ResponsesRequest

@@ -1,10 +1,10 @@
 """The doctor: worst first, always with a remedy."""
 
 import json
-from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
+from msgspec.structs import replace
 
 from app.cli.main import cli
 from devices.doctor import build_summary, diagnose

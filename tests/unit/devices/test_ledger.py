@@ -1,10 +1,9 @@
 """The ledger: nothing counted twice, nothing promised twice, predictions corrected by measurements."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from devices.audit import AuditLog
 from devices.errors import Overdrawn

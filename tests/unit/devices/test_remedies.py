@@ -1,9 +1,9 @@
 """Every remedy fits the system it is given on: a table over backends, and over all recorded machines."""
 
 import re
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from app.cli.main import COMMANDS
 from devices import remedies

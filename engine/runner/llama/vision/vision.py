@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 
 from engine.runner.llama.native.model import FLASH_ATTN, LoadedModel, LoadFailed
@@ -27,8 +28,7 @@ _LOG_WARN: Final = 3
 _LOG_ERROR: Final = 4
 
 
-@dataclass(frozen=True)
-class Span:
+class Span(msgspec.Struct, frozen=True):
     """One encoded piece of a picture: `n_tokens` places from `start` on, which count as `n_pos` positions."""
 
     start: int

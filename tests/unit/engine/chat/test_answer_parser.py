@@ -4,6 +4,7 @@
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -268,7 +269,7 @@ def test_any_soup_of_markers_is_survived_and_cut_alike(dialect):
     ]
     pieces += [s.start for s in chosen.sections] + [e for s in chosen.sections for e in s.ends] + list(chosen.drops)
     for form in chosen.forms:
-        pieces += [v for v in vars(form).values() if isinstance(v, str)]
+        pieces += [v for v in msgspec.structs.asdict(form).values() if isinstance(v, str)]
     if chosen.reasoning:
         pieces += list(chosen.reasoning)
     if chosen.headers:

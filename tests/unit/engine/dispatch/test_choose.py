@@ -1,10 +1,10 @@
 """Where a model is placed on recorded machines, and why."""
 
 from bisect import bisect_left
-from dataclasses import replace
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 from msgspec.structs import replace as replaced
 
 from devices.memory import Ledger

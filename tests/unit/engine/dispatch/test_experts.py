@@ -1,11 +1,11 @@
 """A mixture of 120 billion parameters on recorded machines: the plan, its reasons, and the speed it promises."""
 
 import copy
-from dataclasses import replace
 from functools import cache
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from devices.memory import Ledger
 from devices.recording import RecordedHost

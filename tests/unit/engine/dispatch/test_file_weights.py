@@ -1,8 +1,7 @@
 """When the processor reads weights as the file has them, and that the dispatch card says so."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 from msgspec.structs import replace as replaced
 
 from devices.memory import Ledger

@@ -1,9 +1,9 @@
 """What loads keep ready for guessing ahead."""
 
 from bisect import bisect_left
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 from msgspec.structs import replace as replaced
 
 from devices.memory import Ledger

@@ -1,8 +1,7 @@
 """When an NPU gets a model: quiet, battery, a busy GPU, the first token, and joules where a meter told them."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 from msgspec.structs import replace as replaced
 
 from devices.memory import Amount, Ledger

@@ -1,8 +1,7 @@
 """Which provider an ONNX folder gets on recorded machines, with reasons."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from devices.memory import Ledger
 from devices.recording import RecordedHost

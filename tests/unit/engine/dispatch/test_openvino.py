@@ -1,9 +1,9 @@
 """OpenVINO's devices in dispatch: when they are taken, what they refuse, and what is said about them."""
 
 import os
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 from msgspec.structs import replace as replaced
 
 from devices.backends.openvino import environment, target_of, trim

@@ -1,9 +1,9 @@
 """What an answer of a model over two computers teaches about both, and what is then expected of other divisions."""
 
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from msgspec.structs import replace
 from msgspec.structs import replace as replaced
 
 from devices.memory import Ledger

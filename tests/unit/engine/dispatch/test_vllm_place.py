@@ -2,9 +2,9 @@
 
 import copy
 import json
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from devices.memory import Ledger
 from devices.recording import RecordedHost

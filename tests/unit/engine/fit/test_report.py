@@ -1,9 +1,8 @@
 """Does it fit, and what to give up if not."""
 
-from dataclasses import replace
-
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from devices.detect import inventory
 from devices.memory import Amount, Ledger
