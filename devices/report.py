@@ -5,9 +5,11 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from devices.as_json import backend_reports
+from devices.backends import libraries
 from devices.backends.trial import try_backends as try_all
 from devices.detect import detailed
 from devices.host import Host
+from devices.kernel_packs.trials import installed_trials
 from devices.merge import merged
 from devices.recording import RecordedHost
 from devices.types import Machine
@@ -18,7 +20,8 @@ def live_report(host: Host, cache: Path | None, *, try_backends: bool = True, fr
     machine = detailed(host)
     if not try_backends:
         return machine
-    reports = try_all(machine, cache, fresh=fresh)
+    trials = installed_trials(libraries.library_folder(), onnx=libraries.has_onnxruntime())
+    reports = try_all(machine, cache, fresh=fresh, trials=trials)
     return merged(replace(machine, backends=reports))
 
 

@@ -49,6 +49,7 @@ def command(
     from app.code.errors import CodeError  # noqa: PLC0415
     from app.code.index.vectors import VectorIndex  # noqa: PLC0415
     from app.code.project import Project  # noqa: PLC0415
+    from app.tools.mcp_config import BadMcpConfig  # noqa: PLC0415
 
     if prompt == "-":
         prompt = sys.stdin.read()
@@ -79,5 +80,5 @@ def command(
                     sys.exit(1)
                 return
             session.talk(as_agent=as_agent)
-    except (CodeError, ApiError, ServerUnreachable) as error:
+    except (CodeError, BadMcpConfig, ApiError, ServerUnreachable) as error:
         raise click.ClickException(str(error)) from error

@@ -25,7 +25,7 @@ from app.code.errors import CodeError, GitFailed, UncommittedChanges
 from app.code.prompts import repair_request
 from app.code.review import file_diff
 from app.tools.consent import Consent, ConsentRequest, Decision
-from app.tools.mcp_config import read_mcp_config
+from app.tools.mcp_config import BadMcpConfig, read_mcp_config
 from app.tools.shown import shown_text
 from app.tools.types import ToolRefused
 
@@ -194,7 +194,7 @@ class CodeSession:
                     self._command(line)
                 elif line:
                     self.agent(line) if as_agent else self.ask(line)
-            except CodeError as error:
+            except (CodeError, BadMcpConfig) as error:
                 say(shown_text(str(error)), err=True)
 
     def _command(self, line: str) -> None:

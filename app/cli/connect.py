@@ -4,7 +4,7 @@ import click
 
 from app.cli.say import say
 from app.client import Client
-from app.remote_server import RemoteServer, parts_of
+from app.client.chosen import RemoteServer, parts_of
 from engine.services import is_plain_text
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
-from app.remote_server import RemoteServer
+from app.client.chosen import RemoteServer
 from app.server_process import ServerProcess
 from engine.services import user_paths
 

@@ -82,7 +82,8 @@ def command(
     from app.evals.gate_tasks import NAMED_TASKS  # noqa: PLC0415
     from engine.dispatch.types import Overrides  # noqa: PLC0415
     from engine.runner.orphans import die_with_parent  # noqa: PLC0415
-    from engine.server.run import ServeOptions, serve  # noqa: PLC0415
+    from engine.server.options import ServeOptions  # noqa: PLC0415
+    from engine.server.run import serve  # noqa: PLC0415
 
     level = logging.DEBUG if ctx.obj and ctx.obj["debug"] else logging.INFO
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s %(message)s")

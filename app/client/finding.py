@@ -4,8 +4,8 @@ import json
 import os
 from typing import TypeVar
 
+from app.client.chosen import RemoteServer
 from app.client.http import CONNECT_S, FIRST_S, ChatClient
-from app.remote_server import RemoteServer
 from engine.paths import Paths, user_paths
 
 C = TypeVar("C", bound=ChatClient)

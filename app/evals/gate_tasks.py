@@ -82,7 +82,7 @@ def _problems() -> "tuple[Task, ...]":
 
 def _of_problem(problem: "Problem") -> "Task":
     from app.evals.human_eval import ASK, MAX_TOKENS, STOPS, program_of, tested  # noqa: PLC0415
-    from engine.chat.conversation import ChatQuery  # noqa: PLC0415
+    from engine.chat.query import ChatQuery  # noqa: PLC0415
     from engine.chat.types import Message  # noqa: PLC0415
     from engine.quantize_jobs.tasks import Task  # noqa: PLC0415
 

@@ -2,7 +2,7 @@
 
 from PySide6.QtCore import QCoreApplication
 
-from app.gui.library.job_card import title_of
+from app.gui.job_card import title_of
 from engine.api.jobs import Job
 
 

@@ -112,5 +112,19 @@ def job(name: str) -> str:
     return _tr(JOBS.get(name, name))
 
 
+_SOURCES = {
+    "user": "Your setting for this model",
+    "file": "The model's file",
+    "generation_config": "The publisher's settings",
+    "model_card": "The model's card",
+    "llama.cpp": "llama.cpp's default",
+}
+
+
+def source(name: str) -> str:
+    """Who decided a value of sampling."""
+    return QCoreApplication.translate("sampling", _SOURCES.get(name, "Off"))
+
+
 def _tr(text: str) -> str:
     return QCoreApplication.translate("words", text)

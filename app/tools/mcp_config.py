@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from app.code.errors import InputFault
+from engine.errors import InputFault
 from engine.json_store import write_atomically
 from engine.paths import Paths, user_paths
 

@@ -15,7 +15,6 @@ from devices.as_json import backend_reports, to_json
 from devices.backends import libraries, openvino
 from devices.backends.child import Outcome, run_child
 from devices.child_command import child_command
-from devices.kernel_packs.folder import installed_libraries
 from devices.types import BackendDevice, BackendReport, Machine
 
 # Source: Ollama gives a library 30 s, 90 s on Windows, where antivirus reads it first; drivers answer within 5.
@@ -33,17 +32,6 @@ class Trial(msgspec.Struct, frozen=True):
     files: tuple[Path, ...] = ()
 
 
-def planned(folder: Path | None, *, onnx: bool) -> tuple[Trial, ...]:
-    """The trials for the libraries that are installed."""
-    trials = [
-        Trial(name, paths[0].name, trial_command(name, folder, paths), paths)
-        for name, paths in installed_libraries(folder).items()
-    ]
-    if onnx:
-        trials.append(Trial("onnx", "onnxruntime", child_command("devices.backends.onnx_child")))
-    return tuple(trials)
-
-
 def trial_command(backend: str, folder: Path | None, paths: tuple[Path, ...]) -> tuple[str, ...]:
     """The child that loads a backend's libraries and lists what they can use; `folder` holds ggml."""
     if backend == openvino.BACKEND:
@@ -57,16 +45,14 @@ def try_backends(
     *,
     fresh: bool = False,
     timeout_s: float | None = None,
-    trials: tuple[Trial, ...] | None = None,
+    trials: tuple[Trial, ...],
 ) -> tuple[BackendReport, ...]:
     """A report for every backend: tried, or known to be missing. Never raises for what a backend does.
 
     `cache` is a file of earlier answers, used while driver, kernel, libraries and boot are the same; failures
-    are tried again every time. `trials` None: those of the installed libraries.
+    are tried again every time.
     """
     limit = timeout_s or (TIMEOUT_WINDOWS_S if machine.system == "windows" else TIMEOUT_S)
-    if trials is None:
-        trials = planned(libraries.library_folder(), onnx=libraries.has_onnxruntime())
     known = {} if fresh or cache is None else _read_cache(cache)
     keys = {trial.backend: _cache_key(machine, trial) for trial in trials}
     reports = {t.backend: known[keys[t.backend]] for t in trials if keys[t.backend] in known}

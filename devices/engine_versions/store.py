@@ -5,19 +5,15 @@
 """
 
 import os
-import re
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
+from devices.engine_versions.names import PACKAGE, SHIPPED, VERSION_NAME
 from devices.errors import EngineVersionRefused
 
-PACKAGE: Final = "llama_cpp"
 STATE: Final = "in_use.json"
-# What TESSERA_ENGINEVERSION_NAME and `models` call the version that came with the program.
-SHIPPED: Final = "shipped"
-VERSION_NAME: Final = re.compile(r"^[0-9][0-9A-Za-z.+]{0,63}$")
 
 
 class InUse(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ from typing import Final
 
 from packaging import tags, utils
 
-from devices.engine_versions.store import PACKAGE, VERSION_NAME
+from devices.engine_versions.names import PACKAGE, VERSION_NAME
 from devices.errors import EngineVersionRefused
 
 # A wheel with CUDA's libraries for many architectures is the largest there is, 1.5 GB unpacked.

@@ -5,7 +5,7 @@ into one constraint. `Answer` (one for each choice) turns the runner's events in
 """
 
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -20,6 +20,7 @@ from engine.chat.events import (
     TextDelta,
 )
 from engine.chat.forwarded import forward
+from engine.chat.query import ChatQuery
 from engine.chat.reasoning import open_markers
 from engine.chat.structured import ConstraintChecker, ConstraintImpossible, after_reasoning
 from engine.chat.template import TemplateRenderer
@@ -28,7 +29,7 @@ from engine.chat.tools.dialect import Dialect
 from engine.chat.tools.dialects import choose
 from engine.chat.tools.grammar import tool_grammar
 from engine.chat.tools.parser import AnswerParser
-from engine.chat.types import ChatTemplate, Message, NamedTool, Rendered, ToolChoice, ToolDefinition
+from engine.chat.types import ChatTemplate, Message, NamedTool, Rendered, ToolDefinition
 from engine.prompt_bounds import refuse_impossible
 from engine.sampling import NOTHING_RECOMMENDED, Chosen, Recommended, Source
 from engine.sampling import choose as choose_sampling
@@ -41,7 +42,6 @@ from engine.types import (
     GenerationRequest,
     Image,
     ModelFacts,
-    Priority,
     PromptProgress,
     Runaway,
     SamplingParams,
@@ -55,45 +55,6 @@ FinishReason = Literal["stop", "length", "tool_calls", "cancelled", "error"]
 _PARSED: Final = (TextDelta, ReasoningDelta, CallStarted, CallArguments, CallEnded, CallMalformed)
 # The name of the built-in template in requests.
 BUILT_IN: Final = "chatml"
-
-
-class ChatQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """A conversation to be answered, as every protocol hands it over.
-
-    `output` constrains the visible answer (made by `structured.of_schema` or `of_grammar`); the `_param` names
-    are the client's own words for refusals. `template` replaces the model's: `chatml` for the built-in one, or
-    Jinja text, which is as untrusted as a file's. `thinking` None leaves reasoning to the template's default; after
-    `reasoning_budget` tokens reasoning is closed and the answer goes on.
-    `continue_final`: the last message is the beginning of the answer.
-    """
-
-    messages: tuple[Message, ...]
-    tools: tuple[ToolDefinition, ...] = ()
-    tool_choice: ToolChoice = "auto"
-    parallel_tool_calls: bool = True
-    output: Constraint | None = None
-    output_param: str = "response_format"
-    tools_param: str = "tools"
-    thinking: bool | None = None
-    reasoning_effort: str | None = None
-    reasoning_budget: int | None = None
-    template: str | None = None
-    template_variables: dict[str, Any] = {}
-    continue_final: bool = False
-    max_tokens: int | None = None
-    stop: tuple[str, ...] = ()
-    sampling: dict[str, Any] = {}
-    sampling_source: Source = "request"
-    logprobs: int | None = None
-    priority: Priority = "interactive"
-    ignore_eos: bool = False
-    min_tokens: int = 0
-    stop_token_ids: tuple[int, ...] = ()
-    speculate: bool | None = None
-    context_shift: bool = False
-    loop_guard: bool = False
-    deterministic: bool = False
-    lora: tuple[tuple[str, float], ...] = ()
 
 
 class AnswerStarted(msgspec.Struct, frozen=True, kw_only=True):

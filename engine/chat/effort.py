@@ -1,14 +1,12 @@
 """How much a model reasons: what its template is told, and a bound that the runner keeps."""
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from engine.chat.query import ChatQuery
 from engine.chat.reasoning import Markers, open_markers
 from engine.chat.tools.dialect import Dialect
 from engine.chat.types import Rendered
 from engine.types import ReasoningBudget
-
-if TYPE_CHECKING:
-    from engine.chat.conversation import ChatQuery
 
 # Words for `reasoning_effort` that mean: do not reason.
 _NO_EFFORT: Final = frozenset({"none", "minimal", "off"})
@@ -26,7 +24,7 @@ def marks_of(dialect: Dialect, rendered: Rendered, source: str) -> Markers | Non
     return None
 
 
-def template_variables(query: "ChatQuery") -> dict[str, Any]:
+def template_variables(query: ChatQuery) -> dict[str, Any]:
     """What the template is told about reasoning; the client's own variables win."""
     variables: dict[str, Any] = {}
     thinking = query.thinking
@@ -44,7 +42,7 @@ def template_variables(query: "ChatQuery") -> dict[str, Any]:
 
 
 def budget_of(
-    query: "ChatQuery", dialect: Dialect, rendered: Rendered, source: str, *, formed: bool
+    query: ChatQuery, dialect: Dialect, rendered: Rendered, source: str, *, formed: bool
 ) -> ReasoningBudget | None:
     """The bound of a request's reasoning with this family's own marks; None where there is none to keep.
 
@@ -73,7 +71,7 @@ def budget_of(
     return None
 
 
-def _tokens(query: "ChatQuery", source: str) -> int | None:
+def _tokens(query: ChatQuery, source: str) -> int | None:
     if query.reasoning_budget is not None:
         return query.reasoning_budget
     if query.thinking is False or query.reasoning_effort is None or "reasoning_effort" in source:
@@ -81,7 +79,7 @@ def _tokens(query: "ChatQuery", source: str) -> int | None:
     return LEVELS.get(query.reasoning_effort)
 
 
-def notes_of(query: "ChatQuery", budget: ReasoningBudget | None, source: str) -> tuple[str, ...]:
+def notes_of(query: ChatQuery, budget: ReasoningBudget | None, source: str) -> tuple[str, ...]:
     """What of the request's wishes about the template and its reasoning had no effect."""
     notes = [
         f"the template reads no variable {name!r}: it had no effect"

@@ -7,16 +7,14 @@ only be drawn differently.
 import base64
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 
+from engine.chat.query import ChatQuery
 from engine.chat.types import ImagePart, Message, NamedTool
 from engine.errors import InputFault
 from engine.types import Constraint, GenerationRequest
-
-if TYPE_CHECKING:
-    from engine.chat.conversation import ChatQuery
 
 # Sampling fields of OpenAI's protocol; all servers take them.
 _STANDARD: Final = frozenset(
@@ -43,7 +41,7 @@ class ForwardedChat(GenerationRequest, frozen=True, kw_only=True):
     body: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
-def forward(query: "ChatQuery", flavour: str) -> tuple[ForwardedChat, tuple[str, ...]]:
+def forward(query: ChatQuery, flavour: str) -> tuple[ForwardedChat, tuple[str, ...]]:
     """The request for a server of this kind, and what it was not told.
 
     Raises: InputFault: the answer could not be what was asked for.
@@ -123,7 +121,7 @@ def _data_url(image: ImagePart) -> str:
     return f"data:{image.media_type};base64,{base64.b64encode(image.data).decode()}"
 
 
-def _tools(query: "ChatQuery", body: dict[str, Any]) -> None:
+def _tools(query: ChatQuery, body: dict[str, Any]) -> None:
     if not query.tools:
         return
     body["tools"] = [
@@ -160,7 +158,7 @@ def _output(output: Constraint, kind: str, param: str, body: dict[str, Any]) -> 
     body[place[0]] = output.source if len(place) == 1 else {place[1]: output.source}
 
 
-def _reasoning(query: "ChatQuery", kind: str, body: dict[str, Any], silent: list[str]) -> None:
+def _reasoning(query: ChatQuery, kind: str, body: dict[str, Any], silent: list[str]) -> None:
     variables = dict(query.template_variables)
     if query.thinking is not None:
         variables |= {"enable_thinking": query.thinking, "thinking": query.thinking}
@@ -192,7 +190,7 @@ def _sampling(said: Mapping[str, Any], kind: str, body: dict[str, Any], silent: 
             silent.append(name)
 
 
-def _form(query: "ChatQuery", kind: str, body: dict[str, Any]) -> None:
+def _form(query: ChatQuery, kind: str, body: dict[str, Any]) -> None:
     if query.template is not None:
         if kind not in {"vllm", "tessera"}:
             raise InputFault(f"chat_template: a server of kind {kind} takes none.", "chat_template")
@@ -206,7 +204,7 @@ def _form(query: "ChatQuery", kind: str, body: dict[str, Any]) -> None:
 
 
 def _length(
-    query: "ChatQuery | GenerationRequest", kind: str, body: dict[str, Any], silent: list[str], limit: str
+    query: ChatQuery | GenerationRequest, kind: str, body: dict[str, Any], silent: list[str], limit: str
 ) -> None:
     if query.max_tokens is not None:
         body[limit] = query.max_tokens

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from engine.chat.bounded_child import BoundedChild, ChildFailed
-from engine.chat.conversation import ChatQuery
+from engine.chat.query import ChatQuery
 from engine.chat.types import Message
 from engine.errors import InputFault
 from engine.paths import whole_path

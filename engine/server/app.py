@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from engine.server.auth import Access, Forbidden, TooManyFailures, Unauthorized
@@ -20,11 +20,11 @@ from engine.server.late import LateRoutes
 from engine.server.loop_watch import start_threads
 from engine.server.openai import chat, completions, models
 from engine.server.request_log import RequestLog
+from engine.server.root import health, root
 from engine.server.routing import EarlyRoute
 from engine.server.state import ServerState
 from engine.server.strangers import Callers
 from engine.settings.keys import BadKeyFile
-from engine.version import __version__
 
 log = logging.getLogger(__name__)
 
@@ -127,20 +127,5 @@ async def _make_ready(state: ServerState, late: LateRoutes) -> None:
         log.warning("collections or grammars are not ready yet: %s", error)
 
 
-async def health() -> dict[str, str]:
-    """200 as soon as requests are taken."""
-    return {"status": "ok", "version": __version__}
-
-
 async def _health(_: Request) -> Response:
     return JSONResponse(await health())
-
-
-async def root(request: Request) -> Response:
-    """A browser gets the page of routes, a program that wants JSON our name, any other Ollama's sentence."""
-    accepted = request.headers.get("accept", "")
-    if "text/html" in accepted:
-        return RedirectResponse("/docs")
-    if "application/json" in accepted:
-        return JSONResponse({"name": "Tessera", "version": __version__, "docs": "/docs"})
-    return PlainTextResponse("Ollama is running")

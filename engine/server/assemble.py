@@ -22,7 +22,7 @@ from engine.server.connections import connection_class, connection_limit, quiete
 from engine.server.log_bounds import Sparing, keep_short
 from engine.server.loop_watch import LoopWatch
 from engine.server.model_side import ModelSide
-from engine.server.run import BACKLOG, ServeOptions, is_loopback
+from engine.server.options import BACKLOG, ServeOptions, is_loopback
 from engine.server.state import ServerState
 from engine.server.strangers import Callers
 from engine.server.utilization import Utilization

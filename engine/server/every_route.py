@@ -12,7 +12,6 @@ from starlette.responses import Response
 
 from engine.errors import InputFault
 from engine.server.anthropic import routes as anthropic
-from engine.server.app import health, root
 from engine.server.handlers import HANDLERS, engine_error
 from engine.server.last_resort import LastResort
 from engine.server.manage import collections as manage_collections
@@ -52,6 +51,7 @@ from engine.server.openai import (
 from engine.server.openapi import complete
 from engine.server.responses import compaction, conversations
 from engine.server.responses import routes as responses
+from engine.server.root import health, root
 from engine.server.state import ServerState, server_state
 from engine.version import __version__
 

@@ -14,7 +14,7 @@ from engine.remotes.desk import Remotes
 from engine.runner.spare import ENGINE, SpareRunner
 from engine.server.load_overrides import LoadOverrides
 from engine.server.models import ServedModels
-from engine.server.run import ServeOptions
+from engine.server.options import ServeOptions
 from engine.settings.aliases import Aliases
 from engine.settings.drafts import Drafts
 from engine.settings.engine_args import EngineArgsStore

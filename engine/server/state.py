@@ -22,10 +22,10 @@ from engine.server.metrics import Metrics
 from engine.server.models import ServedModels
 from engine.server.power import PowerDesk
 from engine.server.recent import RecentRequests
-from engine.server.responses.background import BackgroundJobs
-from engine.server.responses.conversation_store import ConversationStore
-from engine.server.responses.store import ResponseStore
 from engine.server.speech import Speech, speech_of
+from engine.server.stored.background import BackgroundJobs
+from engine.server.stored.conversations import ConversationStore
+from engine.server.stored.responses import ResponseStore
 from engine.server.streams import StreamBook
 from engine.server.utilization import Utilization
 from engine.server.work_history import WorkHistory
@@ -99,7 +99,7 @@ class ServerState:
     def _open_desk(self, loop: asyncio.AbstractEventLoop) -> "Desk":
         from engine.server.documents.desk import Desk  # noqa: PLC0415 - see above
 
-        desk = Desk(self, loop)
+        desk = Desk(self.paths, self.access, self.pool, self.models, loop)
         desk.start()
         return desk
 

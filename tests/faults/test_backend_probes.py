@@ -10,9 +10,10 @@ from servers import runs, wait_for
 
 from devices.backends.child import PATIENCE
 from devices.backends.libraries import library_folder
-from devices.backends.trial import Trial, planned, try_backends
+from devices.backends.trial import Trial, try_backends
 from devices.detect import detailed
 from devices.host_real import RealHost
+from devices.kernel_packs.trials import installed_trials
 
 LIMIT_S = 2.0
 HANG = "import time; time.sleep(600)"
@@ -45,7 +46,7 @@ def machine():
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
 def test_each_way_to_fail_is_reported_and_none_delays_the_others(machine):
-    good = tuple(t for t in planned(library_folder(), onnx=False) if t.backend == "cpu")
+    good = tuple(t for t in installed_trials(library_folder(), onnx=False) if t.backend == "cpu")
     trials = (*(trial(name, source) for name, (source, _) in PROBES.items()), *good)
     started = time.monotonic()
     reports = {r.backend: r for r in try_backends(machine, None, timeout_s=LIMIT_S, trials=trials)}
@@ -85,7 +86,8 @@ def test_a_corrupt_backend_library_fails_alone(machine, tmp_path, monkeypatch):
     (tmp_path / "libggml-vulkan.so").write_bytes(b"\x7fELF not a library")
     shutil.copy(folder / "libggml-base.so.0", tmp_path / "libggml-cuda.so")  # loads, but is no backend
     monkeypatch.setenv("LLAMA_CPP_LIB_PATH", str(tmp_path))
-    reports = {r.backend: r for r in try_backends(machine, None, timeout_s=30)}
+    trials = installed_trials(library_folder(), onnx=False)
+    reports = {r.backend: r for r in try_backends(machine, None, timeout_s=30, trials=trials)}
     assert reports["cpu"].state == "usable"
     assert reports["vulkan"].state == "failed"
     assert reports["cuda"].state == "failed"
@@ -94,7 +96,8 @@ def test_a_corrupt_backend_library_fails_alone(machine, tmp_path, monkeypatch):
 
 def test_an_empty_library_folder_means_not_built(machine, tmp_path, monkeypatch):
     monkeypatch.setenv("LLAMA_CPP_LIB_PATH", str(tmp_path))
-    reports = {r.backend: r for r in try_backends(machine, None, timeout_s=30)}
+    trials = installed_trials(library_folder(), onnx=False)
+    reports = {r.backend: r for r in try_backends(machine, None, timeout_s=30, trials=trials)}
     assert reports["cpu"].state == "not_built"
     assert reports["cpu"].fix_hint
 

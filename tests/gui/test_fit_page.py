@@ -13,9 +13,9 @@ from app.gui.fit.frontier import FrontierPlot
 from app.gui.fit.label_places import Box, along, around, place
 from app.gui.fit.page import FitPage
 from app.gui.fit.report import report_card
-from app.gui.fit.steps import step_words
+from app.gui.job_card import note_of
+from app.gui.job_steps import step_words
 from app.gui.jobs import Jobs
-from app.gui.library.job_card import note_of
 from engine.api.converting import ConverterState
 from engine.api.jobs import JobKind, Progress, Quantized
 from engine.api.library import Models

@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from app.formulas import LONGEST
-from app.gui.markdown import formulas
+from app.gui import formulas
 from app.gui.markdown.formula_object import OBJECT_LETTER
 from app.gui.markdown.view import MarkdownView
 

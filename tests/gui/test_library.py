@@ -6,9 +6,9 @@ import msgspec
 import pytest
 from PySide6.QtWidgets import QPushButton
 
+from app.gui.job_card import JobCard
 from app.gui.jobs import Jobs
 from app.gui.library.details import DetailsDialog
-from app.gui.library.job_card import JobCard
 from app.gui.library.page import LibraryPage
 from engine.api.hub import (
     Choice,

@@ -7,7 +7,7 @@ import pytest
 from PySide6.QtGui import QColor
 
 from app.gui import words
-from app.gui.library.job_card import title_of
+from app.gui.job_card import title_of
 from app.gui.library.model_card import chips_of
 from app.gui.look import tokens
 from app.gui.stylesheet import stylesheet

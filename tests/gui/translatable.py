@@ -4,7 +4,7 @@ import ast
 from functools import cache
 from pathlib import Path
 
-from app.gui.chat.sampling_fields import KNOBS, source_words
+from app.gui.chat.sampling_fields import KNOBS
 from app.gui.devices.facts import BACKENDS, KINDS, PARTS
 from app.gui.devices.page import _STATES
 from app.gui.fit.aim import _CACHES
@@ -12,12 +12,12 @@ from app.gui.fit.gate import _GATES
 from app.gui.fit.own_text import _TEXTS
 from app.gui.fit.page import _LOSS_WORDS, _TIERS
 from app.gui.fit.report import _MEASURES
-from app.gui.fit.steps import _STEPS
+from app.gui.job_steps import _STEPS
 from app.gui.library.hub_tab import _SIZES, _SORTS, _TASKS
 from app.gui.library.model_card import _CAN
 from app.gui.server.snippets import SNIPPETS
 from app.gui.shortcuts import SHORTCUTS
-from app.gui.words import JOBS
+from app.gui.words import JOBS, source
 from app.settings import SETTINGS
 from app.suggestions import FOR_A_MODEL, FOR_THE_TOY
 from engine.api.jobs import JobKind
@@ -58,7 +58,7 @@ def tables():
     found |= {shortcut.words for shortcut in SHORTCUTS} | {item.question for item in (*FOR_A_MODEL, *FOR_THE_TOY)}
     found |= {*BACKENDS.values(), *JOBS.values()}
     found |= {kind.title for kind in JobKind} | {name for _, name in _CACHES} | {item.hint for item in SNIPPETS}
-    found |= {source_words(name) for name in ("", "user", "file", "generation_config", "model_card", "llama.cpp")}
+    found |= {source(name) for name in ("", "user", "file", "generation_config", "model_card", "llama.cpp")}
     found |= {"unknown", "{n} s", "{n} min", "{h} h {m} min"}  # app.format's
     return found
 

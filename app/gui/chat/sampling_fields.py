@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from PySide6.QtCore import QCoreApplication, Signal
+from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QDoubleSpinBox, QLabel, QSpinBox, QWidget
 
+from app.gui import words
 from app.gui.look import Look
 from app.gui.widgets.basics import IconButton, button, label, row, stack
 from engine.api.models import Decided
@@ -92,9 +93,9 @@ class SamplingFields(QWidget):
             field = self.fields[knob.name]
             if field.value() != value:  # setting it writes its text anew, also while somebody types there
                 field.setValue(int(value) if knob.whole else value)  # type: ignore[arg-type]
-            source = source_words(told.source if told is not None else "")
-            words = self.tr("This chat's own; otherwise {value} ({source})") if is_own else "{source}"
-            self.states[knob.name].setText(words.format(value=f"{usual:g}", source=source))
+            source = words.source(told.source if told is not None else "")
+            form = self.tr("This chat's own; otherwise {value} ({source})") if is_own else "{source}"
+            self.states[knob.name].setText(form.format(value=f"{usual:g}", source=source))
             self.resets[knob.name].setEnabled(is_own)
         self.all.setEnabled(bool(self.own))
         self.keep.setEnabled(bool(self.own))
@@ -121,15 +122,3 @@ class SamplingFields(QWidget):
             self.own[name] = round(value, 4)
             self._show()
             self.changed.emit()
-
-
-def source_words(name: str) -> str:
-    """Who decided a value, in words."""
-    words = {
-        "user": "Your setting for this model",
-        "file": "The model's file",
-        "generation_config": "The publisher's settings",
-        "model_card": "The model's card",
-        "llama.cpp": "llama.cpp's default",
-    }
-    return QCoreApplication.translate("sampling", words.get(name, "Off"))

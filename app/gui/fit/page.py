@@ -14,9 +14,9 @@ from app.gui.fit.gate import GateChoice
 from app.gui.fit.own_text import OwnTextChoice
 from app.gui.fit.picture import PlanPicture
 from app.gui.fit.report import report_card
-from app.gui.fit.sources import unfit
+from app.gui.job_card import JobList
 from app.gui.jobs import Jobs
-from app.gui.library.job_card import JobList
+from app.gui.library.sources import unfit
 from app.gui.services import Services
 from app.gui.widgets.basics import Banner, Empty, Page, button, card, clear, label, row, set_kind
 from app.gui.widgets.flow import Flow

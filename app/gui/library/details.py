@@ -7,7 +7,6 @@ from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QDialog, QFrame, QGridLayout, QPlainTextEdit, QScrollArea, QWidget
 
 from app.gui import words
-from app.gui.chat.sampling_fields import source_words
 from app.gui.library.model_card import facts_of
 from app.gui.look import Look
 from app.gui.markdown.view import MarkdownView
@@ -111,7 +110,7 @@ def _rows(model: Model) -> list[tuple[str, str]]:
     ]
     by_source: dict[str, list[str]] = {}
     for name, fact in model.sampling.items():
-        by_source.setdefault(source_words(fact.source), []).append(f"{name} {fact.value:g}")
+        by_source.setdefault(words.source(fact.source), []).append(f"{name} {fact.value:g}")
     rows += [("Sampling", f"{', '.join(values)} ({source})") for source, values in by_source.items()]
     types = details.type_bytes
     if types:

@@ -6,7 +6,7 @@ from PySide6.QtCore import QCoreApplication, Qt, Signal
 from PySide6.QtWidgets import QFrame
 
 from app.gui import words
-from app.gui.fit.sources import unfit
+from app.gui.library.sources import unfit
 from app.gui.look import Look
 from app.gui.widgets.basics import IconButton, LabelKind, button, label, row, stack
 from app.gui.widgets.flow import Flow

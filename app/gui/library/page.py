@@ -10,10 +10,10 @@ from PySide6.QtWidgets import QFileDialog, QInputDialog, QTabWidget, QVBoxLayout
 from app.client import ApiError
 from app.code.certify.run import CertificateStore
 from app.gui.api import failure_of, in_words
+from app.gui.job_card import JobList, title_of
 from app.gui.jobs import Jobs
 from app.gui.library.details import DetailsDialog
 from app.gui.library.hub_tab import HubTab
-from app.gui.library.job_card import JobList, title_of
 from app.gui.library.load_dialog import LoadDialog
 from app.gui.library.model_card import ModelCard
 from app.gui.services import Services

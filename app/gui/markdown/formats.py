@@ -2,8 +2,8 @@
 
 from PySide6.QtGui import QColor, QFont, QTextBlockFormat, QTextCharFormat, QTextFormat, QTextTableFormat
 
+from app.gui.formulas import Formula, Picture
 from app.gui.look import Look
-from app.gui.markdown.formulas import Formula, Picture
 
 CODE = QTextFormat.Property.UserProperty + 1
 QUOTE = QTextFormat.Property.UserProperty + 2

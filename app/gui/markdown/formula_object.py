@@ -10,7 +10,7 @@ from PySide6.QtGui import (
     QTextFormat,
 )
 
-from app.gui.markdown.formulas import Picture
+from app.gui.formulas import Picture
 
 OBJECT_LETTER = "\ufffc"
 OBJECT = QTextFormat.ObjectTypes.UserObject.value + 1

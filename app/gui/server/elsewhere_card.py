@@ -10,10 +10,10 @@ from PySide6.QtGui import QPixmap
 from PySide6.QtWidgets import QFrame, QLabel, QLineEdit
 
 from app.client import ApiError, Client
+from app.client.chosen import RemoteServer, parts_of
 from app.gui import words
 from app.gui.services import Services
 from app.gui.widgets.basics import Banner, button, label, row, stack
-from app.remote_server import RemoteServer, parts_of
 from engine.api.keys import KeyRequest
 from engine.services import is_plain_text
 

@@ -1,19 +1,17 @@
 """What a request says about tools, checked before anything is made of it."""
 
 import re
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from engine.chat.query import ChatQuery
 from engine.chat.types import NamedTool
 from engine.errors import InputFault
-
-if TYPE_CHECKING:
-    from engine.chat.conversation import ChatQuery
 
 # What a call's name may be without breaking a grammar or a template; OpenAI allows 64 of [A-Za-z0-9_-].
 _NAME: Final = re.compile(r"[^\s\"'<>{}\[\]()\\]{1,128}")
 
 
-def check_tools(query: "ChatQuery") -> None:
+def check_tools(query: ChatQuery) -> None:
     """Names that work, no duplicates, and a choice that names one of them.
 
     Raises: InputFault: naming the field.

@@ -8,7 +8,8 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
-from engine.chat.conversation import AnswerFinished, ChatQuery
+from engine.chat.conversation import AnswerFinished
+from engine.chat.query import ChatQuery
 from engine.server.anthropic.errors import anthropic_body, anthropic_event
 from engine.server.anthropic.schemas import CountRequest, MessagesRequest
 from engine.server.anthropic.stream import BlockStream

@@ -9,11 +9,12 @@ from typing import Any, Final
 import msgspec
 
 from engine.chat import structured
-from engine.chat.conversation import ChatQuery, is_begun
+from engine.chat.conversation import is_begun
+from engine.chat.query import ChatQuery
 from engine.chat.types import ImagePart, Message, NamedTool, Part, TextPart, ToolCall, ToolChoice, ToolDefinition
 from engine.errors import InputFault
-from engine.server.anthropic.client_tools import SERVER_TOOLS, client_tool
 from engine.server.anthropic.schemas import Choice, CountRequest, InputMessage, MessagesRequest, Tool
+from engine.server.client_tools import SERVER_TOOLS, client_tool
 from engine.server.images import MAX_IMAGE_BYTES
 from engine.types import Constraint
 

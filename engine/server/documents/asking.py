@@ -15,7 +15,7 @@ from engine.errors import EngineError
 from engine.server.documents.desk import Desk
 
 if TYPE_CHECKING:
-    from engine.chat.conversation import ChatQuery
+    from engine.chat.query import ChatQuery
     from engine.loaded_model import LoadedModel
 
 # Passages a question gets where the context has room; more of them drown small models.

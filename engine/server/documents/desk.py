@@ -14,13 +14,14 @@ from engine.documents.errors import NoCollection, NoDocument
 from engine.documents.registry import NONE, Collections, Live
 from engine.documents.search import Hit, Ways, evidence, find
 from engine.errors import EngineError, InputFault
-from engine.server.auth import presented_keys
+from engine.paths import Paths
+from engine.pool import Pool
+from engine.server.auth import Access, presented_keys
 from engine.server.documents.side_work import SideWork
+from engine.server.models import ServedModels
 
 if TYPE_CHECKING:
     from starlette.requests import Request
-
-    from engine.server.state import ServerState
 
 # A reranker reads each candidate with the question: some 10 ms each on a processor of 2020.
 _RERANKED: Final = 20
@@ -31,10 +32,13 @@ BREAK: Final = "\n\n"
 class Desk:
     """One per server, opened when the first collection is asked for. All methods from the event loop."""
 
-    def __init__(self, state: "ServerState", loop: asyncio.AbstractEventLoop) -> None:
-        self._state = state
-        self.side_work = SideWork(state, loop)
-        self.collections = Collections(state.paths, self.side_work)
+    def __init__(
+        self, paths: Paths, access: Access, pool: Pool, models: ServedModels, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self._access = access
+        self._pool = pool
+        self.side_work = SideWork(pool, models, loop)
+        self.collections = Collections(paths, self.side_work)
 
     def start(self) -> None:
         """Bring all collections up to date and keep them so."""
@@ -57,7 +61,7 @@ class Desk:
     def is_own(self, request: "Request") -> bool:
         """The request carries the management token, or a key that manages."""
         headers = {k.lower(): v for k, v in request.headers.items()}
-        return self._state.access.may_manage(presented_keys(headers))
+        return self._access.may_manage(presented_keys(headers))
 
     # ------------------------------------------------------------------ searching
 
@@ -112,7 +116,7 @@ class Desk:
         return await self.side_work.choose(definition.reranker, "rerank") or ""
 
     async def _reranked(self, model: str, question: str, hits: list[Hit]) -> list[Hit]:
-        loaded = await self._state.pool.acquire(model)
+        loaded = await self._pool.acquire(model)
         assert loaded.runner is not None
         texts: list[str | list[int]] = [f"{hit.chunk.heading}\n{hit.chunk.text}" for hit in hits]
         if not texts:

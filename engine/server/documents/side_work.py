@@ -12,10 +12,11 @@ import numpy as np
 from engine.documents.registry import NONE, EmbeddingModel, NotNow
 from engine.errors import EngineError
 from engine.library.retrieval_prompts import RetrievalPrompts, retrieval_prompts
+from engine.pool import Pool
+from engine.server.models import ServedModels
 
 if TYPE_CHECKING:
     from engine.loaded_model import LoadedModel
-    from engine.server.state import ServerState
 
 # How often it is looked whether somebody wants the processor; a step of the runner takes longer than this.
 _LOOK_S: Final = 0.02
@@ -32,8 +33,9 @@ class _Usable(NamedTuple):
 class SideWork:
     """Chooses the embedding model and makes vectors with it. `model` and `embed` are called from threads."""
 
-    def __init__(self, state: "ServerState", loop: asyncio.AbstractEventLoop) -> None:
-        self._state = state
+    def __init__(self, pool: Pool, models: ServedModels, loop: asyncio.AbstractEventLoop) -> None:
+        self._pool = pool
+        self._served = models
         self._loop = loop
         self._closed = threading.Event()
         self._asked = 0
@@ -54,14 +56,14 @@ class SideWork:
         if wanted:
             return wanted if wanted in models else None
         able = [model for model, usable in models.items() if capability in usable.capabilities]
-        loaded = {m.id for m in self._state.pool.loaded}
+        loaded = {m.id for m in self._pool.loaded}
         return next((m for m in able if m in loaded), able[0] if able else None)
 
     async def _usable(self) -> dict[str, _Usable]:
         """The models that are there, from small to large."""
         at, models = self._models
         if time.monotonic() - at > _CHOICE_S:
-            entries = await self._state.models.entries()
+            entries = await self._served.entries()
             usable = [e for e in entries if e.details is not None and e.state == "online"]
             usable.sort(key=lambda e: sum(f.size_bytes for f in e.files))
             models = {e.id: _Usable(e.details.capabilities, retrieval_prompts(e)) for e in usable}
@@ -143,9 +145,7 @@ class SideWork:
 
     def _wanted(self, model: str) -> bool:
         """Somebody else wants the processor, or wanted it a moment ago."""
-        others = any(
-            m.loading or m.waiting or (m.ready and not m.idle) for m in self._state.pool.known if m.id != model
-        )
+        others = any(m.loading or m.waiting or (m.ready and not m.idle) for m in self._pool.known if m.id != model)
         now = time.monotonic()
         if others or self._asked:
             self._busy_until = now + (_PAUSE_S if others else 0.0)
@@ -153,7 +153,7 @@ class SideWork:
 
     async def _embedded(self, model: str, texts: Sequence[str], *, quick: bool = False) -> Sequence[Any]:
         """Their vectors; `quick`: in 8 bits, where that is faster."""
-        loaded: LoadedModel = await self._state.pool.acquire(model)
+        loaded: LoadedModel = await self._pool.acquire(model)
         assert loaded.runner is not None
         answer = await loaded.runner.embed(list(texts), truncate=True, quick=quick)
         loaded.last_used = time.monotonic()

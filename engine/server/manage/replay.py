@@ -14,9 +14,8 @@ from engine.errors import EngineError, InputFault
 from engine.loaded_model import LoadedModel
 from engine.runner.protocol import LoadSettings
 from engine.sampling import choose
-from engine.server import receipts
 from engine.server.body import fault
-from engine.server.openai import chat, completions
+from engine.server.openai import chat, completions, receipts
 from engine.server.openai.schemas import ChatRequest, CompletionRequest
 from engine.server.sse import while_connected
 from engine.server.state import ServerState, server_state

@@ -9,9 +9,10 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
-from engine.chat.conversation import AnswerFinished, ChatEvent, ChatQuery
+from engine.chat.conversation import AnswerFinished, ChatEvent
 from engine.chat.events import TextDelta
 from engine.chat.fim import FimGap
+from engine.chat.query import ChatQuery
 from engine.errors import InputFault
 from engine.loaded_model import LoadedModel
 from engine.server.body import openapi_body, parse

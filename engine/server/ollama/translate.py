@@ -6,7 +6,8 @@ import json
 from typing import Any
 
 from engine.chat import structured
-from engine.chat.conversation import ChatQuery, is_begun
+from engine.chat.conversation import is_begun
+from engine.chat.query import ChatQuery
 from engine.chat.types import ImagePart, Message, Part, TextPart, ToolCall, ToolDefinition
 from engine.errors import InputFault
 from engine.server.images import MAX_IMAGE_BYTES

@@ -37,7 +37,7 @@ from engine.types import PromptProgress, TokenLogprob
 
 if TYPE_CHECKING:
     from engine.server.documents.asking import Asked, Grounded
-    from engine.server.receipts import Claim
+    from engine.server.openai.receipts import Claim
 
 # How often a client that wants to know hears of the load of its model.
 PROGRESS_S: Final = 0.25
@@ -126,7 +126,7 @@ def claimed(
     """What a deterministic request is promised. Raises: InputFault: a receipt that is not possible."""
     if not body.deterministic and not body.receipt:
         return None
-    from engine.server.receipts import Claim  # noqa: PLC0415 - most first answers do not need it
+    from engine.server.openai.receipts import Claim  # noqa: PLC0415 - most first answers do not need it
 
     return Claim(state, model, body, template)
 

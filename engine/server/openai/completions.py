@@ -30,7 +30,7 @@ from engine.server.state import ServerState, server_state
 from engine.types import Delta, Done, Event, GenerationRequest, TokenLogprob
 
 if TYPE_CHECKING:
-    from engine.server.receipts import Claim
+    from engine.server.openai.receipts import Claim
 
 router = EarlyRouter()
 

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from engine.library.default_model import default_model, demos
 from engine.library.types import ModelEntry
 from engine.sampling import choose
-from engine.server.anthropic.client_tools import SERVER_TOOLS
+from engine.server.client_tools import SERVER_TOOLS
 from engine.server.routing import EarlyRouter
 from engine.server.state import ServerState, server_state
 

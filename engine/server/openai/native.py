@@ -24,7 +24,6 @@ from engine.server.openai import chat, models
 from engine.server.openai.schemas import ChatRequest, OutputFields, SamplingBody, TokenLimit, limit_of
 from engine.server.openai.tokens import chosen_model
 from engine.server.openai.translate import output_of, to_query
-from engine.server.responses import routes as responses
 from engine.server.sse import EventStream, while_connected
 from engine.server.state import ServerState, server_state
 from engine.server.turn import prepare_turn
@@ -267,18 +266,6 @@ async def _stream(state: ServerState, body: NativeRequest) -> AsyncGenerator[byt
 async def chat_completions(request: Request) -> Response:
     """OpenAI's route without its prefix, as llama-server has it."""
     return await chat.chat_completions(request)
-
-
-@router.post("/responses", include_in_schema=False)
-async def create_response(request: Request) -> Response:
-    """OpenAI's route without its prefix, as llama-server has it."""
-    return await responses.create_response(request)
-
-
-@router.post("/responses/input_tokens", include_in_schema=False)
-async def response_input_tokens(request: Request) -> Response:
-    """OpenAI's route without its prefix, as llama-server has it."""
-    return await responses.count_input(request)
 
 
 @router.get("/models", include_in_schema=False)

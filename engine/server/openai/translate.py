@@ -4,7 +4,8 @@ import json
 from typing import Any, Final
 
 from engine.chat import structured
-from engine.chat.conversation import ChatQuery, is_begun
+from engine.chat.conversation import is_begun
+from engine.chat.query import ChatQuery
 from engine.chat.types import NamedTool, ToolChoice, ToolDefinition
 from engine.errors import InputFault
 from engine.server import custom_tools

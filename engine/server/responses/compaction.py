@@ -10,8 +10,9 @@ from fastapi.responses import JSONResponse
 from pydantic import Field
 from starlette.responses import Response
 
-from engine.chat.conversation import AnswerFinished, ChatQuery
+from engine.chat.conversation import AnswerFinished
 from engine.chat.events import TextDelta
+from engine.chat.query import ChatQuery
 from engine.chat.types import Message, TextPart
 from engine.errors import EnvironmentFault, InputFault
 from engine.server.body import Body, openapi_body, parse

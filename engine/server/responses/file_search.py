@@ -16,7 +16,7 @@ from engine.server.openai.vector_stores import Result, found_in
 if TYPE_CHECKING:
     from fastapi import Request
 
-    from engine.chat.conversation import ChatQuery
+    from engine.chat.query import ChatQuery
     from engine.documents.registry import Live
     from engine.server.documents.desk import Desk
     from engine.server.responses.tools import Toolbox

@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
 from engine.chat import structured
-from engine.chat.conversation import ChatQuery
+from engine.chat.query import ChatQuery
 from engine.chat.tools.checks import check_tools
 from engine.chat.types import Message
 from engine.errors import EngineError, InputFault, exhausted
@@ -25,13 +25,13 @@ from engine.server.openai.schemas import Reasoning, limit_of
 from engine.server.openai.translate import allowed_tools
 from engine.server.paging import Order, PageSize, page
 from engine.server.responses import file_search
-from engine.server.responses.conversation_store import Conversation
 from engine.server.responses.schemas import ResponsesRequest
 from engine.server.responses.stream import ItemStream
 from engine.server.responses.tools import Toolbox, tool_choice, toolbox
-from engine.server.responses.translate import stored_item, to_messages
+from engine.server.responses.translate import to_messages
 from engine.server.sse import EventStream, while_connected
 from engine.server.state import ServerState, server_state
+from engine.server.stored.conversations import Conversation, stored_item
 from engine.server.turn import prepare_turn
 from engine.types import Constraint
 
@@ -52,6 +52,7 @@ class _Asked(msgspec.Struct, frozen=True):
 
 
 @router.post("/v1/responses", openapi_extra=openapi_body(ResponsesRequest))
+@router.post("/responses", include_in_schema=False)
 async def create_response(request: Request) -> Response:
     """Answer a conversation of items."""
     state = server_state(request)
@@ -104,6 +105,7 @@ async def cancel_response(request: Request, response_id: str) -> dict[str, Any]:
 
 
 @router.post("/v1/responses/input_tokens", openapi_extra=openapi_body(ResponsesRequest))
+@router.post("/responses/input_tokens", include_in_schema=False)
 async def count_input(request: Request) -> Response:
     """Tokens that a request's prompt has, exactly as it would run."""
     state = server_state(request)

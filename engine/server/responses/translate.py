@@ -8,7 +8,6 @@ from engine.chat.types import ImagePart, Message, Part, TextPart, ToolCall
 from engine.errors import InputFault
 from engine.server.attached_text import attached_text
 from engine.server.custom_tools import as_arguments
-from engine.server.ids import new_id
 from engine.server.images import decode_data_url
 from engine.server.responses.summary import opened
 from engine.server.responses.tools import Toolbox
@@ -70,19 +69,6 @@ def to_messages(items: str | list[dict[str, Any]], box: Toolbox) -> list[Message
             out.append(_other(item, kind, param))
     flush()
     return [m for m in out if m.content or m.tool_calls or m.role == "tool"]
-
-
-def stored_item(item: dict[str, Any]) -> dict[str, Any]:
-    """An item as it is kept and listed: in the form that OpenAI's document gives it, with an id."""
-    named = item if isinstance(item.get("id"), str) else {**item, "id": new_id("item", "_")}
-    if named.get("type", "message") != "message":
-        return named
-    kept = {"type": "message", "status": "completed", **named}
-    if isinstance(kept.get("content"), str):
-        said = kept.get("role") == "assistant"
-        extra: dict[str, Any] = {"annotations": [], "logprobs": []} if said else {}
-        kept["content"] = [{"type": "output_text" if said else "input_text", "text": kept["content"], **extra}]
-    return kept
 
 
 def _said(item: dict[str, Any], kind: object, param: str) -> str:

@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from engine.runner.llama.batch.sequence import LlamaSequence
 from engine.runner.llama.cache.prefix_index import Key
 from engine.runner.llama.native.model import LoadedModel, LoadFailed, metadata_of
+from engine.runner.llama.sequence import LlamaSequence
 
 
 class Adapters:

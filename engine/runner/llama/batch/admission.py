@@ -7,8 +7,8 @@ from engine.runner.generation.constrain import TokenConstraint
 from engine.runner.generation.text import TextStream
 from engine.runner.llama.batch.adapters import Adapters
 from engine.runner.llama.batch.sampler import ChainSampler
-from engine.runner.llama.batch.sequence import LlamaSequence
 from engine.runner.llama.native.model import LoadedModel
+from engine.runner.llama.sequence import LlamaSequence
 from engine.runner.llama.vision.vision import Media
 from engine.runner.protocol import Fault
 from engine.types import GenerationRequest

@@ -8,11 +8,11 @@ one was computed in whole pieces of it, so it holds the bits that reading it aga
 
 from engine.runner.llama.batch.adapters import Adapters
 from engine.runner.llama.batch.scheduler import Scheduler
-from engine.runner.llama.batch.sequence import LlamaSequence
 from engine.runner.llama.cache.cached_sequence import CachedSequence
 from engine.runner.llama.cache.prefix_store import PrefixStore
 from engine.runner.llama.native.model import LoadedModel
 from engine.runner.llama.native.vocabulary import LlamaVocabulary
+from engine.runner.llama.sequence import LlamaSequence
 
 
 class ExactScheduler(Scheduler):

@@ -9,12 +9,12 @@ overtaken holds up no one, and whoever is first goes on with what there is.
 from typing import Final
 
 from engine.runner.llama.batch.pacing import Pace, kept_prefix
-from engine.runner.llama.batch.sequence import LlamaSequence
 from engine.runner.llama.cache.cached_sequence import common_prefix
 from engine.runner.llama.cache.checkpoints import SHORTEST
 from engine.runner.llama.cache.kv import KVCache
 from engine.runner.llama.cache.spilling import MIN_GAIN
 from engine.runner.llama.native.model import LoadedModel
+from engine.runner.llama.sequence import LlamaSequence
 
 # Tokens of a prompt that take as long as what every step costs beside its rows, until measured: waiting for a step
 # and taking fewer costs more than reading them. Measured: docs/log.md, engine, rows of a step.

@@ -6,9 +6,9 @@ from typing import Final
 
 from engine.runner.generation.effort import ANSWER_ROWS
 from engine.runner.generation.payoff import ROWS_AT_ONCE, StepCost
-from engine.runner.llama.batch.sequence import LlamaSequence
 from engine.runner.llama.batch.threads import BatchThreads
 from engine.runner.llama.native.model import LoadedModel
+from engine.runner.llama.sequence import LlamaSequence
 from engine.runner.protocol import LoadSettings
 from engine.types import Event
 

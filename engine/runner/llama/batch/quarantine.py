@@ -5,9 +5,9 @@ some kernels (seen on the processor, docs/log.md). So the whole cache is wiped, 
 those that showed NaN one by one and alone, without any stored prefix: who shows it again is to blame.
 """
 
-from engine.runner.llama.batch.sequence import LlamaSequence
 from engine.runner.llama.cache.cached_sequence import CachedSequence
 from engine.runner.llama.cache.kv import KVCache
+from engine.runner.llama.sequence import LlamaSequence
 
 
 class Quarantine:

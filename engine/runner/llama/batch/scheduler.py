@@ -12,7 +12,6 @@ from engine.runner.llama.batch.adapters import Adapters
 from engine.runner.llama.batch.following import Following
 from engine.runner.llama.batch.pacing import Pace, kept_prefix, reading_order, told_text
 from engine.runner.llama.batch.quarantine import Quarantine
-from engine.runner.llama.batch.sequence import LlamaSequence, begun_for_watchers, told_reading
 from engine.runner.llama.batch.shift import is_full, shift
 from engine.runner.llama.cache.cached_sequence import CachedSequence
 from engine.runner.llama.cache.kv import KVCache
@@ -20,6 +19,7 @@ from engine.runner.llama.cache.prefix_store import PrefixStore
 from engine.runner.llama.native.batch import ABORTED, NO_ROOM, REFUSED, Batch, EngineBroken, Logits
 from engine.runner.llama.native.model import LoadedModel
 from engine.runner.llama.native.vocabulary import LlamaVocabulary
+from engine.runner.llama.sequence import LlamaSequence, begun_for_watchers, told_reading
 from engine.runner.llama.speculate.guesser import Guesser
 from engine.runner.llama.speculate.speculation import Speculation
 from engine.runner.llama.vision.vision import Media, Span, Vision
@@ -50,7 +50,7 @@ class Scheduler(BaseScheduler[LlamaSequence]):
         self._logits = Logits(loaded)
         self._running: list[LlamaSequence] = []
         self.pace = Pace(loaded, fixed=fixed)
-        self._speculation = Speculation(loaded, self.pace, draft_model)
+        self._speculation = Speculation(loaded, self.pace.cost, draft_model)
         self._following = Following(loaded, self._kv, self.pace)
         self._adapters = adapters
 

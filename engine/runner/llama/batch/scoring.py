@@ -6,8 +6,8 @@ from typing import Any
 
 from engine.runner.generation.sampler import token_logprob
 from engine.runner.limits import MAX_DRAFT
-from engine.runner.llama.batch.sequence import LlamaSequence
 from engine.runner.llama.native.batch import Batch
+from engine.runner.llama.sequence import LlamaSequence
 from engine.types import TokenLogprob
 
 

@@ -7,8 +7,8 @@ would have computed, and would move cells that other sequences share.
 from typing import Final
 
 from engine.runner.limits import MAX_DRAFT
-from engine.runner.llama.batch.sequence import LlamaSequence
 from engine.runner.llama.cache.kv import KVCache
+from engine.runner.llama.sequence import LlamaSequence
 
 # The prompt's beginning, up to this share of the context, stays: it holds the instructions.
 KEPT_FRAC: Final = 0.25

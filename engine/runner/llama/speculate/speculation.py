@@ -3,12 +3,11 @@
 import time
 from typing import Final
 
-from engine.runner.generation.payoff import Acceptance, best_length
+from engine.runner.generation.payoff import Acceptance, StepCost, best_length
 from engine.runner.limits import MAX_DRAFT, MAX_DRAFTING
-from engine.runner.llama.batch.pacing import Pace
-from engine.runner.llama.batch.sequence import LlamaSequence
 from engine.runner.llama.native.batch import Batch
 from engine.runner.llama.native.model import LoadedModel
+from engine.runner.llama.sequence import LlamaSequence
 from engine.runner.llama.speculate.guesser import Guesser
 from engine.runner.llama.speculate.mtp import MtpHead
 
@@ -19,8 +18,8 @@ FORCED_LENGTH: Final = 7
 class Speculation:
     """Fills drafts into batches and learns from what became of them. All calls from the scheduler's thread."""
 
-    def __init__(self, loaded: LoadedModel, pace: Pace, draft_model: Guesser | None) -> None:
-        self._pace = pace
+    def __init__(self, loaded: LoadedModel, cost: StepCost, draft_model: Guesser | None) -> None:
+        self._cost = cost
         self._draft_model = draft_model
         self._by_model = Acceptance()
         most = min(loaded.settings.max_draft, MAX_DRAFT)
@@ -42,12 +41,12 @@ class Speculation:
         if not sequence.may_draft or not self._longest or not 0 < self._rows <= MAX_DRAFTING:
             return
         if asked is None and not sequence.balance.allows:
-            sequence.balance.pass_by((self._pace.cost.seconds(self._rows) or 0.0) / self._rows)
+            sequence.balance.pass_by((self._cost.seconds(self._rows) or 0.0) / self._rows)
             return
         room = min(sequence.limit - len(sequence.tokens) - 1, self._longest, batch.room)
         draft, by_model = self._draft(sequence, room, forced=asked is True)
         if not draft:
-            sequence.balance.pass_by((self._pace.cost.seconds(self._rows) or 0.0) / self._rows)
+            sequence.balance.pass_by((self._cost.seconds(self._rows) or 0.0) / self._rows)
             return
         assert sequence.cache is not None
         for i, token in enumerate(draft):
@@ -57,7 +56,7 @@ class Speculation:
 
     def _draft(self, sequence: LlamaSequence, room: int, *, forced: bool) -> tuple[list[int], bool]:
         """The better of two guesses, and whether it is the draft model's."""
-        drafter, cost = sequence.drafter, self._pace.cost
+        drafter, cost = sequence.drafter, self._cost
         draft = drafter.propose(room)
         if draft and not forced:
             draft = draft[: best_length(cost, self._rows, len(draft), drafter.acceptance, 0.0)]
@@ -112,7 +111,7 @@ class Speculation:
 
     def settle(self, step_s: float) -> None:
         """The step took so long, guessing included: tell each text what it won or lost."""
-        plain = self._pace.cost.seconds(self._rows)
+        plain = self._cost.seconds(self._rows)
         if plain is None or not self._drafting:
             return
         total = sum(length for _, length, _ in self._drafting)

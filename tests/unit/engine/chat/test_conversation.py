@@ -14,12 +14,12 @@ from engine.chat.conversation import (
     AnswerFinished,
     AnswerLogprobs,
     AnswerStarted,
-    ChatQuery,
     PreparedChat,
     check_tools,
     read,
 )
 from engine.chat.events import CallArguments, CallEnded, CallStarted, ReasoningDelta, TextDelta
+from engine.chat.query import ChatQuery
 from engine.chat.tools.dialects import BY_NAME
 from engine.chat.types import Message, NamedTool, Rendered, ToolDefinition
 from engine.errors import InputFault

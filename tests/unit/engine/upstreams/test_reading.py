@@ -5,9 +5,10 @@ import json
 import pytest
 from fake_upstream import MODEL, FakeUpstream
 
-from engine.chat.conversation import AnswerLogprobs, ChatQuery
+from engine.chat.conversation import AnswerLogprobs
 from engine.chat.events import CallArguments, CallEnded, CallStarted, ReasoningDelta, TextDelta
 from engine.chat.forwarded import forward
+from engine.chat.query import ChatQuery
 from engine.chat.types import Message, NamedTool, ToolDefinition
 from engine.errors import ContextOverflow, InputFault, ModelNotFound
 from engine.types import Constraint

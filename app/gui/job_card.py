@@ -5,7 +5,7 @@ from PySide6.QtWidgets import QFrame, QProgressBar, QVBoxLayout, QWidget
 
 from app.gui import words
 from app.gui.api import failure_of
-from app.gui.fit.steps import share, step_words
+from app.gui.job_steps import share, step_words
 from app.gui.jobs import Jobs
 from app.gui.look import Look
 from app.gui.widgets.basics import IconButton, clear, label, row, stack

@@ -4,10 +4,9 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from engine.errors import InputFault
-from engine.server.responses.stream import ItemStream
 
 # Answers being made at once, and finished ones whose events can still be followed.
 MAX_RUNNING: Final = 64
@@ -15,10 +14,20 @@ MAX_FINISHED: Final = 64
 _ENDED: Final = frozenset({"completed", "incomplete", "failed", "cancelled"})
 
 
+class Items(Protocol):
+    """An answer that is being put together."""
+
+    response: dict[str, Any]
+
+    def snapshot(self) -> dict[str, Any]:
+        """The answer as far as it is."""
+        ...
+
+
 class Job:
     """One answer in the background. `events` are its server-sent events in their order, by sequence number."""
 
-    def __init__(self, items: ItemStream) -> None:
+    def __init__(self, items: Items) -> None:
         self.items = items
         self.events: list[bytes] = []
         self.task: asyncio.Task[None] | None = None
@@ -62,7 +71,7 @@ class BackgroundJobs:
         """The answer of that id if it is or was made in the background."""
         return self._jobs.get(response_id)
 
-    def start(self, items: ItemStream, chunks: AsyncGenerator[bytes, None]) -> Job:
+    def start(self, items: Items, chunks: AsyncGenerator[bytes, None]) -> Job:
         """Make an answer from `chunks`, its events. Raises: InputFault: too many are being made."""
         if sum(not job.ended for job in self._jobs.values()) >= MAX_RUNNING:
             raise InputFault(f"{MAX_RUNNING} answers are being made in the background; wait for one.", "background")

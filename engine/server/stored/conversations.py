@@ -8,8 +8,7 @@ import msgspec
 
 from engine.errors import InputFault
 from engine.server.ids import new_id
-from engine.server.responses.store import ResponseNotFound
-from engine.server.responses.translate import stored_item
+from engine.server.stored.responses import ResponseNotFound
 
 MAX_CONVERSATIONS: Final = 512
 MAX_BYTES: Final = 64 << 20
@@ -85,3 +84,16 @@ class ConversationStore:
             len(self._kept) > MAX_CONVERSATIONS or sum(c.size_bytes for c in self._kept.values()) > MAX_BYTES
         ):
             self._kept.popitem(last=False)
+
+
+def stored_item(item: dict[str, Any]) -> dict[str, Any]:
+    """An item as it is kept and listed: in the form that OpenAI's document gives it, with an id."""
+    named = item if isinstance(item.get("id"), str) else {**item, "id": new_id("item", "_")}
+    if named.get("type", "message") != "message":
+        return named
+    kept = {"type": "message", "status": "completed", **named}
+    if isinstance(kept.get("content"), str):
+        said = kept.get("role") == "assistant"
+        extra: dict[str, Any] = {"annotations": [], "logprobs": []} if said else {}
+        kept["content"] = [{"type": "output_text" if said else "input_text", "text": kept["content"], **extra}]
+    return kept

@@ -1,19 +1,17 @@
 """A server on another machine that terminal and window use instead of one of this computer."""
 
 import os
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, TypeVar
 from urllib.parse import parse_qs, urlsplit
 
 import msgspec
 
+from app.client.http import ChatClient
 from engine.json_store import JsonStore
 from engine.paths import Paths, user_paths
 from engine.upstreams.keys import UpstreamKeys
 
-if TYPE_CHECKING:
-    from app.client import ChatClient
-
-C = TypeVar("C", bound="ChatClient")
+C = TypeVar("C", bound=ChatClient)
 
 # In the environment these win over what `tessera connect` kept.
 URL_VARIABLE: Final = "TESSERA_SERVER"

@@ -1,0 +1,48 @@
+"""What every protocol hands over: a conversation, and how its answer shall be."""
+
+from typing import Any
+
+import msgspec
+
+from engine.chat.types import Message, ToolChoice, ToolDefinition
+from engine.sampling import Source
+from engine.types import Constraint, Priority
+
+
+class ChatQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """A conversation to be answered, as every protocol hands it over.
+
+    `output` constrains the visible answer (made by `structured.of_schema` or `of_grammar`); the `_param` names
+    are the client's own words for refusals. `template` replaces the model's: `chatml` for the built-in one, or
+    Jinja text, which is as untrusted as a file's. `thinking` None leaves reasoning to the template's default; after
+    `reasoning_budget` tokens reasoning is closed and the answer goes on.
+    `continue_final`: the last message is the beginning of the answer.
+    """
+
+    messages: tuple[Message, ...]
+    tools: tuple[ToolDefinition, ...] = ()
+    tool_choice: ToolChoice = "auto"
+    parallel_tool_calls: bool = True
+    output: Constraint | None = None
+    output_param: str = "response_format"
+    tools_param: str = "tools"
+    thinking: bool | None = None
+    reasoning_effort: str | None = None
+    reasoning_budget: int | None = None
+    template: str | None = None
+    template_variables: dict[str, Any] = {}
+    continue_final: bool = False
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    sampling: dict[str, Any] = {}
+    sampling_source: Source = "request"
+    logprobs: int | None = None
+    priority: Priority = "interactive"
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    speculate: bool | None = None
+    context_shift: bool = False
+    loop_guard: bool = False
+    deterministic: bool = False
+    lora: tuple[tuple[str, float], ...] = ()
