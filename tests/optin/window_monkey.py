@@ -114,8 +114,11 @@ class Monkey:
         main = threading.main_thread().ident
         while True:
             time.sleep(_LATE_S / 4)
+            frame = sys._current_frames().get(main)
+            if frame is None:  # the program ends
+                return
             if time.monotonic() - self._beat > _LATE_S * 0.7 and not self.stack:
-                self.stack = "".join(traceback.format_stack(sys._current_frames()[main])[-14:])
+                self.stack = "".join(traceback.format_stack(frame)[-14:])
 
     def act(self) -> None:
         from PySide6.QtCore import QTimer
