@@ -69,7 +69,7 @@ class AgentRun(QObject):
         self._lock = lock
         self._decisions: queue.SimpleQueue[Decision] = queue.SimpleQueue()
         self._chat = _ApiChat(services.api, self.phase_changed.emit)
-        self._agent: Agent | None = None
+        self._cancelled = threading.Event()
 
     def start(self, task: str, model: str) -> None:
         """Begin; every action but reading is asked."""
@@ -82,10 +82,8 @@ class AgentRun(QObject):
             if text:
                 self.shown.emit(text)
 
-        cancelled = threading.Event()
-        toolbox = Toolbox(self._project.index, self._project.edits, Consent(self._ask), on_event, cancelled)
-        agent = Agent(ServerModel(self._chat, model), [toolbox], on_event, cancelled=cancelled)
-        self._agent = agent
+        toolbox = Toolbox(self._project.index, self._project.edits, Consent(self._ask), on_event, self._cancelled)
+        agent = Agent(ServerModel(self._chat, model), [toolbox], on_event, cancelled=self._cancelled)
 
         def work() -> Ended:
             try:
@@ -107,13 +105,12 @@ class AgentRun(QObject):
 
     def cancel(self) -> None:
         """End soon: no further call is made, a command is ended, a waiting question is answered with no."""
-        if self._agent is not None:
-            self._agent.cancelled.set()
+        self._cancelled.set()
         self._decisions.put("no")
         threading.Thread(target=self._chat.close, name="close-agent").start()
 
     def _on_error(self, error: Exception) -> None:
-        if self._agent is not None and self._agent.cancelled.is_set():
+        if self._cancelled.is_set():
             self.ended.emit(Ended("cancelled"))
         else:
             self.failed.emit(error)
