@@ -50,6 +50,7 @@ class Desktop:
         look = Look(app, now.text("window.theme"), now.integer("window.text_percent"), contrast)
         models = Models(link, self.background, app)
         self.link = link
+        self.background.at_last(link.hang_up)
         self.services = Services(look, self.background, store, link, settings, models)
         self.jobs = Jobs(link, self.background, models, app)
         self.window = MainWindow(
@@ -122,6 +123,7 @@ class Desktop:
         self.services.models.stop()
         self.jobs.stop()
         self.background.close()
+        self.services.settings.close()
         self.link.stop()
         self.services.store.close()
         self.services.look.close()

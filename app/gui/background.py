@@ -4,7 +4,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, TypeVar
 
 import shiboken6
@@ -16,6 +16,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 # Half the gap a person notices as stutter; several tokens share one repaint. Source: style reference, rule 4.
 FLUSH_MS = 33
+# At the end, work gets so long to end by itself: a server on this computer answers most questions in less.
+GRACE_S = 2.0
 
 
 class Job(QObject):
@@ -134,10 +136,16 @@ class Background(QObject):
         self._pool = ThreadPoolExecutor(max_workers=workers, thread_name_prefix="background")
         self._streams: set[StreamJob] = set()
         self._at_close: list[Callable[[], object]] = []
+        self._at_last: list[Callable[[], object]] = []
+        self._running: set[Future[None]] = set()
 
     def at_close(self, end: Callable[[], object]) -> None:
         """Have this called before the workers are waited for: it ends what would keep them busy."""
         self._at_close.append(end)
+
+    def at_last(self, end: Callable[[], object]) -> None:
+        """Have this called when workers are still busy GRACE_S later: whatever they wait for, it ends."""
+        self._at_last.append(end)
 
     def run(
         self,
@@ -149,7 +157,7 @@ class Background(QObject):
         """Run `work` on a worker; then one of the callbacks on the main thread, unless `parent` died."""
         job = Job(parent or self)
         job.on_done, job.on_error = on_done, on_error
-        self._pool.submit(self._guard, job, work)
+        self._submit(job, work)
         return job
 
     def watch(
@@ -185,17 +193,26 @@ class Background(QObject):
         job.on_done, job.on_error = on_done, on_error
         self._streams.add(job)
         job.destroyed.connect(lambda: self._streams.discard(job))
-        self._pool.submit(self._guard, job, lambda: job.consume(open_source))
+        self._submit(job, lambda: job.consume(open_source))
         return job
 
     def close(self) -> None:
-        """Cancel streams and wait for the workers."""
+        """Cancel streams and wait for the workers; what has not begun by then never does."""
         for end in self._at_close:
             end()
         for job in list(self._streams):
             if shiboken6.isValid(job):
                 job.cancel()
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        if wait(tuple(self._running), GRACE_S).not_done:
+            for end in self._at_last:
+                end()
+        self._pool.shutdown(wait=True)
+
+    def _submit(self, job: Job, work: Callable[[], Any]) -> None:
+        future = self._pool.submit(self._guard, job, work)
+        self._running.add(future)
+        future.add_done_callback(self._running.discard)
 
     def _guard(self, job: Job, work: Callable[[], Any]) -> None:
         try:

@@ -70,6 +70,7 @@ class ServerLink(Routes):
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._client: Client | None = None
+        self._ended = threading.Event()
         self._process: ChildServer | None = None
 
     @property
@@ -116,7 +117,7 @@ class ServerLink(Routes):
             while time.monotonic() < deadline:
                 if self._find() is not None:
                     return self.url
-                if not self._process.alive:
+                if not self._process.alive or self._ended.is_set():
                     break
                 time.sleep(0.05)
             late = f"It gave no answer within {START_S:.0f} s. " if self._process.alive else ""
@@ -129,6 +130,13 @@ class ServerLink(Routes):
         with self._lock:
             self._end_process()
             self._drop()
+
+    def hang_up(self) -> None:
+        """End what is under way from any thread, and begin nothing more: the window closes."""
+        self._ended.set()
+        known = self._client
+        if known is not None:
+            known.close()
 
     def disconnect(self) -> None:
         """Drop the connection; a server started by others goes on."""
@@ -180,7 +188,7 @@ class ServerLink(Routes):
 
     def _connected(self) -> Client:
         with self._lock:
-            found = self._client or self._find()
+            found = None if self._ended.is_set() else self._client or self._find()
         if found is None:
             raise ServerUnreachable("this computer", "none is running")
         return found

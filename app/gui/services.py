@@ -34,18 +34,29 @@ class LiveSettings(QObject):
         self._background = background
         self._path = path
         self._saving = threading.Lock()
+        self._unsaved = False
         self.now = table.load(path)
 
     def set(self, name: str, value: table.Value) -> None:
         """Change one setting. Raises SettingsError."""
         self.now = self.now.changed(name, value)
+        self._unsaved = True
         self._background.run(self._save, on_error=lambda e: self.save_failed.emit(str(e)), parent=self)
         self.changed.emit(name)
+
+    def close(self) -> None:
+        """Write what no worker came to write."""
+        try:
+            self._save()
+        except OSError as error:
+            log.warning("the settings could not be saved: %s", error)
 
     def _save(self) -> None:
         """Write the newest state: workers may run out of order."""
         with self._saving:
-            table.save(self.now, self._path)
+            if self._unsaved:
+                self._unsaved = False
+                table.save(self.now, self._path)
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,16 @@
 import threading
 import time
 
+import pytest
 import shiboken6
 from PySide6.QtCore import QObject
 
+from app import settings as table
+from app.client import ServerUnreachable
+from app.gui import background as door
 from app.gui.background import Background
+from app.gui.services import LiveSettings
+from engine.api.library import Models
 
 ROUNDS = 3_000
 
@@ -45,3 +51,65 @@ def test_a_result_that_comes_after_the_end_goes_nowhere(qapp):
     shiboken6.delete(background)
     qapp.processEvents()
     assert delivered == []
+
+
+def test_the_end_does_not_wait_for_a_server_that_does_not_answer(server, monkeypatch):
+    monkeypatch.setattr(door, "GRACE_S", 0.1)
+    asked, answered, ended = threading.Event(), threading.Event(), []
+
+    def late(_):
+        asked.set()
+        answered.wait(300)
+        return Models(models=())
+
+    def ask():
+        with pytest.raises(ServerUnreachable) as told:
+            server.api.get("/slow", Models)
+        ended.append(told.value)
+
+    server.routes["GET", "/slow"] = late
+    background = Background()
+    background.at_last(server.api.hang_up)
+    background.run(ask)
+    assert asked.wait(60)
+    try:
+        background.close()
+        assert not answered.is_set()
+        assert len(ended) == 1
+        with pytest.raises(ServerUnreachable):
+            server.api.get("/slow", Models)
+    finally:
+        answered.set()
+
+
+def test_what_answers_in_time_is_had_at_the_end(qapp):
+    background = Background()
+    hung_up, done = [], []
+    background.at_last(lambda: hung_up.append(1))
+    begun = threading.Event()
+
+    def work():
+        begun.set()
+        time.sleep(0.05)
+        done.append(1)
+
+    background.run(work)
+    assert begun.wait(60)
+    background.close()
+    assert (done, hung_up) == ([1], [])
+
+
+def test_a_setting_that_no_worker_came_to_write_is_written_at_the_end(qapp, tmp_path, monkeypatch):
+    monkeypatch.setattr(door, "GRACE_S", 0.1)
+    background = Background(workers=1)
+    held, begun = threading.Event(), threading.Event()
+    background.at_last(held.set)
+    background.run(lambda: (begun.set(), held.wait(300)))
+    assert begun.wait(60)
+    file = tmp_path / "settings.toml"
+    settings = LiveSettings(background, file)
+    settings.set("window.theme", "dark")
+    background.close()
+    assert table.load(file, {}).text("window.theme") != "dark"
+    settings.close()
+    assert table.load(file, {}).text("window.theme") == "dark"
