@@ -7,12 +7,12 @@ from pathlib import Path
 import msgspec
 
 from engine.autotune.goal import MAX_SLOWDOWN, cost, finite, noise, worth
-from engine.autotune.joules import EnergyMeter
 from engine.autotune.journal import Journal
 from engine.autotune.search import OutOfTime, Search
 from engine.autotune.space import Dimension
 from engine.autotune.trial import Admit, proof, trial
 from engine.bench.measure import COPIED_TOKENS
+from engine.energy.meter import EnergyMeter
 from engine.errors import EnvironmentFault
 from engine.measurements.tuning import ANSWER_TOKENS, Budget, Choice, Goal, Knobs, Outcome, Trial, TuneReport
 from engine.runner.protocol import LoadSettings

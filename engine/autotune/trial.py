@@ -8,8 +8,8 @@ from functools import partial
 
 import msgspec
 
-from engine.autotune.joules import EnergyMeter, Unmetered
 from engine.bench.measure import Meter, Timed
+from engine.energy.meter import EnergyMeter, Unmetered
 from engine.errors import EngineError
 from engine.measurements.tuning import Budget, Knobs, Outcome
 from engine.runner.process import RunnerProcess

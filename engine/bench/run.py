@@ -3,6 +3,7 @@
 import platform
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Final
 
 import msgspec
@@ -11,7 +12,7 @@ from devices.host import Host
 from devices.host_real import RealHost
 from devices.types import Machine
 from engine.bench.measure import DECODE_TOKENS, Meter, Step
-from engine.bench.power import Power
+from engine.energy.meter import Drawn, EnergyMeter, NeverAtRest, NoPowerMeter
 from engine.measurements.keys import machine_key
 from engine.measurements.reports import Point, Report
 from engine.runner.process import RunnerProcess
@@ -19,6 +20,8 @@ from engine.runner.protocol import LoadSettings
 
 # The first prompt of a size pays for its buffers; longer ones than this use no others.
 LONGEST_WARM_UP: Final = 512
+# A busy computer's rest is waited for so long: without it only joules are missing.
+REST_S: Final = 8.0
 
 
 async def bench(
@@ -43,9 +46,8 @@ async def bench(
     Raises: BadModelFile, RunnerDied: it cannot be loaded, or ended.
     """
     roomy = bench_settings(settings, lengths, parallel, tokens)
-    power = Power(host or RealHost(), machine)
     step("the computer at rest")
-    rest_w = await power.rest_w()
+    energy = await _meter(host or RealHost(), machine)
     started = time.time()
     clock = time.monotonic()
     runner = await RunnerProcess.start("llama", settings.path)
@@ -58,9 +60,10 @@ async def bench(
         first = (await meter.timed(16)).decode_tok_s
         points = []
         for length in lengths:
-            async with power.during() as drawn:
+            counted = energy.during(runner.pid, settings.devices) if energy else nullcontext(Drawn())
+            async with counted as drawn:
                 point = await meter.point(length, repeats)
-            per_joule = drawn.tokens_per_joule(repeats * (tokens + 1), rest_w)
+            per_joule = drawn.tokens_per_joule(repeats * (tokens + 1))
             points.append(msgspec.structs.replace(point, power_w=drawn.watts, tokens_per_joule=per_joule))
             on_point(points[-1])
         together = [await meter.concurrency(n, repeats) for n in parallel if n > 1]
@@ -93,8 +96,20 @@ async def bench(
         flash_attn=settings.flash_attn,
         use_mmap=settings.use_mmap,
         n_gpu_layers=settings.n_gpu_layers,
-        rest_w=rest_w,
+        rest_w=energy.rest_w if energy else None,
     )
+
+
+async def _meter(host: Host, machine: Machine | None) -> EnergyMeter | None:
+    """The meters of this computer, which know its rest where that could be seen; None: there are none."""
+    if machine is None:
+        return None
+    energy = EnergyMeter(host, machine)
+    try:
+        await energy.rest(REST_S)
+    except (NoPowerMeter, NeverAtRest):
+        return energy if energy.metered else None  # the whole computer's watts are told all the same
+    return energy
 
 
 def bench_settings(

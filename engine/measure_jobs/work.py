@@ -11,7 +11,7 @@ import msgspec
 
 from devices.host import Host
 from devices.host_real import RealHost
-from engine.autotune.joules import EnergyMeter
+from engine.energy.meter import EnergyMeter
 from engine.autotune.run import Step, tune
 from engine.autotune.space import dimensions
 from engine.bench.run import bench, bench_settings

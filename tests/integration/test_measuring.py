@@ -12,11 +12,11 @@ import msgspec
 import pytest
 from simulated_meter import MACHINE, WORK_W, Metered
 
-from engine.autotune.joules import EnergyMeter
 from engine.autotune.journal import Journal
 from engine.autotune.trial import proof, trial, trial_settings
 from engine.bench import shapes
 from engine.bench.type_prices import PriceStore, measure_prices, planner_speeds
+from engine.energy.meter import EnergyMeter
 from engine.errors import NotEnoughMemory
 from engine.measurements.tuning import Budget, Knobs
 from engine.paths import Paths
@@ -114,7 +114,7 @@ sys.path.insert(0, "tests")
 from contextlib import nullcontext
 from pathlib import Path
 from engine.autotune import run
-from engine.autotune.joules import EnergyMeter
+from engine.energy.meter import EnergyMeter
 from engine.autotune.space import Dimension
 from engine.measurements.tuning import Knobs
 from engine.runner.protocol import LoadSettings

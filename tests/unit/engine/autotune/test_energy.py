@@ -9,13 +9,13 @@ from simulated_computer import Computer, Request
 from devices.power import POWERCAP
 from devices.recording import FORMAT, RecordedHost
 from devices.types import Device, Machine, Memory, Runtime, SystemMemory
-from engine.autotune import joules
 from engine.autotune.goal import CLEAR, LOSSY_WORTH, WORTH, noise, worth
-from engine.autotune.joules import EnergyMeter, NeverAtRest, NoPowerMeter
 from engine.autotune.journal import Journal
 from engine.autotune.run import rounds_for
 from engine.autotune.search import Search
 from engine.autotune.space import Dimension
+from engine.energy import meter as joules
+from engine.energy.meter import EnergyMeter, NeverAtRest, NoPowerMeter
 from engine.measurements.tuning import ANSWER_TOKENS, Budget, Knobs, Outcome, Trial
 
 DIMS = (

@@ -6,9 +6,10 @@ import pytest
 from simulated_meter import MACHINE, REST_W, WORK_W, Metered
 from unhindered import Stopwatch
 
+from devices.power import HWMON
 from devices.recording import FORMAT, RecordedHost
-from engine.bench.power import Drawn, Power
-from engine.bench.run import bench
+from engine.bench.run import _meter, bench
+from engine.energy.meter import Drawn
 from engine.runner.protocol import LoadSettings
 
 
@@ -34,7 +35,8 @@ def measured(model):
 
 @pytest.mark.process
 @pytest.mark.timeout(400)
-def test_a_measurement_tells_its_tokens_a_joule_beyond_the_rest(bundled_model):
+def test_a_measurement_tells_its_tokens_a_joule_beyond_the_rest(bundled_model, monkeypatch):
+    monkeypatch.setattr("devices.usage.UsageSampler._cpu_frac", lambda _: 0.0)  # nothing else runs on that computer
     for _ in range(4):  # a busy machine lets time pass between the meter's clock and that of who reads it
         host, found = measured(bundled_model)
         if found.rest_w == pytest.approx(REST_W, rel=0.3):
@@ -47,17 +49,42 @@ def test_a_measurement_tells_its_tokens_a_joule_beyond_the_rest(bundled_model):
     assert point.tokens_per_joule == pytest.approx(4 * 401 / (WORK_W * (worked[-1] - worked[0])), rel=0.3)
 
 
+def recorded(files=None):
+    return RecordedHost({"format": FORMAT, "system": "linux", "files": files or {}})
+
+
 def test_without_a_meter_nothing_is_told_and_little_time_is_lost():
-    bare = RecordedHost({"format": FORMAT, "system": "linux", "files": {}})
-    for power in (Power(bare, MACHINE), Power(bare, None)):
+    for machine in (MACHINE, None):
         begun = Stopwatch()
-        assert asyncio.run(power.rest_w()) is None
+        assert asyncio.run(_meter(recorded(), machine)) is None
         assert begun.seconds() < 2.5
 
 
-def test_a_rest_that_is_not_known_is_not_taken_for_nothing():
+def test_on_a_busy_computer_watts_are_told_and_no_joules(monkeypatch):
+    monkeypatch.setattr("devices.usage.UsageSampler._cpu_frac", lambda _: 0.9)
+    monkeypatch.setattr("engine.bench.run.REST_S", 0.3)
+    monkeypatch.setattr("engine.energy.meter.EVERY_S", 0.01)
+    monitor = f"{HWMON}/hwmon3"
+    files = {
+        f"{monitor}/name": "zenpower",
+        f"{monitor}/power1_label": "SVI2_P_Core",
+        f"{monitor}/power1_input": "12000000",
+    }
+
+    async def measured():
+        energy = await _meter(recorded(files), MACHINE)
+        async with energy.during(1) as drawn:
+            await asyncio.sleep(0.05)
+        return energy.rest_w, drawn
+
+    rest_w, drawn = asyncio.run(measured())
+    assert rest_w is None
+    assert drawn.watts == pytest.approx(12.0)
+    assert drawn.tokens_per_joule(40) is None
+
+
+def test_what_was_drawn_is_told_where_it_is_known():
     assert Drawn(30.0, 2.0).watts == 15.0
-    assert Drawn(30.0, 2.0).tokens_per_joule(40, 5.0) == 2.0
-    assert Drawn(30.0, 2.0).tokens_per_joule(40, None) is None
-    assert Drawn(30.0, 2.0).tokens_per_joule(40, 15.0) is None
+    assert Drawn(30.0, 2.0, 20.0).tokens_per_joule(40) == 2.0
+    assert Drawn(30.0, 2.0).tokens_per_joule(40) is None
     assert Drawn().watts is None

@@ -1,15 +1,16 @@
-"""Joules of trials, counted as those of answers are: by the joule ledger, with the computer's rest left out."""
+"""Joules of measurements, counted as those of answers are: by the joule ledger, without the computer's rest."""
 
 import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Collection
+from dataclasses import dataclass
 from typing import Final
 
 import psutil
 
 from devices.host import Host
-from devices.power import CPU, READ_RAPL, SYSTEM, looked_for, meters
+from devices.power import CPU, READ_RAPL, SYSTEM, looked_for, meters, whole_w
 from devices.process_memory import processor_s
 from devices.types import Machine
 from devices.usage import UsageSampler
@@ -41,21 +42,42 @@ class NeverAtRest(EnvironmentFault):
 
     code = "never_at_rest"
 
-    def __init__(self) -> None:
+    def __init__(self, patience_s: float) -> None:
         super().__init__(
             "Settings cannot be chosen by energy now: what the computer draws at rest is not known, for other "
-            f"programs kept the processors busy for {PATIENCE_S:.0f} s. End them and start again."
+            f"programs kept the processors busy for {patience_s:.0f} s. End them and start again."
         )
 
 
 class Unmetered(EnvironmentFault):
-    """A trial whose joules no meter tells."""
+    """A run whose joules no meter tells."""
 
     code = "unmetered"
 
 
+@dataclass
+class Drawn:
+    """What was drawn while something ran: by the whole computer in `seconds`, and beyond its rest by the runner.
+
+    `joules` None: the rest, or what it ran on, is not known.
+    """
+
+    whole_j: float = 0.0
+    seconds: float = 0.0
+    joules: float | None = None
+
+    @property
+    def watts(self) -> float | None:
+        """The whole computer's mean; None: no meter."""
+        return self.whole_j / self.seconds if self.seconds else None
+
+    def tokens_per_joule(self, tokens: int) -> float | None:
+        """Of `tokens` generated meanwhile."""
+        return tokens / self.joules if self.joules else None
+
+
 class EnergyMeter:
-    """The meters of one computer for a whole search. Learn the rest first, then count runs one at a time."""
+    """The meters of one computer for a whole measurement. Learn the rest first, then count runs one at a time."""
 
     def __init__(self, host: Host, machine: Machine) -> None:
         self._host, self._machine = host, machine
@@ -65,26 +87,41 @@ class EnergyMeter:
         self._cores = psutil.cpu_count() or 1
         self._at = 0.0
         self._cpu_s = 0.0
+        self._rested = False
 
-    async def rest(self) -> None:
+    @property
+    def metered(self) -> bool:
+        """Some meter told something."""
+        return bool(self._seen)
+
+    @property
+    def rest_w(self) -> float | None:
+        """What the computer draws at rest; None: not known."""
+        idle = {part: self._ledger.idle_w(part) or 0.0 for part in self._seen}
+        return whole_w(idle) if self._rested else None
+
+    async def rest(self, patience_s: float | None = None) -> None:
         """Look at what the computer draws before anything is loaded: five seconds, longer while it is busy.
 
         Raises: NoPowerMeter, NeverAtRest.
         """
+        patience_s = PATIENCE_S if patience_s is None else patience_s
         await self._look()  # counters begin here
-        for _ in range(round(PATIENCE_S / EVERY_S)):
+        for _ in range(round(patience_s / EVERY_S)):
             await asyncio.sleep(EVERY_S)
             seconds, parts, busy_s = await self._look()
             self._ledger.interval(self._at, seconds, parts, busy_s, self._cores, {})
             if self._missing(()) is not None:
                 raise NoPowerMeter(self._why())
             if parts and all(self._ledger.rests(part) >= RESTS for part in parts):
+                self._rested = True
                 return
-        raise NeverAtRest
+        raise NeverAtRest(patience_s)
 
     @contextlib.asynccontextmanager
-    async def during(self, pid: int, devices: Collection[str] = ()) -> AsyncIterator[None]:
+    async def during(self, pid: int, devices: Collection[str] = ()) -> AsyncIterator[Drawn]:
         """Count what the runner of that process draws until the block ends. `devices` are llama.cpp's names."""
+        drawn, before_j = Drawn(), self._ledger.total_j
         held = frozenset(self._ids(devices))
         await self._look()  # what was drawn up to now is nobody's
         self._cpu_s = processor_s(pid) or 0.0
@@ -94,14 +131,16 @@ class EnergyMeter:
             while not over.is_set():
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(over.wait(), EVERY_S)
-                await self._count(pid, held)
+                await self._count(pid, held, drawn)
 
         task = asyncio.create_task(watch())
         try:
-            yield
+            yield drawn
         finally:
             over.set()
             await task
+        if self._rested and self._missing(devices) is None:
+            drawn.joules = self._ledger.total_j - before_j
 
     def joules(self, pid: int, effort: Effort, devices: Collection[str] = ()) -> float:
         """Joules beyond the computer's rest of a request that just ended.
@@ -125,11 +164,15 @@ class EnergyMeter:
         self._seen |= {part for part, _ in usage.parts}
         return seconds, dict(usage.parts), usage.cpu_frac * self._cores * seconds
 
-    async def _count(self, pid: int, devices: frozenset[str]) -> None:
+    async def _count(self, pid: int, devices: frozenset[str], drawn: Drawn) -> None:
         seconds, parts, busy_s = await self._look()
+        watts = whole_w(parts)
+        if watts is not None:
+            drawn.whole_j += watts * seconds
+            drawn.seconds += seconds
         before, cpu_s = self._cpu_s, processor_s(pid)
         self._cpu_s = before if cpu_s is None else cpu_s
-        active = Active("trial", self._cpu_s - before, devices)
+        active = Active("measured", self._cpu_s - before, devices)
         self._ledger.interval(self._at, seconds, parts, busy_s, self._cores, {pid: active})
 
     def _ids(self, names: Collection[str]) -> list[str]:
