@@ -14,6 +14,10 @@ from engine.measurements.tuning import Budget, Knobs, Outcome, Trial
 TRIES = 2
 
 
+class _Head(msgspec.Struct, frozen=True, kw_only=True, tag="head"):
+    model: str
+
+
 class _Begun(msgspec.Struct, frozen=True, kw_only=True, tag="begun"):
     knobs: Knobs
     budget: Budget
@@ -24,18 +28,24 @@ class _Ended(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
 
 
 class Journal:
-    """JSON lines; damaged ones are passed over. Every line is on disk before the next trial begins."""
+    """JSON lines; damaged ones are passed over. Every line is on disk before the next trial begins.
 
-    def __init__(self, path: Path) -> None:
+    `model` is what was searched for, by the name it was given; empty in records from before that was noted.
+    """
+
+    def __init__(self, path: Path, model: str = "") -> None:
         self._path = path
+        self.model = model
         self._ended: dict[tuple[Knobs, Budget], Outcome] = {}
         self._begun: dict[tuple[Knobs, Budget], int] = {}
         for line in self._lines():
             try:
-                found = msgspec.json.decode(line, type=_Begun | _Ended)
+                found = msgspec.json.decode(line, type=_Head | _Begun | _Ended)
             except (ValueError, RecursionError):
                 continue
-            if isinstance(found, _Ended):
+            if isinstance(found, _Head):
+                self.model = found.model
+            elif isinstance(found, _Ended):
                 self._ended[found.trial.knobs, found.trial.budget] = found.trial.outcome
             else:
                 key = found.knobs, found.budget
@@ -75,6 +85,8 @@ class Journal:
     def _write(self, line: _Begun | _Ended) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("ab") as file:
+            if not file.tell():
+                file.write(msgspec.json.encode(_Head(model=self.model)))
             # A line cut off by a kill must not swallow the next one.
             file.write(b"\n" + msgspec.json.encode(line) + b"\n")
             file.flush()

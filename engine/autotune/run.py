@@ -127,7 +127,7 @@ async def tune(
     Raises: NothingWorks.
     """
     goal: Goal = "speed" if energy is None else "energy"
-    journal = Journal(journal_path)
+    journal = Journal(journal_path, model)
     tuner = Tuner(settings, journal, admit, limit_s, step, energy)
     search = Search(base, dims, prompt_tokens, tuner.measure, goal)
     await search.run(rounds_for(prompt_tokens, goal))

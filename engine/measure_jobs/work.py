@@ -1,7 +1,6 @@
 """Measuring as it is asked for, in the terminal or as a job: bench, autotune, prices of types. Results are kept."""
 
 import asyncio
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +10,7 @@ import msgspec
 
 from devices.host import Host
 from devices.host_real import RealHost
-from engine.energy.meter import EnergyMeter
+from engine.autotune.journal import Journal
 from engine.autotune.run import Step, tune
 from engine.autotune.space import dimensions
 from engine.bench.run import bench, bench_settings
@@ -20,6 +19,7 @@ from engine.dispatch.load_settings import usable_cores
 from engine.dispatch.memory_admission import MemoryAdmission
 from engine.dispatch.placer import Placer, read_shape
 from engine.dispatch.tuned import tuned_of
+from engine.energy.meter import EnergyMeter
 from engine.errors import Cancelled
 from engine.jobs import Control, JobKind, JobRegistry
 from engine.library.catalogue import Catalogue
@@ -176,9 +176,14 @@ class BenchService:
         kind = "" if goal == "speed" else f"-{goal}"
         return self._paths.state / "autotune" / f"{where}-{which}-{length}{kind}.jsonl"
 
-    def forget_searches(self) -> None:
-        """Drop the records of searches that were not completed."""
-        shutil.rmtree(self._paths.state / "autotune", ignore_errors=True)
+    def forget(self, options: TuneOptions) -> None:
+        """Drop what a search that will not be completed has found; what others found stays."""
+        for length in options.lengths:
+            any_of_it = self.journal("*", "*", length, options.goal)
+            for path in any_of_it.parent.glob(any_of_it.name):
+                journal = Journal(path)
+                if journal.model == options.subject.name:
+                    journal.clear()
 
     @contextmanager
     def _admitted(self, settings: LoadSettings) -> Iterator[None]:
@@ -214,11 +219,20 @@ def register(registry: JobRegistry, bench_service: BenchService) -> None:
 
 def run(bench_service: BenchService, task: Task, control: Control) -> dict[str, Any]:
     """Do what a job asks for. A search that is paused goes on where it was. Raises: Paused, Cancelled."""
-    try:
-        control.check()
-    except Cancelled:
-        bench_service.forget_searches()
-        raise
+    if task.what == "tune" and task.tune is not None:
+
+        def tried(text: str, count: int) -> None:
+            control.check()
+            control.report("tuning", count, 0, "settings", text)
+
+        try:
+            control.check()
+            return {"reports": msgspec.to_builtins(bench_service.tune(task.tune, tried))}
+        except Cancelled:
+            bench_service.forget(task.tune)
+            raise
+
+    control.check()
     if task.what == "bench" and task.bench is not None:
         options = task.bench
         total = len(options.lengths) * options.repeats + sum(options.repeats for n in options.parallel if n > 1)
@@ -233,13 +247,6 @@ def run(bench_service: BenchService, task: Task, control: Control) -> dict[str, 
             control.report("measuring", min(done, total), total, "runs", text, known)
 
         return {"report": msgspec.to_builtins(bench_service.bench(options, step, points.append))}
-    if task.what == "tune" and task.tune is not None:
-
-        def tried(text: str, count: int) -> None:
-            control.check()
-            control.report("tuning", count, 0, "settings", text)
-
-        return {"reports": msgspec.to_builtins(bench_service.tune(task.tune, tried))}
 
     def priced(name: str, done: int, total: int) -> None:
         control.check()
