@@ -14,7 +14,8 @@ from app.cli.say import say
 from app.tools.shown import shown_text
 from devices.child_command import interpreter
 from devices.engine_versions.folder import engines_folder
-from devices.engine_versions.store import SHIPPED, VersionStore
+from devices.engine_versions.names import SHIPPED
+from devices.engine_versions.store import VersionStore
 from devices.errors import EngineVersionRefused
 
 if TYPE_CHECKING:

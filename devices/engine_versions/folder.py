@@ -7,7 +7,8 @@ from typing import Final
 
 import platformdirs
 
-from devices.engine_versions.store import PACKAGE, SHIPPED, VersionStore
+from devices.engine_versions.names import PACKAGE, SHIPPED
+from devices.engine_versions.store import VersionStore
 
 # Set for the children of one model, or by hand: a version, or `shipped`. It wins over what is stored.
 VARIABLE: Final = "TESSERA_ENGINE_VERSION"

@@ -10,7 +10,8 @@ import msgspec
 from devices.backends.child import run_child
 from devices.child_command import child_command
 from devices.engine_versions.folder import VARIABLE
-from devices.engine_versions.store import SHIPPED, EngineVersion, VersionStore
+from devices.engine_versions.names import SHIPPED
+from devices.engine_versions.store import EngineVersion, VersionStore
 from devices.errors import EngineVersionRefused
 from engine.runner.protocol import LoadSettings
 from engine.types import DeviceCheck
