@@ -117,8 +117,11 @@ class FakeServer:
         handler.send_response(status)
         handler.send_header("content-type", "application/json")
         handler.send_header("content-length", str(len(raw)))
-        handler.end_headers()
-        handler.wfile.write(raw)
+        try:
+            handler.end_headers()
+            handler.wfile.write(raw)
+        except OSError:
+            self.disconnects += 1
 
     def _stream(self, handler, items):
         handler.send_response(200)
