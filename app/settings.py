@@ -315,7 +315,7 @@ def save(settings: Settings, path: Path | None = None) -> None:
 
     What the environment decides is not written. A file that is no TOML is kept aside.
     """
-    from engine.json_store import write_atomically  # noqa: PLC0415 - every command reads, few write
+    from devices.atomic_file import write_atomically  # noqa: PLC0415 - every command reads, few write
 
     path = settings_file() if path is None else path
     document = _document(path)

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import threading
 import time
 from collections.abc import Mapping
@@ -11,6 +10,8 @@ from typing import Any
 
 import msgspec
 from msgspec.structs import asdict
+
+from devices.atomic_file import write_atomically
 
 KEPT = 500
 # One load moves the correction by this share of its error, so that a single odd measurement cannot spoil it.
@@ -113,7 +114,4 @@ def _audit(item: Any) -> Audit:
 
 
 def _write(path: Path, audits: list[Audit]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(f".{os.getpid()}.tmp")
-    partial.write_text("".join(json.dumps(asdict(audit)) + "\n" for audit in audits), encoding="utf-8")
-    partial.replace(path)
+    write_atomically(path, "".join(json.dumps(asdict(audit)) + "\n" for audit in audits).encode())

@@ -2,8 +2,6 @@
 
 import contextlib
 import logging
-import os
-import secrets
 import threading
 import time
 from collections.abc import Callable
@@ -12,6 +10,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from devices.atomic_file import write_atomically
 from engine.errors import EnvironmentFault
 
 log = logging.getLogger(__name__)
@@ -102,7 +101,9 @@ class JsonStore(Generic[T]):
                 if self._damage is not None:
                     self.path.replace(self.path.with_name(f"{self.path.name}.corrupt-{int(time.time())}"))
                 raw = msgspec.json.encode(_Envelope(self._version, value))
-                write_atomically(self.path, msgspec.json.format(raw, indent=1), private=self._private)
+                write_atomically(
+                    self.path, msgspec.json.format(raw, indent=1), mode=0o600 if self._private else 0o666
+                )
             self._stamp, self._value, self._damage = self._look(), value, None
 
     def _look(self) -> tuple[int, int, int] | None:
@@ -137,17 +138,3 @@ class JsonStore(Generic[T]):
             )
         envelope: _Envelope[T] = msgspec.json.decode(raw, type=self._envelope)
         return envelope.data
-
-
-def write_atomically(path: Path, raw: bytes, *, private: bool = False) -> None:
-    """Write a file: readers see the old one or the new one. `private`: for this user only. Raises: OSError."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o666)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(raw)
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from devices.atomic_file import write_atomically
 from engine.errors import InputFault
-from engine.json_store import write_atomically
 from engine.paths import Paths, user_paths
 
 _NAME = re.compile(r"^[A-Za-z0-9_-]{1,48}$")
@@ -162,4 +162,4 @@ class ServerList:
     def _write(self, servers: dict[str, McpServerConfig]) -> None:
         """Keys may stand in it, so it is for this user only."""
         document = {"mcpServers": {name: server.as_json() for name, server in servers.items()}}
-        write_atomically(self.path, json.dumps(document, indent=2).encode(), private=True)
+        write_atomically(self.path, json.dumps(document, indent=2).encode(), mode=0o600)

@@ -12,6 +12,7 @@ import msgspec
 
 from devices import remedies
 from devices.as_json import backend_reports, to_json
+from devices.atomic_file import write_atomically
 from devices.backends import libraries, openvino
 from devices.backends.child import Outcome, run_child
 from devices.child_command import child_command
@@ -144,9 +145,6 @@ def _read_cache(cache: Path) -> dict[str, BackendReport]:
 def _write_cache(cache: Path, reports: dict[str, BackendReport]) -> None:
     kept = {key: to_json(report) for key, report in reports.items() if report.state in {"usable", "no_device"}}
     try:
-        cache.parent.mkdir(parents=True, exist_ok=True)
-        partial = cache.with_suffix(f".{os.getpid()}.tmp")
-        partial.write_text(json.dumps(kept), encoding="utf-8")
-        partial.replace(cache)
+        write_atomically(cache, json.dumps(kept).encode())
     except OSError:
         return  # a read-only home costs a second at each start, nothing else

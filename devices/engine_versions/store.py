@@ -4,12 +4,12 @@
 <engines>/in_use.json             {"format": 1, "version": …, "previous": …, "models": {path: version}}
 """
 
-import os
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
+from devices.atomic_file import write_atomically
 from devices.engine_versions.names import PACKAGE, SHIPPED, VERSION_NAME
 from devices.errors import EngineVersionRefused
 
@@ -151,7 +151,4 @@ class VersionStore:
             return InUse()
 
     def _write(self, state: InUse) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        partial = self.folder / f"{STATE}.{os.getpid()}.tmp"
-        partial.write_bytes(msgspec.json.encode(state))
-        partial.replace(self.folder / STATE)
+        write_atomically(self.folder / STATE, msgspec.json.encode(state))

@@ -5,7 +5,6 @@
 """
 
 import contextlib
-import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import IO, Final
 
 import msgspec
 
+from devices.atomic_file import write_atomically
 from devices.errors import PackRefused
 from devices.kernel_packs import manifest as manifests
 from devices.kernel_packs.manifest import Manifest
@@ -134,10 +134,7 @@ class PackStore:
             return InUse(digest=None)
 
     def _write(self, name: str, state: InUse) -> None:
-        path = self.folder / name / IN_USE
-        partial = path.with_suffix(f".{os.getpid()}.tmp")
-        partial.write_bytes(msgspec.json.encode(state))
-        partial.replace(path)
+        write_atomically(self.folder / name / IN_USE, msgspec.json.encode(state))
 
 
 def _unpacked(source: Path, work: Path) -> Manifest:

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
+from devices.atomic_file import write_atomically
 from engine.errors import EngineError
-from engine.json_store import write_atomically
 from engine.settings.keys import KeyStore, Scope
 
 MANAGEMENT_PREFIX: Final = "/tessera/"
@@ -157,7 +157,7 @@ def new_token() -> str:
 def write_server_file(path: Path, url: str, token: str) -> None:
     """Tell this user's other programs, and only those, where the server is and how to manage it."""
     raw = json.dumps({"url": url, "token": token, "pid": os.getpid()}).encode()
-    write_atomically(path, raw, private=True)
+    write_atomically(path, raw, mode=0o600)
 
 
 def running_server_url(path: Path, own: str) -> str | None:

@@ -130,6 +130,16 @@ def check_written(path: Path, types: dict[str, str]) -> None:
         raise BadFile(str(path), f"{file.file_bytes - file.end} bytes follow the last tensor")
 
 
+def write_beside(path: Path, raw: bytes, kind: str) -> None:
+    """Write a small file, whole or not at all, under a name that `sweep` knows until then. Raises: OSError."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.{kind}.partial")
+    try:
+        partial.write_bytes(raw)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
 def sweep(folder: Path, keep: Iterable[int] = ()) -> None:
     """Remove unfinished files of processes that are gone."""
     alive = {*keep, os.getpid()}

@@ -1,6 +1,5 @@
 """Reading, checking and writing plans that travel."""
 
-import os
 from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,6 +8,7 @@ import msgspec
 
 from quantize.arithmetic import arithmetic_here
 from quantize.errors import InvalidOption, Unreadable
+from quantize.files.output_file import write_beside
 from quantize.files.provenance import Provenance
 from quantize.files.work_folder import file_sha256
 from quantize.job.travelling import FORMAT, RECIPE, VERSION, PlanFile
@@ -51,12 +51,7 @@ def read_plan(path: Path) -> PlanFile:
 
 def write_plan(path: Path, plan: PlanFile) -> None:
     """Write a plan, whole or not at all. Raises: OSError."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.plan.partial")
-    try:
-        partial.write_bytes(msgspec.json.format(msgspec.json.encode(plan), indent=1) + b"\n")
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    write_beside(path, msgspec.json.format(msgspec.json.encode(plan), indent=1) + b"\n", "plan")
 
 
 def arithmetic_for(request: "QuantizeRequest") -> str:

@@ -1,11 +1,11 @@
 """The account of a job: JSON beside the file, and the few lines a person reads."""
 
-import os
 from hashlib import sha256
 from pathlib import Path
 
 import msgspec
 
+from quantize.files.output_file import write_beside
 from quantize.files.provenance import Provenance
 from quantize.ggml_types import TIME_UNIT
 from quantize.job.gate import lines as gate_lines
@@ -24,12 +24,7 @@ def report_path(out: Path) -> Path:
 
 def write_report(path: Path, report: QuantizeReport) -> None:
     """Write it as indented JSON, whole or not at all. Raises: OSError."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.report.partial")
-    try:
-        partial.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    write_beside(path, msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n", "report")
 
 
 def read_report(path: Path) -> QuantizeReport | None:

@@ -13,7 +13,7 @@ from app.client import ApiError, Client
 from app.code.agent.models import ServerModel
 from app.code.certify.cases import Case
 from app.code.certify.suite import suite
-from engine.json_store import write_atomically
+from devices.atomic_file import write_atomically
 
 # Raised when cases change, so that only like is compared with like.
 SUITE_VERSION = 1

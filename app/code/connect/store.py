@@ -1,7 +1,5 @@
 """Write a client's configuration with a backup, and take it back."""
 
-import contextlib
-import os
 import secrets
 import time
 from pathlib import Path
@@ -10,6 +8,7 @@ import msgspec
 
 from app.code.connect.types import Endpoint, FileEdit, Integration, read_config
 from app.code.errors import FileChanged, InputFault
+from devices.atomic_file import write_atomically
 
 
 class NotConnected(InputFault):
@@ -130,17 +129,6 @@ def _backup(edit: FileEdit) -> Path | None:
 
 def write_private(path: Path, text: str) -> None:
     """Write a file atomically. New ones are readable by this user only: they may hold keys."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     # A configuration that is a link (dotfiles in a repository) stays one: its target is written.
     path = path.resolve()
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    mode = path.stat().st_mode & 0o777 if path.exists() else 0o600
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8", newline="") as file:
-            file.write(text)
-        temporary.replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
+    write_atomically(path, text.encode(), mode=path.stat().st_mode & 0o777 if path.exists() else 0o600)

@@ -16,6 +16,7 @@ from pathlib import Path
 import filelock
 import msgspec
 
+from devices.atomic_file import write_atomically
 from engine.errors import BadModelFile, Cancelled
 from engine.jobs import Control
 from engine.library import origins
@@ -254,9 +255,7 @@ class Download:
                 license=repository.license,
                 sha256={**(old.sha256 if old else {}), file.name: found or identity(file)},
             )
-            fresh = folder / f"{origins.NOTE_NAME}.new"
-            fresh.write_bytes(msgspec.json.encode(note))
-            fresh.replace(folder / origins.NOTE_NAME)
+            write_atomically(folder / origins.NOTE_NAME, msgspec.json.encode(note))
 
     def _clear_parts(self) -> None:
         """Remove the folder of parts once nothing in it is under way."""

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import msgspec
 
+from devices.atomic_file import write_atomically
 from quantize.files.gguf_file import Entry, GgufFile, TensorInfo, Value
 from quantize.ggml_types import GgmlType
 
@@ -48,10 +49,7 @@ def keep(folder: Path, sha256: str, header: GgufFile) -> None:
         tensors=[(t.name, list(t.shape), int(t.ggml_type), t.offset, t.nbytes) for t in header.tensors],
     )
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        fresh = folder / f"{sha256}.new"
-        fresh.write_bytes(msgspec.msgpack.encode(kept))
-        fresh.replace(folder / f"{sha256}.header")
+        write_atomically(folder / f"{sha256}.header", msgspec.msgpack.encode(kept))
     except OSError as error:
         _log.info("header not kept: %s", error)
 

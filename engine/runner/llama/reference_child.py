@@ -4,7 +4,6 @@ Usage: python -m engine.runner.llama.reference_child SETTINGS_JSON TARGET. Print
 """
 
 import json
-import os
 import sys
 import time
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from devices.atomic_file import write_atomically
 from engine.runner.engine_args import computing
 from engine.runner.llama.native import model as llama_model
 from engine.runner.llama.native.binding import KernelsMissing, start_backends
@@ -65,10 +65,7 @@ def main() -> int:
     try:
         settings = msgspec.json.decode(sys.argv[1].encode(), type=LoadSettings)
         found = compute(start_backends(), reference_settings(settings))
-        partial = target.with_suffix(f".{os.getpid()}.tmp")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_bytes(msgspec.msgpack.encode(found))
-        partial.replace(target)
+        write_atomically(target, msgspec.msgpack.encode(found))
     except (KernelsMissing, llama_model.LoadFailed, msgspec.DecodeError, ValueError, OSError) as error:
         print(json.dumps({"error": str(error)}), flush=True)  # noqa: T201 - the parent reads it
         return 0

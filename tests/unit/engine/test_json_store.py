@@ -11,7 +11,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from engine.json_store import Damaged, JsonStore, write_atomically
+from devices.atomic_file import write_atomically
+from engine.json_store import Damaged, JsonStore
 
 
 class Row(msgspec.Struct, frozen=True):
