@@ -1,14 +1,17 @@
 """Whether the processor should use llama.cpp's fused attention."""
 
+from collections import Counter
 from typing import Final
 
 import msgspec
 
 from engine.dispatch.history import Use
 from engine.fit.shape import ModelShape
+from engine.measurements.attention import AttentionSpeed, Heads
 from engine.runner.protocol import LoadSettings
 
-# Without it attention is a matrix product over all cells: on x86 one row takes 1.15 of the time in a text of 50
+# Where this machine's own measurement is not there yet, a rule from one processor stands in:
+# without it attention is a matrix product over all cells: on x86 one row takes 1.15 of the time in a text of 50
 # tokens, .9 at 400, .7 at 2,000 and .46 at 6,000, and a prompt of 6,000 tokens .7. Measured: docs/log.md, engine.
 PLAIN_WHY: Final = "plain attention: from some hundred tokens on it is faster than the fused one on this processor"
 LONG_CHATS_WHY: Final = "this model mostly answers one long text at a time"
@@ -25,16 +28,27 @@ DENSE_PIECE, EXPERT_PIECE = 128, 256
 # Its scores of one piece take memory: 12 KiB a cell where there are 16 heads, 400 MB for this many.
 MOST_CELLS: Final = 32768
 FLOAT_CACHES: Final = ("f16", "f32", "bf16")
+# Measured here, plain attention must take at most this much of the fused one's time: its scores take memory.
+WORTHWHILE: Final = 0.95
+# Texts of a model whose use is not known yet.
+FIRST_CHATS_TOKENS: Final = 512
 
 
 def plain_attention(
-    settings: LoadSettings, shape: ModelShape, isa: frozenset[str], use: Use | None = None
+    settings: LoadSettings,
+    shape: ModelShape,
+    isa: frozenset[str],
+    use: Use | None = None,
+    measured: AttentionSpeed | None = None,
 ) -> LoadSettings | None:
     """`settings` without fused attention, or None where the choice was made or it would not pay.
 
-    `isa` are the processor's instruction sets; `use` is how the model was used so far.
+    `isa` are the processor's instruction sets; `use` is how the model was used so far; `measured` what both ways
+    cost here for heads like these, which beats the rule by instruction sets.
     """
-    if settings.flash_attn != "auto" or settings.embeddings or "avx2" not in isa:
+    if settings.flash_attn != "auto" or settings.embeddings:
+        return None
+    if not (pays(measured, use) if measured else "avx2" in isa):
         return None
     if settings.type_v not in FLOAT_CACHES:
         return None
@@ -42,8 +56,50 @@ def plain_attention(
         return None
     if max(settings.kv_cells, settings.n_ctx) > MOST_CELLS:
         return None
-    piece = min(EXPERT_PIECE if shape.experts else DENSE_PIECE, settings.n_ubatch)
+    return with_plain(settings, experts=shape.experts > 0)
+
+
+def with_plain(settings: LoadSettings, *, experts: bool) -> LoadSettings:
+    """`settings` with plain attention, prompts in pieces of the size that suits it."""
+    piece = min(EXPERT_PIECE if experts else DENSE_PIECE, settings.n_ubatch)
     return msgspec.structs.replace(settings, flash_attn="off", n_ubatch=piece)
+
+
+def pays(measured: AttentionSpeed, use: Use | None) -> bool:
+    """Plain attention is faster here for texts as long as this model's."""
+    return measured.nearest(usual_tokens(use)).plain_to_fused <= WORTHWHILE
+
+
+def measured_words(settings: LoadSettings, measured: AttentionSpeed | None, use: Use | None) -> str:
+    """What this machine's measurement said of the attention that `settings` have, for a placement's card."""
+    if measured is None:
+        return ""
+    point = measured.nearest(usual_tokens(use))
+    told = (
+        f"attention measured here for heads like these: a turn of {point.length} tokens takes "
+        f"{point.plain_to_fused:.2f} times as long with the plain one as with the fused one"
+    )
+    if settings.flash_attn == "off" or not pays(measured, use):
+        return told
+    return f"{told}, which stays where several may ask at once, for long caches and quantized ones"
+
+
+def usual_tokens(use: Use | None) -> float:
+    """How long this model's texts are, as far as its use says."""
+    return use.depth if use is not None and use.tokens >= ENOUGH_TOKENS else FIRST_CHATS_TOKENS
+
+
+def heads_of(shape: ModelShape) -> Heads | None:
+    """The geometry that most layers with a cache of keys share; None: there is none such, or they share latents."""
+    cached = Counter((x.key_values, x.value_values) for x in shape.layers if x.key_values)
+    queries = shape.attention or shape.embedding
+    if not cached or not shape.heads or queries % shape.heads:
+        return None
+    width = queries // shape.heads
+    keys, values = cached.most_common(1)[0][0]
+    if not width or keys != values or keys % width or shape.heads % (keys // width):
+        return None
+    return Heads(shape.heads, keys // width, width)
 
 
 def answers_long_chats(use: Use | None) -> bool:

@@ -9,7 +9,7 @@ from devices.backends.openvino import BACKEND
 from devices.memory import Ledger
 from devices.types import Device, Machine, Runtime
 from engine.dispatch import openvino
-from engine.dispatch.attention import plain_attention
+from engine.dispatch.attention import heads_of, measured_words, plain_attention
 from engine.dispatch.file_weights import file_weights
 from engine.dispatch.history import PlacementHistory
 from engine.dispatch.priors import BACKENDS
@@ -21,6 +21,8 @@ from engine.fit.need import gpu_layer_start, kv_layer_bytes
 from engine.fit.report import machine_isa, overdraft
 from engine.fit.shape import ModelShape
 from engine.fit.types import DryRun, Need
+from engine.measurements.attention import AttentionSpeed, attention_key
+from engine.measurements.keys import machine_key
 from engine.runner.engine_args import overrides
 from engine.runner.protocol import LoadSettings
 
@@ -47,7 +49,10 @@ class Question(msgspec.Struct, frozen=True):
 
 
 class Candidate(msgspec.Struct, frozen=True):
-    """A place to run, whether it fits and how fast it is expected to be. `others`: GPUs beside `device`."""
+    """A place to run, whether it fits and how fast it is expected to be.
+
+    `others`: GPUs beside `device`; `attention`: what this machine measured of both ways of attention, in words.
+    """
 
     device: Device
     runtime: Runtime | None
@@ -56,6 +61,7 @@ class Candidate(msgspec.Struct, frozen=True):
     fits: bool
     speed: Speed
     others: tuple[Device, ...] = ()
+    attention: str = ""
 
     @property
     def backend(self) -> str:
@@ -90,13 +96,17 @@ def on_processor(asked: Question, dry_run: DryRunner) -> Candidate:
     settings = file_weights(settings, shape, isa) or settings
     correction = asked.ledger.audits.correction(audit_key(shape, "cpu"))
 
+    use, measured = asked.memory.use(asked.owner), attention_speed(asked, count)
+
     def at(tried: LoadSettings) -> Candidate:
         run = dry_run(tried)
         need = need_at(shape, tried, isa, None, (tried, run) if run else None, correction)
         speed = expected(shape, tried, ((cpu, "cpu", 1.0),), None, asked.memory, asked.owner)
-        return Candidate(cpu, None, tried, need, asked.fits(need), speed)
+        return Candidate(
+            cpu, None, tried, need, asked.fits(need), speed, attention=measured_words(tried, measured, use)
+        )
 
-    plain = plain_attention(settings, shape, isa, asked.memory.use(asked.owner))
+    plain = plain_attention(settings, shape, isa, use, measured)
     if plain is not None and (candidate := at(plain)).fits:
         return candidate
     usual = at(settings)
@@ -104,6 +114,12 @@ def on_processor(asked: Question, dry_run: DryRunner) -> Candidate:
         return usual
     tight = at(msgspec.structs.replace(settings, kv_cells=0))
     return tight if tight.fits else usual
+
+
+def attention_speed(asked: Question, count: int) -> AttentionSpeed | None:
+    """What both ways of attention were measured to cost here with `count` threads and this model's heads."""
+    heads = heads_of(asked.shape) if asked.memory.knows_attention else None
+    return asked.memory.attention(attention_key(machine_key(asked.machine), heads, count)) if heads else None
 
 
 def on_gpus(asked: Question) -> list[Candidate]:

@@ -206,7 +206,9 @@ def _why_processor(chosen: Candidate, machine: Machine, *, pinned: bool) -> list
     reasons.append(f"{count} {'thread' if count == 1 else 'threads'}: one for each fast core that may be used")
     if not chosen.settings.repack and chosen.settings.engine_args.repack is None:
         reasons.append(FILE_WEIGHTS_WHY)
-    if chosen.settings.flash_attn == "off":
+    if chosen.attention:
+        reasons.append(chosen.attention)
+    elif chosen.settings.flash_attn == "off":
         few = chosen.settings.n_parallel <= MOST_PARALLEL
         reasons.append(PLAIN_WHY if few else f"{PLAIN_WHY}, and {LONG_CHATS_WHY}")
     return reasons

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final, TypeVar
 import msgspec
 
 from engine.json_store import JsonStore
+from engine.measurements.attention import AttentionSpeed
 
 T = TypeVar("T")
 KEPT: Final = 500
@@ -55,14 +56,16 @@ class Learnt(msgspec.Struct, kw_only=True):
     pins: Any = None
     uses: Any = None
     energies: Any = None
+    attention: Any = None
 
 
 class PlacementHistory:
-    """A small JSON file of `speeds`, `ladders`, `pins`, `uses` and `energies`.
+    """A small JSON file of `speeds`, `ladders`, `pins`, `uses`, `energies` and `attention`.
 
     `speeds`: device|backend → GB/s read while decoding. `ladders`: model → settings of the fallback that worked.
     `pins`: model → device, or device/backend, that the user chose for it. `uses`: model → tokens, depth and
-    requests at once. `energies`: model|device|backend → tokens generated for a joule.
+    requests at once. `energies`: model|device|backend → tokens generated for a joule. `attention`: what
+    `attention_key` names → seconds of both ways of attention.
 
     Keys carry what the value depends on, so an update of a driver or a file simply asks anew.
     """
@@ -76,6 +79,7 @@ class PlacementHistory:
         self._pins: dict[str, str] = _sound_rows(found.pins, str)
         self._uses: dict[str, Use] = _sound_rows(found.uses, Use)
         self._energies: dict[str, float] = _sound_rows(found.energies, Annotated[float, msgspec.Meta(gt=0)])
+        self._attention: dict[str, AttentionSpeed] = _sound_rows(found.attention, AttentionSpeed)
         self._unsaved = 0
 
     def speed_gbs(self, device: str, backend: str) -> float | None:
@@ -127,6 +131,22 @@ class PlacementHistory:
             self._energies[key] = before + (tokens_per_joule - before) / 4
             self._unsaved += 1
 
+    def attention(self, key: str) -> AttentionSpeed | None:
+        """What both ways of attention cost here, by `attention_key`."""
+        found = self._attention.get(key)
+        return found if found is not None and found.points else None
+
+    @property
+    def knows_attention(self) -> bool:
+        """Something of it was measured here."""
+        return bool(self._attention)
+
+    def record_attention(self, key: str, measured: AttentionSpeed) -> None:
+        """Keep a measurement, in the place of an older one."""
+        with self._lock:
+            self._attention[key] = measured
+            self._save()
+
     def flush(self) -> None:
         """Write what answers taught since the last time."""
         with self._lock:
@@ -168,6 +188,7 @@ class PlacementHistory:
             pins=_newest(self._pins),
             uses=_newest(self._uses),
             energies=_newest(self._energies),
+            attention=_newest(self._attention),
         )
         with contextlib.suppress(OSError):  # forgetting costs a slower first choice, nothing else
             self._store.put(learnt)

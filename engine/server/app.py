@@ -5,6 +5,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Final
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -26,6 +27,8 @@ from engine.server.state import ServerState
 from engine.server.strangers import Callers
 from engine.settings.keys import BadKeyFile
 
+# Nothing that can wait is imported while people begin to work.
+MEASURE_AFTER_S: Final = 60.0
 log = logging.getLogger(__name__)
 
 
@@ -82,8 +85,9 @@ def create_app(
             state.utilization.start()
         rest = asyncio.create_task(_make_ready(state, late))
         memory = asyncio.create_task(give_back_when_idle(lambda: state.pool.busy))
+        attention = asyncio.create_task(_measure_attention(state))
         yield
-        for task in (memory, rest):
+        for task in (attention, memory, rest):
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
@@ -125,6 +129,13 @@ async def _make_ready(state: ServerState, late: LateRoutes) -> None:
             await state.desk()
     except OSError as error:  # whoever asks for them tries again
         log.warning("collections or grammars are not ready yet: %s", error)
+
+
+async def _measure_attention(state: ServerState) -> None:
+    await asyncio.sleep(MEASURE_AFTER_S)  # what measures is imported long after a first answer
+    from engine.server.idle_attention import IdleAttention  # noqa: PLC0415
+
+    await IdleAttention(state).run()
 
 
 async def _health(_: Request) -> Response:

@@ -1,5 +1,6 @@
 """Where a model is placed on recorded machines, and why."""
 
+import json
 from bisect import bisect_left
 
 import msgspec
@@ -11,6 +12,7 @@ from devices.memory import Ledger
 from devices.recording import RecordedHost
 from devices.report import recorded_report
 from devices.types import CoreCounts, Runtime
+from engine.dispatch.attention import heads_of
 from engine.dispatch.cells import ROOMY_BYTES
 from engine.dispatch.choose import place
 from engine.dispatch.fallbacks import next_fallback
@@ -19,6 +21,8 @@ from engine.dispatch.placer import read_shape
 from engine.dispatch.speed import bytes_per_token
 from engine.dispatch.types import NO_OVERRIDES, Overrides
 from engine.fit.need import kv_layer_bytes
+from engine.measurements.attention import AttentionSpeed, AttentionTimes, Heads, attention_key
+from engine.measurements.keys import machine_key
 from engine.runner.protocol import LoadSettings
 from tests.machines import machines
 from tests.mtp_model import write_mtp_model
@@ -231,6 +235,44 @@ def test_a_model_of_long_chats_attends_plainly_at_its_next_load(shape, path):
     assert attention([(300, 200.0, 1)] * 9) == "auto"
     assert attention([(300, 2000.0, 4)] * 9) == "auto"
     assert attention([*long * 9, *[(300, 100.0, 6)] * 40]) == "auto"  # habits change
+
+
+def test_what_was_measured_here_beats_the_rule_by_instruction_sets(shape, path):
+    def attention(machine, ratios, answers=(), **overrides):
+        memory = PlacementHistory(None)
+        for answer in answers:
+            memory.record_use("m", *answer)
+        wished = Overrides(device="cpu", **overrides)
+        threads = place(shape, base(path), wished, machine, Ledger(lambda: machine), memory).settings.n_threads
+        points = tuple(AttentionTimes(n, 1.0, ratio, 0.001, 0.001 * ratio) for n, ratio in ratios.items())
+        heads = Heads(shape.heads, shape.layers[0].key_values * shape.heads // shape.embedding, 64)
+        assert heads_of(shape) == heads
+        memory.record_attention(attention_key(machine_key(machine), heads, threads), AttentionSpeed(points))
+        found = place(shape, base(path), wished, machine, Ledger(lambda: machine), memory, owner="m")
+        assert any("attention measured here" in reason for reason in found.reasons)
+        return found.settings.flash_attn
+
+    arm = next(m for m in MACHINES.values() if m.arch in {"arm64", "aarch64"} and "avx2" not in m.devices[0].isa)
+    assert placed(shape, path, HALO, Overrides(device="cpu", n_parallel=1)).settings.flash_attn == "off"
+    assert attention(HALO, {512: 1.3}, n_parallel=1) == "auto"
+    assert attention(HALO, {512: 0.97}, n_parallel=1) == "auto"  # too little for the memory it takes
+    assert attention(HALO, {512: 0.9}, n_parallel=1) == "off"
+    assert placed(shape, path, arm, Overrides(device="cpu", n_parallel=1)).settings.flash_attn == "auto"
+    assert attention(arm, {512: 0.6}, n_parallel=1) == "off"
+    # Its use says which length counts, and that several ask at once.
+    long = [(300, 2000.0, 1)] * 4
+    assert attention(HALO, {512: 1.3, 2048: 0.6}, long, n_parallel=1) == "off"
+    assert attention(HALO, {512: 0.6, 2048: 1.3}, long, n_parallel=1) == "auto"
+    assert attention(HALO, {512: 0.6}, n_parallel=8) == "auto"
+
+
+def test_a_damaged_measurement_of_attention_is_passed_over(tmp_path):
+    file = tmp_path / "dispatch.json"
+    sound = [[512, 1.0, 0.5, 0.001, 0.0005]]
+    rows = {"a": {"points": []}, "b": {"points": [["x"]]}, "c": 7, "d": {"points": sound}}
+    file.write_text(json.dumps({"attention": rows}))
+    history = PlacementHistory(file)
+    assert [history.attention(key) is not None for key in "abcd"] == [False, False, False, True]
 
 
 def test_large_caches_keep_fused_attention(shape, path):

@@ -1,0 +1,127 @@
+"""A computer at rest measures both ways of attention with real runners; whoever comes does not wait for it."""
+
+import asyncio
+import contextlib
+
+import pytest
+from scripted import TOKEN, home_paths
+
+from engine.bench import attention as attention_bench
+from engine.dispatch.attention import heads_of
+from engine.dispatch.memory_admission import MemoryAdmission
+from engine.dispatch.placer import Placer, read_shape
+from engine.dispatch.resources import open_resources
+from engine.library.catalogue import Catalogue
+from engine.measurements.attention import attention_key
+from engine.measurements.keys import machine_key
+from engine.pool import Pool
+from engine.server import idle_attention
+from engine.server.auth import Access
+from engine.server.idle_attention import IdleAttention
+from engine.server.models import ServedModels
+from engine.server.state import ServerState
+from engine.server.utilization import Utilization
+from engine.settings.aliases import Aliases
+
+
+@contextlib.asynccontextmanager
+async def resting(home, model):
+    """A server's parts with the bundled model loaded by a real runner, and the measuring of its idle time."""
+    paths = home_paths(home)
+    placer = Placer(open_resources(paths))
+    models = ServedModels(
+        lambda: Catalogue(paths), aliases=Aliases(paths.config / "aliases.json"), choose=placer.choose
+    )
+    pool = Pool(models, admission=MemoryAdmission(placer))
+    usage = Utilization(placer.machine_now, every_s=0.1)
+    state = ServerState(
+        models=models, pool=pool, access=Access(TOKEN), placer=placer, paths=paths, utilization=usage
+    )
+    usage.start()
+    idle = asyncio.create_task(IdleAttention(state, rest_s=0.3, most_busy=2.0).run())
+    try:
+        yield state, await pool.acquire(model)
+    finally:
+        idle.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await idle
+        await usage.stop()
+        await pool.close()
+
+
+def key_of(state, loaded):
+    heads = heads_of(read_shape(loaded.settings.path))
+    return attention_key(machine_key(state.placer.machine_now()), heads, loaded.settings.n_threads)
+
+
+async def until(question, seconds=100.0):
+    ends = asyncio.get_running_loop().time() + seconds
+    while not question():
+        assert asyncio.get_running_loop().time() < ends
+        await asyncio.sleep(0.05)
+
+
+def test_a_resting_computer_measures_and_the_next_load_goes_by_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(attention_bench, "LENGTHS", (128,))
+    monkeypatch.setattr(attention_bench, "STEADY", 1e9)  # other tests run beside this one
+
+    async def scenario():
+        async with resting(tmp_path, "spark") as (state, loaded):
+            key, history = key_of(state, loaded), state.placer.history
+            await until(lambda: history.attention(key) is not None)
+            (point,) = history.attention(key).points
+            assert point.length == 128
+            assert min(point.fused_prompt_s, point.plain_prompt_s, point.fused_token_s, point.plain_token_s) > 0
+            assert not list((state.paths.cache / "stand-ins").iterdir())
+            assert idle_attention.OWNER not in {r.owner for r in state.placer.ledger.reservations()}
+            placed = state.placer.choose("spark", loaded.settings)
+            assert any("attention measured here" in reason for reason in placed.reasons)
+        # Kept for the next start.
+        assert Placer(open_resources(home_paths(tmp_path))).history.attention(key).points == (point,)
+
+    asyncio.run(scenario())
+
+
+def test_who_comes_meanwhile_does_not_wait(tmp_path, monkeypatch):
+    begun, ended = [], []
+
+    async def endless(heads, *, threads, scratch):
+        begun.append(heads)
+        try:
+            await asyncio.sleep(1000)
+        finally:
+            ended.append(heads)
+
+    monkeypatch.setattr(idle_attention, "measure_attention", endless)
+
+    async def scenario():
+        async with resting(tmp_path, "spark") as (state, loaded):
+            await until(lambda: begun)
+            loaded.waiting += 1  # as a request for it does
+            await until(lambda: ended, 20)
+            loaded.waiting -= 1
+            assert state.placer.history.attention(key_of(state, loaded)) is None
+            await until(lambda: len(begun) > 1)  # tried again at the next rest
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("fault", ["unsteady", "broken"])
+def test_what_cannot_be_measured_is_left_after_three_tries(tmp_path, monkeypatch, fault):
+    tries = []
+
+    async def failing(heads, *, threads, scratch):
+        tries.append(heads)
+        if fault == "broken":
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(idle_attention, "measure_attention", failing)
+
+    async def scenario():
+        async with resting(tmp_path, "spark") as (state, loaded):
+            await until(lambda: len(tries) == idle_attention.TRIES)
+            await asyncio.sleep(1.5)
+            assert len(tries) == idle_attention.TRIES
+            assert state.placer.history.attention(key_of(state, loaded)) is None
+
+    asyncio.run(scenario())
