@@ -1,7 +1,7 @@
 """Start Tessera. The first time, this makes its environment: packages, and llama.cpp built for this machine.
 
     python3 start.py [--no-system] [--no-gui] [--no-model] [--wheels FOLDER] [ARGS for tessera]
-    python3 start.py test [ARGS for pytest]
+    python3 start.py test [ARGS for pytest]           --durations=N: all tests, and what each file costs
     python3 start.py test --quick [ARGS for pytest]   unit tests only: no process, no Qt, no native library
     python3 start.py model           fetch the chat model if it is not here
     python3 start.py speech          fetch the speech model (80 MB), for /v1/audio/transcriptions
@@ -147,7 +147,8 @@ def main() -> int:
         # The tests start hundreds of processes, which would each compile a thousand modules anew.
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
         quick = QUICK_RUN if "--quick" in rest else []
-        return run([venv_python(), "-m", "pytest", *(rest[1:] or WHOLE_RUN), *quick])
+        whole = WHOLE_RUN if all(told.startswith("--durations") for told in rest[1:]) else []
+        return run([venv_python(), "-m", "pytest", *whole, *rest[1:], *quick])
     return run([venv_python(), "-m", "app", *rest])
 
 

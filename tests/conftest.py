@@ -21,7 +21,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-pytest_plugins = ("quick", "order")
+pytest_plugins = ("quick", "order", "costs")
 
 # A request that says nothing else waits so many seconds, not five: three tests at once on two processors take their
 # time, and how fast an answer comes is measured in tests/bench.
