@@ -4,7 +4,6 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-import gguf
 import msgspec
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +32,8 @@ class Importance(msgspec.Struct, frozen=True):
 
 def write_imatrix(path: Path, entries: Mapping[str, Importance], dataset: str, chunk_tokens: int) -> None:
     """Write a file that llama-quantize takes with --imatrix; whole or not at all."""
+    import gguf  # noqa: PLC0415  a tenth of the start of the children, of which none writes one
+
     chunks = max((int(e.counts.max()) // chunk_tokens for e in entries.values()), default=0)
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     writer = gguf.GGUFWriter(str(partial), "")

@@ -5,11 +5,11 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
 
-import gguf
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from quantize.ggml_types import GgmlType
 from quantize.native.libraries import ggml_base
 
 Blocks = npt.NDArray[np.uint8]
@@ -54,7 +54,7 @@ class TypeTraits(msgspec.Struct, frozen=True):
 def type_traits(qtype: str) -> TypeTraits:
     """Facts about a type by its GGML name ("Q4_K"). Raises: ValueError: ggml knows no such type."""
     try:
-        type_id = int(gguf.GGMLQuantizationType[qtype])
+        type_id = int(GgmlType[qtype])
     except KeyError as error:
         raise ValueError(f"unknown tensor type {qtype!r}") from error
     raw = _raw_traits(type_id)

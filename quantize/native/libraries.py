@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 from devices.backends.symbols import ggml_functions
+from devices.engine_versions.bindings import low_level_bindings
 from quantize.arithmetic import cpu_library
 
 
@@ -45,8 +46,7 @@ def llama() -> ModuleType:
     Once a process: `llama_backend_init` is not undone.
     Raises: OSError: that library cannot be used here.
     """
-    from llama_cpp import llama_cpp  # noqa: PLC0415  importing it loads 60 MB of libraries
-
+    llama_cpp = low_level_bindings(library_dir().parent)
     llama_cpp.llama_log_set(_LOG, None)
     lib = ggml_functions(llama_cpp._lib, library_dir())  # noqa: SLF001  the bindings offer no public name
     alone = cpu_library()

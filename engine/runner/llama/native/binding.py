@@ -1,11 +1,8 @@
 """The low-level llama.cpp API without the rest of the package: no high-level class, no disk cache import."""
 
 import ctypes
-import importlib
-import importlib.machinery
 import os
 import sys
-import types
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +10,7 @@ from typing import Any
 from devices.backends import openvino
 from devices.backends.libraries import best_variant, built_libraries
 from devices.backends.symbols import ggml_functions
+from devices.engine_versions.bindings import LOW_LEVEL, low_level_bindings
 from devices.engine_versions.folder import package_folder
 from devices.errors import EngineVersionRefused
 from devices.kernel_packs.folder import active_libraries
@@ -23,26 +21,17 @@ class KernelsMissing(ImportError):
 
 
 def load_api() -> Any:
-    """`llama_cpp.llama_cpp`, imported without running the package's `__init__`.
-
-    That `__init__` pulls in the high-level classes (and diskcache, which unpickles); a runner uses neither.
-    """
-    if "llama_cpp.llama_cpp" in sys.modules:
-        return sys.modules["llama_cpp.llama_cpp"]
+    """`llama_cpp.llama_cpp`, imported without running the package's `__init__`. Raises: KernelsMissing."""
+    if LOW_LEVEL in sys.modules:
+        return sys.modules[LOW_LEVEL]
     try:
         folder = package_folder()
     except EngineVersionRefused as error:
         raise KernelsMissing(str(error)) from error
     if folder is None:
         raise KernelsMissing("llama-cpp-python is not installed; run start.py again to build it")
-    if "llama_cpp" not in sys.modules:
-        package = types.ModuleType("llama_cpp")
-        package.__path__ = [str(folder)]
-        package.__spec__ = importlib.machinery.ModuleSpec("llama_cpp", None, is_package=True)
-        package.__spec__.submodule_search_locations = [str(folder)]  # where others in this process look for it
-        sys.modules["llama_cpp"] = package
     try:
-        return importlib.import_module("llama_cpp.llama_cpp")
+        return low_level_bindings(folder)
     except (OSError, RuntimeError) as error:
         raise KernelsMissing(f"the llama.cpp libraries do not load: {error}") from error
 
