@@ -9,6 +9,8 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, Final
 
 import msgspec
@@ -47,27 +49,22 @@ Task = tuple[str, Mapping[str, Any] | msgspec.Struct]
 RunTasks = Callable[[list[Task], Callable[[int, Progress], None], CancelledCheck], list[Any]]
 
 
-class Child:
-    """One running task.
+class _Worker:
+    """A process that does one task at a time.
 
     Its environment gives numpy one thread and lets ggml's threads sleep while they wait: they would starve each
     other and, on a busy machine, take eight times as long (docs/log.md, craft).
     """
 
-    def __init__(self, task: str, request: Mapping[str, Any] | msgspec.Struct) -> None:
-        self.task = task
-        self.result: Any = None
-        self.error: QuantizeError | None = None
-        self.progress: deque[Progress] = deque(maxlen=64)
-        self._stderr: deque[str] = deque(maxlen=_STDERR_LINES)
-        self._answered = False
-        self._told_all = threading.Event()
+    def __init__(self, environment: dict[str, str]) -> None:
+        self.environment = environment
+        self.stderr: deque[str] = deque(maxlen=_STDERR_LINES)
+        self._child: Child | None = None
         one = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
         one["OMP_WAIT_POLICY"] = "passive"
-        one |= environment_of(request)
-        raw = encode(request).decode() + "\n"
-        self._process = subprocess.Popen(
-            child_command("quantize.job.worker", task),
+        one |= environment
+        self.process = subprocess.Popen(
+            child_command("quantize.job.worker"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -75,68 +72,139 @@ class Child:
             text=True,
             encoding="utf-8",
         )
-        bound_memory(self._process.pid)
-        assert self._process.stdin is not None
-        with contextlib.suppress(OSError):  # it died at once; its exit code tells the rest
-            self._process.stdin.write(raw)
-            self._process.stdin.flush()
+        bound_memory(self.process.pid)
         self._readers = [threading.Thread(target=run) for run in (self._read_events, self._read_stderr)]
-        for reader in self._readers:
-            reader.start()
 
-    @property
-    def pid(self) -> int:
-        """Process id."""
-        return self._process.pid
+    def begin(self, child: "Child", order: bytes) -> None:
+        """Do this task; its events are the child's."""
+        first, self._child = self._child is None, child
+        assert self.process.stdin is not None
+        with contextlib.suppress(OSError):  # it died at once; its exit code tells the rest
+            self.process.stdin.write(order.decode() + "\n")
+            self.process.stdin.flush()
+        if first:
+            for reader in self._readers:
+                reader.start()
 
-    def poll(self) -> bool:
-        """Whether it has ended. Raises: the task's own error. ChildDied: it ended without an answer."""
-        try:  # one that closed its output is about to end
-            self._process.wait(_POLL_S if self._told_all.is_set() else 0)
-        except subprocess.TimeoutExpired:
-            return False
-        self._close()
-        if self.error is not None:
-            raise self.error
-        if not self._answered:
-            raise ChildDied(self.task, self._process.returncode, tuple(self._stderr))
-        return True
-
-    def kill(self) -> None:
+    def close(self) -> None:
         """End it now and wait until it is gone."""
-        self._process.kill()
-        self._process.wait()
-        self._close()
-
-    def _close(self) -> None:
+        self.process.kill()
+        self.process.wait()
         for reader in self._readers:
             reader.join()
-        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+        for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
             if pipe is not None and not pipe.closed:
                 with contextlib.suppress(OSError):  # unsent input of a child that is gone
                     pipe.close()
 
     def _read_events(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            event = json.loads(line)
-            if event["kind"] == "progress":
-                self.progress.append(msgspec.convert(event["value"], Progress))
-            elif event["kind"] == "result":
-                self.result, self._answered = event["value"], True
-            else:
-                self.error, self._answered = rebuilt(event["value"]), True
+        assert self.process.stdout is not None
+        assert self._child is not None
+        for line in self.process.stdout:
+            self._child.take(json.loads(line))
+        self._child.told_all.set()
 
-        self._told_all.set()
+    def _read_stderr(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.stderr.append(line.rstrip())
+
+
+# With more memory than this after a task, a process ends with it, and the next one gets a fresh one.
+_LITTLE_BYTES = 256 << 20
+# Processes that did a task and wait for the next one; None: each ends with its task.
+_KEPT: ContextVar[list[_Worker] | None] = ContextVar("kept", default=None)
+
+
+@contextmanager
+def kept_workers() -> Iterator[None]:
+    """Within it, tasks of this thread are done by processes of earlier ones where those hold little memory.
+
+    A start takes a fifth of a second, and a job has a dozen tasks.
+    """
+    kept: list[_Worker] = []
+    token = _KEPT.set(kept)
+    try:
+        yield
+    finally:
+        _KEPT.reset(token)
+        for worker in kept:
+            worker.close()
+
+
+def _worker(environment: dict[str, str]) -> _Worker:
+    kept = _KEPT.get() or []
+    for worker in kept:
+        if worker.environment == environment and worker.process.poll() is None:
+            kept.remove(worker)
+            return worker
+    return _Worker(environment)
+
+
+class Child:
+    """One running task, in a process that does nothing else meanwhile."""
+
+    def __init__(self, task: str, request: Mapping[str, Any] | msgspec.Struct) -> None:
+        self.task = task
+        self.result: Any = None
+        self.error: QuantizeError | None = None
+        self.progress: deque[Progress] = deque(maxlen=64)
+        self.told_all = threading.Event()
+        self._answered = self._goes_on = self._given_back = False
+        self._worker: _Worker = _worker(environment_of(request))
+        self._kept = _KEPT.get()
+        little = 0 if self._kept is None else _LITTLE_BYTES
+        self._worker.begin(self, encode({"task": task, "request": request, "goes_on_below_bytes": little}))
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._worker.process.pid
+
+    def take(self, event: dict[str, Any]) -> None:
+        """What its process says, in the thread that listens."""
+        if event["kind"] == "progress":
+            self.progress.append(msgspec.convert(event["value"], Progress))
+            return
+        if event["kind"] == "result":
+            self.result = event["value"]
+        else:
+            self.error = rebuilt(event["value"])
+        self._answered, self._goes_on = True, event["goes_on"]
+        if self._goes_on:
+            self.told_all.set()
+
+    def poll(self) -> bool:
+        """Whether it has ended. Raises: the task's own error. ChildDied: it ended without an answer."""
+        if self._goes_on:
+            self._give_back()
+        else:
+            try:  # one that closed its output is about to end
+                self._worker.process.wait(_POLL_S if self.told_all.is_set() else 0)
+            except subprocess.TimeoutExpired:
+                return False
+            self._worker.close()
+        if self.error is not None:
+            raise self.error
+        if not self._answered:
+            raise ChildDied(self.task, self._worker.process.returncode, tuple(self._worker.stderr))
+        return True
+
+    def kill(self) -> None:
+        """End it now and wait until it is gone, if it has not ended yet."""
+        if self._goes_on:
+            self._give_back()
+        else:
+            self._worker.close()
+
+    def _give_back(self) -> None:
+        if self._kept is not None and not self._given_back:
+            self._given_back = True
+            self._kept.append(self._worker)
 
     def wait(self, seconds: float) -> None:
         """Until its output ends, or so long."""
-        self._told_all.wait(seconds)
-
-    def _read_stderr(self) -> None:
-        assert self._process.stderr is not None
-        for line in self._process.stderr:
-            self._stderr.append(line.rstrip())
+        self.told_all.wait(seconds)
 
 
 def run_task(

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from quantize import errors
-from quantize.child import HERE, Executor, run_task
+from quantize.child import HERE, Executor, kept_workers, run_task
 from quantize.convert.folder import Converted, ConvertRequest, Prepared
 from quantize.errors import InvalidOption
 from quantize.evidence import Cancelled, Measured, MeasureRequest, OnProgress, Progress, RoundRequest
@@ -69,7 +69,7 @@ def quantize(
     writes = not request.plan_only
     output = Output(request.out, overwrite=request.overwrite, writes=writes)
     job = _Job(request, output, on_progress, cancelled, executor, judge)
-    with bounded(request.cache_dir, writes=writes), output, watched(request.source) as job.identity:
+    with bounded(request.cache_dir, writes=writes), output, kept_workers(), watched(request.source) as job.identity:
         return job.run()
 
 

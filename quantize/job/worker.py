@@ -1,12 +1,14 @@
-"""The child side of `quantize.child`: one task, one request, one answer; progress on the way."""
+"""The child side of `quantize.child`: a task and its answer, progress on the way, then perhaps another task."""
 
 import os
 import sys
 import threading
 import time
+from queue import SimpleQueue
 from typing import Any, TextIO
 
 import msgspec
+import psutil
 
 from quantize.child import described
 from quantize.errors import QuantizeError
@@ -14,22 +16,32 @@ from quantize.evidence import Progress, decode
 from quantize.job.tasks import task_named
 
 
+class _Order(msgspec.Struct):
+    """One line of input. Another may follow where this process then holds no more than `goes_on_below_bytes`."""
+
+    task: str
+    request: msgspec.Raw
+    goes_on_below_bytes: int
+
+
 def main() -> int:
-    """Read one request from stdin, do the task named on the command line, write events to stdout."""
+    """Do what stdin says, line by line; write events to stdout."""
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what native code prints must not end up among the events
-    request = sys.stdin.readline()
-    if not request:
-        return 2
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    try:
-        kind, run = task_named(sys.argv[1])
-        answer = run(decode(request, kind), _Sender(out, sys.argv[1]))
-    except (QuantizeError, OSError) as error:
-        _emit(out, "fault", described(error))
-        return 1
-    _emit(out, "result", answer)
-    return 0
+    lines: SimpleQueue[str] = SimpleQueue()
+    threading.Thread(target=_listen, args=(lines,), daemon=True).start()
+    while True:
+        order = msgspec.json.decode(lines.get(), type=_Order)
+        try:
+            kind, run = task_named(order.task)
+            answer = run(decode(bytes(order.request), kind), _Sender(out, order.task))
+        except (QuantizeError, OSError) as error:
+            _emit(out, "fault", described(error))
+            return 1
+        goes_on = psutil.Process().memory_info().rss <= order.goes_on_below_bytes
+        _emit(out, "result", answer, goes_on=goes_on)
+        if not goes_on:
+            return 0
 
 
 class _Sender:
@@ -56,14 +68,15 @@ class _Sender:
         )
 
 
-def _emit(out: TextIO, kind: str, value: Any) -> None:
-    out.write(msgspec.json.encode({"kind": kind, "value": value}).decode() + "\n")
+def _emit(out: TextIO, kind: str, value: Any, *, goes_on: bool = False) -> None:
+    out.write(msgspec.json.encode({"kind": kind, "value": value, "goes_on": goes_on}).decode() + "\n")
     out.flush()
 
 
-def _end_with_parent() -> None:
+def _listen(lines: "SimpleQueue[str]") -> None:
     """The parent holds our stdin open as long as it lives."""
-    sys.stdin.read()
+    for line in sys.stdin:
+        lines.put(line)
     os._exit(3)
 
 

@@ -316,12 +316,12 @@ def test_kill_9_of_the_job_leaves_no_file_and_no_process(tmp_path, phase):
     assert digest(source / "model.safetensors") == before
 
 
-def writers(process: subprocess.Popen) -> list[psutil.Process]:
-    """The children of a job that write its file; one that is about to end may be gone when it is asked."""
+def workers(process: subprocess.Popen) -> list[psutil.Process]:
+    """The children of a job that do its tasks; one that is about to end may be gone when it is asked."""
     found = []
     for child in psutil.Process(process.pid).children():
         with contextlib.suppress(psutil.Error):
-            found += [child] if "write" in child.cmdline() else []
+            found += [child] if "quantize.job.worker" in child.cmdline() else []
     return found
 
 
@@ -329,8 +329,8 @@ def writers(process: subprocess.Popen) -> list[psutil.Process]:
 def test_kill_9_of_a_child_is_told_and_tidied(tmp_path):
     process = start(request(tmp_path, goal=BUDGET))
     reach(process, "write")
-    wait_for(lambda: process.poll() is not None or writers(process), what="the child that writes")
-    writers(process)[0].kill()
+    wait_for(lambda: process.poll() is not None or workers(process), what="the child that writes")
+    workers(process)[0].kill()
     _, errors = process.communicate(timeout=100)
     assert process.returncode == 1
     assert "ChildDied" in errors
