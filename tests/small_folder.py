@@ -12,12 +12,14 @@ from quantize.convert.folder import ConvertRequest, convert
 SPARK_HF = ROOT / "tests/data/spark-hf"
 # Of the 8192 tokens so many: the table would be two thirds of a layer's model, and most of the time it takes.
 VOCAB = 1024
+FFN = 768  # channels of the bundled model's feed-forward networks
+NARROW = 256  # so many of them for tests that measure and craft a dozen times: a third of a layer's weights
 LAYERS, HIDDEN, EXPERTS, EXPERT_FFN, HEAD_DIM = 1, 256, 4, 256, 64
 Tensors = dict[str, np.ndarray]
 
 
-def first_layers(folder: Path, layers: int) -> Path:
-    """The bundled model's first layers and its first tokens: trained weights, worse text."""
+def first_layers(folder: Path, layers: int, ffn: int = FFN) -> Path:
+    """The bundled model's first layers, tokens and channels: trained weights, worse text."""
     raw = (SPARK_HF / "model.safetensors").read_bytes()
     size = int.from_bytes(raw[:8], "little")
     rows = json.loads(raw[8 : 8 + size])
@@ -29,13 +31,21 @@ def first_layers(folder: Path, layers: int) -> Path:
             begin, end = row["data_offsets"]
             values = np.frombuffer(raw, np.float16, (end - begin) // 2, 8 + size + begin)
             values = values.reshape(row["shape"])
-            tensors[name] = values[:VOCAB] if name == "model.embed_tokens.weight" else values
-    return _write(folder, {"num_hidden_layers": layers}, tensors)
+            tensors[name] = _first_rows(name, values, ffn)
+    return _write(folder, {"num_hidden_layers": layers, "intermediate_size": ffn}, tensors)
 
 
-def small_file(path: Path, layers: int) -> Path:
+def _first_rows(name: str, values: np.ndarray, ffn: int) -> np.ndarray:
+    if name == "model.embed_tokens.weight":
+        return values[:VOCAB]
+    if name.endswith(("gate_proj.weight", "up_proj.weight")):
+        return values[:ffn]
+    return np.ascontiguousarray(values[:, :ffn]) if name.endswith("down_proj.weight") else values
+
+
+def small_file(path: Path, layers: int, ffn: int = FFN) -> Path:
     """The same as a GGUF file, converted here."""
-    convert(ConvertRequest(folder=first_layers(path.with_suffix(""), layers), out=path), lambda *_: None)
+    convert(ConvertRequest(folder=first_layers(path.with_suffix(""), layers, ffn), out=path), lambda *_: None)
     return path
 
 

@@ -11,7 +11,7 @@ import psutil
 import pytest
 from measured_model import HELD_OUT, ignore, never
 from servers import runs, wait_for
-from small_folder import first_layers, short_text, small_file
+from small_folder import NARROW, first_layers, short_text, small_file
 
 from quantize.child import Child, ChildDied
 from quantize.errors import DiskFull, SourceChanged
@@ -46,7 +46,7 @@ PHASES = ("smooth", "survey", "moments", "errors", "alpha", "round", "write", "v
 
 @pytest.fixture
 def source(tmp_path) -> Path:
-    return first_layers(tmp_path / "source", 1)
+    return first_layers(tmp_path / "source", 1, NARROW)
 
 
 def request(tmp_path: Path, source: Path, **changes) -> QuantizeRequest:
@@ -155,7 +155,7 @@ def test_a_source_or_text_that_changes_in_the_middle_is_told_and_nothing_is_kept
 def undisturbed(tmp_path_factory) -> str:
     """The digest of what becomes of the small file where nobody touches it."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    assert quantize(request(folder, small_file(folder / "source.gguf", 1)), ignore, never).shipped == "ours"
+    assert quantize(request(folder, small_file(folder / "source.gguf", 1, NARROW)), ignore, never).shipped == "ours"
     return digest_of(folder / "out.gguf")
 
 
@@ -164,7 +164,7 @@ def test_a_file_that_is_written_to_in_the_middle_leaves_nothing_of_the_other_in_
     tmp_path, undisturbed, phase
 ):
     """Children map the file: what they read meanwhile is of the changed one, though its hash was the old one's."""
-    whole = small_file(tmp_path / "source.gguf", 1)
+    whole = small_file(tmp_path / "source.gguf", 1, NARROW)
     wanted = request(tmp_path, whole)
     before, changed = whole.read_bytes(), []
 
@@ -201,7 +201,7 @@ def test_two_jobs_measure_one_source_at_once(tmp_path, source):
 def test_a_cache_on_a_full_disk(tmp_path, source):
     small = tmp_path / "cache"
     small.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(small)]
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(small)]
     if subprocess.run(mount, capture_output=True, check=False).returncode:
         pytest.skip("no right to mount a small disk here")
     try:

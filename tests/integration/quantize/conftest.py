@@ -1,4 +1,4 @@
-"""One measurement of the bundled model, shared by all tests of measuring."""
+"""One measurement of some layers of the bundled model, shared by all tests of measuring."""
 
 import os
 import shutil
@@ -7,17 +7,24 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 from hollow_model import HollowModel
-from measured_model import CALIBRATION, SOURCE, TYPES, ignore, never
+from measured_model import CALIBRATION, LAYERS, TYPES, ignore, never
+from small_folder import small_file
 
 from quantize.evidence import MeasureRequest
 from quantize.measure.run import measure
 
 
 @pytest.fixture(scope="session")
-def request_for(tmp_path_factory):
-    """A small measurement: an eighth of the text, so that the whole takes half a minute."""
+def source(tmp_path_factory):
+    """The model that is measured."""
+    return small_file(tmp_path_factory.mktemp("source") / "source.gguf", LAYERS)
+
+
+@pytest.fixture(scope="session")
+def request_for(source, tmp_path_factory):
+    """A small measurement: an eighth of the text, so that the whole takes ten seconds."""
     return MeasureRequest(
-        source=SOURCE,
+        source=source,
         calibration=CALIBRATION,
         cache_dir=tmp_path_factory.mktemp("measured"),
         qtypes=TYPES,

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from measured_model import HELD_OUT, ignore, never
-from small_folder import EXPERTS, first_layers, short_text, with_experts
+from small_folder import EXPERTS, NARROW, first_layers, short_text, with_experts
 
 from quantize.files.gguf_file import read_gguf
 from quantize.files.imatrix import read_imatrix
@@ -36,7 +36,7 @@ def digest(folder: Path) -> str:
 
 
 def test_a_folder_becomes_a_file_that_beats_the_stock_mix_in_both_tiers(tmp_path):
-    source = first_layers(tmp_path / "source", 1)
+    source = first_layers(tmp_path / "source", 1, NARROW)
     before = digest(source)
     size = Goal(kind="bpw", bpw=6.2)  # most of so small a model is its table, which stock mixes keep in Q6_K
     report = run(source, tmp_path, goal=size)

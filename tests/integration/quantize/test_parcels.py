@@ -4,7 +4,7 @@ import msgspec
 import numpy as np
 import pytest
 from measured_model import HELD_OUT, SOURCE, ignore, never
-from small_folder import first_layers, short_text, small_file
+from small_folder import NARROW, first_layers, short_text, small_file
 
 from quantize.child import Executor, described, rebuilt
 from quantize.errors import BadFile
@@ -41,7 +41,7 @@ class Elsewhere:
 def request_for(tmp_path_factory):
     folder = tmp_path_factory.mktemp("parcels")
     return QuantizeRequest(
-        source=first_layers(folder / "source", 1),
+        source=first_layers(folder / "source", 1, NARROW),
         out=folder / "home.gguf",
         goal=Goal(kind="bpw", bpw=5.0),
         calibration=short_text(folder / "text.txt", 8_000),

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 from architectures import ARCHITECTURES
-from measured_model import ROOT, ignore, never
+from measured_model import LAYERS, ROOT, ignore, never
 from small_folder import short_text, small_file
 
 from quantize.child import run_task
@@ -100,4 +100,5 @@ def test_swaps_are_judged_the_same_from_the_layer_they_change_on(measured, reque
         found.append(run_task("alpha", AlphaRequest(measure=request), ignore, never))
 
     assert found[0] == found[1]
-    assert sum(v > 0 for v in found[0]["kld"].values()) > 20
+    assert len(found[0]["kld"]) == 4 * LAYERS + 1  # inputs of each layer, and the table
+    assert min(found[0]["kld"].values()) > 0

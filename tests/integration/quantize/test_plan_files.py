@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 from measured_model import HELD_OUT, SOURCE, ignore, never
-from small_folder import short_text, small_file
+from small_folder import NARROW, short_text, small_file
 
 from quantize.errors import InvalidOption
 from quantize.files.provenance import Provenance
@@ -26,7 +26,7 @@ def folder(tmp_path_factory):
 def given(folder):
     """What somebody gives on: the request that made it, and the plan."""
     request = QuantizeRequest(
-        source=small_file(folder / "source.gguf", 1),
+        source=small_file(folder / "source.gguf", 1, NARROW),
         out=folder / "made.gguf",
         goal=Goal(kind="bpw", bpw=5.5),
         calibration=short_text(folder / "text.txt"),
@@ -70,7 +70,7 @@ def test_a_plan_makes_the_same_bytes_on_any_number_of_threads(given, tmp_path, t
 def test_a_plan_of_points_and_signs_makes_the_same_bytes_on_any_number_of_threads(folder, tmp_path):
     """Below 2.6 bits a weight there are only types of lattices, whose points are chosen eight weights at a time."""
     request = QuantizeRequest(
-        source=small_file(folder / "one.gguf", 1),
+        source=small_file(folder / "one.gguf", 1, NARROW),
         out=folder / "small.gguf",
         goal=Goal(kind="bpw", bpw=2.5),
         calibration=short_text(folder / "text.txt"),
