@@ -5,12 +5,11 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
-import msgspec
 import psutil
 import pytest
+from msgspec.structs import replace
 from servers import runs, wait_for
 
 from app.evals.gate_tasks import NAMED_TASKS
@@ -237,11 +236,7 @@ def test_tool_calls_and_formats_are_asked_through_the_same_road(tmp_path, keeper
     loaded = asked.load()
     assert len(loaded) == asked.told.cases >= 30
     chosen = {"weather", "two cities", "person", "forced tool", "use the result", "request at the end"}
-    some = tuple(
-        replace(task, query=msgspec.structs.replace(task.query, max_tokens=24))
-        for task in loaded
-        if task.name in chosen
-    )
+    some = tuple(replace(task, query=replace(task.query, max_tokens=24)) for task in loaded if task.name in chosen)
     assert len(some) == len(chosen)
     few = TaskSet(told=asked.told, load=lambda: some)
     found = keeper.judge(few).ask(SPARK, file_sha256(SPARK), lambda _: None, lambda: False)
