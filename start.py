@@ -34,11 +34,14 @@ def venv_python() -> str:
 
 
 def fingerprint(kind: str) -> str:
-    """Changes whenever the environment must be made anew: other locks, another Python, another place."""
+    """Changes whenever the environment must be made anew: other locks or kernels, another Python, another place."""
     digest = hashlib.sha256(repr((kind, sys.version_info[:2], VENV)).encode())
-    for name in (LOCKS[kind], "llama.txt", "build.txt", "model.txt"):
-        with open(os.path.join(ROOT, "installers", "lock", name), "rb") as lock:
-            digest.update(lock.read())
+    installers = os.path.join(ROOT, "installers")
+    files = [os.path.join(installers, "lock", n) for n in (LOCKS[kind], "llama.txt", "build.txt", "model.txt")]
+    files += [os.path.join(installers, "tiles", n) for n in sorted(os.listdir(os.path.join(installers, "tiles")))]
+    for name in files:
+        with open(name, "rb") as file:
+            digest.update(file.read())
     return digest.hexdigest()
 
 

@@ -1,8 +1,9 @@
 """Everything wrong with a machine for local AI, worst first, each with the step that mends it. Pure."""
 
 from devices import remedies
-from devices.backends.libraries import BACKENDS
+from devices.backends.libraries import BACKENDS, WITHOUT_DEVICE
 from devices.backends.openvino import BACKEND
+from devices.backends.tiles import BACKEND as TILES
 from devices.isa import ggml_cpu_variant
 from devices.power import READ_RAPL
 from devices.types import BackendReport, Device, Finding, Machine, Severity
@@ -34,10 +35,21 @@ def build_summary(machine: Machine) -> str:
     built = [r.backend for r in machine.backends if r.state in {"usable", "no_device", "failed"}]
     libraries = {r.backend: r.library for r in machine.backends if r.state == "usable"}
     cpu = libraries.get("cpu", "no CPU library")
-    gpu = [name for name in built if name in {b.name for b in BACKENDS} - {"cpu", "rpc"}]
-    told = f"Kernels: {cpu}; GPU backends built: {', '.join(gpu) if gpu else 'none (CPU only)'}."
+    gpu = [name for name in built if name in {b.name for b in BACKENDS} - WITHOUT_DEVICE]
+    told = f"Kernels: {cpu}; {_prompt_kernels(machine)}"
+    told += f"GPU backends built: {', '.join(gpu) if gpu else 'none (CPU only)'}."
     used = [f"{d.name} ({r.device_name})" for d in machine.devices for r in d.runtimes if r.backend in gpu]
     return f"{told} They see {', '.join(used)}." if used else told
+
+
+def _prompt_kernels(machine: Machine) -> str:
+    """On our own kernels for prompts, which are built on Linux for x86-64 only."""
+    report = next((r for r in machine.backends if r.backend == TILES), None)
+    if report is not None and report.devices:
+        return f"our own for prompts: {report.devices[0].description}; "
+    if report is not None:
+        return f"our own for prompts are not used: {report.reason}; "
+    return "our own for prompts were not built; " if machine.backends and machine.system == "linux" else ""
 
 
 def meter_summary(machine: Machine) -> str:

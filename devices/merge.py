@@ -4,6 +4,7 @@ from msgspec.structs import replace
 
 from devices import remedies
 from devices.backends.libraries import BACKENDS
+from devices.backends.tiles import BACKEND as TILES
 from devices.isa import canonical
 from devices.probes import hints
 from devices.types import BackendDevice, BackendReport, Device, Evidence, Machine, Memory, Runtime, State
@@ -54,7 +55,7 @@ def _attach(devices: dict[str, Device], report: BackendReport, found: BackendDev
 def _match(devices: dict[str, Device], report: BackendReport, found: BackendDevice) -> Device | None:
     if found.device_id and found.device_id in devices:
         return devices[found.device_id]
-    if found.kind == "cpu":
+    if found.kind == "cpu" or report.backend == TILES:
         return devices.get("cpu")
     if any(mark in found.description.lower() for mark in SOFTWARE):
         return None

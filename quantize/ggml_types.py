@@ -24,11 +24,13 @@ class Traits(msgspec.Struct, frozen=True):
     the type that a GPU decodes as fast. `repack` are pairs of a multiple that rows must be of and instruction sets
     with which llama.cpp keeps a copy of its own, `amx` whether it does so with AMX; `tiled` are instruction sets
     with which its kernels for tiles of the file's own blocks, which a copy never reaches, make up for doing without
-    the copy. `measured` types are judged and planned with, `priced` ones timed on the machine; `if_fast` ones are
-    both only where that timing found them as fast as their bytes. `anchor` ones are what tensors are swapped to for
-    their sensitivity. Not `writable` types are never asked for by name. `openvino` is what Intel's runtime makes of
-    the weights: as they are on every device (native) or on all but an NPU, which rounds them to 4 bits (kept);
-    their offsets rounded to whole steps; 8 bits with one scale a row; without a word it takes none.
+    the copy. `tiles` are instruction sets with which our own kernels for prompts (installers/tiles) are faster than
+    llama.cpp's (empty: never chosen, but tried by autotune; None: they do not know the type). `measured` types are
+    judged and planned with, `priced` ones timed on the machine; `if_fast` ones are both only where that timing
+    found them as fast as their bytes. `anchor` ones are what tensors are swapped to for their sensitivity. Not
+    `writable` types are never asked for by name. `openvino` is what Intel's runtime makes of the weights: as they
+    are on every device (native) or on all but an NPU, which rounds them to 4 bits (kept); their offsets rounded to
+    whole steps; 8 bits with one scale a row; without a word it takes none.
     """
 
     id: int
@@ -43,6 +45,7 @@ class Traits(msgspec.Struct, frozen=True):
     gpu_time_of: str = ""
     repack: tuple[tuple[int, frozenset[str]], ...] = ()
     tiled: frozenset[str] = frozenset()
+    tiles: frozenset[str] | None = None
     amx: bool = False
     measured: bool = False
     priced: bool = False
@@ -58,7 +61,7 @@ class GgmlType(IntEnum):
     Sources. Ids and blocks: ggml.h, enum ggml_type, and gguf.GGML_QUANT_SIZES (gguf 0.19), which a test compares;
     removed ids are left out; Q2_0 from ggml-common.h. File types: llama.h, enum llama_ftype. Fallbacks and imatrix:
     src/llama-quant.cpp. Repacking: ggml-cpu/repack.cpp and amx/common.h. All at the commit of llama-cpp-python
-    0.3.36. GPU times: llama.cpp, pull request 11595.
+    0.3.36. GPU times: llama.cpp, pull request 11595. Tiles: docs/log.md, "tiles for prompts".
     Measured: errors, geometric mean over the tensors of a trained model (docs/log.md, plan, "Errors by type"); CPU
     times, AVX-512, one thread, in cache (docs/log.md, plan). Which types: docs/quantization.md, "Types", "Alpha".
     """
@@ -76,15 +79,15 @@ class GgmlType(IntEnum):
     F32 = Traits(0, 1, 4, file_type=0, is_float=True, openvino="native")
     F16 = Traits(1, 1, 2, file_type=1, is_float=True, openvino="native")
     Q4_0 = Traits(
-        2, 32, 18, error=0.00686, cpu_time=0.90, repack=((8, _AVX2), (4, _DOT)), amx=True, measured=True,
-        priced=True, anchor=True, openvino="native",
+        2, 32, 18, error=0.00686, cpu_time=0.90, repack=((8, _AVX2), (4, _DOT)), amx=True, tiles=frozenset(),
+        measured=True, priced=True, anchor=True, openvino="native",
     )  # fmt: skip
-    Q4_1 = Traits(3, 32, 20, error=0.00499, amx=True, openvino="rounded")
-    Q5_0 = Traits(6, 32, 22, error=0.00168)
-    Q5_1 = Traits(7, 32, 24, error=0.00116, openvino="rounded")
+    Q4_1 = Traits(3, 32, 20, error=0.00499, amx=True, tiles=_AVX2, openvino="rounded")
+    Q5_0 = Traits(6, 32, 22, error=0.00168, tiles=_AVX2)
+    Q5_1 = Traits(7, 32, 24, error=0.00116, tiles=_AVX2, openvino="rounded")
     Q8_0 = Traits(
-        8, 32, 34, error=2.94e-5, cpu_time=1.60, repack=((4, _DOT),), amx=True, measured=True, priced=True,
-        openvino="kept",
+        8, 32, 34, error=2.94e-5, cpu_time=1.60, repack=((4, _DOT),), amx=True, tiles=_VNNI, measured=True,
+        priced=True, openvino="kept",
     )  # fmt: skip
     Q8_1 = Traits(9, 32, 40, writable=False)
     Q2_K = Traits(
@@ -150,6 +153,8 @@ class GgmlType(IntEnum):
 # type: (values in a block, bytes of a block).
 BLOCK_SIZES: Final = {t: (t.traits.block_values, t.traits.block_bytes) for t in GgmlType}
 FLOAT_TYPES: Final = frozenset(t for t in GgmlType if t.traits.is_float)
+# Types that our own kernels for prompts can be told to take.
+TILED: Final = tuple(t.name for t in GgmlType if t.traits.tiles is not None)
 # What times are told in.
 TIME_UNIT: Final = GgmlType.Q4_K
 # The coarsest type of which a source loses next to nothing by being quantized again.

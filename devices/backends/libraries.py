@@ -39,7 +39,10 @@ BACKENDS: tuple[Backend, ...] = (
     Backend("openvino", "openvino", frozenset({"igpu", "dgpu", "npu"}), frozenset({"Intel"}), _PC),
     Backend("opencl", "opencl", _GPU, frozenset({"Qualcomm"}), _PC),
     Backend("rpc", "rpc", frozenset(), frozenset(), _ANY),
+    Backend("tiles", "tiles", frozenset(), frozenset(), frozenset({"linux"})),
 )
+# Those that bring no device of this machine along.
+WITHOUT_DEVICE = frozenset({"cpu", "rpc", "tiles"})
 
 
 def library_folder() -> Path | None:

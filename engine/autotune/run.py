@@ -222,5 +222,5 @@ def _words(knobs: Knobs) -> str:
     where = "+".join(knobs.devices) or "processor"
     return (
         f"{where}, {knobs.n_threads} threads, ubatch {knobs.n_ubatch}, flash attention {knobs.flash_attn}, "
-        f"cache {knobs.kv_type}, repack {'on' if knobs.repack else 'off'}"
+        f"cache {knobs.kv_type}, repack {'on' if knobs.repack else 'off'}, tiles {'on' if knobs.tiles else 'off'}"
     )

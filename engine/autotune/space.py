@@ -7,6 +7,7 @@ import msgspec
 from devices.types import Machine
 from engine.dispatch.priors import BACKENDS
 from engine.measurements.tuning import Knobs
+from quantize.ggml_types import TILED
 
 UBATCHES = (32, 64, 128, 256, 512, 1024, 2048)
 BATCHES = (512, 2048)
@@ -26,26 +27,30 @@ class Dimension(msgspec.Struct, frozen=True, kw_only=True):
     def words(self, knobs: Knobs) -> str:
         """The level of `knobs` in words."""
         level = self.levels[0]
-        return ", ".join(_word(getattr(knobs, field)) for field in level)
+        return ", ".join(_word(getattr(knobs, field), field) for field in level)
 
 
-def _word(value: object) -> str:
+def _word(value: object, field: str) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, tuple):
-        return "+".join(map(str, value)) or "processor"
+        return "+".join(map(str, value)) or ("none" if field == "tiles" else "processor")
     return str(value)
 
 
 def dimensions(
-    base: Knobs, machine: Machine, prompt_tokens: int, n_layers: int, *, experts: bool = False
+    base: Knobs, machine: Machine, prompt_tokens: int, n_layers: int, *, experts: bool = False, tiles: bool = False
 ) -> tuple[Dimension, ...]:
-    """The choices there are, most important first. A dimension with one level is left out."""
+    """The choices there are, most important first. A dimension with one level is left out.
+
+    `tiles`: our own kernels for prompts were built.
+    """
     found = [
         Dimension(name="device", levels=_devices(base, machine, n_layers)),
         Dimension(name="experts on the processor", levels=_experts(base, n_layers) if experts else ()),
         Dimension(name="threads", levels=tuple({"n_threads": n} for n in thread_counts(machine))),
         Dimension(name="repack", levels=({"repack": True}, {"repack": False})),
+        Dimension(name="our kernels for prompts", levels=_tiles(base) if tiles else ()),
         Dimension(name="flash attention and KV type", levels=attention(base)),
         Dimension(name="ubatch", levels=tuple({"n_ubatch": n} for n in ubatches(prompt_tokens, base.n_ubatch))),
         Dimension(name="batch", levels=tuple({"n_batch": n} for n in BATCHES if prompt_tokens > min(BATCHES))),
@@ -114,6 +119,11 @@ def _devices(base: Knobs, machine: Machine, n_layers: int) -> tuple[Level, ...]:
             levels += [{"devices": (runtime.device_name,), "n_gpu_layers": n} for n in layers if n > 0]
     mine: Level = {"devices": base.devices, "n_gpu_layers": base.n_gpu_layers}  # perhaps several GPUs
     return tuple(levels) if mine in levels else (*levels, mine)
+
+
+def _tiles(base: Knobs) -> tuple[Level, ...]:
+    """For the types that dispatch takes them for, for all they can do, and for none."""
+    return tuple({"tiles": types} for types in dict.fromkeys((base.tiles, TILED, ())))
 
 
 def _experts(base: Knobs, n_layers: int) -> tuple[Level, ...]:

@@ -5,7 +5,9 @@ from typing import Final
 
 import msgspec
 
+from devices.backends.libraries import library_folder
 from devices.backends.openvino import BACKEND
+from devices.backends.tiles import tiles_library
 from devices.memory import Ledger
 from devices.types import Device, Machine, Runtime
 from engine.dispatch import openvino
@@ -13,6 +15,7 @@ from engine.dispatch.attention import heads_of, measured_words, plain_attention
 from engine.dispatch.file_weights import file_weights
 from engine.dispatch.history import PlacementHistory
 from engine.dispatch.priors import BACKENDS
+from engine.dispatch.prompt_tiles import prompt_tiles
 from engine.dispatch.speed import Speed, expected
 from engine.dispatch.split import layer_bytes, layer_counts, shared_out
 from engine.dispatch.types import Overrides
@@ -94,6 +97,8 @@ def on_processor(asked: Question, dry_run: DryRunner) -> Candidate:
     cpu, shape = asked.machine.devices[0], asked.shape
     isa = machine_isa(asked.machine)
     settings = file_weights(settings, shape, isa) or settings
+    if tiles_library(library_folder()) is not None:
+        settings = prompt_tiles(settings, shape, isa) or settings
     correction = asked.ledger.audits.correction(audit_key(shape, "cpu"))
 
     use, measured = asked.memory.use(asked.owner), attention_speed(asked, count)

@@ -14,6 +14,7 @@ from engine.dispatch.guessing import guessing
 from engine.dispatch.history import PlacementHistory
 from engine.dispatch.npu_rule import Offer, Verdict, busy_igpu, judge, power_words, why_npu
 from engine.dispatch.priors import BACKENDS, NPU_LARGEST_PARAMETERS
+from engine.dispatch.prompt_tiles import tiles_why
 from engine.dispatch.types import Alternative, Overrides, Placement
 from engine.fit.context import resize_context
 from engine.fit.shape import ModelShape
@@ -206,6 +207,8 @@ def _why_processor(chosen: Candidate, machine: Machine, *, pinned: bool) -> list
     reasons.append(f"{count} {'thread' if count == 1 else 'threads'}: one for each fast core that may be used")
     if not chosen.settings.repack and chosen.settings.engine_args.repack is None:
         reasons.append(FILE_WEIGHTS_WHY)
+    if chosen.settings.tiles and chosen.settings.engine_args.tiles is None:
+        reasons.append(tiles_why(chosen.settings))
     if chosen.attention:
         reasons.append(chosen.attention)
     elif chosen.settings.flash_attn == "off":

@@ -9,6 +9,7 @@ from engine.fit.context import resize_context
 from engine.fit.dry_run import DryRunFailed
 from engine.runner.engine_args import EngineArgs
 from engine.runner.protocol import LoadSettings
+from quantize.ggml_types import TILED
 
 # Arguments that are settings of a load by other names.
 _SETTINGS: Final = {
@@ -34,6 +35,8 @@ def decided(settings: LoadSettings) -> LoadSettings:
         value = getattr(args, name)
         if value is not None:
             changes[field] = value
+    if args.tiles is not None:
+        changes["tiles"] = TILED if args.tiles else ()
     if args.ubatch_size is not None and args.batch_size is None:
         changes["n_batch"] = max(settings.n_batch, args.ubatch_size)
     if args.batch_size is not None and args.ubatch_size is None:

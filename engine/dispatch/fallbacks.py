@@ -21,7 +21,8 @@ def next_fallback(settings: LoadSettings, machine: Machine, tried: tuple[LoadSet
     """The next settings to try; None when nothing is left.
 
     In order: without the model's own head and copies of states, another backend of the same device, a smaller
-    ubatch, the plain f16 cache, the CPU, the CPU without rewritten weights, then without mapping the file.
+    ubatch, the plain f16 cache, the CPU, then without our own kernels for prompts, without rewritten weights, and
+    without mapping the file.
     """
     return next((fallback for fallback in _fallbacks(settings, machine) if fallback.settings not in tried), None)
 
@@ -48,15 +49,33 @@ def _fallbacks(settings: LoadSettings, machine: Machine) -> list[Fallback]:
         fallbacks.append(Fallback(settings=plain, change="keep the context in f16"))
     if settings.n_gpu_layers or settings.devices:
         fallbacks.append(_processor(settings))
+    return [*fallbacks, *_of_weights(settings)]
+
+
+def _of_weights(settings: LoadSettings) -> list[Fallback]:
+    found = []
+    if settings.tiles:
+        found.append(without_tiles(settings))
     if settings.repack:
-        fallbacks.append(
-            Fallback(settings=replace(settings, repack=False), change="use the weights as the file has them")
-        )
+        found.append(as_in_file(settings))
     if settings.use_mmap:
-        fallbacks.append(
-            Fallback(settings=replace(settings, use_mmap=False), change="read the file instead of mapping it")
-        )
-    return fallbacks
+        mapped = msgspec.structs.replace(settings, use_mmap=False)
+        found.append(Fallback(settings=mapped, change="read the file instead of mapping it"))
+    return found
+
+
+def without_tiles(settings: LoadSettings) -> Fallback:
+    """The same with llama.cpp's own kernels only."""
+    return Fallback(
+        settings=msgspec.structs.replace(settings, tiles=()), change="read prompts with llama.cpp's own kernels"
+    )
+
+
+def as_in_file(settings: LoadSettings) -> Fallback:
+    """The same without rewritten weights."""
+    return Fallback(
+        settings=msgspec.structs.replace(settings, repack=False), change="use the weights as the file has them"
+    )
 
 
 def sound_fallbacks(settings: LoadSettings, machine: Machine) -> list[Fallback]:

@@ -28,6 +28,7 @@ FALLBACK_FIELDS = (
     "type_v",
     "flash_attn",
     "repack",
+    "tiles",
     "use_mmap",
     "mtp",
     "max_rollback",

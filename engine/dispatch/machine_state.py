@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 from msgspec.structs import replace
 
-from devices.backends.libraries import library_folder
+from devices.backends.libraries import WITHOUT_DEVICE, library_folder
 from devices.detect import detailed, inventory
 from devices.host import Host
 from devices.host_real import RealHost
@@ -70,7 +70,7 @@ class MachineState:
         machine = self.now()
         if machine.backends:
             return machine
-        built = set(installed_libraries(library_folder())) - {"cpu", "rpc"}
+        built = set(installed_libraries(library_folder())) - WITHOUT_DEVICE
         gpus = any(d.kind in {"igpu", "dgpu"} for d in machine.devices)
         return self.full() if built or gpus else machine
 

@@ -12,7 +12,13 @@ from devices.process_memory import ProcessMemory, first_child, process_memory
 from engine.dispatch import onnx
 from engine.dispatch.candidates import audit_key
 from engine.dispatch.external import admit_external, is_external
-from engine.dispatch.fallbacks import FLASH_ATTENTION, next_fallback, without_flash_attention
+from engine.dispatch.fallbacks import (
+    FLASH_ATTENTION,
+    as_in_file,
+    next_fallback,
+    without_flash_attention,
+    without_tiles,
+)
 from engine.dispatch.history import FALLBACK_FIELDS
 from engine.dispatch.placer import ENOUGH_TOKENS, LARGE_READ_BYTES, Placer, offload_target, read_shape
 from engine.dispatch.speed import weights_read
@@ -271,17 +277,17 @@ class MemoryAdmission:
         """What to try after a failed load or first token; None when the file is at fault or nothing is left.
 
         A file that llama.cpp refuses on the processor is broken; on a GPU the backend may be. Where the check after
-        the load fails on the processor, only its kernels for rewritten weights may be at fault. A device that
-        computes something else than the CPU is tried without what is wrong, as long as there is a way.
+        the load fails on the processor, our kernels for prompts or those for rewritten weights may be at fault. A
+        device that computes something else than the CPU is tried without what is wrong, as long as there is a way.
         """
         if settings.remotes:
             return None
         if isinstance(error, SelfCheckFailed) and settings.devices:
             return await asyncio.to_thread(self._sound, settings, error)
-        if isinstance(error, SelfCheckFailed) and not settings.devices and settings.repack:
-            plain = msgspec.structs.replace(settings, repack=False)
-            self._tried.setdefault(model_id, [settings]).append(plain)
-            return Fallback(settings=plain, change="use the weights as the file has them")
+        if isinstance(error, SelfCheckFailed) and (settings.tiles or settings.repack):
+            plain = without_tiles(settings) if settings.tiles else as_in_file(settings)
+            self._tried.setdefault(model_id, [settings]).append(plain.settings)
+            return plain
         if not isinstance(error, RunnerDied) and not (isinstance(error, BadModelFile) and settings.devices):
             self._tried.pop(model_id, None)
             return None

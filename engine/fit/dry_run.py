@@ -21,7 +21,7 @@ KEPT = 400
 # Settings that change what a load takes; threads, priorities and cache folders do not.
 RELEVANT = (
     "n_ctx", "kv_cells", "n_parallel", "n_batch", "n_ubatch", "n_gpu_layers", "devices", "type_k", "type_v",
-    "flash_attn", "repack", "embeddings", "engine_args", "remotes",
+    "flash_attn", "repack", "tiles", "embeddings", "engine_args", "remotes",
 )  # fmt: skip
 
 

@@ -21,6 +21,8 @@ SERVING_BYTES, SERVING_TOKEN_BYTES = 6 << 20, 150
 # table of constrained output). Measured: docs/log.md, memory; used only where no dry run can tell.
 PROCESS_BYTES = 50 << 20
 VOCABULARY_TOKEN_BYTES = 700
+# What a thread of our own kernels decodes at once. Source: installers/tiles/tiles.h, PANEL_BYTES.
+TILE_PANEL_BYTES = 80 << 10
 # Fifths of its file that a projector takes: its weights, and the graph of one picture. A prior, not measured.
 PROJECTOR_FIFTHS = 6
 
@@ -94,7 +96,7 @@ def estimate(
         size = projector_bytes * PROJECTOR_FIFTHS // 5
         parts.append(Part(name="projector", device=gpu or CPU, num_bytes=size, basis="prior"))
     overhead = dry_run.overhead_bytes if dry_run else PROCESS_BYTES + VOCABULARY_TOKEN_BYTES * shape.vocabulary
-    overhead += work_bytes(shape, settings) if layers_from else 0
+    overhead += work_bytes(shape, settings) + tile_bytes(shape, settings) if layers_from else 0
     overhead += SERVING_BYTES + SERVING_TOKEN_BYTES * max(settings.kv_cells, settings.n_ctx)
     parts.append(_part("overhead", CPU, overhead, dry_run))
     if settings.cache_ram_bytes:
@@ -227,6 +229,17 @@ def work_bytes(shape: ModelShape, settings: LoadSettings) -> int:
     return max(activations, scores)
 
 
+def tile_bytes(shape: ModelShape, settings: LoadSettings) -> int:
+    """What our own kernels for prompts keep: one ubatch in 8 bits with scales and sums, a panel for each thread.
+
+    Source: installers/tiles/ggml-tiles.cpp, `multiply`.
+    """
+    if not settings.tiles:
+        return 0
+    widest = max(shape.feed_forward, shape.embedding, shape.attention)
+    return settings.n_ubatch * widest * 44 // 32 + max(1, settings.n_threads) * TILE_PANEL_BYTES
+
+
 def is_host(buffer: str) -> bool:
     """Whether a buffer lies in system memory: the CPU's own, and pinned memory such as `Vulkan_Host`."""
     return buffer.upper().startswith("CPU") or buffer.endswith("_Host")
@@ -260,7 +273,10 @@ def exact_parts(shape: ModelShape, settings: LoadSettings) -> dict[str, int]:
     """Bytes by purpose of the context that deterministic requests run in; it is made with the first of them."""
     at = exact_settings(settings)
     states = sum(layer.state_bytes for layer in shape.layers)
-    return {"kv": sum(kv_layer_bytes(shape, at)) + states, "compute": compute_prior(shape, at)}
+    return {
+        "kv": sum(kv_layer_bytes(shape, at)) + states,
+        "compute": compute_prior(shape, at) + tile_bytes(shape, at),
+    }
 
 
 def amounts(need: Need) -> Mapping[str, tuple[int, int]]:

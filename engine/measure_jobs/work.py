@@ -8,6 +8,8 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from devices.backends.libraries import library_folder
+from devices.backends.tiles import tiles_library
 from devices.host import Host
 from devices.host_real import RealHost
 from engine.autotune.journal import Journal
@@ -137,11 +139,12 @@ class BenchService:
                 )
                 settings = placer.defaults(_owner(subject), shape, wanted).settings
                 base = knobs_of(settings)
+                layers, tiles = len(shape.layers), tiles_library(library_folder()) is not None
                 report = asyncio.run(
                     tune(
                         settings,
                         base,
-                        dimensions(base, machine, length, len(shape.layers), experts=shape.experts > 0),
+                        dimensions(base, machine, length, layers, experts=shape.experts > 0, tiles=tiles),
                         model=options.subject.name,
                         prompt_tokens=length,
                         journal_path=self.journal(where, which, length, options.goal),

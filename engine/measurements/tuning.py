@@ -29,6 +29,7 @@ class Knobs(msgspec.Struct, frozen=True, kw_only=True):
     kv_type: str = "f16"
     use_mmap: bool = True
     repack: bool = True
+    tiles: tuple[str, ...] = ()
     max_draft: int = 16
 
     def apply(self, settings: LoadSettings) -> LoadSettings:
@@ -48,6 +49,7 @@ class Knobs(msgspec.Struct, frozen=True, kw_only=True):
             type_v=self.kv_type,
             use_mmap=self.use_mmap,
             repack=self.repack,
+            tiles=self.tiles,
             max_draft=self.max_draft,
         )
 
@@ -66,6 +68,7 @@ def knobs_of(settings: LoadSettings) -> Knobs:
         kv_type=settings.type_k,
         use_mmap=settings.use_mmap,
         repack=settings.repack,
+        tiles=settings.tiles,
         max_draft=settings.max_draft,
     )
 

@@ -46,6 +46,7 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     mmap: bool | None = None
     mlock: bool | None = None
     repack: bool | None = None
+    tiles: bool | None = None
     n_gpu_layers: Annotated[int, Meta(ge=-1, le=10_000)] | None = None
     rpc: Annotated[tuple[Worker, ...], Meta(max_length=16)] = ()
     devices: Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=64)], ...], Meta(max_length=16)] = ()

@@ -5,6 +5,7 @@ import hashlib
 import os
 import platform
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,8 @@ import time
 from collections.abc import Callable
 
 _STEP = re.compile(r"^\s*\[(\d+)/(\d+)\]")
+# Our own backend for prompts, which the build of llama.cpp takes along.
+TILES = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "tiles")
 
 
 def cache_folder() -> str:
@@ -75,6 +78,25 @@ def cmake_arguments() -> list[str]:
     return plugins + [f"-DCMAKE_INSTALL_{folder}" for folder in folders]
 
 
+def tiles_argument() -> str:
+    """What makes llama.cpp's build take our own backend along, quoted for CMAKE_ARGS.
+
+    Wheels are not known by it, for it names where this source tree lies: they are known by the sources' content.
+    """
+    if sys.platform != "linux":
+        return ""
+    return shlex.quote("-DCMAKE_PROJECT_ggml_INCLUDE=" + os.path.join(TILES, "plugin.cmake"))
+
+
+def tiles_sources() -> str:
+    """The content of our own backend's files."""
+    parts = []
+    for name in sorted(os.listdir(TILES)):
+        with open(os.path.join(TILES, name), encoding="utf-8") as file:
+            parts += [name, file.read()]
+    return "\n".join(parts)
+
+
 def users_arguments() -> str:
     """The user's own CMAKE_ARGS: they come last, so they win."""
     return os.environ.get("CMAKE_ARGS", "").strip()
@@ -83,6 +105,7 @@ def users_arguments() -> str:
 def _key(lock: str) -> str:
     with open(lock, "rb") as file:
         parts = (file.read().decode(), sys.platform, platform.machine(), _cpu_features(), *cmake_arguments())
+    parts += (tiles_sources(),)
     parts += tuple(filter(None, (users_arguments(), os.environ.get("CFLAGS"), os.environ.get("CXXFLAGS"))))
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:20]
 
@@ -133,7 +156,8 @@ def _build(python: str, wanted: list[str], folder: str, work: str, beside: Calla
     archive = glob.glob(os.path.join(work, "*.tar.gz"))[0]
     log_path = os.path.join(folder, "build.log")
     environment = dict(os.environ)
-    environment["CMAKE_ARGS"] = " ".join((*cmake_arguments(), *filter(None, (users_arguments(),))))
+    arguments = (*cmake_arguments(), tiles_argument(), users_arguments())
+    environment["CMAKE_ARGS"] = " ".join(filter(None, arguments))
     if users_arguments():
         print(f"  with your CMAKE_ARGS: {users_arguments()}")
     environment.setdefault("CMAKE_BUILD_PARALLEL_LEVEL", str(os.cpu_count() or 1))

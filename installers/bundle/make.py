@@ -10,6 +10,8 @@ import venv
 from pathlib import Path
 from typing import Final
 
+from installers.bootstrap import kernels
+
 ROOT: Final = Path(__file__).resolve().parents[2]
 LOCKS: Final = ROOT / "installers" / "lock"
 # Every x86 level as a plugin of its own, chosen when a model is loaded; nothing depends on the build machine's CPU.
@@ -31,7 +33,7 @@ def environment() -> dict[str, str]:
 
 def _made_from(*names: str) -> str:
     """What tells whether something made earlier is still right: these locks and the options of the kernels."""
-    parts = [*PORTABLE, *((LOCKS / name).read_text("utf-8") for name in names)]
+    parts = [*PORTABLE, kernels.tiles_sources(), *((LOCKS / name).read_text("utf-8") for name in names)]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
@@ -58,13 +60,13 @@ def portable_wheel(python: Path, work: Path, jobs: int) -> Path:
     sources = work / "sources"
     shutil.rmtree(sources, ignore_errors=True)
     env = environment()
-    env["CMAKE_ARGS"] = " ".join(f"-D{flag}" for flag in PORTABLE)
+    env["CMAKE_ARGS"] = " ".join(filter(None, (*(f"-D{flag}" for flag in PORTABLE), kernels.tiles_argument())))
     env["CMAKE_BUILD_PARALLEL_LEVEL"] = str(jobs)
     env["PATH"] = f"{python.parent}{os.pathsep}{env['PATH']}"
     # The sources' CMake files ask git for a commit: an answer of a repository around the work folder is none.
     env["GIT_CEILING_DIRECTORIES"] = str(sources)
     if os.name != "nt":  # assertions name their file: as it is called below the sources, wherever those lie
-        env["CFLAGS"] = env["CXXFLAGS"] = f"-ffile-prefix-map={sources}="
+        env["CFLAGS"] = env["CXXFLAGS"] = f"-ffile-prefix-map={sources}= -ffile-prefix-map={kernels.TILES}=tiles"
     pip = [str(python), "-m", "pip"]
     lock = ["--require-hashes", "-r", str(LOCKS / "llama.txt"), "-d", str(sources)]
     take = ["download", "-q", "--no-deps", "--no-binary", ":all:", "--no-build-isolation", *lock]

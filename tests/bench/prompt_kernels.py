@@ -1,13 +1,13 @@
 """Processor seconds of a prompt by kernel family: rewritten weights, the file's own, another backend, attention.
 
-    python -m tests.bench.prompt_kernels MODEL.gguf [--rows 512 4096 1 8] [--rounds 3] [--plugin LIBRARY]
-                                         [--cpu LIBRARY] [--micro 128 2048]
+    python -m tests.bench.prompt_kernels MODEL.gguf [--rows 512 4096 1 8] [--rounds 3] [--threads 1] [--micro 128]
+                  [--plugin LIBRARY] [--cpu LIBRARY] [--tiles LIBRARY] [--sides rewritten tiles]
 
 A process a side, loaded before the first round, taking turns; `llama_decode` alone, one thread: two that meet at
 barriers burn time while one of them waits for a core. 512 `--rows` or more are one prompt, fewer are steps of so
 many, 48 in all. `--plugin` is a library of one more backend, such as libggml-blas.so; `--cpu` another build of the
-CPU's; `--micro` are sizes of a micro-batch to try beside 512. Prints the least processor time of a side and its
-gain over the first.
+CPU's, `--tiles` of ours for prompts, which takes all types it can; `--micro` are sizes of a micro-batch to try
+beside 512. Prints the least processor time of a side, its gain over the first, and the least wall time.
 """
 
 import argparse
@@ -25,7 +25,7 @@ STEPPED_ROWS, PROMPT_ROWS = 48, 512
 
 
 def child(side: dict[str, Any]) -> None:
-    """Answers each line on stdin (rows) with the processor seconds they took."""
+    """Answers each line on stdin (rows) with the processor and the wall seconds they took."""
     from engine.runner.llama.native import binding
 
     api = binding.load_api()
@@ -34,9 +34,11 @@ def child(side: dict[str, Any]) -> None:
     api.llama_log_set(quiet, None)
     lib.ggml_backend_load.restype = ctypes.c_void_p
     cpu = side["cpu"] or binding.library_folder() / "libggml-cpu.so"
-    for library in filter(None, (side.get("plugin"), cpu)):
+    for library in filter(None, (side.get("plugin"), side.get("tiles"), cpu)):
         if not lib.ggml_backend_load(str(library).encode()):
             raise SystemExit(f"{library} did not load")
+    if "tiles" in side:
+        ctypes.CDLL(side["tiles"]).ggml_tiles_take(ctypes.c_uint64(2**64 - 1))
     api.llama_backend_init()
     of_model = api.llama_model_default_params()
     of_model.n_gpu_layers, of_model.use_extra_bufts = 0, side.get("repack", True)
@@ -44,7 +46,7 @@ def child(side: dict[str, Any]) -> None:
     params = api.llama_context_default_params()
     params.n_ctx = params.n_batch = side["cells"]
     params.n_ubatch = side.get("micro", 512)
-    params.n_threads = params.n_threads_batch = 1
+    params.n_threads = params.n_threads_batch = side["threads"]
     params.flash_attn_type = side.get("fused", 1)
     context = api.llama_init_from_model(model, params)
     memory = api.llama_get_memory(context)
@@ -61,16 +63,17 @@ def child(side: dict[str, Any]) -> None:
     for line in sys.stdin:
         rows = int(line)
         api.llama_memory_clear(memory, True)
-        started = time.process_time()
+        began, started = time.perf_counter(), time.process_time()
         for _ in range(1 if rows >= PROMPT_ROWS else max(1, STEPPED_ROWS // rows)):
             decode(rows)
         api.llama_synchronize(context)
-        print(time.process_time() - started, flush=True)
+        print(time.process_time() - started, time.perf_counter() - began, flush=True)
 
 
 def sides(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """What is compared, by name."""
     common = {"model": str(options.model), "cpu": options.cpu, "cells": max(512, *options.rows)}
+    common["threads"] = options.threads
     found: dict[str, dict[str, Any]] = {
         "rewritten": {},
         "file": {"repack": False},
@@ -80,7 +83,12 @@ def sides(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
     if options.plugin:
         found["plugin"] = {"plugin": options.plugin}
         found["file, plugin"] = {"repack": False, "plugin": options.plugin}
-    return {name: {**common, **changes} for name, changes in found.items()}
+    if options.tiles:
+        found["rewritten, tiles"] = {"tiles": options.tiles}
+        found["tiles"] = {"repack": False, "tiles": options.tiles}
+        found["tiles, plain, 128"] = {"repack": False, "tiles": options.tiles, "fused": 0, "micro": 128}
+    wanted = options.sides or found
+    return {name: {**common, **changes} for name, changes in found.items() if name in wanted}
 
 
 def main() -> None:
@@ -89,8 +97,11 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--rows", type=int, nargs="+", default=[512, 1, 8])
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--plugin")
     parser.add_argument("--cpu")
+    parser.add_argument("--tiles")
+    parser.add_argument("--sides", nargs="+")
     parser.add_argument("--micro", type=int, nargs="*", default=[])
     options = parser.parse_args()
     running = {}
@@ -99,17 +110,18 @@ def main() -> None:
         pipe = subprocess.PIPE
         running[name] = subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True)
     for rows in options.rows:
-        found: dict[str, list[float]] = {name: [] for name in running}
+        found: dict[str, list[tuple[float, float]]] = {name: [] for name in running}
         for turn in range(options.rounds):
             for name, process in sorted(running.items(), reverse=turn % 2 == 1):
                 assert process.stdin is not None
                 assert process.stdout is not None
                 print(rows, file=process.stdin, flush=True)
-                found[name].append(float(process.stdout.readline()))
-        first = min(found["rewritten"])
+                spent, wall = map(float, process.stdout.readline().split())
+                found[name].append((spent, wall))
+        first = min(next(iter(found.values())))[0]
         for name, seconds in found.items():
-            least = min(seconds)
-            print(f"{rows:6} rows  {name:18} {least:8.3f} s  gain {first / least:.2f}", flush=True)
+            least, wall = min(seconds)[0], min(took for _, took in seconds)
+            print(f"{rows:6} rows  {name:18} {least:8.3f} s  gain {first / least:.2f}  wall {wall:.3f}", flush=True)
     for process in running.values():
         assert process.stdin is not None
         process.stdin.close()

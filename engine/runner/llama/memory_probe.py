@@ -85,7 +85,7 @@ def dry_run(settings: LoadSettings) -> dict[str, Any]:
     A second context without room for drafts tells how much of the scratch memory ordinary use never touches.
     """
     started = time.monotonic()
-    api = start_backends()
+    api = start_backends(tiles=settings.tiles)
     if settings.engine_args.rpc:
         add_workers(api, settings.engine_args.rpc)
     elif settings.remotes:

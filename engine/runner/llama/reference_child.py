@@ -29,7 +29,7 @@ def reference_settings(settings: LoadSettings) -> LoadSettings:
     """
     return msgspec.structs.replace(
         settings, n_ctx=min(settings.n_ctx, CONTEXT), kv_cells=0, n_parallel=1, n_gpu_layers=0, devices=(),
-        repack=False, flash_attn="on", use_mmap=True, use_mlock=False, lora=(), mtp=False, max_rollback=0,
+        repack=False, tiles=(), flash_attn="on", use_mmap=True, use_mlock=False, lora=(), mtp=False, max_rollback=0,
         draft_path=None, mmproj_path=None, reference_path=None,
         engine_args=computing(settings.engine_args),
     )  # fmt: skip

@@ -97,7 +97,7 @@ class LlamaRunner(RunnerService[LlamaVocabulary]):
         check: DeviceCheck | None = None
         try:
             compiled = Path(settings.cache_dir).parent / "openvino" if settings.cache_dir else None
-            api = start_backends(settings.devices, compiled)
+            api = start_backends(settings.devices, compiled, settings.tiles)
             if settings.engine_args.rpc:
                 add_workers(api, settings.engine_args.rpc)
             self._phases.done("backends")

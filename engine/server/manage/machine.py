@@ -9,6 +9,7 @@ from fastapi import APIRouter, Query, Request
 
 from devices.as_json import to_json
 from devices.backends import openvino
+from devices.backends.tiles import BACKEND as TILES
 from devices.doctor import build_summary, diagnose
 from devices.memory import Reservation
 from devices.types import Machine
@@ -121,6 +122,7 @@ def _check_pin(machine: Machine, wanted: str) -> None:
             continue
         backends = {r.backend for r in device.runtimes if r.state == "usable"} | ({"cpu"} & {device.kind})
         names |= {r.device_name for r in device.runtimes if r.state == "usable" and r.backend == openvino.BACKEND}
+        backends -= {TILES}  # kernels beside others, no place to run
         names |= {device.id, device.kind, *backends, *(f"{device.id}/{backend}" for backend in backends)}
     # A provider's own name: a plugin such as Qualcomm's emulator has no device in this list.
     here = (a for a in ADAPTERS.values() if not a.built_in and not a.problem(None, os.environ))

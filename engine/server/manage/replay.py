@@ -203,6 +203,7 @@ class _Plan(msgspec.Struct, frozen=True, kw_only=True):
     n_gpu_layers: int | None = None
     devices: tuple[str, ...] | None = None
     repack: bool | None = None
+    tiles: tuple[str, ...] = ()
     n_threads: int | None = None
 
     def applied(self, settings: LoadSettings) -> LoadSettings:

@@ -45,6 +45,8 @@ def plan_of(settings: LoadSettings) -> dict[str, Any]:
     """The settings that decide about the bits of deterministic answers."""
     exact = exact_settings(settings)
     found = {name: msgspec.to_builtins(getattr(exact, name)) for name in (*PLAN, *_FIXED)}
+    if exact.tiles:
+        found["tiles"] = list(exact.tiles)
     return found if exact.flash_attn == "off" else {**found, "n_threads": settings.n_threads}
 
 

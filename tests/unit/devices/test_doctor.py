@@ -8,9 +8,10 @@ from msgspec.structs import replace
 
 from app.cli.main import cli
 from devices.doctor import build_summary, diagnose
+from devices.merge import merged
 from devices.recording import RecordedHost
 from devices.report import recorded_report
-from devices.types import BackendReport
+from devices.types import BackendDevice, BackendReport
 from tests.machines import machines
 
 RECORDINGS = machines()
@@ -83,3 +84,28 @@ def test_the_command(tmp_path, monkeypatch):
     live = CliRunner().invoke(cli, ["doctor"])
     assert live.exit_code == 0
     assert live.output.startswith("Kernels:")
+
+
+def test_the_summary_tells_of_our_own_kernels_for_prompts():
+    recorded = recorded_report(RecordedHost(RECORDINGS["vm-firecracker"]))
+    device = BackendDevice("Tiles", "AVX-512 VNNI", "accel", 0, 0)
+    tiles = BackendReport("tiles", "libggml-tiles.so", "usable", devices=(device,))
+    others = (BackendReport("cpu", "libggml-cpu.so", "usable"),)
+    with_them = merged(replace(recorded, backends=(*others, tiles)))
+    assert "our own for prompts: AVX-512 VNNI" in build_summary(with_them)
+    assert "CPU only" in build_summary(with_them)
+    assert [r.backend for d in with_them.devices if d.kind == "cpu" for r in d.runtimes].count("tiles") == 1
+    without = replace(recorded, backends=others)
+    assert "our own for prompts were not built" in build_summary(without)
+    refused = BackendReport("tiles", "libggml-tiles.so", "no_device", reason="it loaded but found no device")
+    assert "not used: it loaded but found no device" in build_summary(
+        replace(recorded, backends=(*others, refused))
+    )
+
+
+def test_kernels_for_prompts_are_no_gpus():
+    recorded = recorded_report(RecordedHost(RECORDINGS["sh-linux-amdvlk-vs-rocm"]))
+    device = BackendDevice("Tiles", "AVX-512 VNNI", "accel", 0, 0)
+    tiles = BackendReport("tiles", "libggml-tiles.so", "usable", devices=(device,))
+    found = merged(replace(recorded, backends=(*recorded.backends, tiles)))
+    assert {d.kind for d in found.devices for r in d.runtimes if r.backend == "tiles"} == {"cpu"}

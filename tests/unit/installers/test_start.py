@@ -2,6 +2,8 @@
 
 import importlib.util
 import os
+import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -139,3 +141,26 @@ def test_what_the_tests_start_is_compiled_once(start, monkeypatch):
     [(command, environment)] = seen
     assert command[-2:] == ["-q", "tests/unit"]
     assert "PYTHONDONTWRITEBYTECODE" not in environment
+
+
+def test_the_build_takes_our_kernels_along_and_a_change_of_them_makes_it_anew(start, monkeypatch, tmp_path):
+    monkeypatch.setattr(kernels.sys, "platform", "linux")
+    lock = ROOT / "installers" / "lock" / "llama.txt"
+    copy = tmp_path / "with space" / "tiles"
+    shutil.copytree(kernels.TILES, copy)
+    before = kernels._key(str(lock)), start.fingerprint("test")
+    monkeypatch.setattr(kernels, "TILES", str(copy))
+    assert kernels._key(str(lock)) == before[0]  # where the source tree lies is no difference
+    (option,) = shlex.split(kernels.tiles_argument())
+    assert Path(option.partition("=")[2]) == copy / "plugin.cmake"
+    (copy / "kernel.h").write_text("// other")
+    assert kernels._key(str(lock)) != before[0]
+    shutil.copytree(ROOT / "installers" / "lock", tmp_path / "installers" / "lock")
+    shutil.copytree(copy, tmp_path / "installers" / "tiles")
+    monkeypatch.setattr(start, "ROOT", str(tmp_path))
+    assert start.fingerprint("test") != before[1]
+
+
+def test_elsewhere_our_kernels_are_left_out(monkeypatch):
+    monkeypatch.setattr(kernels.sys, "platform", "darwin")
+    assert kernels.tiles_argument() == ""

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from devices.backends import openvino
+from devices.backends import tiles as own_tiles
 from devices.backends.libraries import best_variant, built_libraries
 from devices.backends.symbols import ggml_functions
 from devices.engine_versions.bindings import LOW_LEVEL, low_level_bindings
 from devices.engine_versions.folder import package_folder
 from devices.errors import EngineVersionRefused
 from devices.kernel_packs.folder import active_libraries
+from quantize.ggml_types import GgmlType
 
 
 class KernelsMissing(ImportError):
@@ -47,11 +49,12 @@ def ggml(api: Any) -> Any:
     return ggml_functions(api._lib, library_folder())  # noqa: SLF001 - the one shared handle
 
 
-def start_backends(devices: Sequence[str] = (), cache: Path | None = None) -> Any:
+def start_backends(devices: Sequence[str] = (), cache: Path | None = None, tiles: Sequence[str] = ()) -> Any:
     """Load every backend plugin beside libllama and those of kernel packs, then start llama.cpp.
 
     Returns the API module. OpenVINO's is loaded only where `devices` names one of its devices; `cache` is its
-    folder for compiled models. Raises: KernelsMissing: OpenVINO does not offer that device now.
+    folder for compiled models. Our own for prompts is loaded only for `tiles`, the types it shall take: every
+    context of this process uses it then. Raises: KernelsMissing: OpenVINO does not offer that device now.
 
     The symbol is taken from libllama's own handle: wheels have no symlinks, so opening libggml by name would
     map a second copy with its own registry. Without plugins (a static build) the backends are built in.
@@ -66,13 +69,29 @@ def start_backends(devices: Sequence[str] = (), cache: Path | None = None) -> An
     lib = ggml(api)
     if packs and hasattr(lib, "ggml_backend_load"):
         lib.ggml_backend_load.restype = ctypes.c_void_p
-        for path in load_order(built_libraries(library_folder()) | packs):
+        built = built_libraries(library_folder()) | packs
+        built.pop(own_tiles.BACKEND, None)
+        for path in load_order(built):
             if not lib.ggml_backend_load(str(path).encode()):
                 sys.stderr.write(f"{path} did not load\n")
     elif hasattr(lib, "ggml_backend_load_all_from_path"):
         lib.ggml_backend_load_all_from_path(str(library_folder()).encode())
+    if tiles:
+        _start_tiles(lib, tiles)
     api.llama_backend_init()
     return api
+
+
+def _start_tiles(lib: Any, types: Sequence[str]) -> None:
+    """Without it, or where it does not load, llama.cpp's own kernels compute the same."""
+    path = own_tiles.tiles_library(library_folder())
+    if path is None:
+        return
+    lib.ggml_backend_load.restype = ctypes.c_void_p
+    if lib.ggml_backend_load(str(path).encode()):
+        own_tiles.take(path, (GgmlType[name] for name in types))
+    else:
+        sys.stderr.write(f"{path} did not load\n")
 
 
 def _prepare_openvino(packs: Mapping[str, tuple[Path, ...]], target: str, cache: Path | None) -> None:

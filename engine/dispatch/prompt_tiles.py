@@ -1,0 +1,50 @@
+"""Which weights our own kernels multiply with prompts on the processor, beside llama.cpp's."""
+
+from typing import Final
+
+import msgspec
+
+from engine.fit.repack import NOT_MULTIPLIED, is_repacked
+from engine.fit.shape import BLOCK, ModelShape
+from engine.runner.protocol import LoadSettings
+from quantize.files.gguf_file import TensorInfo
+from quantize.ggml_types import TILED, GgmlType
+
+# llama.cpp multiplies Q4_1 and Q5_1 row by row: ours take .21 to .22 of a prompt's time there; .39 and .5 where it
+# has tiles of its own, of fewer operations for each byte. Measured: docs/log.md, "tiles for prompts".
+TILES_WHY: Final = "prompts by our own kernels: llama.cpp's take two to four times as long for weights in {}"
+# Every product is a step of its own then, at whose ends threads meet: too dear for a few weights of many.
+LEAST_SHARE: Final = 0.1
+_MATRIX: Final = 2
+
+
+def prompt_tiles(settings: LoadSettings, shape: ModelShape, isa: frozenset[str]) -> LoadSettings | None:
+    """`settings` with our kernels for the types they pay for, or None where the choice was made or there are none.
+
+    `isa` are the processor's instruction sets.
+    """
+    if settings.engine_args.tiles is not None or "amx_int8" in isa:
+        return None
+    weights = [tensor for tensor in shape.tensors if _is_weight(tensor)]
+    values: dict[GgmlType, int] = {}
+    for tensor in weights:
+        needs = tensor.ggml_type.traits.tiles
+        if needs and needs <= isa and len(tensor.shape) == _MATRIX and not _is_rewritten(tensor, settings, isa):
+            values[tensor.ggml_type] = values.get(tensor.ggml_type, 0) + tensor.num_values
+    if not values or sum(values.values()) < LEAST_SHARE * sum(tensor.num_values for tensor in weights):
+        return None
+    return msgspec.structs.replace(settings, tiles=tuple(name for name in TILED if GgmlType[name] in values))
+
+
+def tiles_why(settings: LoadSettings) -> str:
+    """What the dispatch card says of them; nothing where there are none."""
+    return TILES_WHY.format(" and ".join(settings.tiles)) if settings.tiles else ""
+
+
+def _is_weight(tensor: TensorInfo) -> bool:
+    dims = [n for n in tensor.shape if n > 1]
+    return bool(BLOCK.match(tensor.name)) and len(dims) >= _MATRIX and not NOT_MULTIPLIED.search(tensor.name)
+
+
+def _is_rewritten(tensor: TensorInfo, settings: LoadSettings, isa: frozenset[str]) -> bool:
+    return settings.repack and is_repacked(tensor, isa)

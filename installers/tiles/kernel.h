@@ -1,0 +1,173 @@
+// The product of a panel of rows with columns, written once for all instruction sets. Included inside an unnamed
+// namespace after the file has defined: ROWS and COLS of a tile, AT_ONCE rows in each of its VECTORS, types of
+// vectors and their operations. `dot` adds products of four bytes, GROUPS times between `opened` and `closed`.
+
+static inline float as_half(float x) { return _cvtsh_ss(_cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT)); }
+
+// A column's values in 8 bits: the scale of a block is its largest magnitude by 127. Scales and their sums are
+// rounded to 16 bits as ggml stores them, so that one row computed by ggml and many by us differ in the order of
+// sums only.
+static void quantize_column(const float * column, int64_t index, const Columns & columns) {
+    int8_t * q = columns.q + index * columns.values;
+    const int64_t first = index * columns.blocks;
+    const __m256 magnitude = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
+    for (int64_t b = 0; b < columns.blocks; b++, column += BLOCK, q += BLOCK) {
+        __m256 x[4];
+        __m256 largest = _mm256_setzero_ps(), all = _mm256_setzero_ps();
+        for (int i = 0; i < 4; i++) {
+            x[i] = _mm256_loadu_ps(column + 8 * i);
+            const __m256 size = _mm256_and_ps(x[i], magnitude);
+            largest = _mm256_max_ps(largest, size);
+            all = _mm256_add_ps(all, size);
+        }
+        alignas(32) float of[8], sums[8];
+        _mm256_store_ps(of, largest);
+        _mm256_store_ps(sums, all);
+        float most = 0.0f, total = 0.0f;
+        for (int i = 0; i < 8; i++) {
+            most = of[i] > most ? of[i] : most;
+            total += sums[i];
+        }
+        // A maximum forgets what is no number, a sum does not.
+        const float scale = total - total == 0.0f ? most / 127.0f : total - total;
+        const __m256 by = _mm256_set1_ps(most > 0.0f ? 127.0f / most : 0.0f);
+        __m256i whole[4];
+        for (int i = 0; i < 4; i++) {
+            whole[i] = _mm256_cvtps_epi32(_mm256_mul_ps(x[i], by));
+        }
+        const __m256i low = _mm256_packs_epi32(whole[0], whole[1]), high = _mm256_packs_epi32(whole[2], whole[3]);
+        const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+        const __m256i bytes = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(low, high), order);
+        _mm256_storeu_si256((__m256i *) q, bytes);
+        const __m256i added = _mm256_add_epi32(_mm256_add_epi32(whole[0], whole[1]),
+                                               _mm256_add_epi32(whole[2], whole[3]));
+        alignas(32) int32_t parts[8];
+        _mm256_store_si256((__m256i *) parts, added);
+        int32_t sum = 0;
+        for (int i = 0; i < 8; i++) {
+            sum += parts[i];
+        }
+        columns.scale[first + b] = as_half(scale);
+        columns.sum[first + b] = sum;
+        columns.scaled_sum[first + b] = as_half(scale * float(sum));
+    }
+}
+
+struct Panel {
+    const uint8_t * bytes;
+    const float * scale;
+    const float * least;
+    int64_t block;      // where the chunk begins
+    int count;          // blocks of the chunk
+    int64_t rows;       // of the panel that exist
+};
+
+template <int N, bool ZERO, bool LEAST>
+static void tile(const Product & product, const Panel & panel, int64_t column, float * out) {
+    const Columns & columns = product.columns;
+    Floats sum[VECTORS][N];
+    for (int j = 0; j < N; j++) {
+        for (int v = 0; v < VECTORS; v++) {
+            sum[v][j] = panel.block ? load_rows(out + j * product.rows, panel.rows, v) : none();
+        }
+    }
+    const int8_t * q = columns.q + column * columns.values + panel.block * BLOCK;
+    const int64_t at = column * columns.blocks + panel.block;
+    const uint8_t * bytes = panel.bytes;
+    for (int b = 0; b < panel.count; b++, q += BLOCK) {
+        Ints dots[VECTORS][N];
+        for (int j = 0; j < N; j++) {
+            const Ints start = begin(ZERO ? -product.format->zero * columns.sum[at + j * columns.blocks + b] : 0);
+            for (int v = 0; v < VECTORS; v++) {
+                dots[v][j] = start;
+            }
+        }
+        for (int some = 0; some < BLOCK / 4; some += GROUPS) {
+            Dots more[VECTORS][N];
+            for (int group = some; group < some + GROUPS; group++) {
+                Bytes w[VECTORS];
+                for (int v = 0; v < VECTORS; v++, bytes += 4 * AT_ONCE) {
+                    w[v] = load_bytes(bytes);
+                }
+                for (int j = 0; j < N; j++) {
+                    const Bytes four = four_values(q + j * columns.values + 4 * group);
+                    for (int v = 0; v < VECTORS; v++) {
+                        more[v][j] = dot(group == some ? opened(dots[v][j]) : more[v][j], w[v], four);
+                    }
+                }
+            }
+            for (int v = 0; v < VECTORS; v++) {
+                for (int j = 0; j < N; j++) {
+                    dots[v][j] = closed(dots[v][j], more[v][j]);
+                }
+            }
+        }
+        for (int v = 0; v < VECTORS; v++) {
+            const Floats scale = load(panel.scale + b * ROWS + v * AT_ONCE);
+            const Floats least = load(panel.least + b * ROWS + v * AT_ONCE);
+            for (int j = 0; j < N; j++) {
+                const int64_t i = at + j * columns.blocks + b;
+                sum[v][j] = fused(times(as_floats(dots[v][j]), scale), all(columns.scale[i]), sum[v][j]);
+                if (LEAST) {
+                    sum[v][j] = fused(least, all(columns.scaled_sum[i]), sum[v][j]);
+                }
+            }
+        }
+    }
+    for (int j = 0; j < N; j++) {
+        for (int v = 0; v < VECTORS; v++) {
+            store_rows(out + j * product.rows, panel.rows, v, sum[v][j]);
+        }
+    }
+}
+
+template <int N, bool ZERO, bool LEAST>
+static void rest(const Product & product, const Panel & panel, int64_t column, int64_t left, float * out) {
+    if (left == N) {
+        tile<N, ZERO, LEAST>(product, panel, column, out);
+    } else if constexpr (N > 1) {
+        rest<N - 1, ZERO, LEAST>(product, panel, column, left, out);
+    }
+}
+
+template <bool ZERO, bool LEAST>
+static void tiles_of(const Product & product, const Panel & panel, int64_t first, int64_t from, int64_t to) {
+    for (int64_t column = from; column < to; column += COLS) {
+        const int64_t left = to - column < COLS ? to - column : COLS;
+        rest<COLS, ZERO, LEAST>(product, panel, column, left, product.out + column * product.rows + first);
+    }
+}
+
+static void part(const Product & product, int64_t first, int64_t from, int64_t to, uint8_t * memory) {
+    const Format & format = *product.format;
+    const int64_t blocks = product.columns.blocks;
+    const int64_t rows = product.rows - first < ROWS ? product.rows - first : ROWS;
+    float * scale = (float *) (memory + size_t(ROWS) * CHUNK_BLOCKS * BLOCK);
+    float * least = scale + ROWS * CHUNK_BLOCKS;
+    for (int64_t block = 0; block < blocks; block += CHUNK_BLOCKS) {
+        const int count = int(blocks - block < CHUNK_BLOCKS ? blocks - block : CHUNK_BLOCKS);
+        for (int64_t row = 0; row < ROWS; row += DECODED_ROWS) {
+            const uint8_t * of[DECODED_ROWS];
+            for (int64_t i = 0; i < DECODED_ROWS; i++) {
+                const int64_t there = row + i < rows ? row + i : rows - 1;  // others are computed and not stored
+                of[i] = product.weights + (first + there) * product.row_bytes + block * format.block_bytes;
+            }
+            format.decode(of, count, ROWS, memory + 4 * row, scale + row, least + row);
+        }
+        const Panel panel = {memory, scale, least, block, count, rows};
+        if (format.least) {
+            tiles_of<false, true>(product, panel, first, from, to);
+        } else {
+            tiles_of<true, false>(product, panel, first, from, to);
+        }
+    }
+}
+
+static const Format * format_of(int ggml_type) {
+    for (const Format & format : FORMATS) {
+        if (format.ggml_type == ggml_type && format.widest <= WIDEST) {
+            return &format;
+        }
+    }
+    return nullptr;
+}

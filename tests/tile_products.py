@@ -1,0 +1,142 @@
+"""Products of random weights by our own kernels for prompts, in a process of their own, against numpy.
+
+    python -m tests.tile_products TYPE ROWS LENGTH COLUMNS
+
+Prints a JSON object. The backend stays in a process once it was loaded, so tests run this as a child.
+"""
+
+import ctypes
+import json
+import sys
+from typing import Any
+
+import gguf
+import numpy as np
+from gguf import GGMLQuantizationType
+
+from devices.backends.tiles import take, tiles_library
+from engine.runner.llama.native.binding import ggml, library_folder, load_api
+
+HALF = {"Q4_1": 2, "Q5_1": 2}  # numbers of 16 bits that a block begins with
+
+
+class InitParams(ctypes.Structure):
+    """Source: ggml.h, ggml_init_params."""
+
+    _fields_ = (("mem_size", ctypes.c_size_t), ("mem_buffer", ctypes.c_void_p), ("no_alloc", ctypes.c_bool))
+
+
+def opened() -> tuple[Any, Any]:
+    """Ggml's functions and the device of our backend."""
+    lib = ggml(load_api())
+    for name in (
+        "backend_load", "backend_reg_dev_get", "backend_dev_init", "init", "new_tensor_2d", "mul_mat", "new_graph",
+        "backend_alloc_ctx_tensors", "backend_reg_get_proc_address", "backend_dev_backend_reg",
+    ):  # fmt: skip
+        getattr(lib, f"ggml_{name}").restype = ctypes.c_void_p
+    lib.ggml_backend_dev_supports_op.restype = ctypes.c_bool
+    path = tiles_library(library_folder())
+    assert path is not None
+    registry = ctypes.c_void_p(lib.ggml_backend_load(str(path).encode()))
+    return lib, ctypes.c_void_p(lib.ggml_backend_reg_dev_get(registry, ctypes.c_size_t(0)))
+
+
+def random_blocks(rng: np.random.Generator, kind: GGMLQuantizationType, rows: int, length: int) -> np.ndarray:
+    """(rows, bytes) of blocks with scales around .01 and offsets around 0."""
+    size, width = gguf.GGML_QUANT_SIZES[kind]
+    blocks = rng.integers(0, 256, (rows * length // size, width), dtype=np.uint8)
+    blocks[:, 0:2] = rng.uniform(0.005, 0.02, len(blocks)).astype(np.float16).view(np.uint8).reshape(-1, 2)
+    if kind.name in HALF:
+        blocks[:, 2:4] = rng.uniform(-0.1, 0.1, len(blocks)).astype(np.float16).view(np.uint8).reshape(-1, 2)
+    return blocks.reshape(rows, -1)
+
+
+class Product:
+    """One product of weights (rows, length) with columns (count, length) in ggml's graph."""
+
+    def __init__(self, lib: Any, device: Any, weights: np.ndarray, kind: GGMLQuantizationType, count: int) -> None:
+        self._lib, self._device = lib, device
+        rows, self._length, self._count = (
+            len(weights),
+            weights.shape[1] * 32 // gguf.GGML_QUANT_SIZES[kind][1],
+            count,
+        )
+        context = ctypes.c_void_p(lib.ggml_init(InitParams(1 << 20, None, True)))
+        new = lib.ggml_new_tensor_2d
+        sizes = (ctypes.c_int64(self._length), ctypes.c_int64(rows))
+        left = ctypes.c_void_p(new(context, ctypes.c_int(kind), *sizes))
+        self._right = ctypes.c_void_p(new(context, ctypes.c_int(0), sizes[0], ctypes.c_int64(count)))
+        self._out = ctypes.c_void_p(lib.ggml_mul_mat(context, left, self._right))
+        self._graph = ctypes.c_void_p(lib.ggml_new_graph(context))
+        lib.ggml_build_forward_expand(self._graph, self._out)
+        self._backend = ctypes.c_void_p(lib.ggml_backend_dev_init(device, None))
+        self._result = np.empty((count, rows), np.float32)
+        lib.ggml_backend_alloc_ctx_tensors(context, self._backend)
+        self._set(left, weights)
+
+    def _set(self, tensor: Any, values: np.ndarray) -> None:
+        data = np.ascontiguousarray(values)
+        size = ctypes.c_size_t(data.nbytes)
+        self._lib.ggml_backend_tensor_set(tensor, ctypes.c_void_p(data.ctypes.data), ctypes.c_size_t(0), size)
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether the backend would compute it."""
+        return bool(self._lib.ggml_backend_dev_supports_op(self._device, self._out))
+
+    def by(self, columns: np.ndarray, threads: int) -> np.ndarray:
+        """The product (count, rows)."""
+        registry = ctypes.c_void_p(self._lib.ggml_backend_dev_backend_reg(self._device))
+        address = self._lib.ggml_backend_reg_get_proc_address(registry, b"ggml_backend_set_n_threads")
+        ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int)(address)(self._backend, threads)
+        self._set(self._right, columns.astype(np.float32))
+        assert self._lib.ggml_backend_graph_compute(self._backend, self._graph) == 0
+        place, size = ctypes.c_void_p(self._result.ctypes.data), ctypes.c_size_t(self._result.nbytes)
+        self._lib.ggml_backend_tensor_get(self._out, place, ctypes.c_size_t(0), size)
+        return self._result.copy()
+
+
+def in_8_bits(columns: np.ndarray) -> np.ndarray:
+    """Columns as the kernels round them: blocks of 32, the largest magnitude is 127."""
+    blocks = columns.reshape(-1, 32).astype(np.float32)
+    most = np.abs(blocks).max(axis=1, keepdims=True)
+    scale = (most / np.float32(127)).astype(np.float16).astype(np.float64)
+    whole = np.rint(blocks * (np.float32(127) / most))
+    return (whole * scale).reshape(columns.shape)
+
+
+def report(kind: GGMLQuantizationType, rows: int, length: int, count: int) -> dict[str, Any]:
+    """How the kernels' product compares with numpy's, and with their own under other circumstances."""
+    lib, device = opened()
+    path = tiles_library(library_folder())
+    assert path is not None
+    rng = np.random.default_rng(rows)
+    weights = random_blocks(rng, kind, rows, length)
+    columns = rng.standard_normal((count, length)).astype(np.float32)
+    product = Product(lib, device, weights, kind, count)
+    before = product.is_taken
+    known = take(path, [kind])
+    if not known:
+        return {"known": False, "untold": before}
+    found = product.by(columns, 1)
+    expected = in_8_bits(columns) @ gguf.quants.dequantize(weights, kind).astype(np.float64).T
+    fewer = Product(lib, device, weights, kind, count - 3).by(columns[3:], 1)
+    broken = columns.copy()
+    broken[1, length // 2] = np.nan
+    broken[2, 0] = np.inf
+    numbers = np.isfinite(product.by(broken, 2)).all(axis=1)
+    return {
+        "known": True,
+        "untold": before,
+        "taken": product.is_taken,
+        "few": Product(lib, device, weights, kind, 4).is_taken,
+        "error": float(np.abs(found - expected).max() / np.abs(expected).max()),
+        "same_by_threads": bool(np.array_equal(found, product.by(columns, 3))),
+        "same_beside_fewer": bool(np.array_equal(found[3:], fewer)),
+        "not_numbers": np.flatnonzero(~numbers).tolist(),
+    }
+
+
+if __name__ == "__main__":
+    sizes = map(int, sys.argv[2:5])
+    print(json.dumps(report(GGMLQuantizationType[sys.argv[1]], *sizes)))
