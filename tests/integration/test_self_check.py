@@ -62,11 +62,14 @@ def test_weights_that_are_not_numbers_end_the_load(bundled_model, tmp_path):
         with_runner(path, lambda runner: collect(runner, "x"))
 
 
-def test_on_the_processor_only_the_rewritten_weights_are_given_up(tmp_path):
-    settings = LoadSettings(path="m.gguf")
+def test_on_the_processor_our_kernels_and_rewritten_weights_are_given_up(tmp_path):
+    settings = LoadSettings(path="m.gguf", tiles=("Q8_0",))
     admission = MemoryAdmission(Placer(open_resources(home_paths(tmp_path))))
     error = SelfCheckFailed("m.gguf", "difference 1.40")
     fallback = asyncio.run(admission.retry("m", settings, error))
+    assert fallback is not None
+    assert fallback.settings == LoadSettings(path="m.gguf")
+    fallback = asyncio.run(admission.retry("m", fallback.settings, error))
     assert fallback is not None
     assert not fallback.settings.repack
     assert asyncio.run(admission.retry("m", fallback.settings, error)) is None

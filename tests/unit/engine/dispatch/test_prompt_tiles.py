@@ -1,6 +1,5 @@
 """For which weights our own kernels read prompts, what they cost, and that the dispatch card says so."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,7 +21,7 @@ from engine.fit.need import tile_bytes
 from engine.measurements.tuning import knobs_of
 from engine.runner.engine_args import EngineArgs
 from engine.runner.protocol import LoadSettings
-from engine.server.receipts import plan_of
+from engine.server.openai.receipts import plan_of
 from quantize.ggml_types import TILED, GgmlType
 from tests.machines import machines
 from tests.shapes import scaled, write_hollow
@@ -55,7 +54,7 @@ def of_types(shape, *types, every=None):
         tensor.name: types[index % len(types)] if every is None else types[index % every == 0]
         for index, tensor in enumerate(matrices)
     }
-    tensors = (replace(t, ggml_type=kinds[t.name]) if t.name in kinds else t for t in shape.tensors)
+    tensors = (replaced(t, ggml_type=kinds[t.name]) if t.name in kinds else t for t in shape.tensors)
     return replaced(shape, tensors=tuple(tensors))
 
 
@@ -102,7 +101,7 @@ def test_a_few_weights_of_many_are_not_worth_it(path):
 
 def test_experts_are_not_taken_for_a_weight_of_the_whole_prompt(mixture):
     experts = tuple(
-        replace(t, ggml_type=GgmlType.Q8_0 if "_exps" in t.name else GgmlType.Q4_K) for t in mixture.tensors
+        replaced(t, ggml_type=GgmlType.Q8_0 if "_exps" in t.name else GgmlType.Q4_K) for t in mixture.tensors
     )
     assert chosen(replaced(mixture, tensors=experts)) is None
 
