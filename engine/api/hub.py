@@ -82,6 +82,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a file fits this machine: bytes needed and there, tokens a second expected, and the reasons.
 
     `measured_on` says what the speed rests on: a `stand-in`, a `model` of this shape, or nothing (None).
+    `streamed`: it fits with its experts read from the disk when they are asked for.
     """
 
     fits: bool
@@ -92,6 +93,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     device: str = ""
     reasons: tuple[str, ...] = ()
     measured_on: Literal["stand-in", "model"] | None = None
+    streamed: bool = False
 
 
 class HubOption(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,7 +16,7 @@ from devices.types import (
     System,
     SystemMemory,
 )
-from engine.dispatch.types import Alternative
+from engine.dispatch.types import Alternative, Streaming
 from engine.fit.types import FitReport, Need
 from engine.runner.protocol import LoadSettings
 
@@ -46,6 +46,7 @@ __all__ = [
     "Reservation",
     "Runtime",
     "State",
+    "Streaming",
     "SystemMemory",
 ]
 
@@ -224,6 +225,7 @@ class ModelPlacement(msgspec.Struct, frozen=True, kw_only=True):
     measured_on: Literal["stand-in", "model"] | None = None
     tokens_per_joule: float | None = None
     energy: str = ""
+    streaming: Streaming | None = None
     reasons: tuple[str, ...] = ()
     alternatives: tuple[Alternative, ...] = ()
     n_ctx: int = 0

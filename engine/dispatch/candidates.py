@@ -10,7 +10,7 @@ from devices.backends.openvino import BACKEND
 from devices.backends.tiles import tiles_library
 from devices.memory import Ledger
 from devices.types import Device, Machine, Runtime
-from engine.dispatch import openvino
+from engine.dispatch import openvino, streaming
 from engine.dispatch.attention import heads_of, measured_words, plain_attention
 from engine.dispatch.file_weights import file_weights
 from engine.dispatch.history import PlacementHistory
@@ -18,7 +18,7 @@ from engine.dispatch.priors import BACKENDS
 from engine.dispatch.prompt_tiles import prompt_tiles
 from engine.dispatch.speed import Speed, expected
 from engine.dispatch.split import layer_bytes, layer_counts, shared_out
-from engine.dispatch.types import Overrides
+from engine.dispatch.types import Overrides, Streaming
 from engine.fit.context import need_at
 from engine.fit.need import gpu_layer_start, kv_layer_bytes
 from engine.fit.report import machine_isa, overdraft
@@ -36,7 +36,10 @@ SPLIT_RESERVE_BYTES: Final = 512 << 20
 
 
 class Question(msgspec.Struct, frozen=True):
-    """A model, the settings it would be loaded with, what the user overrides, and the machine with its memory."""
+    """A model, the settings it would be loaded with, what the user overrides, and the machine with its memory.
+
+    `disk_gbs` is what the model's disk was measured to read a second.
+    """
 
     shape: ModelShape
     settings: LoadSettings
@@ -45,6 +48,7 @@ class Question(msgspec.Struct, frozen=True):
     ledger: Ledger
     memory: PlacementHistory
     owner: str
+    disk_gbs: float | None = None
 
     def fits(self, need: Need) -> bool:
         """Whether the ledger would grant it now."""
@@ -65,6 +69,7 @@ class Candidate(msgspec.Struct, frozen=True):
     speed: Speed
     others: tuple[Device, ...] = ()
     attention: str = ""
+    streaming: Streaming | None = None
 
     @property
     def backend(self) -> str:
@@ -115,10 +120,38 @@ def on_processor(asked: Question, dry_run: DryRunner) -> Candidate:
     if plain is not None and (candidate := at(plain)).fits:
         return candidate
     usual = at(settings)
-    if usual.fits or settings.kv_cells <= settings.n_ctx:
+    if usual.fits:
         return usual
+    if settings.kv_cells <= settings.n_ctx:
+        return _streamed(asked, at, settings) or usual
     tight = at(msgspec.structs.replace(settings, kv_cells=0))
-    return tight if tight.fits else usual
+    return tight if tight.fits else _streamed(asked, at, settings) or usual
+
+
+def _streamed(asked: Question, at: Callable[[LoadSettings], Candidate], settings: LoadSettings) -> Candidate | None:
+    """The same with the experts that memory has room for, the others read when they are asked for."""
+    least = streaming.streamed_settings(asked.shape, settings)
+    if least is None or asked.machine.system != "linux":
+        return None
+    wide = msgspec.structs.replace(least, n_ubatch=least.n_batch)  # a prompt's piece asks for nearly all of them
+    found = next((tried for tried in map(at, (wide, least)) if tried.fits), None)
+    if found is None:
+        return None
+    free = asked.ledger.available("cpu", asked.machine, asked.owner)
+    spare = free - found.need.device_bytes("cpu")
+    whole = at(streaming.with_room(asked.shape, found.settings, spare))
+    found = whole if whole.fits else found  # what earlier loads took more than predicted counts for experts too
+    speed, kept = found.speed, found.settings
+    cost = streaming.forecast(
+        asked.shape,
+        kept.expert_bytes,
+        streaming.known_use(kept),
+        asked.disk_gbs or streaming.UNKNOWN_DISK_GBS,
+        1 / speed.decode_tok_s if speed.decode_tok_s else 0.0,
+        measured=asked.disk_gbs is not None,
+    )
+    prefill = streaming.prompt_tok_s(asked.shape, cost, kept.n_ubatch, speed.prefill_tok_s)
+    return msgspec.structs.replace(found, speed=Speed(prefill, cost.decode_tok_s, speed.measured), streaming=cost)
 
 
 def attention_speed(asked: Question, count: int) -> AttentionSpeed | None:

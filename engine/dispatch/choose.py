@@ -5,7 +5,7 @@ import msgspec
 from devices.backends.openvino import BACKEND
 from devices.memory import Ledger
 from devices.types import Machine, Runtime
-from engine.dispatch import openvino
+from engine.dispatch import openvino, streaming
 from engine.dispatch.attention import LONG_CHATS_WHY, MOST_PARALLEL, PLAIN_WHY
 from engine.dispatch.candidates import Candidate, DryRunner, Question, on_gpus, on_processor, through_openvino
 from engine.dispatch.cells import cap_kv_cells, grown
@@ -33,6 +33,7 @@ def place(
     memory: PlacementHistory,
     dry_run: DryRunner = lambda _settings: None,
     owner: str = "",
+    disk_gbs: float | None = None,
 ) -> Placement:
     """Where the model runs. `base` has the path and what the server would use without an opinion of ours.
 
@@ -41,7 +42,7 @@ def place(
     """
 
     def choose(settings: LoadSettings) -> tuple[list[Candidate], bool, Candidate, Verdict | None]:
-        asked = Question(shape, settings, overrides, machine, ledger, memory, owner)
+        asked = Question(shape, settings, overrides, machine, ledger, memory, owner, disk_gbs)
         found = [on_processor(asked, dry_run), *on_gpus(asked)]
         intel = through_openvino(asked)
         pinned = [c for c in (*found, *intel) if _is_pinned(c, overrides.device)]
@@ -78,6 +79,7 @@ def place(
         fits=chosen.fits,
         decode_tok_s=round(chosen.speed.decode_tok_s, 1) or None,
         basis="measured" if chosen.speed.measured else "prior",
+        streaming=chosen.streaming,
         reasons=reasons,
         alternatives=(*others, *_npus(machine, shape)),
     )
@@ -205,7 +207,9 @@ def _why_processor(chosen: Candidate, machine: Machine, *, pinned: bool) -> list
         reasons.append("no GPU here is expected to be faster than the processor")
     count = chosen.settings.n_threads
     reasons.append(f"{count} {'thread' if count == 1 else 'threads'}: one for each fast core that may be used")
-    if not chosen.settings.repack and chosen.settings.engine_args.repack is None:
+    if chosen.streaming is not None:
+        reasons += streaming.words(chosen.streaming)
+    elif not chosen.settings.repack and chosen.settings.engine_args.repack is None:
         reasons.append(FILE_WEIGHTS_WHY)
     if chosen.settings.tiles and chosen.settings.engine_args.tiles is None:
         reasons.append(tiles_why(chosen.settings))

@@ -58,7 +58,7 @@ def _of_weights(settings: LoadSettings) -> list[Fallback]:
         found.append(without_tiles(settings))
     if settings.repack:
         found.append(as_in_file(settings))
-    if settings.use_mmap:
+    if settings.use_mmap and not settings.expert_bytes:  # what is streamed does not fit otherwise
         mapped = msgspec.structs.replace(settings, use_mmap=False)
         found.append(Fallback(settings=mapped, change="read the file instead of mapping it"))
     return found

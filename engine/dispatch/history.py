@@ -58,15 +58,16 @@ class Learnt(msgspec.Struct, kw_only=True):
     uses: Any = None
     energies: Any = None
     attention: Any = None
+    disks: Any = None
 
 
 class PlacementHistory:
-    """A small JSON file of `speeds`, `ladders`, `pins`, `uses`, `energies` and `attention`.
+    """A small JSON file of `speeds`, `ladders`, `pins`, `uses`, `energies`, `attention` and `disks`.
 
     `speeds`: device|backend → GB/s read while decoding. `ladders`: model → settings of the fallback that worked.
     `pins`: model → device, or device/backend, that the user chose for it. `uses`: model → tokens, depth and
     requests at once. `energies`: model|device|backend → tokens generated for a joule. `attention`: what
-    `attention_key` names → seconds of both ways of attention.
+    `attention_key` names → seconds of both ways of attention. `disks`: disk → GB/s.
 
     Keys carry what the value depends on, so an update of a driver or a file simply asks anew.
     """
@@ -81,6 +82,7 @@ class PlacementHistory:
         self._uses: dict[str, Use] = _sound_rows(found.uses, Use)
         self._energies: dict[str, float] = _sound_rows(found.energies, Annotated[float, msgspec.Meta(gt=0)])
         self._attention: dict[str, AttentionSpeed] = _sound_rows(found.attention, AttentionSpeed)
+        self._disks: dict[str, float] = _sound_rows(found.disks, Annotated[float, msgspec.Meta(gt=0)])
         self._unsaved = 0
 
     def speed_gbs(self, device: str, backend: str) -> float | None:
@@ -95,6 +97,16 @@ class PlacementHistory:
         with self._lock:
             before = self._speeds.get(key)
             self._speeds[key] = measured if before is None else (before + measured) / 2
+            self._save()
+
+    def disk_gbs(self, disk: str | None) -> float | None:
+        """What that disk was measured to read a second, in GB/s."""
+        return self._disks.get(disk) if disk is not None else None
+
+    def record_disk(self, disk: str, gbs: float) -> None:
+        """Keep a measurement of a disk."""
+        with self._lock:
+            self._disks[disk] = gbs
             self._save()
 
     def use(self, model: str) -> Use | None:
@@ -190,6 +202,7 @@ class PlacementHistory:
             uses=_newest(self._uses),
             energies=_newest(self._energies),
             attention=_newest(self._attention),
+            disks=_newest(self._disks),
         )
         with contextlib.suppress(OSError):  # forgetting costs a slower first choice, nothing else
             self._store.put(learnt)

@@ -146,6 +146,8 @@ class MemoryAdmission:
             self._ledger.record_measured(model_id)
             return
         self._ledger.attach(model_id, pid)
+        if load is not None and load.settings.expert_bytes:
+            load = None  # experts come with use: what is held now says nothing of what will be
         tried = self._tried.get(model_id)
         if tried:  # a write of a kilobyte, at once: the next crash may come before any task runs
             first, used = tried[0], tried[-1]
@@ -210,7 +212,13 @@ class MemoryAdmission:
         if load is not None and load.settings.remotes:
             self._placer.learn_spread(load.settings, tokens, decode_s)
             return
-        if load is None or load.device is None or tokens < ENOUGH_TOKENS or load.read_bytes < LARGE_READ_BYTES:
+        if (
+            load is None
+            or load.device is None
+            or load.settings.expert_bytes
+            or tokens < ENOUGH_TOKENS
+            or load.read_bytes < LARGE_READ_BYTES
+        ):
             return
         self._history.record_speed(load.device, load.backend, load.read_bytes, (tokens - 1) / decode_s)
 
@@ -223,7 +231,7 @@ class MemoryAdmission:
     async def unloading(self, model_id: str, kept_bytes: int) -> None:
         """The model was used and leaves now: its process shows what it really took."""
         load = self._loads.get(model_id)
-        if load is not None and load.settings.path.startswith(PREFIX):
+        if load is not None and (load.settings.path.startswith(PREFIX) or load.settings.expert_bytes):
             return
         await asyncio.to_thread(self._ledger.record_measured, model_id, moment="unload", kept_bytes=kept_bytes)
 

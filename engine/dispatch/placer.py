@@ -20,6 +20,7 @@ from engine.dispatch.priors import effective_gbs
 from engine.dispatch.resources import Resources
 from engine.dispatch.speed import weights_read
 from engine.dispatch.split import shared_out
+from engine.dispatch.streaming import disk_gbs
 from engine.dispatch.tuned import Tuned, pinned_elsewhere, tuned_settings
 from engine.dispatch.types import NO_OVERRIDES, Fallback, Overrides, Placement
 from engine.energy.words import energy_words
@@ -138,7 +139,8 @@ class Placer:
         without = msgspec.structs.replace(settings, cache_ram_bytes=0)
         pinned = spread.pinned_to(self.resources.remotes, overrides.device)
         here = msgspec.structs.replace(overrides, device=None) if pinned else overrides
-        placement = place(shape, without, here, machine, self.ledger, self.history, ask, owner=model_id)
+        disk = disk_gbs(self.resources, shape, settings.path, model_id)
+        placement = place(shape, without, here, machine, self.ledger, self.history, ask, model_id, disk)
         if not self.resources.remotes.remotes:
             return placement
         far = spread.Spreading(self.resources, machine, model_id, self.dry_run if exact else None)
@@ -149,7 +151,7 @@ class Placer:
     ) -> Placement:
         """The placement with what was tuned or measured here for a model of this shape."""
         where, which = machine_key(machine), shape_key(shape)
-        if placement.settings.remotes:
+        if placement.settings.remotes or placement.streaming is not None:
             return placement
         tuned = self.tuned.get(where, which, placement.settings.n_ctx)
         if tuned is not None and not pinned_elsewhere(tuned, placement, overrides):

@@ -18,7 +18,8 @@ from engine.remotes.book import RemoteBook
 class Resources(msgspec.Struct, frozen=True):
     """One per process, made where the process is put together: two ledgers would promise the same bytes twice.
 
-    `dry_runs` is the file that keeps what llama.cpp said a load takes.
+    `dry_runs` is the file that keeps what llama.cpp said a load takes. `models` is the folder that downloads go to
+    (None: on another machine, whose disks cannot be measured).
     """
 
     machine: MachineState
@@ -29,11 +30,13 @@ class Resources(msgspec.Struct, frozen=True):
     checks: DeviceChecks
     dry_runs: Path
     remotes: RemoteBook = msgspec.field(default_factory=RemoteBook)
+    models: Path | None = None
 
 
 def open_resources(paths: Paths, machine: MachineState | None = None) -> Resources:
     """This machine, or the recorded one given, with the stores of this user. Reads files, probes nothing."""
     remotes = RemoteBook(paths.config / "remotes.json")
+    here = machine is None
     machine = machine or MachineState(backend_cache=paths.cache / "backends.json", elsewhere=remotes.devices)
     return Resources(
         machine=machine,
@@ -44,4 +47,5 @@ def open_resources(paths: Paths, machine: MachineState | None = None) -> Resourc
         checks=DeviceChecks(paths.state / "device_checks.json", paths.cache / "references"),
         dry_runs=paths.cache / "dry_runs.json",
         remotes=remotes,
+        models=paths.models if here else None,
     )

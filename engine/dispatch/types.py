@@ -30,6 +30,24 @@ class Overrides(msgspec.Struct, frozen=True, kw_only=True):
 NO_OVERRIDES = Overrides()
 
 
+class Streaming(msgspec.Struct, frozen=True, kw_only=True):
+    """Experts that are read from the disk when a token asks for them: what that is expected to cost.
+
+    Rates are parts of the bytes a token asks for that are in memory, the worst with routing without any skew.
+    `seen_tokens`: how many earlier tokens the expectation rests on (0: a published skew).
+    """
+
+    expert_bytes: int
+    kept_bytes: int
+    hit_rate: float
+    worst_hit_rate: float
+    decode_tok_s: float
+    worst_tok_s: float
+    disk_gbs: float
+    disk_measured: bool = False
+    seen_tokens: int = 0
+
+
 class Alternative(msgspec.Struct, frozen=True, kw_only=True):
     """A choice that lost: how fast it was expected to be, and why it lost."""
 
@@ -45,6 +63,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
 
     `basis` says what the speed rests on: a measurement on this machine or a prior; `measured_on` whether this shape
     itself was measured. `tokens_per_joule` was measured here; `energy` tells it, or why it is not known.
+    `streaming`: its experts are more than memory, and this is what that costs.
     """
 
     device: str
@@ -59,6 +78,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
     measured_on: Literal["stand-in", "model"] | None = None
     tokens_per_joule: float | None = None
     energy: str = ""
+    streaming: Streaming | None = None
     reasons: tuple[str, ...] = ()
     alternatives: tuple[Alternative, ...] = ()
 

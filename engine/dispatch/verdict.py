@@ -28,6 +28,7 @@ def judge_for(placer: Placer) -> Judge:
             device=placement.device_name,
             reasons=placement.reasons,
             measured_on=placement.measured_on,
+            streamed=placement.streaming is not None,
         )
 
     return judge

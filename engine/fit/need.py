@@ -7,6 +7,7 @@ from engine.fit.repack import is_repacked
 from engine.fit.shape import BLOCK, ModelShape
 from engine.fit.types import Basis, DryRun, Need, Part, PartName
 from engine.runner.engine_args import overrides
+from engine.runner.expert_tensors import stacks
 from engine.runner.limits import KV_TYPES, exact_settings, rollback, sequences
 from engine.runner.protocol import LoadSettings
 from quantize.files.gguf_file import TensorInfo
@@ -128,14 +129,16 @@ def _weights(
 ) -> tuple[list[Part], int]:
     """Weights by device, and bytes of file pages that stay behind though nobody needs them.
 
-    On the CPU, repacked weights are its own memory, the rest are pages of the mapped file.
+    On the CPU, repacked weights are its own memory, the rest are pages of the mapped file. Of streamed experts what
+    is kept counts.
     """
     offloaded = mapped = own = 0
+    streamed = _streamed(shape, settings)
     trunk, stale = len(shape.layers), 0
     there = on_gpu(shape, settings)
     for tensor in shape.tensors:
         match = BLOCK.match(tensor.name)
-        if match and int(match[1]) >= trunk and not settings.mtp:
+        if tensor.name in streamed or (match and int(match[1]) >= trunk and not settings.mtp):
             continue  # draft layers are not loaded
         if gpu and there(tensor):
             offloaded += tensor.nbytes
@@ -154,7 +157,14 @@ def _weights(
             elif settings.repack and is_repacked(embedding, isa, as_head=True):
                 own += embedding.nbytes
     parts = [Part(name="weights", device=CPU, num_bytes=mapped + own, mapped_bytes=mapped)]
+    parts += [Part(name="experts", device=CPU, num_bytes=settings.expert_bytes)] if streamed else []
     return ([*parts, Part(name="weights", device=gpu, num_bytes=offloaded)] if gpu else parts), stale
+
+
+def _streamed(shape: ModelShape, settings: LoadSettings) -> frozenset[str]:
+    """Names of the weights that are read when they are asked for."""
+    layers = stacks(shape.tensors, shape.experts) if settings.expert_bytes else {}
+    return frozenset(tensor.name for layer in layers.values() for tensor in layer)
 
 
 def on_gpu(shape: ModelShape, settings: LoadSettings) -> Callable[[TensorInfo], bool]:

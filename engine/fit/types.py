@@ -6,7 +6,17 @@ import msgspec
 
 Basis = Literal["formula", "probe", "prior"]
 PartName = Literal[
-    "weights", "kv", "recurrent", "compute", "output", "projector", "draft", "overhead", "prefixes", "correction"
+    "weights",
+    "kv",
+    "recurrent",
+    "compute",
+    "output",
+    "projector",
+    "draft",
+    "overhead",
+    "prefixes",
+    "correction",
+    "experts",
 ]
 
 

@@ -93,6 +93,7 @@ def live_facts(reading: LiveDevice) -> str:
 # What a part of the ledger is called, by its name there. The names are those of engine.fit.types.PartName.
 PARTS = {
     "weights": "weights",
+    "experts": "experts",
     "kv": "context",
     "recurrent": "state",
     "compute": "scratch",

@@ -156,7 +156,13 @@ class _Dot(QWidget):
 
 def owner_colour(look: Look, owner: str) -> QColor:
     """The colour of a holder of memory."""
-    same = {"output": "compute", "recurrent": "state", "projector": "weights", "correction": "overhead"}
+    same = {
+        "output": "compute",
+        "recurrent": "state",
+        "projector": "weights",
+        "experts": "weights",
+        "correction": "overhead",
+    }
     if owner.startswith("model "):
         series = look.tokens.series
         return QColor(series[int(owner.removeprefix("model ")) % len(series)])

@@ -33,6 +33,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a file fits this machine: bytes needed and there, tokens a second expected, and the reasons.
 
     `measured_on` says what the speed rests on: a `stand-in`, a `model` of this shape, or nothing (None).
+    `streamed`: it fits with its experts read from the disk when they are asked for.
     """
 
     fits: bool
@@ -43,6 +44,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     device: str = ""
     reasons: tuple[str, ...] = ()
     measured_on: Literal["stand-in", "model"] | None = None
+    streamed: bool = False
 
 
 class Judge(Protocol):
@@ -224,6 +226,11 @@ def _mark_best(options: list[Option]) -> list[Option]:
     quantize README), while every byte costs speed; so a larger file is only best where it is the only one.
     """
     fitting = [o for o in options if o.verdict and o.verdict.fits and o.choice.format == "gguf"]
+    whole = [o for o in fitting if o.verdict and not o.verdict.streamed]
+    if fitting and not whole:  # the disk decides how fast: what reads least of it
+        smallest = min(fitting, key=lambda o: o.choice.size_bytes)
+        return [msgspec.structs.replace(o, best=o is smallest) for o in options]
+    fitting = whole
     modest = [o for o in fitting if o.bits_per_weight <= _ENOUGH_BITS]
     pool = modest or sorted(fitting, key=lambda o: o.choice.size_bytes)[:1]
     if not pool:

@@ -44,8 +44,7 @@ class StreamedExperts:
             model = known_gguf_model(self._settings.path)
         except QuantizeError as error:
             raise CannotStream(str(error)) from error
-        experts = model.parts[0].arch_int("expert_count") or 0
-        self._stream.begin(model, experts, self._settings.expert_bytes, known)
+        self._stream.begin(model, self._settings.expert_bytes, known)
         self._kept_tokens = known.tokens
 
     def problem(self) -> str:

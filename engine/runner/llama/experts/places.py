@@ -122,8 +122,8 @@ def _state(descriptor: int) -> tuple[int, int]:
     return found.st_size, found.st_mtime_ns
 
 
-def find(model: GgufModel, parts: Parts, experts: int) -> dict[int, tuple[Stack, ...]]:
-    """Layer → its stacks, each of whose first bytes was compared with the file's. Linux only.
+def find(model: GgufModel, parts: Parts, experts: int, trunk: int) -> dict[int, tuple[Stack, ...]]:
+    """Layer below `trunk` → its stacks, each of whose first bytes was compared with the file's. Linux only.
 
     Raises: NotMapped: the file is not mapped, or its header has no experts that are understood.
     """
@@ -134,6 +134,8 @@ def find(model: GgufModel, parts: Parts, experts: int) -> dict[int, tuple[Stack,
     mappings = list(_mappings(model, parts))
     layers = {}
     for layer, tensors in found.items():
+        if layer >= trunk:
+            continue  # heads that guess ahead, which are not loaded
         placed = []
         for tensor in tensors:
             part = numbers[tensor.name]

@@ -65,17 +65,20 @@ class ExpertStream:
         self._counts = _Counts()
         self._used_bytes = 0
 
-    def begin(self, model: GgufModel, experts: int, capacity_bytes: int, known: ExpertUse) -> None:
+    def begin(self, model: GgufModel, capacity_bytes: int, known: ExpertUse) -> None:
         """Keep up to `capacity_bytes` of experts from now on, at first those that `known` use speaks for.
 
         Raises: CannotStream.
         """
+        head = model.parts[0]
+        experts = head.arch_int("expert_count") or 0
+        trunk = (head.arch_int("block_count") or 0) - (head.arch_int("nextn_predict_layers") or 0)
         try:
             self._parts = Parts(model)
         except OSError as error:
             raise CannotStream(str(error)) from error
         try:
-            self._layers = find(model, self._parts, experts)
+            self._layers = find(model, self._parts, experts, trunk)
             largest = max(stack.expert_bytes for stacks in self._layers.values() for stack in stacks)
             self._pages = Pages(self._parts, largest, READERS)
         except (NotMapped, NoPages, OSError) as error:
@@ -84,7 +87,7 @@ class ExpertStream:
         self._capacity_bytes = capacity_bytes - READERS * (largest + 2 * PAGE)
         self._rows = {layer: row for row, layer in enumerate(self._layers)}
         self._stacks: list[tuple[Stack, ...]] = list(self._layers.values())
-        self._sizes = [sum(stack.expert_bytes + PAGE for stack in stacks) for stacks in self._stacks]
+        self._sizes = [sum(-(-s.expert_bytes // PAGE) * PAGE + PAGE for s in stacks) for stacks in self._stacks]
         self._there = np.zeros((len(self._stacks), experts), bool)
         self._score = np.zeros((len(self._stacks), experts))
         self._tokens = 0.0

@@ -1,0 +1,74 @@
+"""How fast a disk reads from everywhere in large pieces, past the system's cache: what streamed weights come at."""
+
+import contextlib
+import mmap
+import os
+import random
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Final
+
+# As long as this is enough for a figure within a tenth, and short beside whatever it is asked for.
+MEASURED_S: Final = 0.4
+# As streamed experts are read: several at once, each matrix in one piece.
+READERS: Final = 8
+PIECE_BYTES: Final = 512 << 10
+SMALLEST_BYTES: Final = 64 << 20
+
+
+def disk_of(path: Path) -> str | None:
+    """What tells one disk from another here: of the file, or of the first folder above it that exists."""
+    for place in (path, *path.parents):
+        with contextlib.suppress(OSError):
+            return str(place.stat().st_dev)
+    return None
+
+
+def read_gbs(path: Path, seconds: float = MEASURED_S) -> float | None:
+    """Billions of bytes a second from the disk of this file; of a folder, with a file of its own for a moment.
+
+    None where the cache cannot be passed by (only Linux is known), the file is small, or reading it fails.
+    """
+    if sys.platform != "linux":
+        return None
+    try:
+        if path.is_file():
+            return _read(path, seconds) if path.stat().st_size >= SMALLEST_BYTES else None
+        if not path.is_dir():
+            return None
+        with tempfile.NamedTemporaryFile(dir=path, prefix=".disk-speed-") as made:
+            piece = os.urandom(PIECE_BYTES)
+            for _ in range(SMALLEST_BYTES // PIECE_BYTES):
+                made.write(piece)
+            made.flush()
+            os.fsync(made.fileno())
+            return _read(Path(made.name), seconds)
+    except OSError:
+        return None
+
+
+def _read(path: Path, seconds: float) -> float | None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
+    pieces = path.stat().st_size // PIECE_BYTES
+    done: list[int] = []
+    started = time.monotonic()
+
+    def work(number: int) -> None:
+        rng = random.Random(number)  # noqa: S311 - places to read
+        with mmap.mmap(-1, PIECE_BYTES) as room, contextlib.suppress(OSError):
+            while time.monotonic() - started < seconds:
+                done.append(os.preadv(descriptor, [room], rng.randrange(pieces) * PIECE_BYTES))
+
+    try:
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(READERS)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        elapsed = time.monotonic() - started
+    finally:
+        os.close(descriptor)
+    return sum(done) / elapsed / 1e9 if done else None

@@ -1,0 +1,156 @@
+"""Mixtures that do not fit: how much of their experts is kept, and how fast the rest comes from the disk."""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from devices.disk_speed import disk_of, read_gbs
+from engine.dispatch.resources import Resources
+from engine.dispatch.types import Streaming
+from engine.expert_use import ExpertUse, folder_of, use_store
+from engine.fit.shape import ModelShape
+from engine.runner.expert_tensors import held_bytes, least_bytes, reader_bytes, stacks
+from engine.runner.protocol import LoadSettings
+from quantize.files.gguf_file import TensorInfo
+
+GIB: Final = 1 << 30
+# Before a disk was measured: a solid-state disk at SATA.
+UNKNOWN_DISK_GBS: Final = 0.5
+# What asking for each layer's routing costs a token. Measured: docs/log.md, mixtures.
+LAYER_S: Final = 0.0003
+# Of the memory that is left, so much goes to experts; the rest to what reads the file besides.
+KEPT_PART: Final = 15 / 16
+# How skewed routing is where nothing was seen: the part kept, to this power, is what is asked for of it. Source:
+# OLMoE-1B-7B over 50,000 tokens (colibri, issue 864): 6, 12.5, 25 and 50 % of the experts got 21, 35, 52 and 75 %
+# of what was asked; larger mixtures were told to be more skewed.
+SKEW: Final = 0.5
+
+
+def expert_layers(shape: ModelShape) -> Mapping[int, tuple[TensorInfo, ...]]:
+    """The stacks of experts that can be streamed, by layer; none where the routing is not understood."""
+    trunk = len(shape.layers)
+    return {n: found for n, found in stacks(shape.tensors, shape.experts).items() if n < trunk}
+
+
+def whole_bytes(shape: ModelShape) -> int:
+    """What all streamed experts would take."""
+    return sum(shape.experts * held_bytes(layer, shape.experts) for layer in expert_layers(shape).values())
+
+
+def streamed_settings(shape: ModelShape, settings: LoadSettings) -> LoadSettings | None:
+    """`settings` with the least memory for experts; None where they cannot be streamed or the user said no."""
+    args = settings.engine_args
+    refused = args.mmap is False or args.mlock or args.repack or args.tiles or args.check_tensors or settings.use_mlock
+    layers = expert_layers(shape)
+    if refused or not layers or not shape.experts_used or settings.embeddings or not settings.use_mmap:
+        return None
+    return msgspec.structs.replace(
+        settings, expert_bytes=least_bytes(layers, shape.experts), repack=False, tiles=(), mtp=False, kv_cells=0
+    )
+
+
+def with_room(shape: ModelShape, settings: LoadSettings, spare_bytes: int) -> LoadSettings:
+    """`settings` with as much more memory for experts as is left beside the least."""
+    wanted = settings.expert_bytes + int(max(0, spare_bytes) * KEPT_PART)
+    layers = expert_layers(shape)
+    all_of_them = whole_bytes(shape) + least_bytes(layers, shape.experts)
+    return msgspec.structs.replace(settings, expert_bytes=min(wanted, all_of_them))
+
+
+def disk_gbs(resources: Resources, shape: ModelShape, path: str, owner: str) -> float | None:
+    """How fast the model's disk reads, or that of downloads; measured once, if its experts may not fit."""
+    if not shape.experts or resources.models is None:
+        return None
+    if shape.file_bytes < resources.ledger.available("cpu", exclude=owner):
+        return None
+    place = Path(path) if Path(path).is_file() else resources.models
+    disk = disk_of(place)
+    known = resources.history.disk_gbs(disk)
+    if known is None and disk is not None and (known := read_gbs(place)) is not None:
+        resources.history.record_disk(disk, round(known, 3))
+    return known
+
+
+def known_use(settings: LoadSettings) -> ExpertUse:
+    """What earlier loads of this file saw."""
+    folder = folder_of(settings.cache_dir)
+    return use_store(folder, Path(settings.path)).get() if folder else ExpertUse()
+
+
+def forecast(
+    shape: ModelShape, expert_bytes: int, use: ExpertUse, gbs: float, compute_s: float, *, measured: bool
+) -> Streaming:
+    """What a token costs with `expert_bytes` of memory for experts, from a disk of `gbs` GB/s.
+
+    `compute_s` is what it would take with all of them in memory. The worst is routing without any skew.
+    """
+    layers = expert_layers(shape)
+    sizes = {number: held_bytes(layer, shape.experts) for number, layer in layers.items()}
+    whole = shape.experts * sum(sizes.values())
+    kept_bytes = min(whole, expert_bytes - reader_bytes(layers, shape.experts))
+    part = kept_bytes / whole
+    each_token = shape.experts_used * sum(sizes.values())
+    learnt = use.says_something and _covers(use, layers, shape.experts)
+    hit = _learnt_hit(use, sizes, kept_bytes, shape.experts_used) if learnt else part**SKEW
+
+    def speed(rate: float) -> float:
+        seconds = compute_s + LAYER_S * len(layers) + (1 - rate) * each_token / 1e9 / gbs
+        return 1 / seconds
+
+    return Streaming(
+        expert_bytes=whole,
+        kept_bytes=kept_bytes,
+        hit_rate=round(hit, 3),
+        worst_hit_rate=round(part, 3),
+        decode_tok_s=speed(hit),
+        worst_tok_s=speed(part),
+        disk_gbs=gbs,
+        disk_measured=measured,
+        seen_tokens=round(use.tokens) if learnt else 0,
+    )
+
+
+def _covers(use: ExpertUse, layers: Mapping[int, object], experts: int) -> bool:
+    return all(len(use.layers.get(number, ())) == experts and sum(use.layers[number]) > 0 for number in layers)
+
+
+def _learnt_hit(use: ExpertUse, sizes: Mapping[int, int], kept_bytes: int, used: int) -> float:
+    """Of the bytes that tokens like those seen ask for, the part that the most used experts have."""
+    shares = [
+        (used * count / sum(use.layers[number]), size)
+        for number, size in sizes.items()
+        for count in use.layers[number]
+    ]
+    found, left = 0.0, kept_bytes
+    for share, size in sorted(shares, reverse=True):
+        if left < size:
+            break
+        left -= size
+        found += min(1.0, share) * size
+    asked = used * sum(sizes.values())
+    return min(1.0, found / asked)
+
+
+def words(found: Streaming) -> tuple[str, ...]:
+    """Why and how, for the placement's card."""
+    kept, whole = found.kept_bytes / GIB, found.expert_bytes / GIB
+    why = f"its experts do not fit: {kept:.1f} of {whole:.1f} GiB are kept by use, the rest is read when asked for"
+    if found.seen_tokens:
+        ground = f"by what {found.seen_tokens} tokens asked for here"
+    else:
+        ground = "a guess until it was used here"
+    hits = f"{found.hit_rate:.0%} of what a token asks for is in memory ({ground}), {found.decode_tok_s:.1f} tok/s"
+    disk = "measured here" if found.disk_measured else "a guess"
+    worst = f"at worst {found.worst_hit_rate:.0%} and {found.worst_tok_s:.1f} tok/s"
+    return why, hits, f"{worst}; the disk reads {found.disk_gbs:.2f} GB/s ({disk})"
+
+
+def prompt_tok_s(shape: ModelShape, found: Streaming, n_ubatch: int, compute_tok_s: float) -> float:
+    """Tokens of a prompt a second: each piece asks for nearly all experts, so it reads all that are not kept."""
+    missing_s = (found.expert_bytes - found.kept_bytes) / 1e9 / found.disk_gbs
+    reading_s = n_ubatch / compute_tok_s if compute_tok_s else 0.0
+    seconds = math.fsum((missing_s, reading_s, LAYER_S * len(shape.layers)))
+    return n_ubatch / seconds
