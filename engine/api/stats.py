@@ -4,11 +4,13 @@ import msgspec
 
 from engine.api.models import LoadedModel
 from engine.phases import Phase
+from engine.runner.protocol import ExpertStats
 from engine.time_spent import TimeSpent
 
 __all__ = [
     "DeviceUsage",
     "Energy",
+    "ExpertStats",
     "ModelEnergy",
     "ModelStats",
     "RequestTimes",
@@ -25,7 +27,7 @@ class ModelStats(LoadedModel, frozen=True, kw_only=True):
     """One model now. Counts of tokens are since it was loaded; speeds are since the event before.
 
     `load` is where the time of its load went, from its request on; `runner` the same of the process that holds
-    it, from its own start.
+    it, from its own start. `experts` where they are streamed from the disk.
     """
 
     prompt_tokens: int = 0
@@ -40,6 +42,7 @@ class ModelStats(LoadedModel, frozen=True, kw_only=True):
     cache_disk_bytes: int = 0
     tok_s: float = 0.0
     prompt_tok_s: float = 0.0
+    experts: ExpertStats | None = None
     load: tuple[Phase, ...] = ()
     runner: tuple[Phase, ...] = ()
 

@@ -2,9 +2,9 @@
 
     python tests/bench/mixtures.py FOLDER [--limit MIB] [--disk MB_S] [--tokens N]
 
-Needs root and Linux with version 1 control groups: the limit and the throttle are the kernel's own and hold for both
-sides. FOLDER is on the disk that is throttled. The mixture has random weights and a router that prefers some experts;
-the processor's speed is learnt from a sibling with few experts that fits. Prints what was predicted and measured.
+Needs root and Linux with version 1 control groups: limit and throttle are the kernel's own and hold for both sides.
+FOLDER is on the disk that is throttled. The mixture has random weights and a router that prefers some experts; the
+processor's speed is learnt from a sibling with few experts that fits. Prints what was predicted and measured.
 """
 
 import argparse
@@ -160,7 +160,7 @@ def main() -> None:
     arguments.add_argument("--disk", type=float, default=200)
     arguments.add_argument("--tokens", type=int, default=200)
     arguments.add_argument("--experts", type=int, default=64)
-    arguments.add_argument("--steepness", type=float, default=2.0)
+    arguments.add_argument("--steepness", type=float, default=0.4)
     arguments.add_argument("--kinds", default="sibling,streamed,streamed,plain")
     arguments.add_argument("--run", default="")
     given = arguments.parse_args()

@@ -5,6 +5,7 @@ import os
 import shutil
 import sys
 
+import numpy as np
 import pytest
 from runner_calls import EXACT, answered, with_runner
 from shapes import Q, scaled, write_shape
@@ -12,7 +13,14 @@ from shapes import Q, scaled, write_shape
 from engine.errors import BadModelFile, RunnerDied
 from engine.expert_use import ExpertUse, folder_of, use_store
 from engine.fit.shape import model_shape
+from engine.phases import Phases
 from engine.runner.expert_tensors import held_bytes, least_bytes, stacks
+from engine.runner.llama import loading
+from engine.runner.llama.experts import stream
+from engine.runner.llama.experts.foresight import Foresight
+from engine.runner.llama.native.batch import Batch
+from engine.runner.llama.native.binding import start_backends
+from engine.runner.protocol import LoadSettings
 from engine.types import GenerationRequest, SamplingParams
 from quantize.files.gguf_split import read_gguf_model
 
@@ -150,3 +158,34 @@ def test_a_load_that_cannot_stream_says_why(mixture, tmp_path):
     dense = write_shape(tmp_path / "dense.gguf", scaled("llama", layers=1, vocab=600))
     with pytest.raises(BadModelFile, match="no stacks of experts"):
         with_runner(dense, nothing, expert_bytes=1 << 20, **SETTINGS)
+
+
+def test_the_next_layers_experts_are_guessed_by_its_own_router(tmp_path):
+    """Where layers add little, the next router chooses from this layer's input nearly what it will choose."""
+    shape = scaled("qwen3moe", layers=4, embd=128, heads=2, ffn=128, vocab=600, experts=(16, 2, 96), qtype=Q.Q8_0)
+    path = write_shape(tmp_path / "quiet.gguf", shape)
+    added = ("attn_output.weight", "ffn_down_exps.weight")
+    for tensor in (t for part in read_gguf_model(path).parts for t in part.tensors if t.name.endswith(added)):
+        blocks = np.memmap(path, np.uint8, "r+", tensor.offset, (tensor.nbytes // 34, 34))
+        blocks[:, :2] = np.frombuffer(np.float16(1e-5).tobytes(), np.uint8)
+    seen = []
+
+    class Watched(Foresight):
+        def judge(self, read, right):
+            seen.append((read, right))
+            super().judge(read, right)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stream, "Foresight", Watched)
+        settings = LoadSettings(path=str(path), n_ctx=512, expert_bytes=sizes(path)[0], n_threads=1, **SETTINGS)
+        loaded, experts = loading.load(start_backends(), settings, lambda _: True, Phases())
+        batch = Batch(loaded)
+        for position in range(60):
+            batch.clear()
+            batch.add(position * 97 % 600, position, 0)
+            assert batch.decode() == 0
+        experts.close()
+        loaded.close()
+    read, right = (sum(column) for column in zip(*seen, strict=True))
+    assert read > 20
+    assert right > 0.9 * read

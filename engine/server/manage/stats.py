@@ -131,4 +131,5 @@ def _model(
         cache_disk_bytes=stats.cache_disk_bytes,
         tok_s=tok_s,
         prompt_tok_s=prompt_tok_s,
+        experts=stats.experts,
     )

@@ -17,6 +17,7 @@ import numpy as np
 
 from engine.expert_use import HALF_LIFE_TOKENS, ExpertUse
 from engine.runner.expert_tensors import PAGE, READERS
+from engine.runner.llama.experts.foresight import Foresight
 from engine.runner.llama.experts.pages import NoPages, Pages
 from engine.runner.llama.experts.places import NotMapped, Parts, Span, Stack, find
 from engine.runner.llama.experts.readers import Readers, Reading
@@ -93,6 +94,8 @@ class ExpertStream:
         self._tokens = 0.0
         self._take(known)
         self._coming: dict[_Expert, Reading] = {}
+        self._foresight = Foresight()
+        self._guessed: list[Reading] = []
         self._ranked: list[tuple[float, int, int]] = []
         self._needed: tuple[int, frozenset[int]] = (0, frozenset())
         self._readers = Readers(READERS, self._arrived)
@@ -160,7 +163,13 @@ class ExpertStream:
         if wanted[0] < 0 or wanted[-1] >= self._there.shape[1]:
             raise ValueError(f"layer {row} asks for an expert that does not exist")
         self._note(row, wanted, counts, tokens)
-        self._bring(row, wanted, tokens)
+        self._bring(row, wanted)
+        if row + 1 == len(self._stacks):
+            return
+        if tokens > _FEW_TOKENS:
+            self._guess(row + 1, np.argsort(-self._score[row + 1]).tolist())
+        elif self._counts.there < self._counts.asked and self._readers.idle:
+            self._guess(row + 1, self._foresight.guess(row, node, used))
 
     def _note(self, row: int, wanted: Any, counts: Any, tokens: int) -> None:
         fading = 0.5 ** (tokens / HALF_LIFE_TOKENS)
@@ -169,7 +178,7 @@ class ExpertStream:
         if row == 0:
             self._tokens = self._tokens * fading + tokens
 
-    def _bring(self, row: int, wanted: Any, tokens: int) -> None:
+    def _bring(self, row: int, wanted: Any) -> None:
         """Wait until the experts that a layer computes with are in memory."""
         begun = time.monotonic()
         self._needed = (row, frozenset(wanted.tolist()))
@@ -181,20 +190,25 @@ class ExpertStream:
             found = (self._coming.get((row, expert)) or self._reading((row, expert)) for expert in missing)
             self._readers.wait_for([reading for reading in found if reading is not None])
             self._counts.waited_s += time.monotonic() - begun
-        if tokens > _FEW_TOKENS and row + 1 < len(self._stacks):
-            self._guess(row + 1, np.argsort(-self._score[row + 1]).tolist())
 
     def _guess(self, row: int, experts: Iterable[int]) -> None:
         """Read what the next layer will probably ask for while this one is computed, in this order."""
         absent = (e for e in experts if not self._there[row, e] and (row, e) not in self._coming)
-        readings = (self._reading((row, expert), guess=True) for expert in absent)
-        self._readers.ahead([reading for reading in readings if reading is not None])
+        found = (self._reading((row, expert), guess=True) for expert in absent)
+        self._guessed = [reading for reading in found if reading is not None]
+        self._readers.ahead(self._guessed)
 
     def _take_back_guesses(self) -> None:
         """Guesses that are not begun: those that were right are asked for now, the others are wrong."""
         row, wanted = self._needed
-        for reading in self._readers.taken_back(lambda r: r.guess and r.expert not in {(row, e) for e in wanted}):
+        if not self._guessed:
+            return
+        asked = {(row, expert) for expert in wanted}
+        for reading in self._readers.taken_back(lambda r: r.guess and r.expert not in asked):
             self._forget(reading)
+        begun = [reading.expert for reading in self._guessed if reading.begun]
+        self._foresight.judge(len(begun), sum(expert in asked for expert in begun))
+        self._guessed = []
 
     def _forget(self, reading: Reading) -> None:
         """What was to be read is not: who was to make room for it stays."""
