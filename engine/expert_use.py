@@ -15,19 +15,33 @@ HALF_LIFE_TOKENS: Final = 4096
 _KEPT: Final = 32
 # Fewer tokens say little about what will be asked.
 ENOUGH_TOKENS: Final = 256
+# Ranks are counted in so many equal parts of all experts.
+RANKS: Final = 64
 _Count = Annotated[float, msgspec.Meta(ge=0, lt=1e12)]
 
 
 class ExpertUse(msgspec.Struct, frozen=True, kw_only=True):
-    """Choices of each expert by layer, of `tokens` tokens; older ones count less."""
+    """Choices of each expert by layer, of `tokens` steps; older ones count less. A piece of a prompt is one step.
+
+    `ranks`: where the experts that tokens asked for stood among all a moment before, the most used first. So they
+    tell what a memory for the most used ones would have held of what came, not of what the counts were made from.
+    """
 
     tokens: _Count = 0.0
     layers: dict[int, list[_Count]] = {}
+    ranks: list[_Count] = []
 
     @property
     def says_something(self) -> bool:
         """Whether enough was seen to expect the same again."""
-        return self.tokens >= ENOUGH_TOKENS and bool(self.layers)
+        return self.tokens >= ENOUGH_TOKENS and len(self.ranks) == RANKS and sum(self.ranks) > 0
+
+    def hit_rate(self, part: float) -> float:
+        """Of what tokens asked for, how much was among that part of all experts, the most used ones."""
+        whole, rest = divmod(min(1.0, max(0.0, part)) * RANKS, 1)
+        found = sum(self.ranks[: int(whole)])
+        found += rest * self.ranks[int(whole)] if rest else 0.0
+        return found / sum(self.ranks)
 
 
 def use_store(folder: Path, model: Path) -> JsonStore[ExpertUse]:
@@ -49,7 +63,8 @@ def keep(store: JsonStore[ExpertUse], use: ExpertUse) -> None:
     """Write what was seen, and drop the oldest files beyond a few dozen. What cannot be written is lost."""
     rounded = {layer: [float(f"{count:.4g}") for count in counts] for layer, counts in use.layers.items()}
     with contextlib.suppress(OSError):
-        store.put(ExpertUse(tokens=round(use.tokens, 1), layers=rounded))
+        ranks = [float(f"{count:.4g}") for count in use.ranks]
+        store.put(ExpertUse(tokens=round(use.tokens, 1), layers=rounded, ranks=ranks))
         if store.path is not None:
             files = sorted(store.path.parent.glob("*.json"), key=lambda path: path.stat().st_mtime)
             for old in files[:-_KEPT]:

@@ -88,13 +88,12 @@ def forecast(
     `compute_s` is what it would take with all of them in memory. The worst is routing without any skew.
     """
     layers = expert_layers(shape)
-    sizes = {number: held_bytes(layer, shape.experts) for number, layer in layers.items()}
-    whole = shape.experts * sum(sizes.values())
+    each_layer = sum(held_bytes(layer, shape.experts) for layer in layers.values())
+    whole = shape.experts * each_layer
     kept_bytes = min(whole, expert_bytes - reader_bytes(layers, shape.experts))
     part = kept_bytes / whole
-    each_token = shape.experts_used * sum(sizes.values())
-    learnt = use.says_something and _covers(use, layers, shape.experts)
-    hit = _learnt_hit(use, sizes, kept_bytes, shape.experts_used) if learnt else part**SKEW
+    each_token = shape.experts_used * each_layer
+    hit = use.hit_rate(part) if use.says_something else part**SKEW
 
     def speed(rate: float) -> float:
         seconds = compute_s + LAYER_S * len(layers) + (1 - rate) * each_token / 1e9 / gbs
@@ -109,29 +108,8 @@ def forecast(
         worst_tok_s=speed(part),
         disk_gbs=gbs,
         disk_measured=measured,
-        seen_tokens=round(use.tokens) if learnt else 0,
+        seen_tokens=round(use.tokens) if use.says_something else 0,
     )
-
-
-def _covers(use: ExpertUse, layers: Mapping[int, object], experts: int) -> bool:
-    return all(len(use.layers.get(number, ())) == experts and sum(use.layers[number]) > 0 for number in layers)
-
-
-def _learnt_hit(use: ExpertUse, sizes: Mapping[int, int], kept_bytes: int, used: int) -> float:
-    """Of the bytes that tokens like those seen ask for, the part that the most used experts have."""
-    shares = [
-        (used * count / sum(use.layers[number]), size)
-        for number, size in sizes.items()
-        for count in use.layers[number]
-    ]
-    found, left = 0.0, kept_bytes
-    for share, size in sorted(shares, reverse=True):
-        if left < size:
-            break
-        left -= size
-        found += min(1.0, share) * size
-    asked = used * sum(sizes.values())
-    return min(1.0, found / asked)
 
 
 def words(found: Streaming) -> tuple[str, ...]:

@@ -87,8 +87,12 @@ def test_what_is_used_is_known_at_the_next_load(mixture, tmp_path):
     assert per_token[:3] == pytest.approx([2.0] * 3, rel=0.01), "two experts of each layer for a token"
     assert 0 < per_token[3] < per_token[0], "the last layer computes only what an answer needs"
     assert not use.says_something
+    assert sum(use.ranks) == 0, "nothing is known yet to rank by"
     with_runner(mixture, once, expert_bytes=least, cache_dir=cache, **SETTINGS)
-    assert use_store(folder_of(cache), mixture).get().tokens > 1.9 * use.tokens
+    later = use_store(folder_of(cache), mixture).get()
+    assert later.tokens > 1.9 * use.tokens
+    assert 0 < sum(later.ranks) < later.tokens * 8
+    assert later.hit_rate(0.25) < later.hit_rate(1.0) == 1.0
     moved = shutil.copy(mixture, tmp_path / mixture.name)
     assert use_store(folder_of(cache), moved).path == store.path
     os.truncate(moved, 100)

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from engine.expert_use import HALF_LIFE_TOKENS, ExpertUse
+from engine.expert_use import HALF_LIFE_TOKENS, RANKS, ExpertUse
 from engine.runner.expert_tensors import PAGE, READERS
 from engine.runner.llama.experts.foresight import Foresight
 from engine.runner.llama.experts.pages import NoPages, Pages
@@ -33,6 +33,9 @@ _NAME_AT: Final = Tensor.name.offset
 _FEW_TOKENS: Final = 16
 # As many are ranked at a time to make room for others; to rank them takes as long as to read two pages.
 _RANKED: Final = 64
+# Ranks of what is asked for are looked at in one layer of so many, and not before something is known.
+_RANKED_EACH: Final = 5
+_LEARNING_TOKENS: Final = 64
 _Expert = tuple[int, int]
 
 
@@ -91,7 +94,9 @@ class ExpertStream:
         self._sizes = [sum(-(-s.expert_bytes // PAGE) * PAGE + PAGE for s in stacks) for stacks in self._stacks]
         self._there = np.zeros((len(self._stacks), experts), bool)
         self._score = np.zeros((len(self._stacks), experts))
+        self._ranks = np.zeros(RANKS)
         self._tokens = 0.0
+        self._noted = 0
         self._take(known)
         self._coming: dict[_Expert, Reading] = {}
         self._foresight = Foresight()
@@ -126,7 +131,7 @@ class ExpertStream:
         if not self._begun:
             return ExpertUse()
         rows = zip(self._layers, self._score.tolist(), strict=True)
-        return ExpertUse(tokens=self._tokens, layers=dict(rows))
+        return ExpertUse(tokens=self._tokens, layers=dict(rows), ranks=self._ranks.tolist())
 
     def close(self) -> None:
         """End the readers. Copies stay as long as the model is mapped."""
@@ -172,11 +177,25 @@ class ExpertStream:
             self._guess(row + 1, self._foresight.guess(row, node, used))
 
     def _note(self, row: int, wanted: Any, counts: Any, tokens: int) -> None:
-        fading = 0.5 ** (tokens / HALF_LIFE_TOKENS)
+        """Count what was asked for; a piece of a prompt as one token, for it reads what it needs once."""
+        few = tokens <= _FEW_TOKENS
+        steps = tokens if few else 1
+        self._noted += 1
+        if few and self._tokens > _LEARNING_TOKENS and self._noted % _RANKED_EACH == 0:
+            self._note_ranks(row, wanted, counts, steps)
+        fading = 0.5 ** (steps / HALF_LIFE_TOKENS)
         self._score[row] *= fading
-        self._score[row, wanted] += counts
+        self._score[row, wanted] += counts if few else counts / tokens
         if row == 0:
-            self._tokens = self._tokens * fading + tokens
+            self._tokens = self._tokens * fading + steps
+
+    def _note_ranks(self, row: int, wanted: Any, counts: Any, steps: int) -> None:
+        """Where what is asked for stands among all before it counts; of equals the middle."""
+        scores = self._score.ravel()
+        mine = self._score[row, wanted][:, None]
+        ranks = (scores > mine).sum(axis=1) + (scores == mine).sum(axis=1) / 2
+        self._ranks *= 0.5 ** (steps * _RANKED_EACH / len(self._stacks) / HALF_LIFE_TOKENS)
+        np.add.at(self._ranks, (ranks * RANKS / scores.size).astype(int), counts)
 
     def _bring(self, row: int, wanted: Any) -> None:
         """Wait until the experts that a layer computes with are in memory."""
@@ -308,3 +327,5 @@ class ExpertStream:
             if row is not None and len(counts) == self._score.shape[1]:
                 self._score[row] = counts
                 self._tokens = known.tokens
+        if len(known.ranks) == RANKS:
+            self._ranks[:] = known.ranks

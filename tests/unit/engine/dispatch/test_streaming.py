@@ -15,7 +15,7 @@ from engine.dispatch.fallbacks import next_fallback
 from engine.dispatch.history import PlacementHistory
 from engine.dispatch.streaming import expert_layers, forecast, whole_bytes
 from engine.dispatch.types import NO_OVERRIDES
-from engine.expert_use import ExpertUse, folder_of, use_store
+from engine.expert_use import RANKS, ExpertUse, folder_of, use_store
 from engine.fit.report import ledger_amounts
 from engine.fit.shape import Layer, ModelShape
 from engine.library.hub.plan import Option, Verdict, _mark_best
@@ -131,26 +131,26 @@ def test_the_forecast_is_what_counts_and_disk_say():
     shape = mixture()
     whole = whole_bytes(shape)
     one = whole / LAYERS / EXPERTS
-    even = ExpertUse(tokens=1000, layers={n: [1.0] * EXPERTS for n in range(LAYERS)})
-    few = ExpertUse(tokens=1000, layers={n: [8.0] * 16 + [0.1] * 112 for n in range(LAYERS)})
-    for use, expected in ((even, 0.25), (few, 128 * 1.0 / 139.2)):
+    even = ExpertUse(tokens=1000, ranks=[1.0] * RANKS)
+    few = ExpertUse(tokens=1000, ranks=[10.0] * 8 + [1.0] * (RANKS - 8))
+    for use, expected in ((even, 0.25), (few, (80 + 8) / (80 + 56))):
         cost = forecast(shape, whole // 4 + (64 << 20), use, 1.0, 0.05, measured=True)
         assert cost.seen_tokens == 1000
-        assert cost.hit_rate == pytest.approx(expected, rel=0.13)
+        assert cost.hit_rate == pytest.approx(expected, rel=0.06)
         seconds = 0.05 + LAYERS * 0.0003 + (1 - cost.hit_rate) * LAYERS * USED * one / 1e9
         assert cost.decode_tok_s == pytest.approx(1 / seconds, rel=0.02)
     unknown = forecast(shape, whole // 4 + (64 << 20), ExpertUse(tokens=10), 1.0, 0.05, measured=False)
     assert unknown.seen_tokens == 0
     assert unknown.hit_rate == pytest.approx(0.5, rel=0.05)
     assert unknown.worst_hit_rate == pytest.approx(0.25, rel=0.05)
-    short = ExpertUse(tokens=1000, layers={0: [1.0] * 8})
+    short = ExpertUse(tokens=1000, ranks=[1.0] * 8)
     assert forecast(shape, whole // 4, short, 1.0, 0.05, measured=True).seen_tokens == 0
 
 
 def test_what_was_used_here_decides(tmp_path):
     cache = str(tmp_path / "prefixes")
     store = use_store(folder_of(cache), tmp_path / "mixture.gguf")
-    store.put(ExpertUse(tokens=5000, layers={n: [9.0] * 12 + [0.01] * 116 for n in range(LAYERS)}))
+    store.put(ExpertUse(tokens=5000, ranks=[9.0] * 8 + [0.01] * (RANKS - 8)))
     known, _ = placed(8, path=str(tmp_path / "mixture.gguf"), cache_dir=cache)
     assert known.streaming.seen_tokens == 5000
     assert known.streaming.hit_rate > 0.9
@@ -209,3 +209,12 @@ def test_a_disk_is_measured_and_kept(tmp_path):
     history.record_disk("1", 2.5)
     assert PlacementHistory(tmp_path / "history.json").disk_gbs("1") == 2.5
     assert history.disk_gbs(None) is None
+
+
+def test_hit_rates_lie_between_the_parts_that_were_counted():
+    use = ExpertUse(tokens=1000, ranks=[3.0, 1.0] + [0.0] * (RANKS - 2))
+    assert [use.hit_rate(part / RANKS) for part in (0, 0.5, 1, 1.5, 2, RANKS, 2 * RANKS)] == [
+        0.0, 0.375, 0.75, 0.875, 1.0, 1.0, 1.0
+    ]  # fmt: skip
+    assert not msgspec.structs.replace(use, tokens=10).says_something
+    assert not ExpertUse(tokens=1000).says_something
