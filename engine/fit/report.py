@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping
 
+import msgspec
+
 from devices.errors import Overdrawn
 from devices.memory import Amount, Ledger
 from devices.types import Machine
@@ -10,6 +12,7 @@ from engine.fit.context import largest_context, need_at
 from engine.fit.need import amounts
 from engine.fit.shape import ModelShape
 from engine.fit.types import WORKERS, DryRun, FitReport, GiveUp, Need
+from engine.runner.expert_tensors import least_bytes, stacks
 from engine.runner.protocol import LoadSettings
 
 NUM_OPTIONS = 3
@@ -60,12 +63,16 @@ def fit_report(
 
         ways = give_ups(shape, settings, estimate, fits, held, name, on_disk=on_disk)
     limit = shape.context_train or max(settings.n_ctx, 1 << 17)
+    smallest = settings
+    if settings.expert_bytes:  # a longer context takes the place of experts
+        least = least_bytes(stacks(shape.tensors, shape.experts), shape.experts)
+        smallest = msgspec.structs.replace(settings, expert_bytes=min(least, settings.expert_bytes))
     return FitReport(
         model=name,
         fits=fit,
         need=need,
         available_bytes={d: ledger.available(d, machine, exclude=name) for d in need.devices},
-        largest_context=largest_context(settings, limit, lambda at: fits(estimate(at))),
+        largest_context=largest_context(smallest, limit, lambda at: fits(estimate(at))),
         give_ups=ways,
         notes=_notes(shape, settings),
     )

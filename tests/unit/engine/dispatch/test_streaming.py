@@ -16,7 +16,7 @@ from engine.dispatch.history import PlacementHistory
 from engine.dispatch.streaming import expert_layers, forecast, whole_bytes
 from engine.dispatch.types import NO_OVERRIDES
 from engine.expert_use import RANKS, ExpertUse, folder_of, use_store
-from engine.fit.report import ledger_amounts
+from engine.fit.report import fit_report, ledger_amounts
 from engine.fit.shape import Layer, ModelShape
 from engine.library.hub.plan import Option, Verdict, _mark_best
 from engine.library.hub.repository import Choice, RepoFile
@@ -108,6 +108,14 @@ def test_what_does_not_fit_is_streamed_within_what_is_free_and_says_what_that_co
             assert words in said
         speeds.append(cost.decode_tok_s)
     assert speeds == sorted(speeds)
+
+
+def test_a_longer_context_may_take_the_place_of_experts():
+    found = computer(8)
+    plan, book = placed(8)
+    report = fit_report("mixture", mixture(), plan.settings, found, book)
+    assert report.fits
+    assert report.largest_context > 2 * plan.settings.n_ctx
 
 
 @pytest.mark.parametrize(
