@@ -43,7 +43,9 @@ def whole_bytes(shape: ModelShape) -> int:
 def streamed_settings(shape: ModelShape, settings: LoadSettings) -> LoadSettings | None:
     """`settings` with the least memory for experts; None where they cannot be streamed or the user said no."""
     args = settings.engine_args
-    refused = args.mmap is False or args.mlock or args.repack or args.tiles or args.check_tensors or settings.use_mlock
+    refused = (
+        args.mmap is False or args.mlock or settings.use_mlock or args.repack or args.tiles or args.check_tensors
+    )
     layers = expert_layers(shape)
     if refused or not layers or not shape.experts_used or settings.embeddings or not settings.use_mmap:
         return None
