@@ -22,6 +22,8 @@ os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 os.environ["TESSERA_INSTALLED_MODELS"] = "/nonexistent/models"
 # Threads of a model that wait for each other sleep: tests at once on few cores would spin most of the time away.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# numpy's would still spin, ten times as long as small matrices take to multiply.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
