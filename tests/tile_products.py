@@ -129,7 +129,7 @@ def report(kind: GGMLQuantizationType, rows: int, length: int, count: int) -> di
         "known": True,
         "untold": before,
         "taken": product.is_taken,
-        "few": Product(lib, device, weights, kind, 4).is_taken,
+        "few": Product(lib, device, weights, kind, 3).is_taken,
         "error": float(np.abs(found - expected).max() / np.abs(expected).max()),
         "same_by_threads": bool(np.array_equal(found, product.by(columns, 3))),
         "same_beside_fewer": bool(np.array_equal(found[3:], fewer)),

@@ -74,9 +74,9 @@ DECODER(q8_0, 34, false,
 
 // ids: enum ggml_type
 static const Format FORMATS[] = {
-    {2, 18, 8, false, 15, q4_0},
-    {3, 20, 0, true, 15, q4_1},
-    {6, 22, 16, false, 31, q5_0},
-    {7, 24, 0, true, 31, q5_1},
-    {8, 34, 128, false, 255, q8_0},
+    {2, 18, 8, false, 15, 8, q4_0},
+    {3, 20, 0, true, 15, 4, q4_1},
+    {6, 22, 16, false, 31, 5, q5_0},
+    {7, 24, 0, true, 31, 4, q5_1},
+    {8, 34, 128, false, 255, 5, q8_0},
 };

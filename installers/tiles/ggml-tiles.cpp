@@ -18,9 +18,6 @@
 
 namespace {
 
-// With fewer columns decoding a panel takes longer than multiplying row by row. It is also what the check after a
-// load computes at once (self_check.py). Measured: docs/log.md, "tiles for prompts".
-constexpr int64_t LEAST_COLUMNS = 8;
 // Parts of a product for each thread, so that none waits long for the last one.
 constexpr int64_t PARTS = 4;
 // Columns of a part: each part decodes its rows again.
@@ -189,7 +186,7 @@ bool device_computes(ggml_backend_dev_t, const ggml_tensor * op) {
     }
     const tiles::Format * format = kernels()->format(weights->type);
     return format && values->type == GGML_TYPE_F32 && ggml_is_matrix(weights) && ggml_is_contiguous(weights) &&
-           ggml_is_contiguous(values) && ggml_is_contiguous(op) && ggml_nrows(values) >= LEAST_COLUMNS;
+           ggml_is_contiguous(values) && ggml_is_contiguous(op) && ggml_nrows(values) >= format->least_columns;
 }
 
 bool device_reads(ggml_backend_dev_t, ggml_backend_buffer_type_t type) { return ggml_backend_buft_is_host(type); }

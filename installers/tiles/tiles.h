@@ -34,6 +34,7 @@ struct Format {
     int zero;
     bool least;
     uint8_t widest;           // the largest byte there is
+    int64_t least_columns;    // with fewer llama.cpp's own kernels are as fast. Measured: docs/log.md, "tiles for prompts"
     void (*decode)(const uint8_t * const * of, int count, int rows, uint8_t * bytes, float * scale, float * least);
 };
 
