@@ -193,3 +193,13 @@ def test_the_next_layers_experts_are_guessed_by_its_own_router(tmp_path):
     read, right = (sum(column) for column in zip(*seen, strict=True))
     assert read > 20
     assert right > 0.9 * read
+
+
+def test_guesses_that_are_wrong_are_not_made_for_a_while():
+    foresight = Foresight()
+    for _ in range(20):
+        foresight.judge(4, 3)
+    assert foresight._pause == 0
+    for _ in range(40):
+        foresight.judge(4, 0)
+    assert foresight._pause > 0
