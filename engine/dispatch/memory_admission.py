@@ -146,13 +146,13 @@ class MemoryAdmission:
             self._ledger.record_measured(model_id)
             return
         self._ledger.attach(model_id, pid)
-        if load is not None and load.settings.expert_bytes:
-            load = None  # experts come with use: what is held now says nothing of what will be
         tried = self._tried.get(model_id)
         if tried:  # a write of a kilobyte, at once: the next crash may come before any task runs
             first, used = tried[0], tried[-1]
             changes = {f: getattr(used, f) for f in FALLBACK_FIELDS if getattr(used, f) != getattr(first, f)}
             self._history.remember(model_id, changes)
+        if load is not None and load.settings.expert_bytes:
+            return  # experts come with use: what is held now says nothing of what will be
         answer = asyncio.Event()
         self._unanswered[model_id] = answer
         task = asyncio.get_running_loop().create_task(

@@ -3,6 +3,7 @@
 import asyncio
 import os
 
+import msgspec
 import pytest
 from starved import no_descriptors
 
@@ -74,3 +75,25 @@ def test_and_never_for_a_model_that_is_gone_again(admission, monkeypatch):
         assert admission.asked == []
 
     asyncio.run(main())
+
+
+def test_streamed_experts_come_with_use_so_nothing_is_learnt_from_them(admission, monkeypatch):
+    """Neither how much memory a load takes, which would shrink the next, nor how fast the processor reads."""
+    monkeypatch.setattr("engine.dispatch.memory_admission.LARGE_READ_BYTES", 1)
+    admission.settings = msgspec.structs.replace(admission.settings, expert_bytes=1 << 20, repack=False)
+    ledger, history = admission._placer.ledger, admission._placer.history
+
+    async def main():
+        await loaded(admission)
+        admission.answered("m", 3, 1.0, 1)
+        admission.observed("m", 1000, 1.0)
+        await asyncio.gather(*admission._audits)
+        await admission.unloading("m", 0)
+
+    asyncio.run(main())
+    assert ledger.audits.all() == ()
+    assert history.speed_gbs("cpu", "cpu") is None
+    admission.settings = msgspec.structs.replace(admission.settings, expert_bytes=0)
+    asyncio.run(main())
+    assert ledger.audits.all() != ()
+    assert history.speed_gbs("cpu", "cpu") is not None
