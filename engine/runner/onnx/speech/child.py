@@ -3,13 +3,13 @@
 Usage: python -m engine.runner.onnx.speech.child MEMORY_BYTES TIME_S
 """
 
-import os
 import re
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
+from devices.cores import allowed_cores
 from engine.chat.child_frames import serve
 from engine.runner.onnx.speech.fixed import FixedMoonshine
 from engine.runner.onnx.speech.moonshine import Moonshine
@@ -62,7 +62,7 @@ class Listener:
 
 def _load(request: Listen) -> tuple[VoiceDetector, Moonshine | FixedMoonshine]:
     folder = Path(request.folder)
-    threads = max(1, min(4, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2))
+    threads = min(4, allowed_cores())
     detector = VoiceDetector(folder / "silero_vad.onnx")
     if not (folder / FACTS).is_file():
         return detector, Moonshine(folder, threads)
