@@ -1,9 +1,9 @@
 """`tessera fim-bench`: how long a completion takes after a keystroke."""
 
-import json
 from pathlib import Path
 
 import click
+import msgspec
 
 from app.cli.say import say
 
@@ -26,16 +26,16 @@ from app.cli.say import say
 def command(model: str | None, file: Path | None, keystrokes: int, window: int, as_json: bool) -> None:
     """Type a file and time the answers."""
     from app.cli.connection import connected  # noqa: PLC0415 - the command's own imports wait until it runs
-    from app.code.completion import bench, policy  # noqa: PLC0415
+    from app.code import fim_bench  # noqa: PLC0415
 
-    source = file or Path(policy.__file__)
+    source = file or Path(fim_bench.__file__)
     text = source.read_text("utf-8", "replace")
     if len(text) < 2 * keystrokes:
         raise click.UsageError(f"{source} has {len(text)} characters; {2 * keystrokes} are needed.")
     with connected() as client:
-        result = bench.run(client, text, source.name, model=model, count=keystrokes, window_chars=window)
+        result = fim_bench.run(client, text, source.name, model=model, count=keystrokes, window_chars=window)
     if as_json:
-        click.echo(json.dumps(result.as_dict()))
+        click.echo(msgspec.json.encode(result).decode())
         return
     say(f"{result.keystrokes} keystrokes, {result.mean_prompt_tokens:.0f} prompt tokens on average")
     say(

@@ -1,6 +1,5 @@
 """Starting and ending the window."""
 
-import logging
 import os
 import sys
 from pathlib import Path
@@ -32,7 +31,6 @@ from app.gui.update_notice import UpdateNotice
 from engine.paths import user_paths
 from engine.version import __version__
 
-log = logging.getLogger(__name__)
 _BACKUP_AFTER_MS = 8000
 # Behind the first picture: another thread's imports take the interpreter from it.
 _WARM_UP_AFTER_MS = 250

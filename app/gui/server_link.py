@@ -1,6 +1,5 @@
 """The window's connection to the local server: finds a running one, starts one if there is none."""
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +13,6 @@ from app.gui.child_server import ChildServer, adopted, started
 from app.server_process import start_shared
 from engine.paths import user_paths
 
-log = logging.getLogger(__name__)
 # A server that has ended is told at once; one that is only slow, on a crowded computer, is waited for.
 START_S = 60.0
 _LOG_TAIL = 2000

@@ -1,6 +1,5 @@
 """What autotune found, kept by machine, driver and build, by the model's shape and by context length."""
 
-import logging
 import threading
 import time
 from pathlib import Path
@@ -13,7 +12,6 @@ from engine.json_store import JsonStore
 from engine.measurements.tuning import Choice, Goal, Knobs, TuneReport
 from engine.runner.protocol import LoadSettings
 
-log = logging.getLogger(__name__)
 KEPT = 1000
 # Below this it would read "0 % faster".
 TOLD_GAIN = 0.005

@@ -7,7 +7,6 @@ done nothing for the longest time makes room.
 import asyncio
 import contextlib
 import json
-import logging
 import sys
 import time
 from http import HTTPStatus
@@ -15,7 +14,6 @@ from typing import Any, Final
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-log = logging.getLogger(__name__)
 
 # From the first byte (or the connection) to the end of the head. Source: nginx waits 60 s, Apache 20 to 40 s.
 HEAD_S: Final = 30.0

@@ -14,7 +14,6 @@ from engine.server.state import ServerState
 from engine.types import GenerationRequest, SamplingParams
 
 # Shares of the room that a shortened prompt gives to each side of the gap and to other files.
-_PREFIX_SHARE: Final = 0.6
 _SUFFIX_SHARE: Final = 0.15
 _EXTRA_SHARE: Final = 0.25
 _SHORTENING_TRIES: Final = 6

@@ -6,7 +6,7 @@ import pytest
 from servers import wait_for
 
 from app.client import ApiError, Client
-from app.code.completion import bench, policy
+from app.code import fim_bench
 from app.server_process import ServerProcess
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
@@ -118,8 +118,8 @@ def test_an_editor_gets_the_fields_and_limits_it_asks_for(client: Client):
 
 def test_typing_keeps_the_prompt_in_the_cache(client: Client):
     """At least 95 % of the prompt's tokens, while every keystroke leaves the answer before it."""
-    source = Path(policy.__file__)
-    result = bench.run(client, source.read_text(), source.name, count=40)
+    source = Path(fim_bench.__file__)
+    result = fim_bench.run(client, source.read_text(), source.name, count=40)
     assert result.answered == 40
     assert result.mean_prompt_tokens > 400
     assert result.reuse_frac >= 0.95

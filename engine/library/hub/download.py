@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import hashlib
-import logging
 import os
 import shutil
 import threading
@@ -30,7 +29,6 @@ from engine.library.hub.transfer import Patience, Transfer
 from engine.library.types import ModelEntry, Origin
 from engine.paths import Paths
 
-_log = logging.getLogger(__name__)
 # Left free on the disk: a full one breaks the catalogue and every other program.
 _RESERVE_BYTES = 256 * 1024 * 1024
 _FOLLOW_S = 0.3

@@ -1,0 +1,114 @@
+"""Keystroke to suggestion: type a real file into the middle of itself and time the first token of each answer."""
+
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import msgspec
+
+from app.client import Client
+from engine.api.chat import InfillEvent
+from engine.chat.fim import FimGap, shortened
+
+# The text after the cursor changes its place in the prompt with every keystroke, so it is evaluated anew each
+# time; a thirty-second part of what precedes it keeps 95 % of the prompt cached. The floor is about two lines.
+_SUFFIX_DIVISOR = 32
+_SUFFIX_FLOOR_CHARS = 96
+# No editor reads a longer suggestion; the answers are left at their first token.
+_MAX_TOKENS = 48
+
+
+class FimBench(msgspec.Struct, frozen=True, kw_only=True):
+    """Results over all warm keystrokes. `reuse_frac`: share of prompt tokens that came from the cache."""
+
+    model: str | None
+    keystrokes: int
+    answered: int
+    p50_ms: float
+    p90_ms: float
+    p99_ms: float
+    cold_ms: float
+    reuse_frac: float
+    mean_prompt_tokens: float
+
+
+def keystrokes(text: str, start: int, count: int) -> Iterator[tuple[str, int]]:
+    """(buffer, cursor) after each of `count` characters typed at `start`; what was there stays below."""
+    rest = text[start:].split("\n", 1)
+    below = "\n" + rest[1] if len(rest) > 1 else ""
+    for number in range(1, count + 1):
+        typed = text[start : start + number]
+        yield text[:start] + typed + below, start + number
+
+
+def gap_at(path: str, buffer: str, cursor: int, window_chars: int) -> FimGap:
+    """What an editor sends when the cursor is at character `cursor`."""
+    gap = FimGap(prefix=buffer[:cursor], suffix=buffer[cursor:], path=path)
+    keep_prefix = min(cursor, window_chars)
+    keep_suffix = max(keep_prefix // _SUFFIX_DIVISOR, _SUFFIX_FLOOR_CHARS)
+    return shortened(gap, keep_prefix=keep_prefix, keep_suffix=keep_suffix, keep_extra=0)
+
+
+def run(
+    client: Client,
+    text: str,
+    path: str,
+    *,
+    model: str | None = None,
+    count: int = 120,
+    window_chars: int = 2400,
+) -> FimBench:
+    """Type `count` characters into the middle of `text`; each keystroke leaves the answer before it."""
+    start = text.rfind("\n", 0, len(text) * 2 // 3) + 1
+    times: list[float] = []
+    prompt = cached = 0
+    cold = 0.0
+    for number, (buffer, cursor) in enumerate(keystrokes(text, start, count + 1)):
+        first_s, num_prompt, num_cached = _first(client, gap_at(path, buffer, cursor, window_chars), model)
+        if number == 0:
+            cold = (first_s or 0.0) * 1000
+            continue
+        prompt += num_prompt
+        cached += num_cached
+        if first_s is not None:
+            times.append(first_s * 1000)
+    ordered = sorted(times) or [0.0]
+    return FimBench(
+        model=model,
+        keystrokes=count,
+        answered=len(times),
+        p50_ms=statistics.median(ordered),
+        p90_ms=ordered[int(0.9 * (len(ordered) - 1))],
+        p99_ms=ordered[int(0.99 * (len(ordered) - 1))],
+        cold_ms=cold,
+        reuse_frac=cached / prompt if prompt else 0.0,
+        mean_prompt_tokens=prompt / count,
+    )
+
+
+def _first(client: Client, gap: FimGap, model: str | None) -> tuple[float | None, int, int]:
+    """Seconds to the first token (None: none came), tokens of the prompt, those that were cached.
+
+    Closing the stream ends the work within a ubatch. Raises: ApiError, ServerUnreachable.
+    """
+    body: dict[str, Any] = {
+        "input_prefix": gap.prefix,
+        "input_suffix": gap.suffix,
+        "filename": gap.path,
+        "n_predict": _MAX_TOKENS,
+        "temperature": 0.0,
+        "stream": True,
+    }
+    begun = time.perf_counter()
+    prompt = cached = 0
+    with closing(client.stream("/infill", InfillEvent, {**body, "model": model} if model else body)) as events:
+        for event in events:
+            prompt = prompt if event.tokens_evaluated is None else event.tokens_evaluated
+            cached = cached if event.tokens_cached is None else event.tokens_cached
+            if event.content:
+                return time.perf_counter() - begun, prompt, cached
+            if event.stop:
+                break
+    return None, prompt, cached
