@@ -16,12 +16,12 @@ from app.code.tokens import TokenEstimate
 from engine.api.chat import Usage
 
 # Part of the context that is kept free for the answer.
-_ANSWER_SHARE = 4
+_ANSWER_DIVISOR = 4
 _LEAST_BUDGET = 128
 # A question waits at most this long for vectors of new chunks; the next one goes on where it stopped.
 _EMBED_S = 5.0
 # A diff longer than this for a commit message is cut; the message says so.
-_COMMIT_SHARE = 2
+_COMMIT_DIVISOR = 2
 
 
 @dataclass
@@ -42,7 +42,7 @@ class Conversation:
     def budget(self) -> int:
         """Tokens that context may take beside the conversation so far and the answer."""
         used = sum(self.count(str(message["content"])) for message in self.messages)
-        return max(self.context_tokens * (_ANSWER_SHARE - 1) // _ANSWER_SHARE - used, _LEAST_BUDGET)
+        return max(self.context_tokens * (_ANSWER_DIVISOR - 1) // _ANSWER_DIVISOR - used, _LEAST_BUDGET)
 
     def context_for(
         self, question: str, given: Sequence[Piece] = (), excluded: frozenset[str] = frozenset()
@@ -93,7 +93,7 @@ class Conversation:
         diff = self.project.git.diff(staged=staged).text
         if not diff:
             return None
-        limit = int(self.context_tokens / _COMMIT_SHARE * self.count.bytes_per_token)
+        limit = int(self.context_tokens / _COMMIT_DIVISOR * self.count.bytes_per_token)
         if len(diff) > limit:
             diff = diff[:limit].rpartition("\n")[0] + "\n[the rest of the change does not fit the context]"
         request = commit_request(diff, self.project.git.recent_subjects())

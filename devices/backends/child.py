@@ -21,7 +21,7 @@ STDERR_CHARACTERS = 400
 PATIENCE = 6
 STEP_S = 2.0
 # Less than this share of a step means that it waits for something, such as a driver that hangs.
-LEAST_SHARE = 0.005
+LEAST_FRACTION = 0.005
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -74,7 +74,7 @@ def _output(process: "subprocess.Popen[bytes]", timeout_s: float) -> tuple[bytes
             with contextlib.suppress(subprocess.TimeoutExpired):
                 return process.communicate(timeout=step_s)
             before, spent = spent, processor_s(process.pid)
-            if spent is not None and spent - before < LEAST_SHARE * step_s:
+            if spent is not None and spent - before < LEAST_FRACTION * step_s:
                 break
         raise
 

@@ -30,7 +30,7 @@ from engine.runner.engine_args import overrides
 from engine.runner.protocol import LoadSettings
 
 DryRunner = Callable[[LoadSettings], DryRun | None]
-QUIET_SHARE: Final = 2
+QUIET_DIVISOR: Final = 2
 # What a card's driver and its libraries take of memory that is told as free, when layers are shared out by it.
 SPLIT_RESERVE_BYTES: Final = 512 << 20
 
@@ -84,7 +84,7 @@ def threads(machine: Machine, overrides: Overrides, base: LoadSettings) -> int:
     cpu = machine.device("cpu")
     count = cpu.cores.threads if cpu and cpu.cores else 1
     if overrides.mode == "quiet" or overrides.on_battery:
-        count = max(1, count // QUIET_SHARE)
+        count = max(1, count // QUIET_DIVISOR)
     return min(count, base.n_threads) if base.n_threads else count
 
 

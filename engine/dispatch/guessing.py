@@ -11,7 +11,7 @@ from engine.runner.protocol import LoadSettings
 MAX_ROLLBACK: Final = 4
 # Copies of states may take so much, or this part of the file where that is more. A prior, not measured.
 COPIES_BYTES: Final = 256 << 20
-COPIES_PART: Final = 8
+COPIES_DIVISOR: Final = 8
 
 
 def guessing(settings: LoadSettings, shape: ModelShape) -> LoadSettings:
@@ -28,5 +28,5 @@ def _affordable(settings: LoadSettings, shape: ModelShape) -> int:
     if not shape.recurrent or not shape.rolls_back:
         return 0
     one = settings.n_parallel * sum(layer.state_bytes for layer in shape.layers)
-    room = max(COPIES_BYTES, shape.file_bytes // COPIES_PART)
+    room = max(COPIES_BYTES, shape.file_bytes // COPIES_DIVISOR)
     return min(MAX_ROLLBACK, settings.max_draft, room // one)

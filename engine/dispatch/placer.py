@@ -39,7 +39,7 @@ from quantize.files.known_headers import known_gguf_model
 
 log = logging.getLogger(__name__)
 # Kept prefixes get at most this part of the memory that a load leaves free.
-PREFIX_SHARE = 4
+PREFIX_DIVISOR = 4
 # Answers with fewer tokens say little about the speed.
 ENOUGH_TOKENS = 64
 # Smaller models stay in caches: their speed says nothing about the memory.
@@ -279,7 +279,7 @@ class Placer:
         if placement.settings.remotes:
             return placement  # a prefix kept here would cross the link
         spare = self.ledger.available("cpu", machine, exclude=model_id) - placement.need.device_bytes("cpu")
-        granted = min(wanted_bytes, max(0, spare) // PREFIX_SHARE)
+        granted = min(wanted_bytes, max(0, spare) // PREFIX_DIVISOR)
         if not granted:
             return placement
         part = Part(name="prefixes", device="cpu", num_bytes=granted)

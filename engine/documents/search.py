@@ -16,7 +16,7 @@ CANDIDATES: Final = 400
 _BY_MEANING: Final = 2.0
 _MAX_TERMS: Final = 16
 # A word in more than this share of the passages tells little; left out where ranking all of them would take long.
-_COMMON_SHARE: Final = 0.12
+_COMMON_FRACTION: Final = 0.12
 _MANY: Final = 20_000
 # A page has about so many passages; so many candidates a result leave as many pages.
 _PAGE_PASSAGES: Final = 6
@@ -60,7 +60,7 @@ def _terms(store: Store, question: str) -> list[str]:
     counts = document_counts(store, words.values())
     rows = [(counts[stem], word) for word, stem in words.items() if counts[stem]]
     rows.sort()
-    rare = [word for count, word in rows if count / total <= _COMMON_SHARE or count < _MANY]
+    rare = [word for count, word in rows if count / total <= _COMMON_FRACTION or count < _MANY]
     return (rare or [word for _, word in rows[:3]])[:_MAX_TERMS]
 
 

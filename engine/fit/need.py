@@ -24,8 +24,8 @@ PROCESS_BYTES = 50 << 20
 VOCABULARY_TOKEN_BYTES = 700
 # What a thread of our own kernels decodes at once. Source: installers/tiles/tiles.h, PANEL_BYTES.
 TILE_PANEL_BYTES = 80 << 10
-# Fifths of its file that a projector takes: its weights, and the graph of one picture. A prior, not measured.
-PROJECTOR_FIFTHS = 6
+# A projector takes its file, and a fifth more for the graph of one picture. A prior, not measured.
+PROJECTOR_EXTRA_DIVISOR = 5
 
 
 def padded(cells: int) -> int:
@@ -94,7 +94,7 @@ def estimate(
     output = dry_run.output_bytes if dry_run else 4 * shape.vocabulary * count
     parts.append(_part("output", CPU, output, dry_run))
     if projector_bytes:
-        size = projector_bytes * PROJECTOR_FIFTHS // 5
+        size = projector_bytes + projector_bytes // PROJECTOR_EXTRA_DIVISOR
         parts.append(Part(name="projector", device=gpu or CPU, num_bytes=size, basis="prior"))
     overhead = dry_run.overhead_bytes if dry_run else PROCESS_BYTES + VOCABULARY_TOKEN_BYTES * shape.vocabulary
     overhead += work_bytes(shape, settings) + tile_bytes(shape, settings) if layers_from else 0

@@ -2,13 +2,13 @@
 
 import psutil
 
-_SHARE = 0.8  # the rest is for the system and other programs
+_FRACTION = 0.8  # the rest is for the system and other programs
 _BYTES_PER_PARAMETER = 0.69  # 4.8 bits a weight, and 15 % for context and buffers
 
 
 def memory_bytes() -> int:
     """Memory that models may use."""
-    return int(psutil.virtual_memory().total * _SHARE)
+    return int(psutil.virtual_memory().total * _FRACTION)
 
 
 def largest_parameters() -> float:

@@ -14,7 +14,6 @@ from typing import Any, Final
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-
 # From the first byte (or the connection) to the end of the head. Source: nginx waits 60 s, Apache 20 to 40 s.
 HEAD_S: Final = 30.0
 # Source: h11's limit; browsers and proxies keep to 8 to 32 KiB.

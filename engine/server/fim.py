@@ -14,8 +14,8 @@ from engine.server.state import ServerState
 from engine.types import GenerationRequest, SamplingParams
 
 # Shares of the room that a shortened prompt gives to each side of the gap and to other files.
-_SUFFIX_SHARE: Final = 0.15
-_EXTRA_SHARE: Final = 0.25
+_SUFFIX_FRACTION: Final = 0.15
+_EXTRA_FRACTION: Final = 0.25
 _SHORTENING_TRIES: Final = 6
 # Room is counted in steps of this many characters: a keystroke must not move the borders of the prompt.
 _ROOM_STEP: Final = 256
@@ -100,8 +100,8 @@ def _length(gap: FimGap) -> int:
 
 def _within(gap: FimGap, room: int) -> FimGap:
     """Shortened to `room` characters; what one side does not need goes to the prefix, then to other files."""
-    suffix = min(len(gap.suffix), int(room * _SUFFIX_SHARE))
-    extra = min(sum(len(f.text) + len(f.path) for f in gap.extra), int(room * _EXTRA_SHARE))
+    suffix = min(len(gap.suffix), int(room * _SUFFIX_FRACTION))
+    extra = min(sum(len(f.text) + len(f.path) for f in gap.extra), int(room * _EXTRA_FRACTION))
     prefix = min(len(gap.prefix), room - suffix - extra)
     spare = room - prefix - suffix - extra
     return shortened(gap, keep_prefix=prefix, keep_suffix=suffix + spare, keep_extra=extra + spare // 2)

@@ -16,7 +16,7 @@ DAMPING = 0.05
 _DOUBT = 0.2
 # What a tied table's second moments get on top, as a share of their mean: its rows are inputs too, and there every
 # column counts alike. Source: docs/quantization.md, "Tied heads".
-TIED_SHARE = 0.1
+TIED_FRACTION = 0.1
 
 
 class Curvature(msgspec.Struct, frozen=True):
@@ -90,6 +90,8 @@ def group_curvature(
         return make_curvature(np.eye(group.width, dtype=np.float32), feedback=feedback)
     matrix = np.asarray(moments[expert])
     if group.tied:
-        matrix = matrix + np.float32(TIED_SHARE * matrix.diagonal().mean()) * np.eye(len(matrix), dtype=np.float32)
+        matrix = matrix + np.float32(TIED_FRACTION * matrix.diagonal().mean()) * np.eye(
+            len(matrix), dtype=np.float32
+        )
     doubt = _DOUBT * group.width / tokens if tokens else 0.0
     return make_curvature(matrix, DAMPING + doubt, feedback=feedback)

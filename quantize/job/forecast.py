@@ -46,7 +46,7 @@ _LOAD_S = 1.0  # starting a child and loading Python's libraries
 _VERIFY_RUNS = 4.3  # the source once, and two quantized files, which are slower at many tokens at a time
 _SAMPLED_ROWS = 128
 _SMOOTHING_TOKENS = 2 * 4096  # what channels are like, and what scaling makes of them
-_SWAPPED_PART = 0.55  # of a model that a swap is evaluated on, on average: from its layer on
+_SWAPPED_FRACTION = 0.55  # of a model that a swap is evaluated on, on average: from its layer on
 _TYPES = 7  # that a row is crafted into, on average
 _KEPT_RATES = 5
 # Phases that evaluate the model, and so take other times with layers on the GPU.
@@ -192,7 +192,7 @@ def _measuring(shape: JobShape, matrices: list[TensorSpec], evaluated: Callable[
         # Once, also where moments do not fit into memory at once: each pass goes on where the one before ended.
         evaluated(tokens, 0.0)
         + tokens * squares / _GRAM_FLOPS
-        + probed * evaluated(shape.probe_tokens, 0.5, _SWAPPED_PART)
+        + probed * evaluated(shape.probe_tokens, 0.5, _SWAPPED_FRACTION)
         + sum(sampled) * _PLAIN_S * (1 + 3 * crafted)
         + shape.smallest * sum(sampled) * (_SMALLEST_PLAIN_S * (1 + 2 * crafted) + _SMALLEST_CRAFT_S * crafted)
         + crafted * _TYPES * sum(_grid_seconds(s, t.row_values) for s, t in zip(sampled, matrices, strict=True))

@@ -19,7 +19,7 @@ from quantize.measure.sensitivity import AlphaRequest, Swapped, swap_errors
 
 # Second moments stay on disk for the rounding that follows if they take no more than this share of what is free.
 _KEEP_FRAC = 0.5
-_PLAIN_SHARE = 0.1  # what a group costs that is not crafted, of one that is
+_PLAIN_FRACTION = 0.1  # what a group costs that is not crafted, of one that is
 
 
 class Passes(msgspec.Struct, frozen=True):
@@ -188,7 +188,8 @@ def _measure_errors(
             wanted = pending + [g for g in unseen if g not in pending]
             ensure_moments(request, folder, wanted, on_progress, cancelled, of_these)
             cost = {
-                g.name: len(g.members) * g.width**2 * (1.0 if g.name in crafted else _PLAIN_SHARE) for g in pending
+                g.name: len(g.members) * g.width**2 * (1.0 if g.name in crafted else _PLAIN_FRACTION)
+                for g in pending
             }
             parts = share_out(pending, executor.parts or request.threads, cost) if pending else []
             report = joined(on_progress, float(len(pending)))

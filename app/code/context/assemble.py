@@ -21,7 +21,7 @@ _FOLDER_FILES = 200
 _SAME_NAME_FILES = 3
 _OUTLINE_SYMBOLS = 400
 # Found pieces below this share of the best score are noise.
-_SCORE_SHARE = 0.35
+_SCORE_FRACTION = 0.35
 _MAX_FOUND = 12
 # Room a piece's title and fences take.
 _WRAPPING_TOKENS = 16
@@ -210,7 +210,7 @@ def _found(index: ProjectIndex, question: str, near: list[ChunkHit]) -> Iterator
     hits = merged(fused((hits, near)) if near else hits)
     best = hits[0].score if hits else 0.0
     for hit in hits[:_MAX_FOUND]:
-        if hit.score < _SCORE_SHARE * best:
+        if hit.score < _SCORE_FRACTION * best:
             continue
         text = _lines_of(index, hit.path, hit.first, hit.last)
         if text is not None:

@@ -18,7 +18,7 @@ _STOP_WORDS = (
 _STOP = frozenset(_STOP_WORDS.split())
 _MAX_TERMS = 10
 # A word in more than this share of all chunks tells nothing and costs the most to rank.
-_COMMON_SHARE = 0.08
+_COMMON_FRACTION = 0.08
 # A shorter name before a bracket is a word as often: "it(", "as(".
 _LEAST_CALLED = 3
 
@@ -41,7 +41,7 @@ def search_terms(database: IndexDatabase, question: str) -> list[str]:
     counts = database.match_counts(list(words)[: 4 * _MAX_TERMS])
     present = sorted((count, word) for word, count in counts.items() if count)
     total = max(database.num_chunks(), 1)
-    rare = [word for count, word in present if count / total <= _COMMON_SHARE]
+    rare = [word for count, word in present if count / total <= _COMMON_FRACTION]
     return (rare or [word for _, word in present[:2]])[:_MAX_TERMS]
 
 

@@ -16,7 +16,7 @@ from app.code.edits.types import Match
 # A whitespace-forgiving match of less than this many letters and digits says too little about its place.
 _LEAST_EVIDENCE = 4
 # Share of lines equal as written from which another place counts as the one that may have been meant.
-_RIVAL_SHARE = 0.5
+_RIVAL_FRACTION = 0.5
 # Similarity of single lines, from difflib, for the same decision on pieces of up to three lines.
 _RIVAL_RATIO = 0.8
 _SHORT_PIECE = 3
@@ -151,7 +151,9 @@ def _rivals(lines: Sequence[str], search: Sequence[str], skip: int | None = None
             for number in found:
                 votes[number - offset] += 1
     telling = sum(1 for line in search if line.strip())
-    scored = {max(start, 0): count / telling for start, count in votes.items() if count / telling >= _RIVAL_SHARE}
+    scored = {
+        max(start, 0): count / telling for start, count in votes.items() if count / telling >= _RIVAL_FRACTION
+    }
     if size <= _SHORT_PIECE:
         for start in range(len(lines) - size + 1):
             ratio = _similarity(search, lines[start : start + size])

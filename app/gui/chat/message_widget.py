@@ -20,7 +20,7 @@ from app.gui.widgets.facts_line import FactsLine
 from app.gui.widgets.flow import Flow
 from app.gui.widgets.popups import Menu
 
-_BUBBLE_SHARE = 0.85
+_BUBBLE_FRACTION = 0.85
 _DONE_MS = 1500
 
 
@@ -121,7 +121,7 @@ class MessageWidget(ColumnItem):
     def _bubble_width(self, width: int) -> int:
         unit = self._look.tokens.unit
         beside = width - self._tools.sizeHint().width() - unit
-        widest = min(round(width * _BUBBLE_SHARE), beside) - 4 * unit
+        widest = min(round(width * _BUBBLE_FRACTION), beside) - 4 * unit
         return min(widest, max(24, self._body.ideal_width()))
 
     def _add_view(self, text: str, inset: int = 0) -> MarkdownView:

@@ -34,7 +34,7 @@ from app.gui.widgets.column import ColumnItem
 
 _FOLD_HEIGHT = 160  # before it is laid out
 _ROOM_FOR_BOTH = 42  # letters of body text: the narrowest list beside the narrowest chat
-_PAIR_SHARE = 1.6  # of the width of one answer
+_PAIR_FACTOR = 1.6  # of the width of one answer
 
 
 class ChatPage(QSplitter):
@@ -256,7 +256,7 @@ class ChatPage(QSplitter):
 
     def _set_width(self) -> None:
         """Two answers side by side take more room."""
-        share = _PAIR_SHARE if self.controller.second_model else 1
+        share = _PAIR_FACTOR if self.controller.second_model else 1
         self.transcript.set_width_limit(round(self._services.look.tokens.column * share))
 
     def _on_draft(self, text: str) -> None:

@@ -14,7 +14,7 @@ from app.gui.markdown.view import MarkdownView
 from app.gui.widgets.basics import clear, row, stack
 
 _MARGIN = 16
-_BUBBLE_SHARE = 0.85  # of the width, as in the chat
+_BUBBLE_FRACTION = 0.85  # of the width, as in the chat
 _END = 4  # pixels from the end that still count as the end
 
 
@@ -78,7 +78,7 @@ class Transcript(QScrollArea):
         return bubble
 
     def _fit_question(self, body: MarkdownView) -> None:
-        widest = round(self._width() * _BUBBLE_SHARE) - 4 * self._look.tokens.unit
+        widest = round(self._width() * _BUBBLE_FRACTION) - 4 * self._look.tokens.unit
         body.fit_width(min(widest, max(24, body.ideal_width())))
 
     def show_phase(self, phase: Phase) -> None:

@@ -27,7 +27,7 @@ from engine.api.quantizing import PlanForecast, QuantizeRequest, QuantizeSketch,
 
 _DELAY_MS = 250
 _STEPS = 1000
-_START_SHARE = 0.35  # the slider begins near 4 to 5 bits
+_START_FRACTION = 0.35  # the slider begins near 4 to 5 bits
 _SWEEP = 9
 # Loss of quality in words. Measured: docs/log.md (bundled model), tensors at 8, 5, 4 and 3 bits.
 _LOSS_WORDS = ((0.004, "hardly any", "chip-ok"), (0.02, "small", "chip-ok"), (0.06, "noticeable", "chip-warn"))
@@ -301,7 +301,7 @@ class FitPage(Page):
         self._range = (smallest, max(largest, smallest + 1))
         self._smallest.setText(self.tr("smallest {size}").format(size=words.size(smallest)))
         self._largest.setText(self.tr("original {size}").format(size=words.size(largest)))
-        self.slider.setValue(round(_STEPS * _START_SHARE / 2))
+        self.slider.setValue(round(_STEPS * _START_FRACTION / 2))
         self._on_slider()
         self._forecast()
 

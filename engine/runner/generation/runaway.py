@@ -19,7 +19,7 @@ _ENOUGH: Final = 64
 _UNBROKEN: Final = 240
 # All measured on tests/long_texts.py and on greedy answers of SmolLM2-135M: docs/log.md, "Runaway answers".
 _WINDOW_CHARS: Final = 1200
-_SHARE: Final = 0.65
+_FRACTION: Final = 0.65
 _FIND: Final = 4
 _MISSES: Final = 4
 _OF: Final = 8
@@ -107,7 +107,7 @@ class RepeatWatch:
             old_chars, old_repeated = self._window.popleft()
             self._chars -= old_chars
             self._repeated -= old_repeated
-        if self._chars >= _WINDOW_CHARS and self._repeated >= _SHARE * self._chars and self._source >= 0:
+        if self._chars >= _WINDOW_CHARS and self._repeated >= _FRACTION * self._chars and self._source >= 0:
             period = len(self._words) - self._source
             passage = " ".join(self._words[-period:])[:_PASSAGE_CHARS]
             self.found = Runaway(kind="loop", passage=passage, times=max(self._rounds[-period:]) + 1)
