@@ -8,7 +8,7 @@ from app.cli.say import say
 from app.cli.tools import ask_person
 from app.client import ToolCall
 from app.tools.catalogue import offered, open_sources
-from app.tools.consent import ConsentBook, ToolConsent
+from app.tools.consent import ConsentStore, ToolConsent
 from app.tools.shown import shown_text
 from app.tools.toolset import RunningServers, Toolset
 
@@ -19,7 +19,7 @@ class ChatTools:
     def __init__(self, names: Sequence[str]) -> None:
         wanted = [source.name for source in offered()] if "all" in names else list(names)
         self._servers = RunningServers()
-        consent = ToolConsent(ConsentBook(), ask_person)
+        consent = ToolConsent(ConsentStore(), ask_person)
         sources, problems = open_sources(wanted, Path.cwd(), self._servers, consent)
         for problem in problems:
             say(shown_text(problem), fg="yellow", err=True)

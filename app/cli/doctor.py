@@ -47,7 +47,7 @@ def _accelerators(machine: "Machine") -> "tuple[Finding, ...]":
     from engine.onnx import discovery  # noqa: PLC0415 - see command
     from engine.paths import user_paths  # noqa: PLC0415 - see command
     from engine.remotes import findings as remotes  # noqa: PLC0415 - see command
-    from engine.remotes.book import RemoteBook  # noqa: PLC0415 - see command
+    from engine.remotes.registry import RemoteRegistry  # noqa: PLC0415 - see command
 
     lacking = sandbox.missing()
     title = "Commands of the coding agent run without a sandbox"
@@ -55,7 +55,7 @@ def _accelerators(machine: "Machine") -> "tuple[Finding, ...]":
     unboxed = (
         (Finding("no_sandbox", "advice", title, f"{lacking[:1].upper()}{lacking[1:]}.", fix),) if lacking else ()
     )
-    workers = remotes.findings(RemoteBook(user_paths().config / "remotes.json"))
+    workers = remotes.findings(RemoteRegistry(user_paths().config / "remotes.json"))
     return (*unboxed, *discovery.findings(discovery.discover(), machine), *detect.findings(machine), *workers)
 
 

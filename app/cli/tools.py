@@ -23,9 +23,9 @@ def command() -> None:
 def list_command(as_json: bool) -> None:
     """Show what a chat can switch on, and what was decided for good."""
     from app.tools.catalogue import offered  # noqa: PLC0415 - keeps `tessera --help` fast
-    from app.tools.consent import ConsentBook  # noqa: PLC0415 - see above
+    from app.tools.consent import ConsentStore  # noqa: PLC0415 - see above
 
-    sources, decisions = offered(), ConsentBook().all()
+    sources, decisions = offered(), ConsentStore().all()
     if as_json:
         rows = [{"name": s.name, "detail": s.detail, "built_in": s.built_in} for s in sources]
         click.echo(json.dumps({"tools": rows, "decided": {key: kept.decision for key, kept in decisions.items()}}))
@@ -103,14 +103,14 @@ def remove_command(name: str) -> None:
 @click.argument("key")
 def forget_command(key: str) -> None:
     """Ask again for what was decided for good; KEY as in the list, or 'all'."""
-    from app.tools.consent import ConsentBook  # noqa: PLC0415 - see list
+    from app.tools.consent import ConsentStore  # noqa: PLC0415 - see list
 
-    book = ConsentBook()
-    known = book.all()
+    store = ConsentStore()
+    known = store.all()
     if key != "all" and key not in known:
         raise click.ClickException(f"Nothing was decided about {key!r}; tessera tools list shows what was.")
     for name in known if key == "all" else [key]:
-        book.keep(name, None)
+        store.keep(name, None)
 
 
 def ask_person(request: "ConsentRequest") -> "ToolDecision":

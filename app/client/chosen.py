@@ -63,7 +63,7 @@ class RemoteServer:
 
 def parts_of(link: str) -> tuple[str, str | None]:
     """Address and key of a link such as the QR code holds: `http://host:port/chat#key=KEY`. Raises: InputFault."""
-    from engine.upstreams.book import checked_url  # noqa: PLC0415 - only where an address is given
+    from engine.upstreams.registry import checked_url  # noqa: PLC0415 - only where an address is given
 
     parts = urlsplit(link.strip())
     key = parse_qs(parts.fragment).get("key", [None])[0]

@@ -46,7 +46,7 @@ class Kept(msgspec.Struct, frozen=True):
     fingerprint: str
 
 
-class ConsentBook:
+class ConsentStore:
     """What was decided for good, in `tool-consents.json`."""
 
     def __init__(self, paths: Paths | None = None) -> None:
@@ -72,18 +72,18 @@ class ConsentBook:
 class ToolConsent:
     """The consents of one chat. A tool whose definition changed is asked for anew, whatever was said before."""
 
-    book: ConsentBook
+    store: ConsentStore
     ask: Callable[[ConsentRequest], ToolDecision]
     _for_chat: set[tuple[str, str]] = field(default_factory=set)
 
     def refused(self, key: str) -> bool:
         """It is never to be used."""
-        kept = self.book.find(key)
+        kept = self.store.find(key)
         return kept is not None and kept.decision == "never"
 
     def given(self, request: ConsentRequest, fingerprint: str) -> bool:
         """Whether the person allows it, asking if need be. `fingerprint`: of what the tool says it is."""
-        kept = self.book.find(request.key)
+        kept = self.store.find(request.key)
         if kept is not None and kept.decision == "never":
             return False
         if kept is not None and kept.fingerprint == fingerprint:
@@ -97,7 +97,7 @@ class ToolConsent:
         if decision == "chat":
             self._for_chat.add((request.key, fingerprint))
         elif decision in {"always", "never"}:
-            self.book.keep(request.key, Kept("always" if decision == "always" else "never", fingerprint))
+            self.store.keep(request.key, Kept("always" if decision == "always" else "never", fingerprint))
         return decision in {"once", "chat", "always"}
 
 

@@ -12,7 +12,7 @@ from engine.dispatch.machine_state import MachineState
 from engine.dispatch.tuned import TunedStore
 from engine.measurements.results import Results
 from engine.paths import Paths
-from engine.remotes.book import RemoteBook
+from engine.remotes.registry import RemoteRegistry
 
 
 class Resources(msgspec.Struct, frozen=True):
@@ -29,13 +29,13 @@ class Resources(msgspec.Struct, frozen=True):
     results: Results
     checks: DeviceChecks
     dry_runs: Path
-    remotes: RemoteBook = msgspec.field(default_factory=RemoteBook)
+    remotes: RemoteRegistry = msgspec.field(default_factory=RemoteRegistry)
     models: Path | None = None
 
 
 def open_resources(paths: Paths, machine: MachineState | None = None) -> Resources:
     """This machine, or the recorded one given, with the stores of this user. Reads files, probes nothing."""
-    remotes = RemoteBook(paths.config / "remotes.json")
+    remotes = RemoteRegistry(paths.config / "remotes.json")
     here = machine is None
     machine = machine or MachineState(backend_cache=paths.cache / "backends.json", elsewhere=remotes.devices)
     return Resources(

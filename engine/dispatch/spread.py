@@ -14,7 +14,7 @@ from engine.fit.report import machine_isa, overdraft
 from engine.fit.shape import ModelShape
 from engine.fit.spread import Holder, spread_need, unit_bytes
 from engine.fit.types import DryRun, Need
-from engine.remotes.book import BACKEND, RemoteBook, device_id, remote_of
+from engine.remotes.registry import BACKEND, RemoteRegistry, device_id, remote_of
 from engine.remotes.types import PREFIX, Link, RemoteDevice
 from engine.runner.protocol import LoadSettings, RemoteLayers
 
@@ -47,12 +47,12 @@ class Far(msgspec.Struct, frozen=True):
         return device_id(self.remote, self.told)
 
 
-def pinned_to(book: RemoteBook, pin: str | None) -> str:
+def pinned_to(registry: RemoteRegistry, pin: str | None) -> str:
     """The worker that a pin names, by its name or a device's; empty where it names none."""
     if pin is None:
         return ""
     name = remote_of(pin) or pin.removeprefix(PREFIX)
-    return name if any(r.name == name for r in book.remotes) else ""
+    return name if any(r.name == name for r in registry.remotes) else ""
 
 
 def devices_of(settings: LoadSettings, machine: Machine) -> tuple[str | None, ...]:
@@ -70,10 +70,10 @@ def _id(layers: RemoteLayers, machine: Machine) -> str | None:
 
 
 def need(
-    shape: ModelShape, settings: LoadSettings, machine: Machine, book: RemoteBook, run: DryRun | None = None
+    shape: ModelShape, settings: LoadSettings, machine: Machine, registry: RemoteRegistry, run: DryRun | None = None
 ) -> Need:
     """What a load takes here and on each worker."""
-    known = {far.id: far for far in _known(book)}
+    known = {far.id: far for far in _known(registry)}
     holders = []
     for (layers, name), found in zip(_named(settings), devices_of(settings, machine), strict=True):
         far = known.get(found or "")
@@ -89,10 +89,10 @@ def need(
     return spread_need(shape, settings, machine_isa(machine), tuple(holders), run)
 
 
-def _known(book: RemoteBook) -> list[Far]:
+def _known(registry: RemoteRegistry) -> list[Far]:
     found = []
-    for remote in book.remotes:
-        seen = book.seen(remote.name)
+    for remote in registry.remotes:
+        seen = registry.seen(remote.name)
         if seen.facts is None:
             continue
         told = seen.facts.devices
@@ -105,17 +105,17 @@ class Spreading:
     """Plans for one model on one machine as it is now."""
 
     def __init__(self, resources: Resources, machine: Machine, owner: str, dry_run: DryRunner | None) -> None:
-        self._book, self._machine, self._owner = resources.remotes, machine, owner
+        self._registry, self._machine, self._owner = resources.remotes, machine, owner
         self._ledger, self._history = resources.ledger, resources.history
         self._dry_run = dry_run
 
     def instead_of(self, here: Placement, shape: ModelShape, pinned: str) -> Placement:
         """`here`, or layers on workers where the user's word for them, or the memory, asks for that."""
-        usable = [far for far in _known(self._book) if self._usable(far)]
+        usable = [far for far in _known(self._registry) if self._usable(far)]
         if pinned:
             usable = [far for far in usable if far.remote == pinned]
         else:
-            use = {r.name: r.use for r in self._book.remotes}
+            use = {r.name: r.use for r in self._registry.remotes}
             allowed = {"faster"} if here.fits else {"faster", "unfit"}
             usable = [far for far in usable if use[far.remote] in allowed]
         if here.settings.engine_args.rpc or here.settings.embeddings:
@@ -165,13 +165,13 @@ class Spreading:
             settings = self._divided(base, shape, order, count)
             if settings is None:
                 break
-            taken = need(shape, settings, self._machine, self._book)
+            taken = need(shape, settings, self._machine, self._registry)
             if overdraft(self._ledger, taken, self._owner) is None:
                 plans.append((self._tok_s(shape, settings), -count, settings))
         best = sorted(plans, key=lambda plan: -plan[1] if most else plan[:2], reverse=True)
         for tok_s, _, settings in best:
             run = self._dry_run(settings) if self._dry_run is not None else None
-            taken = need(shape, settings, self._machine, self._book, run)
+            taken = need(shape, settings, self._machine, self._registry, run)
             if overdraft(self._ledger, taken, self._owner) is None:
                 return self._placement(shape, settings, taken, tok_s)
         return None
@@ -215,7 +215,7 @@ class Spreading:
         """Seconds of one token: here, on the workers, on the links."""
         share = _shares(shape, settings)
         total = weights_read(shape) / 1e9
-        known = {far.id: far for far in _known(self._book)}
+        known = {far.id: far for far in _known(self._registry)}
         far_s = link_s = 0.0
         for device, part, (up, down) in zip(
             devices_of(settings, self._machine), share[1:], crossing_bytes(shape, settings), strict=True
@@ -266,7 +266,7 @@ class Spreading:
             told.append(
                 f"{which} on {layers.remote}, {up / 1e3:.0f} kB per token there and {down / 1e3:.0f} kB back"
             )
-        known = {far.id: far for far in _known(self._book)}
+        known = {far.id: far for far in _known(self._registry)}
         devices = [d for d in devices_of(settings, self._machine) if d is not None]
         measured = all(self._history.speed_gbs(d, BACKEND) for d in devices)
         links = {known[d].remote: known[d].link for d in devices if d in known}

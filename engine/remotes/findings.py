@@ -3,7 +3,7 @@
 from typing import Final
 
 from devices.types import Finding
-from engine.remotes.book import RemoteBook
+from engine.remotes.registry import RemoteRegistry
 from engine.remotes.types import State
 
 _STEPS: Final[dict[State, str]] = {
@@ -18,11 +18,11 @@ _STEPS: Final[dict[State, str]] = {
 }
 
 
-def findings(book: RemoteBook) -> tuple[Finding, ...]:
+def findings(registry: RemoteRegistry) -> tuple[Finding, ...]:
     """One for every worker that is not well; nothing is asked of it now."""
     found = []
-    for remote in book.remotes:
-        seen = book.seen(remote.name)
+    for remote in registry.remotes:
+        seen = registry.seen(remote.name)
         if seen.state == "ok":
             continue
         usable = seen.state in {"slow", "unknown"}

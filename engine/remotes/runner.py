@@ -8,8 +8,8 @@ from typing import Any, Final
 import msgspec
 
 from engine.errors import RunnerDied
-from engine.remotes.desk import Remotes
 from engine.remotes.errors import RemoteFault
+from engine.remotes.service import Remotes
 from engine.remotes.session import Session
 from engine.runner.buffers import BufferLog
 from engine.runner.process import RunnerProcess

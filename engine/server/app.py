@@ -94,7 +94,7 @@ def create_app(
         if state.utilization is not None:
             await state.utilization.stop()
         await state.streams.close()
-        await state.close_desk()
+        await state.close_collections()
         await asyncio.to_thread(state.jobs.close)
         await state.pool.close()
         state.links.close()
@@ -126,7 +126,7 @@ async def _make_ready(state: ServerState, late: LateRoutes) -> None:
     try:
         state.checker.warm()
         if state.has_collections:
-            await state.desk()
+            await state.collection_service()
     except OSError as error:  # whoever asks for them tries again
         log.warning("collections or grammars are not ready yet: %s", error)
 

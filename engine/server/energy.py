@@ -26,7 +26,7 @@ FRESH_S: Final = 0.25
 ENOUGH_TOKENS: Final = 32
 
 
-class EnergyDesk:
+class EnergyService:
     """Knows which runners work where, and what their meters say."""
 
     def __init__(self, pool: Pool, utilization: Utilization | None, placer: Placer | None) -> None:

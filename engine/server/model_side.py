@@ -10,7 +10,7 @@ from engine.dispatch.resources import open_resources
 from engine.library.catalogue import Catalogue
 from engine.loaded_model import REMOTE, SPREAD, VLLM, Runner
 from engine.pool import Pool
-from engine.remotes.desk import Remotes
+from engine.remotes.service import Remotes
 from engine.runner.spare import ENGINE, SpareRunner
 from engine.server.load_overrides import LoadOverrides
 from engine.server.models import ServedModels
@@ -19,8 +19,8 @@ from engine.settings.aliases import Aliases
 from engine.settings.drafts import Drafts
 from engine.settings.engine_args import EngineArgsStore
 from engine.settings.sampling import SamplingOverrides
-from engine.upstreams.book import UpstreamBook
 from engine.upstreams.links import UpstreamLinks
+from engine.upstreams.registry import UpstreamRegistry
 
 
 class ModelSide(msgspec.Struct, frozen=True):
@@ -41,7 +41,7 @@ def open_model_side(options: ServeOptions, spare: SpareRunner) -> ModelSide:
     placer = Placer(resources)
     remotes = Remotes(resources.remotes)
     admission = MemoryAdmission(placer)
-    links = UpstreamLinks(UpstreamBook(config))
+    links = UpstreamLinks(UpstreamRegistry(config))
     models = ServedModels(
         partial(Catalogue, options.paths),
         options.context,
@@ -54,7 +54,7 @@ def open_model_side(options: ServeOptions, spare: SpareRunner) -> ModelSide:
         SamplingOverrides(config / "sampling.json"),
         LoadOverrides(config / "load.json"),
         EngineArgsStore(config / "engine_args.json"),
-        links.book,
+        links.registry,
     )
 
     async def start(engine: str, path: str) -> Runner:

@@ -28,7 +28,7 @@ from engine.settings.aliases import Aliases
 from engine.settings.drafts import Drafts, unfit_draft
 from engine.settings.engine_args import EngineArgsStore
 from engine.settings.sampling import SamplingOverrides, recommended_for
-from engine.upstreams.book import UpstreamBook
+from engine.upstreams.registry import UpstreamRegistry
 from engine.upstreams.types import PREFIX, UNTOLD_CONTEXT, Way
 from engine.vllm.entries import vllm_entries
 
@@ -60,9 +60,9 @@ class ServedModels:
         sampling_overrides: SamplingOverrides | None = None,
         load_overrides: LoadOverrides | None = None,
         engine_args: EngineArgsStore | None = None,
-        upstreams: UpstreamBook | None = None,
+        upstreams: UpstreamRegistry | None = None,
     ) -> None:
-        self.upstreams = upstreams or UpstreamBook()
+        self.upstreams = upstreams or UpstreamRegistry()
         self._lora = lora
         self.drafts = drafts or Drafts()
         self.sampling_overrides = sampling_overrides or SamplingOverrides()

@@ -30,7 +30,7 @@ BATTERY_S: Final = 5.0
 USUAL_TOKENS: Final = 512
 
 
-class PowerDesk:
+class PowerService:
     """Takes the limits, hears the meters and paces the runners. `sampled` is called after the ledger's."""
 
     def __init__(

@@ -14,29 +14,29 @@ from engine.jobs import JobRegistry
 from engine.paths import Paths, user_paths
 from engine.phases import Phases
 from engine.pool import Pool
-from engine.remotes.book import RemoteBook
-from engine.remotes.desk import Remotes
+from engine.remotes.registry import RemoteRegistry
+from engine.remotes.service import Remotes
 from engine.server.auth import Access
-from engine.server.energy import EnergyDesk
+from engine.server.energy import EnergyService
 from engine.server.metrics import Metrics
 from engine.server.models import ServedModels
-from engine.server.power import PowerDesk
+from engine.server.power import PowerService
 from engine.server.recent import RecentRequests
 from engine.server.speech import Speech, speech_of
 from engine.server.stored.background import BackgroundJobs
 from engine.server.stored.conversations import ConversationStore
 from engine.server.stored.responses import ResponseStore
-from engine.server.streams import StreamBook
+from engine.server.streams import StreamRegistry
 from engine.server.utilization import Utilization
 from engine.server.work_history import WorkHistory
 from engine.time_spent import TimeLog
-from engine.upstreams.book import UpstreamBook
 from engine.upstreams.links import UpstreamLinks
+from engine.upstreams.registry import UpstreamRegistry
 
 if TYPE_CHECKING:
     from engine.measure_jobs.work import BenchService
     from engine.quantize_jobs.tasks import TaskSets
-    from engine.server.documents.desk import Desk
+    from engine.server.documents.service import CollectionService
 
 
 @dataclass
@@ -56,19 +56,19 @@ class ServerState:
     start: Phases = field(default_factory=Phases)
     utilization: Utilization | None = None
     history: WorkHistory = field(init=False)
-    energy: EnergyDesk = field(init=False)
-    power: PowerDesk = field(init=False)
+    energy: EnergyService = field(init=False)
+    power: PowerService = field(init=False)
     bench_service: "BenchService | None" = None
     named_tasks: "TaskSets" = field(default_factory=dict)
-    links: UpstreamLinks = field(default_factory=lambda: UpstreamLinks(UpstreamBook()))
-    remotes: Remotes = field(default_factory=lambda: Remotes(RemoteBook()))
+    links: UpstreamLinks = field(default_factory=lambda: UpstreamLinks(UpstreamRegistry()))
+    remotes: Remotes = field(default_factory=lambda: Remotes(RemoteRegistry()))
     recent: RecentRequests = field(default_factory=RecentRequests)
     responses: ResponseStore = field(default_factory=ResponseStore)
     talks: ConversationStore = field(default_factory=ConversationStore)
-    streams: StreamBook = field(default_factory=StreamBook)
+    streams: StreamRegistry = field(default_factory=StreamRegistry)
     background: BackgroundJobs = field(default_factory=BackgroundJobs)
     conversations: Conversations = field(init=False)
-    _desk: "Desk | None" = None
+    _collection_service: "CollectionService | None" = None
     _opening: asyncio.Lock = field(default_factory=asyncio.Lock)
     speech: Speech = field(init=False)
 
@@ -77,9 +77,9 @@ class ServerState:
         self.pool.hooks.finished = self.metrics.finished
         self.history = WorkHistory(self.pool)
         self.speech = speech_of(self.placer, self.models, self.paths.cache)
-        self.energy = EnergyDesk(self.pool, self.utilization, self.placer)
+        self.energy = EnergyService(self.pool, self.utilization, self.placer)
         self.history.told = self.energy.heard
-        self.power = PowerDesk(self.pool, self.models, self.energy.ledger, self.paths.config / "power.json")
+        self.power = PowerService(self.pool, self.models, self.energy.ledger, self.paths.config / "power.json")
         self.energy.also = self.power.sampled
         if self.utilization is not None:
             self.utilization.also = self.history.sample
@@ -89,24 +89,26 @@ class ServerState:
         """The user has collections of documents, as far as a look at the disk tells."""
         return (self.paths.config / "collections.json").exists()
 
-    async def desk(self) -> "Desk":
+    async def collection_service(self) -> "CollectionService":
         """The door to collections; what they need is imported when they are first asked for."""
         async with self._opening:
-            if self._desk is None:
-                self._desk = await asyncio.to_thread(self._open_desk, asyncio.get_running_loop())
-            return self._desk
+            if self._collection_service is None:
+                self._collection_service = await asyncio.to_thread(
+                    self._open_collections, asyncio.get_running_loop()
+                )
+            return self._collection_service
 
-    def _open_desk(self, loop: asyncio.AbstractEventLoop) -> "Desk":
-        from engine.server.documents.desk import Desk  # noqa: PLC0415 - see above
+    def _open_collections(self, loop: asyncio.AbstractEventLoop) -> "CollectionService":
+        from engine.server.documents.service import CollectionService  # noqa: PLC0415 - see above
 
-        desk = Desk(self.paths, self.access, self.pool, self.models, loop)
-        desk.start()
-        return desk
+        service = CollectionService(self.paths, self.access, self.pool, self.models, loop)
+        service.start()
+        return service
 
-    async def close_desk(self) -> None:
+    async def close_collections(self) -> None:
         """Stop all work on collections."""
-        if self._desk is not None:
-            await asyncio.to_thread(self._desk.close)
+        if self._collection_service is not None:
+            await asyncio.to_thread(self._collection_service.close)
 
 
 def server_state(request: Request) -> ServerState:

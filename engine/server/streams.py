@@ -154,7 +154,7 @@ class KeptStream:
         news.set()
 
 
-class StreamBook:
+class StreamRegistry:
     """At most one stream of a conversation. A conversation's name belongs to the key that it was sent with."""
 
     def __init__(self) -> None:

@@ -6,11 +6,11 @@ from typing import Any, Final
 
 import msgspec
 
-from engine.upstreams.book import UpstreamBook
 from engine.upstreams.errors import UpstreamBrokeOff, UpstreamFault, UpstreamRefusesKey, UpstreamUnreachable
 from engine.upstreams.http import HttpClient
 from engine.upstreams.keys import KeptKey
 from engine.upstreams.listing import NoList, read_list
+from engine.upstreams.registry import UpstreamRegistry
 from engine.upstreams.replies import refusal
 from engine.upstreams.types import Health, Upstream
 
@@ -23,25 +23,25 @@ encode = msgspec.json.encode
 class UpstreamLink:
     """One upstream: its connections and its key."""
 
-    def __init__(self, upstream: Upstream, book: UpstreamBook) -> None:
+    def __init__(self, upstream: Upstream, registry: UpstreamRegistry) -> None:
         self.upstream = upstream
         self.client = HttpClient(upstream.name, upstream.url)
-        self._book = book
+        self._registry = registry
         self._key: tuple[KeptKey | None, dict[str, str]] = (None, {})
 
     async def headers(self) -> dict[str, str]:
         """The key, as a header; read again when the user gave another."""
-        kept = self._book.keys.kept(self.upstream.name)
+        kept = self._registry.keys.kept(self.upstream.name)
         if kept != self._key[0]:
-            key = await asyncio.to_thread(self._book.keys.get, self.upstream.name)
+            key = await asyncio.to_thread(self._registry.keys.get, self.upstream.name)
             self._key = (kept, {"authorization": f"Bearer {key}"} if key else {})
         return self._key[1]
 
     async def look(self) -> Health:
         """Ask for the list of models, and keep what comes of it."""
         health = await self._look()
-        await asyncio.to_thread(self._book.saw, self.upstream.name, health)
-        return self._book.health(self.upstream.name)
+        await asyncio.to_thread(self._registry.saw, self.upstream.name, health)
+        return self._registry.health(self.upstream.name)
 
     async def _look(self) -> Health:
         name, begun, now = self.upstream.name, time.monotonic(), time.time()

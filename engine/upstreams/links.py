@@ -3,7 +3,7 @@
 import asyncio
 from typing import TYPE_CHECKING
 
-from engine.upstreams.book import UpstreamBook
+from engine.upstreams.registry import UpstreamRegistry
 from engine.upstreams.types import PREFIX, Health
 
 if TYPE_CHECKING:
@@ -14,25 +14,25 @@ if TYPE_CHECKING:
 class UpstreamLinks:
     """One for each server process; use from its event loop."""
 
-    def __init__(self, book: UpstreamBook) -> None:
-        self.book = book
+    def __init__(self, registry: UpstreamRegistry) -> None:
+        self.registry = registry
         self._links: dict[str, UpstreamLink] = {}
 
     def link(self, name: str) -> "UpstreamLink":
         """The way to an upstream. Raises: InputFault: there is none of that name."""
         from engine.upstreams.link import UpstreamLink  # noqa: PLC0415 - most servers have no upstream
 
-        upstream = self.book.get(name)
+        upstream = self.registry.get(name)
         known = self._links.get(name)
         if known is None or known.upstream != upstream:
             if known is not None:
                 known.close()
-            known = self._links[name] = UpstreamLink(upstream, self.book)
+            known = self._links[name] = UpstreamLink(upstream, self.registry)
         return known
 
     async def look(self, name: str | None = None) -> dict[str, Health]:
         """How an upstream is, or how all are."""
-        names = [name] if name is not None else [u.name for u in self.book.kept.upstreams]
+        names = [name] if name is not None else [u.name for u in self.registry.kept.upstreams]
         found = await asyncio.gather(*(self.link(n).look() for n in names))
         return dict(zip(names, found, strict=True))
 
@@ -41,7 +41,7 @@ class UpstreamLinks:
         from engine.upstreams.runner import UpstreamRunner  # noqa: PLC0415 - most servers have no upstream
 
         name, _, model = path.removeprefix(PREFIX).partition("/")
-        return UpstreamRunner(self.link(name), model, self.book)
+        return UpstreamRunner(self.link(name), model, self.registry)
 
     def close(self) -> None:
         """Close all connections."""

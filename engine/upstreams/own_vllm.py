@@ -19,9 +19,9 @@ from engine.dispatch.vllm import BACKEND, cache_gib
 from engine.errors import EnvironmentFault, RunnerDied
 from engine.runner.protocol import LoadSettings
 from engine.types import GenerationRequest, ModelFacts
-from engine.upstreams.book import UpstreamBook
 from engine.upstreams.errors import UpstreamFault
 from engine.upstreams.link import UpstreamLink
+from engine.upstreams.registry import UpstreamRegistry
 from engine.upstreams.runner import Piece, UpstreamRunner
 from engine.upstreams.types import Upstream
 from engine.vllm.detect import describe, executable, folder_of
@@ -47,8 +47,8 @@ class VllmFailed(EnvironmentFault):
 class _OwnLink(UpstreamLink):
     """The way to a server that was given its key by us, which nobody else learns."""
 
-    def __init__(self, upstream: Upstream, book: UpstreamBook, key: str) -> None:
-        super().__init__(upstream, book)
+    def __init__(self, upstream: Upstream, registry: UpstreamRegistry, key: str) -> None:
+        super().__init__(upstream, registry)
         self._own = {"authorization": f"Bearer {key}"}
 
     async def headers(self) -> dict[str, str]:
@@ -61,9 +61,9 @@ class VllmRunner(UpstreamRunner):
     def __init__(self, path: str) -> None:
         self._folder = folder_of(path)
         self._port, self._key = free_port(), secrets.token_urlsafe(32)
-        book = UpstreamBook()
-        upstream = book.add(_NAME, f"http://127.0.0.1:{self._port}", "vllm")
-        super().__init__(_OwnLink(upstream, book, self._key), self._folder.name, book)
+        registry = UpstreamRegistry()
+        upstream = registry.add(_NAME, f"http://127.0.0.1:{self._port}", "vllm")
+        super().__init__(_OwnLink(upstream, registry, self._key), self._folder.name, registry)
         self._process: asyncio.subprocess.Process | None = None
         self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
         self._reading: asyncio.Task[None] | None = None

@@ -13,9 +13,9 @@ from engine.errors import InputFault, RunnerDied
 from engine.runner.buffers import BufferLog
 from engine.runner.protocol import Embedded, LoadSettings, Stats
 from engine.types import Delta, Done, Event, GenerationRequest, ModelFacts, Started, Timings, Usage
-from engine.upstreams.book import UpstreamBook
 from engine.upstreams.errors import UpstreamFault, UpstreamRefusesKey, UpstreamUnreachable
 from engine.upstreams.link import OK, UpstreamLink, encode
+from engine.upstreams.registry import UpstreamRegistry
 from engine.upstreams.replies import refusal
 from engine.upstreams.stream import ChatReader
 from engine.upstreams.types import UNTOLD_CONTEXT, Health, Known
@@ -27,8 +27,8 @@ Piece = Event | AnswerEvent | AnswerLogprobs
 class UpstreamRunner:
     """What the pool and the routes ask of a runner, over the network."""
 
-    def __init__(self, link: UpstreamLink, model: str, book: UpstreamBook) -> None:
-        self._link, self._model, self._book = link, model, book
+    def __init__(self, link: UpstreamLink, model: str, registry: UpstreamRegistry) -> None:
+        self._link, self._model, self._registry = link, model, registry
         self._stopped = False
         self._generated = 0
         self.active_requests = 0
@@ -48,7 +48,7 @@ class UpstreamRunner:
     @property
     def alive(self) -> bool:
         """It can be asked, and is still where the user says; whether the other side answers shows then."""
-        return not self._stopped and self._link.upstream in self._book.kept.upstreams
+        return not self._stopped and self._link.upstream in self._registry.kept.upstreams
 
     async def load(
         self, settings: LoadSettings, on_progress: Callable[[str, float], None] | None = None
@@ -63,7 +63,7 @@ class UpstreamRunner:
             raise UpstreamUnreachable(name, url, health.reason)
         if health.state != "ok":
             raise UpstreamFault(name, f"{name} at {url} does not answer as it should: {health.reason}")
-        known = self._book.known(name, self._model)
+        known = self._registry.known(name, self._model)
         if known is None and health.models:
             there = ", ".join(m.name for m in health.models[:8])
             raise InputFault(f"{name} has no model named {self._model!r}; it has: {there}.", "model")
@@ -97,7 +97,7 @@ class UpstreamRunner:
                     yield event
         except UpstreamUnreachable as error:
             self._stopped = True  # the next request looks again, and goes another way if the user's rules have one
-            self._book.saw(error.upstream, Health(state="unreachable", at=time.time(), reason=error.reason))
+            self._registry.saw(error.upstream, Health(state="unreachable", at=time.time(), reason=error.reason))
             raise
         finally:
             self.active_requests -= 1

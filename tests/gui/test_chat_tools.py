@@ -8,7 +8,7 @@ from PySide6.QtCore import Qt
 from app.db import conversations, messages
 from app.gui.chat.page import ChatPage
 from app.gui.chat.tool_item import ToolItem
-from app.tools.consent import ConsentBook
+from app.tools.consent import ConsentStore
 from app.tools.mcp_config import ServerList
 from tests.mcp_servers import demo
 
@@ -86,7 +86,7 @@ def test_a_call_is_asked_for_made_and_answered_with_and_all_of_it_is_kept(qtbot,
     assert page.controller.tree.path()[-2].content == "8"
     assert not card.isVisible()
     assert services.store.submit(conversations.listing).result()[0].tools == ("demo",)
-    assert next(iter(ConsentBook().all().values())).decision == "always"
+    assert next(iter(ConsentStore().all().values())).decision == "always"
 
 
 def test_a_declined_call_is_told_to_the_model_and_stop_takes_the_question_back(qtbot, page, server):

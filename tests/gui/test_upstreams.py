@@ -44,7 +44,7 @@ class Book:
 
 
 def test_another_server_is_added_used_and_forgotten(qtbot, show, services, server):
-    book = Book(server)
+    registry = Book(server)
     page = show(ServerPage(services, server.api))
     card = page.upstreams
     assert not card.add.isEnabled()
@@ -53,14 +53,14 @@ def test_another_server_is_added_used_and_forgotten(qtbot, show, services, serve
     card.key.setText("sk-canary")
     card.add.click()
     qtbot.waitUntil(lambda: "Answers in 3 ms" in texts(page))
-    assert book.keys == ["sk-canary"]
+    assert registry.keys == ["sk-canary"]
     assert "sk-canary" not in texts(page)
     assert "not encrypted" in texts(page)
-    assert book.rules == []  # adding sends nothing there
+    assert registry.rules == []  # adding sends nothing there
     press(page, "Use its models")
     qtbot.waitUntil(lambda: "in use" in texts(page))
-    assert book.rules == [UpstreamRule(model="desk/*", upstream="desk")]
-    book.rules.append(UpstreamRule(model="big", upstream="desk", as_model="x", queue=2, unfit=True))
+    assert registry.rules == [UpstreamRule(model="desk/*", upstream="desk")]
+    registry.rules.append(UpstreamRule(model="big", upstream="desk", as_model="x", queue=2, unfit=True))
     card.refresh()
     qtbot.waitUntil(lambda: "big goes to desk when more than 2 wait or when it does not fit here" in texts(page))
     press(page, "Forget")

@@ -12,6 +12,7 @@ BANNED = {
     "acquit": "clear",
     "bury": "on_exit",
     "convict": "isolate",
+    "desk": "service",
     "guilty": "offending",
     "hope": "prior",
     "hopes": "priors",

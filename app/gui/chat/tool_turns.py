@@ -148,11 +148,11 @@ class ToolTurns(QObject):
 
     def _begun(self, chat: int) -> "tuple[RunningServers, ToolConsent]":
         """The servers of all chats, and the consents of this one."""
-        from app.tools.consent import ConsentBook, ToolConsent  # noqa: PLC0415 - see above
+        from app.tools.consent import ConsentStore, ToolConsent  # noqa: PLC0415 - see above
         from app.tools.toolset import RunningServers  # noqa: PLC0415 - see above
 
         self._servers = self._servers or RunningServers()
-        return self._servers, self._consents.setdefault(chat, ToolConsent(ConsentBook(), self._ask))
+        return self._servers, self._consents.setdefault(chat, ToolConsent(ConsentStore(), self._ask))
 
     def _ask(self, request: "ConsentRequest") -> "ToolDecision":
         """On the worker: show the question and wait for the person."""

@@ -14,7 +14,7 @@ from app.gui.services import Services
 from app.gui.widgets.basics import IconButton, button, clear, label, row, stack, when_released
 from app.tools.builtin import CALCULATOR, FILES
 from app.tools.catalogue import Offered, offered
-from app.tools.consent import ConsentBook, Kept
+from app.tools.consent import ConsentStore, Kept
 from app.tools.mcp_config import McpServerConfig, ServerList
 from app.tools.shown import shown_line
 from engine.paths import user_paths
@@ -83,7 +83,7 @@ class ToolsPanel(QFrame):
                 else self.tr("How well this model calls tools was not measured: tessera certify {model}")
             )
             share = round(100 * found.pass_frac) if found else 0
-            return offered(), ConsentBook().all(), words.format(n=share, model=model)
+            return offered(), ConsentStore().all(), words.format(n=share, model=model)
 
         def show(found: tuple[list[Offered], dict[str, Kept], str]) -> None:
             if asked == self._asked:  # a later look may have been faster
@@ -169,7 +169,7 @@ class ToolsPanel(QFrame):
         self._do(lambda: ServerList().remove(name), lambda _: self.refresh())
 
     def _forget(self, key: str) -> None:
-        self._do(lambda: ConsentBook().keep(key, None), lambda _: self.refresh())
+        self._do(lambda: ConsentStore().keep(key, None), lambda _: self.refresh())
 
     def _do(self, work: Callable[[], object], done: Callable[..., object]) -> None:
         def failed(error: Exception) -> None:

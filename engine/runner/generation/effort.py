@@ -27,7 +27,7 @@ class Worked(Protocol):
     def n_generated(self) -> int: ...
 
 
-class EffortBook:
+class EffortLedger:
     """The seconds of all steps so far; every step's are added to the requests in it. `own_s`: those by number."""
 
     def __init__(self) -> None:

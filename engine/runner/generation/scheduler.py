@@ -5,7 +5,7 @@ import time
 from collections import deque
 from typing import Generic, TypeVar
 
-from engine.runner.generation.effort import EffortBook
+from engine.runner.generation.effort import EffortLedger
 from engine.runner.generation.request_queue import enqueue
 from engine.runner.generation.sequence import Sequence
 from engine.runner.generation.vocabulary import Vocabulary
@@ -24,7 +24,7 @@ class BaseScheduler(abc.ABC, Generic[S]):
         self._vocabulary = vocabulary
         self._waiting: deque[S] = deque()
         self._by_id: dict[int, S] = {}
-        self.efforts = EffortBook()
+        self.efforts = EffortLedger()
         self.steps = self.prompt_tokens = self.generated_tokens = self.cached_tokens = 0
 
     @property

@@ -12,7 +12,7 @@ from engine.chat.types import Message, Part, TextPart
 from engine.documents import checking
 from engine.documents.registry import Live
 from engine.errors import EngineError
-from engine.server.documents.desk import Desk
+from engine.server.documents.service import CollectionService
 
 if TYPE_CHECKING:
     from engine.chat.query import ChatQuery
@@ -45,8 +45,8 @@ NOT_THERE: Final = (
 class Grounded:
     """A question with what was found for it. `query` goes to the model; `report` is told before the answer."""
 
-    def __init__(self, desk: Desk, live: Live, query: "ChatQuery", grounds: Grounds) -> None:
-        self._desk = desk
+    def __init__(self, service: CollectionService, live: Live, query: "ChatQuery", grounds: Grounds) -> None:
+        self._service = service
         self._live = live
         self.query = query
         self.grounds = grounds
@@ -67,7 +67,7 @@ class Grounded:
             return self.report()
         pieces = checking.windows(passages)
         vectors = await self._vectors([s.text for s in asked], [text for _, text in pieces])
-        floor = await self._desk.side_work.floor(self._live.store.fact("embedding_model"))
+        floor = await self._service.side_work.floor(self._live.store.fact("embedding_model"))
         verdicts = await asyncio.to_thread(self._check, asked, pieces, vectors, floor)
         found = tuple(
             CheckedSentence(
@@ -99,7 +99,7 @@ class Grounded:
         if not model:
             return None
         try:
-            rows = np.stack(list(await self._desk.side_work.vectors(model, [*asked, *pieces])))
+            rows = np.stack(list(await self._service.side_work.vectors(model, [*asked, *pieces])))
         except EngineError:
             return None
         return rows[: len(asked)], rows[len(asked) :]
@@ -108,17 +108,24 @@ class Grounded:
 class Asked:
     """A collection that a chat names, and how it wants to be answered from it."""
 
-    def __init__(self, desk: Desk, live: Live, mode: str = "auto", passages: int | None = None) -> None:
-        self._desk, self._live = desk, live
+    def __init__(
+        self, service: CollectionService, live: Live, mode: str = "auto", passages: int | None = None
+    ) -> None:
+        self._service, self._live = service, live
         self._mode, self._passages = mode, passages or PASSAGES
 
     async def ground(self, model: "LoadedModel", query: "ChatQuery") -> Grounded:
         """The question with what bears on it."""
-        return await ground(self._desk, self._live, model, query, self._mode, self._passages)
+        return await ground(self._service, self._live, model, query, self._mode, self._passages)
 
 
 async def ground(
-    desk: Desk, live: Live, model: "LoadedModel", query: "ChatQuery", mode: str = "auto", most: int = PASSAGES
+    service: CollectionService,
+    live: Live,
+    model: "LoadedModel",
+    query: "ChatQuery",
+    mode: str = "auto",
+    most: int = PASSAGES,
 ) -> Grounded:
     """Find what bears on the last question and put it before it.
 
@@ -137,12 +144,12 @@ async def ground(
                 id=key, name=name, mode="whole", why=why, found=True, tokens=tokens, documents=counts.documents,
                 passages=whole,
             )  # fmt: skip
-            return Grounded(desk, live, with_given(query, f"{_WHOLE}\n\n{_by_document(whole)}"), grounds)
-    answer = await desk.search(live, SearchRequest(query=question_of(query), limit=most))
+            return Grounded(service, live, with_given(query, f"{_WHOLE}\n\n{_by_document(whole)}"), grounds)
+    answer = await service.search(live, SearchRequest(query=question_of(query), limit=most))
     if not answer.found:
         why = "Nothing in the collection seems to bear on the question."
         grounds = Grounds(id=key, name=name, mode="none", why=why, notes=answer.notes)
-        return Grounded(desk, live, with_given(query, NOT_THERE), grounds)
+        return Grounded(service, live, with_given(query, NOT_THERE), grounds)
     kept, tokens = await fitting(model, answer.passages, room)
     insisted = "The documents do not fit as a whole; " if mode == "whole" else ""
     amount = f"{counts.chars / 1e6:.1f} million characters" if counts.chars > 1e6 else f"{counts.chars} characters"  # noqa: PLR2004 - a million
@@ -150,7 +157,7 @@ async def ground(
     grounds = Grounds(
         id=key, name=name, mode="passages", why=why, found=True, tokens=tokens, passages=kept, notes=answer.notes
     )
-    return Grounded(desk, live, with_given(query, f"{ANSWER_FROM}\n\n{numbered(kept)}"), grounds)
+    return Grounded(service, live, with_given(query, f"{ANSWER_FROM}\n\n{numbered(kept)}"), grounds)
 
 
 async def room_for(model: "LoadedModel", query: "ChatQuery") -> int:

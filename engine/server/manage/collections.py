@@ -38,32 +38,32 @@ router = APIRouter(prefix="/tessera/v1/collections", tags=["collections"], route
 @router.get("")
 async def list_collections(request: Request) -> Collections:
     """Every collection with the state of its index."""
-    desk = await server_state(request).desk()
-    found = await asyncio.to_thread(lambda: tuple(desk.shown(live) for live in desk.collections.all()))
+    service = await server_state(request).collection_service()
+    found = await asyncio.to_thread(lambda: tuple(service.shown(live) for live in service.collections.all()))
     return Collections(collections=found)
 
 
 @router.post("", status_code=201)
 async def make_collection(request: Request, body: CollectionRequest) -> Collection:
     """Make a collection; its files are read at once, beside everything else."""
-    desk = await server_state(request).desk()
+    service = await server_state(request).collection_service()
     fields = msgspec.structs.asdict(body)
     fields["sources"] = _sources(body.sources)
     del fields["name"]
-    return await asyncio.to_thread(lambda: desk.shown(desk.collections.add(body.name, **fields)))
+    return await asyncio.to_thread(lambda: service.shown(service.collections.add(body.name, **fields)))
 
 
 @router.get("/{collection}")
 async def show_collection(request: Request, collection: str) -> Collection:
     """One collection, by id or name."""
-    desk = await server_state(request).desk()
-    return await asyncio.to_thread(lambda: desk.shown(desk.collections.live(collection)))
+    service = await server_state(request).collection_service()
+    return await asyncio.to_thread(lambda: service.shown(service.collections.live(collection)))
 
 
 @router.post("/{collection}")
 async def change_collection(request: Request, collection: str, body: CollectionChange) -> Collection:
     """Add and remove sources, or change how it is kept."""
-    desk = await server_state(request).desk()
+    service = await server_state(request).collection_service()
     given = {k: v for k, v in msgspec.structs.asdict(body).items() if v is not None and k not in ("add", "remove")}
     added, removed = _sources(body.add), set(body.remove)
 
@@ -74,25 +74,25 @@ async def change_collection(request: Request, collection: str, body: CollectionC
         kept = tuple(source for source in old.sources if source not in removed)
         return msgspec.structs.replace(old, sources=tuple(dict.fromkeys((*kept, *added))), **given)
 
-    return await asyncio.to_thread(lambda: desk.shown(desk.collections.change(collection, change)))
+    return await asyncio.to_thread(lambda: service.shown(service.collections.change(collection, change)))
 
 
 @router.delete("/{collection}")
 async def remove_collection(request: Request, collection: str) -> Removed:
     """Forget a collection and its index; the files stay."""
-    desk = await server_state(request).desk()
-    gone = await asyncio.to_thread(desk.collections.remove, collection)
+    service = await server_state(request).collection_service()
+    gone = await asyncio.to_thread(service.collections.remove, collection)
     return Removed(id=gone.id, name=gone.name)
 
 
 @router.post("/{collection}/refresh")
 async def refresh_collection(request: Request, collection: str) -> Collection:
     """Look at its files now."""
-    desk = await server_state(request).desk()
+    service = await server_state(request).collection_service()
 
     def refresh() -> Collection:
-        desk.collections.refresh(collection)
-        return desk.shown(desk.collections.live(collection))
+        service.collections.refresh(collection)
+        return service.shown(service.collections.live(collection))
 
     return await asyncio.to_thread(refresh)
 
@@ -100,8 +100,8 @@ async def refresh_collection(request: Request, collection: str) -> Collection:
 @router.post("/{collection}/search")
 async def search_collection(request: Request, collection: str, body: SearchRequest) -> SearchAnswer:
     """Passages that bear on a question, best first."""
-    desk = await server_state(request).desk()
-    return await desk.search(await asyncio.to_thread(desk.collections.live, collection), body)
+    service = await server_state(request).collection_service()
+    return await service.search(await asyncio.to_thread(service.collections.live, collection), body)
 
 
 @router.get("/{collection}/documents")
@@ -114,8 +114,8 @@ async def list_documents(
     problems: bool = False,
 ) -> Documents:
     """Documents by path; with `problems` only those that were not read as a whole."""
-    desk = await server_state(request).desk()
-    live = await asyncio.to_thread(desk.collections.live, collection)
+    service = await server_state(request).collection_service()
+    live = await asyncio.to_thread(service.collections.live, collection)
     rows = await asyncio.to_thread(live.store.documents, after, limit + 1, problems=problems)
     shown = tuple(_document(row) for row in rows[:limit])
     return Documents(documents=shown, after=shown[-1].path if len(rows) > limit else None)
@@ -124,8 +124,8 @@ async def list_documents(
 @router.get("/{collection}/documents/{document}")
 async def show_document(request: Request, collection: str, document: Number) -> DocumentPages:
     """A document and each of its pages, with what keeps one from being read."""
-    desk = await server_state(request).desk()
-    live = await asyncio.to_thread(desk.collections.live, collection)
+    service = await server_state(request).collection_service()
+    live = await asyncio.to_thread(service.collections.live, collection)
     row = await asyncio.to_thread(live.store.document, document)
     if row is None:
         raise NoDocument(f"{live.definition.name} has no document {document}.", "document")
@@ -141,9 +141,9 @@ async def show_page(
     request: Request, collection: str, document: Number, page: Number, passage: Number | None = None
 ) -> PageText:
     """The text of a page, with the place of a passage in it."""
-    desk = await server_state(request).desk()
-    live = await asyncio.to_thread(desk.collections.live, collection)
-    return await asyncio.to_thread(desk.page, live, document, page, passage)
+    service = await server_state(request).collection_service()
+    live = await asyncio.to_thread(service.collections.live, collection)
+    return await asyncio.to_thread(service.page, live, document, page, passage)
 
 
 def _sources(paths: tuple[str, ...]) -> tuple[str, ...]:

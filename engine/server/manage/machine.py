@@ -18,7 +18,7 @@ from engine.dispatch.placer import Placer
 from engine.dispatch.types import Placement
 from engine.errors import InputFault
 from engine.onnx.providers import ADAPTERS
-from engine.remotes.book import remote_of
+from engine.remotes.registry import remote_of
 from engine.runner.limits import KV_TYPES
 from engine.server.load_overrides import with_choices
 from engine.server.state import server_state
@@ -149,13 +149,13 @@ def _placement(placed: Placement) -> api.ModelPlacement:
 
 def _ledger(placer: Placer) -> api.LedgerState:
     machine = placer.machine.full()
-    book = placer.ledger
-    held = book.reservations()
+    registry = placer.ledger
+    held = registry.reservations()
     ours = sum(r.measured.pss_bytes if r.measured else 0 for r in held)
-    audits = book.audits.all()[-RECENT_AUDITS:]
+    audits = registry.audits.all()[-RECENT_AUDITS:]
     return api.LedgerState(
-        pools=msgspec.convert(book.pools(machine), tuple[api.Pool, ...], from_attributes=True),
-        available_bytes={d.id: book.available(d.id, machine) for d in machine.devices if d.kind != "npu"},
+        pools=msgspec.convert(registry.pools(machine), tuple[api.Pool, ...], from_attributes=True),
+        available_bytes={d.id: registry.available(d.id, machine) for d in machine.devices if d.kind != "npu"},
         other_programs_bytes=_others(machine, ours),
         reservations=tuple(_reservation(r) for r in held),
         audits=msgspec.convert(audits, tuple[api.Audit, ...], from_attributes=True),

@@ -18,6 +18,6 @@ async def power(request: Request) -> PowerState:
 @router.put("")
 async def set_power(request: Request, body: PowerLimits) -> PowerState:
     """Replace the limits; fields left out are not bounded. It is kept for the next start."""
-    desk = server_state(request).power
-    desk.set(body)
-    return desk.state()
+    service = server_state(request).power
+    service.set(body)
+    return service.state()

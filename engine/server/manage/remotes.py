@@ -20,7 +20,7 @@ router = APIRouter(prefix="/tessera/v1", tags=["management"], route_class=TypedR
 async def list_remotes(request: Request) -> api.Remotes:
     """Every worker as it was last seen. Nothing is asked of them."""
     state = server_state(request)
-    rows = tuple(_row(state, remote) for remote in state.remotes.book.remotes)
+    rows = tuple(_row(state, remote) for remote in state.remotes.registry.remotes)
     return api.Remotes(remotes=rows, kernel=state.remotes.kernel)
 
 
@@ -31,7 +31,7 @@ async def put_remote(request: Request, name: str, body: api.RemoteRequest) -> ap
     told = msgspec.structs.asdict(body)
     expected = told.pop("host_key")
     await state.remotes.add(Remote(name=name, host_key="", **told), expected)
-    return _row(state, state.remotes.book.get(name))
+    return _row(state, state.remotes.registry.get(name))
 
 
 @router.post("/remotes/{name}/check")
@@ -39,17 +39,17 @@ async def check_remote(request: Request, name: str) -> api.RemoteRow:
     """Look at a worker now, and measure the way to it."""
     state = server_state(request)
     await state.remotes.check(name)
-    return _row(state, state.remotes.book.get(name))
+    return _row(state, state.remotes.registry.get(name))
 
 
 @router.delete("/remotes/{name}", status_code=204, response_class=Response)
 async def remove_remote(request: Request, name: str) -> None:
     """Forget a worker. Raises: InputFault: a model's layers lie there now."""
     state = server_state(request)
-    state.remotes.book.get(name)
+    state.remotes.registry.get(name)
     if models := _models(state, name):
         raise InputFault(f"Layers of {', '.join(models)} lie on {name}; unload them first.", "name")
-    state.remotes.book.remove(name)
+    state.remotes.registry.remove(name)
 
 
 def _models(state: ServerState, name: str) -> tuple[str, ...]:
@@ -57,7 +57,7 @@ def _models(state: ServerState, name: str) -> tuple[str, ...]:
 
 
 def _row(state: ServerState, remote: Remote) -> api.RemoteRow:
-    seen = state.remotes.book.seen(remote.name)
+    seen = state.remotes.registry.seen(remote.name)
     facts, link = seen.facts, seen.link
     return api.RemoteRow(
         name=remote.name,

@@ -29,9 +29,9 @@ async def list_upstreams(request: Request, *, check: bool = False) -> api.Upstre
 async def put_upstream(request: Request, name: str, body: api.UpstreamRequest) -> api.UpstreamRow:
     """Add an upstream or change it, and look at it. Nothing but this look is sent there without a rule."""
     state = server_state(request)
-    upstream = state.links.book.add(name, body.url, body.kind)
+    upstream = state.links.registry.add(name, body.url, body.kind)
     if body.key is not None:
-        await asyncio.to_thread(state.links.book.keys.put, name, body.key)
+        await asyncio.to_thread(state.links.registry.keys.put, name, body.key)
     await state.links.look(name)
     return _row(state, upstream)
 
@@ -41,45 +41,45 @@ async def check_upstream(request: Request, name: str) -> api.UpstreamRow:
     """Look at an upstream now."""
     state = server_state(request)
     await state.links.look(name)
-    return _row(state, state.links.book.get(name))
+    return _row(state, state.links.registry.get(name))
 
 
 @router.put("/upstreams/{name}/key")
 async def put_key(request: Request, name: str, body: api.UpstreamKeyRequest) -> api.UpstreamRow:
     """Give an upstream another key, or none."""
     state = server_state(request)
-    state.links.book.get(name)
+    state.links.registry.get(name)
     if body.key is None:
-        await asyncio.to_thread(state.links.book.keys.remove, name)
+        await asyncio.to_thread(state.links.registry.keys.remove, name)
     else:
-        await asyncio.to_thread(state.links.book.keys.put, name, body.key)
+        await asyncio.to_thread(state.links.registry.keys.put, name, body.key)
     await state.links.look(name)
-    return _row(state, state.links.book.get(name))
+    return _row(state, state.links.registry.get(name))
 
 
 @router.delete("/upstreams/{name}", status_code=204, response_class=Response)
 async def remove_upstream(request: Request, name: str) -> None:
     """Forget an upstream, its key and its rules."""
-    await asyncio.to_thread(server_state(request).links.book.remove, name)
+    await asyncio.to_thread(server_state(request).links.registry.remove, name)
 
 
 @router.put("/upstream-rules")
 async def put_rule(request: Request, body: api.UpstreamRule) -> api.Upstreams:
     """Let requests for a model leave this machine."""
     state = server_state(request)
-    state.links.book.add_rule(msgspec.convert(body, Rule, from_attributes=True))
+    state.links.registry.add_rule(msgspec.convert(body, Rule, from_attributes=True))
     return _all(state)
 
 
 @router.delete("/upstream-rules", status_code=204, response_class=Response)
 async def remove_rule(request: Request, model: str, upstream: str | None = None) -> None:
     """Take that back."""
-    if not server_state(request).links.book.remove_rule(model, upstream):
+    if not server_state(request).links.registry.remove_rule(model, upstream):
         raise InputFault(f"There is no rule for {model!r}.", "model")
 
 
 def _all(state: ServerState) -> api.Upstreams:
-    kept = state.links.book.kept
+    kept = state.links.registry.kept
     return api.Upstreams(
         upstreams=tuple(_row(state, u) for u in kept.upstreams),
         rules=msgspec.convert(kept.rules, tuple[api.UpstreamRule, ...], from_attributes=True),
@@ -87,8 +87,8 @@ def _all(state: ServerState) -> api.Upstreams:
 
 
 def _row(state: ServerState, upstream: Upstream) -> api.UpstreamRow:
-    book = state.links.book
-    health = book.health(upstream.name)
+    registry = state.links.registry
+    health = registry.health(upstream.name)
     return api.UpstreamRow(
         name=upstream.name,
         url=upstream.url,
@@ -97,14 +97,14 @@ def _row(state: ServerState, upstream: Upstream) -> api.UpstreamRow:
         reason=health.reason,
         at=health.at,
         latency_ms=round(health.latency_s * 1000, 2),
-        key=book.keys.place(upstream.name),
+        key=registry.keys.place(upstream.name),
         plain_text=is_plain_text(upstream.url),
         models=tuple(
             api.UpstreamModel(
                 name=m.name,
                 n_ctx=m.n_ctx,
                 capabilities=m.capabilities,
-                allowed=book.allows(f"{upstream.name}/{m.name}"),
+                allowed=registry.allows(f"{upstream.name}/{m.name}"),
             )
             for m in health.models
         ),

@@ -66,12 +66,12 @@ async def _asked(request: Request, body: ChatRequest) -> "Asked | None":
         return None
     from engine.server.documents.asking import Asked  # noqa: PLC0415 - most chats ask no collection
 
-    desk = await server_state(request).desk()
+    service = await server_state(request).collection_service()
     if isinstance(body.collection, str):
-        return Asked(desk, await asyncio.to_thread(desk.allowed, request, body.collection))
+        return Asked(service, await asyncio.to_thread(service.allowed, request, body.collection))
     wanted = body.collection
-    live = await asyncio.to_thread(desk.allowed, request, wanted.id)
-    return Asked(desk, live, wanted.mode, wanted.passages)
+    live = await asyncio.to_thread(service.allowed, request, wanted.id)
+    return Asked(service, live, wanted.mode, wanted.passages)
 
 
 async def prepared(

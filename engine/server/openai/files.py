@@ -169,14 +169,14 @@ async def delete_file(request: Request, file_id: str) -> dict[str, Any]:
     files = files_of(request)
     found = await asyncio.to_thread(files.get, file_id)
     place = str(files.path(found))
-    desk = await server_state(request).desk()
+    service = await server_state(request).collection_service()
 
     def remove() -> None:
         files.remove(file_id)
-        for definition in desk.collections.definitions.all():
+        for definition in service.collections.definitions.all():
             if place in definition.sources:
                 with contextlib.suppress(InputFault):
-                    desk.collections.change(
+                    service.collections.change(
                         definition.id,
                         lambda old: msgspec.structs.replace(
                             old, sources=tuple(source for source in old.sources if source != place)

@@ -20,7 +20,7 @@ from engine.documents.kinds import kind_of
 from engine.documents.registry import Live
 from engine.documents.store import FAILED, READING, DocumentRow
 from engine.server.body import openapi_body, parse, parse_or
-from engine.server.documents.desk import Desk
+from engine.server.documents.service import CollectionService
 from engine.server.ids import new_id
 from engine.server.ignored import ignored_header
 from engine.server.openai.files import Files, files_of
@@ -57,25 +57,25 @@ class _Batches:
 _batches = _Batches()
 
 
-async def _open(request: Request, store: str) -> tuple[Desk, Live]:
+async def _open(request: Request, store: str) -> tuple[CollectionService, Live]:
     """A store by its id. Raises: NoCollection."""
-    desk = await server_state(request).desk()
+    service = await server_state(request).collection_service()
     if not store.startswith(f"{PREFIX}_"):
         raise NoCollection(store)
-    return desk, await asyncio.to_thread(desk.allowed, request, store)
+    return service, await asyncio.to_thread(service.allowed, request, store)
 
 
 @router.post("", openapi_extra=openapi_body(StoreRequest, required=False))
 async def make_store(request: Request) -> Response:
     """Make a store, of files that were sent before or empty."""
     body = await parse_or(request, StoreRequest)
-    desk, files = await server_state(request).desk(), files_of(request)
+    service, files = await server_state(request).collection_service(), files_of(request)
 
     def make() -> dict[str, Any]:
         sources = tuple(str(files.path(files.get(file_id))) for file_id in dict.fromkeys(body.file_ids or ()))
         facts = body.metadata or {}
         name = body.name or "vector store"
-        live = desk.collections.add(name, PREFIX, sources=sources, follow=False, open=True, facts=facts)
+        live = service.collections.add(name, PREFIX, sources=sources, follow=False, open=True, facts=facts)
         return _store(live)
 
     return JSONResponse(await asyncio.to_thread(make), headers=ignored_header(body.ignored()))
@@ -86,9 +86,9 @@ async def list_stores(
     request: Request, limit: PageSize = 20, after: str | None = None, order: Order = "desc"
 ) -> dict[str, Any]:
     """Every store, newest first."""
-    desk = await server_state(request).desk()
+    service = await server_state(request).collection_service()
     every = await asyncio.to_thread(
-        lambda: [_store(live) for live in desk.collections.all() if live.definition.id.startswith(f"{PREFIX}_")]
+        lambda: [_store(live) for live in service.collections.all() if live.definition.id.startswith(f"{PREFIX}_")]
     )
     return page(every, limit, after, order)
 
@@ -104,13 +104,13 @@ async def show_store(request: Request, store: str) -> dict[str, Any]:
 async def change_store(request: Request, store: str) -> Response:
     """Change its name or metadata."""
     body = await parse_or(request, StoreRequest)
-    desk, live = await _open(request, store)
+    service, live = await _open(request, store)
     kept = {k: v for k, v in live.definition.facts.items() if k.startswith(_ATTRIBUTES)}
     given: dict[str, Any] = {"name": body.name} if body.name else {}
     if body.metadata is not None:
         given["facts"] = {**kept, **body.metadata}
     live = await asyncio.to_thread(
-        desk.collections.change, store, lambda old: msgspec.structs.replace(old, **given)
+        service.collections.change, store, lambda old: msgspec.structs.replace(old, **given)
     )
     return JSONResponse(await asyncio.to_thread(_store, live), headers=ignored_header(body.ignored()))
 
@@ -118,8 +118,8 @@ async def change_store(request: Request, store: str) -> Response:
 @router.delete("/{store}")
 async def delete_store(request: Request, store: str) -> dict[str, Any]:
     """Forget a store; its files stay."""
-    desk, live = await _open(request, store)
-    await asyncio.to_thread(desk.collections.remove, live.definition.id)
+    service, live = await _open(request, store)
+    await asyncio.to_thread(service.collections.remove, live.definition.id)
     return {"id": store, "object": "vector_store.deleted", "deleted": True}
 
 
@@ -133,7 +133,7 @@ async def add_file(request: Request, store: str) -> Response:
 
 
 async def _add(request: Request, store: str, ids: tuple[str, ...], attributes: dict[str, Any] | None) -> Live:
-    desk, _ = await _open(request, store)
+    service, _ = await _open(request, store)
     files = files_of(request)
 
     def change(old: Definition) -> Definition:
@@ -143,7 +143,7 @@ async def _add(request: Request, store: str, ids: tuple[str, ...], attributes: d
             facts |= {f"{_ATTRIBUTES}{file_id}": json.dumps(attributes) for file_id in ids}
         return msgspec.structs.replace(old, sources=tuple(dict.fromkeys((*old.sources, *places))), facts=facts)
 
-    return await asyncio.to_thread(desk.collections.change, store, change)
+    return await asyncio.to_thread(service.collections.change, store, change)
 
 
 @router.get("/{store}/files")
@@ -184,7 +184,7 @@ async def store_file_content(request: Request, store: str, file_id: str) -> dict
 @router.delete("/{store}/files/{file_id}")
 async def remove_store_file(request: Request, store: str, file_id: str) -> dict[str, Any]:
     """Take a file out of a store; the file itself stays."""
-    desk, live = await _open(request, store)
+    service, live = await _open(request, store)
     if file_id not in _ids(live):
         raise FileNotFound(f"There is no file {file_id!r} in this store.", "file_id")
 
@@ -193,7 +193,7 @@ async def remove_store_file(request: Request, store: str, file_id: str) -> dict[
         facts = {k: v for k, v in old.facts.items() if k != f"{_ATTRIBUTES}{file_id}"}
         return msgspec.structs.replace(old, sources=kept, facts=facts)
 
-    await asyncio.to_thread(desk.collections.change, store, change)
+    await asyncio.to_thread(service.collections.change, store, change)
     return {"id": file_id, "object": "vector_store.file.deleted", "deleted": True}
 
 
@@ -230,9 +230,9 @@ async def list_batch_files(
 async def search_store(request: Request, store: str) -> Response:
     """Passages for one or several questions."""
     body = await parse(request, StoreSearch)
-    desk, live = await _open(request, store)
+    service, live = await _open(request, store)
     questions = [body.query] if isinstance(body.query, str) else body.query
-    results = await search_results(desk, live, questions, body)
+    results = await search_results(service, live, questions, body)
     shown = {
         "object": "vector_store.search_results.page",
         "search_query": questions,
@@ -243,11 +243,13 @@ async def search_store(request: Request, store: str) -> Response:
     return JSONResponse(shown, headers=ignored_header(body.ignored()))
 
 
-async def search_results(desk: Desk, live: Live, questions: list[str], body: StoreSearch) -> list[dict[str, Any]]:
+async def search_results(
+    service: CollectionService, live: Live, questions: list[str], body: StoreSearch
+) -> list[dict[str, Any]]:
     """The results as OpenAI writes them, each passage once, best first."""
     found: dict[int, dict[str, Any]] = {}
     for question in questions:
-        for result in (await found_in(desk, live, question, body)).results:
+        for result in (await found_in(service, live, question, body)).results:
             content = [{"type": "text", "text": result.passage.text}]
             found.setdefault(result.passage.id, {**result.told(), "content": content})
     return sorted(found.values(), key=lambda told: -told["score"])[: body.max_num_results or 10]
@@ -274,11 +276,11 @@ class StoreAnswer(NamedTuple):
     bears: bool
 
 
-async def found_in(desk: Desk, live: Live, question: str, wanted: Wanted) -> StoreAnswer:
+async def found_in(service: CollectionService, live: Live, question: str, wanted: Wanted) -> StoreAnswer:
     """The passages of one store for one question that its filter and threshold leave."""
     threshold = (wanted.ranking_options.score_threshold if wanted.ranking_options else None) or 0.0
     limit = wanted.max_num_results or 10
-    answer = await desk.search(live, SearchRequest(query=question[:8000], limit=50 if wanted.filters else limit))
+    answer = await service.search(live, SearchRequest(query=question[:8000], limit=50 if wanted.filters else limit))
     results = []
     for passage in answer.passages:
         # Files that were sent have an id of their own, those of the user's collections one in their index.

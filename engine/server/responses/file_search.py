@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from engine.chat.query import ChatQuery
     from engine.documents.registry import Live
-    from engine.server.documents.desk import Desk
+    from engine.server.documents.service import CollectionService
     from engine.server.responses.tools import Toolbox
     from engine.server.state import ServerState
 
@@ -83,14 +83,16 @@ class Found(NamedTuple):
 class Search:
     """A search that a request wants; its stores are known to be there."""
 
-    def __init__(self, desk: "Desk", stores: "tuple[Live, ...]", wanted: FileSearch, *, insisted: bool) -> None:
-        self._desk, self._stores, self._wanted, self._insisted = desk, stores, wanted, insisted
+    def __init__(
+        self, service: "CollectionService", stores: "tuple[Live, ...]", wanted: FileSearch, *, insisted: bool
+    ) -> None:
+        self._service, self._stores, self._wanted, self._insisted = service, stores, wanted, insisted
 
     async def run(self, state: "ServerState", model: str, query: "ChatQuery") -> Found:
         """Look for the question and put what fits the model's context before it."""
         question = asking.question_of(query)
         loaded = await state.pool.acquire(model)
-        answers = [await found_in(self._desk, live, question, self._wanted) for live in self._stores]
+        answers = [await found_in(self._service, live, question, self._wanted) for live in self._stores]
         if not question or not any(answer.bears for answer in answers):
             given = asking.with_given(query, asking.NOT_THERE if self._insisted else _NOTHING)
             return Found(question, (), given)
@@ -106,7 +108,7 @@ async def prepared(request: "Request", state: "ServerState", box: "Toolbox", cho
     """The search of a request. Raises: NoCollection: a store that is not there, or is another's."""
     if box.search is None or not choice.use:
         return None
-    desk = await state.desk()
+    service = await state.collection_service()
     ids = dict.fromkeys(box.search.vector_store_ids)
-    stores = [await asyncio.to_thread(desk.allowed, request, key) for key in ids]
-    return Search(desk, tuple(stores), box.search, insisted=choice.insisted)
+    stores = [await asyncio.to_thread(service.allowed, request, key) for key in ids]
+    return Search(service, tuple(stores), box.search, insisted=choice.insisted)

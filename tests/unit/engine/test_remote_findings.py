@@ -4,13 +4,13 @@ import typing
 
 import pytest
 
-from engine.remotes.book import RemoteBook
 from engine.remotes.findings import findings
+from engine.remotes.registry import RemoteRegistry
 from engine.remotes.types import Remote, Seen, State
 
 
-def book(state, reason=""):
-    made = RemoteBook()
+def registry(state, reason=""):
+    made = RemoteRegistry()
     made.put(Remote(name="desk", host="desk-pc", user="you", host_key="", port=2222))
     if state != "unknown":
         made.saw("desk", Seen(state=state, reason=reason, at=1.0))
@@ -18,12 +18,12 @@ def book(state, reason=""):
 
 
 def test_a_worker_that_is_well_is_not_mentioned():
-    assert findings(book("ok")) == ()
+    assert findings(registry("ok")) == ()
 
 
 @pytest.mark.parametrize("state", [s for s in typing.get_args(State) if s != "ok"])
 def test_every_other_state_has_a_title_and_a_next_step(state):
-    (found,) = findings(book(state, "it did not answer"))
+    (found,) = findings(registry(state, "it did not answer"))
     assert found.id == f"remote_{state}"
     assert "desk" in found.title
     assert found.fix
@@ -32,6 +32,6 @@ def test_every_other_state_has_a_title_and_a_next_step(state):
 
 
 def test_the_reason_and_the_address_are_told():
-    (found,) = findings(book("refused", "it takes none of your keys"))
+    (found,) = findings(registry("refused", "it takes none of your keys"))
     assert found.detail == "It takes none of your keys."
     assert found.fix.endswith("ssh -p 2222 you@desk-pc")

@@ -11,7 +11,7 @@ import pytest
 from servers import free_port
 
 from app.tools import mcp_server
-from app.tools.consent import ConsentBook, ToolConsent
+from app.tools.consent import ConsentStore, ToolConsent
 from app.tools.mcp_config import McpServerConfig
 from app.tools.mcp_server import MAX_RESULT_CHARS, McpServer
 from app.tools.toolset import RunningServers, ServerSource, Toolset
@@ -80,7 +80,7 @@ def consent(*decisions):
         asked.append(request)
         return left.pop(0) if left else "no"
 
-    made = ToolConsent(ConsentBook(), ask)
+    made = ToolConsent(ConsentStore(), ask)
     made.asked = asked
     return made
 

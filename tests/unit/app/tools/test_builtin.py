@@ -7,7 +7,7 @@ import pytest
 from app.tools.builtin import Calculator, FileReader
 from app.tools.calculate_child import Refused, evaluate
 from app.tools.catalogue import open_sources
-from app.tools.consent import ConsentBook, ToolConsent
+from app.tools.consent import ConsentStore, ToolConsent
 from app.tools.toolset import RunningServers
 
 
@@ -90,7 +90,7 @@ def test_files_are_read_in_the_allowed_folders_only(tmp_path):
 def test_what_is_built_in_is_opened_by_its_name_and_the_home_folder_is_never_allowed(tmp_path, monkeypatch):
     monkeypatch.setenv("TESSERA_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("HOME", str(tmp_path))
-    consent = ToolConsent(ConsentBook(), lambda _: "no")
+    consent = ToolConsent(ConsentStore(), lambda _: "no")
     names = ("tessera:calculator", "tessera:files", "gone")
     sources, problems = open_sources(names, tmp_path, RunningServers(), consent)
     assert [source.name for source in sources] == ["tessera:calculator", "tessera:files"]

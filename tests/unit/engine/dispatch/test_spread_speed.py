@@ -12,7 +12,7 @@ from devices.report import recorded_report
 from engine.dispatch.history import PlacementHistory
 from engine.dispatch.placer import read_shape
 from engine.dispatch.spread import Spreading
-from engine.remotes.book import RemoteBook
+from engine.remotes.registry import RemoteRegistry
 from engine.remotes.types import Link, Remote, RemoteDevice, RemoteFacts, Seen
 from engine.runner.protocol import LoadSettings, RemoteLayers
 from tests.machines import machines
@@ -31,19 +31,19 @@ def shape(tmp_path_factory):
 
 @pytest.fixture
 def spreading():
-    book = RemoteBook()
-    book.put(Remote(name="desk", host="desk", user="me", host_key="k"))
+    registry = RemoteRegistry()
+    registry.put(Remote(name="desk", host="desk", user="me", host_key="k"))
     device = RemoteDevice(
         name="CPU", description="c", kind="cpu", total_bytes=1 << 34, free_bytes=1 << 34, gbs=HERE_GBS
     )
     facts = RemoteFacts(host="desk", version="1", kernel="k", devices=(device,))
     link = Link(rtt_s=0.001, up_bytes_s=1e8, down_bytes_s=1e8)
-    book.saw("desk", Seen(state="ok", at=1.0, facts=facts, link=link))
+    registry.saw("desk", Seen(state="ok", at=1.0, facts=facts, link=link))
     found = recorded_report(RecordedHost(machines()["nv-hybrid-addw4"]))
     cpu = found.device("cpu")
     known = replace(cpu, memory=replace(cpu.memory, bandwidth_gbs=HERE_GBS / 0.46))
-    here = replace(found, devices=(known, *book.devices()))
-    resources = SimpleNamespace(remotes=book, ledger=Ledger(lambda: here), history=PlacementHistory(None))
+    here = replace(found, devices=(known, *registry.devices()))
+    resources = SimpleNamespace(remotes=registry, ledger=Ledger(lambda: here), history=PlacementHistory(None))
     return Spreading(resources, here, "m", None)
 
 

@@ -13,8 +13,8 @@ from engine.chat.types import Message, NamedTool, ToolDefinition
 from engine.errors import ContextOverflow, InputFault, ModelNotFound
 from engine.types import Constraint
 from engine.upstreams import errors
-from engine.upstreams.book import UpstreamBook, checked_url
 from engine.upstreams.listing import NoList, read_list
+from engine.upstreams.registry import UpstreamRegistry, checked_url
 from engine.upstreams.replies import refusal
 from engine.upstreams.stream import ChatReader
 from engine.upstreams.types import Rule
@@ -178,24 +178,24 @@ def test_a_named_tool_and_what_cannot_be():
 
 
 def test_rules_win_in_their_order_and_names_are_exact():
-    book = UpstreamBook()
-    book.add("a", "http://127.0.0.1:1")
-    book.add("b", "http://127.0.0.1:2/v1")
-    book.add_rule(Rule(model="qwen", upstream="b", as_model=MODEL))
-    book.add_rule(Rule(model="qwen*", upstream="a", as_model="other"))
-    assert book.way("qwen").model == MODEL
-    assert book.way("qwen-7b").upstream.name == "a"
-    assert book.way("local") is None
+    registry = UpstreamRegistry()
+    registry.add("a", "http://127.0.0.1:1")
+    registry.add("b", "http://127.0.0.1:2/v1")
+    registry.add_rule(Rule(model="qwen", upstream="b", as_model=MODEL))
+    registry.add_rule(Rule(model="qwen*", upstream="a", as_model="other"))
+    assert registry.way("qwen").model == MODEL
+    assert registry.way("qwen-7b").upstream.name == "a"
+    assert registry.way("local") is None
     with pytest.raises(errors.NoRule):
-        book.way("a/anything")
-    book.add_rule(Rule(model="local", upstream="a", as_model="big", queue=2))
-    assert book.way("local") is None
-    assert book.relief("local", queued=2) is None
-    assert book.relief("local", queued=3).model == "big"
-    assert book.relief("local", queued=None) is None  # it says nothing of what does not fit
-    book.remove("a")
-    assert book.relief("local", queued=9) is None
-    assert [r.upstream for r in book.kept.rules] == ["b"]
+        registry.way("a/anything")
+    registry.add_rule(Rule(model="local", upstream="a", as_model="big", queue=2))
+    assert registry.way("local") is None
+    assert registry.relief("local", queued=2) is None
+    assert registry.relief("local", queued=3).model == "big"
+    assert registry.relief("local", queued=None) is None  # it says nothing of what does not fit
+    registry.remove("a")
+    assert registry.relief("local", queued=9) is None
+    assert [r.upstream for r in registry.kept.rules] == ["b"]
 
 
 def test_addresses_lose_their_tail():

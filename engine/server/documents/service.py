@@ -29,7 +29,7 @@ _RERANKED: Final = 20
 BREAK: Final = "\n\n"
 
 
-class Desk:
+class CollectionService:
     """One per server, opened when the first collection is asked for. All methods from the event loop."""
 
     def __init__(

@@ -17,7 +17,7 @@ from engine.generation_hooks import GenerationHooks
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
 from engine.runner.rests import Rests
-from engine.server.power import PowerDesk
+from engine.server.power import PowerService
 from engine.types import GenerationRequest
 
 
@@ -38,7 +38,7 @@ def desk(tmp_path, files=None, mode="balanced"):
     pool = SimpleNamespace(loaded=[model], hooks=GenerationHooks())
     models = SimpleNamespace(overrides=Overrides(mode=mode))
     host = RecordedHost({"format": FORMAT, "system": "linux", "files": files or {}})
-    made = PowerDesk(pool, models, JouleLedger(), tmp_path / "power.json", host)
+    made = PowerService(pool, models, JouleLedger(), tmp_path / "power.json", host)
     return made, runner, model, models, host
 
 

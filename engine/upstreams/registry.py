@@ -20,7 +20,7 @@ _NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,39}")
 MOST: Final = 100
 
 
-class UpstreamBook:
+class UpstreamRegistry:
     """Kept in a file that terminal and server share; health is what this process saw."""
 
     def __init__(self, config: Path | None = None) -> None:

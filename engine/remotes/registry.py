@@ -18,7 +18,7 @@ _HOST: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9.:_-]{0,252}")
 _USER: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._\\@-]{0,63}")
 
 
-class RemoteBook:
+class RemoteRegistry:
     """Kept in a file that terminal and server share."""
 
     def __init__(self, path: Path | None = None) -> None:

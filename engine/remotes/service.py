@@ -11,9 +11,9 @@ import msgspec
 
 from engine.errors import InputFault
 from engine.remotes import wire
-from engine.remotes.book import RemoteBook, check_names
 from engine.remotes.errors import NotAdded, RemoteFault, UnknownHostKey
 from engine.remotes.kernel import kernel_name
+from engine.remotes.registry import RemoteRegistry, check_names
 from engine.remotes.session import Session
 from engine.remotes.tunnel import Tunnel
 from engine.remotes.types import Remote, Seen
@@ -26,8 +26,8 @@ LOOK_AGAIN_S: Final = (5.0, 10.0, 20.0, 40.0, 60.0)
 class Remotes:
     """Use from one event loop."""
 
-    def __init__(self, book: RemoteBook, kernel: str | None = None) -> None:
-        self.book = book
+    def __init__(self, registry: RemoteRegistry, kernel: str | None = None) -> None:
+        self.registry = registry
         self._kernel = kernel
         self._looking: dict[str, asyncio.Task[None]] = {}
 
@@ -56,7 +56,7 @@ class Remotes:
             raise NotAdded(remote.name, "changed_key", f"{remote.host} shows another host key than known_hosts has")
         if not expected and shown.known == "no":
             raise UnknownHostKey(remote.host, shown.fingerprint)
-        self.book.put(msgspec.structs.replace(remote, host_key=shown.line))
+        self.registry.put(msgspec.structs.replace(remote, host_key=shown.line))
         return await self.check(remote.name)
 
     async def _host_key(self, remote: Remote) -> wire.HostKey:
@@ -68,19 +68,19 @@ class Remotes:
 
     async def check(self, name: str) -> Seen:
         """Look at a worker now, and measure the way to it. What is wrong is kept. Raises: InputFault."""
-        remote = self.book.get(name)
+        remote = self.registry.get(name)
         try:
             async with _tunnel(wire.Order(do="check", remote=remote, kernel=self.kernel)) as tunnel:
                 async for said in tunnel.said():
                     if isinstance(said, wire.Checked):
-                        self.book.saw(name, Seen(state="ok", at=time.time(), facts=said.facts, link=said.link))
+                        self.registry.saw(name, Seen(state="ok", at=time.time(), facts=said.facts, link=said.link))
         except RemoteFault as fault:
             self.saw(fault, look_again=False)
-        return self.book.seen(name)
+        return self.registry.seen(name)
 
     def saw(self, fault: RemoteFault, *, look_again: bool = True) -> None:
         """Something is wrong with a worker: it is not planned with until it answers again."""
-        self.book.saw(fault.remote, Seen(state=fault.state, reason=fault.reason, at=time.time()))
+        self.registry.saw(fault.remote, Seen(state=fault.state, reason=fault.reason, at=time.time()))
         log.warning("remote=%s %s: %s", fault.remote, fault.state, fault.reason)
         busy = self._looking.get(fault.remote)
         if look_again and fault.state in {"lost", "unreachable", "no_worker"} and (busy is None or busy.done()):
@@ -89,14 +89,14 @@ class Remotes:
     async def _look_again(self, name: str) -> None:
         waits = iter(LOOK_AGAIN_S)
         with contextlib.suppress(InputFault):  # it was removed meanwhile
-            while self.book.seen(name).state not in {"ok", "slow"}:
+            while self.registry.seen(name).state not in {"ok", "slow"}:
                 await asyncio.sleep(next(waits, LOOK_AGAIN_S[-1]))
-                self.book.get(name)
+                self.registry.get(name)
                 await self.check(name)
 
     async def open(self, names: Sequence[str]) -> list[Session]:
         """A session with each worker, all at once. Raises: RemoteFault: one could not; then none is open."""
-        starting = [asyncio.create_task(self._open(self.book.get(name))) for name in names]
+        starting = [asyncio.create_task(self._open(self.registry.get(name))) for name in names]
         done = await asyncio.gather(*starting, return_exceptions=True)
         sessions = [s for s in done if isinstance(s, Session)]
         fault = next((e for e in done if isinstance(e, BaseException)), None)
@@ -106,7 +106,7 @@ class Remotes:
         raise fault
 
     async def _open(self, remote: Remote) -> Session:
-        link = self.book.seen(remote.name).link
+        link = self.registry.seen(remote.name).link
         tunnel = await Tunnel.start(wire.Order(do="open", remote=remote, kernel=self.kernel))
         session = Session(tunnel, link.rtt_s if link is not None else 0.0, self._noticed)
         try:
@@ -118,7 +118,7 @@ class Remotes:
         except BaseException:
             await session.close()
             raise
-        self.book.saw(remote.name, Seen(state="ok", at=time.time(), facts=facts))
+        self.registry.saw(remote.name, Seen(state="ok", at=time.time(), facts=facts))
         return session
 
     def _noticed(self, fault: RemoteFault) -> None:

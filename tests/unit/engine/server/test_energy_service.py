@@ -11,7 +11,7 @@ from engine.dispatch.history import PlacementHistory
 from engine.energy.words import NO_METER
 from engine.generation_hooks import GenerationHooks
 from engine.runner.protocol import Stats
-from engine.server.energy import EnergyDesk
+from engine.server.energy import EnergyService
 from engine.server.openai.stream import timings_body
 from engine.types import Done, Effort, Timings
 from engine.types import Usage as Tokens
@@ -39,7 +39,7 @@ def desk_with(active=1):
     model = SimpleNamespace(id="m", runner=runner, ready=True, placement=placed)
     pool, meters = SimpleNamespace(known=[model], hooks=GenerationHooks()), Meters()
     placer = SimpleNamespace(history=PlacementHistory(None))
-    return EnergyDesk(pool, meters, placer), pool, meters, model, placer
+    return EnergyService(pool, meters, placer), pool, meters, model, placer
 
 
 def done(own_s, tokens=100):
