@@ -10,11 +10,11 @@ from engine.dispatch.attention import LONG_CHATS_WHY, MOST_PARALLEL, PLAIN_WHY
 from engine.dispatch.candidates import Candidate, DryRunner, Question, on_gpus, on_processor, through_openvino
 from engine.dispatch.cells import cap_kv_cells, grown
 from engine.dispatch.file_weights import FILE_WEIGHTS_WHY
-from engine.dispatch.guessing import guessing
 from engine.dispatch.history import PlacementHistory
 from engine.dispatch.npu_rule import Offer, Verdict, busy_igpu, judge, power_words, why_npu
 from engine.dispatch.priors import BACKENDS, NPU_LARGEST_PARAMETERS
 from engine.dispatch.prompt_tiles import tiles_why
+from engine.dispatch.speculation import with_speculation
 from engine.dispatch.types import Alternative, Overrides, Placement
 from engine.fit.context import resize_context
 from engine.fit.shape import ModelShape
@@ -56,7 +56,7 @@ def place(
     use = memory.use(owner)
     overrides = grown(overrides, use)
     wished = cap_kv_cells(requested_settings(base, overrides), shape, overrides, use)
-    ahead = guessing(wished, shape)
+    ahead = with_speculation(wished, shape)
     candidates, pinned, chosen, verdict = choose(ahead)
     if ahead != wished and not chosen.fits:
         candidates, pinned, chosen, verdict = choose(wished)

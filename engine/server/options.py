@@ -26,7 +26,7 @@ class ServeOptions(msgspec.Struct, frozen=True):
     `containers`, `apps` and `local_pages` are the switches of `Callers`.
     `model` is loaded at the start; of a private server, only if it is there.
     `lora` are (model, adapter file), loaded with that model and used by the requests that name them. `draft` names
-    a model that guesses ahead for all others of its vocabulary. `named_tasks` are tasks that a
+    a draft model for all others of its vocabulary. `named_tasks` are tasks that a
     quantization may have to pass before it is kept.
     """
 

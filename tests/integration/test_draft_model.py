@@ -26,18 +26,18 @@ def weaker(tmp_path_factory, bundled_model):
 def test_greedy_text_is_the_same_and_many_guesses_are_right(bundled_model, weaker):
     async def work(runner):
         plain = [await collect(runner, p, speculate=False) for p in PROMPTS]
-        guessed = [await collect(runner, p, speculate=True) for p in PROMPTS]
+        drafted = [await collect(runner, p, speculate=True) for p in PROMPTS]
         together = await asyncio.gather(*(collect(runner, p, speculate=True) for p in PROMPTS[:2]))
         decided = [await collect(runner, p) for p in PROMPTS]
-        return plain, guessed, together, decided
+        return plain, drafted, together, decided
 
-    plain, guessed, together, decided = with_runner(bundled_model, work, draft_path=weaker)
-    assert [ids for ids, _ in guessed] == [ids for ids, _ in plain]
+    plain, drafted, together, decided = with_runner(bundled_model, work, draft_path=weaker)
+    assert [ids for ids, _ in drafted] == [ids for ids, _ in plain]
     assert [ids for ids, _ in together] == [ids for ids, _ in plain[:2]]
     assert [ids for ids, _ in decided] == [ids for ids, _ in plain]
     assert all(timings.draft_tokens == 0 for _, timings in plain)
-    proposed = sum(timings.draft_tokens for _, timings in guessed)
-    accepted = sum(timings.draft_accepted for _, timings in guessed)
+    proposed = sum(timings.draft_tokens for _, timings in drafted)
+    accepted = sum(timings.draft_accepted for _, timings in drafted)
     assert proposed > 40
     assert 0.2 * proposed < accepted < proposed  # it helps, and it is wrong often enough for a test
 
@@ -78,11 +78,11 @@ def test_sampling_keeps_its_distribution(bundled_model, weaker):
         used = Counter()
         return await counts(0, speculate=True), await counts(10_000, speculate=False), used
 
-    guessed, plain, used = with_runner(bundled_model, work, draft_path=weaker)
+    drafted, plain, used = with_runner(bundled_model, work, draft_path=weaker)
     assert used[True] > 400
     assert used[False] == 0
     assert sum(len([t for t, n in place.items() if n >= 12]) > 1 for place in plain) >= 4  # a choice was there
-    for ours, theirs in zip(guessed, plain, strict=True):
+    for ours, theirs in zip(drafted, plain, strict=True):
         assert chi_square(ours, theirs) < 1.0
 
 

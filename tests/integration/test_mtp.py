@@ -24,14 +24,14 @@ def model(kind, request, tmp_path_factory):
 def test_text_is_the_same_whatever_the_head_guesses(model, kind):
     async def work(runner):
         plain = [await collect(runner, p, speculate=False) for p in PROMPTS]
-        guessed = [await collect(runner, p, speculate=True) for p in PROMPTS]
+        drafted = [await collect(runner, p, speculate=True) for p in PROMPTS]
         together = await asyncio.gather(*(collect(runner, p, speculate=True) for p in PROMPTS[:2]))
         crowd = await asyncio.gather(*(collect(runner, p, speculate=True) for p in PROMPTS * 2))
-        return plain, guessed, together, crowd
+        return plain, drafted, together, crowd
 
-    plain, guessed, together, crowd = with_runner(model, work, mtp=True, **EXACT)
+    plain, drafted, together, crowd = with_runner(model, work, mtp=True, **EXACT)
     expected = [ids for ids, _ in plain]
-    assert [ids for ids, _ in guessed] == expected
+    assert [ids for ids, _ in drafted] == expected
     assert [ids for ids, _ in together] == expected[:2]
     assert [ids for ids, _ in crowd] == expected * 2
     assert all(timings.draft_tokens == 0 for _, timings in plain)

@@ -104,9 +104,9 @@ def test_guesses_change_nothing(tmp_path, bundled_model):
     async def work(runner, _facts):
         return [await collect(runner, prompt, max_tokens=80, ignore_eos=True, speculate=s) for s in (False, True)]
 
-    plain, guessed = with_runner(tmp_path / "all", work)
-    assert guessed[:2] == plain[:2]
-    assert guessed[2].timings.draft_accepted > 10
+    plain, drafted = with_runner(tmp_path / "all", work)
+    assert drafted[:2] == plain[:2]
+    assert drafted[2].timings.draft_accepted > 10
 
 
 def test_cancelling_ends_the_work_and_nothing_else(folder):

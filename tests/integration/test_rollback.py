@@ -48,7 +48,7 @@ def test_text_is_the_same_whatever_is_guessed(name, tmp_path):
         alone = [(await ask(runner, p, speculate=False))[0] for p in prompts()]
         return alone, await turns(runner, speculate=False)
 
-    async def guessing(runner):
+    async def with_speculation(runner):
         alone = [await ask(runner, p) for p in prompts()]
         lengths = range(80, 0, -20)  # the last of them is alone in the end, and guesses then
         crowd = await asyncio.gather(
@@ -57,7 +57,7 @@ def test_text_is_the_same_whatever_is_guessed(name, tmp_path):
         return alone, [ids for ids, _ in crowd], await turns(runner, speculate=True)
 
     expected, conversation = with_runner(path, plainly, **EXACT)
-    alone, crowd, again = with_runner(path, guessing, max_rollback=4, cache_ram_bytes=64 * MIB, **EXACT)
+    alone, crowd, again = with_runner(path, with_speculation, max_rollback=4, cache_ram_bytes=64 * MIB, **EXACT)
     assert [ids for ids, _ in alone] == expected
     assert crowd == [ids[: len(part)] for ids, part in zip(expected, crowd, strict=True)]
     assert again == conversation

@@ -47,10 +47,10 @@ def test_guessing_ahead_changes_nothing_but_the_speed(bundled_model):
         return pairs
 
     pairs = with_runner(bundled_model, work)
-    for plain, guessed in pairs:
-        assert guessed[0] == plain[0]
-        assert guessed[1] == plain[1]
-        assert guessed[2].usage.completion_tokens == 150
+    for plain, drafted in pairs:
+        assert drafted[0] == plain[0]
+        assert drafted[1] == plain[1]
+        assert drafted[2].usage.completion_tokens == 150
     assert sum(g[2].timings.draft_accepted for _, g in pairs) > 50
 
 
@@ -61,8 +61,8 @@ def test_guessing_keeps_a_seeded_sample(bundled_model):
         await collect(runner, prompt, **options)
         return [await collect(runner, prompt, speculate=s, **options) for s in (False, True)]
 
-    plain, guessed = with_runner(bundled_model, work)
-    assert guessed[0] == plain[0]
+    plain, drafted = with_runner(bundled_model, work)
+    assert drafted[0] == plain[0]
 
 
 def test_a_rejected_guess_leaves_no_trace_in_the_cache(bundled_model):

@@ -14,6 +14,7 @@ BANNED = {
     "convict": "isolate",
     "desk": "service",
     "guilty": "offending",
+    "guesser": "drafter",
     "hope": "prior",
     "hopes": "priors",
     "honoured": "unsupported parameter",

@@ -1,23 +1,23 @@
-"""Guessing the next tokens from the text itself, and knowing when that does not pay.
+"""N-gram drafts: the next tokens proposed from the text itself, where that pays.
 
 A draft is what followed the last time the same few tokens stood in the prompt or the answer. The model then checks
-the whole draft in one step; sampling goes on as long as it draws what was guessed, so the text is the one that it
+the whole draft in one step; sampling goes on as long as it samples what was drafted, so the text is the one that it
 would have been without.
 """
 
 from dataclasses import dataclass, field
 from typing import Final
 
-from engine.runner.generation.payoff import Acceptance
+from engine.runner.generation.draft_length import Acceptance
 from engine.runner.limits import MAX_DRAFT
 
-# Tokens that must match before what followed them is proposed. Shorter keys match everywhere and guess badly.
+# Tokens that must match before what followed them is proposed. Shorter keys match everywhere and predict badly.
 KEY_TOKENS: Final = 4
 # With the newest token four, then eight, then sixteen rows: processors take rows by four (pacing.py).
 FIRST_LENGTH: Final = 3
 # From so many matching tokens on a copy is under way, and it is judged apart from chance matches.
 LONG_MATCH: Final = 12
-# How often guesses are thought right at first: behind a chance match, and within a copy.
+# How often drafts are thought right at first: behind a chance match, and within a copy.
 PRIORS: Final = (0.5, 0.9)
 # Rejected drafts in a row after which drafting pauses for as many tokens as PAUSE_TOKENS, doubled each time.
 PATIENCE: Final = 2
@@ -41,7 +41,7 @@ class NgramDrafter:
 
     @property
     def acceptance(self) -> Acceptance:
-        """How often guesses as the present one are right."""
+        """How often drafts like the present one are right."""
         return self._by_match[self._matched >= LONG_MATCH]
 
     def observe(self, tokens: list[int]) -> None:
@@ -59,7 +59,7 @@ class NgramDrafter:
             self._tokens.append(token)
 
     def propose(self, room: int) -> list[int]:
-        """Up to `room` tokens that may follow; empty when there is no guess or guessing does not pay now.
+        """Up to `room` tokens that may follow; empty when there is no draft or drafting does not pay now.
 
         A copy that is under way goes on where it is, even if the last few tokens stood elsewhere since.
         """

@@ -1,4 +1,4 @@
-"""What a load of a model needs beside its weights: kept prefixes, a comparison, who guesses ahead, its experts."""
+"""What a load of a model needs beside its weights: kept prefixes, a comparison, what drafts, its experts."""
 
 import sys
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from engine.runner.llama.native.device_check import (
 from engine.runner.llama.native.device_verdict import checked
 from engine.runner.llama.native.vocabulary import LlamaVocabulary
 from engine.runner.llama.speculate.draft_model import DraftModel
-from engine.runner.llama.speculate.guesser import Guesser
+from engine.runner.llama.speculate.model_drafter import ModelDrafter
 from engine.runner.llama.speculate.mtp import MtpHead
 from engine.types import DeviceCheck
 
@@ -83,8 +83,8 @@ def compared(loaded: llama_model.LoadedModel, vocabulary: LlamaVocabulary) -> De
         return None
 
 
-def guesser(loaded: llama_model.LoadedModel, vocabulary: LlamaVocabulary) -> Guesser | None:
-    """Who guesses ahead: a draft model that was asked for, else the model's own head, where that can be used."""
+def model_drafter(loaded: llama_model.LoadedModel, vocabulary: LlamaVocabulary) -> ModelDrafter | None:
+    """What drafts: a draft model that was asked for, else the model's own head, where that can be used."""
     settings = loaded.settings
     if settings.draft_path:
         return DraftModel.load(loaded.api, settings, vocabulary)

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from engine.runner.generation.payoff import Balance
+from engine.runner.generation.draft_length import DraftBalance
 from engine.runner.generation.sequence import Sequence
 from engine.runner.llama.cache.cached_sequence import CachedSequence
 from engine.runner.llama.cache.prefix_index import Key
@@ -31,7 +31,7 @@ class LlamaSequence(Sequence):
     passed_over: bool = False
     row: int = -1
     scored: int = 0
-    balance: Balance = field(default_factory=Balance)
+    balance: DraftBalance = field(default_factory=DraftBalance)
     last_accepted: int = 0
 
     @property

@@ -114,7 +114,7 @@ class LlamaRunner(RunnerService[LlamaVocabulary]):
             if settings.mmproj_path is not None:
                 self._load_projector(loaded, settings.mmproj_path)
             self._store = loading.prefix_store(api, loaded)
-            draft_model = loading.guesser(loaded, vocabulary)
+            draft_model = loading.model_drafter(loaded, vocabulary)
             self._adapters = Adapters(loaded, settings.lora)
             self._scheduler = Scheduler(loaded, vocabulary, self._store, self._adapters, draft_model, self._vision)
         except DeviceWrong as error:

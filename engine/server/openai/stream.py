@@ -38,7 +38,7 @@ def usage_body(usages: list[Usage]) -> dict[str, Any]:
 
 
 def timings_body(done: Done | AnswerFinished) -> dict[str, float]:
-    """Tessera's extra field: where the time of a request went, in seconds, its speed, guesses and energy."""
+    """Tessera's extra field: where the time of a request went, in seconds, its speed, drafts and energy."""
     t = done.timings
     energy = {}
     if t.joules:

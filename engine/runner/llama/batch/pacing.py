@@ -4,8 +4,8 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+from engine.runner.generation.draft_length import ROWS_AT_ONCE, StepCost
 from engine.runner.generation.effort import ANSWER_ROWS
-from engine.runner.generation.payoff import ROWS_AT_ONCE, StepCost
 from engine.runner.llama.batch.threads import BatchThreads
 from engine.runner.llama.native.model import LoadedModel
 from engine.runner.llama.sequence import LlamaSequence

@@ -20,7 +20,7 @@ from engine.runner.llama.native.batch import ABORTED, NO_ROOM, REFUSED, Batch, E
 from engine.runner.llama.native.model import LoadedModel
 from engine.runner.llama.native.vocabulary import LlamaVocabulary
 from engine.runner.llama.sequence import LlamaSequence, begun_for_watchers, told_reading
-from engine.runner.llama.speculate.guesser import Guesser
+from engine.runner.llama.speculate.model_drafter import ModelDrafter
 from engine.runner.llama.speculate.speculation import Speculation
 from engine.runner.llama.vision.vision import Media, Span, Vision
 from engine.runner.protocol import Fault
@@ -36,7 +36,7 @@ class Scheduler(BaseScheduler[LlamaSequence]):
         vocabulary: LlamaVocabulary,
         store: PrefixStore,
         adapters: Adapters,
-        draft_model: Guesser | None = None,
+        draft_model: ModelDrafter | None = None,
         vision: Vision | None = None,
         *,
         fixed: bool = False,
@@ -258,7 +258,7 @@ class Scheduler(BaseScheduler[LlamaSequence]):
         self._kv.scrub()
 
     def _sample_sequence(self, sequence: LlamaSequence, rows: Any, now: float, out: list[Output]) -> bool:
-        """Draw from the sequence's rows for as long as what is drawn is what was guessed; False: no numbers."""
+        """Sample from the sequence's rows as long as that is what was drafted; False: no numbers."""
         first, sequence.row = sequence.row, -1
         draft, sequence.draft = sequence.draft, []
         before, finite = len(sequence.tokens), True
@@ -278,7 +278,7 @@ class Scheduler(BaseScheduler[LlamaSequence]):
             self._speculation.judge(sequence, max(len(new) - 1, 0))
         sequence.drafter.observe(new)
         if draft and sequence.cache is not None:
-            # Guesses that were not taken leave the cache; all but the newest token stay computed.
+            # Rejected tokens leave the cache; all but the newest token stay computed.
             self._kv.truncate_or_drop(sequence.cache, len(sequence.tokens) - 1)
         return finite
 

@@ -1,1 +1,1 @@
-"""Guessing ahead: who guesses, how far, and whether it pays."""
+"""Speculative decoding: drafters with weights of their own, and how far they draft."""

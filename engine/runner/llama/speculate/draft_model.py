@@ -1,4 +1,4 @@
-"""A second, smaller model of the same vocabulary that guesses what the first will say."""
+"""A second, smaller model of the same vocabulary that drafts what the first will say."""
 
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -8,7 +8,7 @@ from engine.runner.llama.native import model as llama_model
 from engine.runner.llama.native.batch import Batch, Logits
 from engine.runner.llama.native.model import LoadedModel, LoadFailed
 from engine.runner.llama.native.vocabulary import LlamaVocabulary
-from engine.runner.llama.speculate.guesser import Guesser
+from engine.runner.llama.speculate.model_drafter import ModelDrafter
 from engine.runner.protocol import LoadSettings
 
 # Vocabularies of one family differ in unused entries at the end. Source: llama.cpp, common/speculative.cpp.
@@ -25,7 +25,7 @@ class _Slot:
     last_used: int = 0
 
 
-class DraftModel(Guesser):
+class DraftModel(ModelDrafter):
     """Owns the draft model's context. All calls from the scheduler's thread."""
 
     def __init__(self, loaded: LoadedModel, known: int) -> None:
@@ -55,7 +55,7 @@ class DraftModel(Guesser):
         llama_model.warm_up(loaded)
         return cls(loaded, target.size)
 
-    def propose(self, owner: int, tokens: list[int], length: int, *, bold: bool = False) -> list[int]:
+    def propose(self, owner: int, tokens: list[int], length: int, *, forced: bool = False) -> list[int]:
         """Empty while the request's prompt is still read."""
         slot = self._slot(owner)
         keep = slot.agreed
@@ -70,10 +70,10 @@ class DraftModel(Guesser):
             return []
         if not self._read(slot, missing, last=True):
             return []
-        return self._guess(length, lambda token: self._go_on(slot, token), bold=bold)
+        return self._draft(length, lambda token: self._go_on(slot, token), forced=forced)
 
     def _go_on(self, slot: _Slot, token: int) -> bool:
-        """Read a guess, which the request has not agreed to."""
+        """Decode a drafted token, which the target has not accepted."""
         self._batch.clear()
         self._batch.add(token, len(slot.tokens), self._slots.index(slot))
         return self._decode(slot, [token])

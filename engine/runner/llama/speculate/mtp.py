@@ -1,4 +1,4 @@
-"""A model's own head for the token after the next one (multi-token prediction, MTP) guesses from hidden rows."""
+"""A model's own head for the token after the next one (multi-token prediction, MTP) drafts from hidden rows."""
 
 import ctypes
 import importlib
@@ -10,7 +10,7 @@ import numpy as np
 from engine.runner.limits import MAX_DRAFTING
 from engine.runner.llama.native.batch import Logits
 from engine.runner.llama.native.model import LoadedModel, LoadFailed, mtp_context
-from engine.runner.llama.speculate.guesser import Guesser
+from engine.runner.llama.speculate.model_drafter import ModelDrafter
 
 
 @dataclass
@@ -35,11 +35,11 @@ class _Slot:
         return self.filled + len(self.waiting)
 
 
-class MtpHead(Guesser):
+class MtpHead(ModelDrafter):
     """Owns the head's context, made of its target's weights. All calls from the scheduler's thread.
 
     Each position of the head takes a token and the target's hidden row of the position before. So it follows what
-    the target decodes (`follow`), and guesses on with hidden rows of its own (`propose`).
+    the target decodes (`follow`), and drafts on with hidden rows of its own (`propose`).
     """
 
     def __init__(self, target: LoadedModel) -> None:
@@ -48,7 +48,7 @@ class MtpHead(Guesser):
         if not api.llama_model_n_layer_nextn(target.model):
             raise LoadFailed("the file has no head for the token after the next one")
         if not target.keeps_partial and not target.max_rollback:
-            raise LoadFailed("its state cannot step back, so nothing is guessed ahead")
+            raise LoadFailed("its state cannot step back, so there is no speculation")
         # C++ functions without a C interface; the package knows their names in each compiler's spelling.
         self._ext = importlib.import_module("llama_cpp.llama_cpp_ext")
         self._api, self._target = api, target
@@ -82,39 +82,39 @@ class MtpHead(Guesser):
             self._reset(slot, 0)
             return
         hidden = np.ctypeslib.as_array(pointer, (size, self._n_embd))[first : first + count].copy()
-        if not np.isfinite(hidden).all():  # it would spoil the guesses of all others of this cache
+        if not np.isfinite(hidden).all():  # it would invalidate the drafts of all others of this cache
             self._reset(slot, 0)
             return
         known = slot.hidden if slot.at == start else np.zeros(self._n_embd, np.float32)
         entries = list(zip(tokens[start : start + count], [known, *hidden[:-1]], strict=True))
         if start == slot.end - 1 and slot.at == start:
-            entries = entries[1:]  # it guessed from this token, with the same hidden row
+            entries = entries[1:]  # it drafted from this token, with the same hidden row
         elif start < slot.end:
             self._cut(slot, start)
         elif start > slot.end:
             self._reset(slot, start)  # a part was not followed
         slot.waiting += entries
         slot.hidden, slot.at = hidden[-1], start + count
-        while len(slot.waiting) > self._most:  # a guess must not wait for a whole prompt
+        while len(slot.waiting) > self._most:  # a draft must not wait for a whole prompt
             if not self._read(slot, self._most):
                 return
 
-    def propose(self, owner: int, tokens: list[int], length: int, *, bold: bool = False) -> list[int]:
+    def propose(self, owner: int, tokens: list[int], length: int, *, forced: bool = False) -> list[int]:
         """Empty where it did not follow the request."""
         slot = next((s for s in self._slots if s.owner == owner), None)
         position = len(tokens) - 1
         if slot is None or slot.at != position or len(tokens) + length > self._target.n_ctx:
             return []
-        self._cut(slot, position)  # it has read the newest token where the step after the last guess has failed
+        self._cut(slot, position)  # it has read the newest token where the step after the last drafted token failed
         slot.waiting.append((tokens[-1], slot.hidden))
         if not self._read(slot, len(slot.waiting)):
             return []
-        found = self._guess(length, lambda token: self._go_on(slot, token), bold=bold)
-        self._cut(slot, position + 1)  # guesses are read again, with hidden rows of the target
+        found = self._draft(length, lambda token: self._go_on(slot, token), forced=forced)
+        self._cut(slot, position + 1)  # drafted tokens are decoded again, with hidden rows of the target
         return found
 
     def _go_on(self, slot: _Slot, token: int) -> bool:
-        """Read a guess, with the head's own hidden row of the position before."""
+        """Decode a drafted token, with the head's own hidden row of the position before."""
         pointer = self._ext.llama_get_embeddings_nextn_ith(self._context, self._last)
         slot.waiting.append((token, np.ctypeslib.as_array(pointer, (self._n_embd,)).copy()))
         return self._read(slot, 1)

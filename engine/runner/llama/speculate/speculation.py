@@ -1,14 +1,14 @@
-"""Drafts beside the newest tokens: who guesses, how far, and whether it pays."""
+"""Drafts beside the newest tokens: which drafter, how many tokens, and whether it pays."""
 
 import time
 from typing import Final
 
-from engine.runner.generation.payoff import Acceptance, StepCost, best_length
+from engine.runner.generation.draft_length import Acceptance, StepCost, best_draft_length
 from engine.runner.limits import MAX_DRAFT, MAX_DRAFTING
 from engine.runner.llama.native.batch import Batch
 from engine.runner.llama.native.model import LoadedModel
 from engine.runner.llama.sequence import LlamaSequence
-from engine.runner.llama.speculate.guesser import Guesser
+from engine.runner.llama.speculate.model_drafter import ModelDrafter
 from engine.runner.llama.speculate.mtp import MtpHead
 
 # Draft length of a draft model that is asked for whatever it costs.
@@ -18,7 +18,7 @@ FORCED_LENGTH: Final = 7
 class Speculation:
     """Fills drafts into batches and learns from what became of them. All calls from the scheduler's thread."""
 
-    def __init__(self, loaded: LoadedModel, cost: StepCost, draft_model: Guesser | None) -> None:
+    def __init__(self, loaded: LoadedModel, cost: StepCost, draft_model: ModelDrafter | None) -> None:
         self._cost = cost
         self._draft_model = draft_model
         self._by_model = Acceptance()
@@ -36,17 +36,17 @@ class Speculation:
         self._drafting.clear()
 
     def extend(self, batch: Batch, sequence: LlamaSequence) -> None:
-        """Append guesses behind the sequence's newest token in the batch, if any are worth it."""
+        """Append a draft behind the sequence's newest token in the batch, if it is worth it."""
         asked = sequence.request.speculate
         if not sequence.may_draft or not self._longest or not 0 < self._rows <= MAX_DRAFTING:
             return
         if asked is None and not sequence.balance.allows:
-            sequence.balance.pass_by((self._cost.seconds(self._rows) or 0.0) / self._rows)
+            sequence.balance.skipped((self._cost.seconds(self._rows) or 0.0) / self._rows)
             return
         room = min(sequence.limit - len(sequence.tokens) - 1, self._longest, batch.room)
         draft, by_model = self._draft(sequence, room, forced=asked is True)
         if not draft:
-            sequence.balance.pass_by((self._cost.seconds(self._rows) or 0.0) / self._rows)
+            sequence.balance.skipped((self._cost.seconds(self._rows) or 0.0) / self._rows)
             return
         assert sequence.cache is not None
         for i, token in enumerate(draft):
@@ -55,13 +55,13 @@ class Speculation:
         self._drafting.append((sequence, len(draft), by_model))
 
     def _draft(self, sequence: LlamaSequence, room: int, *, forced: bool) -> tuple[list[int], bool]:
-        """The better of two guesses, and whether it is the draft model's."""
+        """The better of two drafts, and whether it is the draft model's."""
         drafter, cost = sequence.drafter, self._cost
         draft = drafter.propose(room)
         if draft and not forced:
-            draft = draft[: best_length(cost, self._rows, len(draft), drafter.acceptance, 0.0)]
+            draft = draft[: best_draft_length(cost, self._rows, len(draft), drafter.acceptance, 0.0)]
             if not draft:
-                drafter.acceptance.fade()
+                drafter.acceptance.decay()
         model = self._draft_model
         if (
             model is None
@@ -72,16 +72,16 @@ class Speculation:
             return draft, False
         limit = min(room, FORCED_LENGTH)
         if not forced:
-            limit = best_length(cost, self._rows, room, self._by_model, model.guess_s)
+            limit = best_draft_length(cost, self._rows, room, self._by_model, model.draft_token_s)
             if not limit:
-                self._by_model.fade()
+                self._by_model.decay()
         if not limit:
             return draft, False
         started = time.monotonic()
-        guessed = model.propose(sequence.id, sequence.tokens, limit, bold=forced)
-        if guessed:
-            return guessed, True
-        sequence.balance.waste(time.monotonic() - started)
+        drafted = model.propose(sequence.id, sequence.tokens, limit, forced=forced)
+        if drafted:
+            return drafted, True
+        sequence.balance.rejected(time.monotonic() - started)
         return draft, False
 
     def follow(self, batch: Batch, running: list[LlamaSequence]) -> None:
@@ -94,7 +94,7 @@ class Speculation:
             if sequence.cache is None or not sequence.may_draft or sequence.cache.seq_id not in spans:
                 continue
             start, first, count = spans[sequence.cache.seq_id]
-            settled = min(count, len(sequence.cache.tokens) - start)  # guesses that were wrong are gone
+            settled = min(count, len(sequence.cache.tokens) - start)  # rejected tokens are gone
             if settled > 0:
                 head.follow(sequence.id, sequence.tokens, start, settled, (first, batch.size))
 
@@ -110,7 +110,7 @@ class Speculation:
         sequence.last_accepted = accepted
 
     def settle(self, step_s: float) -> None:
-        """The step took so long, guessing included: tell each text what it won or lost."""
+        """The step took so long, drafting included: count for each text what it gained or lost."""
         plain = self._cost.seconds(self._rows)
         if plain is None or not self._drafting:
             return

@@ -49,7 +49,7 @@ class Target:
         return int(np.argmax(rows[0 if wide else settled - 1]))
 
     def guess(self, newest, length=3, owner=1):
-        return self.head.propose(owner, [*self.tokens, newest], length, bold=True)
+        return self.head.propose(owner, [*self.tokens, newest], length, forced=True)
 
     def close(self):
         self.head.close()

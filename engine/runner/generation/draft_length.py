@@ -1,4 +1,4 @@
-"""Whether guessing ahead pays: what steps cost, how often guesses are right, and what was won or lost so far."""
+"""How many tokens to draft: what steps cost, how often drafts are accepted, and what speculation gained so far."""
 
 from dataclasses import dataclass, field
 from typing import Final
@@ -14,14 +14,14 @@ PRIOR_WEIGHT: Final = 2.0
 DECAY: Final = 0.95
 # Processors take rows by four: what is left over costs as much as four more. Source: ggml-cpu/repack.cpp.
 ROWS_AT_ONCE: Final = 4
-# A guess must promise this much, or the noise of measuring would decide.
+# A draft must promise this much, or the noise of measuring would decide.
 WORTH: Final = 1.03
-# What guessing may cost a text in which it never helps: one step, and this share of its time. Together below 3 % of
-# an answer of a hundred tokens.
+# What speculation may cost a text in which it never helps: one step, and this share of its time. Together below 3 %
+# of an answer of a hundred tokens.
 BUDGET_STEPS: Final = 1.0
 BUDGET_FRAC: Final = 0.015
-# Winnings that may be risked again, in steps.
-LARGEST_WIN_STEPS: Final = 8.0
+# Gains that may be risked again, in steps.
+LARGEST_GAIN_STEPS: Final = 8.0
 
 
 @dataclass
@@ -81,16 +81,16 @@ class Acceptance:
         self.hits = DECAY * self.hits + accepted
         self.trials = DECAY * self.trials + accepted + (accepted < proposed)
 
-    def fade(self) -> None:
-        """A step without a guess."""
+    def decay(self) -> None:
+        """A step without a draft."""
         self.hits *= DECAY
         self.trials *= DECAY
 
 
-def best_length(cost: StepCost, rows: int, limit: int, acceptance: Acceptance, guess_s: float) -> int:
-    """The number of guesses beside `rows` sequences that gives most tokens a second; 0: none is worth it.
+def best_draft_length(cost: StepCost, rows: int, limit: int, acceptance: Acceptance, draft_token_s: float) -> int:
+    """The draft length beside `rows` sequences that gives most tokens a second; 0: no draft is worth it.
 
-    `guess_s` is what making one guess costs.
+    `draft_token_s` is what drafting one token costs.
     """
     if cost.seconds(rows) is None:
         return limit
@@ -103,35 +103,35 @@ def best_length(cost: StepCost, rows: int, limit: int, acceptance: Acceptance, g
         expected += right
         if (rows + length) % ROWS_AT_ONCE and length < limit:
             continue
-        speed = expected / (steps[length] + length * guess_s)
+        speed = expected / (steps[length] + length * draft_token_s)
         if speed > best_speed:
             best, best_speed = length, speed
     return best
 
 
 @dataclass
-class Balance:
-    """What guessing has won or lost one text, in seconds. It may lose a little, never more."""
+class DraftBalance:
+    """What speculation has gained or lost one text, in seconds. It may lose a little, never more."""
 
-    won_s: float = 0.0
+    gain_s: float = 0.0
     plain_s: float = 0.0
 
     @property
     def allows(self) -> bool:
-        """Guessing may go on."""
-        return self.won_s >= -BUDGET_FRAC * self.plain_s
+        """Speculation may go on."""
+        return self.gain_s >= -BUDGET_FRAC * self.plain_s
 
-    def pass_by(self, plain_s: float) -> None:
-        """A step without guesses."""
+    def skipped(self, plain_s: float) -> None:
+        """A step without a draft."""
         if not self.plain_s:
-            self.won_s = BUDGET_STEPS * plain_s
+            self.gain_s = BUDGET_STEPS * plain_s
         self.plain_s += plain_s
 
-    def waste(self, spent_s: float) -> None:
-        """A guess was looked for in vain."""
-        self.won_s -= spent_s
+    def rejected(self, spent_s: float) -> None:
+        """Time spent on a draft that came to nothing."""
+        self.gain_s -= spent_s
 
     def note(self, plain_s: float, spent_s: float, accepted: int) -> None:
-        """A step that would take `plain_s` took `spent_s` with the guesses, of which `accepted` were right."""
-        self.pass_by(plain_s * (1 + accepted))
-        self.won_s = min(self.won_s + (1 + accepted) * plain_s - spent_s, LARGEST_WIN_STEPS * plain_s)
+        """A step that would take `plain_s` took `spent_s` with the draft, of which `accepted` were right."""
+        self.skipped(plain_s * (1 + accepted))
+        self.gain_s = min(self.gain_s + (1 + accepted) * plain_s - spent_s, LARGEST_GAIN_STEPS * plain_s)

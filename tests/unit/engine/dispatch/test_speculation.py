@@ -11,9 +11,9 @@ from devices.recording import RecordedHost
 from devices.report import recorded_report
 from engine.dispatch.choose import place
 from engine.dispatch.fallbacks import next_fallback
-from engine.dispatch.guessing import COPIES_BYTES, MAX_ROLLBACK, guessing
 from engine.dispatch.history import PlacementHistory
 from engine.dispatch.placer import read_shape
+from engine.dispatch.speculation import COPIES_BYTES, MAX_ROLLBACK, with_speculation
 from engine.dispatch.types import Overrides
 from engine.runner.limits import rollback
 from engine.runner.protocol import LoadSettings
@@ -55,16 +55,16 @@ def test_copies_stay_within_their_share(tmp_path):
     share = COPIES_BYTES // len(states)
     wide = tuple(replaced(layer, state_bytes=share if layer.state_bytes else 0) for layer in shape.layers)
     large = replaced(shape, layers=wide)
-    assert guessing(base(n_parallel=1), large).max_rollback == 1
-    assert guessing(base(n_parallel=2), large) == base(n_parallel=2)
-    assert guessing(base(n_parallel=1), replaced(large, file_bytes=24 * COPIES_BYTES)).max_rollback == 3
+    assert with_speculation(base(n_parallel=1), large).max_rollback == 1
+    assert with_speculation(base(n_parallel=2), large) == base(n_parallel=2)
+    assert with_speculation(base(n_parallel=1), replaced(large, file_bytes=24 * COPIES_BYTES)).max_rollback == 3
 
 
 def test_a_head_of_a_hybrid_needs_copies(tmp_path):
     shape = replaced(shape_of(tmp_path, "Qwen 3.5"), has_head=True)
-    assert guessing(base(), shape).mtp
-    assert not guessing(base(), replaced(shape, architecture="qwen3next")).mtp
-    assert not guessing(base(draft_path="d.gguf"), shape).mtp
+    assert with_speculation(base(), shape).mtp
+    assert not with_speculation(base(), replaced(shape, architecture="qwen3next")).mtp
+    assert not with_speculation(base(draft_path="d.gguf"), shape).mtp
 
 
 def test_what_does_not_fit_with_copies_is_loaded_without(tmp_path):
