@@ -75,7 +75,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Kept(msgspec.Struct, frozen=True, kw_only=True):
-    """The file of a `RemoteBook`."""
+    """The file of a `RemoteRegistry`."""
 
     remotes: tuple[Remote, ...] = ()
     seen: dict[str, Seen] = {}
