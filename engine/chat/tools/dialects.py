@@ -3,10 +3,10 @@
 from typing import Final
 
 from engine.chat.tools.dialect import Dialect
-from engine.chat.tools.dialects_common import COMMON, GENERIC
-from engine.chat.tools.dialects_special import SPECIAL
+from engine.chat.tools.family_dialects import OF_FAMILIES
+from engine.chat.tools.shared_dialects import GENERIC, SHARED
 
-DIALECTS: Final = (*SPECIAL, *COMMON)
+DIALECTS: Final = (*OF_FAMILIES, *SHARED)
 
 # Not chosen by a template but by name: what a model card or a user says.
 BY_NAME: Final = {dialect.name: dialect for dialect in (GENERIC, *reversed(DIALECTS))}

@@ -32,7 +32,7 @@ GENERIC: Final = Dialect(
     bare_json=True,
 )
 
-COMMON: Final = (
+SHARED: Final = (
     Dialect(
         name="glm",
         needs=("<arg_key>", "<arg_value>"),

@@ -22,7 +22,7 @@ from engine.chat.tools.shared_forms import (
     invoke_tags,
 )
 
-SPECIAL: Final = (
+OF_FAMILIES: Final = (
     Dialect(
         name="harmony",
         needs=("<|channel|>", "<|message|>"),
