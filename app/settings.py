@@ -10,7 +10,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from engine.paths import DEFAULT_HOST, DEFAULT_PORT, user_paths
+from engine.defaults import DEFAULT_HOST, DEFAULT_PORT
+from engine.paths import user_paths
 
 if TYPE_CHECKING:
     from tomlkit import TOMLDocument

@@ -1,4 +1,4 @@
-"""Where Tessera keeps things, and where its server is found. `TESSERA_HOME` moves every folder at once."""
+"""Where Tessera keeps things. `TESSERA_HOME` moves every folder at once."""
 
 import os
 import sys
@@ -9,11 +9,6 @@ import platformdirs
 
 from engine.errors import InputFault
 
-# Where the server listens unless the settings or the command line say otherwise.
-DEFAULT_HOST = "127.0.0.1"
-DEFAULT_PORT = 7373
-# Tokens a model gets when nobody asks for more: enough for a long chat, small next to the weights.
-DEFAULT_CONTEXT = 8192
 BUNDLED_MODELS = Path(__file__).resolve().parent.parent / "assets" / "models"
 
 

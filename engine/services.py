@@ -9,7 +9,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from engine.addresses import is_plain_text
-from engine.paths import BUNDLED_MODELS, DEFAULT_CONTEXT, Paths, user_paths
+from engine.defaults import DEFAULT_CONTEXT
+from engine.paths import BUNDLED_MODELS, Paths, user_paths
 from engine.version import __version__
 
 if TYPE_CHECKING:

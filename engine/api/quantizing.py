@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Meta
 
 from engine.api.library import Place
-from engine.paths import DEFAULT_CONTEXT
+from engine.defaults import DEFAULT_CONTEXT
 from engine.quantize_jobs.options import QuantizeOptions
 from quantize.job.request import Forecast, QuantizeReport
 from quantize.types import DeviceKind, FileReport, QuantPlan, Rounding, StockPlan, TensorPlan, Tier

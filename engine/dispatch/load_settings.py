@@ -7,8 +7,8 @@ from typing import Final
 import psutil
 
 from devices.cores import allowed_cores
+from engine.defaults import DEFAULT_CONTEXT
 from engine.library.types import ModelEntry
-from engine.paths import DEFAULT_CONTEXT
 from engine.runner.protocol import LoadSettings
 
 # What one person uses: a chat, its title, an editor and one to spare. More come with use (dispatch/cells.py).

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import msgspec
 
+from engine.defaults import DEFAULT_CONTEXT
 from engine.errors import InputFault
-from engine.paths import DEFAULT_CONTEXT, whole_path
+from engine.paths import whole_path
 from quantize.types import DeviceKind, Goal, Lock, Rounding, Tier
 
 _MIB, _GIB = 1 << 20, 1 << 30

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from engine.defaults import DEFAULT_HOST, DEFAULT_PORT
 from engine.dispatch.types import NO_OVERRIDES, Overrides
-from engine.paths import DEFAULT_HOST, DEFAULT_PORT, Paths, user_paths
+from engine.paths import Paths, user_paths
 
 if TYPE_CHECKING:
     from engine.quantize_jobs.tasks import TaskSets

@@ -1,0 +1,9 @@
+"""What is in force where nobody says otherwise."""
+
+from typing import Final
+
+# Where the server listens.
+DEFAULT_HOST: Final = "127.0.0.1"
+DEFAULT_PORT: Final = 7373
+# Tokens a model gets: enough for a long chat, small next to the weights.
+DEFAULT_CONTEXT: Final = 8192
