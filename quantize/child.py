@@ -141,6 +141,13 @@ def _worker(environment: dict[str, str]) -> _Worker:
     return _Worker(environment)
 
 
+def _on_gpu(request: Mapping[str, Any] | msgspec.Struct) -> bool:
+    """Whether a task, or one within, has layers on a GPU: its driver gives all memory back only at the end."""
+    for part in ("round", "measure"):
+        request = getattr(request, part, request)
+    return getattr(request, "gpu_layers", 0) > 0
+
+
 class Child:
     """One running task, in a process that does nothing else meanwhile."""
 
@@ -153,7 +160,7 @@ class Child:
         self._answered = self._goes_on = self._given_back = False
         self._worker: _Worker = _worker(environment_of(request))
         self._kept = _KEPT.get()
-        little = 0 if self._kept is None else _LITTLE_BYTES
+        little = 0 if self._kept is None or _on_gpu(request) else _LITTLE_BYTES
         self._worker.begin(self, encode({"task": task, "request": request, "goes_on_below_bytes": little}))
 
     @property

@@ -3,6 +3,7 @@
 import os
 import signal
 
+import msgspec
 import pytest
 from measured_model import ROOT, ignore, never
 from servers import runs, wait_for
@@ -11,6 +12,7 @@ from quantize import child
 from quantize.child import Child, ChildDied, kept_workers, run_task, run_tasks
 from quantize.convert.folder import ConvertRequest
 from quantize.errors import QuantizeError
+from quantize.measure.collect import MomentsRequest
 
 FOLDER = ROOT / "tests/data/spark-hf"
 
@@ -55,6 +57,17 @@ def test_one_that_holds_much_ends_with_its_task(tmp_path, pids, monkeypatch):
     with kept_workers():
         for _ in range(2):
             run_task(*prepare(tmp_path), ignore, never)
+            assert not runs(pids[-1])
+    assert len(set(pids)) == 2
+
+
+def test_one_that_had_layers_on_a_gpu_ends_with_its_task(request_for, tmp_path, pids):
+    """Its driver would hold memory that others need. This build has no GPU, and the request alone decides."""
+    survey = msgspec.structs.replace(request_for, cache_dir=tmp_path, gpu_layers=1)
+    moments = MomentsRequest(measure=survey, groups=("blk.0.attn_q.weight",))
+    with kept_workers():
+        for task in (("survey", survey), ("moments", moments)):
+            run_task(*task, ignore, never)
             assert not runs(pids[-1])
     assert len(set(pids)) == 2
 
