@@ -24,6 +24,9 @@ _ROOT: Final = Path(__file__).resolve().parents[2]
 _START_LIMIT_S: Final = 30.0
 # How often the size of a child is looked at where the system cannot bound it.
 _WATCH_S: Final = 0.05
+# A child that computes nothing for so long waits for something that does not come: a machine with 30 others at work
+# still gives the least of its processes .7 % of two cores, ten ticks of the clock.
+_STALLED_S: Final = 20.0
 _SYSTEM_BOUNDS_MEMORY: Final[bool] = sys.platform == "linux"
 # What anybody can have computed takes what the model and the server leave of the processor.
 _BACKGROUND_NICE: Final = 10
@@ -152,9 +155,11 @@ class BoundedChild:
     def _watch(self, process: subprocess.Popen[bytes], done: threading.Event, verdict: list[str]) -> None:
         """Kill the child at its time limit, or, where the system sets no bound, at its memory limit.
 
-        The limit is of processor time: on a busy machine an innocent child may wait long for its turn.
+        The limit is of processor time: on a busy machine an innocent child may wait long for its turn. One that
+        computes nothing at all is not waiting for its turn.
         """
         started, spent_s = time.monotonic(), processor_s(process.pid)
+        moved, last_s = started, spent_s
         pause = self._timeout_s if _SYSTEM_BOUNDS_MEMORY else _WATCH_S
         while not done.wait(pause):
             pause = _WATCH_S
@@ -168,11 +173,15 @@ class BoundedChild:
                 verdict.append("memory")
                 process.kill()
                 return
-            passed_s = time.monotonic() - started
+            now = time.monotonic()
+            passed_s = now - started
             now_s = processor_s(process.pid)
             spent_s = now_s if spent_s is None else spent_s
+            if now_s != last_s:
+                moved, last_s = now, now_s
             worked = now_s is not None and spent_s is not None and now_s - spent_s >= self._timeout_s
-            if passed_s >= self._timeout_s and (worked or passed_s >= self._timeout_s * PATIENCE):
+            stalled = now_s is not None and now - moved >= _STALLED_S
+            if passed_s >= self._timeout_s and (worked or stalled or passed_s >= self._timeout_s * PATIENCE):
                 verdict.append("time")
                 process.kill()
                 return

@@ -11,9 +11,9 @@ import msgspec
 from engine.chat.bounded_child import BoundedChild, ChildFailed
 from engine.documents.types import PageRead, ReadAnswer, ReadRequest
 
-# One answer takes about 4 s. A page of OCR takes some 15 s of one core, which a busy machine gives it slowly.
+# Of processor time. One answer takes about 4 s, a page of OCR some 15.
 PAGE_LIMIT_S: Final = 60.0
-OCR_PAGE_LIMIT_S: Final = 300.0
+OCR_PAGE_LIMIT_S: Final = 120.0
 MEMORY_BYTES: Final = 3 << 29
 # A page of 200 dots an inch needs 1.4 GB and leaves pieces of the heap behind; past the limit a new child goes on.
 OCR_MEMORY_BYTES: Final = 1 << 31

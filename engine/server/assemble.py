@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import uvicorn
 
@@ -29,6 +29,7 @@ from engine.server.utilization import Utilization
 from engine.settings.keys import KeyStore
 
 log = logging.getLogger(__name__)
+_LATE_S: Final = 0.1
 
 
 class _Server(uvicorn.Server):
@@ -94,7 +95,18 @@ class _Server(uvicorn.Server):
         if self._server_file is not None:
             remove_server_file(self._server_file)
         self._end_following()
-        await super().shutdown(sockets)
+        closing = asyncio.get_running_loop().create_task(self._close_late())
+        try:
+            await super().shutdown(sockets)
+        finally:
+            closing.cancel()
+
+    async def _close_late(self) -> None:
+        """uvicorn closes the connections it knows of; one just accepted would be waited for like a request."""
+        while True:
+            await asyncio.sleep(_LATE_S)
+            for connection in list(self.server_state.connections):
+                connection.shutdown()
 
 
 def assemble(

@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from engine.chat import bounded_child
 from engine.chat.bounded_child import BoundedChild, ChildFailed
 from engine.chat.render_protocol import RenderJob, decode_answer, encode
 from engine.chat.template import MEMORY_LIMIT_BYTES
@@ -55,6 +56,17 @@ def test_patience_ends(child):
         child.ask_blocking(job("{{ 1 }}"))
     assert caught.value.timed_out
     assert time.monotonic() - started >= LIMIT_S * 5
+
+
+def test_a_child_that_computes_nothing_is_not_waiting_for_its_turn(child, monkeypatch):
+    monkeypatch.setattr(bounded_child, "_STALLED_S", LIMIT_S * 1.5)
+    assert child.ask_blocking(job("{{ 1 }}"))
+    os.kill(child.pid, signal.SIGSTOP)
+    started = time.monotonic()
+    with pytest.raises(ChildFailed) as caught:
+        child.ask_blocking(job("{{ 1 }}"))
+    assert caught.value.timed_out
+    assert time.monotonic() - started < LIMIT_S * 4
 
 
 def test_a_child_that_computes_without_an_end_is_stopped(child):
