@@ -102,7 +102,7 @@ class _Server(uvicorn.Server):
             closing.cancel()
 
     async def _close_late(self) -> None:
-        """uvicorn closes the connections it knows of; one just accepted would be waited for like a request."""
+        """Close connections just being accepted: uvicorn does not know of them, and would wait for them."""
         while True:
             await asyncio.sleep(_LATE_S)
             for connection in list(self.server_state.connections):
