@@ -11,6 +11,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from engine.bench import shapes, standin
 from engine.bench.measure import Meter, Timed
 from engine.bench.run import bench_settings
@@ -20,9 +22,9 @@ from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
 
 DECODED: Final = 16
-TURNS: Final = 3
-# The ratios of the turns may differ by this much; more, and something else had the processor.
-STEADY: Final = 1.25
+TURNS: Final = 8
+# The two halves of the turns may differ by this much; more, and something else had the processor.
+STEADY: Final = 1.1
 # A short chat, and one where attention is most of the work on the processors seen so far.
 LENGTHS: Final = (512, 2048)
 # Weights beside attention: as small as llama.cpp's blocks allow.
@@ -53,7 +55,7 @@ def memory_bytes(heads: Heads) -> int:
 
 
 async def measure_attention(heads: Heads, *, threads: int, scratch: Path) -> AttentionSpeed | None:
-    """Seconds of a layer, both ways, in turns; None where the turns contradict each other: something else ran.
+    """Least seconds of a layer, both ways, in turns; None where their halves contradict each other.
 
     `scratch`: a folder with 50 MB of room. Raises: StandInFailed, BadModelFile, RunnerDied.
     """
@@ -67,11 +69,22 @@ async def measure_attention(heads: Heads, *, threads: int, scratch: Path) -> Att
         async with _loaded(fused) as one, _loaded(with_plain(fused, experts=False)) as other:
             for length in LENGTHS:
                 turns = [_turn(length, await one.timed(length), await other.timed(length)) for _ in range(TURNS)]
-                turns.sort(key=lambda turn: turn.plain_to_fused)
-                if turns[-1].plain_to_fused > STEADY * turns[0].plain_to_fused:
+                point = steady(turns)
+                if point is None:
                     return None
-                points.append(turns[TURNS // 2])
+                points.append(point)
     return AttentionSpeed(tuple(points))
+
+
+def steady(turns: list[AttentionTimes]) -> AttentionTimes | None:
+    """The least of each time, as others' work only adds to it; None where the halves of the turns differ."""
+    one, other = (_least(turns[half::2]).plain_to_fused for half in (0, 1))
+    return _least(turns) if max(one, other) <= STEADY * min(one, other) else None
+
+
+def _least(turns: list[AttentionTimes]) -> AttentionTimes:
+    columns = zip(*(msgspec.structs.astuple(turn) for turn in turns), strict=True)
+    return AttentionTimes(*(min(column) for column in columns))
 
 
 def _turn(length: int, fused: Timed, plain: Timed) -> AttentionTimes:
