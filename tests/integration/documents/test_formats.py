@@ -6,6 +6,7 @@ import documents_made as made
 import pytest
 from servers import runs, wait_for
 
+from engine.chat import bounded_child
 from engine.documents import reading
 from engine.documents.kinds import kind_of
 from engine.documents.reading import Reader
@@ -172,6 +173,7 @@ def test_an_archive_that_unpacks_to_too_much_is_refused(reader, tmp_path):
 def test_a_page_that_stalls_the_parser_is_told_and_the_next_ones_are_read(tmp_path, monkeypatch):
     """A named pipe is a file that never ends; a PDF keeps its other pages (the child is killed in between)."""
     monkeypatch.setattr(reading, "PAGE_LIMIT_S", 2.0)
+    monkeypatch.setattr(bounded_child, "_STALLED_S", 4.0)
     reader = Reader()
     try:
         pipe = tmp_path / "stall.txt"
