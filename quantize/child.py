@@ -53,7 +53,7 @@ class _Worker:
     """A process that does one task at a time.
 
     Its environment gives numpy one thread and lets ggml's threads sleep while they wait: they would starve each
-    other and, on a busy machine, take eight times as long (docs/log.md, craft).
+    other and, on a busy machine, take eight times as long (docs/log.md, "GPTQ rounding").
     """
 
     def __init__(self, environment: dict[str, str]) -> None:

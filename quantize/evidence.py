@@ -57,7 +57,7 @@ class TensorEvidence(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     group: str
     alpha: float
-    errors: dict[str, dict[str, float]]
+    errors: dict[Rounding, dict[str, float]]
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,7 +127,7 @@ class RoundRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     measure: MeasureRequest
     types: dict[str, str]
-    rounding: Rounding = "craft"
+    rounding: Rounding = Rounding.GPTQ
     imatrix: Path | None = None
 
 

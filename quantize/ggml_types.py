@@ -159,7 +159,7 @@ TILED: Final = tuple(t.name for t in GgmlType if t.traits.tiles is not None)
 TIME_UNIT: Final = GgmlType.Q4_K
 # The coarsest type of which a source loses next to nothing by being quantized again.
 NEARLY_EXACT: Final = GgmlType.Q8_0
-# The type whose plain rounding follows what craft does as channels are scaled. Measured: docs/log.md, "Smoothing".
+# The type whose plain rounding follows what GPTQ does as channels are scaled. Measured: docs/log.md, "Smoothing".
 SCALES_JUDGE: Final = GgmlType.Q4_1
 
 

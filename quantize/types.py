@@ -1,5 +1,6 @@
 """What the quantizer's parts hand to each other: tensors, budgets, plans, reports."""
 
+from enum import StrEnum
 from typing import Literal
 
 import msgspec
@@ -7,10 +8,23 @@ import msgspec
 Tier = Literal["instant", "balanced", "max"]
 GoalKind = Literal["budget", "fit", "bpw", "mix"]
 DeviceKind = Literal["cpu", "gpu", "npu"]
-# stock: ggml's rounding with the importance matrix, byte for byte what llama-quantize writes.
-# rows: ggml's rounding, each row with the best of three exponents of the importance matrix.
-# craft: integers chosen against second moments on the scales ggml chose.
-Rounding = Literal["stock", "rows", "craft"]
+
+
+class Rounding(StrEnum):
+    """How weights are rounded.
+
+    `STOCK` is byte for byte what llama-quantize writes with the importance matrix; `ROWS` gives each row the best
+    of three exponents of it; `GPTQ` chooses integers against second moments, on the scales that ggml chose.
+    """
+
+    STOCK = "stock"
+    ROWS = "rows"
+    GPTQ = "gptq"
+
+    @classmethod
+    def _missing_(cls, value: object) -> "Rounding | None":
+        """What plans, reports, measurements and scripts of earlier versions say."""
+        return cls.GPTQ if value == "craft" else None
 
 
 class TensorSpec(msgspec.Struct, frozen=True):
@@ -100,7 +114,7 @@ class EvidenceRef(msgspec.Struct, frozen=True, kw_only=True):
     has_imatrix: bool
     imatrix_sha256: str = ""
     sensitivity_sha256: str = ""
-    crafted: bool = False
+    gptq: bool = msgspec.field(default=False, name="crafted")
     note: str = ""
 
 

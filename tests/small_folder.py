@@ -1,4 +1,4 @@
-"""Models that are measured and crafted in seconds: some layers and tokens of the bundled one, and experts."""
+"""Models that are measured and rounded in seconds: some layers and tokens of the bundled one, and experts."""
 
 import json
 import shutil
@@ -13,7 +13,7 @@ SPARK_HF = ROOT / "tests/data/spark-hf"
 # Of the 8192 tokens so many: the table would be two thirds of a layer's model, and most of the time it takes.
 VOCAB = 1024
 FFN = 768  # channels of the bundled model's feed-forward networks
-NARROW = 256  # so many of them for tests that measure and craft a dozen times: a third of a layer's weights
+NARROW = 256  # so many of them for tests that measure and round a dozen times: a third of a layer's weights
 LAYERS, HIDDEN, EXPERTS, EXPERT_FFN, HEAD_DIM = 1, 256, 4, 256, 64
 Tensors = dict[str, np.ndarray]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from app.cli.quantize_options import Duration, LockOption, Size, check_plan, gate_of
+from app.cli.quantize_options import Duration, LockOption, RoundingOption, Size, check_plan, gate_of
 from app.cli.say import say
 from engine.services import DEFAULT_CONTEXT
 
@@ -64,7 +64,7 @@ _SAME_NAME = (
 )
 @click.option(
     "--rounding",
-    type=click.Choice(["stock", "rows", "craft"]),
+    type=RoundingOption(),
     help="How weights are rounded; the default depends on the tier.",
 )
 @click.option("--lock", "locks", multiple=True, type=LockOption(), help="PATTERN=TYPE or PATTERN>=TYPE.")

@@ -1,5 +1,6 @@
 """Turning what was typed after `tessera quantize` into a request."""
 
+import contextlib
 import re
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,21 @@ class Duration(click.ParamType[float]):
         if result <= 0:
             self.fail("the time must be above 0", param, ctx)
         return result
+
+
+class RoundingOption(click.Choice[str]):
+    """A way of rounding, also by the name that it had in earlier versions."""
+
+    def __init__(self) -> None:
+        super().__init__(["stock", "rows", "gptq"])
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The name of today."""
+        from quantize.types import Rounding  # noqa: PLC0415 - --help needs no quantizer
+
+        with contextlib.suppress(ValueError):
+            value = Rounding(value).value
+        return super().convert(value, param, ctx)
 
 
 class LockOption(click.ParamType[tuple[str, str, bool]]):

@@ -53,7 +53,7 @@ def make_curvature(
     """Order, damp and factor second moments.
 
     Args: moments: (k, k) mean outer products of the inputs, symmetric, any scale. feedback: False leaves the factor
-    away (its place is empty), which only craft needs.
+    away (its place is empty), which only error feedback needs.
     Raises: ValueError: not square or not finite.
     """
     k = moments.shape[0]

@@ -88,7 +88,7 @@ class Grid(msgspec.Struct, frozen=True):
         return out
 
 
-def is_craftable(qtype: str) -> bool:
+def has_grid(qtype: str) -> bool:
     """Whether a type stores one integer a weight, so that its integers can be chosen anew."""
     return qtype in LAYOUTS
 

@@ -19,7 +19,7 @@ _FITS = 2
 _SCALE = (0,)  # where the F16 scale of a block is
 
 
-def craft_octet_rows(
+def gptq_octet_rows(
     weights: Floats, bases: list[Bytes], qtype: str, octets: OctetCurvature
 ) -> tuple[Bytes, Floats]:
     """The best blocks and each row's part of the output error, from what ggml's own search found (`bases`).

@@ -10,9 +10,9 @@ from quantize.gptq.curvature import Curvature, Floats
 from quantize.gptq.grid import Grid
 
 # Columns handled one by one between two matrix products. Measured: 64 and 128 within a tenth up to a width of 4096,
-# 32 a fifth slower there (docs/log.md, craft).
+# 32 a fifth slower there (docs/log.md, "GPTQ rounding").
 _BLOCK = 64
-SWEEPS = 2  # Measured: none, 1, 2, 3 sweeps leave 1.052, 1.012, 1, .995 of the error (docs/log.md, craft)
+SWEEPS = 2  # Measured: none, 1, 2, 3 sweeps leave 1.052, 1.012, 1, .995 of the error (docs/log.md, "GPTQ rounding")
 
 
 def round_columns(targets: Floats, grid: Grid, curvature: Curvature, sweeps: int = SWEEPS) -> Floats:

@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from quantize.gptq.curvature import Curvature, Floats
-from quantize.gptq.grid import is_craftable, make_grid
+from quantize.gptq.grid import has_grid, make_grid
 from quantize.gptq.lattices import LATTICES
-from quantize.gptq.octet_rows import craft_octet_rows
+from quantize.gptq.octet_rows import gptq_octet_rows
 from quantize.gptq.octets import OctetCurvature, in_octets
 from quantize.gptq.packing import LAYOUTS, Bytes, pack
 from quantize.gptq.rounding import descend, feed_forward
@@ -18,7 +18,7 @@ from quantize.gptq.scales import fit_scales
 from quantize.native.blocks import dequantize_rows, quantize_rows, type_traits
 
 # Exponents of the importance that ggml's own search for scales is tried with; each row keeps the best.
-# Source: docs/quantization.md, "Craft".
+# Source: docs/quantization.md, "GPTQ rounding".
 EXPONENTS = (1.0, 0.5, 0.0)
 # Weights on their way through one pass: bounds memory to about ten times as many float32.
 _PASS_VALUES = 1 << 22
@@ -57,7 +57,7 @@ def best_rows(several: Sequence[RoundedRows]) -> RoundedRows:
     return reduce(_better, several)
 
 
-def craft_rows(
+def gptq_rows(
     weights: Floats,
     qtypes: tuple[str, ...],
     curvature: Curvature,
@@ -71,7 +71,7 @@ def craft_rows(
     one after the other. `known` are the `choices` of each type, where they were made before, `octets` the curvature
     as types of lattices need it, if it was made before.
     """
-    plain = [q for q in qtypes if not is_craftable(q) and q not in LATTICES]
+    plain = [q for q in qtypes if not has_grid(q) and q not in LATTICES]
     found = {
         q: best_rows(known[q]) if known is not None else plain_rows(weights, q, curvature, exponents) for q in plain
     }
@@ -82,8 +82,8 @@ def craft_rows(
     }
     for qtype in (q for q in qtypes if q in LATTICES):
         octets = octets or in_octets(curvature)
-        found[qtype] = _craft_octets(weights, bases[qtype], qtype, octets)
-    craftable = sorted((q for q in qtypes if is_craftable(q)), key=lambda q: LAYOUTS[q].nonlinear)
+        found[qtype] = _gptq_octets(weights, bases[qtype], qtype, octets)
+    gridded = sorted((q for q in qtypes if has_grid(q)), key=lambda q: LAYOUTS[q].nonlinear)
     rows, width = weights.shape
     # As many rows and types at a time as fit a pass.
     row_step = max(1, min(rows, _SHARE_ROWS, _PASS_VALUES // (width * len(exponents))))
@@ -93,27 +93,25 @@ def craft_rows(
         part = slice(first, first + row_step)
         targets = np.ascontiguousarray(weights[part, curvature.order].T)
         done: dict[str, RoundedRows] = {}
-        for start in range(0, len(craftable), type_step):
-            some = {q: [base[part] for base in bases[q]] for q in craftable[start : start + type_step]}
-            done |= _craft_pass(targets, some, curvature)
+        for start in range(0, len(gridded), type_step):
+            some = {q: [base[part] for base in bases[q]] for q in gridded[start : start + type_step]}
+            done |= _gptq_pass(targets, some, curvature)
         return done
 
-    parts = [share(first) for first in range(0, rows, row_step)] if craftable else []
-    return found | {q: _joined([part[q] for part in parts]) for q in craftable}
+    parts = [share(first) for first in range(0, rows, row_step)] if gridded else []
+    return found | {q: _joined([part[q] for part in parts]) for q in gridded}
 
 
-def _craft_octets(weights: Floats, bases: list[Bytes], qtype: str, octets: OctetCurvature) -> RoundedRows:
+def _gptq_octets(weights: Floats, bases: list[Bytes], qtype: str, octets: OctetCurvature) -> RoundedRows:
     parts = [slice(first, first + _OCTET_ROWS) for first in range(0, len(weights), _OCTET_ROWS)]
-    return _joined(
-        [RoundedRows(*craft_octet_rows(weights[p], [b[p] for b in bases], qtype, octets)) for p in parts]
-    )
+    return _joined([RoundedRows(*gptq_octet_rows(weights[p], [b[p] for b in bases], qtype, octets)) for p in parts])
 
 
 def _joined(pieces: list[RoundedRows]) -> RoundedRows:
     return RoundedRows(np.concatenate([p.blocks for p in pieces]), np.concatenate([p.errors for p in pieces]))
 
 
-def _craft_pass(targets: Floats, bases: dict[str, list[Bytes]], curvature: Curvature) -> dict[str, RoundedRows]:
+def _gptq_pass(targets: Floats, bases: dict[str, list[Bytes]], curvature: Curvature) -> dict[str, RoundedRows]:
     """Round the same rows on the grids of several types at once.
 
     Each row goes on with the grid that is best once errors are fed forward: sweeps, the larger part of the work,
@@ -144,15 +142,15 @@ def _craft_pass(targets: Floats, bases: dict[str, list[Bytes]], curvature: Curva
     for index, (qtype, several) in enumerate(bases.items()):
         mine = place[index * rows : (index + 1) * rows]
         base = np.stack(several)[best[qtype], np.arange(rows)]
-        crafted = RoundedRows(pack(base, qtype, codes[mine]), spoiled[mine])
-        out[qtype] = _refined(crafted, qtype, targets, curvature) if LAYOUTS[qtype].scales else crafted
+        rounded = RoundedRows(pack(base, qtype, codes[mine]), spoiled[mine])
+        out[qtype] = _refined(rounded, qtype, targets, curvature) if LAYOUTS[qtype].scales else rounded
     return out
 
 
-def _refined(crafted: RoundedRows, qtype: str, targets: Floats, curvature: Curvature) -> RoundedRows:
+def _refined(first: RoundedRows, qtype: str, targets: Floats, curvature: Curvature) -> RoundedRows:
     """Scales fitted to the integers, integers to those scales, and scales once more."""
     width, rows = targets.shape
-    blocks = fit_scales(crafted.blocks, qtype, targets, curvature)
+    blocks = fit_scales(first.blocks, qtype, targets, curvature)
     grid = make_grid([(qtype, blocks)], width, curvature.order)
     values = np.ascontiguousarray(dequantize_rows(blocks, qtype, width)[:, curvature.order].T)
     descend(values, values - targets, grid, curvature, sweeps=1)
@@ -161,7 +159,7 @@ def _refined(crafted: RoundedRows, qtype: str, targets: Floats, curvature: Curva
     blocks = fit_scales(pack(blocks, qtype, codes), qtype, targets, curvature)
     values = dequantize_rows(blocks, qtype, width)[:, curvature.order].T
     refined = RoundedRows(blocks, curvature.output_error(np.ascontiguousarray(values - targets)))
-    return _better(crafted, refined)
+    return _better(first, refined)
 
 
 def _bases(

@@ -13,9 +13,10 @@ from quantize.files.work_folder import Group, WorkFolder, file_sha256
 from quantize.gptq.curvature import Curvature, group_curvature
 from quantize.gptq.lattices import LATTICES
 from quantize.gptq.octets import OctetCurvature, in_octets
-from quantize.gptq.rows import EXPONENTS, craft_rows, plain_rows
+from quantize.gptq.rows import EXPONENTS, gptq_rows, plain_rows
 from quantize.native.blocks import quantize_rows
 from quantize.native.source_weights import SourceWeights
+from quantize.types import Rounding
 
 Blocks = npt.NDArray[np.uint8]
 _CHUNK_VALUES = 1 << 24  # weights read at a time: 64 MB as float32
@@ -31,7 +32,7 @@ class TensorsRequest(msgspec.Struct, frozen=True, kw_only=True):
 def packed_path(folder: WorkFolder, request: RoundRequest, name: str) -> Path:
     """Where a finished tensor lies; anything that changes its bytes is in the name."""
     how: str = request.rounding
-    if request.rounding == "stock":
+    if request.rounding == Rounding.STOCK:
         how += "-" + (file_sha256(request.imatrix)[:16] if request.imatrix else "none")
     return folder.part("packed", f"{name}.{request.types[name]}.{how}", ".bin")
 
@@ -42,7 +43,7 @@ def round_tensors(request: TensorsRequest, send: Step) -> int:
     folder = WorkFolder.open(wanted.measure)
     source = SourceWeights(wanted.measure.source)
     groups = {name: g for g in folder.groups() or () for name in g.members}
-    stock = read_imatrix(wanted.imatrix) if wanted.imatrix and wanted.rounding == "stock" else {}
+    stock = read_imatrix(wanted.imatrix) if wanted.imatrix and wanted.rounding == Rounding.STOCK else {}
     rounder = Rounder(folder, source, wanted, groups, stock)
     sizes = {n: source.info(n).num_values for n in request.names}
     total, passed, done = float(sum(sizes.values())), 0.0, 0
@@ -89,15 +90,15 @@ class Rounder:
 
     def _round(self, name: str, matrix: int, weights: npt.NDArray[np.float32]) -> Blocks:
         qtype, rounding = self._request.types[name], self._request.rounding
-        if rounding == "stock" or name not in self._groups:
+        if rounding == Rounding.STOCK or name not in self._groups:
             found = self._stock.get(name)
             if found is not None and found.sums.shape[1] != weights.shape[1]:
                 found = None  # of another model; so does quantize.native.encode
             return quantize_rows(weights, qtype, None if found is None else found.mean(matrix))
         curvature, octets = self._curvature(self._groups[name], matrix, in_lattice=qtype in LATTICES)
-        if rounding == "rows":
+        if rounding == Rounding.ROWS:
             return plain_rows(weights, qtype, curvature, EXPONENTS).blocks
-        return craft_rows(weights, (qtype,), curvature, octets=octets)[qtype].blocks
+        return gptq_rows(weights, (qtype,), curvature, octets=octets)[qtype].blocks
 
     def _curvature(self, group: Group, expert: int, *, in_lattice: bool) -> tuple[Curvature, OctetCurvature | None]:
         wanted = (group.name, expert, in_lattice)

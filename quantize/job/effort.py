@@ -23,22 +23,22 @@ class Effort(msgspec.Struct, frozen=True, kw_only=True):
 
 # From quick to thorough. `verify_tokens` is what a comparison takes as a rule: it ends when it is clear.
 # Measured: factors of the output error by tokens, docs/log.md ("Quantization in minutes"), and of max and instant
-# ("Smoothing in balanced"); instant is allocation by priors with ggml's rounding against craft.
+# ("Smoothing in balanced"); instant is allocation by priors with ggml's rounding against GPTQ.
 EFFORTS = (
     Effort(
-        name="instant", tier="instant", rounding="stock", max_tokens=0, probe_tokens=0, verify_tokens=2048,
+        name="instant", tier="instant", rounding=Rounding.STOCK, max_tokens=0, probe_tokens=0, verify_tokens=2048,
         kld_factor=2.4,
     ),
     Effort(
-        name="quick", tier="balanced", rounding="craft", max_tokens=8192, probe_tokens=768, verify_tokens=4096,
-        kld_factor=1.12,
+        name="quick", tier="balanced", rounding=Rounding.GPTQ, max_tokens=8192, probe_tokens=768,
+        verify_tokens=4096, kld_factor=1.12,
     ),
     Effort(
-        name="balanced", tier="balanced", rounding="craft", max_tokens=32_768, probe_tokens=1536,
+        name="balanced", tier="balanced", rounding=Rounding.GPTQ, max_tokens=32_768, probe_tokens=1536,
         verify_tokens=8192, kld_factor=1.0,
     ),
     Effort(
-        name="max", tier="max", rounding="craft", max_tokens=32_768, probe_tokens=1536, verify_tokens=16_384,
+        name="max", tier="max", rounding=Rounding.GPTQ, max_tokens=32_768, probe_tokens=1536, verify_tokens=16_384,
         kld_factor=0.96,
     ),
 )  # fmt: skip

@@ -28,7 +28,7 @@ from quantize.job.plan_file import applied, arithmetic_for, check_claim, check_s
 from quantize.job.publish import publish
 from quantize.job.question import question_of
 from quantize.job.request import QuantizeReport, QuantizeRequest, Shipped
-from quantize.job.round_plan import round_plan, types_to_craft
+from quantize.job.round_plan import round_plan, types_to_round
 from quantize.job.smoothed import Basis, Known, is_whole, known_before, remember, smoothed, smooths
 from quantize.job.source import (
     Identity,
@@ -108,9 +108,9 @@ class _Job:
         """What follows from the request, which a given time may change once the model is known."""
         self.request = request
         mix = request.goal.kind == "mix"
-        self.rounding: Rounding = request.rounding or ("stock" if mix else effort_of(request.tier).rounding)
+        self.rounding: Rounding = request.rounding or (Rounding.STOCK if mix else effort_of(request.tier).rounding)
         self.verifies = not mix if request.verify is None else request.verify
-        if request.tier == "instant" and self.rounding != "stock":
+        if request.tier == "instant" and self.rounding != Rounding.STOCK:
             raise InvalidOption("--tier", f"tier instant measures nothing, which rounding {self.rounding} needs")
 
     def _spend(self, spec: ModelSpec, source_bytes: int) -> None:
@@ -154,7 +154,7 @@ class _Job:
         with self._phase("hash"):
             source_hash = "" if unknown else model_sha256(source, request.cache_dir)
             self.source_sha256 = source_hash
-            self.text_sha256 = file_sha256(request.calibration) if self.rounding != "stock" else ""
+            self.text_sha256 = file_sha256(request.calibration) if self.rounding != Rounding.STOCK else ""
         if request.plan is not None:
             check_source(request.plan, spec, source_hash)
             check_texts(request.plan, request.calibration, request.imatrix)
@@ -169,8 +169,8 @@ class _Job:
         report = self._planned(question, source_hash, model.file_bytes)
         if request.plan_only:
             return report
-        crafted = types_to_craft(report.plan, self.rounding, measured, request.plan)
-        return self._made(source, question, imatrix, crafted, report)
+        rounded = types_to_round(report.plan, self.rounding, measured, request.plan)
+        return self._made(source, question, imatrix, rounded, report)
 
     def _planned(self, question: Question, source_hash: str, source_bytes: int) -> QuantizeReport:
         """The plan and what it will take, as a report of which the rest is still open."""
@@ -216,7 +216,7 @@ class _Job:
         source: Path,
         question: Question,
         imatrix: Path | None,
-        crafted: dict[str, str],
+        rounded: dict[str, str],
         report: QuantizeReport,
     ) -> QuantizeReport:
         """Write, compare, publish."""
@@ -229,7 +229,7 @@ class _Job:
             types=plan.types,
             file_type=file_type(plan.goal.mix or plan.best_stock),
             imatrix=imatrix,
-            packed=self._packed(basis, crafted, imatrix, self.rounding),
+            packed=self._packed(basis, rounded, imatrix, self.rounding),
             threads=self.request.threads,
         )
         if rival is None and self.verifies and plan.best_stock is None:
@@ -277,7 +277,7 @@ class _Job:
         if not kept:
             check_unchanged(self.request.source, self.identity)
             return report
-        report = publish(self.request, self.output, report, chosen, types, crafted.keys(), self.identity)
+        report = publish(self.request, self.output, report, chosen, types, rounded.keys(), self.identity)
         fresh = ("hash", "measure", "round") if self.fresh else ()
         whole = {"convert", "write", "verify", *fresh, *(["gate"] if self.asked_all else [])}
         learn_rates(self.request.cache_dir, self._shape(question.model, report.source_bytes), report, whole)
@@ -351,7 +351,7 @@ class _Job:
 
     def _inputs(self, source: Path) -> Path | None:
         """The importance matrix that a given plan needs, with second moments in the cache."""
-        if self.rounding == "stock" and self.request.tier == "instant":
+        if self.rounding == Rounding.STOCK and self.request.tier == "instant":
             return self.request.imatrix
         with self._phase("measure"):
             task = self._measure_request(source)
@@ -359,7 +359,7 @@ class _Job:
 
     def _written(self, task: WriteRequest) -> Path:
         if self.executor is not HERE:  # what writing would round by itself
-            packed = self._packed(task.source, plain_types(task), task.imatrix, "stock")
+            packed = self._packed(task.source, plain_types(task), task.imatrix, Rounding.STOCK)
             task = msgspec.structs.replace(task, packed={**packed, **task.packed})
         with self._phase("write"):
             run_task("write", task, self.on_progress, self.cancelled)

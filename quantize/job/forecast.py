@@ -1,4 +1,4 @@
-"""What a job will take, before it starts: time by phase, disk, memory. Crafted parts in the cache make it less.
+"""What a job will take, before it starts: time by phase, disk, memory. Rounded tensors in the cache make it less.
 
 Work is counted from the model's shape; how fast this machine does it is taken from earlier jobs here, and where
 there were none from a table and what the machine computes in a moment.
@@ -34,20 +34,20 @@ _COMPUTED = ("measure", "round", "verify")
 _EVAL_FLOPS, _GRAM_FLOPS = 150e9, 70e9
 _HASH_BYTES, _WRITE_WEIGHTS, _CONVERT_BYTES = 400e6, 16e6, 150e6
 _LOGIT_S = 12e-9  # comparing one logit with the reference's
-_PLAIN_S, _CRAFT_S, _CRAFT_COLUMN_S, _FACTOR_S = 1.7e-6, 0.27e-6, 0.12e-9, 3.5e-11
+_PLAIN_S, _GPTQ_S, _GPTQ_COLUMN_S, _FACTOR_S = 1.7e-6, 0.27e-6, 0.12e-9, 3.5e-11
 # Bytes of weights read for one token of an answer, by all cores together. Measured: docs/log.md, engine.
 _DECODE_BYTES = 10e9
 _GATE_FILE_FRAC = 0.3  # of the 16 bits of the source, for a forecast before there is a file
 # A weight whose eight signs are chosen together with their points, ggml's search three times included; and what the
 # smallest types take more while errors are measured: ggml's search in all of them, and choosing.
 # Measured: docs/log.md, "Points and signs".
-_OCTET_S, _SMALLEST_PLAIN_S, _SMALLEST_CRAFT_S = 3.3e-6, 1.1e-6, 6.6e-6
+_OCTET_S, _SMALLEST_PLAIN_S, _SMALLEST_GPTQ_S = 3.3e-6, 1.1e-6, 6.6e-6
 _LOAD_S = 1.0  # starting a child and loading Python's libraries
 _VERIFY_RUNS = 4.3  # the source once, and two quantized files, which are slower at many tokens at a time
 _SAMPLED_ROWS = 128
 _SMOOTHING_TOKENS = 2 * 4096  # what channels are like, and what scaling makes of them
 _SWAPPED_FRACTION = 0.55  # of a model that a swap is evaluated on, on average: from its layer on
-_TYPES = 7  # that a row is crafted into, on average
+_TYPES = 7  # that a row is rounded to by GPTQ, on average
 _KEPT_RATES = 5
 # Phases that evaluate the model, and so take other times with layers on the GPU.
 _EVALUATING = frozenset({"measure", "verify"})
@@ -102,7 +102,7 @@ def forecast(shape: JobShape, plan: QuantPlan, rates: Rates) -> Forecast:
     file_bytes = plan.file_bytes
     phases = seconds_by_phase(shape, rates)
     source_bytes = sum(t.num_values for t in shape.model.tensors) * 2
-    packed = file_bytes if shape.rounding != "stock" else 0
+    packed = file_bytes if shape.rounding != Rounding.STOCK else 0
     compares = bool(shape.verify_tokens)
     resident = source_bytes if shape.tier != "instant" or compares else 0
     untimed = any(_rate_name(p, shape) not in {p, *rates} for p in phases)
@@ -163,14 +163,14 @@ def _core_seconds(shape: JobShape) -> dict[str, float]:
     phases = dict.fromkeys(PHASES, 0.0)
     phases["hash"] = shape.source_bytes / _HASH_BYTES
     phases["convert"] = shape.source_bytes / _CONVERT_BYTES if shape.converts else 0.0
-    phases["write"] = weights / _WRITE_WEIGHTS * (1 if shape.rounding == "stock" else 0.15)
+    phases["write"] = weights / _WRITE_WEIGHTS * (1 if shape.rounding == Rounding.STOCK else 0.15)
     if shape.tier != "instant" and not shape.measured:
         phases["measure"] = _measuring(shape, matrices, evaluated)
         phases["measure"] += evaluated(_SMOOTHING_TOKENS, 0.0) if _smooths(shape) else 0.0
     if _smooths(shape):  # the copy is written anew for each size
         phases["measure"] += weights / _WRITE_WEIGHTS * 0.15 + _LOAD_S
-    if shape.rounding == "craft":
-        phases["round"] = sum(_crafted(t) for t in matrices) + shape.octet_weights * _OCTET_S + _LOAD_S
+    if shape.rounding == Rounding.GPTQ:
+        phases["round"] = sum(_gptq_seconds(t) for t in matrices) + shape.octet_weights * _OCTET_S + _LOAD_S
     if shape.verify_tokens:
         phases["write"] += weights / _WRITE_WEIGHTS
         phases["verify"] = _VERIFY_RUNS * (evaluated(shape.verify_tokens, 0.5) + weights / 1e9) + _LOAD_S
@@ -187,31 +187,31 @@ def _measuring(shape: JobShape, matrices: list[TensorSpec], evaluated: Callable[
     squares = sum(float(width) ** 2 for _, width in groups)
     probed = probes(shape.model.num_layers, shape.tier, len(matrices))
     sampled = [min(t.num_rows, _SAMPLED_ROWS) * t.row_values for t in matrices]
-    crafted = 1.0 if shape.tier == "max" else min(1.0, probed / max(1, 4 * shape.model.num_layers))
+    by_gptq = 1.0 if shape.tier == "max" else min(1.0, probed / max(1, 4 * shape.model.num_layers))
     return (
         # Once, also where moments do not fit into memory at once: each pass goes on where the one before ended.
         evaluated(tokens, 0.0)
         + tokens * squares / _GRAM_FLOPS
         + probed * evaluated(shape.probe_tokens, 0.5, _SWAPPED_FRACTION)
-        + sum(sampled) * _PLAIN_S * (1 + 3 * crafted)
-        + shape.smallest * sum(sampled) * (_SMALLEST_PLAIN_S * (1 + 2 * crafted) + _SMALLEST_CRAFT_S * crafted)
-        + crafted * _TYPES * sum(_grid_seconds(s, t.row_values) for s, t in zip(sampled, matrices, strict=True))
+        + sum(sampled) * _PLAIN_S * (1 + 3 * by_gptq)
+        + shape.smallest * sum(sampled) * (_SMALLEST_PLAIN_S * (1 + 2 * by_gptq) + _SMALLEST_GPTQ_S * by_gptq)
+        + by_gptq * _TYPES * sum(_grid_seconds(s, t.row_values) for s, t in zip(sampled, matrices, strict=True))
         + 4 * _LOAD_S
     )
 
 
 def _smooths(shape: JobShape) -> bool:
-    return shape.tier != "instant" and shape.rounding == "craft"
+    return shape.tier != "instant" and shape.rounding == Rounding.GPTQ
 
 
-def _crafted(tensor: TensorSpec) -> float:
+def _gptq_seconds(tensor: TensorSpec) -> float:
     width = tensor.row_values
     experts = tensor.shape[2] if len(tensor.shape) > 2 else 1  # noqa: PLR2004  a stack of matrices
     return _grid_seconds(tensor.num_values, width) + experts * _FACTOR_S * float(width) ** 3
 
 
 def _grid_seconds(values: int, width: int) -> float:
-    return values * (_CRAFT_S + _CRAFT_COLUMN_S * width)
+    return values * (_GPTQ_S + _GPTQ_COLUMN_S * width)
 
 
 def _head_values(model: ModelSpec) -> int:

@@ -19,6 +19,7 @@ from quantize.gptq.tensors import TensorsRequest, packed_path
 from quantize.job.tasks import task_named
 from quantize.measure.rounding_error import ErrorsRequest
 from quantize.native.source_weights import SourceWeights
+from quantize.types import Rounding
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -64,7 +65,10 @@ def pack(task: Task) -> tuple[Parcel, Bytes, dict[str, Path]]:
         tensors = request.names
         groups = tuple(g for g in folder.groups() or () if set(g.members) & set(tensors))
         results = [packed_path(folder, request.round, n) for n in tensors]
-        work, moments = float(sum(source.info(n).num_values for n in tensors)), request.round.rounding != "stock"
+        work, moments = (
+            float(sum(source.info(n).num_values for n in tensors)),
+            request.round.rounding != Rounding.STOCK,
+        )
         imatrix = None if moments else request.round.imatrix
     read = {_IMATRIX: imatrix} if imatrix else {}
     for group in (g for g in groups if g.seen and moments):

@@ -12,7 +12,7 @@ from quantize.files.output_file import write_beside
 from quantize.files.provenance import Provenance
 from quantize.files.work_folder import file_sha256
 from quantize.job.travelling import FORMAT, RECIPE, VERSION, PlanFile
-from quantize.types import Interval, ModelSpec, QuantPlan
+from quantize.types import Interval, ModelSpec, QuantPlan, Rounding
 
 if TYPE_CHECKING:
     from quantize.job.request import QuantizeReport, QuantizeRequest
@@ -88,7 +88,7 @@ def check_source(plan: PlanFile, spec: ModelSpec, source_sha256: str) -> None:
 
 def check_texts(plan: PlanFile, calibration: Path, imatrix: Path | None) -> None:
     """Raises: InvalidOption: the plan's text or importance matrix is not the one at hand. Unreadable."""
-    if plan.rounding != "stock" and plan.calibration_sha256 != file_sha256(calibration):
+    if plan.rounding != Rounding.STOCK and plan.calibration_sha256 != file_sha256(calibration):
         raise InvalidOption(
             "--plan",
             f"it was calibrated on another text than {calibration.name}: give the text with SHA-256 "
@@ -139,7 +139,7 @@ def same_or_not(plan: PlanFile, digest: str, *, force: bool) -> str:
 def plan_of(
     request: "QuantizeRequest",
     report: "QuantizeReport",
-    crafted: Collection[str],
+    rounded: Collection[str],
     provenance: Provenance,
     digest: str,
 ) -> PlanFile | None:
@@ -158,7 +158,7 @@ def plan_of(
         imatrix_sha256=file_sha256(request.imatrix) if request.imatrix else "",
         arithmetic=arithmetic_for(request),
         types=plan.types,
-        plain=tuple(t.name for t in plan.tensors if t.qtype != t.source_qtype and t.name not in crafted),
+        plain=tuple(t.name for t in plan.tensors if t.qtype != t.source_qtype and t.name not in rounded),
         best_stock=plan.best_stock,
         damage=plan.damage,
         kld=report.ours.kld_mean,

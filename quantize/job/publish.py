@@ -20,7 +20,7 @@ def publish(
     report: QuantizeReport,
     chosen: Path,
     types: dict[str, str],
-    crafted: Collection[str],
+    rounded: Collection[str],
     source: Identity,
 ) -> QuantizeReport:
     """Stamp the `chosen` file, check it and give it its name; the report with what was found on the way.
@@ -35,7 +35,7 @@ def publish(
     if given and report.shipped == "ours":
         told = same_or_not(given, digest, force=request.force)
         report = msgspec.structs.replace(report, warnings=(*report.warnings, told))
-    exported = plan_of(request, report, crafted, provenance, digest) if exports else None
+    exported = plan_of(request, report, rounded, provenance, digest) if exports else None
     if exports and not exported:
         report = msgspec.structs.replace(report, warnings=(*report.warnings, NO_PLAN))
     check_unchanged(request.source, source)

@@ -25,13 +25,13 @@ def question_of(
         has_imatrix=imatrix is not None or request.tier != "instant",
         imatrix_sha256=file_sha256(imatrix) if imatrix else "",
         sensitivity_sha256=measured.evidence.sha256 if measured else "",
-        crafted=rounding == "craft",
+        gptq=rounding == Rounding.GPTQ,
     )
     evidence = measured.evidence if measured else None
     return Question(
         model=spec,
         damage=evidence.damage(rounding) if evidence else prior_damage(spec),
-        stock_damage=evidence.damage("stock") if evidence else None,
+        stock_damage=evidence.damage(Rounding.STOCK) if evidence else None,
         evidence=reference,
         header_bytes=header_bytes,
         kv=request.kv,

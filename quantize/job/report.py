@@ -11,7 +11,7 @@ from quantize.ggml_types import TIME_UNIT
 from quantize.job.gate import lines as gate_lines
 from quantize.job.gate import receipt
 from quantize.job.request import QuantizeReport
-from quantize.types import FileReport, Interval, QuantPlan, Tier
+from quantize.types import FileReport, Interval, QuantPlan, Rounding, Tier
 
 _MIB = 1024 * 1024
 _SUFFIX = ".tessera.json"
@@ -140,7 +140,7 @@ def provenance_of(report: QuantizeReport, tier: Tier) -> Provenance:
     return Provenance(
         tool=report.tool,
         tier=tier,
-        rounding="stock" if report.shipped == "stock" else report.rounding,
+        rounding=Rounding.STOCK if report.shipped == "stock" else report.rounding,
         smoothed=bool(report.smoothed),
         goal=goal_words(plan),
         source_sha256=report.source_sha256,

@@ -16,7 +16,7 @@ class QuantizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Make the best file of `source` within `goal`.
 
     `source` is a GGUF file or a Hugging Face folder. `rounding` None takes the tier's own (instant: stock,
-    balanced and max: craft; a stock mix asked for by name: stock). `imatrix` replaces the importance matrix that
+    balanced and max: gptq; a stock mix asked for by name: stock). `imatrix` replaces the importance matrix that
     would be measured. `kv` are the ways to store the cache and `doubled_head_types` the types in which a tied head
     is held twice, for goals of kind "fit". `cache_dir` keeps measurements. `gpu_layers` are evaluated on the GPU.
     `time_s` is a time to spend: it decides tier, rounding and the tokens looked at. `max_tokens` and `probe_tokens`

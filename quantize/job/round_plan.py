@@ -18,12 +18,12 @@ from quantize.types import QuantPlan, Rounding
 _COLUMN_WORK = 400.0
 
 
-def types_to_craft(
+def types_to_round(
     plan: QuantPlan, rounding: Rounding, measured: Measured | None, given: PlanFile | None
 ) -> dict[str, str]:
     """The tensors of a plan that are not rounded by ggml while the file is written, with their types."""
     changed = {t.name: t.qtype for t in plan.tensors if t.qtype != t.source_qtype}
-    if rounding == "stock":
+    if rounding == Rounding.STOCK:
         return {}
     if given is not None:
         return {n: q for n, q in changed.items() if n not in given.plain}
@@ -45,7 +45,7 @@ def round_plan(
     pending = [n for n in names if not packed_path(folder, request, n).exists()]
     rounding = _Rounding(request, source, pending, on_progress, cancelled, executor)
     with folder.swept():
-        if request.rounding == "stock":
+        if request.rounding == Rounding.STOCK:
             rounding.round(pending)
         else:
             rounding.by_subset(folder)

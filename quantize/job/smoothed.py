@@ -1,4 +1,4 @@
-"""What a crafted file is made of: a copy of the source with its inputs evened out, unlike stock mixes."""
+"""What a file rounded by GPTQ is made of: a copy of the source with its inputs evened out, unlike stock mixes."""
 
 from pathlib import Path
 
@@ -24,10 +24,10 @@ _AS_IT_IS = Smoothed(changed=0, seams=0)
 
 
 def smooths(request: QuantizeRequest, rounding: Rounding) -> bool:
-    """Whether a job evens inputs out: if it crafts by its own measurements, or as its plan says."""
+    """Whether a job evens inputs out: if it rounds by GPTQ from its own measurements, or as its plan says."""
     if request.plan is not None:
         return request.plan.provenance.smoothed
-    return request.tier != "instant" and rounding == "craft" and request.imatrix is None
+    return request.tier != "instant" and rounding == Rounding.GPTQ and request.imatrix is None
 
 
 class Basis(msgspec.Struct, frozen=True):

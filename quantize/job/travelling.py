@@ -14,7 +14,7 @@ RECIPE = 3
 class PlanFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Types and recipe of one file, with evidence.
 
-    `types` by tensor; those in `plain` are rounded by ggml though the rest is crafted. `max_tokens` and
+    `types` by tensor; those in `plain` are rounded by ggml though the rest is by GPTQ. `max_tokens` and
     `calibration_sha256` decide the second moments, `imatrix_sha256` is of an importance matrix that was given
     (empty: measured, or none), `arithmetic` what sums were computed with (empty: what the maker's processor does
     best). `kld` and `ratio` (to `stock_mix`) were measured on held-out text; `file_sha256` is of the finished file.

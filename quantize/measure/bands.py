@@ -79,7 +79,7 @@ def probes(num_layers: int, tier: Tier, num_matrices: int) -> int:
 
 
 def representatives(groups: tuple[Group, ...], tier: Tier) -> dict[str, str]:
-    """Group to the group whose errors by craft stand for its own: the middle of its band, in tier max itself."""
+    """Group to the group whose errors by GPTQ stand for its own: the middle of its band, in tier max itself."""
     if tier == "max":
         return {g.name: g.name for g in groups}
     return {

@@ -12,11 +12,13 @@ from quantize.ggml_types import ANCHORS, SMALL_BLOCKS
 from quantize.gptq.curvature import group_curvature
 from quantize.gptq.lattices import LATTICES
 from quantize.gptq.octets import in_octets
-from quantize.gptq.rows import EXPONENTS, best_rows, choices, craft_rows
+from quantize.gptq.rows import EXPONENTS, best_rows, choices, gptq_rows
 from quantize.native.blocks import type_traits
 from quantize.native.source_weights import SourceWeights
+from quantize.types import Rounding
 
-# Rows and experts a tensor is judged by. Measured: 128 rows give its error within a tenth (docs/log.md, craft).
+# Rows and experts a tensor is judged by. Measured: 128 rows give its error within a tenth (docs/log.md, "GPTQ
+# rounding").
 SAMPLED_ROWS = 128
 SAMPLED_EXPERTS = 4
 
@@ -29,11 +31,11 @@ Errors = dict[str, dict[str, dict[str, float]]]
 
 
 class ErrorsRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Measure groups by name: those of `crafted` for every way of rounding, the others for ggml's alone."""
+    """Measure groups by name: those of `by_gptq` for every way of rounding, the others for ggml's alone."""
 
     measure: MeasureRequest
     groups: tuple[str, ...]
-    crafted: tuple[str, ...]
+    by_gptq: tuple[str, ...]
 
 
 def measured_types(row_values: int, qtypes: tuple[str, ...]) -> tuple[str, ...]:
@@ -45,22 +47,25 @@ def measured_types(row_values: int, qtypes: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(fitting))
 
 
-def has_errors(folder: WorkFolder, group: Group, qtypes: tuple[str, ...], *, crafted: bool) -> bool:
+def has_errors(folder: WorkFolder, group: Group, qtypes: tuple[str, ...], *, gptq: bool) -> bool:
     """Whether a group's errors are in the cache, for all these types and, if wanted, all ways of rounding."""
-    return not _missing(folder, group, qtypes, crafted=crafted)
+    return not _missing(folder, group, qtypes, gptq=gptq)
 
 
-def _missing(folder: WorkFolder, group: Group, qtypes: tuple[str, ...], *, crafted: bool) -> tuple[str, ...]:
-    known: Errors = read_json(folder.part("errors", group.name, ".json")) or {}
-    rounding = "craft" if crafted else "stock"
+def _missing(folder: WorkFolder, group: Group, qtypes: tuple[str, ...], *, gptq: bool) -> tuple[str, ...]:
+    known = load_errors(folder, group)
+    rounding = Rounding.GPTQ if gptq else Rounding.STOCK
     found = [known.get(m, {}).get(rounding, {}) for m in group.members]
     return tuple(q for q in measured_types(group.width, qtypes) if not all(q in by_type for by_type in found))
 
 
 def load_errors(folder: WorkFolder, group: Group) -> Errors:
-    """Tensor, rounding and type to relative output error."""
-    known: Errors = read_json(folder.part("errors", group.name, ".json"))
-    return known
+    """Tensor, rounding and type to relative output error; empty where nothing was measured."""
+    known: Errors = read_json(folder.part("errors", group.name, ".json")) or {}
+    return {
+        tensor: {r if r == _INPUTS else Rounding(r): by_type for r, by_type in found.items()}
+        for tensor, found in known.items()
+    }
 
 
 def measure_errors(request: ErrorsRequest, send: Step) -> int:
@@ -71,27 +76,28 @@ def measure_errors(request: ErrorsRequest, send: Step) -> int:
     done = 0
     for index, group in enumerate(groups):
         send(index, len(groups), group.name)
-        crafted = group.name in request.crafted
-        if qtypes := _missing(folder, group, request.measure.qtypes, crafted=crafted):
-            path = folder.part("errors", group.name, ".json")
-            known: Errors = read_json(path) or {}
-            for name, found in _measure_group(folder, source, group, qtypes, crafted=crafted).items():
+        gptq = group.name in request.by_gptq
+        if qtypes := _missing(folder, group, request.measure.qtypes, gptq=gptq):
+            known = load_errors(folder, group)
+            for name, found in _measure_group(folder, source, group, qtypes, gptq=gptq).items():
                 for rounding, by_type in found.items():
                     known.setdefault(name, {}).setdefault(rounding, {}).update(by_type)
-            folder.keep_json(path, known)
+            folder.keep_json(folder.part("errors", group.name, ".json"), known)
             done += 1
     send(len(groups), len(groups), "")
     return done
 
 
-def filled(errors: dict[str, dict[str, float]], model: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
+def filled(
+    errors: dict[str, dict[str, float]], model: dict[str, dict[str, float]]
+) -> dict[Rounding, dict[str, float]]:
     """Errors of a tensor by rounding and type, those that inputs in 8 bits make included.
 
     What was not measured follows the ratios of a tensor of its role.
     """
     stock, inputs = errors["stock"], errors[_INPUTS]
-    found = {"stock": stock}
-    for rounding in ("rows", "craft"):
+    found = {Rounding.STOCK: stock}
+    for rounding in (Rounding.ROWS, Rounding.GPTQ):
         ratios = {q: e / max(model["stock"][q], 1e-30) for q, e in model[rounding].items()}
         found[rounding] = errors.get(rounding) or {q: stock[q] * r for q, r in ratios.items() if q in stock}
     return {r: {q: e + inputs[q] for q, e in by_type.items()} for r, by_type in found.items()}
@@ -115,7 +121,7 @@ def input_error(
 
 
 def _measure_group(
-    folder: WorkFolder, source: SourceWeights, group: Group, qtypes: tuple[str, ...], *, crafted: bool
+    folder: WorkFolder, source: SourceWeights, group: Group, qtypes: tuple[str, ...], *, gptq: bool
 ) -> Errors:
     moments = folder.moments(group) if group.seen else None
     experts = np.unique(np.linspace(0, group.experts - 1, SAMPLED_EXPERTS).round().astype(int))
@@ -123,24 +129,22 @@ def _measure_group(
     spoiled: dict[tuple[str, str, str], float] = {}
     total: dict[str, float] = {}
     for expert in experts:
-        curvature = group_curvature(
-            group, moments, int(expert), folder.tokens(group, int(expert)), feedback=crafted
-        )
-        octets = in_octets(curvature) if crafted and not LATTICES.keys().isdisjoint(qtypes) else None
+        curvature = group_curvature(group, moments, int(expert), folder.tokens(group, int(expert)), feedback=gptq)
+        octets = in_octets(curvature) if gptq and not LATTICES.keys().isdisjoint(qtypes) else None
         for name in group.members:
             weights = _sampled(source, name, int(expert))
             ordered = np.ascontiguousarray(weights[:, curvature.order].T)
             total[name] = total.get(name, 0.0) + float(curvature.output_error(ordered).sum(dtype=np.float64))
             # llama.cpp has no importance for a table that is also the head: its imatrix leaves it out.
             stock = 0.0 if group.tied else 1.0
-            exponents = EXPONENTS if crafted else (stock,)
+            exponents = EXPONENTS if gptq else (stock,)
             # Rounding by ggml is most of the work, so that each type is rounded once for all that is asked.
             tried = {q: choices(weights, q, curvature, exponents) for q in qtypes}
             rounded = {("stock", q): several[exponents.index(stock) % len(several)] for q, several in tried.items()}
-            if crafted:
+            if gptq:
                 rounded |= {("rows", q): best_rows(several) for q, several in tried.items()}
-                made = craft_rows(weights, qtypes, curvature, known=tried, octets=octets)
-                rounded |= {("craft", q): r for q, r in made.items()}
+                made = gptq_rows(weights, qtypes, curvature, known=tried, octets=octets)
+                rounded |= {("gptq", q): r for q, r in made.items()}
             amounts = {key: float(result.errors.sum(dtype=np.float64)) for key, result in rounded.items()}
             here = {block: values[int(expert)] for block, values in peaks.items()}
             amounts |= {(_INPUTS, q): input_error(weights, q, here) for q in qtypes}

@@ -19,7 +19,7 @@ from quantize.measure.sensitivity import AlphaRequest, Swapped, swap_errors
 
 # Second moments stay on disk for the rounding that follows if they take no more than this share of what is free.
 _KEEP_FRAC = 0.5
-_PLAIN_FRACTION = 0.1  # what a group costs that is not crafted, of one that is
+_PLAIN_FRACTION = 0.1  # what a group costs that is not rounded by GPTQ, of one that is
 
 
 class Passes(msgspec.Struct, frozen=True):
@@ -180,21 +180,21 @@ def _measure_errors(
     executor: Executor,
 ) -> None:
     keep = keeps_moments(folder, groups)
-    crafted = set(representatives(groups, request.tier).values())
+    by_gptq = set(representatives(groups, request.tier).values())
     with in_passes(folder, groups, request.memory_bytes) as passes:
         for subset, of_these in passes:
             unseen = [g for g in subset if g.seen and folder.diagonals(g) is None]
-            pending = [g for g in subset if not has_errors(folder, g, request.qtypes, crafted=g.name in crafted)]
+            pending = [g for g in subset if not has_errors(folder, g, request.qtypes, gptq=g.name in by_gptq)]
             wanted = pending + [g for g in unseen if g not in pending]
             ensure_moments(request, folder, wanted, on_progress, cancelled, of_these)
             cost = {
-                g.name: len(g.members) * g.width**2 * (1.0 if g.name in crafted else _PLAIN_FRACTION)
+                g.name: len(g.members) * g.width**2 * (1.0 if g.name in by_gptq else _PLAIN_FRACTION)
                 for g in pending
             }
             parts = share_out(pending, executor.parts or request.threads, cost) if pending else []
             report = joined(on_progress, float(len(pending)))
-            names = tuple(sorted(crafted))
-            tasks = [ErrorsRequest(measure=request, groups=p, crafted=names) for p in parts]
+            names = tuple(sorted(by_gptq))
+            tasks = [ErrorsRequest(measure=request, groups=p, by_gptq=names) for p in parts]
             executor.run([("errors", task) for task in tasks], report, cancelled)
             if not keep:
                 for group in subset:

@@ -35,7 +35,7 @@ _STRENGTHS = (0.0, 0.125, 0.25, 0.375, 0.5)
 _BLOCK = 32  # values that share a step. Source: ggml-common.h, block_q8_0
 _STEPS = 127
 _JUDGE = SCALES_JUDGE.name
-_CRAFTED = 0.37  # of that type's error, what craft leaves. Source: docs/quantization.md, "Craft"
+_LEFT_FRACTION = 0.37  # of that type's error, what GPTQ leaves. Source: docs/quantization.md, "GPTQ rounding"
 _ROWS = 128
 _LEAST = 1e-3  # of the mean channel, what a silent one counts as
 # Types whose values can be multiplied by a power of two.
@@ -210,7 +210,7 @@ def _best(
             larger = np.ascontiguousarray(weights * scale)
             importance = (squares / scale**2).astype(np.float32)
             off = dequantize_rows(quantize_rows(larger, _JUDGE, importance), _JUDGE, width) - larger
-            rounded = _CRAFTED * float(np.einsum("rk,rk,k->", off, off, importance))
+            rounded = _LEFT_FRACTION * float(np.einsum("rk,rk,k->", off, off, importance))
             blocks = np.einsum("rk,rk->k", larger, larger, dtype=np.float64).reshape(-1, _BLOCK).sum(axis=1)
             costs[at] += (rounded + float(blocks @ highest) / (12 * _STEPS**2)) / max(power, 1e-30)
     return scales[int(costs.argmin())]

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 # Memory that contexts side by side may take together, and the bytes a context takes for each token of its window
 # times those of the vocabulary: logits once in ggml's buffer and once copied.
-# Lanes of one thread each leave nobody waiting for anybody. Measured: docs/log.md, craft ("Lanes").
+# Lanes of one thread each leave nobody waiting for anybody. Measured: docs/log.md, "GPTQ rounding" ("Lanes").
 _LANES_BYTES = 2 << 30
 _LOGIT_BYTES = 8
 

@@ -42,7 +42,7 @@ _SPEED_PRICE = 0.25
 class Question(msgspec.Struct, frozen=True):
     """Everything a plan depends on; the same question always gets the same plan.
 
-    `damage` maps tensor and type to expected KL divergence; `stock_damage` is the same without craft (None:
+    `damage` maps tensor and type to expected KL divergence; `stock_damage` is the same without GPTQ (None:
     the same figures). `header_bytes` is what the file holds beside tensor data. `kv` are the ways to store
     the cache at the promised context (for goals of kind "fit"). `speeds` are times a weight by type name.
     `doubled_head_types` are types in which a tied embedding is held in memory twice. Without `with_stock` the plan

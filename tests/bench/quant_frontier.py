@@ -1,10 +1,10 @@
 """Bytes against KL divergence: ours and the stock mixes of llama.cpp, as a table and a picture.
 
-Usage: python tests/bench/quant_frontier.py [--model F.gguf] [--mixes Q3_K_M,Q4_K_M] [--kinds rows,craft,smooth]
+Usage: python tests/bench/quant_frontier.py [--model F.gguf] [--mixes Q3_K_M,Q4_K_M] [--kinds rows,gptq,smooth]
        [--tier balanced] [--tokens 32768] [--calibration-tokens 32768] [--llama-cpp DIR] [--threads 2]
        [--held-out TEXT...] [--also POINTS.json...] [--picture docs/quant_frontier.svg] [--work DIR]
 
-Kind smooth is craft of the model with its inputs evened out, as tier max has it.
+Kind smooth is gptq of the model with its inputs evened out, as tier max has it.
 Every text of --held-out gives a table; the picture shows the first one's. --also takes points of earlier runs
 (DIR/points.json) into both: tier max is a run of its own. The forecast is what the plan expected of its own file.
 Stock mixes are built with the same importance matrix; with --llama-cpp (a folder with llama-quantize and
@@ -45,12 +45,12 @@ from quantize.plan.stock import stock_types  # noqa: E402
 from quantize.types import EvidenceRef, Goal  # noqa: E402
 
 MIXES = "Q2_K,Q3_K_M,IQ4_XS,Q4_K_S,Q4_K_M,Q5_K_M"
-COLOURS = {"stock": "#888888", "rows": "#c2750b", "craft": "#1f6fb2", "smooth": "#177245"}
+COLOURS = {"stock": "#888888", "rows": "#c2750b", "gptq": "#1f6fb2", "smooth": "#177245"}
 LABELS = {
     "stock": "stock mix",
     "rows": "ours, ggml's rounding",
-    "craft": "ours, crafted",
-    "smooth": "ours, smoothed and crafted",
+    "gptq": "ours, GPTQ",
+    "smooth": "ours, smoothed, GPTQ",
 }
 
 
@@ -186,7 +186,7 @@ def build(args: argparse.Namespace, request: MeasureRequest) -> list[Row]:
         rows.append(Row(mix, "stock", path, expected(measured.evidence.damage("stock"), stock)))
         slots = [TensorSlot(t.name, t.shape, t.ggml_type) for t in file.tensors]
         for kind in kinds:
-            limit, rounding = path.stat().st_size, "craft" if kind == "smooth" else kind
+            limit, rounding = path.stat().st_size, "gptq" if kind == "smooth" else kind
             mine, known = made[kind]
             metadata = copied_metadata(read_gguf(mine.source))  # a smoothed one says how
             head = len(header({**metadata, "general.quantization_version": scalar(2)}, slots))
@@ -204,7 +204,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", type=Path, default=ROOT / "assets/models/spark-f16.gguf")
     parser.add_argument("--mixes", default=MIXES)
-    parser.add_argument("--kinds", default="rows,craft,smooth")
+    parser.add_argument("--kinds", default="rows,gptq,smooth")
     parser.add_argument("--tier", default="balanced")
     parser.add_argument("--tokens", type=int, default=32_768)
     parser.add_argument("--calibration-tokens", type=int, default=32_768)

@@ -132,7 +132,7 @@ def test_a_plan_changes_nothing_where_its_file_would_lie(tmp_path):
         ({"goal": Goal(kind="mix", mix="Q9_K")}, InvalidOption, "Q9_K"),
         ({"goal": Goal(kind="mix", mix="IQ2_XS")}, InvalidOption, "importance matrix"),
         ({"locks": (Lock("nothing_like_it", "Q8_0"),)}, InvalidOption, "nothing_like_it"),
-        ({"rounding": "craft"}, InvalidOption, "measures nothing"),
+        ({"rounding": "gptq"}, InvalidOption, "measures nothing"),
     ],
 )
 def test_wishes_that_cannot_be(tmp_path, changes, error, words):

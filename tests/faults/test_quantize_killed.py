@@ -1,4 +1,4 @@
-"""Kills at every phase of measuring, crafting and proving, full disks, two jobs at once: nothing is left behind."""
+"""Kills at every phase of measuring, rounding and proving, full disks, two jobs at once: nothing is left behind."""
 
 import hashlib
 import os

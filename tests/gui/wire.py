@@ -117,7 +117,7 @@ def quantize_report(size, kld, stock_kld):
         file_bytes=size,
         shipped="ours",
         plan=plan(size),
-        rounding="craft",
+        rounding="gptq",
         forecast=sketch(size).forecast,
         ours=measured(kld),
         stock_mix="Q4_K_M",

@@ -105,7 +105,7 @@ def test_a_ruined_file_is_vetoed_and_nothing_is_left(tmp_path, keeper, tasks):
 
 
 class Without:
-    """The real judge, who finds nothing right in one file: as where craft alone were at fault."""
+    """The real judge, who finds nothing right in one file: as where GPTQ alone were at fault."""
 
     def __init__(self, judge, kind, *, fits=True):
         self.judge, self.kind, self.fitting = judge, kind, fits

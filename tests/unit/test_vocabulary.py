@@ -12,6 +12,8 @@ BANNED = {
     "acquit": "clear",
     "bury": "on_exit",
     "convict": "isolate",
+    "craft": "gptq",
+    "crafted": "gptq",
     "desk": "service",
     "guilty": "offending",
     "guesser": "drafter",

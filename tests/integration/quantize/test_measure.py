@@ -91,8 +91,8 @@ def test_evidence_orders_types_and_roundings(measured):
         assert stock["Q3_K"] > stock["Q4_K"] > stock["Q5_K"] > stock["Q6_K"] > stock["Q8_0"] > 0
         assert all(rows[q] <= stock[q] * 1.001 for q in stock)
         assert tensor.alpha > 0
-    ratio = np.array([t.errors["craft"]["Q4_K"] / t.errors["stock"]["Q4_K"] for t in measured.evidence.tensors])
-    # Measured: .37 on all tensors of this model (docs/log.md, craft).
+    ratio = np.array([t.errors["gptq"]["Q4_K"] / t.errors["stock"]["Q4_K"] for t in measured.evidence.tensors])
+    # Measured: .37 on all tensors of this model (docs/log.md, "GPTQ rounding").
     assert np.exp(np.log(ratio).mean()) < 0.5
 
 

@@ -40,19 +40,19 @@ def test_a_folder_becomes_a_file_that_beats_the_stock_mix_in_both_tiers(tmp_path
     before = digest(source)
     size = Goal(kind="bpw", bpw=6.2)  # most of so small a model is its table, which stock mixes keep in Q6_K
     report = run(source, tmp_path, goal=size)
-    assert (report.shipped, report.rounding) == ("ours", "craft")
+    assert (report.shipped, report.rounding) == ("ours", "gptq")
     assert (tmp_path / "out.gguf").stat().st_size == report.file_bytes == report.plan.file_bytes
     assert report.kld_ratio < 0.8
     # The measurement is used again.
     most = run(source, tmp_path, goal=size, tier="max", out=tmp_path / "max.gguf")
-    assert (most.shipped, most.rounding) == ("ours", "craft")
+    assert (most.shipped, most.rounding) == ("ours", "gptq")
     assert most.kld_ratio < 0.8
     assert digest(source) == before
     made = {"out.gguf", "out.tessera.json", "max.gguf", "max.tessera.json"}
     assert {p.name for p in tmp_path.iterdir()} == {"source", "text.txt", "cache"} | made
 
 
-def test_experts_are_measured_and_crafted_each_for_itself(tmp_path):
+def test_experts_are_measured_and_rounded_each_for_itself(tmp_path):
     report = run(with_experts(tmp_path / "source"), tmp_path)
     routed = {t.name: t for t in read_gguf(tmp_path / "out.gguf").tensors if "_exps." in t.name}
     assert len(routed) == 3

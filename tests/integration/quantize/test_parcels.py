@@ -65,7 +65,7 @@ def both(request, tmp_path, **changes):
     return elsewhere.done
 
 
-def test_a_mix_that_is_measured_and_crafted(request_for, tmp_path):
+def test_a_mix_that_is_measured_and_rounded(request_for, tmp_path):
     done = both(request_for, tmp_path)
 
     assert {task for task, _ in done} == {"errors", "round"}

@@ -82,7 +82,7 @@ def test_a_plan_of_points_and_signs_makes_the_same_bytes_on_any_number_of_thread
     )
     report = quantize(request, ignore, never)
     plan = read_plan(folder / "small.plan.json")
-    assert (report.shipped, report.rounding) == ("ours", "craft")
+    assert (report.shipped, report.rounding) == ("ours", "gptq")
     assert not LATTICES.keys().isdisjoint(plan.types.values())
     for threads in (1, 4):
         again = tmp_path / str(threads)

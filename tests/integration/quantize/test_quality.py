@@ -1,4 +1,4 @@
-"""Each part of the method must go on paying on held-out text: allocation by alpha, then craft."""
+"""Each part of the method must go on paying on held-out text: allocation by alpha, then GPTQ."""
 
 import msgspec
 import pytest
@@ -48,7 +48,7 @@ def reports(request_for, tmp_path_factory):
         stock = {n: t.name for n, t in stock_types(spec, mix, has_imatrix=True).items()}
         files[mix, "stock"] = write(folder / f"{mix}-stock.gguf", stock, "stock", measured, whole)
         size = files[mix, "stock"].stat().st_size
-        for kind in ("rows", "craft"):
+        for kind in ("rows", "gptq"):
             question = Question(
                 model=spec,
                 damage=measured.evidence.damage(kind),
@@ -80,18 +80,18 @@ def test_the_reference_differs_from_itself_in_nothing(reports):
 
 @pytest.mark.parametrize("mix", ["Q3_K_M", "Q4_K_M"])
 def test_alpha_pays(reports, mix):
-    """Measured: .38 and .39 times stock (docs/log.md, craft); at .62 something is broken."""
+    """Measured: .38 and .39 times stock (docs/log.md, "GPTQ rounding"); at .62 something is broken."""
     assert reports[mix, "rows"].kld_mean.value <= 0.62 * reports[mix, "stock"].kld_mean.value
 
 
 @pytest.mark.parametrize("mix", ["Q3_K_M", "Q4_K_M"])
-def test_alpha_with_craft_pays(reports, mix):
-    """Measured: .16 and .19 times stock (docs/log.md, craft); at .32 something is broken."""
-    assert reports[mix, "craft"].kld_mean.value <= 0.32 * reports[mix, "stock"].kld_mean.value
+def test_alpha_with_gptq_pays(reports, mix):
+    """Measured: .16 and .19 times stock (docs/log.md, "GPTQ rounding"); at .32 something is broken."""
+    assert reports[mix, "gptq"].kld_mean.value <= 0.32 * reports[mix, "stock"].kld_mean.value
 
 
 def test_ours_at_the_bytes_of_a_small_mix_beats_the_larger_stock_mix(reports):
-    assert reports["Q3_K_M", "craft"].kld_mean.value < reports["Q4_K_M", "stock"].kld_mean.value
+    assert reports["Q3_K_M", "gptq"].kld_mean.value < reports["Q4_K_M", "stock"].kld_mean.value
 
 
 def test_figures_hang_together(reports):

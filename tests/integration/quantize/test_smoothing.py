@@ -192,7 +192,7 @@ def job(source, folder, **changes):
 
 def test_tier_max_evens_out_and_says_so_and_its_next_plan_knows(rough, tmp_path):
     report = job(rough, tmp_path)
-    assert (report.shipped, report.rounding) == ("ours", "craft")
+    assert (report.shipped, report.rounding) == ("ours", "gptq")
     assert report.smoothed >= MOST * SEAMS
     assert report.kld_ratio < 0.5
     assert read_provenance(str(read_gguf(tmp_path / "out.gguf").metadata[KEY])).smoothed

@@ -44,6 +44,21 @@ def test_wishes_that_contradict_each_other(arguments, words):
     assert words in done.output
 
 
+@pytest.mark.parametrize("name", ["gptq", "craft"])
+def test_gptq_is_known_by_its_earlier_name_too(name):
+    given = command.make_context("quantize", ["some-model", "--bpw", "4.5", "--rounding", name]).params
+    assert given["rounding"] == "gptq"
+    said = CliRunner().invoke(command, ["--help"]).output
+    assert "stock|rows|gptq" in said
+    assert "craft" not in said
+
+
+def test_a_way_of_rounding_that_there_is_not():
+    done = CliRunner().invoke(command, ["some-model", "--bpw", "4.5", "--rounding", "best"])
+    assert done.exit_code == 2
+    assert "'stock', 'rows', 'gptq'" in done.output
+
+
 def test_a_plan_must_be_signed_by_a_key_that_was_given(tmp_path):
     signer, other = Signer(), Signer()
     plan, signature = tmp_path / "a.plan.json", tmp_path / "a.plan.json.minisig"

@@ -80,11 +80,11 @@ def test_a_band_that_takes_no_part_does_no_damage():
 
 
 def test_ways_of_rounding_that_were_not_measured_follow_the_ratios_of_the_role():
-    like = {"stock": {"Q4_K": 0.01}, "rows": {"Q4_K": 0.009}, "craft": {"Q4_K": 0.004}}
+    like = {"stock": {"Q4_K": 0.01}, "rows": {"Q4_K": 0.009}, "gptq": {"Q4_K": 0.004}}
     found = filled({"stock": {"Q4_K": 0.02}, "inputs": {"Q4_K": 0.0}}, like)
     assert found["rows"]["Q4_K"] == pytest.approx(0.018)
-    assert found["craft"]["Q4_K"] == pytest.approx(0.008)
-    own = {"stock": {"Q4_K": 0.02}, "rows": {"Q4_K": 0.01}, "craft": {"Q4_K": 0.01}}
+    assert found["gptq"]["Q4_K"] == pytest.approx(0.008)
+    own = {"stock": {"Q4_K": 0.02}, "rows": {"Q4_K": 0.01}, "gptq": {"Q4_K": 0.01}}
     assert filled(own | {"inputs": {"Q4_K": 0.0}}, like) == own
 
 

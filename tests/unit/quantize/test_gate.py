@@ -71,7 +71,7 @@ def test_what_a_file_says_of_its_gate_fits_into_its_place():
     full = Provenance(
         tool="tessera",
         tier="balanced",
-        rounding="craft",
+        rounding="gptq",
         smoothed=True,
         goal="123456789012 bytes at 256x1048576 tokens",
         source_sha256="f" * 64,

@@ -60,8 +60,8 @@ def test_a_table_that_is_only_looked_up_has_none():
 
 
 def test_every_way_of_rounding_has_its_share():
-    model = {"stock": {"Q4_K": 4.0}, "rows": {"Q4_K": 3.0}, "craft": {"Q4_K": 1.0}}
+    model = {"stock": {"Q4_K": 4.0}, "rows": {"Q4_K": 3.0}, "gptq": {"Q4_K": 1.0}}
 
     found = filled({"stock": {"Q4_K": 2.0}, "inputs": {"Q4_K": 0.25}}, model)
 
-    assert found == {"stock": {"Q4_K": 2.25}, "rows": {"Q4_K": 1.75}, "craft": {"Q4_K": 0.75}}
+    assert found == {"stock": {"Q4_K": 2.25}, "rows": {"Q4_K": 1.75}, "gptq": {"Q4_K": 0.75}}

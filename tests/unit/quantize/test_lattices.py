@@ -7,9 +7,9 @@ import pytest
 
 from quantize.gptq.curvature import make_curvature
 from quantize.gptq.lattices import LATTICES, OCTET, pack_points, table
-from quantize.gptq.octet_rows import craft_octet_rows
+from quantize.gptq.octet_rows import gptq_octet_rows
 from quantize.gptq.octets import descend_octets, feed_octets_forward, in_octets, make_octet_grid
-from quantize.gptq.rows import EXPONENTS, best_rows, choices, craft_rows
+from quantize.gptq.rows import EXPONENTS, best_rows, choices, gptq_rows
 from quantize.gptq.scales import fit_factors, fit_scales
 from quantize.native.blocks import dequantize_rows, quantize_rows
 
@@ -95,15 +95,15 @@ def test_the_nearest_values_are_those_of_a_search_through_all(qtype):
 
 
 @pytest.mark.parametrize("qtype", LATTICES)
-def test_crafted_rows_spoil_the_output_far_less_than_ggmls(weights, curvature, qtype):
+def test_gptq_rows_spoil_the_output_far_less_than_ggmls(weights, curvature, qtype):
     tried = choices(weights, qtype, curvature, EXPONENTS)
 
-    crafted = craft_rows(weights, (qtype,), curvature, known={qtype: tried})[qtype]
+    found = gptq_rows(weights, (qtype,), curvature, known={qtype: tried})[qtype]
 
-    assert np.allclose(crafted.errors, spoiled(crafted.blocks, qtype, weights, curvature), rtol=1e-3)
-    assert crafted.errors.sum() < 0.6 * best_rows(tried).errors.sum()
-    again = craft_octet_rows(weights, [t.blocks for t in tried], qtype, in_octets(curvature))[0]
-    assert np.array_equal(crafted.blocks, again), "known or not, the curvature of octets is the same"
+    assert np.allclose(found.errors, spoiled(found.blocks, qtype, weights, curvature), rtol=1e-3)
+    assert found.errors.sum() < 0.6 * best_rows(tried).errors.sum()
+    again = gptq_octet_rows(weights, [t.blocks for t in tried], qtype, in_octets(curvature))[0]
+    assert np.array_equal(found.blocks, again), "known or not, the curvature of octets is the same"
 
 
 def test_sweeps_never_make_the_output_worse(weights, curvature):
@@ -162,8 +162,8 @@ def test_octets_keep_the_moments(curvature):
 def test_rows_of_nothing_stay_nothing(curvature):
     zeros = np.zeros((2, WIDTH), np.float32)
     for qtype in LATTICES:
-        crafted = craft_rows(zeros, (qtype,), curvature)[qtype]
-        assert not dequantize_rows(crafted.blocks, qtype, WIDTH).any()
+        found = gptq_rows(zeros, (qtype,), curvature)[qtype]
+        assert not dequantize_rows(found.blocks, qtype, WIDTH).any()
 
 
 def test_an_odd_number_of_minus_signs_and_other_shapes_are_refused(weights):

@@ -17,7 +17,7 @@ from quantize.job.request import QuantizeReport
 from quantize.plan.model_spec import model_spec
 from quantize.plan.plan import Question, make_plan
 from quantize.plan.priors import prior_damage
-from quantize.types import EvidenceRef, FileReport, Goal, Interval
+from quantize.types import EvidenceRef, FileReport, Goal, Interval, Rounding
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_provenance_never_changes_its_length():
     full = Provenance(
         tool="tessera",
         tier="balanced",
-        rounding="craft",
+        rounding="gptq",
         smoothed=True,
         goal="123456789012 bytes at 256x1048576 tokens",
         source_sha256="f" * 64,
@@ -96,6 +96,14 @@ def test_a_report_survives_its_file(tmp_path, plan):
     assert [p.name for p in tmp_path.iterdir() if p.name != "shape.gguf"] == [path.name]
     path.write_text("{}")
     assert read_report(path) is None
+
+
+def test_a_report_of_before_gptq_had_its_name_is_read(tmp_path, plan):
+    path, report = tmp_path / "model.tessera.json", told(*plan, rounding=Rounding.GPTQ)
+    write_report(path, report)
+    path.write_text(path.read_text("utf-8").replace('"rounding": "gptq"', '"rounding": "craft"'), "utf-8")
+    assert '"craft"' in path.read_text("utf-8")
+    assert read_report(path) == report
 
 
 def test_the_summary_has_size_mix_and_forecast(plan):

@@ -9,7 +9,7 @@ from quantize.gptq.curvature import make_curvature
 from quantize.gptq.grid import make_grid
 from quantize.gptq.packing import LAYOUTS, pack
 from quantize.gptq.rounding import round_columns
-from quantize.gptq.rows import EXPONENTS, best_rows, choices, craft_rows, plain_rows
+from quantize.gptq.rows import EXPONENTS, best_rows, choices, gptq_rows, plain_rows
 from quantize.gptq.scales import fit_scales
 from quantize.native.blocks import dequantize_rows, quantize_rows
 
@@ -59,7 +59,7 @@ def test_every_code_survives_packing(qtype):
 
 
 @pytest.mark.parametrize("qtype", LAYOUTS)
-def test_crafted_rows_spoil_the_output_far_less_than_plain_ones(weights, moments, qtype):
+def test_gptq_rows_spoil_the_output_far_less_than_plain_ones(weights, moments, qtype):
     curvature = make_curvature(moments)
     importance = moments.diagonal().astype(np.float32)
     base = quantize_rows(weights, qtype, importance)
@@ -68,8 +68,8 @@ def test_crafted_rows_spoil_the_output_far_less_than_plain_ones(weights, moments
 
     values = round_columns(targets, make_grid([(qtype, base)], WIDTH, curvature.order), curvature)
 
-    crafted_error = curvature.output_error(values - targets).sum()
-    assert crafted_error < 0.5 * curvature.output_error(plain).sum()
+    gptq_error = curvature.output_error(values - targets).sum()
+    assert gptq_error < 0.5 * curvature.output_error(plain).sum()
 
 
 def test_types_rounded_together_come_out_as_each_alone(weights, moments):
@@ -105,26 +105,26 @@ def test_scales_fitted_to_their_integers_spoil_less_and_leave_the_integers(weigh
 
 
 @pytest.mark.parametrize("qtype", [q for q in LAYOUTS if LAYOUTS[q].scales])
-def test_crafted_rows_have_scales_of_their_own(weights, moments, qtype):
+def test_gptq_rows_have_scales_of_their_own(weights, moments, qtype):
     curvature = make_curvature(moments)
     targets = np.ascontiguousarray(weights[:, curvature.order].T)
     grids = [(qtype, quantize_rows(weights, qtype, curvature.importance))]
     on_ggmls = round_columns(targets, make_grid(grids, WIDTH, curvature.order), curvature)
 
-    crafted = craft_rows(weights, (qtype,), curvature, (1.0,))[qtype]
+    found = gptq_rows(weights, (qtype,), curvature, (1.0,))[qtype]
 
-    values = dequantize_rows(crafted.blocks, qtype, WIDTH)[:, curvature.order].T
-    assert np.allclose(crafted.errors, curvature.output_error(values - targets), rtol=1e-3)
-    assert crafted.errors.sum() < 0.99 * curvature.output_error(on_ggmls - targets).sum()
+    values = dequantize_rows(found.blocks, qtype, WIDTH)[:, curvature.order].T
+    assert np.allclose(found.errors, curvature.output_error(values - targets), rtol=1e-3)
+    assert found.errors.sum() < 0.99 * curvature.output_error(on_ggmls - targets).sum()
 
 
 def test_what_ggml_rounded_before_is_taken_as_it_is(weights, moments):
     curvature, qtypes = make_curvature(moments), ("Q4_K", "IQ4_XS", "IQ3_XXS")
     known = {q: choices(weights, q, curvature, EXPONENTS) for q in qtypes}
 
-    again = craft_rows(weights, qtypes, curvature, known=known)
+    again = gptq_rows(weights, qtypes, curvature, known=known)
 
-    for qtype, fresh in craft_rows(weights, qtypes, curvature).items():
+    for qtype, fresh in gptq_rows(weights, qtypes, curvature).items():
         assert np.array_equal(again[qtype].blocks, fresh.blocks)
         assert np.array_equal(again[qtype].errors, fresh.errors)
         assert (best_rows(known[qtype]).errors <= known[qtype][0].errors).all()

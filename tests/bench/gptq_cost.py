@@ -1,6 +1,6 @@
-"""What crafting costs at the widths of real models: CPU seconds of one thread and peak memory, one layer at a time.
+"""What GPTQ rounding costs at the widths of real models: CPU seconds of one thread, peak memory, layer by layer.
 
-Usage: OPENBLAS_NUM_THREADS=1 python tests/bench/craft_cost.py [WIDTH ...]
+Usage: OPENBLAS_NUM_THREADS=1 python tests/bench/gptq_cost.py [WIDTH ...]
 """
 
 import resource
@@ -13,13 +13,13 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from quantize.gptq.curvature import make_curvature
-from quantize.gptq.rows import EXPONENTS, craft_rows
+from quantize.gptq.rows import EXPONENTS, gptq_rows
 
 ROWS = 512
 
 
 def main() -> None:
-    print("| width | factor s | moments s for 1000 tokens | Mweights/s crafted (1 grid) | (3 grids) | peak GiB |")
+    print("| width | factor s | moments s for 1000 tokens | Mweights/s rounded (1 grid) | (3 grids) | peak GiB |")
     print("|---|---|---|---|---|---|")
     for width in [int(a) for a in sys.argv[1:]] or [768, 2048, 4096]:
         rng = np.random.default_rng(0)
@@ -34,7 +34,7 @@ def main() -> None:
         speeds = []
         for exponents in (EXPONENTS[:1], EXPONENTS):
             start = time.process_time()
-            craft_rows(weights, ("Q4_K",), curvature, exponents)
+            gptq_rows(weights, ("Q4_K",), curvature, exponents)
             speeds.append(weights.size / 1e6 / (time.process_time() - start))
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
         figures = (factor, collect, *speeds, peak)
