@@ -17,7 +17,6 @@ from app.gui.crash import CrashReports
 from app.gui.jobs import Jobs
 from app.gui.language import install_language
 from app.gui.leaving import would_be_lost
-from app.gui.look import ASSETS, Look
 from app.gui.main_window import MainWindow
 from app.gui.markdown.document import warm_up
 from app.gui.motion import asks_for_stillness
@@ -27,6 +26,7 @@ from app.gui.services import LiveSettings, Models, Services
 from app.gui.single_instance import SingleInstance
 from app.gui.supervisor import Supervisor
 from app.gui.termination import Termination
+from app.gui.theme import ASSETS, Theme
 from app.gui.update_notice import UpdateNotice
 from engine.paths import user_paths
 from engine.version import __version__
@@ -45,11 +45,11 @@ class Desktop:
         install_language(app, settings.now.text("window.language"))
         now = settings.now
         contrast = now.text("window.contrast")
-        look = Look(app, now.text("window.theme"), now.integer("window.text_percent"), contrast)
+        theme = Theme(app, now.text("window.theme"), now.integer("window.text_percent"), contrast)
         models = Models(link, self.background, app)
         self.link = link
         self.background.at_last(link.hang_up)
-        self.services = Services(look, self.background, store, link, settings, models)
+        self.services = Services(theme, self.background, store, link, settings, models)
         self.jobs = Jobs(link, self.background, models, app)
         self.window = MainWindow(
             self.services, lambda window: Pages(self.services, self.jobs, window, link).entries()
@@ -124,20 +124,20 @@ class Desktop:
         self.services.settings.close()
         self.link.stop()
         self.services.store.close()
-        self.services.look.close()
+        self.services.theme.close()
 
     def _warm_up(self) -> None:
         self.background.run(asks_for_stillness, self._on_stillness, parent=self.window)
         self.background.run(warm_up)
 
     def _on_stillness(self, still: bool) -> None:
-        self.services.look.still = still
+        self.services.theme.still = still
 
     def _on_setting(self, name: str) -> None:
         now = self.services.settings.now
         if name in {"window.theme", "window.text_percent", "window.contrast"}:
             percent, contrast = now.integer("window.text_percent"), now.text("window.contrast")
-            self.services.look.set(now.text("window.theme"), percent, contrast)
+            self.services.theme.set(now.text("window.theme"), percent, contrast)
         elif name == "window.tray":
             self.window.tray.set_wanted(now.flag("window.tray"))
 

@@ -22,9 +22,9 @@ class Commands(QObject):
 
     def open(self) -> None:
         """Show the list, with the chats as soon as they are read."""
-        look, window = self._services.look, self._window
+        theme, window = self._services.theme, self._window
         assert isinstance(window, QWidget)
-        palette = Palette(look, self.tr("Commands"), self.tr("Type a command, a page, a model or a chat"), window)
+        palette = Palette(theme, self.tr("Commands"), self.tr("Type a command, a page, a model or a chat"), window)
         entries = self._entries()
         palette.show_entries(entries)
         palette.chosen.connect(lambda key: self._runs[key]())

@@ -29,12 +29,12 @@ class DashboardPage(Page):
         self._services = services
         self._notes: list[QLabel] = []
         self.plots = {
-            "speed": TimePlot(services.look, self.tr("Generated"), self.tr("tokens/s"), 0),
-            "prompt": TimePlot(services.look, self.tr("Read"), self.tr("tokens/s"), 1),
-            "active": TimePlot(services.look, self.tr("Requests running"), "", 2),
-            "waiting": TimePlot(services.look, self.tr("Requests waiting"), "", 2),
-            "cache": TimePlot(services.look, self.tr("Prompt found in the cache"), "%", 3),
-            "memory": TimePlot(services.look, self.tr("Memory of server and models"), "GiB", 0),
+            "speed": TimePlot(services.theme, self.tr("Generated"), self.tr("tokens/s"), 0),
+            "prompt": TimePlot(services.theme, self.tr("Read"), self.tr("tokens/s"), 1),
+            "active": TimePlot(services.theme, self.tr("Requests running"), "", 2),
+            "waiting": TimePlot(services.theme, self.tr("Requests waiting"), "", 2),
+            "cache": TimePlot(services.theme, self.tr("Prompt found in the cache"), "%", 3),
+            "memory": TimePlot(services.theme, self.tr("Memory of server and models"), "GiB", 0),
         }
         grid = QGridLayout()
         grid.setSpacing(16)
@@ -42,10 +42,10 @@ class DashboardPage(Page):
             grid.addWidget(plot, number // 3, number % 3)
         self.content.addLayout(grid)
         columns = [self.tr("Model"), self.tr("Requests"), self.tr("Tokens read"), self.tr("Tokens generated")]
-        self.table = PlainTable(services.look, self.tr("Use by model"), columns, numbers=3, rows=6)
+        self.table = PlainTable(services.theme, self.tr("Use by model"), columns, numbers=3, rows=6)
         self.add_section(self.tr("By model since the server started"), card(self.table, self._nothing()))
         name = self.tr("History of requests, newest first")
-        self.history = PlainTable(services.look, name, requests.request_columns(), numbers=6, rows=10, wide=2)
+        self.history = PlainTable(services.theme, name, requests.request_columns(), numbers=6, rows=10, wide=2)
         self.add_section(self.tr("History of requests"), card(self.history, self._nothing()))
         self.content.addStretch(1)
         for table in (self.table, self.history):

@@ -7,7 +7,7 @@ from app.gui import words
 from app.gui.api import failure_of
 from app.gui.job_steps import share, step_words
 from app.gui.jobs import Jobs
-from app.gui.look import Look
+from app.gui.theme import Theme
 from app.gui.widgets.basics import IconButton, clear, label, row, stack
 from engine.api.jobs import Job, JobKind, Progress
 
@@ -17,7 +17,7 @@ _STEPS = 1000
 class JobCard(QFrame):
     """One job; `show_job` brings it up to date."""
 
-    def __init__(self, look: Look, jobs: Jobs, job: Job) -> None:
+    def __init__(self, theme: Theme, jobs: Jobs, job: Job) -> None:
         super().__init__()
         self._jobs = jobs
         self._id = job.id
@@ -27,8 +27,8 @@ class JobCard(QFrame):
         self._bar = QProgressBar()
         self._bar.setTextVisible(False)
         self._bar.setAccessibleName(self.tr("Progress"))
-        self._pause = IconButton(look, "pause", self.tr("Pause"), self._on_pause)
-        self._cancel = IconButton(look, "close", self.tr("Cancel"), lambda: jobs.do(self._id, "cancel"))
+        self._pause = IconButton(theme, "pause", self.tr("Pause"), self._on_pause)
+        self._cancel = IconButton(theme, "close", self.tr("Cancel"), lambda: jobs.do(self._id, "cancel"))
         self.setLayout(
             stack(
                 row(self._title, 1, self._pause, self._cancel, spacing=4),
@@ -67,9 +67,9 @@ class JobCard(QFrame):
 class JobList(QWidget):
     """The jobs that are not finished, newest first."""
 
-    def __init__(self, look: Look, jobs: Jobs, kinds: frozenset[JobKind] | None = None) -> None:
+    def __init__(self, theme: Theme, jobs: Jobs, kinds: frozenset[JobKind] | None = None) -> None:
         super().__init__()
-        self._look, self._jobs, self._kinds = look, jobs, kinds
+        self._theme, self._jobs, self._kinds = theme, jobs, kinds
         self._cards: dict[str, JobCard] = {}
         self._column = QVBoxLayout(self)
         self._column.setContentsMargins(0, 0, 0, 0)
@@ -92,7 +92,7 @@ class JobList(QWidget):
         elif card is not None:
             card.show_job(job)
         else:
-            made = JobCard(self._look, self._jobs, job)
+            made = JobCard(self._theme, self._jobs, job)
             self._cards[job.id] = made
             self._column.insertWidget(0, made)
         self._show_or_hide()

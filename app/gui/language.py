@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from PySide6.QtCore import QLibraryInfo, QLocale, QObject, QTranslator
 from PySide6.QtWidgets import QApplication
 
-from app.gui.look import ASSETS
+from app.gui.theme import ASSETS
 
 _ACCENTED = str.maketrans("aeiounAEIOUNcsyl", "áéíöüñÁÉÍÖÜÑçšýł")
 # Source: localisation practice; German and Finnish run about a third longer than English.

@@ -12,10 +12,10 @@ from PySide6.QtWidgets import QHBoxLayout, QMainWindow, QStackedWidget, QWidget
 from app.gui.chat.page import ChatPage
 from app.gui.commands import Commands
 from app.gui.leaving import question
-from app.gui.look import ASSETS
 from app.gui.navigation import Destination, Rail, Sections
 from app.gui.services import Services
 from app.gui.shortcuts import SHORTCUTS, ShortcutSheet
+from app.gui.theme import ASSETS
 from app.gui.tray import Tray
 from app.gui.widgets.basics import Banner, stack
 from app.gui.widgets.kept_splitter import keep_splitters, restore_splitters
@@ -53,7 +53,7 @@ class MainWindow(QMainWindow):
         self.setWindowIcon(QIcon(str(ASSETS / "icons" / "tessera.svg")))
         self.setMinimumSize(_SMALLEST)
         self.setAcceptDrops(True)
-        self.banner = Banner(services.look)
+        self.banner = Banner(services.theme)
         self.tray = Tray(self, self.quit)
         self.find_lost: Callable[[], list[str]] = list
         self.chat = ChatPage(services)
@@ -63,7 +63,7 @@ class MainWindow(QMainWindow):
         self._stack.addWidget(self.chat)
         self._destinations = self._group_pages()
         self._newest = {place.name: place.pages[0] for place in self._destinations}
-        self._rail = Rail(services.look, self._destinations)
+        self._rail = Rail(services.theme, self._destinations)
         self._rail.chosen.connect(lambda name: self.show_page(self._newest[name]))
         self._sections = Sections()
         self._sections.chosen.connect(self.show_page)

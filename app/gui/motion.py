@@ -6,21 +6,21 @@ import sys
 from PySide6.QtCore import QAbstractAnimation, QPropertyAnimation
 from PySide6.QtWidgets import QGraphicsOpacityEffect, QWidget
 
-from app.gui.look import Look
+from app.gui.theme import Theme
 
 _SPI_GETCLIENTAREAANIMATION = 0x1042  # winuser.h
 _PORTAL_MS = 500
 
 
-def appear(look: Look, widget: QWidget) -> None:
+def appear(theme: Theme, widget: QWidget) -> None:
     """Show a small widget, faded in over the time of the token file where motion is wanted."""
     widget.show()
-    if look.still:
+    if theme.still:
         return
     effect = QGraphicsOpacityEffect(widget)
     widget.setGraphicsEffect(effect)
     fade = QPropertyAnimation(effect, b"opacity", effect)
-    fade.setDuration(look.tokens.fast_ms)
+    fade.setDuration(theme.tokens.fast_ms)
     fade.setStartValue(0.0)
     fade.setEndValue(1.0)
     # The effect, and with it the fade, goes: what is still costs nothing to paint.

@@ -7,7 +7,7 @@ from PySide6.QtCore import QEvent, QSize, Qt, Signal
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QButtonGroup, QFrame, QSizePolicy, QToolButton, QVBoxLayout
 
-from app.gui.look import Look
+from app.gui.theme import Theme
 from app.gui.widgets.basics import PAGE_MARGIN, PAGE_WIDTH, SCROLL_BAR, clear, row
 
 _ICON = 22
@@ -31,9 +31,9 @@ class Rail(QFrame):
 
     chosen = Signal(str)
 
-    def __init__(self, look: Look, destinations: Sequence[Destination]) -> None:
+    def __init__(self, theme: Theme, destinations: Sequence[Destination]) -> None:
         super().__init__()
-        self._look = look
+        self._theme = theme
         self._destinations = tuple(destinations)
         self.setProperty("kind", "rail")
         self._group = QButtonGroup(self)
@@ -56,7 +56,7 @@ class Rail(QFrame):
             if entry.at_foot:
                 column.addStretch(1)
             column.addWidget(made)
-        look.changed.connect(self._refresh, Qt.ConnectionType.QueuedConnection)  # fonts of controls follow first
+        theme.changed.connect(self._refresh, Qt.ConnectionType.QueuedConnection)  # fonts of controls follow first
         self._refresh()
 
     def select(self, name: str) -> None:
@@ -80,13 +80,13 @@ class Rail(QFrame):
 
     def _refresh(self) -> None:
         for entry in self._destinations:
-            self.buttons[entry.name].setIcon(self._look.icon(entry.icon))
+            self.buttons[entry.name].setIcon(self._theme.icon(entry.icon))
         self._fit()
 
     def _fit(self) -> None:
-        scale = self._look.tokens.small / 12
+        scale = self._theme.tokens.small / 12
         icon = round(_ICON * min(scale, 1.5))
-        unit = self._look.tokens.unit
+        unit = self._theme.tokens.unit
         metrics = next(iter(self.buttons.values())).fontMetrics()
         word = icon + metrics.height() + 3 * unit
         named = self.height() >= len(self.buttons) * (word + 4) + 3 * unit

@@ -1,4 +1,4 @@
-"""What every page is given: the look, the door to background work, the store, the server, the settings."""
+"""What every page is given: the theme, the door to background work, the store, the server, the settings."""
 
 import logging
 import threading
@@ -14,7 +14,7 @@ from app.client import Routes
 from app.db.store import Store
 from app.gui.api import in_words
 from app.gui.background import Background
-from app.gui.look import Look
+from app.gui.theme import Theme
 from app.gui.widgets.basics import Banner
 from engine.api.chat import ModelRow
 from engine.api.models import Decided
@@ -172,7 +172,7 @@ def _can_chat(row: ModelRow) -> bool:
 class Services:
     """One of each for the whole window."""
 
-    look: Look
+    theme: Theme
     background: Background
     store: Store
     api: Routes

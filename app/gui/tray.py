@@ -6,7 +6,7 @@ from PySide6.QtCore import QObject
 from PySide6.QtGui import QIcon
 from PySide6.QtWidgets import QMainWindow, QMenu, QSystemTrayIcon
 
-from app.gui.look import ASSETS
+from app.gui.theme import ASSETS
 
 
 class Tray(QObject):

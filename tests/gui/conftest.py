@@ -14,8 +14,8 @@ from app.db.store import Store
 from app.gui.application import Desktop
 from app.gui.background import Background
 from app.gui.chat.page import ChatPage
-from app.gui.look import Look
 from app.gui.services import LiveSettings, Models, Services
+from app.gui.theme import Theme
 from tests.gui.fake_server import EMPTY, FakeServer
 
 
@@ -67,19 +67,19 @@ def server():
 
 
 @pytest.fixture
-def look(qapp):
-    made = Look(qapp, "light")
+def theme(qapp):
+    made = Theme(qapp, "light")
     yield made
     made.close()
     made.deleteLater()
 
 
 @pytest.fixture
-def services(qapp, look, server, home):
+def services(qapp, theme, server, home):
     background = Background(qapp)
     store = Store(open_store(home / "state" / "chats.db"))
     models = Models(server.api, background, qapp)
-    yield Services(look, background, store, server.api, LiveSettings(background, parent=qapp), models)
+    yield Services(theme, background, store, server.api, LiveSettings(background, parent=qapp), models)
     models.stop()
     background.close()
     store.close()

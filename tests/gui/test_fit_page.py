@@ -70,7 +70,7 @@ def test_layers_on_the_gpu_and_what_was_evened_out_are_told(qtbot, fit, server, 
     fit._forecast()
     qtbot.waitUntil(lambda: "Takes about 5 min without the GPU" in texts(fit))
     report = msgspec.structs.replace(quantize_report(5_000_000, 0.01, 0.02), gpu_layers=9, smoothed=24)
-    card = report_card(services.look, report)
+    card = report_card(services.theme, report)
     qtbot.addWidget(card)
     card.show()
     assert "Measured with 9 layers on the GPU." in texts(card)
@@ -289,9 +289,9 @@ def test_a_sentence_leaves_names_as_they_are(said, told):
     assert words.sentence(said) == told
 
 
-def test_the_axis_of_the_loss_tells_what_the_points_have(qtbot, look):
+def test_the_axis_of_the_loss_tells_what_the_points_have(qtbot, theme):
     """Not a thousand times as much, as soon as the axis has its name."""
-    plot = FrontierPlot(look)
+    plot = FrontierPlot(theme)
     qtbot.addWidget(plot)
     plot.show_points({5 << 20: 0.005, 8 << 20: 0.05}, [])
     for _ in range(2):

@@ -12,13 +12,13 @@ from app.gui.markdown.view import MarkdownView
 
 
 @pytest.fixture
-def view(qtbot, look, monkeypatch):
+def view(qtbot, theme, monkeypatch):
     monkeypatch.setattr(formulas, "_START_MS", 60_000)  # what a crowded computer is slow with is not given up
     monkeypatch.setattr(formulas, "_TIME_MS", 60_000)
-    made = MarkdownView(look)
+    made = MarkdownView(theme)
     qtbot.addWidget(made)
     yield made
-    look.formulas.close()
+    theme.formulas.close()
 
 
 def drawn(view):
@@ -54,12 +54,12 @@ def test_what_streams_in_is_drawn_when_it_is_complete(qtbot, view):
     assert drawn(view) == 1
 
 
-def test_nonsense_and_endless_formulas_stay_text_and_a_dead_child_is_replaced(qtbot, view, look):
+def test_nonsense_and_endless_formulas_stay_text_and_a_dead_child_is_replaced(qtbot, view, theme):
     long = "x" * (LONGEST + 1)
     view.set_markdown(f"$\\frac{{$ and ${long}$ and $y^2$")
     qtbot.waitUntil(lambda: drawn(view) >= 1)
     assert long in view.toPlainText()
-    child = look.formulas._child
+    child = theme.formulas._child
     os.kill(child.processId(), signal.SIGKILL)
     view.set_markdown("$z_3$ then $w^4$")
     qtbot.waitUntil(lambda: drawn(view) >= 1)

@@ -11,12 +11,12 @@ from PySide6.QtCore import QUrl
 from PySide6.QtGui import QGuiApplication, QTextDocument
 from PySide6.QtWidgets import QMessageBox, QToolButton
 
-from app.gui.look import tokens
 from app.gui.markdown.document import MarkdownDocument
 from app.gui.markdown.formats import Formats
 from app.gui.markdown.highlight import fresh_start, pieces
 from app.gui.markdown.parse import split_urls
 from app.gui.markdown.view import MarkdownView
+from app.gui.theme import tokens
 
 # How fast examples are made says nothing of what they show.
 CROWDED = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
@@ -49,8 +49,8 @@ Last paragraph.
 
 
 @pytest.fixture
-def view(qtbot, look):
-    made = MarkdownView(look)
+def view(qtbot, theme):
+    made = MarkdownView(theme)
     qtbot.addWidget(made)
     made.resize(600, 400)
     made.show()
@@ -80,10 +80,10 @@ def structure(document):
 
 
 @pytest.mark.parametrize("step", [1, 2, 7, 50])
-def test_streamed_text_ends_as_the_whole_text(qapp, look, step):
+def test_streamed_text_ends_as_the_whole_text(qapp, theme, step):
     whole, streamed = QTextDocument(), QTextDocument()
-    MarkdownDocument(whole, Formats(look)).set_text(SAMPLE)
-    growing = MarkdownDocument(streamed, Formats(look))
+    MarkdownDocument(whole, Formats(theme)).set_text(SAMPLE)
+    growing = MarkdownDocument(streamed, Formats(theme))
     for start in range(0, len(SAMPLE), step):
         growing.append(SAMPLE[start : start + step])
     assert structure(streamed) == structure(whole)
@@ -109,12 +109,12 @@ FRAGMENTS = st.sampled_from(
 
 @settings(max_examples=200, deadline=None, suppress_health_check=CROWDED)
 @given(st.lists(FRAGMENTS, max_size=24))
-def test_any_split_of_any_markdown_ends_as_the_whole(look, fragments):
+def test_any_split_of_any_markdown_ends_as_the_whole(theme, fragments):
     fragments = [*fragments, "\n"]  # half a closing fence is held back until its line ends
     text = "".join(fragments)
     whole, streamed = QTextDocument(), QTextDocument()
-    MarkdownDocument(whole, Formats(look)).set_text(text)
-    growing = MarkdownDocument(streamed, Formats(look))
+    MarkdownDocument(whole, Formats(theme)).set_text(text)
+    growing = MarkdownDocument(streamed, Formats(theme))
     for fragment in fragments:
         growing.append(fragment)
     assert streamed.toPlainText() == whole.toPlainText()
@@ -123,9 +123,9 @@ def test_any_split_of_any_markdown_ends_as_the_whole(look, fragments):
 
 @settings(max_examples=60, deadline=None, suppress_health_check=CROWDED)
 @given(st.text(max_size=400))
-def test_any_text_is_shown_without_an_error(look, text):
+def test_any_text_is_shown_without_an_error(theme, text):
     document = QTextDocument()
-    MarkdownDocument(document, Formats(look)).set_text(text)
+    MarkdownDocument(document, Formats(theme)).set_text(text)
 
 
 def test_hostile_markdown_makes_no_connection_and_reads_no_file(qtbot, view, tmp_path):
@@ -210,10 +210,10 @@ def test_the_view_is_as_high_as_its_text(view):
     assert view.fit_width(300) >= view.fit_width(600)
 
 
-def test_the_look_changes_live(qapp, view, look):
+def test_the_theme_changes_live(qapp, view, theme):
     view.set_markdown(SAMPLE)
     before = view.toPlainText()
-    look.set("dark", 150)
+    theme.set("dark", 150)
     assert view.toPlainText() == before
     assert len(view.code) == 1
 

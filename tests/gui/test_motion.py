@@ -6,25 +6,25 @@ from app.gui.motion import asks_for_stillness
 from app.gui.widgets.basics import Banner
 
 
-def shown(qtbot, look):
-    banner = Banner(look)
+def shown(qtbot, theme):
+    banner = Banner(theme)
     qtbot.addWidget(banner)
     banner.tell("Something happened.")
     return banner
 
 
-def test_a_banner_fades_in_for_150_ms_and_then_costs_nothing(qtbot, look):
-    look.still = False
-    banner = shown(qtbot, look)
+def test_a_banner_fades_in_for_150_ms_and_then_costs_nothing(qtbot, theme):
+    theme.still = False
+    banner = shown(qtbot, theme)
     effect = banner.graphicsEffect()
     assert effect.findChild(QPropertyAnimation).duration() == 150
     qtbot.waitUntil(lambda: banner.graphicsEffect() is None)
     assert banner.isVisible()
 
 
-def test_where_the_system_asks_for_less_motion_it_is_there_at_once(qtbot, look):
-    look.still = True
-    banner = shown(qtbot, look)
+def test_where_the_system_asks_for_less_motion_it_is_there_at_once(qtbot, theme):
+    theme.still = True
+    banner = shown(qtbot, theme)
     assert banner.isVisible()
     assert banner.graphicsEffect() is None
 

@@ -198,8 +198,8 @@ def test_the_dashboard_reads_the_counters_and_what_was_before_it_was_opened(qtbo
     assert shown["cache"] == [25, 0, 50]
 
 
-def test_a_plot_keeps_three_minutes_and_a_scale_that_does_not_jump(qtbot, look):
-    plot = TimePlot(look, "Speed", "tokens/s", 0)
+def test_a_plot_keeps_three_minutes_and_a_scale_that_does_not_jump(qtbot, theme):
+    plot = TimePlot(theme, "Speed", "tokens/s", 0)
     qtbot.addWidget(plot)
     for second in range(400):
         plot.add(second % 7, now=float(second))
@@ -356,12 +356,12 @@ def test_the_first_run_with_the_real_model_asks_what_it_knows(qtbot, show, servi
         assert asked.args == [suggestion.question]
 
 
-def test_tiles_follow_the_weights_not_the_bytes(qtbot, look):
+def test_tiles_follow_the_weights_not_the_bytes(qtbot, theme):
     assert bits_of("Q4_K") == 4.5
     assert bits_of("NOPE") == 0
     tiles = tiles_of_types({"Q4_K": 450, "F16": 1600}, 40)
     assert [tile.bits for tile in tiles].count(4.5) == 20
-    mosaic = Mosaic(look)
+    mosaic = Mosaic(theme)
     qtbot.addWidget(mosaic)
     mosaic.show_tiles([Tile(4.5, "a"), Tile(16, "b")])
     mosaic.grab()

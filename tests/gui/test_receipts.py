@@ -26,12 +26,12 @@ def test_the_option_asks_for_a_deterministic_answer_with_a_receipt(qtbot):
     assert other.receipt.isChecked()
 
 
-def answer(look, qtbot, **facts):
+def answer(theme, qtbot, **facts):
     message = Message(
         id=2, conversation_id=1, parent_id=1, role="assistant", content="a", reasoning="", status="complete",
         model="m", facts=facts, created_s=0.0,
     )  # fmt: skip
-    widget = MessageWidget(look, message, [2], last=True, title="m")
+    widget = MessageWidget(theme, message, [2], last=True, title="m")
     qtbot.addWidget(widget)
     return widget
 
@@ -42,14 +42,14 @@ def entries(widget):
     return menu, found
 
 
-def test_an_answer_with_a_receipt_offers_it(look, qtbot):
-    menu, found = entries(answer(look, qtbot, receipt=RECEIPT))
+def test_an_answer_with_a_receipt_offers_it(theme, qtbot):
+    menu, found = entries(answer(theme, qtbot, receipt=RECEIPT))
     found["Copy the receipt"].trigger()
     assert json.loads(QGuiApplication.clipboard().text()) == RECEIPT
     menu.deleteLater()
 
 
-def test_an_answer_without_one_does_not(look, qtbot):
-    menu, found = entries(answer(look, qtbot))
+def test_an_answer_without_one_does_not(theme, qtbot):
+    menu, found = entries(answer(theme, qtbot))
     assert "Copy the receipt" not in found
     menu.deleteLater()

@@ -13,9 +13,9 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.gui.look import tokens
+from app.gui.theme import tokens
 
-# -- look
+# -- theme
 
 
 def luminance(colour):
@@ -36,11 +36,11 @@ def test_high_contrast_reaches_seven_to_one(dark):
 
 
 def test_contrast_changes_live(desktop):
-    before = desktop.services.look.tokens.colours["text"]
+    before = desktop.services.theme.tokens.colours["text"]
     desktop.services.settings.set("window.contrast", "high")
-    assert desktop.services.look.tokens.colours["text"] != before
+    assert desktop.services.theme.tokens.colours["text"] != before
     desktop.services.settings.set("window.contrast", "normal")
-    assert desktop.services.look.tokens.colours["text"] == before
+    assert desktop.services.theme.tokens.colours["text"] == before
 
 
 # -- sizes and languages
@@ -79,14 +79,14 @@ def nothing_is_cut(name, page):
 @pytest.mark.timeout(400)  # eleven pages, on a crowded computer
 @pytest.mark.parametrize("percent", [100, 200])
 def test_nothing_is_cut_off_at_900_by_600(qtbot, desktop, percent):
-    desktop.services.look.set("light", percent)
+    desktop.services.theme.set("light", percent)
     desktop.window.resize(900, 600)
     for name in desktop.window.page_names:
         desktop.window.show_page(name)
         qtbot.wait(60)
         assert desktop.window.width() == 900, f"{name} does not fit into 900 pixels"
         qtbot.waitUntil(partial(nothing_is_cut, name, desktop.window.page(name)), timeout=20_000)
-    desktop.services.look.set("light", 100)
+    desktop.services.theme.set("light", 100)
 
 
 def test_every_page_has_an_order_of_focus_that_reaches_its_controls(qtbot, desktop):

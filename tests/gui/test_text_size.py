@@ -19,27 +19,27 @@ def letters(plot):
 
 
 @pytest.mark.parametrize("first", [100, 200])
-def test_a_chart_follows_the_size_of_the_text_both_ways(qtbot, look, first):
-    look.set("light", first)
-    plot = FrontierPlot(look)
+def test_a_chart_follows_the_size_of_the_text_both_ways(qtbot, theme, first):
+    theme.set("light", first)
+    plot = FrontierPlot(theme)
     qtbot.addWidget(plot)
     made = letters(plot)
-    look.set("light", 300 - first)
+    theme.set("light", 300 - first)
     other = letters(plot)
     small, large = (made, other) if first < 200 else (other, made)
     assert all(one < two for one, two in zip(small, large, strict=True)), (small, large)
-    look.set("light", first)
+    theme.set("light", first)
     assert letters(plot) == made
 
 
 def test_the_log_of_the_server_follows_the_size_of_the_text_both_ways(show, services, server):
-    look = services.look
+    theme = services.theme
     page = show(ServerPage(services, server.api))
     fields = (page.log, page.snippet, page.keys.key)
     before = [field.font().pixelSize() for field in fields]
-    look.set("light", 200)
+    theme.set("light", 200)
     assert [field.font().pixelSize() for field in fields] == [2 * size for size in before]
-    look.set("light", 100)
+    theme.set("light", 100)
     assert [field.font().pixelSize() for field in fields] == before
 
 

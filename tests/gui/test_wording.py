@@ -9,8 +9,8 @@ from PySide6.QtGui import QColor
 from app.gui import words
 from app.gui.job_card import title_of
 from app.gui.library.model_card import chips_of
-from app.gui.look import tokens
 from app.gui.stylesheet import stylesheet
+from app.gui.theme import tokens
 from engine.api.jobs import Job, JobKind
 from engine.api.library import Model, Origin
 from engine.library.errors import HubUnreachable
@@ -46,10 +46,10 @@ def test_a_link_without_a_known_owner_names_none():
 @pytest.mark.parametrize(("dark", "contrast"), list(itertools.product((False, True), repeat=2)))
 def test_the_frame_of_a_check_box_can_be_seen(dark, contrast):
     """WCAG 2.2, 1.4.11: parts of a control have 3:1 against what is beside them."""
-    look = tokens(dark=dark, contrast=contrast)
-    sheet = stylesheet(look.colours, "icons", unit=8, radius=8, small=12, body=14, title=22, dark=dark)
+    scheme = tokens(dark=dark, contrast=contrast)
+    sheet = stylesheet(scheme.colours, "icons", unit=8, radius=8, small=12, body=14, title=22, dark=dark)
     rule = re.search(r"QCheckBox::indicator \{([^}]*)\}", sheet)[1]
     frame = re.search(r"border: 1px solid (#\w+)", rule)[1]
     for ground in ("background", "raised", "surface"):
-        low, high = sorted((luminance(QColor(frame)), luminance(look.colour(ground))))
+        low, high = sorted((luminance(QColor(frame)), luminance(scheme.colour(ground))))
         assert (high + 0.05) / (low + 0.05) >= 3, (frame, ground)

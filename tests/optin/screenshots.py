@@ -108,7 +108,7 @@ class Camera:
         self.window, self.services = self.desktop.window, self.desktop.services
         self.name = f"{theme}-{100 * scale}.png"
         self.out = out
-        self.services.look.set(theme, 100)
+        self.services.theme.set(theme, 100)
         self.window.resize(1180, 780)
 
     def wait(self, condition):

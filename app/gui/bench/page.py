@@ -53,7 +53,7 @@ class BenchPage(Page):
         self._live: BenchPartial | None = None
         self._results: tuple[BenchResult, ...] = ()
         self._shapes: tuple[str, ...] = ()
-        self.banner = Banner(services.look)
+        self.banner = Banner(services.theme)
         self.content.addWidget(self.banner)
         self._build_controls()
         self._build_plots()
@@ -108,10 +108,10 @@ class BenchPage(Page):
         self.content.addWidget(card(first, second, actions, self.progress, self.note, spacing=12))
 
     def _build_plots(self) -> None:
-        look = self._services.look
-        self.decode = SpeedPlot(look, self.tr("Writing, tokens/s"), "decode_tok_s")
-        self.prefill = SpeedPlot(look, self.tr("Reading, tokens/s"), "prefill_tok_s")
-        self.busy = BusyPlot(look, self.tr("How busy the computer is, %"))
+        theme = self._services.theme
+        self.decode = SpeedPlot(theme, self.tr("Writing, tokens/s"), "decode_tok_s")
+        self.prefill = SpeedPlot(theme, self.tr("Reading, tokens/s"), "prefill_tok_s")
+        self.busy = BusyPlot(theme, self.tr("How busy the computer is, %"))
         self._speeds = card(self.decode, self.prefill)
         self._speeds.hide()  # until there is something to draw
         self._nothing = Empty(

@@ -8,7 +8,7 @@ from PySide6.QtCore import QCoreApplication
 from PySide6.QtWidgets import QWidget
 
 from app.gui import words
-from app.gui.look import Look
+from app.gui.theme import Theme
 from app.gui.widgets.basics import label, stack
 from app.gui.widgets.chart import Chart, ChartKey, value_words
 from engine.api.measuring import Point
@@ -21,14 +21,14 @@ _SYMBOLS = ("o", "s", "t", "d", "+", "x")
 class _Titled(QWidget):
     """A chart below its title and key."""
 
-    def __init__(self, look: Look, title: str) -> None:
+    def __init__(self, theme: Theme, title: str) -> None:
         super().__init__()
-        self._look = look
-        self.chart = Chart(look, title)
-        self.key = ChartKey(look)
+        self._theme = theme
+        self.chart = Chart(theme, title)
+        self.key = ChartKey(theme)
         self.key.hide()
         self.setLayout(stack(label(title, "small"), self.key, self.chart, spacing=4))
-        look.changed.connect(self._draw)
+        theme.changed.connect(self._draw)
 
     def _draw(self) -> None:
         raise NotImplementedError
@@ -37,8 +37,8 @@ class _Titled(QWidget):
 class SpeedPlot(_Titled):
     """One line a result: `field` of its points (decode_tok_s or prefill_tok_s) with the spread of the repeats."""
 
-    def __init__(self, look: Look, title: str, field: str) -> None:
-        super().__init__(look, title)
+    def __init__(self, theme: Theme, title: str, field: str) -> None:
+        super().__init__(theme, title)
         self._field = field
         self._shown: Sequence[tuple[str, Sequence[Point]]] = ()
         self.chart.setMinimumHeight(200)
@@ -91,8 +91,8 @@ def _bars(xs: list[float], ys: list[float], low: list[float], high: list[float],
 class BusyPlot(_Titled):
     """Processor, GPUs and NPUs over the last two minutes, in percent."""
 
-    def __init__(self, look: Look, title: str) -> None:
-        super().__init__(look, title)
+    def __init__(self, theme: Theme, title: str) -> None:
+        super().__init__(theme, title)
         self.chart.setFixedHeight(112)
         self.chart.setYRange(0, 100, padding=0.02)
         self.chart.getPlotItem().getAxis("left").setTicks([[(0, "0"), (50, "50"), (100, "100")]])

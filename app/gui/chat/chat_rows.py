@@ -4,7 +4,7 @@ from PySide6.QtCore import QModelIndex, QPersistentModelIndex, QPoint, QRect, QS
 from PySide6.QtGui import QFont, QMouseEvent, QPainter, QTextCharFormat, QTextLayout
 from PySide6.QtWidgets import QStyle, QStyledItemDelegate, QStyleOptionViewItem, QTreeView, QWidget
 
-from app.gui.look import Look
+from app.gui.theme import Theme
 
 ID = Qt.ItemDataRole.UserRole + 1
 MESSAGE = Qt.ItemDataRole.UserRole + 2
@@ -20,7 +20,7 @@ class ChatTree(QTreeView):
 
     menu_wanted = Signal(QPoint)
 
-    def __init__(self, look: Look) -> None:
+    def __init__(self, theme: Theme) -> None:
         super().__init__()
         self.setMouseTracking(True)
         self.setHeaderHidden(True)
@@ -31,7 +31,7 @@ class ChatTree(QTreeView):
         self.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
         self.setTextElideMode(Qt.TextElideMode.ElideRight)
         self.setSelectionMode(QTreeView.SelectionMode.ExtendedSelection)
-        self.setItemDelegate(ChatRows(look, self))
+        self.setItemDelegate(ChatRows(theme, self))
         self.customContextMenuRequested.connect(self.menu_wanted)
 
     def button_rect(self, index: QModelIndex) -> QRect:
@@ -58,14 +58,14 @@ class ChatTree(QTreeView):
 class ChatRows(QStyledItemDelegate):
     """Titles on round ground; groups as small headings with an arrow."""
 
-    def __init__(self, look: Look, parent: QWidget) -> None:
+    def __init__(self, theme: Theme, parent: QWidget) -> None:
         super().__init__(parent)
-        self._look = look
+        self._theme = theme
 
     def sizeHint(self, option: QStyleOptionViewItem, index: Index) -> QSize:
         """A heading has room above it."""
         del option
-        tokens = self._look.tokens
+        tokens = self._theme.tokens
         line = round(tokens.body * 1.3)
         return QSize(0, line + (tokens.unit * 2 if index.data(ID) else tokens.unit + tokens.unit // 2))
 
@@ -73,7 +73,7 @@ class ChatRows(QStyledItemDelegate):
         """One row."""
         painter.save()
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
-        tokens = self._look.tokens
+        tokens = self._theme.tokens
         whole = QRect(0, option.rect.top(), option.rect.right() + 1, option.rect.height())
         state = option.state
         hovered = bool(state & QStyle.StateFlag.State_MouseOver)
@@ -82,7 +82,7 @@ class ChatRows(QStyledItemDelegate):
                 painter, whole, index, hovered=hovered, chosen=bool(state & QStyle.StateFlag.State_Selected)
             )
         else:
-            font = self._look.font("small", strong=True)
+            font = self._theme.font("small", strong=True)
             painter.setFont(font)
             painter.setPen(tokens.colour("muted"))
             view = self.parent()
@@ -90,17 +90,17 @@ class ChatRows(QStyledItemDelegate):
             words = whole.adjusted(tokens.unit, tokens.unit // 2, -_BUTTON, 0)
             painter.drawText(words, Qt.AlignmentFlag.AlignVCenter, str(index.data()))
             if hovered or not opened:
-                icon = self._look.icon("down" if opened else "right", "muted")
+                icon = self._theme.icon("down" if opened else "right", "muted")
                 icon.paint(painter, QRect(whole.right() - 20, words.center().y() - 7, 14, 14))
         painter.restore()
 
     def _paint_chat(self, painter: QPainter, whole: QRect, index: Index, *, hovered: bool, chosen: bool) -> None:
-        tokens = self._look.tokens
+        tokens = self._theme.tokens
         if chosen or hovered:
             painter.setPen(Qt.PenStyle.NoPen)
             painter.setBrush(tokens.colour("accent_soft" if chosen else "hover"))
             painter.drawRoundedRect(whole.adjusted(0, 1, 0, -1), tokens.radius - 2, tokens.radius - 2)
-        font = self._look.font()
+        font = self._theme.font()
         painter.setFont(font)
         painter.setPen(tokens.colour("text"))
         words = whole.adjusted(tokens.unit, 0, -(_BUTTON if hovered else tokens.unit), 0)
@@ -108,7 +108,7 @@ class ChatRows(QStyledItemDelegate):
         text = metrics.elidedText(str(index.data()), Qt.TextElideMode.ElideRight, words.width())
         painter.drawText(words, Qt.AlignmentFlag.AlignVCenter, text)
         if hovered:
-            self._look.icon("more", "muted").paint(
+            self._theme.icon("more", "muted").paint(
                 painter, QRect(whole.right() - _BUTTON + 5, whole.center().y() - 9, 18, 18)
             )
 
@@ -116,21 +116,21 @@ class ChatRows(QStyledItemDelegate):
 class HitRows(QStyledItemDelegate):
     """The title of the chat, and below it two lines of what was said with the found words strong."""
 
-    def __init__(self, look: Look, parent: QWidget) -> None:
+    def __init__(self, theme: Theme, parent: QWidget) -> None:
         super().__init__(parent)
-        self._look = look
+        self._theme = theme
 
     def sizeHint(self, option: QStyleOptionViewItem, index: Index) -> QSize:
         """Three lines."""
         del option, index
-        tokens = self._look.tokens
+        tokens = self._theme.tokens
         return QSize(0, round(1.35 * tokens.body + 2.8 * tokens.small) + 2 * tokens.unit)
 
     def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: Index) -> None:
         """One message that was found."""
         painter.save()
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
-        tokens = self._look.tokens
+        tokens = self._theme.tokens
         whole = QRect(option.rect)
         state = option.state
         if state & (QStyle.StateFlag.State_MouseOver | QStyle.StateFlag.State_Selected):
@@ -139,7 +139,7 @@ class HitRows(QStyledItemDelegate):
             painter.setBrush(tokens.colour("accent_soft" if chosen else "hover"))
             painter.drawRoundedRect(whole.adjusted(0, 1, 0, -1), tokens.radius - 2, tokens.radius - 2)
         inner = whole.adjusted(tokens.unit, tokens.unit // 2, -tokens.unit, -tokens.unit // 2)
-        painter.setFont(self._look.font(strong=True))
+        painter.setFont(self._theme.font(strong=True))
         painter.setPen(tokens.colour("text"))
         title = painter.fontMetrics().elidedText(
             str(index.data()).partition("\n")[0], Qt.TextElideMode.ElideRight, inner.width()
@@ -150,7 +150,7 @@ class HitRows(QStyledItemDelegate):
         painter.restore()
 
     def _paint_excerpt(self, painter: QPainter, at: QRect, marked: str) -> None:
-        tokens = self._look.tokens
+        tokens = self._theme.tokens
         text, found = "", []
         for number, part in enumerate(marked.replace("\x03", "\x02").split("\x02")):
             if number % 2:
@@ -161,7 +161,7 @@ class HitRows(QStyledItemDelegate):
                 piece.start, piece.length, piece.format = len(text), len(part), strong
                 found.append(piece)
             text += part
-        layout = QTextLayout(text, self._look.font("small"))
+        layout = QTextLayout(text, self._theme.font("small"))
         layout.setFormats(found)
         layout.beginLayout()
         top = 0.0

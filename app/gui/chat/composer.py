@@ -22,7 +22,7 @@ from app.gui.api import in_words
 from app.gui.background import Background
 from app.gui.chat.facts import number
 from app.gui.chat.request import estimate_tokens
-from app.gui.look import Look
+from app.gui.theme import Theme
 from app.gui.widgets.basics import IconButton, label, row, stack
 from app.gui.widgets.flow import Flow
 
@@ -96,13 +96,13 @@ class _Editor(QPlainTextEdit):
 class ContextMeter(QWidget):
     """A bar of the context in use, with the part the draft would add."""
 
-    def __init__(self, look: Look) -> None:
+    def __init__(self, theme: Theme) -> None:
         super().__init__()
-        self._look = look
+        self._theme = theme
         self._used = self._draft = self._total = 0
         self._warn_frac = 0.8
         self.setFixedSize(72, 16)
-        look.changed.connect(self.update)
+        theme.changed.connect(self.update)
 
     def show_counts(self, used: int, draft: int, total: int, warn_frac: float) -> None:
         """Tokens used, tokens the draft would add, tokens of the context."""
@@ -129,7 +129,7 @@ class ContextMeter(QWidget):
         del event
         painter = QPainter(self)
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
-        tokens = self._look.tokens
+        tokens = self._theme.tokens
         bar = QRectF(0, self.height() / 2 - 3, self.width(), 6)
         painter.setPen(Qt.PenStyle.NoPen)
         painter.setBrush(tokens.colour("hover"))
@@ -154,9 +154,9 @@ class Composer(QFrame):
     failed = Signal(str)
     prompts_wanted = Signal()
 
-    def __init__(self, look: Look, background: Background) -> None:
+    def __init__(self, theme: Theme, background: Background) -> None:
         super().__init__()
-        self._look, self._background = look, background
+        self._theme, self._background = theme, background
         self.setProperty("kind", "composer")
         self.setAcceptDrops(True)
         self.attachments: list[Attachment] = []
@@ -172,16 +172,16 @@ class Composer(QFrame):
         self.editor.textChanged.connect(self._on_text_changed)
         self._chips = Flow()
         self._chips.hide()
-        self.meter = ContextMeter(look)
+        self.meter = ContextMeter(theme)
         self.meter.hide()
-        self._attach = IconButton(look, "attach", self.tr("Attach files"), self._choose_files)
-        self._prompts = IconButton(look, "prompts", self.tr("Saved prompts (/)"), self.prompts_wanted.emit)
+        self._attach = IconButton(theme, "attach", self.tr("Attach files"), self._choose_files)
+        self._prompts = IconButton(theme, "prompts", self.tr("Saved prompts (/)"), self.prompts_wanted.emit)
         self._send = QToolButton()
         self._send.setProperty("kind", "send")
         self._send.setFixedSize(32, 32)
         self._send.setIconSize(QSize(18, 18))
         self._send.clicked.connect(self._on_send_clicked)
-        look.changed.connect(self._refresh)
+        theme.changed.connect(self._refresh)
         self._hint = label(self.tr("Enter sends · Shift+Enter for a new line"), "small")
         self._hint.setMinimumWidth(1)  # or it would hold the composer as wide as it once was
         self._tools = row(spacing=8)
@@ -301,7 +301,7 @@ class Composer(QFrame):
             words = label(f"{item.name} · {size}", "small")
             words.setToolTip(item.text[:2000])
             remove = IconButton(
-                self._look, "close", self.tr("Remove {name}").format(name=item.name), self._remover(item), size=12
+                self._theme, "close", self.tr("Remove {name}").format(name=item.name), self._remover(item), size=12
             )
             holder.setLayout(row(words, remove, spacing=4, margins=(8, 0, 2, 0)))
             self._chips.add(holder)
@@ -344,4 +344,4 @@ class Composer(QFrame):
         self._send.setAccessibleName(words)
         can = self._busy or (self._ready and bool(self.text.strip() or self.attachments))
         self._send.setEnabled(can)
-        self._send.setIcon(self._look.icon("stop" if self._busy else "send", "on_accent" if can else "muted"))
+        self._send.setIcon(self._theme.icon("stop" if self._busy else "send", "on_accent" if can else "muted"))

@@ -5,7 +5,7 @@ from PySide6.QtWidgets import QCheckBox, QFrame
 
 from app.db.records import Fold
 from app.gui.chat.message_editor import MessageEditor
-from app.gui.look import Look
+from app.gui.theme import Theme
 from app.gui.widgets.basics import IconButton, button, label, row, stack
 from app.gui.widgets.column import ColumnItem
 
@@ -18,10 +18,10 @@ class FoldItem(ColumnItem):
     rewritten = Signal(int, str)
     undone = Signal(int)
 
-    def __init__(self, look: Look, fold: Fold, count: int, *, expanded: bool) -> None:
+    def __init__(self, theme: Theme, fold: Fold, count: int, *, expanded: bool) -> None:
         super().__init__()
-        self._look, self._number = look, fold.id
-        unit = look.tokens.unit
+        self._theme, self._number = theme, fold.id
+        unit = theme.tokens.unit
         words = self.tr("{n} earlier messages, summarized").format(n=count)
         if fold.edited:
             words += " · " + self.tr("edited")
@@ -32,9 +32,9 @@ class FoldItem(ColumnItem):
         self.send = QCheckBox(self.tr("Send the originals to the model"))
         self.send.setChecked(fold.opened)
         self.send.toggled.connect(lambda on: self.opened.emit(fold.id, on))
-        edit = IconButton(look, "edit", self.tr("Edit the summary"), self.start_edit, size=16)
+        edit = IconButton(theme, "edit", self.tr("Edit the summary"), self.start_edit, size=16)
         undo = IconButton(
-            look, "trash", self.tr("Take this summary back"), lambda: self.undone.emit(fold.id), size=16
+            theme, "trash", self.tr("Take this summary back"), lambda: self.undone.emit(fold.id), size=16
         )
         self.text = label(fold.summary, "muted", wrap=True, selectable=True)
         frame = QFrame()
@@ -50,7 +50,7 @@ class FoldItem(ColumnItem):
 
     def fit(self, width: int) -> int:
         """Lay out for this width."""
-        self.text.setMinimumHeight(self.text.heightForWidth(width - 4 * self._look.tokens.unit))
+        self.text.setMinimumHeight(self.text.heightForWidth(width - 4 * self._theme.tokens.unit))
         self._column.activate()
         return max(self._column.totalHeightForWidth(width), self.sizeHint().height())
 
@@ -58,7 +58,7 @@ class FoldItem(ColumnItem):
         """Put an editor in the place of the summary."""
         if self.editor is not None:
             return
-        editor = MessageEditor(self._look, self.text.text(), self.tr("Edit the summary"), self.tr("Save"))
+        editor = MessageEditor(self._theme, self.text.text(), self.tr("Edit the summary"), self.tr("Save"))
         self.editor = editor
 
         def close() -> None:

@@ -52,7 +52,7 @@ class MessageItems:
         chat = self._controller
         fold = next(fold for fold in chat.compactor.folds if fold.id == fold_id)
         count = len(inside(chat.tree.path(), fold))
-        made = FoldItem(self._services.look, fold, count, expanded=fold_id in self._expanded)
+        made = FoldItem(self._services.theme, fold, count, expanded=fold_id in self._expanded)
 
         def show(number: int, shown: bool) -> None:
             self._expanded = self._expanded | {number} if shown else self._expanded - {number}
@@ -70,13 +70,13 @@ class MessageItems:
         if chat.tree[message_id].role == "tool":
             from app.gui.chat.tool_item import ToolItem  # noqa: PLC0415 - not before the window is shown
 
-            return ToolItem(self._services.look, chat.tree[message_id])
+            return ToolItem(self._services.theme, chat.tree[message_id])
         pair = chat.pair(message_id)
         if not pair:
             return self._message(message_id, chat.tree.siblings(message_id))
         second = self._services.models.get(chat.second_model)
         made = PairWidget(
-            self._services.look,
+            self._services.theme,
             [self._message(answer, [answer], narrow=True) for answer in pair],
             second.title if second else chat.second_model,
             message_id,
@@ -92,7 +92,7 @@ class MessageItems:
             message = chat.partial
         choice = self._services.models.get(message.model)
         made = MessageWidget(
-            self._services.look,
+            self._services.theme,
             message,
             siblings,
             last=chat.tree.leaf_id == message_id,

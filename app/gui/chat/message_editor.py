@@ -4,7 +4,7 @@ from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QKeyEvent
 from PySide6.QtWidgets import QPlainTextEdit, QWidget
 
-from app.gui.look import Look
+from app.gui.theme import Theme
 from app.gui.widgets.basics import button, row, stack
 
 _FEWEST_LINES, _MOST_LINES = 3, 14
@@ -32,9 +32,9 @@ class MessageEditor(QWidget):
     closed = Signal()
     height_changed = Signal()
 
-    def __init__(self, look: Look, text: str, name: str, accept: str) -> None:
+    def __init__(self, theme: Theme, text: str, name: str, accept: str) -> None:
         super().__init__()
-        self._look = look
+        self._theme = theme
         self._text = _Text(text)
         self._text.setAccessibleName(name)
         self._text.setTabChangesFocus(True)
@@ -56,7 +56,7 @@ class MessageEditor(QWidget):
 
     def _grow(self) -> None:
         lines = min(max(round(self._text.document().size().height()), _FEWEST_LINES), _MOST_LINES)
-        height = self._text.fontMetrics().lineSpacing() * lines + 3 * self._look.tokens.unit
+        height = self._text.fontMetrics().lineSpacing() * lines + 3 * self._theme.tokens.unit
         if height != self._text.height():
             self._text.setFixedHeight(height)
             self.height_changed.emit()

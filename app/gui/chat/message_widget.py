@@ -12,8 +12,8 @@ from app.db.records import Message
 from app.gui.chat.facts import answer_facts, runaway_words
 from app.gui.chat.message_editor import MessageEditor
 from app.gui.chat.phase_label import PhaseLabel
-from app.gui.look import Look
 from app.gui.markdown.view import MarkdownView
+from app.gui.theme import Theme
 from app.gui.widgets.basics import IconButton, button, label, row, stack
 from app.gui.widgets.column import ColumnItem
 from app.gui.widgets.facts_line import FactsLine
@@ -38,7 +38,7 @@ class MessageWidget(ColumnItem):
 
     def __init__(
         self,
-        look: Look,
+        theme: Theme,
         message: Message,
         siblings: list[int],
         *,
@@ -49,7 +49,7 @@ class MessageWidget(ColumnItem):
         narrow: bool = False,
     ) -> None:
         super().__init__()
-        self._look = look
+        self._theme = theme
         self.message = message
         self._siblings = siblings
         self._last, self._first, self._narrow = last, first, narrow
@@ -59,7 +59,7 @@ class MessageWidget(ColumnItem):
         self._phase: PhaseLabel | None = None
         self._editor: MessageEditor | None = None
         self._width = 0
-        unit = look.tokens.unit
+        unit = theme.tokens.unit
         self._column = QVBoxLayout(self)
         self._column.setContentsMargins(0, unit, 0, unit)
         self._column.setSpacing(unit // 2)
@@ -119,13 +119,13 @@ class MessageWidget(ColumnItem):
         )
 
     def _bubble_width(self, width: int) -> int:
-        unit = self._look.tokens.unit
+        unit = self._theme.tokens.unit
         beside = width - self._tools.sizeHint().width() - unit
         widest = min(round(width * _BUBBLE_FRACTION), beside) - 4 * unit
         return min(widest, max(24, self._body.ideal_width()))
 
     def _add_view(self, text: str, inset: int = 0) -> MarkdownView:
-        view = MarkdownView(self._look)
+        view = MarkdownView(self._theme)
         view.setAccessibleName(self.tr("Message text"))
         view.set_markdown(text)
         view.height_changed.connect(self.height_changed)
@@ -135,10 +135,10 @@ class MessageWidget(ColumnItem):
     # -- questions
 
     def _build_question(self) -> None:
-        unit = self._look.tokens.unit
+        unit = self._theme.tokens.unit
         self._bubble = QFrame()
         self._bubble.setProperty("kind", "bubble")
-        self._body = MarkdownView(self._look)
+        self._body = MarkdownView(self._theme)
         self._body.set_plain(self.message.content)
         self._body.setAccessibleName(self.tr("Your message"))
         self._body.height_changed.connect(self.height_changed)
@@ -188,7 +188,7 @@ class MessageWidget(ColumnItem):
         mine = self.message.role == "user"
         name = self.tr("Edit your message") if mine else self.tr("Edit this answer")
         accept = self.tr("Ask again") if mine else self.tr("Save")
-        editor = MessageEditor(self._look, self.message.content, name, accept)
+        editor = MessageEditor(self._theme, self.message.content, name, accept)
         self._editor = editor
         shown = (self._bubble, self._tools) if mine else (self._body,)
 
@@ -249,7 +249,7 @@ class MessageWidget(ColumnItem):
             self._column.addWidget(FactsLine(facts))
             actions.addStretch(1)
         elif facts:
-            actions.addSpacing(self._look.tokens.unit)
+            actions.addSpacing(self._theme.tokens.unit)
             actions.addWidget(label(" · ".join(facts), "small", wrap=True), 1)
         else:
             actions.addStretch(1)
@@ -296,7 +296,7 @@ class MessageWidget(ColumnItem):
     def _show_reasoning(self, text: str) -> None:
         if self._reasoning is not None:
             return
-        inset = 2 * self._look.tokens.unit
+        inset = 2 * self._theme.tokens.unit
         fold = button("", None, "link")
         view = self._add_view(text, inset)
         self._reasoning = view
@@ -320,7 +320,7 @@ class MessageWidget(ColumnItem):
             arguments = json.dumps(json.loads(arguments), indent=2, ensure_ascii=False)
         except ValueError:
             arguments = arguments or "{}"
-        view = self._add_view(f"```json\n{arguments}\n```", 4 * self._look.tokens.unit)
+        view = self._add_view(f"```json\n{arguments}\n```", 4 * self._theme.tokens.unit)
         frame.setLayout(
             stack(
                 label(self.tr("Wants to call {name}").format(name=call.get("name", "?")), "strong"),
@@ -350,7 +350,7 @@ class MessageWidget(ColumnItem):
 
     def more(self) -> Menu:
         """What is seldom wanted of a message."""
-        menu, number = Menu(self._look, self), self.message.id
+        menu, number = Menu(self._theme, self), self.message.id
         if self.message.role == "assistant":
             menu.add("edit", self.tr("Edit this answer"), self.start_edit)
         if receipt := self.message.facts.get("receipt"):
@@ -370,6 +370,6 @@ class MessageWidget(ColumnItem):
         return tool
 
     def _tool(self, icon: str, words: str, on_click: object) -> IconButton:
-        made = IconButton(self._look, icon, words, on_click, size=16)  # type: ignore[arg-type]  # a callable
+        made = IconButton(self._theme, icon, words, on_click, size=16)  # type: ignore[arg-type]  # a callable
         made.setCursor(Qt.CursorShape.PointingHandCursor)
         return made

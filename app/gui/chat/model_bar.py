@@ -31,18 +31,18 @@ class ModelBar(QWidget):
     def __init__(self, services: Services) -> None:
         super().__init__()
         self._services = services
-        look = services.look
-        unit = look.tokens.unit
-        fold = IconButton(look, "sidebar", self.tr("Show or hide the list of chats"), self.fold_pressed.emit)
-        tools = IconButton(look, "tool", self.tr("Tools"), self.tools_pressed.emit)
-        tune = IconButton(look, "sliders", self.tr("System prompt and sampling"), self.tune_pressed.emit)
+        theme = services.theme
+        unit = theme.tokens.unit
+        fold = IconButton(theme, "sidebar", self.tr("Show or hide the list of chats"), self.fold_pressed.emit)
+        tools = IconButton(theme, "tool", self.tr("Tools"), self.tools_pressed.emit)
+        tune = IconButton(theme, "sliders", self.tr("System prompt and sampling"), self.tune_pressed.emit)
         self.models = _ModelBox()
         _set_up(self.models, self.tr("Model"))
         self.models.activated.connect(lambda at: self.chosen.emit(str(self.models.itemData(at))))
         self.picker = ModelPicker(services, self)
         self.picker.chosen.connect(self._on_picked)
         self.models.wanted.connect(self.picker.open)
-        self.compare = IconButton(look, "split", self.tr("Compare with a second model"))
+        self.compare = IconButton(theme, "split", self.tr("Compare with a second model"))
         self.compare.setCheckable(True)
         self.compare.toggled.connect(self._on_compare)
         self.second = Choice()

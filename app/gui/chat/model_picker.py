@@ -33,7 +33,7 @@ class ModelPicker(QObject):
     def open(self) -> None:
         """Show the models there are."""
         window = self._parent.window()
-        palette = Palette(self._services.look, self.tr("Models"), self.tr("Search models"), window)
+        palette = Palette(self._services.theme, self.tr("Models"), self.tr("Search models"), window)
         self._palette = palette
         palette.chosen.connect(self._on_chosen)
         palette.acted.connect(self._on_acted)

@@ -52,9 +52,9 @@ class ChatOptions(QFrame):
         self.preset = Choice()
         self.preset.setAccessibleName(self.tr("Preset"))
         self.preset.activated.connect(self._on_preset)
-        remove = IconButton(services.look, "trash", self.tr("Remove this preset"), self._remove_preset)
+        remove = IconButton(services.theme, "trash", self.tr("Remove this preset"), self._remove_preset)
         save = button(self.tr("Save as preset…"), self._save_preset)
-        self.sampling = SamplingFields(services.look)
+        self.sampling = SamplingFields(services.theme)
         self.sampling.changed.connect(self._on_edited)
         self.sampling.keep_pressed.connect(self._keep)
         self._model = ""

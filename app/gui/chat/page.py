@@ -48,18 +48,18 @@ class ChatPage(QSplitter):
     def __init__(self, services: Services) -> None:
         super().__init__(Qt.Orientation.Horizontal)
         self._services = services
-        look = services.look
+        theme = services.theme
         self.setHandleWidth(1)
         self.setChildrenCollapsible(False)
         self.controller = ChatController(services, self)
         self.sidebar = Sidebar(services)
         self.import_export = ChatImportExport(services, self)
-        self.composer = Composer(look, services.background)
+        self.composer = Composer(theme, services.background)
         self.prompts = PromptLibrary(services, self.composer, self._model_title)
-        self.banner = Banner(look)
+        self.banner = Banner(theme)
         self.projects = Projects(services, self.banner, self)
         self._options: ChatOptions | None = None
-        self.transcript = Transcript(look, self._make_item, self._estimate)
+        self.transcript = Transcript(theme, self._make_item, self._estimate)
         self.transcript.setAccessibleName(self.tr("Conversation"))
         self._welcome = Welcome(services)
         self.bar = ModelBar(services)
@@ -75,11 +75,11 @@ class ChatPage(QSplitter):
         self.new_chat()
 
     def _build(self) -> None:
-        unit = self._services.look.tokens.unit
+        unit = self._services.theme.tokens.unit
         self._middle = QFrame()
         self._middle.setLayout(stack(self.transcript, self._welcome, spacing=0))
         foot = QWidget()
-        foot.setMaximumWidth(self._services.look.tokens.column + 6 * unit)
+        foot.setMaximumWidth(self._services.theme.tokens.column + 6 * unit)
         note = label(self.tr("Models make mistakes. Check what matters."), "small")
         note.setAlignment(Qt.AlignmentFlag.AlignHCenter)
         self._beside = row(spacing=0)
@@ -152,7 +152,7 @@ class ChatPage(QSplitter):
         self._actions.forked.connect(self.open)
         self._services.models.changed.connect(self._show_models)
         self._services.models.reachable_changed.connect(self._on_reachable)
-        self._services.look.changed.connect(self._set_width)
+        self._services.theme.changed.connect(self._set_width)
 
     @property
     def options(self) -> ChatOptions:
@@ -170,7 +170,7 @@ class ChatPage(QSplitter):
     def resizeEvent(self, event: QResizeEvent) -> None:
         """Where there is room for one of them only, the list of chats gives way to the chat."""
         super().resizeEvent(event)
-        tokens = self._services.look.tokens
+        tokens = self._services.theme.tokens
         narrow = self.width() < _ROOM_FOR_BOTH * tokens.body
         if narrow != self._narrow:
             self._narrow = narrow
@@ -257,7 +257,7 @@ class ChatPage(QSplitter):
     def _set_width(self) -> None:
         """Two answers side by side take more room."""
         share = _PAIR_FACTOR if self.controller.second_model else 1
-        self.transcript.set_width_limit(round(self._services.look.tokens.column * share))
+        self.transcript.set_width_limit(round(self._services.theme.tokens.column * share))
 
     def _on_draft(self, text: str) -> None:
         del text

@@ -4,7 +4,7 @@ from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QVBoxLayout, QWidget
 
 from app.gui.chat.message_widget import MessageWidget
-from app.gui.look import Look
+from app.gui.theme import Theme
 from app.gui.widgets.basics import button, label, row, stack
 from app.gui.widgets.column import ColumnItem
 
@@ -14,14 +14,16 @@ class PairWidget(ColumnItem):
 
     picked = Signal(int)
 
-    def __init__(self, look: Look, panes: list[MessageWidget], waiting: str, chosen_id: int, *, busy: bool) -> None:
+    def __init__(
+        self, theme: Theme, panes: list[MessageWidget], waiting: str, chosen_id: int, *, busy: bool
+    ) -> None:
         super().__init__()
-        self._gap = 2 * look.tokens.unit
+        self._gap = 2 * theme.tokens.unit
         self.panes = panes
-        self._inset = 2 * look.tokens.unit
+        self._inset = 2 * theme.tokens.unit
         self._feet: list[QWidget] = []
         layout = QHBoxLayout(self)
-        layout.setContentsMargins(0, look.tokens.unit, 0, look.tokens.unit)
+        layout.setContentsMargins(0, theme.tokens.unit, 0, theme.tokens.unit)
         layout.setSpacing(self._gap)
         for pane in panes:
             pane.height_changed.connect(self.height_changed)

@@ -36,7 +36,7 @@ class PromptLibrary(QObject):
 
     def _show(self, found: list[Prompt]) -> None:
         window = self._composer.window()
-        palette = Palette(self._services.look, self.tr("Prompts"), self.tr("Search prompts"), window)
+        palette = Palette(self._services.theme, self.tr("Prompts"), self.tr("Search prompts"), window)
         self._known = {str(item.id): item for item in found}
         entries = [
             Entry(str(item.id), item.name, " ".join(item.text.split())[:_SHOWN], action=self.tr("Remove"))

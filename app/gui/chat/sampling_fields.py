@@ -8,7 +8,7 @@ from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QDoubleSpinBox, QLabel, QSpinBox, QWidget
 
 from app.gui import words
-from app.gui.look import Look
+from app.gui.theme import Theme
 from app.gui.widgets.basics import IconButton, button, label, row, stack
 from engine.api.models import Decided
 
@@ -41,7 +41,7 @@ class SamplingFields(QWidget):
     changed = Signal()
     keep_pressed = Signal()
 
-    def __init__(self, look: Look) -> None:
+    def __init__(self, theme: Theme) -> None:
         super().__init__()
         self.own: dict[str, float] = {}
         self._recommended: Mapping[str, Decided] = {}
@@ -54,7 +54,7 @@ class SamplingFields(QWidget):
             title = self.tr(knob.title)
             field = self.fields[knob.name] = self._field(knob)
             reset = self.resets[knob.name] = IconButton(
-                look,
+                theme,
                 "refresh",
                 self.tr("{name} as the model recommends").format(name=title),
                 partial(self.follow, knob.name),

@@ -51,7 +51,7 @@ class Sidebar(QFrame):
         super().__init__()
         self._services = services
         self.setProperty("kind", "side")
-        look = services.look
+        theme = services.theme
         self._current = 0
         self._loaded: tuple[list[Conversation], list[Folder]] = ([], [])
         self._looks: object = None
@@ -65,7 +65,7 @@ class Sidebar(QFrame):
         self._delay.timeout.connect(self._on_search)
         self._search.textChanged.connect(self._delay.start)
         self.model = QStandardItemModel(self)
-        self.tree = ChatTree(look)
+        self.tree = ChatTree(theme)
         self.tree.setModel(self.model)
         delete = QShortcut(QKeySequence(QKeySequence.StandardKey.Delete), self.tree)
         delete.setContext(Qt.ShortcutContext.WidgetShortcut)
@@ -80,7 +80,7 @@ class Sidebar(QFrame):
         self.hits.setEditTriggers(QListView.EditTrigger.NoEditTriggers)
         for view in (self.tree, self.hits):
             view.setProperty("kind", "rows")
-        self.hits.setItemDelegate(HitRows(look, self.hits))
+        self.hits.setItemDelegate(HitRows(theme, self.hits))
         self.hits.setMouseTracking(True)
         self.hits.setAccessibleName(self.tr("Messages found"))
         self.hits.clicked.connect(self._on_chosen)
@@ -88,9 +88,9 @@ class Sidebar(QFrame):
         self.hits.hide()
         self._note = label("", "small", wrap=True)
         self._note.hide()
-        more = IconButton(look, "more", self.tr("More"), self._show_more)
+        more = IconButton(theme, "more", self.tr("More"), self._show_more)
         self._more = more
-        new = IconButton(look, "plus", self.tr("New chat (Ctrl+N)"), self.new_pressed.emit, colour="text")
+        new = IconButton(theme, "plus", self.tr("New chat (Ctrl+N)"), self.new_pressed.emit, colour="text")
         self.setLayout(
             stack(
                 row(label(self.tr("Chats"), "strong"), 1, more, new, spacing=2),
@@ -107,7 +107,7 @@ class Sidebar(QFrame):
 
     def _documents(self) -> QToolButton:
         """The way to the folders that chats can answer from."""
-        look = self._services.look
+        theme = self._services.theme
         made = QToolButton()
         made.setProperty("kind", "entry")
         made.setText(f" {self.tr('Documents')}")
@@ -119,9 +119,9 @@ class Sidebar(QFrame):
         made.clicked.connect(lambda _checked=False: self.documents_pressed.emit())
 
         def paint() -> None:
-            made.setIcon(look.icon("folder", "muted"))
+            made.setIcon(theme.icon("folder", "muted"))
 
-        look.changed.connect(paint)
+        theme.changed.connect(paint)
         paint()
         return made
 
@@ -266,7 +266,7 @@ class Sidebar(QFrame):
         self._note.setVisible(not hits)
 
     def _show_more(self) -> None:
-        menu = Menu(self._services.look, self)
+        menu = Menu(self._services.theme, self)
         menu.add("folder", self.tr("New folder…"), self._new_folder)
         menu.add("upload", self.tr("Import chats…"), self.import_pressed.emit)
         menu.add("download", self.tr("Export all chats…"), self.export_all_pressed.emit)
@@ -274,7 +274,7 @@ class Sidebar(QFrame):
 
     def _show_menu(self, position: QPoint) -> None:
         index = self.tree.indexAt(position)
-        menu = Menu(self._services.look, self)
+        menu = Menu(self._services.theme, self)
         if index.data(ID):
             self._fill_chat_menu(menu, index)
         elif isinstance(index.data(FOLDER), int):
@@ -304,8 +304,8 @@ class Sidebar(QFrame):
             self.tr("Unpin") if in_pinned else self.tr("Pin"),
             lambda: self._do(conversations.update, number, pinned=not in_pinned),
         )
-        move = Menu(self._services.look, menu, self.tr("Move to"))
-        move.setIcon(self._services.look.icon("folder", "muted"))
+        move = Menu(self._services.theme, menu, self.tr("Move to"))
+        move.setIcon(self._services.theme.icon("folder", "muted"))
         menu.addMenu(move)
         move.addAction(self.tr("No folder"), lambda: self._do(conversations.update, number, folder_id=None))
         for position in range(self.model.rowCount()):

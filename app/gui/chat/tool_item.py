@@ -3,7 +3,7 @@
 from PySide6.QtWidgets import QFrame, QPlainTextEdit
 
 from app.db.records import Message
-from app.gui.look import Look
+from app.gui.theme import Theme
 from app.gui.widgets.basics import button, set_kind, stack
 from app.gui.widgets.column import ColumnItem
 from app.tools.shown import shown_text
@@ -14,17 +14,17 @@ _MAX_HEIGHT = 260
 class ToolItem(ColumnItem):
     """Folded at first. The text is shown as it is: a tool cannot format, link or load anything here."""
 
-    def __init__(self, look: Look, message: Message) -> None:
+    def __init__(self, theme: Theme, message: Message) -> None:
         super().__init__()
         self.message = message
-        unit = look.tokens.unit
+        unit = theme.tokens.unit
         self._words = self._title()
         self.fold = button("", None, "link")
         self.fold.setCheckable(True)
         self.fold.toggled.connect(lambda opened: self._show(opened=opened))
         self.text = QPlainTextEdit()
         self.text.setReadOnly(True)
-        look.dress(self.text, "small", mono=True)
+        theme.dress(self.text, "small", mono=True)
         self.text.setPlainText(shown_text(message.content))
         self.text.setAccessibleName(self.tr("What the tool answered"))
         self.text.setFixedHeight(_MAX_HEIGHT)

@@ -134,7 +134,7 @@ class ToolsPanel(QFrame):
             state = self.tr("always") if kept.decision == "always" else self.tr("never")
             text = label(f"{shown_line(key)[:_MAX_SHOWN]}: {state}", "small", wrap=True)
             told = self.tr("Ask again for {name}").format(name=key)
-            forget = IconButton(self._services.look, "close", told, partial(self._forget, key))
+            forget = IconButton(self._services.theme, "close", told, partial(self._forget, key))
             line = row(text, forget, spacing=4)
             line.setStretch(0, 1)
             self._kept.addLayout(line)
@@ -146,7 +146,7 @@ class ToolsPanel(QFrame):
         top = row(switch, 1, spacing=4)
         if not source.built_in:
             words = self.tr("Remove {name}").format(name=source.name)
-            top.addWidget(IconButton(self._services.look, "trash", words, lambda: self._remove(source.name)))
+            top.addWidget(IconButton(self._services.theme, "trash", words, lambda: self._remove(source.name)))
         holder = QWidget()
         shown = source.detail if len(source.detail) <= _MAX_SHOWN else source.detail[:_MAX_SHOWN] + "…"
         detail = label(shown, "small", wrap=True)

@@ -24,7 +24,7 @@ class ToolsSide(QObject):
     ) -> None:
         super().__init__(parent)
         self._services, self._controller, self._beside = services, controller, beside
-        self.card = ToolConsentCard(services.look)
+        self.card = ToolConsentCard(services.theme)
         self._panel: ToolsPanel | None = None
         controller.tools.consent_wanted.connect(self.card.ask)
         controller.tools.consent_over.connect(self.card.hide)
@@ -50,7 +50,7 @@ class ToolsSide(QObject):
         if self.panel.isVisible():
             self.panel.hide()
         else:
-            appear(self._services.look, self.panel)
+            appear(self._services.theme, self.panel)
         self.panel.show_conversation(self._controller.conversation)
 
     def _on_busy(self, busy: bool) -> None:

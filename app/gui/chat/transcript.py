@@ -6,7 +6,7 @@ from PySide6.QtCore import QPoint, QRect, QSize
 from PySide6.QtGui import QResizeEvent
 
 from app.db.records import Message
-from app.gui.look import Look
+from app.gui.theme import Theme
 from app.gui.widgets.basics import IconButton
 from app.gui.widgets.column import Column, ColumnItem
 
@@ -17,9 +17,9 @@ _LINE_CHARACTERS, _LINE_PIXELS, _MESSAGE_PIXELS = 95, 23, 84
 class Transcript(Column):
     """Messages by id."""
 
-    def __init__(self, look: Look, make: Callable[[int], ColumnItem], estimate: Callable[[int], int]) -> None:
-        super().__init__(make, estimate, width=look.tokens.column)
-        self._to_end = IconButton(look, "down", self.tr("Go to the end"), self.scroll_to_end)
+    def __init__(self, theme: Theme, make: Callable[[int], ColumnItem], estimate: Callable[[int], int]) -> None:
+        super().__init__(make, estimate, width=theme.tokens.column)
+        self._to_end = IconButton(theme, "down", self.tr("Go to the end"), self.scroll_to_end)
         self._to_end.setParent(self)
         self._to_end.setProperty("kind", "float")
         self._to_end.hide()

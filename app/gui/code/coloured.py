@@ -2,8 +2,8 @@
 
 from PySide6.QtGui import QColor, QTextCharFormat, QTextCursor
 
-from app.gui.look import Look
 from app.gui.markdown.highlight import pieces
+from app.gui.theme import Theme
 
 # Colouring a longer text would hold the window up; it is shown plain.
 _MAX_COLOURED_CHARS = 60_000
@@ -38,13 +38,13 @@ def coloured_lines(text: str, language: str) -> list[Coloured]:
     return [tuple(line) for line in lines]
 
 
-def write_line(cursor: QTextCursor, look: Look, number: str, line: Coloured) -> None:
+def write_line(cursor: QTextCursor, theme: Theme, number: str, line: Coloured) -> None:
     """Insert a numbered line at the cursor."""
     muted = QTextCharFormat()
-    muted.setForeground(look.tokens.colour("muted"))
+    muted.setForeground(theme.tokens.colour("muted"))
     cursor.insertText(f"{number}  ", muted)
     for text, colour in line:
         shape = QTextCharFormat()
-        name = look.tokens.syntax.get(colour or "")
-        shape.setForeground(QColor(name) if name else look.tokens.colour("text"))
+        name = theme.tokens.syntax.get(colour or "")
+        shape.setForeground(QColor(name) if name else theme.tokens.colour("text"))
         cursor.insertText(text, shape)

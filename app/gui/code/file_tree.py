@@ -6,7 +6,7 @@ from pathlib import PurePosixPath
 from PySide6.QtCore import QSize, Qt, Signal
 from PySide6.QtWidgets import QTreeWidget, QTreeWidgetItem, QTreeWidgetItemIterator
 
-from app.gui.look import Look
+from app.gui.theme import Theme
 
 _PATH = Qt.ItemDataRole.UserRole
 _FILLED = Qt.ItemDataRole.UserRole + 1
@@ -20,15 +20,15 @@ class FileTree(QTreeWidget):
 
     chosen = Signal(str)
 
-    def __init__(self, look: Look) -> None:
+    def __init__(self, theme: Theme) -> None:
         super().__init__()
-        self._look = look
+        self._theme = theme
         self._folders: dict[str, tuple[set[str], list[str]]] = {}
         self.setHeaderHidden(True)
         self.setUniformRowHeights(True)
         self.setIconSize(QSize(_ICON, _ICON))
         self.setIndentation(_INDENT)
-        look.changed.connect(self._paint_icons)
+        theme.changed.connect(self._paint_icons)
         self.setAccessibleName(self.tr("Files of the project"))
         self.itemExpanded.connect(self._fill)
         self.currentItemChanged.connect(lambda item, _: self._choose(item))
@@ -54,7 +54,7 @@ class FileTree(QTreeWidget):
             name = PurePosixPath(path).name
             item = QTreeWidgetItem(parent, ["".join(char if char.isprintable() else "�" for char in name)])
             item.setData(0, _PATH, path)
-            item.setIcon(0, self._look.icon(self._icon_of(path), "muted"))
+            item.setIcon(0, self._theme.icon(self._icon_of(path), "muted"))
             if path in folders:
                 item.setChildIndicatorPolicy(QTreeWidgetItem.ChildIndicatorPolicy.ShowIndicator)
 
@@ -70,7 +70,7 @@ class FileTree(QTreeWidget):
         """Every icon in the colours that now hold."""
         at = QTreeWidgetItemIterator(self)
         while (item := at.value()) is not None:
-            item.setIcon(0, self._look.icon(self._icon_of(item.data(0, _PATH)), "muted"))
+            item.setIcon(0, self._theme.icon(self._icon_of(item.data(0, _PATH)), "muted"))
             at += 1
 
     def _fill(self, item: QTreeWidgetItem) -> None:

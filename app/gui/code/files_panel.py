@@ -23,14 +23,14 @@ class FilesPanel(QWidget):
         super().__init__()
         self._services, self._read = services, read
         self._wanted: str | None = None
-        self.tree = FileTree(services.look)
+        self.tree = FileTree(services.theme)
         self.tree.chosen.connect(self.open)
-        self.source = SourceView(services.look)
+        self.source = SourceView(services.theme)
         self.heading = ElidedLabel(self.tr("Choose a file"), "strong")
         self.hint = label(self.tr("Select lines, then Explain, Fix, Document or Write tests."), "small", wrap=True)
         shown = QWidget()
         self.fold = IconButton(
-            services.look,
+            services.theme,
             "sidebar",
             self.tr("Show or hide the list of files"),
             lambda: self.tree.setVisible(self.tree.isHidden()),

@@ -27,7 +27,7 @@ class ReviewPanel(QWidget):
         self.hunks.setAccessibleName(self.tr("Edits"))
         self.hunks.currentItemChanged.connect(lambda *_: self._show_current())
         self.hunks.itemChanged.connect(lambda _: self._count())
-        self.diff = SideBySide(services.look)
+        self.diff = SideBySide(services.theme)
         self.heading = label(self.tr("No edits yet"), "strong")
         self.apply = button(self.tr("Apply"), lambda: self.apply_pressed.emit(self.chosen), "primary")
         self.apply.setEnabled(False)

@@ -10,7 +10,7 @@ from PySide6.QtWidgets import QHBoxLayout, QPlainTextEdit, QTextEdit, QWidget
 
 from app.code.review import Row, Side, aligned_rows
 from app.gui.code.coloured import Coloured, coloured_lines, language_of, write_line
-from app.gui.look import Look
+from app.gui.theme import Theme
 
 _WORDS = re.compile(r"\w+|\s+|.")
 _ALIKE = 0.4  # of a line's words; below it the whole line is another one
@@ -76,9 +76,9 @@ def diff_rows(path: str, before: str, after: str) -> list[DiffRow]:
 class SideBySide(QWidget):
     """The widget; `show_rows` replaces what it shows."""
 
-    def __init__(self, look: Look) -> None:
+    def __init__(self, theme: Theme) -> None:
         super().__init__()
-        self._look = look
+        self._theme = theme
         self._rows: list[DiffRow] = []
         self._indent = 0
         self.left = self._pane(self.tr("As it is"))
@@ -91,14 +91,14 @@ class SideBySide(QWidget):
         for one, other in ((self.left, self.right), (self.right, self.left)):
             one.verticalScrollBar().valueChanged.connect(other.verticalScrollBar().setValue)
             one.horizontalScrollBar().valueChanged.connect(other.horizontalScrollBar().setValue)
-        look.changed.connect(self._redraw)
+        theme.changed.connect(self._redraw)
 
     def _pane(self, name: str) -> QPlainTextEdit:
         pane = QPlainTextEdit()
         pane.setReadOnly(True)
         pane.setLineWrapMode(QPlainTextEdit.LineWrapMode.NoWrap)
         pane.setAccessibleName(name)
-        self._look.dress(pane, "mono", mono=True)
+        self._theme.dress(pane, "mono", mono=True)
         pane.setTextInteractionFlags(
             Qt.TextInteractionFlag.TextSelectableByMouse | Qt.TextInteractionFlag.TextSelectableByKeyboard
         )
@@ -130,12 +130,12 @@ class SideBySide(QWidget):
     ) -> None:
         if row.left is None and row.right is None:
             muted = QTextCharFormat()
-            muted.setForeground(self._look.tokens.colour("muted"))
+            muted.setForeground(self._theme.tokens.colour("muted"))
             cursor.insertText("⋯", muted)
             return
         if side is None:
             return
-        write_line(cursor, self._look, f"{number:>{width}}", side)
+        write_line(cursor, self._theme, f"{number:>{width}}", side)
 
     def _backgrounds(self, pane: QPlainTextEdit, *, left: bool) -> list[QTextEdit.ExtraSelection]:
         """Full-width colour behind changed lines; what has no counterpart is hatched grey."""
@@ -144,7 +144,7 @@ class SideBySide(QWidget):
             if not row.changed:
                 continue
             side = row.left if left else row.right
-            colour = self._look.tokens.colour("hover" if side is None else "bad" if left else "ok")
+            colour = self._theme.tokens.colour("hover" if side is None else "bad" if left else "ok")
             if side is not None:
                 colour.setAlpha(48)
             selection = QTextEdit.ExtraSelection()
@@ -160,7 +160,7 @@ class SideBySide(QWidget):
         self, pane: QPlainTextEdit, line: int, start: int, length: int, *, left: bool
     ) -> QTextEdit.ExtraSelection:
         """The words that changed stand out of their line."""
-        colour = self._look.tokens.colour("bad" if left else "ok")
+        colour = self._theme.tokens.colour("bad" if left else "ok")
         colour.setAlpha(96)
         cursor = QTextCursor(pane.document().findBlockByNumber(line))
         cursor.movePosition(QTextCursor.MoveOperation.Right, QTextCursor.MoveMode.MoveAnchor, self._indent + start)

@@ -7,7 +7,7 @@ from PySide6.QtGui import QTextBlockFormat, QTextCursor
 from PySide6.QtWidgets import QPlainTextEdit
 
 from app.gui.code.coloured import Coloured, write_line
-from app.gui.look import Look
+from app.gui.theme import Theme
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,9 @@ class Selected:
 class SourceView(QPlainTextEdit):
     """Shows a `SourceText`; nothing is edited here."""
 
-    def __init__(self, look: Look) -> None:
+    def __init__(self, theme: Theme) -> None:
         super().__init__()
-        self._look = look
+        self._theme = theme
         self._source: SourceText | None = None
         self.setReadOnly(True)
         self.setLineWrapMode(QPlainTextEdit.LineWrapMode.NoWrap)
@@ -42,7 +42,7 @@ class SourceView(QPlainTextEdit):
         self.setTextInteractionFlags(
             Qt.TextInteractionFlag.TextSelectableByMouse | Qt.TextInteractionFlag.TextSelectableByKeyboard
         )
-        look.changed.connect(self._redraw)
+        theme.changed.connect(self._redraw)
         self._redraw()
 
     @property
@@ -68,7 +68,7 @@ class SourceView(QPlainTextEdit):
         return Selected(self._source.path, first + 1, last + 1, "\n".join(lines))
 
     def _redraw(self) -> None:
-        self.setFont(self._look.font("mono", mono=True))
+        self.setFont(self._theme.font("mono", mono=True))
         self.clear()
         if self._source is None:
             return
@@ -78,6 +78,6 @@ class SourceView(QPlainTextEdit):
         for position, line in enumerate(self._source.coloured):
             if position:
                 cursor.insertBlock(QTextBlockFormat())
-            write_line(cursor, self._look, f"{position + 1:>{width}}", line)
+            write_line(cursor, self._theme, f"{position + 1:>{width}}", line)
         cursor.endEditBlock()
         self.moveCursor(QTextCursor.MoveOperation.Start)

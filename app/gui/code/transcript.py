@@ -9,8 +9,8 @@ from PySide6.QtWidgets import QFrame, QScrollArea, QWidget
 from app.answer_phase import Phase
 from app.code.edits.display import EditDisplay
 from app.gui.chat.phase_label import PhaseLabel
-from app.gui.look import Look
 from app.gui.markdown.view import MarkdownView
+from app.gui.theme import Theme
 from app.gui.widgets.basics import clear, row, stack
 
 _MARGIN = 16
@@ -23,9 +23,9 @@ class Transcript(QScrollArea):
 
     begun = Signal()  # the first question, or another
 
-    def __init__(self, look: Look) -> None:
+    def __init__(self, theme: Theme) -> None:
         super().__init__()
-        self._look = look
+        self._theme = theme
         self._views: list[MarkdownView] = []
         self._questions: list[MarkdownView] = []
         self._display = EditDisplay()
@@ -54,7 +54,7 @@ class Transcript(QScrollArea):
         self.begun.emit()
         self._display = EditDisplay()
         self._layout.addLayout(row(1, self._bubble(question)))
-        view = MarkdownView(self._look)
+        view = MarkdownView(self._theme)
         view.fit_width(self._width())
         self._views.append(view)
         self._layout.addWidget(view)
@@ -68,17 +68,17 @@ class Transcript(QScrollArea):
         """A question as the chat shows it."""
         bubble = QFrame()
         bubble.setProperty("kind", "bubble")
-        body = MarkdownView(self._look)
+        body = MarkdownView(self._theme)
         body.set_plain(question)
         body.setAccessibleName(self.tr("Your question"))
-        unit = self._look.tokens.unit
+        unit = self._theme.tokens.unit
         bubble.setLayout(stack(body, margins=(2 * unit, unit + 3, 2 * unit, unit - 2)))
         self._questions.append(body)
         self._fit_question(body)
         return bubble
 
     def _fit_question(self, body: MarkdownView) -> None:
-        widest = round(self._width() * _BUBBLE_FRACTION) - 4 * self._look.tokens.unit
+        widest = round(self._width() * _BUBBLE_FRACTION) - 4 * self._theme.tokens.unit
         body.fit_width(min(widest, max(24, body.ideal_width())))
 
     def show_phase(self, phase: Phase) -> None:

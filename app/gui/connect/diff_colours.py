@@ -2,20 +2,20 @@
 
 from PySide6.QtGui import QSyntaxHighlighter, QTextCharFormat, QTextDocument
 
-from app.gui.look import Look
+from app.gui.theme import Theme
 
 
 class DiffColours(QSyntaxHighlighter):
-    """Follows the look."""
+    """Follows the theme."""
 
-    def __init__(self, look: Look, document: QTextDocument) -> None:
+    def __init__(self, theme: Theme, document: QTextDocument) -> None:
         super().__init__(document)
-        self._look = look
-        look.changed.connect(self.rehighlight)
+        self._theme = theme
+        theme.changed.connect(self.rehighlight)
 
     def highlightBlock(self, text: str) -> None:
         """One line by its first sign."""
-        tokens = self._look.tokens
+        tokens = self._theme.tokens
         shape = QTextCharFormat()
         if text.startswith(("+++", "---", "@@")):
             shape.setForeground(tokens.colour("muted"))

@@ -35,7 +35,7 @@ class ConnectPage(Page):
         self._store = ConnectStore(user_paths().state)
         self._write: Callable[[], list[Path]] | None = None
         self._done_words = ""
-        self.banner = Banner(services.look)
+        self.banner = Banner(services.theme)
         self.model = Choice()
         self.model.setAccessibleName(self.tr("Model"))
         self.model.setMinimumWidth(240)
@@ -50,11 +50,11 @@ class ConnectPage(Page):
             self.content.addWidget(self._cards[name])
         self.shown = QPlainTextEdit()
         self.shown.setReadOnly(True)
-        services.look.dress(self.shown, "small", mono=True)
+        services.theme.dress(self.shown, "small", mono=True)
         self.shown.setLineWrapMode(QPlainTextEdit.LineWrapMode.NoWrap)
         self.shown.setMinimumHeight(220)
         self.shown.setAccessibleName(self.tr("The change"))
-        DiffColours(services.look, self.shown.document())
+        DiffColours(services.theme, self.shown.document())
         self.confirm = button(self.tr("Apply"), self._confirm, "primary")
         self._what = label("", "strong")
         self.review = card(row(self._what, 1, button(self.tr("Cancel"), self._cancel), self.confirm), self.shown)
@@ -90,13 +90,13 @@ class ConnectPage(Page):
 
     def _glyph(self, name: str) -> QLabel:
         """A drawing of ours by which a program is found again; not its maker's mark."""
-        look, made = self._services.look, label("", "glyph")
+        theme, made = self._services.theme, label("", "glyph")
 
         def paint() -> None:
-            made.setPixmap(look.icon(f"client-{name.replace('.', '-')}", "muted").pixmap(_GLYPH, _GLYPH))
+            made.setPixmap(theme.icon(f"client-{name.replace('.', '-')}", "muted").pixmap(_GLYPH, _GLYPH))
 
         paint()
-        look.changed.connect(paint)
+        theme.changed.connect(paint)
         made.setFixedSize(2 * _GLYPH, 2 * _GLYPH)
         made.setAlignment(Qt.AlignmentFlag.AlignCenter)
         return made

@@ -51,7 +51,7 @@ class DevicesPage(Page):
     def __init__(self, services: Services) -> None:
         super().__init__(self.tr("Devices"))
         self._services = services
-        self.banner = Banner(services.look)
+        self.banner = Banner(services.theme)
         again = button(self.tr("Refresh"), self.refresh)
         self.header.addWidget(again, 0, Qt.AlignmentFlag.AlignTop)
         self._memory_title = label(self.tr("Memory"), "strong")
@@ -191,7 +191,7 @@ class DevicesPage(Page):
 
     def _fix(self, text: str) -> QHBoxLayout:
         words = label(text, "", wrap=True, selectable=True)
-        self._services.look.dress(words, "small", mono=True)
+        self._services.theme.dress(words, "small", mono=True)
         copy = button(self.tr("Copy"), lambda: QGuiApplication.clipboard().setText(text), "link")
         line = row(words, copy)
         line.setStretch(0, 1)
@@ -203,7 +203,7 @@ class DevicesPage(Page):
         column = self._memory.layout()
         for pool in ledger.pools:
             if pool.id not in self._uses:
-                self._uses[pool.id] = MemoryUse(self._services.look, self._pool_name(pool))
+                self._uses[pool.id] = MemoryUse(self._services.theme, self._pool_name(pool))
                 assert column is not None
                 column.addWidget(self._uses[pool.id])
             shares = pool_shares(pool, ledger.reservations, self._services.models.title)

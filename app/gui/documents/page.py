@@ -33,7 +33,7 @@ class DocumentsPage(Page):
         )
         self._services = services
         self._shown: Sequence[Collection] | None = None  # None: not asked yet
-        self.banner = Banner(services.look)
+        self.banner = Banner(services.theme)
         self.add = button(self.tr("Add a folder…"), self._choose, "primary")
         self.add.hide()
         self.header.addWidget(self.add, 0, Qt.AlignmentFlag.AlignTop)

@@ -9,7 +9,7 @@ from PySide6.QtCore import QCoreApplication, QPointF, Qt, QTimer
 
 from app.gui import words
 from app.gui.fit.label_places import Box, along, around, place
-from app.gui.look import Look
+from app.gui.theme import Theme
 from app.gui.widgets.chart import Chart
 from engine.api.quantizing import StockPlan
 from quantize.plan.stock_rules import WELL_KNOWN
@@ -23,8 +23,8 @@ _HEIGHT = 320  # pixels: below the choices, and above the fold of a window of 78
 class FrontierPlot(Chart):
     """Lower is better: predicted loss over size, on a logarithmic scale."""
 
-    def __init__(self, look: Look) -> None:
-        super().__init__(look, QCoreApplication.translate("FrontierPlot", "Loss of quality by size"))
+    def __init__(self, theme: Theme) -> None:
+        super().__init__(theme, QCoreApplication.translate("FrontierPlot", "Loss of quality by size"))
         self.setFixedHeight(_HEIGHT)
         self.setLogMode(y=True)
         self._ours = self.plot([], [], symbol="o", symbolSize=7, antialias=True)
@@ -45,7 +45,7 @@ class FrontierPlot(Chart):
         self.legend.addItem(self._stock, self.tr("Stock mixes"))
         self.name_axes(bottom=self.tr("Size of the file, MiB"), left=self.tr("Predicted loss (KLD)"))
         self._recolour()
-        look.changed.connect(self._recolour)
+        theme.changed.connect(self._recolour)
 
     _own_tips: Sequence[tuple[float, float, str]] = ()
 
@@ -86,9 +86,9 @@ class FrontierPlot(Chart):
         for row in self._stock_rows:
             if row.name not in WELL_KNOWN:  # more names would cover each other
                 continue
-            item = pyqtgraph.TextItem(row.name, color=self._look.tokens.colour("muted"), anchor=(0, 1))
+            item = pyqtgraph.TextItem(row.name, color=self._theme.tokens.colour("muted"), anchor=(0, 1))
             item.setZValue(2)
-            item.setFont(self._look.font("small"))
+            item.setFont(self._theme.font("small"))
             item.setPos(row.file_bytes / _MIB, log10(row.damage or 1))
             self.addItem(item)
             self._labels.append(item)
@@ -122,7 +122,7 @@ class FrontierPlot(Chart):
                 item.setAnchor(((at.x() - found.left) / found.width, (at.y() - found.top) / found.height))
 
     def _recolour(self) -> None:
-        tokens = self._look.tokens
+        tokens = self._theme.tokens
         ours = tokens.colour("accent")
         self._ours.setPen(pyqtgraph.mkPen(ours, width=2))
         self._ours.setSymbolBrush(ours)

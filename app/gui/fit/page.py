@@ -59,8 +59,8 @@ class FitPage(Page):
         self._known: dict[int, float] = {}  # of it, what rests on what is known now
         self._sweeps = 0
         self._stock: tuple[StockPlan, ...] = ()
-        look = services.look
-        self.banner = Banner(look)
+        theme = services.theme
+        self.banner = Banner(theme)
         self._foreign = ForeignFamily(services, jobs, self.banner, self)
         self._foreign.converted.connect(self.choose)
         self.model = Choice()
@@ -89,7 +89,7 @@ class FitPage(Page):
         self.chips = Flow()
         self.start = button(self.tr("Make it fit"), self._start, "primary")
         self.start.setEnabled(False)
-        self.picture = PlanPicture(look)
+        self.picture = PlanPicture(theme)
         self._report = QVBoxLayout()
         self.aim = Aim()
         self.aim.changed.connect(self._on_aim)
@@ -102,7 +102,7 @@ class FitPage(Page):
         services.models.reachable_changed.connect(lambda reachable: self._refresh() if reachable else None)
 
     def _build(self) -> None:
-        look = self._services.look
+        theme = self._services.theme
         choose = Flow()
         for control in (self.model, self.aim, self.tier, self.text, self.gate):
             choose.add(control)
@@ -110,7 +110,7 @@ class FitPage(Page):
         size.setStretch(1, 1)
         go = row(self.size_words, 1, self.start)
         self.content.addWidget(self.banner)
-        self.content.addWidget(JobList(look, self._jobs, frozenset({JobKind.QUANTIZE, JobKind.CONVERT})))
+        self.content.addWidget(JobList(theme, self._jobs, frozenset({JobKind.QUANTIZE, JobKind.CONVERT})))
         self.content.addLayout(self._report)
         self._none = Empty(
             self.tr("No model to make smaller yet"),
@@ -354,7 +354,7 @@ class FitPage(Page):
             return
         self._anew()  # the source is measured now
         clear(self._report)
-        self._report.addWidget(report_card(self._services.look, made.report))
+        self._report.addWidget(report_card(self._services.theme, made.report))
         if made.report.out is None:
             self.banner.tell(self.tr("Nothing was kept: it did the task clearly worse than the original."), "warn")
             return

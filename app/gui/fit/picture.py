@@ -7,7 +7,7 @@ from PySide6.QtWidgets import QBoxLayout, QFrame
 
 from app.gui import words
 from app.gui.fit.frontier import FrontierPlot
-from app.gui.look import Look
+from app.gui.theme import Theme
 from app.gui.widgets.basics import label, stack
 from app.gui.widgets.mosaic import Mosaic, PrecisionLegend, tiles_of_tensors
 from engine.api.quantizing import QuantPlan, StockPlan
@@ -19,13 +19,13 @@ _SHARES = (3, 2)  # of the width, for the curve and for the tensors
 class PlanPicture(QFrame):
     """The curve and the tensors: side by side where there is room, so that both are seen at once."""
 
-    def __init__(self, look: Look) -> None:
+    def __init__(self, theme: Theme) -> None:
         super().__init__()
-        self._look = look
+        self._theme = theme
         self.setProperty("kind", "card")
-        self.plot = FrontierPlot(look)
-        self.mosaic = Mosaic(look, height=96)
-        self.rival = Mosaic(look, height=96)
+        self.plot = FrontierPlot(theme)
+        self.mosaic = Mosaic(theme, height=96)
+        self.rival = Mosaic(theme, height=96)
         self._ours_name, self._rival_name = label("", "small"), label("", "small")
         for widget in (self.rival, self._rival_name):
             widget.hide()
@@ -35,13 +35,13 @@ class PlanPicture(QFrame):
         self._pair.setSpacing(8)
         for side in (ours, rival):
             self._pair.addLayout(side, 1)
-        tensors = stack(self._pair, PrecisionLegend(look), 1, spacing=8)
+        tensors = stack(self._pair, PrecisionLegend(theme), 1, spacing=8)
         self._both = QBoxLayout(QBoxLayout.Direction.LeftToRight, self)
         self._both.setContentsMargins(16, 16, 16, 16)
         self._both.setSpacing(16)
         self._both.addWidget(self.plot, _SHARES[0])
         self._both.addLayout(tensors, _SHARES[1])
-        look.changed.connect(self._turn)
+        theme.changed.connect(self._turn)
 
     def show_points(self, ours: Mapping[int, float], stock: Sequence[StockPlan]) -> None:
         """The curve: file bytes to predicted loss, and the stock mixes."""
@@ -67,7 +67,7 @@ class PlanPicture(QFrame):
 
     def _turn(self) -> None:
         """Wide: the curve left, the tensors right. Narrow: the curve above, the tensors below it, side by side."""
-        wide = self.width() >= _BESIDE * self._look.tokens.body
+        wide = self.width() >= _BESIDE * self._theme.tokens.body
         across, down = QBoxLayout.Direction.LeftToRight, QBoxLayout.Direction.TopToBottom
         self._both.setDirection(across if wide else down)
         self._pair.setDirection(down if wide else across)

@@ -6,7 +6,7 @@ from PySide6.QtCore import QCoreApplication
 from PySide6.QtWidgets import QFrame, QGridLayout
 
 from app.gui import words
-from app.gui.look import Look
+from app.gui.theme import Theme
 from app.gui.widgets.basics import card, label
 from app.gui.widgets.mosaic import Mosaic, PrecisionLegend, tiles_of_tensors
 from engine.api.quantizing import FileReport, QuantizeReport
@@ -14,11 +14,11 @@ from quantize.job.gate import could_veto
 from quantize.types import Interval
 
 
-def report_card(look: Look, report: QuantizeReport) -> QFrame:
+def report_card(theme: Theme, report: QuantizeReport) -> QFrame:
     """Mosaic, and a table of measures: ours and stock."""
     ours, stock = report.ours, report.stock
     verdict = label(_verdict(report), wrap=True)
-    mosaic = Mosaic(look, height=96)
+    mosaic = Mosaic(theme, height=96)
     mosaic.show_tiles(tiles_of_tensors(report.plan.tensors))
     grid = QGridLayout()
     grid.setHorizontalSpacing(24)
@@ -31,13 +31,13 @@ def report_card(look: Look, report: QuantizeReport) -> QFrame:
     asked = [label(text, wrap=True) for text in [*own_words(report), *gate_words(report), *_how(report)]]
     if not ours:
         left_out = label(_tr("Not compared: that was left out."), "small")
-        return card(verdict, mosaic, PrecisionLegend(look), left_out, *asked)
+        return card(verdict, mosaic, PrecisionLegend(theme), left_out, *asked)
     for number, (words_, written) in enumerate(_MEASURES, 1):
         grid.addWidget(label(_tr(words_)), number, 0)
         for column, found in enumerate([ours, stock][: len(heads) - 1], 1):
             text = written(found) if found else ""
             grid.addWidget(label(text, "strong" if column == 1 else ""), number, column)
-    return card(verdict, mosaic, PrecisionLegend(look), grid, *asked, spacing=12)
+    return card(verdict, mosaic, PrecisionLegend(theme), grid, *asked, spacing=12)
 
 
 def _verdict(report: QuantizeReport) -> str:

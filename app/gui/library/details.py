@@ -8,8 +8,8 @@ from PySide6.QtWidgets import QDialog, QFrame, QGridLayout, QPlainTextEdit, QScr
 
 from app.gui import words
 from app.gui.library.model_card import facts_of
-from app.gui.look import Look
 from app.gui.markdown.view import MarkdownView
+from app.gui.theme import Theme
 from app.gui.widgets.basics import button, label, row, rule, stack
 from app.gui.widgets.mosaic import Mosaic, PrecisionLegend, tiles_of_tensors, tiles_of_types
 from engine.api.library import Model, Tensor
@@ -20,14 +20,14 @@ _TILES = 240
 class DetailsDialog(QDialog):
     """Closes with Esc. Without `tensors` (not a GGUF file, or not readable) the mosaic shows shares of types."""
 
-    def __init__(self, look: Look, model: Model, tensors: Sequence[Tensor], parent: QWidget) -> None:
+    def __init__(self, theme: Theme, model: Model, tensors: Sequence[Tensor], parent: QWidget) -> None:
         super().__init__(parent)
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         self.setWindowTitle(model.name)
         screen = parent.screen().availableGeometry()
         self.resize(min(720, screen.width() - 48), min(760, screen.height() - 96))
         details = model.details
-        self.mosaic = Mosaic(look, height=96)
+        self.mosaic = Mosaic(theme, height=96)
         tiles = tiles_of_tensors(tensors)
         self.mosaic.show_tiles(tiles or tiles_of_types(details.type_bytes, _TILES))
         what = (
@@ -45,14 +45,14 @@ class DetailsDialog(QDialog):
         column = stack(
             self.mosaic,
             label(what, "small", wrap=True),
-            PrecisionLegend(look),
+            PrecisionLegend(theme),
             rule(),
             grid,
             spacing=12,
             margins=(24, 8, 24, 16),
         )
         if model.card_text:
-            self.card = MarkdownView(look)
+            self.card = MarkdownView(theme)
             self.card.set_markdown(model.card_text)
             column.addWidget(rule())
             column.addWidget(self.card)
@@ -61,7 +61,7 @@ class DetailsDialog(QDialog):
             column.addWidget(label(self.tr("Chat template"), "strong"))
             area = QPlainTextEdit(details.chat_template)
             area.setReadOnly(True)
-            look.dress(area, "small", mono=True)
+            theme.dress(area, "small", mono=True)
             area.setAccessibleName(self.tr("Chat template"))
             area.setFixedHeight(160)
             column.addWidget(area)

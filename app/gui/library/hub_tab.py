@@ -49,7 +49,7 @@ class HubTab(QWidget):
     def __init__(self, services: Services) -> None:
         super().__init__()
         self._services = services
-        self.banner = Banner(services.look)
+        self.banner = Banner(services.theme)
         self.search = QLineEdit()
         self.search.setPlaceholderText(self.tr("Search Hugging Face, or paste owner/name"))
         self.search.setAccessibleName(self.tr("Search models"))
@@ -110,14 +110,14 @@ class HubTab(QWidget):
             )
             get = button(self.tr("Download"), self._puller(starter.id), "primary" if proposal.recommended else "")
             get.setAccessibleName(download_name(proposal))
-            look = button(self.tr("All sizes"), self._opener(starter.repo))
+            sizes = button(self.tr("All sizes"), self._opener(starter.repo))
             text = stack(
                 name_row(words.model_name(starter.repo), proposal),
                 label(facts, "small", wrap=True),
                 label(recommendation(proposal) or proposal.reason, "small", wrap=True),
                 spacing=4,
             )
-            line = row(look, get)
+            line = row(sizes, get)
             holder = row(spacing=16)
             holder.addLayout(text, 1)
             holder.addLayout(line)
@@ -177,8 +177,8 @@ class HubTab(QWidget):
             chips.add(label(hit.task.replace("-", " "), "chip"))
         if hit.gated:
             chips.add(label(self.tr("needs an account"), "chip-warn"))
-        look = button(self.tr("What fits?"), self._opener(hit.repo))
-        look.setAccessibleName(self.tr("What fits of {name}?").format(name=name or publisher))
+        fits = button(self.tr("What fits?"), self._opener(hit.repo))
+        fits.setAccessibleName(self.tr("What fits of {name}?").format(name=name or publisher))
         text = stack(
             label(name or publisher, "strong"),
             label(self.tr("by {publisher}").format(publisher=publisher), "small"),
@@ -188,7 +188,7 @@ class HubTab(QWidget):
         )
         line = row(spacing=16)
         line.addLayout(text, 1)
-        line.addWidget(look, 0, Qt.AlignmentFlag.AlignTop)
+        line.addWidget(fits, 0, Qt.AlignmentFlag.AlignTop)
         return card(line)
 
     def _opener(self, repo: str) -> Callable[[], None]:

@@ -39,7 +39,7 @@ class LoadDialog(QDialog):
         self._services, self._model = services, model
         self._showing, self._asked = True, 0
         self._context_train = 0
-        self.banner = Banner(services.look)
+        self.banner = Banner(services.theme)
         self.context = QSlider(Qt.Orientation.Horizontal)
         self.context.setAccessibleName(self.tr("Context length"))
         self._context_words = label("", "strong")
@@ -54,9 +54,9 @@ class LoadDialog(QDialog):
         self.cache.setFixedWidth(_FIELD)
         self.keep = QCheckBox(self.tr("Keep it loaded until it is ejected"))
         self.own_context = QCheckBox(self.tr("Automatic"))
-        self.memory = MemoryUse(services.look, self.tr("Memory this load needs"))
+        self.memory = MemoryUse(services.theme, self.tr("Memory this load needs"))
         self._verdict = label("", "small", wrap=True)
-        self._verdict.setMinimumHeight(round(2.6 * services.look.tokens.small))
+        self._verdict.setMinimumHeight(round(2.6 * services.theme.tokens.small))
         self._delay = QTimer(self)
         self._delay.setSingleShot(True)
         self._delay.setInterval(_DELAY_MS)

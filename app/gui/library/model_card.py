@@ -7,7 +7,7 @@ from PySide6.QtWidgets import QFrame
 
 from app.gui import words
 from app.gui.library.sources import unfit
-from app.gui.look import Look
+from app.gui.theme import Theme
 from app.gui.widgets.basics import IconButton, LabelKind, button, label, row, stack
 from app.gui.widgets.flow import Flow
 from app.gui.widgets.mosaic import Mosaic, tiles_of_types
@@ -42,15 +42,15 @@ class ModelCard(QFrame):
     update_pressed = Signal(str)
 
     def __init__(
-        self, look: Look, model: Model, tool_calls_frac: float | None = None, newer_bytes: int = 0
+        self, theme: Theme, model: Model, tool_calls_frac: float | None = None, newer_bytes: int = 0
     ) -> None:
         """`newer_bytes`: what a newer version on the hub would fetch; 0: none is known."""
         super().__init__()
         self.setProperty("kind", "card")
         self.model = model
-        self._look = look
+        self._theme = theme
         name, identity = model.name, model.id
-        mosaic = Mosaic(look, height=48)
+        mosaic = Mosaic(theme, height=48)
         mosaic.setFixedSize(80, 56)
         mosaic.show_tiles(tiles_of_types(model.details.type_bytes, 40))
         title = label(spoken_name(model), "strong", wrap=True)
@@ -80,14 +80,14 @@ class ModelCard(QFrame):
             (fit, self.tr("Make {name} fit")),
         ):
             made.setAccessibleName(verb.format(name=name))
-        more = IconButton(look, "more", self.tr("More about {name}").format(name=name), lambda: self._menu(more))
+        more = IconButton(theme, "more", self.tr("More about {name}").format(name=name), lambda: self._menu(more))
         text = stack(title, facts, chips, spacing=4)
         line = row(spacing=16)
         line.addWidget(mosaic, 0, Qt.AlignmentFlag.AlignTop)
         line.addLayout(text, 1)
         # Large letters leave no room for buttons beside the words.
         whole = stack(line, spacing=12, margins=(16, 16, 12, 16))
-        buttons = stack(spacing=0) if look.tokens.body < _LARGE else whole
+        buttons = stack(spacing=0) if theme.tokens.body < _LARGE else whole
         if buttons is not whole:
             line.addLayout(buttons)
         if model.state == "missing":
@@ -102,7 +102,7 @@ class ModelCard(QFrame):
 
     def _menu(self, at: IconButton) -> None:
         identity, name, path = self.model.id, self.model.name, self.model.path
-        menu = Menu(self._look, self)
+        menu = Menu(self._theme, self)
         menu.add("info", self.tr("Details"), lambda: self.details_pressed.emit(identity))
         load = menu.add("sliders", self.tr("Load settings…"), lambda: self.settings_pressed.emit(identity, name))
         load.setEnabled(self.model.state == "online" and self.model.format != "safetensors")

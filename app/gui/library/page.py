@@ -41,7 +41,7 @@ class LibraryPage(Page):
         self.cards: list[ModelCard] = []
         self._shown: list[tuple[Model, float | None]] = []
         self._newer: dict[str, int] = {}  # models with a newer version on the hub, bytes to fetch
-        self.banner = Banner(services.look)
+        self.banner = Banner(services.theme)
         self._add = button(self.tr("Add a file or folder…"), self._show_add_menu)
         self._check = button(self.tr("Check for updates"), self.look_for_newer)
         self._check.hide()
@@ -66,7 +66,7 @@ class LibraryPage(Page):
         self.tabs.addTab(self._here, self.tr("On this computer"))
         self.tabs.addTab(self.hub, self.tr("Find models"))
         self.tabs.currentChanged.connect(self._on_tab)
-        for widget in (self.banner, JobList(services.look, jobs), self.tabs):
+        for widget in (self.banner, JobList(services.theme, jobs), self.tabs):
             self.content.addWidget(widget)
         self._timer = QTimer(self)
         self._timer.setInterval(_REFRESH_MS)
@@ -74,7 +74,7 @@ class LibraryPage(Page):
         jobs.finished.connect(self._on_job_finished)
         jobs.failed.connect(lambda text: self.banner.tell(text, "bad"))
         services.models.reachable_changed.connect(lambda _: self.refresh())
-        services.look.changed.connect(self._rebuild)
+        services.theme.changed.connect(self._rebuild)
 
     def showEvent(self, event: QShowEvent) -> None:
         """Show what is known, and look for what was put into the folders since."""
@@ -231,7 +231,7 @@ class LibraryPage(Page):
         clear(self._column)
         self.cards = []
         for model, tool_calls_frac in models:
-            card = ModelCard(self._services.look, model, tool_calls_frac, self._newer.get(model.id, 0))
+            card = ModelCard(self._services.theme, model, tool_calls_frac, self._newer.get(model.id, 0))
             card.chat_pressed.connect(self.chat_wanted)
             card.fit_pressed.connect(self.fit_wanted)
             card.verify_pressed.connect(self.verify)
@@ -313,12 +313,12 @@ class LibraryPage(Page):
                 return found, ()
 
         def show(found: tuple[Model, tuple[Tensor, ...]]) -> None:
-            DetailsDialog(self._services.look, *found, self).open()
+            DetailsDialog(self._services.theme, *found, self).open()
 
         self._services.ask(self.banner, ask, show)
 
     def _show_add_menu(self) -> None:
-        menu = Menu(self._services.look, self)
+        menu = Menu(self._services.theme, self)
         menu.add("attach", self.tr("A GGUF file…"), lambda: self._choose(folder=False))
         menu.add("folder", self.tr("A folder (safetensors, ONNX)…"), lambda: self._choose(folder=True))
         menu.add("refresh", self.tr("Look for new files"), lambda: self.refresh(look_again=True))

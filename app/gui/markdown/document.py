@@ -173,7 +173,7 @@ class MarkdownDocument:
         cursor = self._writer.cursor
         language = self.code[-1].language
         inner = self._formats.code_line(language, first=False, last=False)
-        syntax = self._formats.look.tokens.syntax
+        syntax = self._formats.theme.tokens.syntax
         made: dict[str | None, QTextCharFormat] = {}
         for text, colour in pieces(code, language):
             if colour not in made:

@@ -1,9 +1,9 @@
-"""The text formats of a rendered message, made from the look."""
+"""The text formats of a rendered message, made from the theme."""
 
 from PySide6.QtGui import QColor, QFont, QTextBlockFormat, QTextCharFormat, QTextFormat, QTextTableFormat
 
 from app.gui.formulas import Formula, Picture
-from app.gui.look import Look
+from app.gui.theme import Theme
 
 CODE = QTextFormat.Property.UserProperty + 1
 QUOTE = QTextFormat.Property.UserProperty + 2
@@ -15,20 +15,20 @@ CODE_PADDING_UNITS = 1.5
 
 
 class Formats:
-    """Block and character formats for one look."""
+    """Block and character formats for one theme."""
 
-    def __init__(self, look: Look) -> None:
-        self.look = look
-        self.unit = look.tokens.unit
+    def __init__(self, theme: Theme) -> None:
+        self.theme = theme
+        self.unit = theme.tokens.unit
         self.text = QTextCharFormat()
-        self.text.setFont(look.font())
-        self._mono = look.font(mono=True)
+        self.text.setFont(theme.font())
+        self._mono = theme.font(mono=True)
 
     def formula(self, latex: str, *, display: bool) -> Picture | None:
         """The picture of a formula in the size and colour of the text, if it is drawn already."""
-        tokens = self.look.tokens
+        tokens = self.theme.tokens
         size = round(tokens.body * _FORMULA)
-        return self.look.formulas.get(Formula(latex, display, size, tokens.colours["text"]))
+        return self.theme.formulas.get(Formula(latex, display, size, tokens.colours["text"]))
 
     def paragraph(self, indent: int = 0, quote: int = 0, *, tight: bool = False) -> QTextBlockFormat:
         """A paragraph in a list of depth `indent` and quotes of depth `quote`."""
@@ -48,8 +48,8 @@ class Formats:
         block.setTopMargin(self.unit * 1.5)
         block.setBottomMargin(self.unit)
         text = QTextCharFormat(self.text)
-        font = self.look.font(strong=True)
-        font.setPixelSize(round(self.look.tokens.body * _HEADINGS.get(level, 1.0)))
+        font = self.theme.font(strong=True)
+        font.setPixelSize(round(self.theme.tokens.body * _HEADINGS.get(level, 1.0)))
         text.setFont(font)
         return block, text
 
@@ -77,7 +77,7 @@ class Formats:
         """A word of code in running text."""
         text = QTextCharFormat(base)
         text.setFont(self._mono)
-        text.setBackground(self.look.tokens.colour("hover"))
+        text.setBackground(self.theme.tokens.colour("hover"))
         return text
 
     def emphasis(self, base: QTextCharFormat, kind: str) -> QTextCharFormat:
@@ -96,7 +96,7 @@ class Formats:
         text = QTextCharFormat(base)
         text.setAnchor(True)
         text.setAnchorHref(address)
-        text.setForeground(self.look.tokens.colour("link"))
+        text.setForeground(self.theme.tokens.colour("link"))
         text.setFontUnderline(True)
         return text
 
@@ -106,7 +106,7 @@ class Formats:
         block.setTopMargin(self.unit)
         block.setBottomMargin(self.unit)
         block.setProperty(QTextFormat.Property.BlockTrailingHorizontalRulerWidth, 1)
-        block.setBackground(self.look.tokens.colour("border"))
+        block.setBackground(self.theme.tokens.colour("border"))
         return block
 
     def gap(self) -> QTextBlockFormat:
@@ -121,7 +121,7 @@ class Formats:
         table.setCellPadding(self.unit * 0.75)
         table.setCellSpacing(0)
         table.setBorder(1)
-        table.setBorderBrush(self.look.tokens.colour("border"))
+        table.setBorderBrush(self.theme.tokens.colour("border"))
         table.setBorderStyle(QTextTableFormat.BorderStyle.BorderStyle_Solid)
         table.setBorderCollapse(True)
         # A block's bottom margin does not push a table down.

@@ -17,10 +17,10 @@ from PySide6.QtGui import (
 )
 from PySide6.QtWidgets import QFrame, QMessageBox, QSizePolicy, QTextBrowser, QToolButton, QWidget
 
-from app.gui.look import Look
 from app.gui.markdown.document import CodeRange, MarkdownDocument
 from app.gui.markdown.formats import CODE_HEADER_UNITS, CODE_PADDING_UNITS, QUOTE, Formats
 from app.gui.markdown.formula_object import OBJECT_LETTER, SOURCE
+from app.gui.theme import Theme
 
 _OPENABLE = frozenset({"http", "https", "mailto"})
 _DIAGRAMS = frozenset({"mermaid", "plantuml", "graphviz", "dot"})  # languages whose text draws a picture elsewhere
@@ -33,9 +33,9 @@ class MarkdownView(QTextBrowser):
 
     height_changed = Signal()
 
-    def __init__(self, look: Look, parent: QWidget | None = None) -> None:
+    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self._look = look
+        self._theme = theme
         self._buttons: list[QToolButton] = []
         self.setProperty("kind", "message")
         self.setFrameShape(QFrame.Shape.NoFrame)
@@ -57,14 +57,14 @@ class MarkdownView(QTextBrowser):
         self._document = QTextDocument(self)
         self.setDocument(self._document)
         self.setCursorWidth(0)
-        self._content = MarkdownDocument(self._document, Formats(look))
+        self._content = MarkdownDocument(self._document, Formats(theme))
         self._document.documentLayout().documentSizeChanged.connect(self._on_size_changed)
-        look.changed.connect(self._on_look_changed)
+        theme.changed.connect(self._on_theme_changed)
         self._redraw = QTimer(self)
         self._redraw.setSingleShot(True)
         self._redraw.setInterval(_FORMULAS_MS)
         self._redraw.timeout.connect(self._show_formulas)
-        look.formulas.ready.connect(self._on_formulas)
+        theme.formulas.ready.connect(self._on_formulas)
 
     @property
     def markdown(self) -> str:
@@ -136,7 +136,7 @@ class MarkdownView(QTextBrowser):
         """Paint the frames of code and the bars of quotes below the text."""
         painter = QPainter(self.viewport())
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
-        tokens = self._look.tokens
+        tokens = self._theme.tokens
         codes = self._content.code
         for number in range(self._first_code_at(event.rect().top()), len(codes)):
             code = codes[number]
@@ -147,7 +147,7 @@ class MarkdownView(QTextBrowser):
             painter.setBrush(tokens.colour("code"))
             painter.drawRoundedRect(box, tokens.radius, tokens.radius)
             painter.setPen(tokens.colour("muted"))
-            painter.setFont(self._look.font("small"))
+            painter.setFont(self._theme.font("small"))
             header = QRectF(box.left() + 1.5 * tokens.unit, box.top(), box.width(), CODE_HEADER_UNITS * tokens.unit)
             painter.drawText(header, Qt.AlignmentFlag.AlignVCenter, self.code_title(code))
         self._paint_quotes(painter, event.rect().top(), event.rect().bottom())
@@ -167,9 +167,9 @@ class MarkdownView(QTextBrowser):
 
     def _paint_quotes(self, painter: QPainter, top: int, bottom: int) -> None:
         layout = self._document.documentLayout()
-        unit = self._look.tokens.unit
+        unit = self._theme.tokens.unit
         painter.setPen(Qt.PenStyle.NoPen)
-        painter.setBrush(self._look.tokens.colour("border"))
+        painter.setBrush(self._theme.tokens.colour("border"))
         position = layout.hitTest(QPointF(0, top), Qt.HitTestAccuracy.FuzzyHit)
         block = self._document.findBlock(max(position, 0))
         while block.isValid():
@@ -183,7 +183,7 @@ class MarkdownView(QTextBrowser):
     def _code_box(self, code: CodeRange) -> QRectF:
         document = self._document
         layout = document.documentLayout()
-        unit = self._look.tokens.unit
+        unit = self._theme.tokens.unit
         first = layout.blockBoundingRect(document.findBlockByNumber(code.first))
         last = layout.blockBoundingRect(document.findBlockByNumber(code.last))
         top = first.top() - CODE_HEADER_UNITS * unit
@@ -197,7 +197,7 @@ class MarkdownView(QTextBrowser):
             self._buttons.pop().deleteLater()
         while len(self._buttons) < len(codes):
             self._buttons.append(self._copy_button(len(self._buttons)))
-        unit = self._look.tokens.unit
+        unit = self._theme.tokens.unit
         for button, code in zip(self._buttons[first:], codes[first:], strict=True):
             box = self._code_box(code)
             side = round(CODE_HEADER_UNITS * unit) - unit // 2
@@ -206,15 +206,15 @@ class MarkdownView(QTextBrowser):
 
     def _copy_button(self, number: int) -> QToolButton:
         button = QToolButton(self.viewport())
-        button.setIcon(self._look.icon("copy", "muted"))
+        button.setIcon(self._theme.icon("copy", "muted"))
         button.setToolTip(self.tr("Copy code"))
         button.setAccessibleName(self.tr("Copy code"))
         button.setCursor(Qt.CursorShape.ArrowCursor)
 
         def copy() -> None:
             QGuiApplication.clipboard().setText(self._content.code[number].code)
-            button.setIcon(self._look.icon("check", "ok"))
-            QTimer.singleShot(_COPIED_MS, button, lambda: button.setIcon(self._look.icon("copy", "muted")))
+            button.setIcon(self._theme.icon("check", "ok"))
+            QTimer.singleShot(_COPIED_MS, button, lambda: button.setIcon(self._theme.icon("copy", "muted")))
 
         button.clicked.connect(copy)
         return button
@@ -256,12 +256,12 @@ class MarkdownView(QTextBrowser):
                 found.append(str(cursor.charFormat().property(SOURCE) or ""))
         return found
 
-    def _on_look_changed(self) -> None:
+    def _on_theme_changed(self) -> None:
         text = self._content.text
         plain = self._content.plain
-        self._content = MarkdownDocument(self._document, Formats(self._look))
+        self._content = MarkdownDocument(self._document, Formats(self._theme))
         for button in self._buttons:
-            button.setIcon(self._look.icon("copy", "muted"))
+            button.setIcon(self._theme.icon("copy", "muted"))
         if plain:
             self.set_plain(text)
         else:

@@ -42,11 +42,11 @@ class ServerPage(Page):
             width=960,
         )
         self._services, self._link = services, link
-        look = services.look
-        self.banner = Banner(look)
+        theme = services.theme
+        self.banner = Banner(theme)
         self.state = label("", "chip")
         self.address = label("", "strong", selectable=True)
-        self._copy = IconButton(look, "copy", self.tr("Copy the address"), self._copy_address)
+        self._copy = IconButton(theme, "copy", self.tr("Copy the address"), self._copy_address)
         self.switch = button("", self._toggle)
         self._where = label("", "small", wrap=True)
         self.content.addWidget(self.banner)
@@ -66,7 +66,7 @@ class ServerPage(Page):
         self.add_section(self.tr("A Tessera on another computer"), self.elsewhere)
         self.log = QPlainTextEdit()
         self.log.setReadOnly(True)
-        look.dress(self.log, "small", mono=True)
+        theme.dress(self.log, "small", mono=True)
         self.log.setLineWrapMode(QPlainTextEdit.LineWrapMode.NoWrap)
         self.log.setMinimumHeight(200)
         self.log.setAccessibleName(self.tr("Log of the server"))
@@ -80,7 +80,7 @@ class ServerPage(Page):
         self.refresh()
 
     def _build_snippets(self) -> None:
-        look = self._services.look
+        theme = self._services.theme
         self.client = Choice()
         self.client.setAccessibleName(self.tr("Program to connect"))
         for snippet in SNIPPETS:
@@ -88,7 +88,7 @@ class ServerPage(Page):
         self.client.currentIndexChanged.connect(lambda _: self._show_snippet())
         self.snippet = QPlainTextEdit()
         self.snippet.setReadOnly(True)
-        look.dress(self.snippet, mono=True)
+        theme.dress(self.snippet, mono=True)
         self.snippet.setLineWrapMode(QPlainTextEdit.LineWrapMode.NoWrap)
         self.snippet.setAccessibleName(self.tr("What to paste"))
         self._hint = label("", "small", wrap=True)
@@ -97,9 +97,9 @@ class ServerPage(Page):
         self.add_section(self.tr("Connect a program"), card(row(self.client, 1, copy), self._hint, self.snippet))
 
     def _build_activity(self) -> None:
-        look = self._services.look
+        theme = self._services.theme
         self.programs = PlainTable(
-            look, self.tr("Programs that are connected"), requests.program_columns(), numbers=2, rows=5
+            theme, self.tr("Programs that are connected"), requests.program_columns(), numbers=2, rows=5
         )
         self._nobody = label(
             self.tr("No program has asked in the last minutes. Connect one with the text above."),
@@ -108,7 +108,7 @@ class ServerPage(Page):
         )
         self.add_section(self.tr("Connected programs"), card(self._nobody, self.programs))
         self.requests = PlainTable(
-            look, self.tr("Requests, newest first"), requests.request_columns(), numbers=6, rows=8, wide=2
+            theme, self.tr("Requests, newest first"), requests.request_columns(), numbers=6, rows=8, wide=2
         )
         self._none = label(self.tr("Requests appear here, without what was said in them."), "muted", wrap=True)
         self.add_section(self.tr("Requests"), card(self._none, self.requests))
@@ -163,7 +163,7 @@ class ServerPage(Page):
         self.snippet.setPlainText(snippet.text(url, model))
         lines = min(self.snippet.blockCount(), _SNIPPET_LINES)
         line = self.snippet.fontMetrics().lineSpacing()
-        self.snippet.setFixedHeight(line * (lines + 1) + 2 * self._services.look.tokens.unit)
+        self.snippet.setFixedHeight(line * (lines + 1) + 2 * self._services.theme.tokens.unit)
 
     def _toggle(self) -> None:
         if not self._services.models.reachable:

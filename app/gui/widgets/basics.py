@@ -21,8 +21,8 @@ from PySide6.QtWidgets import (
 )
 from shiboken6 import isValid
 
-from app.gui.look import Look
 from app.gui.motion import appear
+from app.gui.theme import Theme
 
 # The grid of all pages: the widest column, the distance from its edges, and the room kept for a scroll bar.
 PAGE_WIDTH, PAGE_MARGIN, SCROLL_BAR = 960, 32, 12
@@ -72,7 +72,7 @@ class IconButton(QToolButton):
 
     def __init__(
         self,
-        look: Look,
+        theme: Theme,
         icon: str,
         words: str,
         on_click: Callable[[], object] | None = None,
@@ -81,12 +81,12 @@ class IconButton(QToolButton):
         size: int = 18,
     ) -> None:
         super().__init__()
-        self._look, self._icon, self._colour = look, icon, colour
+        self._theme, self._icon, self._colour = theme, icon, colour
         self.set_words(words)
         self.setIconSize(QSize(size, size))
         self.setFocusPolicy(Qt.FocusPolicy.TabFocus)
         self._refresh()
-        look.changed.connect(self._refresh)
+        theme.changed.connect(self._refresh)
         if on_click is not None:
             self.clicked.connect(lambda _checked=False: on_click())
 
@@ -121,7 +121,7 @@ class IconButton(QToolButton):
 
     def _refresh(self) -> None:
         hidden = self._quiet and not self.hasFocus()
-        self.setIcon(QIcon() if hidden else self._look.icon(self._icon, self._colour))
+        self.setIcon(QIcon() if hidden else self._theme.icon(self._icon, self._colour))
 
 
 def row(
@@ -282,13 +282,13 @@ class Page(QScrollArea):
 class Banner(QFrame):
     """A message across the page, with what to do about it."""
 
-    def __init__(self, look: Look, parent: QWidget | None = None) -> None:
+    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._text = label("", wrap=True, selectable=True)
         self._actions = QHBoxLayout()
-        self._look = look
+        self._theme = theme
         self._before: QWidget | None = None  # had the focus when the banner came
-        self._close = IconButton(look, "close", self.tr("Close"), self.hide)
+        self._close = IconButton(theme, "close", self.tr("Close"), self.hide)
         layout = row(self._text, self._actions, self._close, spacing=8, margins=(16, 8, 8, 8))
         layout.setStretch(0, 1)
         self.setLayout(layout)
@@ -316,7 +316,7 @@ class Banner(QFrame):
         set_kind(self, f"banner-{tone}")
         self.setAccessibleName(text)
         if is_new:
-            appear(self._look, self)
+            appear(self._theme, self)
 
     def hideEvent(self, event: QHideEvent) -> None:
         """The focus goes back to where it was, not to whatever comes next."""

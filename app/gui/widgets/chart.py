@@ -8,7 +8,7 @@ from PySide6.QtGui import QColor, QHelpEvent
 from PySide6.QtWidgets import QLabel, QToolTip, QWidget
 
 from app.gui import words
-from app.gui.look import Look
+from app.gui.theme import Theme
 from app.gui.widgets.basics import label, row
 from app.gui.widgets.flow import Flow
 
@@ -19,9 +19,9 @@ _NEAR = 24  # pixels from a point within which its value is told
 class Chart(pyqtgraph.PlotWidget):  # type: ignore[misc]  # pyqtgraph is unannotated
     """A plot that cannot be dragged; `points` are what the tip looks at: (x, y, words)."""
 
-    def __init__(self, look: Look, name: str) -> None:
+    def __init__(self, theme: Theme, name: str) -> None:
         super().__init__()
-        self._look = look
+        self._theme = theme
         self.points: list[tuple[float, float, str]] = []
         self.setAntialiasing(True)
         self.setMouseEnabled(x=False, y=False)
@@ -30,7 +30,7 @@ class Chart(pyqtgraph.PlotWidget):  # type: ignore[misc]  # pyqtgraph is unannot
         self.setAccessibleName(name)
         self.getPlotItem().setContentsMargins(0, 8, 8, 4)
         self.restyle()
-        look.changed.connect(self.restyle)
+        theme.changed.connect(self.restyle)
 
     def name_axes(self, **names: str) -> None:
         """What the axes `bottom` and `left` are."""
@@ -39,16 +39,16 @@ class Chart(pyqtgraph.PlotWidget):  # type: ignore[misc]  # pyqtgraph is unannot
         self.restyle()
 
     def restyle(self) -> None:
-        """Follow the look."""
-        tokens = self._look.tokens
+        """Follow the theme."""
+        tokens = self._theme.tokens
         self.setBackground(tokens.colour("raised"))
         for side in ("left", "bottom"):
             axis = self.getPlotItem().getAxis(side)
             axis.setPen(pyqtgraph.mkPen(tokens.colour("border")))
             axis.setTextPen(pyqtgraph.mkPen(tokens.colour("muted")))
-            axis.setStyle(tickFont=self._look.font("small"), tickLength=0)
+            axis.setStyle(tickFont=self._theme.font("small"), tickLength=0)
             if axis.labelText:  # its letters keep the size they had when it was made
-                axis.label.setFont(self._look.font("small"))
+                axis.label.setFont(self._theme.font("small"))
                 axis.setLabel(axis.labelText, color=tokens.colours["muted"])
             # Switched off alone, it scales once more: values below 1 would be told a thousand times too large.
             axis.setSIPrefixEnableRanges(())
@@ -62,7 +62,7 @@ class Chart(pyqtgraph.PlotWidget):  # type: ignore[misc]  # pyqtgraph is unannot
 
     def series_colour(self, number: int) -> QColor:
         """The colour of a curve, the product's first."""
-        tokens = self._look.tokens
+        tokens = self._theme.tokens
         return tokens.colour("accent") if number == 0 else QColor(tokens.series[number % len(tokens.series)])
 
     def viewportEvent(self, event: QEvent) -> bool:
@@ -89,9 +89,9 @@ class Chart(pyqtgraph.PlotWidget):  # type: ignore[misc]  # pyqtgraph is unannot
 class ChartKey(Flow):
     """Which colour is which curve, above the chart, where it covers nothing."""
 
-    def __init__(self, look: Look) -> None:
+    def __init__(self, theme: Theme) -> None:
         super().__init__(spacing=12)
-        self._look = look
+        self._theme = theme
         self.names: list[str] = []
 
     def show_names(self, entries: list[tuple[str, QColor]]) -> None:

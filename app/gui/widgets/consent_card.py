@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QBoxLayout, QFrame, QPlainTextEdit
 
-from app.gui.look import Look
+from app.gui.theme import Theme
 from app.gui.widgets.basics import button, label, stack
 
 if TYPE_CHECKING:
@@ -18,14 +18,14 @@ class ConsentCard(QFrame):
     decided = Signal(str)
     max_height = 160  # of what would happen, in pixels
 
-    def __init__(self, look: Look) -> None:
+    def __init__(self, theme: Theme) -> None:
         super().__init__()
         self.setProperty("kind", "card")
         self.title = label("", "strong", wrap=True)
         self.warning = label("", "chip-warn", wrap=True)
         self.detail = QPlainTextEdit()
         self.detail.setReadOnly(True)
-        look.dress(self.detail, "small", mono=True)
+        theme.dress(self.detail, "small", mono=True)
         self.detail.setMaximumHeight(self.max_height)
         self.detail.setAccessibleName(self.tr("What would happen"))
         self.decline = button(self.tr("Decline"), lambda: self._decide("no"))

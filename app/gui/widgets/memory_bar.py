@@ -8,7 +8,7 @@ from PySide6.QtGui import QColor, QHelpEvent, QPainter, QPainterPath, QPaintEven
 from PySide6.QtWidgets import QHBoxLayout, QSizePolicy, QToolTip, QVBoxLayout, QWidget
 
 from app.gui import words
-from app.gui.look import Look
+from app.gui.theme import Theme
 from app.gui.widgets.basics import label
 from app.gui.widgets.flow import Flow
 
@@ -35,14 +35,14 @@ class Share:
 class MemoryBar(QWidget):
     """The bar alone."""
 
-    def __init__(self, look: Look) -> None:
+    def __init__(self, theme: Theme) -> None:
         super().__init__()
-        self._look = look
+        self._theme = theme
         self._shares: Sequence[Share] = ()
         self._total = 0
         self.setFixedHeight(16)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
-        look.changed.connect(self.update)
+        theme.changed.connect(self.update)
 
     def show_shares(self, shares: Sequence[Share], total: int) -> None:
         """Show who holds what of `total` bytes."""
@@ -66,10 +66,10 @@ class MemoryBar(QWidget):
         frame = QPainterPath()
         frame.addRoundedRect(QRectF(self.rect()), 5, 5)
         painter.setClipPath(frame)
-        painter.fillRect(self.rect(), self._look.tokens.colour("hover"))
+        painter.fillRect(self.rect(), self._theme.tokens.colour("hover"))
         left = 0.0
         for share in self._shares:
-            colour = owner_colour(self._look, share.owner)
+            colour = owner_colour(self._theme, share.owner)
             parts = [size for _, size in share.parts] or [share.num_bytes]
             for number, size in enumerate(parts):
                 width = self.width() * size / self._total if self._total else 0
@@ -93,10 +93,10 @@ class MemoryBar(QWidget):
 class MemoryUse(QWidget):
     """Bar, total and legend."""
 
-    def __init__(self, look: Look, name: str) -> None:
+    def __init__(self, theme: Theme, name: str) -> None:
         super().__init__()
-        self._look = look
-        self.bar = MemoryBar(look)
+        self._theme = theme
+        self.bar = MemoryBar(theme)
         self._numbers = label("", "small")
         self._legend = Flow(spacing=12)
         head = QHBoxLayout()
@@ -122,14 +122,14 @@ class MemoryUse(QWidget):
         if [(s.owner, s.name) for s in kept] != [(s.owner, s.name) for s in self._shown]:
             self._legend.clear()
             for share in kept:
-                self._legend.add(_LegendEntry(self._look, share))
+                self._legend.add(_LegendEntry(self._theme, share))
         self._shown = kept
 
 
 class _LegendEntry(QWidget):
-    def __init__(self, look: Look, share: Share) -> None:
+    def __init__(self, theme: Theme, share: Share) -> None:
         super().__init__()
-        dot = _Dot(look, share.owner)
+        dot = _Dot(theme, share.owner)
         layout = QHBoxLayout(self)
         layout.setContentsMargins(0, 0, 0, 0)
         layout.setSpacing(6)
@@ -139,9 +139,9 @@ class _LegendEntry(QWidget):
 
 
 class _Dot(QWidget):
-    def __init__(self, look: Look, owner: str) -> None:
+    def __init__(self, theme: Theme, owner: str) -> None:
         super().__init__()
-        self._look, self._owner = look, owner
+        self._theme, self._owner = theme, owner
         self.setFixedSize(10, 10)
 
     def paintEvent(self, event: QPaintEvent) -> None:
@@ -150,11 +150,11 @@ class _Dot(QWidget):
         painter = QPainter(self)
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         painter.setPen(Qt.PenStyle.NoPen)
-        painter.setBrush(owner_colour(self._look, self._owner))
+        painter.setBrush(owner_colour(self._theme, self._owner))
         painter.drawRoundedRect(QRectF(0, 0, 10, 10), 3, 3)
 
 
-def owner_colour(look: Look, owner: str) -> QColor:
+def owner_colour(theme: Theme, owner: str) -> QColor:
     """The colour of a holder of memory."""
     same = {
         "output": "compute",
@@ -164,6 +164,6 @@ def owner_colour(look: Look, owner: str) -> QColor:
         "correction": "overhead",
     }
     if owner.startswith("model "):
-        series = look.tokens.series
+        series = theme.tokens.series
         return QColor(series[int(owner.removeprefix("model ")) % len(series)])
-    return QColor(look.tokens.memory.get(same.get(owner, owner), look.tokens.memory["compute"]))
+    return QColor(theme.tokens.memory.get(same.get(owner, owner), theme.tokens.memory["compute"]))

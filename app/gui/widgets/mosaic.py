@@ -10,7 +10,7 @@ from PySide6.QtGui import QFontMetricsF, QHelpEvent, QPainter, QPaintEvent, QRes
 from PySide6.QtWidgets import QHBoxLayout, QSizePolicy, QToolTip, QWidget
 
 from app.gui import words
-from app.gui.look import Look
+from app.gui.theme import Theme
 from app.gui.widgets.basics import label
 from engine.api.library import Tensor
 from engine.api.quantizing import TensorPlan
@@ -95,16 +95,16 @@ def _place_of(name: str) -> tuple[int, str]:
 class Mosaic(QWidget):
     """Draws tiles into the space it has: by role and layer where they have both, else in rows."""
 
-    def __init__(self, look: Look, *, height: int = 96, gap: int = 1) -> None:
+    def __init__(self, theme: Theme, *, height: int = 96, gap: int = 1) -> None:
         super().__init__()
-        self._look = look
+        self._theme = theme
         self._gap = gap
         self._tiles: Sequence[Tile] = ()
         self._boxes: list[tuple[QRectF, Tile]] = []
         self._roles: list[str] = []
         self.setMinimumHeight(height)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
-        look.changed.connect(self._place)
+        theme.changed.connect(self._place)
 
     def show_tiles(self, tiles: Sequence[Tile]) -> None:
         """Show these tensors."""
@@ -141,14 +141,14 @@ class Mosaic(QWidget):
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         painter.setPen(Qt.PenStyle.NoPen)
         for box, tile in self._boxes:
-            painter.setBrush(self._look.tokens.precision_colour(tile.bits))
+            painter.setBrush(self._theme.tokens.precision_colour(tile.bits))
             painter.drawRoundedRect(box, 2, 2)
         if self._roles:
             self._paint_names(painter)
 
     def _paint_names(self, painter: QPainter) -> None:
-        painter.setFont(self._look.font("small"))
-        painter.setPen(self._look.tokens.colour("muted"))
+        painter.setFont(self._theme.font("small"))
+        painter.setPen(self._theme.tokens.colour("muted"))
         height = (self.height() - _ROW) / (len(self._roles) + 1)
         side = self._side()
         names = [_ROLE_NAMES.get(role, role) for role in self._roles]
@@ -161,7 +161,7 @@ class Mosaic(QWidget):
         painter.drawText(foot, Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignBottom, str(last))
 
     def _side(self) -> float:
-        metrics = QFontMetricsF(self._look.font("small"))
+        metrics = QFontMetricsF(self._theme.font("small"))
         names = [_ROLE_NAMES.get(role, role) for role in self._roles]
         return max(metrics.horizontalAdvance(name) for name in [*names, self.tr("ends")]) + 10
 
@@ -217,22 +217,22 @@ class Mosaic(QWidget):
 class PrecisionLegend(QWidget):
     """The scale of the mosaic's colours."""
 
-    def __init__(self, look: Look) -> None:
+    def __init__(self, theme: Theme) -> None:
         super().__init__()
         layout = QHBoxLayout(self)
         layout.setContentsMargins(0, 0, 0, 0)
-        layout.setSpacing(look.tokens.unit // 2)
-        for bits, _ in look.tokens.precision:
-            layout.addWidget(_Swatch(look, bits))
+        layout.setSpacing(theme.tokens.unit // 2)
+        for bits, _ in theme.tokens.precision:
+            layout.addWidget(_Swatch(theme, bits))
             layout.addWidget(label(words.decimal(bits, 0), "small"))
         layout.addWidget(label(self.tr("bits per weight"), "small"))
         layout.addStretch(1)
 
 
 class _Swatch(QWidget):
-    def __init__(self, look: Look, bits: float) -> None:
+    def __init__(self, theme: Theme, bits: float) -> None:
         super().__init__()
-        self._look, self._bits = look, bits
+        self._theme, self._bits = theme, bits
         self.setFixedSize(12, 12)
 
     def paintEvent(self, event: QPaintEvent) -> None:
@@ -241,5 +241,5 @@ class _Swatch(QWidget):
         painter = QPainter(self)
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         painter.setPen(Qt.PenStyle.NoPen)
-        painter.setBrush(self._look.tokens.precision_colour(self._bits))
+        painter.setBrush(self._theme.tokens.precision_colour(self._bits))
         painter.drawRoundedRect(QRectF(0, 0, 12, 12), 2, 2)

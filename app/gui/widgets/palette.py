@@ -7,7 +7,7 @@ from PySide6.QtCore import QEvent, QObject, QPoint, QSize, Qt, Signal
 from PySide6.QtGui import QKeyEvent, QResizeEvent
 from PySide6.QtWidgets import QDialog, QLineEdit, QListWidget, QListWidgetItem, QVBoxLayout, QWidget
 
-from app.gui.look import Look
+from app.gui.theme import Theme
 from app.gui.widgets.basics import IconButton, button, label, row, stack, when_released
 from app.gui.widgets.popups import round_corners
 from app.gui.widgets.shadow import Shadow
@@ -48,16 +48,16 @@ class Palette(QDialog):
     acted = Signal(str)
     tool_used = Signal(str)
 
-    def __init__(self, look: Look, title: str, hint: str, parent: QWidget) -> None:
+    def __init__(self, theme: Theme, title: str, hint: str, parent: QWidget) -> None:
         super().__init__(parent)
-        self._look = look
+        self._theme = theme
         self._entries: Sequence[Entry] = ()
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         self.setWindowFlag(Qt.WindowType.FramelessWindowHint)
         self.setWindowTitle(title)
         self.setAccessibleName(title)
         self.setProperty("kind", "palette")
-        Shadow(self, parent, look.tokens.radius, dim=True)
+        Shadow(self, parent, theme.tokens.radius, dim=True)
         self.search = QLineEdit()
         self.search.setPlaceholderText(hint)
         self.search.setAccessibleName(hint)
@@ -104,7 +104,7 @@ class Palette(QDialog):
     def resizeEvent(self, event: QResizeEvent) -> None:
         """Round the corners."""
         super().resizeEvent(event)
-        round_corners(self, self._look.tokens.radius)
+        round_corners(self, self._theme.tokens.radius)
 
     def _choose(self, item: QListWidgetItem) -> None:
         key = str(item.data(_ENTRY))
@@ -128,12 +128,12 @@ class Palette(QDialog):
             self.list.setCurrentRow(0)
         shown = min(self.list.count(), _SHOWN)
         height = sum(self.list.sizeHintForRow(place) for place in range(shown))
-        self.list.setFixedHeight(max(height, self._look.tokens.body * 3) + 4)
+        self.list.setFixedHeight(max(height, self._theme.tokens.body * 3) + 4)
         self.adjustSize()
 
     def _height(self, entry: Entry) -> int:
         """Pixels of a line; what its letters need is known before its style is."""
-        tokens = self._look.tokens
+        tokens = self._theme.tokens
         texts = round(_LEADING * (tokens.body + (tokens.small if entry.detail else 0)))
         control = round(_LEADING * tokens.body) + 2 * tokens.unit if entry.action else 0
         return max(texts, control) + 2 * tokens.unit + _FRAME
@@ -148,7 +148,7 @@ class Palette(QDialog):
             line.addWidget(label(entry.mark, "chip-ok"))
         if entry.tool:
             tool = IconButton(
-                self._look, "sliders", f"{entry.tool}: {entry.title}", self._tooler(entry.key), size=16
+                self._theme, "sliders", f"{entry.tool}: {entry.title}", self._tooler(entry.key), size=16
             )
             tool.setFocusPolicy(Qt.FocusPolicy.NoFocus)
             line.addWidget(tool)

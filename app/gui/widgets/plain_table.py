@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QHeaderView, QSizePolicy, QTableWidget, QTableWidgetItem
 
-from app.gui.look import Look
+from app.gui.theme import Theme
 
 _NARROWEST = 48
 
@@ -14,10 +14,10 @@ class PlainTable(QTableWidget):
     """`show_rows` replaces what changed; numbers stand right, words left. Column `wide` takes what is left."""
 
     def __init__(
-        self, look: Look, name: str, columns: Sequence[str], *, numbers: int, rows: int = 8, wide: int = 0
+        self, theme: Theme, name: str, columns: Sequence[str], *, numbers: int, rows: int = 8, wide: int = 0
     ) -> None:
         super().__init__(0, len(columns))
-        self._look, self._most, self._numbers = look, rows, numbers
+        self._theme, self._most, self._numbers = theme, rows, numbers
         self.setAccessibleName(name)
         self.setHorizontalHeaderLabels(list(columns))
         self.verticalHeader().hide()
@@ -41,7 +41,7 @@ class PlainTable(QTableWidget):
         self.setTabKeyNavigation(False)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self._fit()
-        look.changed.connect(self._fit)
+        theme.changed.connect(self._fit)
 
     def show_rows(self, rows: Sequence[Sequence[str]]) -> None:
         """Show these cells; what is the same stays untouched, so nothing flickers."""
@@ -73,8 +73,8 @@ class PlainTable(QTableWidget):
         return side | Qt.AlignmentFlag.AlignVCenter
 
     def _fit(self) -> None:
-        tokens = self._look.tokens
-        self.setFont(self._look.font("small"))
+        tokens = self._theme.tokens
+        self.setFont(self._theme.font("small"))
         line = self.fontMetrics().height() + tokens.unit
         self.verticalHeader().setDefaultSectionSize(line)
         shown = min(max(self.rowCount(), 1), self._most)

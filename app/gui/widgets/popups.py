@@ -10,7 +10,7 @@ from PySide6.QtCore import QPoint, QRectF, Qt
 from PySide6.QtGui import QAction, QPainterPath, QRegion, QResizeEvent
 from PySide6.QtWidgets import QComboBox, QMenu, QWidget
 
-from app.gui.look import Look
+from app.gui.theme import Theme
 from app.gui.widgets.shadow import Shadow
 
 _RADIUS = 8  # of a list of choices; as in the token file
@@ -19,15 +19,15 @@ _RADIUS = 8  # of a list of choices; as in the token file
 class Menu(QMenu):
     """A menu that deletes itself when it is closed; `add` gives an entry its icon."""
 
-    def __init__(self, look: Look, parent: QWidget, title: str = "") -> None:
+    def __init__(self, theme: Theme, parent: QWidget, title: str = "") -> None:
         super().__init__(title, parent)
-        self._look = look
+        self._theme = theme
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        Shadow(self, parent.window(), look.tokens.radius)
+        Shadow(self, parent.window(), theme.tokens.radius)
 
     def add(self, icon: str, words: str, run: Callable[[], object], colour: str = "muted") -> QAction:
         """One entry."""
-        action = self.addAction(self._look.icon(icon, colour), words)
+        action = self.addAction(self._theme.icon(icon, colour), words)
         action.triggered.connect(lambda _checked=False: run())
         return action
 
@@ -38,7 +38,7 @@ class Menu(QMenu):
     def resizeEvent(self, event: QResizeEvent) -> None:
         """Round the corners."""
         super().resizeEvent(event)
-        round_corners(self, self._look.tokens.radius)
+        round_corners(self, self._theme.tokens.radius)
 
 
 class Choice(QComboBox):

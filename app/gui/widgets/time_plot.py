@@ -10,7 +10,7 @@ from PySide6.QtGui import QColor, QFontMetrics
 from PySide6.QtWidgets import QFrame
 
 from app.gui import words
-from app.gui.look import Look
+from app.gui.theme import Theme
 from app.gui.widgets.basics import label, row, stack
 from app.gui.widgets.chart import Chart, value_words
 
@@ -26,13 +26,13 @@ _PERCENT = 100.0
 class TimePlot(QFrame):
     """`series` is the number of the plot colour; `add` the newest value."""
 
-    def __init__(self, look: Look, title: str, unit: str, series: int) -> None:
+    def __init__(self, theme: Theme, title: str, unit: str, series: int) -> None:
         super().__init__()
-        self._look, self._series, self._unit = look, series, unit
+        self._theme, self._series, self._unit = theme, series, unit
         self.setProperty("kind", "card")
         self.value = label(words.UNKNOWN, "title")
         self._points: deque[tuple[float, float]] = deque()
-        self.plot = Chart(look, title)
+        self.plot = Chart(theme, title)
         self._curve = self.plot.plot([], [], fillLevel=0, antialias=True)
         self.plot.setXRange(-KEPT_S, 0, padding=0)
         self._axis = self.plot.getPlotItem().getAxis("left")
@@ -51,7 +51,7 @@ class TimePlot(QFrame):
             )
         )
         self._recolour()
-        look.changed.connect(self._recolour)
+        theme.changed.connect(self._recolour)
 
     def add(self, value: float, now: float | None = None) -> None:
         """The newest value; what is older than the span is forgotten."""
@@ -92,7 +92,7 @@ class TimePlot(QFrame):
         pale.setAlphaF(0.18)
         self._curve.setPen(pyqtgraph.mkPen(colour, width=2))
         self._curve.setBrush(pale)
-        metrics = QFontMetrics(self._look.font("small"))
+        metrics = QFontMetrics(self._theme.font("small"))
         self._axis.setWidth(max(_AXIS, metrics.horizontalAdvance("1,000") + _GAP))
         self._clock.setHeight(metrics.height() + _GAP)
         self.plot.setFixedHeight(_HEIGHT + metrics.height() + _GAP)

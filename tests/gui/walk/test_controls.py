@@ -135,7 +135,7 @@ def test_a_setting_is_kept_on_the_disk_and_obeyed_at_once(walk):
     walk.click("Theme", SETTINGS)
     walk.until("app.activePopupWidget() is not None")
     walk.key("End", "Return")
-    walk.until("desktop.services.look.tokens.dark")
+    walk.until("desktop.services.theme.tokens.dark")
     kept = walk.home / "config" / "settings.toml"
     walk.until(f"'dark' in __import__('pathlib').Path({str(kept)!r}).read_text()")
     walk.click("Search settings", SETTINGS)

@@ -147,9 +147,9 @@ def test_a_bubble_keeps_its_shape_when_the_theme_changes(walk):
     walk.until("any(hasattr(i, '_bubble') for i in chat.transcript.items()[:1])")  # made when it is first drawn
     walk.settle()
     before = walk.ask(bubble)
-    walk.ask("desktop.services.look.set('dark', 100)")
+    walk.ask("desktop.services.theme.set('dark', 100)")
     walk.settle()
-    walk.ask("desktop.services.look.set('light', 100)")
+    walk.ask("desktop.services.theme.set('light', 100)")
     walk.settle()
     walk.until(f"{bubble} == {tuple(before)}")
     view = "chat.transcript.items()[0].text_view"

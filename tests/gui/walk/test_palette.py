@@ -31,7 +31,7 @@ def test_a_page_a_theme_and_a_chat_are_found_by_typing(walk):
     walk.type("dark")
     walk.until("spot('Appearance: Dark')")
     walk.key("Return")
-    walk.until("desktop.services.look.tokens.dark")
+    walk.until("desktop.services.theme.tokens.dark")
     file = walk.home / "config" / "settings.toml"  # written after the window knows it
     wait_for(lambda: file.exists() and "dark" in file.read_text(), 60, "the theme in the file")
 
@@ -83,7 +83,7 @@ def test_every_command_does_what_its_button_does(walk):
         walk.until(f"app.activeModalWidget() is not None and {there}")
         closed(walk)
     command(walk, "Appearance: Light")
-    walk.until("not desktop.services.look.tokens.dark")
+    walk.until("not desktop.services.theme.tokens.dark")
     command(walk, "Chat with Spark (demo)")
     walk.until("chat.isVisible() and chat.controller.conversation.model == 'spark'")
     command(walk, "Go to Settings")

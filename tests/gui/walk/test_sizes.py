@@ -25,8 +25,8 @@ def large_walk(open_window, large_screen):
     return open_window(on=large_screen)
 
 
-def look(walk, percent, theme="light", contrast="normal"):
-    walk.ask(f"desktop.services.look.set({theme!r}, {percent}, {contrast!r})")
+def set_theme(walk, percent, theme="light", contrast="normal"):
+    walk.ask(f"desktop.services.theme.set({theme!r}, {percent}, {contrast!r})")
 
 
 def cut_on_all_pages(walk, name, *, by_clicks=True):
@@ -48,7 +48,7 @@ def cut_on_all_pages(walk, name, *, by_clicks=True):
 @pytest.mark.parametrize("percent", [100, 200])
 def test_nothing_is_cut(large_walk, width, height, percent):
     walk = large_walk
-    look(walk, percent)
+    set_theme(walk, percent)
     walk.ask(f"window.resize({width}, {height})")
     walk.settle()
     smallest = height == 600  # where one can click on every page, one can in larger windows
@@ -59,7 +59,7 @@ def test_nothing_is_cut(large_walk, width, height, percent):
 def test_the_bar_shows_whole_words_or_none_however_low_the_window_is(large_walk, percent):
     """Words of letters that reach below the line were once cut in low windows."""
     walk = large_walk
-    look(walk, percent)
+    set_theme(walk, percent)
     walk.go("Chat")
     named = []
     for height in range(480, 781, 20):
@@ -85,7 +85,7 @@ def test_nothing_is_cut_in_german_dark_or_at_high_contrast(open_window, large_sc
     walk.ask("window.resize(1280, 760)")
     found = {}
     for percent, theme, contrast in ((100, "dark", "normal"), (200, "dark", "high"), (200, "light", "high")):
-        look(walk, percent, theme, contrast)
+        set_theme(walk, percent, theme, contrast)
         walk.settle()
         cut = cut_on_all_pages(walk, f"de-{theme}-{contrast}-{percent}", by_clicks=False)
         if cut:

@@ -1,4 +1,4 @@
-"""How the window looks: colours, distances and fonts, all from assets/themes/tokens.toml."""
+"""The theme: colours, distances and fonts of the window, all from assets/themes/tokens.toml."""
 
 import itertools
 import tomllib
@@ -77,18 +77,18 @@ def tokens(*, dark: bool, text_percent: int = 100, contrast: bool = False) -> To
     )
 
 
-class Look(QObject):
-    """The look in force. `changed` is emitted after the application's palette and style follow it."""
+class Theme(QObject):
+    """The theme in force. `changed` is emitted after the application's palette and style follow it."""
 
     changed = Signal()
 
     def __init__(
-        self, app: QApplication, theme: str = "system", text_percent: int = 100, contrast: str = "system"
+        self, app: QApplication, scheme: str = "system", text_percent: int = 100, contrast: str = "system"
     ) -> None:
         super().__init__(app)
         self._app = app
         self._hints = app.styleHints()  # held: what it hands out dies with this reference
-        self._theme, self._contrast = theme, contrast
+        self._scheme, self._contrast = scheme, contrast
         self._percent = text_percent
         self._icons: dict[tuple[str, str], QIcon] = {}
         for file in (ASSETS / "fonts").glob("*.[ot]tf"):
@@ -99,14 +99,14 @@ class Look(QObject):
         self._hints.colorSchemeChanged.connect(self._on_scheme_changed)
         self._hints.accessibility().contrastPreferenceChanged.connect(self._on_contrast_changed)
 
-    def set(self, theme: str, text_percent: int, contrast: str = "system") -> None:
-        """Change theme (system, light, dark), text size and contrast (system, normal, high), live."""
-        self._theme, self._percent, self._contrast = theme, text_percent, contrast
+    def set(self, scheme: str, text_percent: int, contrast: str = "system") -> None:
+        """Change colour scheme (system, light, dark), text size and contrast (system, normal, high), live."""
+        self._scheme, self._percent, self._contrast = scheme, text_percent, contrast
         self._renew()
 
     @property
     def formulas(self) -> Formulas:
-        """Formulas drawn in this look; made when the first is asked for."""
+        """Formulas drawn in this theme; made when the first is asked for."""
         if self._formulas is None:
             self._formulas = Formulas(self)
         return self._formulas
@@ -159,9 +159,9 @@ class Look(QObject):
         return pixmap
 
     def _is_dark(self) -> bool:
-        if self._theme == "system":
+        if self._scheme == "system":
             return self._hints.colorScheme() == Qt.ColorScheme.Dark
-        return self._theme == "dark"
+        return self._scheme == "dark"
 
     def _is_high_contrast(self) -> bool:
         if self._contrast == "system":
@@ -177,7 +177,7 @@ class Look(QObject):
             self._renew()
 
     def _on_scheme_changed(self) -> None:
-        if self._theme == "system":
+        if self._scheme == "system":
             self._renew()
 
     def _renew(self) -> None:
@@ -238,14 +238,14 @@ class Look(QObject):
 class _Dress(QObject):
     """Lives as long as its widget."""
 
-    def __init__(self, look: Look, widget: QWidget, size: str, *, mono: bool) -> None:
+    def __init__(self, theme: Theme, widget: QWidget, size: str, *, mono: bool) -> None:
         super().__init__(widget)
-        self._look, self._widget, self._size, self._mono = look, widget, size, mono
+        self._theme, self._widget, self._size, self._mono = theme, widget, size, mono
         self._follow()
-        look.changed.connect(self._follow)
+        theme.changed.connect(self._follow)
 
     def _follow(self) -> None:
-        self._widget.setFont(self._look.font(self._size, mono=self._mono))
+        self._widget.setFont(self._theme.font(self._size, mono=self._mono))
 
 
 def _blend(first: QColor, second: QColor, share: float) -> QColor:
