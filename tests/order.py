@@ -99,7 +99,6 @@ SECONDS = {
 APART = frozenset({
     "tests/faults/test_quantize_killed.py",
     "tests/integration/quantize/test_one_click.py",
-    "tests/integration/quantize/test_parcels.py",
     "tests/real/test_chat.py",
     "tests/real/test_recorded.py",
 })  # fmt: skip
