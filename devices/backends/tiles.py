@@ -1,4 +1,4 @@
-"""Our own backend for prompts (installers/tiles): its library beside llama.cpp's, and the types it takes."""
+"""Our own backend on the processor (installers/tiles): its library beside llama.cpp's, and what it computes."""
 
 import ctypes
 from collections.abc import Iterable
@@ -8,6 +8,10 @@ from typing import Final
 from devices.backends.libraries import built_libraries
 
 BACKEND: Final = "tiles"
+# What it computes beside products of weights, among whose types this stands.
+ATTENTION: Final = "attention"
+# What was measured with kernels of an earlier number says nothing of these.
+VERSION: Final = 2
 
 
 def tiles_library(folder: Path | None) -> Path | None:
@@ -15,12 +19,14 @@ def tiles_library(folder: Path | None) -> Path | None:
     return next(iter(built_libraries(folder).get(BACKEND, ())), None)
 
 
-def take(library: Path, type_ids: Iterable[int]) -> frozenset[int]:
-    """Let it compute products of these types from the next context on; returns those it has kernels for here.
+def take(library: Path, type_ids: Iterable[int], *, attention: bool = False) -> frozenset[int]:
+    """Let it compute products of these types, and attention, from the next context on.
 
-    Raises: OSError: the library does not load.
+    Returns the types it has kernels for here. Raises: OSError: the library does not load.
     """
-    function = ctypes.CDLL(str(library)).ggml_tiles_take
+    loaded = ctypes.CDLL(str(library))
+    loaded.ggml_tiles_attend(ctypes.c_bool(attention))
+    function = loaded.ggml_tiles_take
     function.argtypes, function.restype = [ctypes.c_uint64], ctypes.c_uint64
     known = function(sum(1 << number for number in set(type_ids)))
     return frozenset(number for number in range(64) if known >> number & 1)

@@ -6,8 +6,8 @@ import msgspec
 
 from devices.types import Machine
 from engine.dispatch.priors import BACKENDS
+from engine.dispatch.prompt_tiles import TILE_KERNELS
 from engine.measurements.tuning import Knobs
-from quantize.ggml_types import TILED
 
 UBATCHES = (32, 64, 128, 256, 512, 1024, 2048)
 BATCHES = (512, 2048)
@@ -43,14 +43,14 @@ def dimensions(
 ) -> tuple[Dimension, ...]:
     """The choices there are, most important first. A dimension with one level is left out.
 
-    `tiles`: our own kernels for prompts were built.
+    `tiles`: our own kernels were built.
     """
     found = [
         Dimension(name="device", levels=_devices(base, machine, n_layers)),
         Dimension(name="experts on the processor", levels=_experts(base, n_layers) if experts else ()),
         Dimension(name="threads", levels=tuple({"n_threads": n} for n in thread_counts(machine))),
         Dimension(name="repack", levels=({"repack": True}, {"repack": False})),
-        Dimension(name="our kernels for prompts", levels=_tiles(base) if tiles else ()),
+        Dimension(name="our own kernels", levels=_tiles(base) if tiles else ()),
         Dimension(name="flash attention and KV type", levels=attention(base)),
         Dimension(name="ubatch", levels=tuple({"n_ubatch": n} for n in ubatches(prompt_tokens, base.n_ubatch))),
         Dimension(name="batch", levels=tuple({"n_batch": n} for n in BATCHES if prompt_tokens > min(BATCHES))),
@@ -122,8 +122,8 @@ def _devices(base: Knobs, machine: Machine, n_layers: int) -> tuple[Level, ...]:
 
 
 def _tiles(base: Knobs) -> tuple[Level, ...]:
-    """For the types that dispatch takes them for, for all they can do, and for none."""
-    return tuple({"tiles": types} for types in dict.fromkeys((base.tiles, TILED, ())))
+    """For what dispatch takes them for, for all they can do, and for nothing."""
+    return tuple({"tiles": types} for types in dict.fromkeys((base.tiles, TILE_KERNELS, ())))
 
 
 def _experts(base: Knobs, n_layers: int) -> tuple[Level, ...]:

@@ -5,6 +5,7 @@ from typing import Final
 
 import msgspec
 
+from devices.backends.tiles import ATTENTION
 from engine.dispatch.history import Use
 from engine.fit.shape import ModelShape
 from engine.measurements.attention import AttentionSpeed, Heads
@@ -46,7 +47,7 @@ def plain_attention(
     `isa` are the processor's instruction sets; `use` is how the model was used so far; `measured` what both ways
     cost here for heads like these, which beats the rule by instruction sets.
     """
-    if settings.flash_attn != "auto" or settings.embeddings:
+    if settings.flash_attn != "auto" or settings.embeddings or ATTENTION in settings.tiles:
         return None
     if not (pays(measured, use) if measured else "avx2" in isa):
         return None
@@ -72,7 +73,7 @@ def pays(measured: AttentionSpeed, use: Use | None) -> bool:
 
 def measured_words(settings: LoadSettings, measured: AttentionSpeed | None, use: Use | None) -> str:
     """What this machine's measurement said of the attention that `settings` have, for a placement's card."""
-    if measured is None:
+    if measured is None or ATTENTION in settings.tiles:
         return ""
     point = measured.nearest(usual_tokens(use))
     told = (

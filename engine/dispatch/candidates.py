@@ -15,7 +15,7 @@ from engine.dispatch.attention import heads_of, measured_words, plain_attention
 from engine.dispatch.file_weights import file_weights
 from engine.dispatch.history import PlacementHistory
 from engine.dispatch.priors import BACKENDS
-from engine.dispatch.prompt_tiles import prompt_tiles
+from engine.dispatch.prompt_tiles import prompt_tiles, tile_attention
 from engine.dispatch.speed import Speed, expected
 from engine.dispatch.split import layer_bytes, layer_counts, shared_out
 from engine.dispatch.types import Overrides, Streaming
@@ -104,6 +104,7 @@ def on_processor(asked: Question, dry_run: DryRunner) -> Candidate:
     settings = file_weights(settings, shape, isa) or settings
     if tiles_library(library_folder()) is not None:
         settings = prompt_tiles(settings, shape, isa) or settings
+        settings = tile_attention(settings, shape, isa) or settings
     correction = asked.ledger.audits.correction(audit_key(shape, "cpu"))
 
     use, measured = asked.memory.use(asked.owner), attention_speed(asked, count)

@@ -212,7 +212,7 @@ def _why_processor(chosen: Candidate, machine: Machine, *, pinned: bool) -> list
     elif not chosen.settings.repack and chosen.settings.engine_args.repack is None:
         reasons.append(FILE_WEIGHTS_WHY)
     if chosen.settings.tiles and chosen.settings.engine_args.tiles is None:
-        reasons.append(tiles_why(chosen.settings))
+        reasons += tiles_why(chosen.settings)
     if chosen.attention:
         reasons.append(chosen.attention)
     elif chosen.settings.flash_attn == "off":

@@ -4,12 +4,12 @@ from typing import Final
 
 import msgspec
 
+from engine.dispatch.prompt_tiles import TILE_KERNELS
 from engine.errors import InputFault
 from engine.fit.context import resize_context
 from engine.fit.dry_run import DryRunFailed
 from engine.runner.engine_args import EngineArgs
 from engine.runner.protocol import LoadSettings
-from quantize.ggml_types import TILED
 
 # Arguments that are settings of a load by other names.
 _SETTINGS: Final = {
@@ -36,7 +36,7 @@ def decided(settings: LoadSettings) -> LoadSettings:
         if value is not None:
             changes[field] = value
     if args.tiles is not None:
-        changes["tiles"] = TILED if args.tiles else ()
+        changes["tiles"] = TILE_KERNELS if args.tiles else ()
     if args.ubatch_size is not None and args.batch_size is None:
         changes["n_batch"] = max(settings.n_batch, args.ubatch_size)
     if args.batch_size is not None and args.ubatch_size is None:

@@ -21,7 +21,7 @@ def next_fallback(settings: LoadSettings, machine: Machine, tried: tuple[LoadSet
     """The next settings to try; None when nothing is left.
 
     In order: without the model's own head and copies of states, another backend of the same device, a smaller
-    ubatch, the plain f16 cache, the CPU, then without our own kernels for prompts, without rewritten weights, and
+    ubatch, the plain f16 cache, the CPU, then without our own kernels, without rewritten weights, and
     without mapping the file.
     """
     return next((fallback for fallback in _fallbacks(settings, machine) if fallback.settings not in tried), None)
@@ -67,7 +67,7 @@ def _of_weights(settings: LoadSettings) -> list[Fallback]:
 def without_tiles(settings: LoadSettings) -> Fallback:
     """The same with llama.cpp's own kernels only."""
     return Fallback(
-        settings=msgspec.structs.replace(settings, tiles=()), change="read prompts with llama.cpp's own kernels"
+        settings=msgspec.structs.replace(settings, tiles=()), change="compute with llama.cpp's own kernels only"
     )
 
 

@@ -1,9 +1,11 @@
-"""Which weights our own kernels multiply with prompts on the processor, beside llama.cpp's."""
+"""What our own kernels compute on the processor, beside llama.cpp's: products with prompts, and attention."""
 
 from typing import Final
 
 import msgspec
 
+from devices.backends.tiles import ATTENTION
+from engine.dispatch.attention import heads_of
 from engine.fit.repack import NOT_MULTIPLIED, is_repacked
 from engine.fit.shape import BLOCK, ModelShape
 from engine.runner.protocol import LoadSettings
@@ -16,6 +18,13 @@ TILES_WHY: Final = "prompts by our own kernels: llama.cpp's take two to four tim
 # Every product is a step of its own then, at whose ends threads meet: too dear for a few weights of many.
 LEAST_SHARE: Final = 0.1
 _MATRIX: Final = 2
+# Measured: docs/log.md, "attention of our own".
+ATTENTION_WHY: Final = "attention by our own kernels: in long texts llama.cpp's take two to three times as long"
+ATTENTION_ISA: Final = frozenset({"avx2", "fma", "f16c"})
+# Values of a head that one step of its vectors takes. Source: installers/tiles/attend.cpp, `is_read`.
+HEAD_STEP: Final = 16
+# All that there are kernels for.
+TILE_KERNELS: Final = (*TILED, ATTENTION)
 
 
 def prompt_tiles(settings: LoadSettings, shape: ModelShape, isa: frozenset[str]) -> LoadSettings | None:
@@ -36,9 +45,21 @@ def prompt_tiles(settings: LoadSettings, shape: ModelShape, isa: frozenset[str])
     return msgspec.structs.replace(settings, tiles=tuple(name for name in TILED if GgmlType[name] in values))
 
 
-def tiles_why(settings: LoadSettings) -> str:
-    """What the dispatch card says of them; nothing where there are none."""
-    return TILES_WHY.format(" and ".join(settings.tiles)) if settings.tiles else ""
+def tile_attention(settings: LoadSettings, shape: ModelShape, isa: frozenset[str]) -> LoadSettings | None:
+    """`settings` with attention by our own kernels, or None where the choice was made or they cannot."""
+    if settings.engine_args.tiles is not None or settings.flash_attn == "off" or not isa >= ATTENTION_ISA:
+        return None
+    heads = heads_of(shape)
+    if heads is not None and heads.width % HEAD_STEP:
+        return None
+    return msgspec.structs.replace(settings, tiles=(*settings.tiles, ATTENTION))
+
+
+def tiles_why(settings: LoadSettings) -> list[str]:
+    """What the dispatch card says of them."""
+    types = [name for name in settings.tiles if name != ATTENTION]
+    found = [TILES_WHY.format(" and ".join(types))] if types else []
+    return [*found, ATTENTION_WHY] if ATTENTION in settings.tiles else found
 
 
 def _is_weight(tensor: TensorInfo) -> bool:

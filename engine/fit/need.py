@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Mapping
 
+from devices.backends.tiles import ATTENTION
 from engine.fit.repack import is_repacked
 from engine.fit.shape import BLOCK, ModelShape
 from engine.fit.types import Basis, DryRun, Need, Part, PartName
@@ -24,6 +25,8 @@ PROCESS_BYTES = 50 << 20
 VOCABULARY_TOKEN_BYTES = 700
 # What a thread of our own kernels decodes at once. Source: installers/tiles/tiles.h, PANEL_BYTES.
 TILE_PANEL_BYTES = 80 << 10
+# Cells of a tile of attention, rows of a strip, strips that share a tile. Source: installers/tiles/tiles.h.
+TILE_CELLS, TILE_STRIP, TILE_STRIPS = 64, 48, 4
 # A projector takes its file, and a fifth more for the graph of one picture. A prior, not measured.
 PROJECTOR_EXTRA_DIVISOR = 5
 
@@ -240,14 +243,20 @@ def work_bytes(shape: ModelShape, settings: LoadSettings) -> int:
 
 
 def tile_bytes(shape: ModelShape, settings: LoadSettings) -> int:
-    """What our own kernels for prompts keep: one ubatch in 8 bits with scales and sums, a panel for each thread.
+    """What our own kernels keep: the most that one operation takes.
 
-    Source: installers/tiles/ggml-tiles.cpp, `multiply`.
+    A product: one ubatch in 8 bits with scales and sums, a panel for each thread. Attention: for each thread a
+    tile of cells, four strips of queries and what they give. Source: installers/tiles, `multiply`, `strip_floats`.
     """
-    if not settings.tiles:
-        return 0
-    widest = max(shape.feed_forward, shape.embedding, shape.attention)
-    return settings.n_ubatch * widest * 44 // 32 + max(1, settings.n_threads) * TILE_PANEL_BYTES
+    threads, found = max(1, settings.n_threads), 0
+    if set(settings.tiles) - {ATTENTION}:
+        widest = max(shape.feed_forward, shape.embedding, shape.attention)
+        found = settings.n_ubatch * widest * 44 // 32 + threads * TILE_PANEL_BYTES
+    if ATTENTION in settings.tiles:
+        width = 2 * (shape.attention or shape.embedding) // shape.heads
+        floats = TILE_CELLS * (width + 2 * TILE_STRIP) + TILE_STRIPS * TILE_STRIP * (width + 3)
+        found = max(found, 4 * threads * floats)
+    return found
 
 
 def is_host(buffer: str) -> bool:

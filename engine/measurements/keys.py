@@ -3,6 +3,7 @@
 import hashlib
 from importlib import metadata
 
+from devices.backends import tiles
 from devices.backends.libraries import built_libraries, library_folder
 from devices.engine_versions.folder import chosen_version
 from devices.types import Machine
@@ -28,7 +29,8 @@ def machine_key(machine: Machine) -> str:
 
 def build() -> str:
     """Version of the kernels and which plugins there are."""
-    return f"{llama_cpp_version()} {','.join(sorted(built_libraries(library_folder())))}"
+    plugins = sorted(built_libraries(library_folder()))
+    return f"{llama_cpp_version()} {','.join(f'{p}{tiles.VERSION}' if p == tiles.BACKEND else p for p in plugins)}"
 
 
 def llama_cpp_version() -> str:

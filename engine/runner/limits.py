@@ -4,6 +4,7 @@ from typing import Final
 
 import msgspec
 
+from devices.backends.tiles import ATTENTION
 from engine.runner.engine_args import NO_ARGS
 from engine.runner.protocol import LoadSettings
 
@@ -74,6 +75,7 @@ def exact_settings(settings: LoadSettings) -> LoadSettings:
         n_ubatch=rows,
         # On a processor fused attention of one row divides the text among the threads: sums depend on their number.
         flash_attn="auto" if offloads else "off",
+        tiles=tuple(name for name in settings.tiles if name != ATTENTION),
         # What type the shared cache has may be a choice of memory or of tuning, which must not change the bits.
         type_k=_unquantized(settings.type_k),
         type_v=_unquantized(settings.type_v),

@@ -51,7 +51,8 @@ class LoadSettings(msgspec.Struct, frozen=True, kw_only=True):
     `gpu_frac` is the part of its GPU's memory that vLLM may take; `provider` then names it (`cuda:` and a number).
     `max_draft` is the longest guess that one step checks (0: none). `mtp` loads the file's own head for guesses.
     `max_rollback` tokens can be taken back from a recurrent state, by so many copies of it for each sequence.
-    `tiles` names types of weights whose products with prompts our own kernels compute (devices/backends/tiles.py).
+    `tiles` names what our own kernels compute: types of weights, in products with prompts, and `attention`
+    (devices/backends/tiles.py).
     `engine_args` is what llama.cpp is told beside these. `remotes` are workers that hold the last layers, one entry
     for each of `devices`.
     `reference_path` holds the CPU's answers that the device is compared with after the load (None: with nothing).

@@ -9,6 +9,7 @@ import logging
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
+from devices.backends.tiles import ATTENTION
 from devices.errors import Overdrawn
 from devices.memory import Amount
 from engine.bench.attention import measure_attention, memory_bytes
@@ -81,6 +82,8 @@ class IdleAttention:
         """Key, heads and threads of a measurement that is missing for a model of this processor's own kernels."""
         settings, placed = model.settings, model.placement
         if placed is None or placed.backend != "cpu" or settings.embeddings or settings.remotes:
+            return None
+        if ATTENTION in settings.tiles:  # faster than either
             return None
         try:
             heads = heads_of(read_shape(settings.path))

@@ -1,29 +1,30 @@
-// A backend of ggml for one operation: products of quantized weights with the rows of a prompt. llama.cpp's own
-// kernels multiply some types row by row. It computes on the processor in its memory: no weight is copied or moved.
+// A backend of ggml for products of quantized weights with the rows of a prompt, some types of which llama.cpp's own
+// kernels multiply row by row, and for attention. It computes on the processor in its memory: no weight is copied or
+// moved.
 //
-// Which types it takes is told with `ggml_tiles_take` before a context is made: at first it takes none.
-#include "tiles.h"
+// What it takes is told with `ggml_tiles_take` and `ggml_tiles_attend` before a context is made: at first nothing.
+#include "context.h"
 
 #include "ggml-backend-impl.h"
 #include "ggml-backend.h"
 #include "ggml.h"
 
-#include <omp.h>
-
-#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
-#include <memory>
 
 namespace {
 
-// Parts of a product for each thread, so that none waits long for the last one.
-constexpr int64_t PARTS = 4;
-// Columns of a part: each part decodes its rows again.
-constexpr int64_t PART_COLUMNS = 64;
+// Attention of fewer positions is taken only from this many cells on: each of it is a step of its own, at whose ends
+// threads meet. Measured: docs/log.md, "attention of our own".
+constexpr int64_t FEW_POSITIONS = 8, MANY_CELLS = 512;
 
 std::atomic<uint64_t> taken{0};
+std::atomic<bool> attending{false};
+
+}  // namespace
+
+namespace tiles {
 
 const tiles::Kernels * kernels() {
     static const tiles::Kernels * const best = [] () -> const tiles::Kernels * {
@@ -43,68 +44,12 @@ const tiles::Kernels * kernels() {
     return best;
 }
 
-struct Free {
-    void operator()(void * p) const { std::free(p); }
-};
+}  // namespace tiles
 
-struct Context {
-    int threads = 1;
-    std::unique_ptr<uint8_t, Free> memory;
-    size_t size = 0;
+namespace {
 
-    uint8_t * at_least(size_t bytes) {
-        if (size < bytes) {
-            memory.reset();
-            const size_t whole = (bytes + 4095) / 4096 * 4096;
-            memory.reset(static_cast<uint8_t *>(std::aligned_alloc(64, whole)));
-            size = memory ? whole : 0;
-        }
-        return memory.get();
-    }
-};
-
-size_t lined_up(size_t bytes) { return (bytes + 63) / 64 * 64; }
-
-bool multiply(Context & context, ggml_tensor * out) {
-    const ggml_tensor * weights = out->src[0];
-    const ggml_tensor * values = out->src[1];
-    const tiles::Kernels & use = *kernels();
-    tiles::Product product = {};
-    product.format = use.format(weights->type);
-    product.weights = static_cast<const uint8_t *>(weights->data);
-    product.row_bytes = weights->nb[1];
-    product.rows = weights->ne[1];
-    product.out = static_cast<float *>(out->data);
-    const int64_t count = ggml_nrows(values), length = values->ne[0], blocks = length / tiles::BLOCK;
-    const size_t q = lined_up(count * length), each = lined_up(count * blocks * sizeof(float));
-    const int threads = std::max(1, context.threads);
-    uint8_t * memory = context.at_least(q + 3 * each + threads * tiles::PANEL_BYTES);
-    if (!memory) {
-        return false;
-    }
-    product.columns = {length, blocks, reinterpret_cast<int8_t *>(memory), reinterpret_cast<float *>(memory + q),
-                       reinterpret_cast<float *>(memory + q + each), reinterpret_cast<int32_t *>(memory + q + 2 * each)};
-    uint8_t * panels = memory + q + 3 * each;
-    const int64_t by_rows = (product.rows + use.panel_rows - 1) / use.panel_rows;
-    const int64_t wanted = threads > 1 ? (PARTS * threads + by_rows - 1) / by_rows : 1;
-    const int64_t by_columns = std::max<int64_t>(1, std::min(wanted, count / PART_COLUMNS));
-    const float * first = static_cast<const float *>(values->data);
-    #pragma omp parallel num_threads(threads)
-    {
-        #pragma omp for schedule(static)
-        for (int64_t column = 0; column < count; column++) {
-            use.quantize(first + column * length, column, product.columns);
-        }
-        uint8_t * panel = panels + size_t(omp_get_thread_num()) * tiles::PANEL_BYTES;
-        #pragma omp for schedule(dynamic, 1)
-        for (int64_t index = 0; index < by_rows * by_columns; index++) {
-            const int64_t part = index % by_columns;
-            use.part(product, index / by_columns * use.panel_rows, count * part / by_columns,
-                     count * (part + 1) / by_columns, panel);
-        }
-    }
-    return true;
-}
+using tiles::Context;
+using tiles::kernels;
 
 // Of a backend
 
@@ -119,7 +64,9 @@ ggml_status compute(ggml_backend_t backend, ggml_cgraph * graph) {
     Context & context = *static_cast<Context *>(backend->context);
     for (int i = 0; i < ggml_graph_n_nodes(graph); i++) {
         ggml_tensor * node = ggml_graph_node(graph, i);
-        if (node->op == GGML_OP_MUL_MAT && (node->flags & GGML_TENSOR_FLAG_COMPUTE) && !multiply(context, node)) {
+        const bool ours = node->flags & GGML_TENSOR_FLAG_COMPUTE;
+        if (ours && ((node->op == GGML_OP_MUL_MAT && !tiles::multiply(context, node)) ||
+                     (node->op == GGML_OP_FLASH_ATTN_EXT && !tiles::attend(context, node)))) {
             return GGML_STATUS_ALLOC_FAILED;
         }
     }
@@ -176,6 +123,9 @@ bool device_computes(ggml_backend_dev_t, const ggml_tensor * op) {
             return true;
         case GGML_OP_MUL_MAT:
             break;
+        case GGML_OP_FLASH_ATTN_EXT:
+            return attending.load() && tiles::can_attend(op) &&
+                   (op->src[0]->ne[1] >= FEW_POSITIONS || op->src[1]->ne[1] >= MANY_CELLS);
         default:
             return false;
     }
@@ -245,6 +195,12 @@ extern "C" __attribute__((visibility("default"))) uint64_t ggml_tiles_take(uint6
     }
     taken = known;
     return known;
+}
+
+// Whether to compute attention; returns whether this processor has kernels for it.
+extern "C" __attribute__((visibility("default"))) bool ggml_tiles_attend(bool wanted) {
+    attending = wanted && kernels();
+    return kernels();
 }
 
 GGML_BACKEND_DL_IMPL(registry)

@@ -1,4 +1,4 @@
-# Adds our backend for prompts to those of ggml: llama.cpp's build includes this file as CMAKE_PROJECT_ggml_INCLUDE.
+# Adds our backend for prompts and attention to those of ggml: llama.cpp's build includes this file as CMAKE_PROJECT_ggml_INCLUDE.
 # It is for x86-64 with compilers that know GCC's options; elsewhere it is left out, and nothing depends on it.
 function(tessera_add_tiles)
     if (NOT GGML_BACKEND_DL OR MSVC OR NOT CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64)$")
@@ -10,7 +10,8 @@ function(tessera_add_tiles)
         return()
     endif()
     set(here ${CMAKE_CURRENT_FUNCTION_LIST_DIR})
-    ggml_add_backend_library(ggml-tiles ${here}/ggml-tiles.cpp ${here}/avx2.cpp ${here}/avx512.cpp)
+    ggml_add_backend_library(ggml-tiles
+        ${here}/ggml-tiles.cpp ${here}/multiply.cpp ${here}/attend.cpp ${here}/avx2.cpp ${here}/avx512.cpp)
     set_source_files_properties(${here}/avx2.cpp PROPERTIES COMPILE_OPTIONS "-mavx2;-mfma;-mf16c")
     set_source_files_properties(${here}/avx512.cpp PROPERTIES
         COMPILE_OPTIONS "-mavx2;-mfma;-mf16c;-mavx512f;-mavx512bw;-mavx512vl;-mavx512dq;-mavx512vnni")

@@ -1,15 +1,18 @@
-"""Our own kernels for prompts, where start.py built them, multiply right."""
+"""Our own kernels, where start.py built them, multiply and attend right."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from devices.backends.libraries import library_folder
 from devices.backends.tiles import tiles_library
 from quantize.ggml_types import TILED
+from tests.tile_attention import Case
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.skipif(tiles_library(library_folder()) is None, reason="the kernels were not built here")
@@ -38,3 +41,55 @@ def test_products_are_right_and_do_not_depend_on_threads_or_neighbours(kind, old
     assert found["same_by_threads"]
     assert found["same_beside_fewer"]
     assert found["not_numbers"] == [1, 2]
+
+
+# One row and rows of other texts go one by one, rows of one text in strips; tiles and strips that are not full.
+CASES = {
+    "one row, several chunks of cells": Case(positions=1, cells=1301),
+    "a few rows": Case(positions=3, cells=700, heads=4, key_heads=4),
+    "one text": Case(positions=45, cells=300),
+    "long text": Case(positions=150, cells=1301, heads=16, key_heads=2, width=128),
+    "a group of heads that is no strip": Case(positions=33, cells=200, heads=7, key_heads=1, width=80),
+    "rows of texts of their own": Case(positions=20, cells=1300, seen="own"),
+    "everybody sees everything": Case(positions=50, cells=77, seen="everything"),
+    "a window": Case(positions=70, cells=900, seen="window"),
+    "a window of few rows": Case(positions=2, cells=900, seen="window"),
+    "scores that are bounded": Case(positions=20, cells=130, heads=8, key_heads=8, softcap=5),
+    "a bias by distance": Case(positions=20, cells=130, heads=8, bias=8),
+    "one row with all of it": Case(positions=1, cells=600, heads=8, key_heads=1, softcap=5, bias=8, sinks=True),
+    "sinks": Case(positions=20, cells=130, sinks=True),
+    "texts apart": Case(positions=12, cells=600, streams=3),
+    "8 and 4 bits": Case(positions=70, cells=513, width=128, value_width=64, key_type="Q8_0", value_type="Q4_0"),
+    "one row of 8 bits": Case(positions=1, cells=600, key_type="Q8_0", value_type="Q8_0"),
+    "bfloat16": Case(positions=30, cells=90, key_type="BF16", value_type="BF16"),
+    "wider keys than values": Case(positions=10, cells=600, heads=16, key_heads=1, width=192, value_width=128),
+}
+
+
+@pytest.fixture(scope="module", params=["best", "avx2"])
+def attended(request):
+    """What the child found for each case, by one instruction set's kernels."""
+    odd = (Case(positions=9, cells=90, width=24), Case(positions=1, cells=500))
+    told = b"\n".join(map(msgspec.json.encode, (*CASES.values(), *odd)))
+    run = subprocess.run(
+        [sys.executable, "-m", "tests.tile_attention"],
+        cwd=ROOT, input=told, capture_output=True, check=False,
+        env=os.environ | ({"TESSERA_TILES": "avx2"} if request.param == "avx2" else {}),
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr.decode()
+    lines = [json.loads(line) for line in run.stdout.splitlines()]
+    return dict(zip((*CASES, "heads of 24", "one row of few cells"), lines, strict=True))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_attention_is_right_whoever_computes_beside_it(attended, name):
+    found = attended[name]
+    assert found.pop("taken")
+    assert not found.pop("untold")
+    assert found.pop("error") < 1e-5
+    assert found == dict.fromkeys(found, True)
+
+
+@pytest.mark.parametrize("name", ["heads of 24", "one row of few cells"])
+def test_attention_that_is_left_to_llama_cpp(attended, name):
+    assert attended[name] == {"taken": False}

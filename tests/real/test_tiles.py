@@ -1,16 +1,17 @@
-"""The chat model's prompts by our own kernels, where start.py built them: chosen by the server, told, and right."""
+"""The chat model by our own kernels, where start.py built them: chosen by the server, told, and right."""
 
 import pytest
 from against_recording import NEARLY_A_TIE
 from runner_calls import CHAT, GREEDY, answered, with_runner
 
 from devices.backends.libraries import library_folder
-from devices.backends.tiles import tiles_library
+from devices.backends.tiles import ATTENTION, tiles_library
 from engine.types import GenerationRequest
 
 NAME = "smollm2-135m-instruct"
 pytestmark = pytest.mark.skipif(tiles_library(library_folder()) is None, reason="the kernels were not built here")
-QUESTION = CHAT.format("What is the capital of France? Answer in one sentence, and say what it is known for.")
+QUESTION = "What is the capital of France? Answer in one sentence, and say what it is known for."
+LONG = "Rivers, hills and towns of the north were drawn on this map long ago. " * 60
 
 
 def test_the_server_chooses_them_and_says_why(real_server):
@@ -19,16 +20,24 @@ def test_the_server_chooses_them_and_says_why(real_server):
     answer = real_server.http.get(f"/tessera/v1/models/{NAME}.gguf/placement", headers=key)
     assert answer.status_code == 200, answer.text
     told = answer.json()["placement"]
-    assert told["settings"]["tiles"] == ["Q4_1"]
+    assert told["settings"]["tiles"] == ["Q4_1", "attention"]
     assert any("prompts by our own kernels" in reason for reason in told["reasons"])
+    assert any("attention by our own kernels" in reason for reason in told["reasons"])
 
 
-def test_the_same_greedy_answer_as_llama_cpps_kernels_give(real_model):
-    request = GenerationRequest(prompt=QUESTION, max_tokens=16, sampling=GREEDY, logprobs=2)
+@pytest.mark.parametrize("before", ["", LONG], ids=["short", "behind a long text"])
+@pytest.mark.parametrize("cache", ["f16", "q8_0"])
+def test_the_same_greedy_answer_as_llama_cpps_kernels_give(real_model, before, cache):
+    request = GenerationRequest(prompt=CHAT.format(before + QUESTION), max_tokens=16, sampling=GREEDY, logprobs=2)
     ours, theirs = (
-        with_runner(real_model, lambda runner: answered(runner, request), tiles=tiles) for tiles in (("Q4_1",), ())
-    )
-    assert "Paris" in theirs.text
+        with_runner(
+            real_model,
+            lambda runner: answered(runner, request),
+            tiles=tiles, flash_attn="on", type_k=cache, type_v=cache, n_ctx=2048,
+        )
+        for tiles in (("Q4_1", ATTENTION), ())
+    )  # fmt: skip
+    assert "Paris" in theirs.text or before
     for one, other, ranked in zip(ours.ids, theirs.ids, theirs.logprobs, strict=True):
         first, second = (logprob for _, _, logprob in ranked.top[:2])
         if one != other:

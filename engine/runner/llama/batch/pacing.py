@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+from devices.backends.tiles import ATTENTION
 from engine.runner.generation.draft_length import ROWS_AT_ONCE, StepCost
 from engine.runner.generation.effort import ANSWER_ROWS
 from engine.runner.llama.batch.threads import BatchThreads
@@ -95,8 +96,8 @@ class Pace:
 
 
 def in_tiles(settings: LoadSettings) -> bool:
-    """The processor's fused attention reads this cache in tiles."""
-    fused = settings.flash_attn != "off" and settings.n_gpu_layers == 0
+    """llama.cpp's own fused attention on the processor reads this cache in tiles; ours takes any number of rows."""
+    fused = settings.flash_attn != "off" and settings.n_gpu_layers == 0 and ATTENTION not in settings.tiles
     return fused and settings.type_k == settings.type_v and settings.type_k in ("f16", "f32")
 
 

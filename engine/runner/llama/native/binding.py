@@ -53,7 +53,7 @@ def start_backends(devices: Sequence[str] = (), cache: Path | None = None, tiles
     """Load every backend plugin beside libllama and those of kernel packs, then start llama.cpp.
 
     Returns the API module. OpenVINO's is loaded only where `devices` names one of its devices; `cache` is its
-    folder for compiled models. Our own for prompts is loaded only for `tiles`, the types it shall take: every
+    folder for compiled models. Our own is loaded only for `tiles`, what it shall compute: every
     context of this process uses it then. Raises: KernelsMissing: OpenVINO does not offer that device now.
 
     The symbol is taken from libllama's own handle: wheels have no symlinks, so opening libggml by name would
@@ -82,14 +82,15 @@ def start_backends(devices: Sequence[str] = (), cache: Path | None = None, tiles
     return api
 
 
-def _start_tiles(lib: Any, types: Sequence[str]) -> None:
+def _start_tiles(lib: Any, kernels: Sequence[str]) -> None:
     """Without it, or where it does not load, llama.cpp's own kernels compute the same."""
     path = own_tiles.tiles_library(library_folder())
     if path is None:
         return
     lib.ggml_backend_load.restype = ctypes.c_void_p
     if lib.ggml_backend_load(str(path).encode()):
-        own_tiles.take(path, (GgmlType[name] for name in types))
+        types = [GgmlType[name] for name in kernels if name != own_tiles.ATTENTION]
+        own_tiles.take(path, types, attention=own_tiles.ATTENTION in kernels)
     else:
         sys.stderr.write(f"{path} did not load\n")
 

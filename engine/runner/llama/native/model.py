@@ -10,6 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from devices.backends import openvino
+from devices.backends.tiles import ATTENTION
 from engine.phases import Phases
 from engine.runner.engine_args import BadEngineArg
 from engine.runner.limits import (
@@ -149,6 +150,9 @@ def _context_params(api: Any, settings: LoadSettings, cells: int, n_seq_max: int
     params.type_k = KV_TYPES[settings.type_k]
     params.type_v = KV_TYPES[settings.type_v]
     params.flash_attn_type = FLASH_ATTN[settings.flash_attn]
+    if settings.flash_attn == "auto" and ATTENTION in settings.tiles:
+        # llama.cpp's own choice is against attention by another backend than the one that holds the cache.
+        params.flash_attn_type = FLASH_ATTN["on"]
     params.kv_unified = True
     params.swa_full = False
     params.no_perf = True

@@ -12,6 +12,7 @@ from devices.memory import Ledger
 from devices.recording import RecordedHost
 from devices.report import recorded_report
 from devices.types import CoreCounts, Runtime
+from engine.dispatch import candidates
 from engine.dispatch.attention import heads_of
 from engine.dispatch.cells import ROOMY_BYTES
 from engine.dispatch.choose import place
@@ -43,6 +44,12 @@ def path(tmp_path_factory):
 @pytest.fixture(scope="module")
 def shape(path):
     return read_shape(path)
+
+
+@pytest.fixture
+def without_our_kernels(monkeypatch):
+    """As where they are not built: on other systems than Linux and other processors than x86."""
+    monkeypatch.setattr(candidates, "tiles_library", lambda _folder: None)
 
 
 def base(path, **changes):
@@ -176,6 +183,7 @@ def test_wishes_reach_the_settings(shape, path):
     assert (settings.type_k, settings.type_v, settings.flash_attn) == ("q8_0", "q8_0", "on")
 
 
+@pytest.mark.usefixtures("without_our_kernels")
 def test_processors_attend_plainly_where_that_is_faster_and_fits(shape, path):
     settings = placed(shape, path, HALO, Overrides(device="cpu", n_parallel=2)).settings
     assert (settings.flash_attn, settings.n_ubatch) == ("off", 128)
@@ -216,6 +224,7 @@ def test_the_files_own_head_guesses_where_it_fits_and_nothing_else_does(tmp_path
     assert fallback.settings == base(file)
 
 
+@pytest.mark.usefixtures("without_our_kernels")
 def test_a_model_of_long_chats_attends_plainly_at_its_next_load(shape, path):
     def attention(answers, owner="m"):
         memory = PlacementHistory(None)
@@ -237,6 +246,7 @@ def test_a_model_of_long_chats_attends_plainly_at_its_next_load(shape, path):
     assert attention([*long * 9, *[(300, 100.0, 6)] * 40]) == "auto"  # habits change
 
 
+@pytest.mark.usefixtures("without_our_kernels")
 def test_what_was_measured_here_beats_the_rule_by_instruction_sets(shape, path):
     def attention(machine, ratios, answers=(), **overrides):
         memory = PlacementHistory(None)
@@ -275,6 +285,7 @@ def test_a_damaged_measurement_of_attention_is_passed_over(tmp_path):
     assert [history.attention(key) is not None for key in "abcd"] == [False, False, False, True]
 
 
+@pytest.mark.usefixtures("without_our_kernels")
 def test_large_caches_keep_fused_attention(shape, path):
     def attention(**overrides):
         return placed(

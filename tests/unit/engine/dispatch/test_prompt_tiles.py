@@ -1,10 +1,11 @@
-"""For which weights our own kernels read prompts, what they cost, and that the dispatch card says so."""
+"""What our own kernels compute, what that costs, and that the dispatch card says so."""
 
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace as replaced
 
+from devices.backends.tiles import ATTENTION
 from devices.memory import Ledger
 from devices.recording import RecordedHost
 from devices.report import recorded_report
@@ -15,14 +16,14 @@ from engine.dispatch.engine_args import decided
 from engine.dispatch.fallbacks import next_fallback
 from engine.dispatch.history import PlacementHistory
 from engine.dispatch.placer import read_shape
-from engine.dispatch.prompt_tiles import prompt_tiles
+from engine.dispatch.prompt_tiles import ATTENTION_WHY, TILE_KERNELS, prompt_tiles, tile_attention
 from engine.dispatch.types import Overrides
 from engine.fit.need import tile_bytes
 from engine.measurements.tuning import knobs_of
 from engine.runner.engine_args import EngineArgs
 from engine.runner.protocol import LoadSettings
 from engine.server.openai.receipts import plan_of
-from quantize.ggml_types import TILED, GgmlType
+from quantize.ggml_types import GgmlType
 from tests.machines import machines
 from tests.shapes import scaled, write_hollow
 
@@ -71,7 +72,7 @@ def placed(shape, path, device="cpu", **changes):
 @pytest.mark.parametrize("kind", [GgmlType.Q4_1, GgmlType.Q5_0, GgmlType.Q5_1, GgmlType.Q8_0])
 def test_types_that_llama_cpp_multiplies_slowly(path, kind):
     found = placed(of_types(read_shape(path), kind), path)
-    assert found.settings.tiles == (kind.name,)
+    assert found.settings.tiles == (kind.name, ATTENTION)
     why = f"prompts by our own kernels: llama.cpp's take two to four times as long for weights in {kind.name}"
     assert why in found.reasons
 
@@ -81,8 +82,27 @@ def test_types_that_llama_cpp_multiplies_slowly(path, kind):
 )
 def test_other_types_keep_llama_cpps_kernels(path, kind):
     found = placed(of_types(read_shape(path), kind), path)
-    assert found.settings.tiles == ()
-    assert not any("our own kernels" in reason for reason in found.reasons)
+    assert found.settings.tiles == (ATTENTION,)
+    assert not any("prompts by our own kernels" in reason for reason in found.reasons)
+    assert ATTENTION_WHY in found.reasons
+
+
+def test_attention_is_ours_where_it_is_fused_and_heads_fit_vectors(path):
+    shape, settings = read_shape(path), LoadSettings(path="m.gguf")
+    assert tile_attention(settings, shape, OLDER).tiles == (ATTENTION,)
+    assert tile_attention(settings, shape, OLDER - {"f16c"}) is None
+    assert tile_attention(replaced(settings, flash_attn="off"), shape, OLDER) is None
+    assert tile_attention(replaced(settings, engine_args=EngineArgs(tiles=False)), shape, OLDER) is None
+    layers = tuple(replaced(x, key_values=24 * 4, value_values=24 * 4) for x in shape.layers)
+    odd = replaced(shape, heads=4, attention=96, layers=layers)
+    assert tile_attention(settings, odd, OLDER) is None
+
+
+def test_with_it_attention_is_never_plain(path):
+    found = placed(read_shape(path), path, n_parallel=1)
+    assert found.settings.flash_attn == "auto"
+    older = placed(read_shape(path), path, n_parallel=1, engine_args=EngineArgs(tiles=False))
+    assert older.settings.flash_attn == "off"
 
 
 def test_8_bits_need_vnni_and_matrix_units_do_it_themselves(path):
@@ -111,13 +131,21 @@ def test_where_they_were_not_built_nothing_changes(path, monkeypatch):
     assert placed(of_types(read_shape(path), GgmlType.Q8_0), path).settings.tiles == ()
 
 
+def test_what_attention_keeps_is_in_the_prediction(path):
+    shape = of_types(read_shape(path), GgmlType.Q4_K)
+    with_it, without = placed(shape, path), placed(shape, path, engine_args=EngineArgs(tiles=False))
+    more = tile_bytes(shape, with_it.settings)
+    assert 100_000 * with_it.settings.n_threads < more < 400_000 * with_it.settings.n_threads
+    assert with_it.need.total_bytes - without.need.total_bytes == more
+
+
 def test_a_gpus_settings_are_not_touched(path):
     found = placed(of_types(read_shape(path), GgmlType.Q8_0), path, device=None)
     assert found.settings.devices
     assert found.settings.tiles == ()
 
 
-@pytest.mark.parametrize(("wish", "tiles"), [(True, TILED), (False, ())])
+@pytest.mark.parametrize(("wish", "tiles"), [(True, TILE_KERNELS), (False, ())])
 def test_what_the_user_asked_for_stays(path, wish, tiles):
     found = placed(of_types(read_shape(path), GgmlType.Q8_0), path, engine_args=EngineArgs(tiles=wish))
     assert found.settings.tiles == tiles
@@ -140,21 +168,21 @@ def test_after_a_crash_llama_cpps_own_kernels_are_tried(path):
     while (fallback := next_fallback(tried[-1], HOST, tuple(tried))) is not None:
         tried.append(fallback.settings)
         changes.append(fallback.change)
-    assert "read prompts with llama.cpp's own kernels" in changes
+    assert "compute with llama.cpp's own kernels only" in changes
     assert tried[-1].tiles == ()
 
 
 def test_bits_of_deterministic_answers_depend_on_them():
     plain = LoadSettings(path="m.gguf", n_ctx=512)
     assert "tiles" not in plan_of(plain)  # receipts of earlier versions stay valid
-    assert plan_of(replaced(plain, tiles=("Q8_0",)))["tiles"] == ["Q8_0"]
+    assert plan_of(replaced(plain, tiles=("Q8_0", ATTENTION)))["tiles"] == ["Q8_0"]  # their attention is plain
 
 
 def test_autotune_tries_them_for_more_types_and_for_none():
     base = knobs_of(LoadSettings(path="m.gguf", n_threads=2, tiles=("Q8_0",)))
-    found = next(d for d in dimensions(base, HOST, 4096, 20, tiles=True) if d.name == "our kernels for prompts")
-    assert [level["tiles"] for level in found.levels] == [("Q8_0",), TILED, ()]
+    found = next(d for d in dimensions(base, HOST, 4096, 20, tiles=True) if d.name == "our own kernels")
+    assert [level["tiles"] for level in found.levels] == [("Q8_0",), TILE_KERNELS, ()]
     assert found.words(base) == "Q8_0"
     assert found.words(replaced(base, tiles=())) == "none"
     assert base.apply(LoadSettings(path="m.gguf")).tiles == ("Q8_0",)
-    assert "our kernels for prompts" not in {d.name for d in dimensions(base, HOST, 4096, 20)}
+    assert "our own kernels" not in {d.name for d in dimensions(base, HOST, 4096, 20)}

@@ -1,0 +1,48 @@
+// Memory and threads of one backend, and what it computes with them.
+#pragma once
+
+#include "tiles.h"
+
+#include "ggml.h"
+
+#include <cstdlib>
+#include <memory>
+
+namespace tiles {
+
+// Parts of an operation for each thread, so that none waits long for the last one.
+constexpr int64_t PARTS = 4;
+
+struct Free {
+    void operator()(void * p) const { std::free(p); }
+};
+
+struct Context {
+    int threads = 1;
+    std::unique_ptr<uint8_t, Free> memory;
+    size_t size = 0;
+
+    uint8_t * at_least(size_t bytes) {
+        if (size < bytes) {
+            memory.reset();
+            const size_t whole = (bytes + 4095) / 4096 * 4096;
+            memory.reset(static_cast<uint8_t *>(std::aligned_alloc(64, whole)));
+            size = memory ? whole : 0;
+        }
+        return memory.get();
+    }
+};
+
+inline size_t lined_up(size_t bytes) { return (bytes + 63) / 64 * 64; }
+
+// The best of this processor; null: it has none.
+const Kernels * kernels();
+
+// Products and attention. False: no memory for them.
+bool multiply(Context & context, ggml_tensor * out);
+bool attend(Context & context, const ggml_tensor * out);
+
+// This attention is one that `attend` computes.
+bool can_attend(const ggml_tensor * out);
+
+}  // namespace tiles
