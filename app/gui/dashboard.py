@@ -3,8 +3,6 @@
 from collections.abc import Iterable
 from itertools import pairwise
 
-from PySide6.QtCore import QTimer
-from PySide6.QtGui import QHideEvent, QShowEvent
 from PySide6.QtWidgets import QGridLayout, QLabel
 
 from app.gui import words
@@ -51,26 +49,13 @@ class DashboardPage(Page):
         for table in (self.table, self.history):
             table.hide()
         self._asking = False
-        self._timer = QTimer(self)
-        self._timer.setInterval(_EVERY_MS)
-        self._timer.timeout.connect(self.refresh)
+        self.while_visible(_EVERY_MS, self.refresh, self.refresh)
 
     def _nothing(self) -> QLabel:
         """What stands where there are no rows yet."""
         made = label(self.tr("Requests appear here, without what was said in them."), "muted", wrap=True)
         self._notes.append(made)
         return made
-
-    def showEvent(self, event: QShowEvent) -> None:
-        """Look while seen."""
-        super().showEvent(event)
-        self.refresh()
-        self._timer.start()
-
-    def hideEvent(self, event: QHideEvent) -> None:
-        """Nothing runs for a page that is not seen."""
-        super().hideEvent(event)
-        self._timer.stop()
 
     def refresh(self) -> None:
         """Ask for the counters."""

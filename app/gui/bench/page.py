@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import msgspec
-from PySide6.QtCore import Qt, QTimer
-from PySide6.QtGui import QHideEvent, QShowEvent
+from PySide6.QtCore import Qt
 from PySide6.QtWidgets import (
     QAbstractItemView,
     QFileDialog,
@@ -58,9 +57,7 @@ class BenchPage(Page):
         self._build_controls()
         self._build_plots()
         self._build_results()
-        self._timer = QTimer(self)
-        self._timer.setInterval(_BUSY_MS)
-        self._timer.timeout.connect(self._look_at_machine)
+        self.while_visible(_BUSY_MS, self._look_at_machine, self._look)
         services.models.changed.connect(self._list_models)
         jobs.changed.connect(self._on_job)
         self._list_models()
@@ -160,17 +157,9 @@ class BenchPage(Page):
 
     # ------------------------------------------------------------------ what there is
 
-    def showEvent(self, event: QShowEvent) -> None:
-        """Ask for results, and look at the machine while seen."""
-        super().showEvent(event)
+    def _look(self) -> None:
         self.refresh()
         self._look_at_machine()
-        self._timer.start()
-
-    def hideEvent(self, event: QHideEvent) -> None:
-        """Nothing runs for a page that is not seen."""
-        super().hideEvent(event)
-        self._timer.stop()
 
     def refresh(self) -> None:
         """Ask for the shapes and for everything measured before."""

@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
-from PySide6.QtCore import Qt, QTimer
-from PySide6.QtGui import QGuiApplication, QHideEvent, QShowEvent
+from PySide6.QtCore import Qt
+from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QProgressBar, QVBoxLayout, QWidget
 
 from app.client import ApiError
@@ -73,25 +73,12 @@ class DevicesPage(Page):
         self._power.setLayout(stack(label(self.tr("Power"), "strong"), self.power, spacing=8))
         self._power.hide()
         self.content.addWidget(self._power)
-        self._timer = QTimer(self)
-        self._timer.setInterval(_REFRESH_MS)
-        self._timer.timeout.connect(self._refresh_ledger)
+        self.while_visible(_REFRESH_MS, self._refresh_ledger, self.refresh)
         self._asked: set[str] = set()
         self._placements: tuple[str, ...] = ()
         self._round = 0  # each time the loaded models are listed anew, their placements are asked for anew
         self._live: dict[str, tuple[QLabel, QProgressBar]] = {}
         services.models.reachable_changed.connect(lambda reachable: self.refresh() if reachable else None)
-
-    def showEvent(self, event: QShowEvent) -> None:
-        """Look while seen."""
-        super().showEvent(event)
-        self.refresh()
-        self._timer.start()
-
-    def hideEvent(self, event: QHideEvent) -> None:
-        """Nothing runs for a page that is not seen."""
-        super().hideEvent(event)
-        self._timer.stop()
 
     def refresh(self) -> None:
         """Ask for the devices and the ledger."""

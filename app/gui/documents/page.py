@@ -4,8 +4,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from PySide6.QtCore import Qt, QTimer, Signal
-from PySide6.QtGui import QHideEvent, QShowEvent
+from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QFileDialog, QFrame, QVBoxLayout
 
 from app.gui import words
@@ -53,20 +52,7 @@ class DocumentsPage(Page):
         for widget in (self.banner, self.empty):
             self.content.addWidget(widget)
         self.content.addLayout(self._place)
-        self._timer = QTimer(self)
-        self._timer.setInterval(_LOOK_MS)
-        self._timer.timeout.connect(self.refresh)
-
-    def showEvent(self, event: QShowEvent) -> None:
-        """Look now, and again while the page is seen."""
-        super().showEvent(event)
-        self.refresh()
-        self._timer.start()
-
-    def hideEvent(self, event: QHideEvent) -> None:
-        """Nobody looks any more."""
-        super().hideEvent(event)
-        self._timer.stop()
+        self.while_visible(_LOOK_MS, self.refresh, self.refresh)
 
     def refresh(self) -> None:
         """Ask for the state of every collection."""

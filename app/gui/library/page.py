@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from PySide6.QtCore import QEvent, Qt, QTimer, Signal
-from PySide6.QtGui import QHideEvent, QShowEvent
+from PySide6.QtCore import QEvent, Qt, Signal
 from PySide6.QtWidgets import QFileDialog, QInputDialog, QTabWidget, QVBoxLayout, QWidget
 
 from app.client import ApiError
@@ -68,31 +67,22 @@ class LibraryPage(Page):
         self.tabs.currentChanged.connect(self._on_tab)
         for widget in (self.banner, JobList(services.theme, jobs), self.tabs):
             self.content.addWidget(widget)
-        self._timer = QTimer(self)
-        self._timer.setInterval(_REFRESH_MS)
-        self._timer.timeout.connect(self.refresh)
+        self.while_visible(_REFRESH_MS, self.refresh, self._look)
         jobs.finished.connect(self._on_job_finished)
         jobs.failed.connect(lambda text: self.banner.tell(text, "bad"))
         services.models.reachable_changed.connect(lambda _: self.refresh())
         services.theme.changed.connect(self._rebuild)
 
-    def showEvent(self, event: QShowEvent) -> None:
+    def _look(self) -> None:
         """Show what is known, and look for what was put into the folders since."""
-        super().showEvent(event)
         self.refresh()
         self.refresh(look_again=True)
-        self._timer.start()
 
     def changeEvent(self, event: QEvent) -> None:
         """Look again when a person comes back, perhaps from copying a file into a folder."""
         super().changeEvent(event)
         if event.type() == QEvent.Type.ActivationChange and self.isActiveWindow() and self.isVisible():
             self.refresh(look_again=True)
-
-    def hideEvent(self, event: QHideEvent) -> None:
-        """Nothing runs for a page that is not seen."""
-        super().hideEvent(event)
-        self._timer.stop()
 
     def refresh(self, *, look_again: bool = False) -> None:
         """Ask the server for the models; `look_again` has it look for new files first."""

@@ -3,7 +3,7 @@
 from typing import Any
 
 from PySide6.QtCore import QTimer, Signal
-from PySide6.QtGui import QGuiApplication, QHideEvent, QShowEvent
+from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QPlainTextEdit
 
 from app.gui.api import in_words
@@ -72,9 +72,7 @@ class ServerPage(Page):
         self.log.setAccessibleName(self.tr("Log of the server"))
         self.log.setPlaceholderText(self.tr("What the server writes appears here."))
         self.add_section(self.tr("Log"), self.log)
-        self._timer = QTimer(self)
-        self._timer.setInterval(_REFRESH_MS)
-        self._timer.timeout.connect(self._follow)
+        self.while_visible(_REFRESH_MS, self._follow, self._look)
         services.models.reachable_changed.connect(lambda _: self.refresh())
         services.models.changed.connect(self.refresh)
         self.refresh()
@@ -139,20 +137,10 @@ class ServerPage(Page):
             self._show_activity(RecentActivity())
         self._show_snippet()
 
-    def showEvent(self, event: QShowEvent) -> None:
-        """Follow the log while it is seen."""
-        super().showEvent(event)
-        self.keys.refresh()
-        self.upstreams.refresh()
-        self.remotes.refresh()
-        self.elsewhere.refresh()
+    def _look(self) -> None:
+        for part in (self.keys, self.upstreams, self.remotes, self.elsewhere):
+            part.refresh()
         self._follow()
-        self._timer.start()
-
-    def hideEvent(self, event: QHideEvent) -> None:
-        """Nothing runs for a page that is not seen."""
-        super().hideEvent(event)
-        self._timer.stop()
 
     def _show_snippet(self) -> None:
         snippet = SNIPPETS[max(self.client.currentIndex(), 0)]

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from PySide6.QtCore import QObject, QSize, Qt, QTimer, Signal
-from PySide6.QtGui import QFocusEvent, QGuiApplication, QHideEvent, QIcon, QResizeEvent
+from PySide6.QtGui import QFocusEvent, QGuiApplication, QHideEvent, QIcon, QResizeEvent, QShowEvent
 from PySide6.QtWidgets import (
     QAbstractScrollArea,
     QApplication,
@@ -259,6 +259,26 @@ class Page(QScrollArea):
         inner.setLayout(whole)
         self.setWidget(inner)
         self.setAccessibleName(title)
+        self._timer = QTimer(self)
+        self._on_shown: Callable[[], object] | None = None
+
+    def while_visible(self, every_ms: int, again: Callable[[], object], shown: Callable[[], object]) -> None:
+        """Call `shown` whenever the page comes into view, and `again` every `every_ms` as long as it is seen."""
+        self._timer.setInterval(every_ms)
+        self._timer.timeout.connect(again)
+        self._on_shown = shown
+
+    def showEvent(self, event: QShowEvent) -> None:
+        """Ask for what is shown here."""
+        super().showEvent(event)
+        if self._on_shown:
+            self._on_shown()
+            self._timer.start()
+
+    def hideEvent(self, event: QHideEvent) -> None:
+        """Nothing runs for a page that is not seen."""
+        super().hideEvent(event)
+        self._timer.stop()
 
     def set_subtitle(self, text: str) -> None:
         """Say something else below the title."""
