@@ -17,6 +17,7 @@ import msgspec
 from engine.documents.errors import CollectionUnusable
 from engine.documents.types import PageRead
 from engine.documents.words import TOKENIZER, Stemmer
+from engine.index_database import open_index
 
 _VERSION: Final = 1
 _SCHEMA: Final = f"""
@@ -38,14 +39,6 @@ CREATE TABLE vector(id INTEGER PRIMARY KEY AUTOINCREMENT, chunk_id INTEGER NOT N
   REFERENCES chunk(id) ON DELETE CASCADE, vector BLOB NOT NULL);
 CREATE TABLE fact(name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 """
-_PRAGMAS: Final = {
-    "journal_mode": "wal",
-    "synchronous": "normal",
-    "foreign_keys": True,
-    "cache_size": -32768,
-    "temp_store": "memory",
-    "journal_size_limit": 32 << 20,
-}
 READING, READY, FAILED = "reading", "ready", "failed"
 
 
@@ -120,27 +113,10 @@ class Store:
         self.path = path
         self.lock = threading.RLock()
         try:
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._db = self._open()
+            self._db = open_index(path, _SCHEMA, _VERSION, synchronous="normal")
             self.stemmer = Stemmer(self._db)
         except (OSError, apsw.Error) as error:
             raise CollectionUnusable(path, str(error)) from error
-
-    def _open(self) -> apsw.Connection:
-        try:
-            db = _connect(self.path)
-            if db.pragma("user_version") == _VERSION:
-                return db
-            db.close()
-        except (apsw.CorruptError, apsw.NotADBError):
-            pass  # it is made of the files again
-        for suffix in ("", "-wal", "-shm"):
-            self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
-        db = _connect(self.path)
-        with db:
-            db.execute(_SCHEMA)
-            db.pragma("user_version", _VERSION)
-        return db
 
     @property
     def connection(self) -> apsw.Connection:
@@ -387,12 +363,3 @@ def _document(row: tuple[object, ...]) -> DocumentRow:
 
 def _chunk(row: tuple[object, ...]) -> ChunkRow:
     return msgspec.convert(dict(zip(ChunkRow.__struct_fields__, row, strict=True)), ChunkRow)
-
-
-def _connect(path: Path) -> apsw.Connection:
-    db = apsw.Connection(str(path))
-    db.set_busy_timeout(10_000)
-    # One by one: of several in one text, those behind the first that answers would never run.
-    for name, value in _PRAGMAS.items():
-        db.pragma(name, value)
-    return db

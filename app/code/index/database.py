@@ -4,13 +4,13 @@ import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 import apsw
 
 from app.code.errors import IndexUnusable
 from app.code.index.walk import FoundFile
 from app.code.index.worker import ParsedFile
+from engine.index_database import open_index
 
 # Raised whenever the tables or what is stored in them change; an older index is built anew.
 _VERSION = 2
@@ -66,30 +66,11 @@ class IndexDatabase:
     """Typed access to the tables. One connection; not shared between threads at the same time."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._db = self._open()
+            self._db = open_index(path, _SCHEMA, _VERSION, synchronous="off")
             self._tokenize = self._db.fts5_tokenizer("porter", ["unicode61", "remove_diacritics", "0"])
         except (OSError, apsw.Error) as error:
             raise IndexUnusable(path, str(error)) from error
-
-    def _open(self) -> apsw.Connection:
-        try:
-            db = _connect(self._path)
-            version = db.pragma("user_version")
-            if version == _VERSION:
-                return db
-            db.close()
-        except (apsw.CorruptError, apsw.NotADBError):
-            pass
-        for suffix in ("", "-wal", "-shm"):
-            self._path.with_name(self._path.name + suffix).unlink(missing_ok=True)
-        db = _connect(self._path)
-        with db:
-            db.execute(_SCHEMA)
-            db.pragma("user_version", _VERSION)
-        return db
 
     @property
     def connection(self) -> apsw.Connection:
@@ -224,19 +205,3 @@ class IndexDatabase:
     def close(self) -> None:
         """Close the database."""
         self._db.close()
-
-
-_PRAGMAS: Final = (
-    ("journal_mode", "WAL"), ("synchronous", "OFF"), ("foreign_keys", True), ("cache_size", -32768),
-    ("temp_store", "MEMORY"),
-)  # fmt: skip
-
-
-def _connect(path: Path) -> apsw.Connection:
-    db = apsw.Connection(str(path))
-    db.set_busy_timeout(10_000)
-    # The index can be built again: losing the last transaction in a power cut is no loss.
-    # One by one: of several statements in one call, those behind the first that returns a row would not run.
-    for name, value in _PRAGMAS:
-        db.pragma(name, value)
-    return db

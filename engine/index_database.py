@@ -1,0 +1,43 @@
+"""SQLite files that hold an index: it can be built again, so one that does not fit is replaced by an empty one."""
+
+from pathlib import Path
+from typing import Literal
+
+import apsw
+
+
+def open_index(path: Path, schema: str, version: int, *, synchronous: Literal["off", "normal"]) -> apsw.Connection:
+    """The index at `path` with these tables; damaged, or of another version, it is emptied first.
+
+    `synchronous` "off" may lose the whole file in a power cut, "normal" the last transactions.
+
+    Raises: OSError, apsw.Error: the folder or the file cannot be used.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    try:
+        db = _connect(path, synchronous)
+        if db.pragma("user_version") == version:
+            return db
+        db.close()
+    except (apsw.CorruptError, apsw.NotADBError):
+        pass
+    for suffix in ("", "-wal", "-shm"):
+        path.with_name(path.name + suffix).unlink(missing_ok=True)
+    db = _connect(path, synchronous)
+    with db:
+        db.execute(schema)
+        db.pragma("user_version", version)
+    return db
+
+
+def _connect(path: Path, synchronous: str) -> apsw.Connection:
+    db = apsw.Connection(str(path))
+    db.set_busy_timeout(10_000)
+    # One by one: of several statements in one call, those behind the first that returns a row would not run.
+    db.pragma("journal_mode", "wal")
+    db.pragma("synchronous", synchronous)
+    db.pragma("foreign_keys", True)
+    db.pragma("cache_size", -32768)
+    db.pragma("temp_store", "memory")
+    db.pragma("journal_size_limit", 32 << 20)
+    return db
