@@ -10,7 +10,7 @@ from app.tools.consent import ConsentRequest, ToolConsent, fingerprint_of, start
 from app.tools.mcp_config import McpServerConfig
 from app.tools.mcp_server import McpServer
 from app.tools.shown import shown_line, shown_text
-from app.tools.types import ToolOutcome, ToolRefused, ToolSpec
+from app.tools.types import ToolOutcome, ToolRefused, ToolSpec, decode_arguments
 
 
 class Source(Protocol):
@@ -97,11 +97,9 @@ class Toolset:
             return ToolOutcome(f"There is no tool {name!r}. Tools: {known}.", ok=False)
         source, spec = self._owners[name]
         try:
-            given = json.loads(arguments or "{}")
-        except (ValueError, RecursionError) as error:
-            return ToolOutcome(f"The arguments of {name} are no JSON: {error}", ok=False)
-        if not isinstance(given, dict):
-            return ToolOutcome(f"The arguments of {name} must be an object.", ok=False)
+            given = decode_arguments(name, arguments)
+        except ToolRefused as error:
+            return ToolOutcome(str(error), ok=False)
         request = ConsentRequest(
             kind="tool",
             title=shown_line(source.title(name)),

@@ -40,7 +40,7 @@ def _arguments(call: ToolCall, traits: TemplateTraits) -> Any:
         return call.arguments
     try:
         value = json.loads(call.arguments or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return {"arguments": call.arguments}
     return value if isinstance(value, dict) else {"arguments": value}
 
@@ -243,7 +243,7 @@ def _responses_inside(messages: list[Dict]) -> list[Dict]:
     for item in messages:
         if item["role"] == "tool" and out and out[-1]["role"] == "assistant":
             response = item["content"]
-            with contextlib.suppress(ValueError, TypeError):
+            with contextlib.suppress(ValueError, TypeError, RecursionError):
                 parsed = json.loads(response)
                 response = parsed if isinstance(parsed, dict) else response
             found = {"name": item.get("name", ""), "response": response}

@@ -28,7 +28,7 @@ def custom_input(arguments: str) -> str:
     """The free text in a call's arguments; whatever else the model wrote, as it is."""
     try:
         value = json.loads(arguments)
-    except ValueError:
+    except (ValueError, RecursionError):
         return arguments
     text = value.get(TEXT_PARAMETER) if isinstance(value, dict) else None
     return text if isinstance(text, str) else arguments

@@ -7,7 +7,7 @@ from app.tools.consent import Consent, ConsentRequest, start_request
 from app.tools.mcp_config import McpServerConfig
 from app.tools.mcp_server import McpServer
 from app.tools.shown import shown_line, shown_text
-from app.tools.types import ToolOutcome, ToolRefused, ToolSpec
+from app.tools.types import ToolOutcome, ToolRefused, ToolSpec, decode_arguments
 
 
 class McpTools:
@@ -37,11 +37,9 @@ class McpTools:
         if not server.running:
             return ToolOutcome(f"The MCP server {server.config.name} is not running.", ok=False)
         try:
-            given = json.loads(arguments or "{}")
-        except (ValueError, RecursionError) as error:
-            return ToolOutcome(f"The arguments of {name} are no JSON: {error}", ok=False)
-        if not isinstance(given, dict):
-            return ToolOutcome(f"The arguments of {name} must be an object.", ok=False)
+            given = decode_arguments(name, arguments)
+        except ToolRefused as error:
+            return ToolOutcome(str(error), ok=False)
         request = ConsentRequest(
             kind="mcp",
             title=shown_line(f"{server.config.name}: {server.real_name(name)}"),

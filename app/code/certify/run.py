@@ -1,6 +1,5 @@
 """Run the certificate's cases against a model, and keep the result where its card finds it."""
 
-import json
 import re
 import time
 from collections.abc import Callable, Iterable
@@ -13,6 +12,7 @@ from app.client import ApiError, Client
 from app.code.agent.models import ServerModel
 from app.code.certify.cases import Case
 from app.code.certify.suite import suite
+from app.tools.types import ToolRefused, decode_arguments
 from devices.atomic_file import write_atomically
 
 # Raised when cases change, so that only like is compared with like.
@@ -122,12 +122,9 @@ def checked(case: Case, text: str, made: Iterable[tuple[str, str, str]]) -> str 
     calls = []
     for _, name, arguments in made:
         try:
-            value = json.loads(arguments or "{}")
-        except ValueError:
-            return f"the arguments of {name} are no JSON: {arguments[:120]!r}"
-        if not isinstance(value, dict):
-            return f"the arguments of {name} are no object"
-        calls.append((name, value))
+            calls.append((name, decode_arguments(name, arguments)))
+        except ToolRefused as error:
+            return f"{error} {arguments[:120]!r}"
     return case.check(text, calls)
 
 

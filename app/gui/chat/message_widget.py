@@ -318,7 +318,7 @@ class MessageWidget(ColumnItem):
         arguments = call.get("arguments", "")
         try:
             arguments = json.dumps(json.loads(arguments), indent=2, ensure_ascii=False)
-        except ValueError:
+        except (ValueError, RecursionError):
             arguments = arguments or "{}"
         view = self._add_view(f"```json\n{arguments}\n```", 4 * self._theme.tokens.unit)
         frame.setLayout(

@@ -136,7 +136,7 @@ def as_markdown(event: AgentEvent) -> str:  # noqa: PLR0911 - one form for each 
 def _shortened(arguments: str) -> str:
     try:
         text = json.dumps(json.loads(arguments), ensure_ascii=False)
-    except ValueError:
+    except (ValueError, RecursionError):
         text = arguments
     return _line(text)
 

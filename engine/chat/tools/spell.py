@@ -11,7 +11,7 @@ from engine.chat.types import ToolCall
 def _arguments(call: ToolCall) -> object:
     try:
         return json.loads(call.arguments or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return {"arguments": call.arguments}
 
 
