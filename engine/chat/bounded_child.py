@@ -16,7 +16,8 @@ import psutil
 
 from devices.child_command import child_command
 from devices.process_memory import processor_s
-from engine.chat.child_frames import PATIENCE, READY, read_frame, write_frame
+from engine.chat.child_service import PATIENCE, READY
+from engine.frames import read_frame, write_frame
 
 _log = logging.getLogger(__name__)
 _ROOT: Final = Path(__file__).resolve().parents[2]
@@ -48,7 +49,7 @@ _CLOSE_S: Final = 0.2
 
 
 class BoundedChild:
-    """Runs `module`, which calls `child_frames.serve`. One request at a time; safe from any thread or loop.
+    """Runs `module`, which calls `child_service.serve`. One request at a time; safe from any thread or loop.
 
     `timeout_s` bounds what one answer computes (the start is not counted), `memory_bytes` the child's address
     space. A `background` child takes what others leave of the processor.

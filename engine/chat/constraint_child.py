@@ -5,7 +5,7 @@ from typing import Any, Final
 import llguidance
 import msgspec
 
-from engine.chat import child_frames
+from engine.chat import child_service
 from engine.chat.constraint_protocol import Trial, Verdict
 from engine.errors import ConstraintRefused
 from engine.grammar import grammar_of, lark_of_gbnf
@@ -60,4 +60,4 @@ class Checker:
 
 
 if __name__ == "__main__":
-    child_frames.serve(Checker().answer)
+    child_service.serve(Checker().answer)

@@ -9,7 +9,7 @@ from typing import Any
 from jinja2 import Template, TemplateError, TemplateSyntaxError
 from jinja2.exceptions import SecurityError
 
-from engine.chat import adapt, child_frames
+from engine.chat import adapt, child_service
 from engine.chat.builtin import CHATML, function_schema
 from engine.chat.jinja_env import TemplateRefusal, environment
 from engine.chat.reasoning import close_open_reasoning
@@ -223,4 +223,4 @@ def _template_line(error: BaseException) -> int:
 
 
 if __name__ == "__main__":
-    child_frames.serve(Renderer().answer)
+    child_service.serve(Renderer().answer)

@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from engine.chat.child_frames import serve
+from engine.chat.child_service import serve
 from engine.documents.cut import Cutter
 from engine.documents.types import Page, PageRead, ReadAnswer, ReadRequest, Unreadable
 

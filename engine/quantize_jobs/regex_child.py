@@ -4,7 +4,7 @@ import re
 
 import msgspec
 
-from engine.chat import child_frames
+from engine.chat import child_service
 
 
 class Search(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,4 +21,4 @@ def answer(body: bytes) -> bytes:
 
 
 if __name__ == "__main__":
-    child_frames.serve(answer)
+    child_service.serve(answer)

@@ -4,11 +4,11 @@ Engine-neutral: the llama.cpp runner, the ONNX runner and the fakes in tests spe
 bytes of big-endian length and one msgpack message. Everything a step produced travels in one `Events` frame.
 """
 
-import struct
 from typing import Final
 
 import msgspec
 
+from engine.frames import LENGTH
 from engine.runner.engine_args import NO_ARGS, EngineArgs
 from engine.types import Event, GenerationRequest, ModelFacts
 
@@ -19,7 +19,6 @@ MAX_FRAME_BYTES: Final = 64 << 20
 INITIAL_CREDIT: Final = 64
 # A runner says this often that it lives, whatever its kernels do.
 HEARTBEAT_S: Final = 2.0
-_LENGTH = struct.Struct(">I")
 
 
 class RemoteLayers(msgspec.Struct, frozen=True, kw_only=True):
@@ -298,7 +297,7 @@ def frame(message: ToRunner | FromRunner) -> bytes:
     body = _encoder.encode(message)
     if len(body) > MAX_FRAME_BYTES:
         raise ValueError(f"frame of {len(body)} bytes, limit {MAX_FRAME_BYTES}")
-    return _LENGTH.pack(len(body)) + body
+    return LENGTH.pack(len(body)) + body
 
 
 def frame_length(header: bytes | bytearray) -> int:
@@ -306,7 +305,7 @@ def frame_length(header: bytes | bytearray) -> int:
 
     Raises: ValueError: longer than MAX_FRAME_BYTES.
     """
-    (length,) = _LENGTH.unpack(header)
+    (length,) = LENGTH.unpack(header)
     if length > MAX_FRAME_BYTES:
         raise ValueError(f"frame of {length} bytes, limit {MAX_FRAME_BYTES}")
     return int(length)
@@ -327,8 +326,8 @@ class FrameReader:
         buffer += data
         bodies: list[bytes] = []
         at = 0
-        while len(buffer) - at >= _LENGTH.size:
-            begin = at + _LENGTH.size
+        while len(buffer) - at >= LENGTH.size:
+            begin = at + LENGTH.size
             end = begin + frame_length(buffer[at:begin])
             if end > len(buffer):
                 break

@@ -1,15 +1,12 @@
 """The child process that reads and parses project files: grammars are native code, files are not trusted.
 
-Frames on stdin and stdout are a 4-byte little-endian length and msgpack. A request is a list of paths, the
-answer one `ParsedFile` for each, in order. Run as `python -m app.code.index.worker ROOT`.
+Frames on stdin and stdout are msgpack: a request is a list of paths, the answer one `ParsedFile` for each, in
+order. Run as `python -m app.code.index.worker ROOT`.
 """
 
 import contextlib
-import os
-import struct
 import sys
 from pathlib import Path
-from typing import IO
 
 import msgspec
 
@@ -18,6 +15,7 @@ from app.code.index.languages import language_of
 from app.code.index.symbols import Chunk, Symbol, chunks_of, symbols_of
 from app.code.index.walk import MAX_INDEXED_BYTES
 from app.code.workspace import Workspace
+from engine.frames import claim_stdio, read_frame, write_frame
 
 # Address space of one worker. Measured: log entry "Project index".
 _MEMORY_LIMIT_BYTES = 2 << 30
@@ -34,22 +32,6 @@ class ParsedFile(msgspec.Struct, frozen=True):
     symbols: list[Symbol] = []
     chunks: list[Chunk] = []
     problem: str | None = None
-
-
-def read_frame(stream: IO[bytes]) -> bytes | None:
-    """The next frame's payload; None at the end of the stream."""
-    head = stream.read(4)
-    if len(head) < 4:  # noqa: PLR2004  # the size of the length itself
-        return None
-    (size,) = struct.unpack("<I", head)
-    payload = stream.read(size)
-    return payload if len(payload) == size else None
-
-
-def write_frame(stream: IO[bytes], payload: bytes) -> None:
-    """Send one frame."""
-    stream.write(struct.pack("<I", len(payload)) + payload)
-    stream.flush()
 
 
 def parse_file(workspace: Workspace, path: str) -> ParsedFile:
@@ -73,14 +55,12 @@ def main() -> None:
 
         resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_LIMIT_BYTES, _MEMORY_LIMIT_BYTES))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    stdin, stdout = sys.stdin.buffer, os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    # Native code that prints must not break the frames.
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    source, sink = claim_stdio()
     workspace = Workspace(Path(sys.argv[1]))
     decoder, encoder = msgspec.msgpack.Decoder(list[str]), msgspec.msgpack.Encoder()
-    while (frame := read_frame(stdin)) is not None:
+    while (frame := read_frame(source)) is not None:
         for path in decoder.decode(frame):
-            write_frame(stdout, encoder.encode(parse_file(workspace, path)))
+            write_frame(sink, encoder.encode(parse_file(workspace, path)))
 
 
 if __name__ == "__main__":

@@ -8,12 +8,13 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Self
+from typing import BinaryIO, Self, cast
 
 import msgspec
 
-from app.code.index.worker import ParsedFile, read_frame, write_frame
+from app.code.index.worker import ParsedFile
 from devices.child_command import child_command
+from engine.frames import read_frame, write_frame
 
 # Paths sent at once: enough to keep a worker busy, few enough to share the work evenly.
 _BATCH = 16
@@ -124,16 +125,14 @@ class _Worker:
     def parse(self, paths: Sequence[str]) -> Iterator[ParsedFile]:
         """Answers in order; fewer than asked for when the child died, and `alive` is False then."""
         stdin, stdout = self._child.stdin, self._child.stdout
-        assert stdin is not None
-        assert stdout is not None
         try:
-            write_frame(stdin, msgspec.msgpack.encode(list(paths)))
+            write_frame(cast("BinaryIO", stdin), msgspec.msgpack.encode(list(paths)))
         except OSError:
             self._ended()
             return
         for _ in range(len(paths)):
             with _Watch(self._child) as watch:
-                frame = read_frame(stdout)
+                frame = read_frame(cast("BinaryIO", stdout))
             if frame is None:
                 self._stalled = watch.fired
                 self._ended()

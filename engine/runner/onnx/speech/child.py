@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from devices.cores import allowed_cores
-from engine.chat.child_frames import serve
+from engine.chat.child_service import serve
 from engine.runner.onnx.speech.fixed import FixedMoonshine
 from engine.runner.onnx.speech.moonshine import Moonshine
 from engine.runner.onnx.speech.protocol import Heard, Listen, Refused, Request, Said, Transcribe
