@@ -13,7 +13,6 @@ from app.imports.types import Chat, ImportFailed
 # Larger than any export there is; a file that inflates to more is no export.
 MAX_BYTES: Final = 1 << 30
 _INSIDE: Final = "conversations.json"
-_JAN: Final = "messages.jsonl"
 
 
 def read_document(path: Path) -> Any:

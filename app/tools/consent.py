@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Final, Literal
+from typing import Literal
 
 import msgspec
 
@@ -19,7 +19,6 @@ ConsentKind = Literal["edit", "run", "mcp", "mcp server", "tool"]
 Decision = Literal["no", "once", "session"]
 # The same for a tool as a whole: "always" and "never" are kept on the disk.
 ToolDecision = Literal["no", "once", "chat", "always", "never"]
-TOOL_DECISIONS: Final[tuple[ToolDecision, ...]] = ("no", "once", "chat", "always", "never")
 
 
 @dataclass(frozen=True, kw_only=True)

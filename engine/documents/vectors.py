@@ -23,11 +23,6 @@ def packed(vector: Any) -> bytes:
     return np.array([scale], _SCALE).tobytes() + numbers
 
 
-def unpacked(blob: bytes) -> Any:
-    """The unit vector, float32 of (width,)."""
-    return np.frombuffer(blob[4:], np.int8).astype(np.float32) * np.frombuffer(blob[:4], _SCALE)[0]
-
-
 def above(cosine: Any, floor: float) -> Any:
     """Cosines of a model whose unrelated texts are at `floor`, as of one that has them at 0; 1 stays 1."""
     return (cosine - floor) / (1 - floor)

@@ -10,7 +10,7 @@ import os
 import subprocess
 import tempfile
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal
 
 import msgspec
 import numpy as np
@@ -24,7 +24,6 @@ from quantize.onnx.graph import GraphWriter
 from quantize.texts import CALIBRATION
 
 Form = Literal["a8w8", "a16w8", "bf16", "xint8", "float"]
-FORMS: Final = get_args(Form)
 OPSET: Final = 17
 UNTRIED: Final = "experimental: no AMD NPU was tried by this project"
 # Texts for the ranges of activations; Quark keeps what each gives in memory.

@@ -52,7 +52,6 @@ class AnswerParser:
         self._section_calls = 0
         self._junk = ""
         self._payload: Payload | None = None
-        self._header_start = ""
         self._bare: BareJson | None = None
         self._reasoning = dialect.reasoning
         self._marks = marks_of(dialect, calls=self._calls, reasoning=self._reasoning)
@@ -163,7 +162,6 @@ class AnswerParser:
             self._buffer = mark + self._buffer
         elif mark in self._marks.headers:
             self._mode = _Mode.HEADER
-            self._header_start = mark
             self._spaces = ""
         else:
             self._block_over()

@@ -24,7 +24,6 @@ class KeptHeader(msgspec.Struct, frozen=True, kw_only=True):
     data_offset: int
     end: int
     metadata: dict[str, bool | int | float | str | list[bool | int | float | str]]
-    array_counts: dict[str, int]
     tensors: list[tuple[str, list[int], int, int, int]]
 
 
@@ -45,7 +44,6 @@ def keep(folder: Path, sha256: str, header: GgufFile) -> None:
         data_offset=header.data_offset,
         end=header.end,
         metadata=metadata,
-        array_counts={key: entry.count for key, entry in header.entries.items() if entry.element_type is not None},
         tensors=[(t.name, list(t.shape), int(t.ggml_type), t.offset, t.nbytes) for t in header.tensors],
     )
     try:
