@@ -98,9 +98,9 @@ def _print(report: "FitReport", placement: "Placement") -> None:
     out.print(f"Largest context that fits: {report.largest_context} tokens" if report.largest_context else "")
     for reason in (*placement.reasons, *([placement.energy] if placement.energy else [])):
         out.print(f"- {escape(reason)}")
-    for way in report.give_ups[:3]:
+    for way in report.fit_options[:3]:
         out.print(f"To make it fit: {escape(way.text)}: {size(way.needed_bytes)} ({escape(way.flags)})")
-    if not report.fits and not report.give_ups:
+    if not report.fits and not report.fit_options:
         out.print("Nothing that can be given up here makes it fit: it needs a machine with more memory.")
     for note in report.notes:
         out.print(f"Note: {escape(note)}")

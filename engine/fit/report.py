@@ -11,7 +11,7 @@ from engine.errors import NotEnoughMemory
 from engine.fit.context import largest_context, need_at
 from engine.fit.need import amounts
 from engine.fit.shape import ModelShape
-from engine.fit.types import WORKERS, DryRun, FitReport, GiveUp, Need
+from engine.fit.types import WORKERS, DryRun, FitOption, FitReport, Need
 from engine.runner.expert_tensors import least_bytes, stacks
 from engine.runner.protocol import LoadSettings
 
@@ -57,11 +57,11 @@ def fit_report(
     need = estimate(settings)
     held = {r.owner: r.predicted_bytes for r in ledger.reservations() if r.owner != name}
     fit = fits(need)
-    ways: tuple[GiveUp, ...] = ()
+    ways: tuple[FitOption, ...] = ()
     if not fit:
-        from engine.fit.give_up import give_ups  # noqa: PLC0415 - most models fit
+        from engine.fit.fit_options import fit_options  # noqa: PLC0415 - most models fit
 
-        ways = give_ups(shape, settings, estimate, fits, held, name, on_disk=on_disk)
+        ways = fit_options(shape, settings, estimate, fits, held, name, on_disk=on_disk)
     limit = shape.context_train or max(settings.n_ctx, 1 << 17)
     smallest = settings
     if settings.expert_bytes:  # a longer context takes the place of experts
@@ -73,7 +73,7 @@ def fit_report(
         need=need,
         available_bytes={d: ledger.available(d, machine, exclude=name) for d in need.devices},
         largest_context=largest_context(smallest, limit, lambda at: fits(estimate(at))),
-        give_ups=ways,
+        fit_options=ways,
         notes=_notes(shape, settings),
     )
 
@@ -90,7 +90,7 @@ def overdraft(ledger: Ledger, need: Need, owner: str = "") -> Overdrawn | None:
 def refusal(report: FitReport, device_names: Mapping[str, str]) -> NotEnoughMemory:
     """The error a load that does not fit is refused with: needed, available and the cheapest ways out."""
     device = max(report.need.devices, key=lambda d: report.need.device_bytes(d) - report.available_bytes.get(d, 0))
-    options = tuple(f"{way.text} ({way.flags})" for way in report.give_ups[:NUM_OPTIONS])
+    options = tuple(f"{way.text} ({way.flags})" for way in report.fit_options[:NUM_OPTIONS])
     return NotEnoughMemory(
         report.need.device_bytes(device),
         report.available_bytes.get(device, 0),

@@ -94,8 +94,8 @@ class DryRun(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float = 0.0
 
 
-class GiveUp(msgspec.Struct, frozen=True, kw_only=True):
-    """One way to need less: what is given up, the flags that ask for it, and what it then needs."""
+class FitOption(msgspec.Struct, frozen=True, kw_only=True):
+    """A trade-off that needs less memory: its text, the flags that ask for it, and what the load then needs."""
 
     kind: Literal["kv", "context", "parallel", "quantization", "offload", "unload", "combined"]
     text: str
@@ -113,5 +113,5 @@ class FitReport(msgspec.Struct, frozen=True, kw_only=True):
     need: Need
     available_bytes: dict[str, int]
     largest_context: int
-    give_ups: tuple[GiveUp, ...] = ()
+    fit_options: tuple[FitOption, ...] = ()
     notes: tuple[str, ...] = ()

@@ -60,7 +60,7 @@ def test_the_check_sees_what_does_not_exist():
 
 
 def test_the_flags_of_a_way_out_are_options_of_fit_and_serve():
-    ways = set(re.findall(r'f?"(--[a-z]+) ', (ROOT / "engine/fit/give_up.py").read_text(encoding="utf-8")))
+    ways = set(re.findall(r'f?"(--[a-z]+) ', (ROOT / "engine/fit/fit_options.py").read_text(encoding="utf-8")))
     assert ways >= {"--kv", "--ctx", "--parallel", "--layers"}
     assert ways <= options(found("fit"))
     assert ways - {"--layers"} <= options(found("serve"))

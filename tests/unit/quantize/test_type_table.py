@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.fit.give_up import MIX_COSTS
+from engine.fit.fit_options import MIX_COSTS
 from engine.library.quant_names import FILE_TYPES, from_file_name
 from quantize.ggml_types import ANCHORS, MEASURED, PRICED, SMALL_BLOCKS, TIME_UNIT, USUAL, GgmlType
 from quantize.gptq.lattices import LATTICES

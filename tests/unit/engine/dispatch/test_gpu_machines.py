@@ -93,7 +93,7 @@ def test_too_many_pinned_layers_can_be_given_up(laptop):
     placement, book = placed(laptop, GgmlType.Q8_0, Overrides(device="cuda", n_gpu_layers=LAYERS))
     assert not placement.fits
     report = fit_report("big", shape(GgmlType.Q8_0), placement.settings, laptop, book, gpu=RTX_4060)
-    (way,) = [way for way in report.give_ups if way.kind == "offload"]
+    (way,) = [way for way in report.fit_options if way.kind == "offload"]
     free, _ = placed(laptop, GgmlType.Q8_0, Overrides(device="cuda"))
     assert way.flags == f"--layers {free.settings.n_gpu_layers}"
     at = msgspec.structs.replace(placement.settings, n_gpu_layers=free.settings.n_gpu_layers)

@@ -42,7 +42,7 @@ def report(path, available_mib, **changes):
 def test_what_fits_gives_nothing_up(path):
     found = report(path, 3000)
     assert found.fits
-    assert found.give_ups == ()
+    assert found.fit_options == ()
     assert found.largest_context == 32768
 
 
@@ -51,18 +51,18 @@ def test_what_does_not_fit_names_ways_that_do(path):
     assert not found.fits
     available = found.available_bytes["cpu"]
     assert found.need.device_bytes("cpu") > available
-    kinds = [way.kind for way in found.give_ups]
+    kinds = [way.kind for way in found.fit_options]
     assert kinds[0] == "kv"
     assert {"kv", "context"} <= set(kinds)
-    assert [way.cost for way in found.give_ups] == sorted(way.cost for way in found.give_ups)
-    for way in found.give_ups:
+    assert [way.cost for way in found.fit_options] == sorted(way.cost for way in found.fit_options)
+    for way in found.fit_options:
         assert way.needed_bytes <= available
         assert way.saved_bytes == found.need.total_bytes - way.needed_bytes
 
 
 def test_the_ways_out_really_fit(path):
     found = report(path, 450)
-    for way in found.give_ups:
+    for way in found.fit_options:
         words = dict(zip(way.flags.split()[::2], way.flags.split()[1::2], strict=True))
         at = LoadSettings(
             path=path, n_ctx=int(words.get("--ctx", 32768)), n_parallel=int(words.get("--parallel", 4))
@@ -84,7 +84,7 @@ def test_nothing_helps_on_a_machine_without_memory(path):
     found = report(path, 20)
     assert not found.fits
     assert found.largest_context == 0
-    assert found.give_ups == ()
+    assert found.fit_options == ()
 
 
 def test_other_models_are_offered_to_be_stopped(path):
@@ -94,7 +94,7 @@ def test_other_models_are_offered_to_be_stopped(path):
     at = LoadSettings(path=path, n_ctx=32768, n_parallel=4)
     found = fit_report("m", read_shape(path), at, here, book)
     assert not found.fits
-    assert any(way.kind == "unload" and "other" in way.text for way in found.give_ups)
+    assert any(way.kind == "unload" and "other" in way.text for way in found.fit_options)
 
 
 def test_a_refusal_carries_the_numbers_and_three_ways(path):
@@ -109,7 +109,7 @@ def test_a_refusal_carries_the_numbers_and_three_ways(path):
 
 def test_a_smaller_mix_is_sized_tensor_by_tensor(path):
     found = report(path, 650)
-    mix = [way for way in found.give_ups if way.kind == "quantization"]
+    mix = [way for way in found.fit_options if way.kind == "quantization"]
     assert all(0 < way.saved_bytes < found.need.part_bytes("weights") for way in mix)
 
 

@@ -1,4 +1,4 @@
-"""What to give up when a model does not fit, cheapest first, each with its bytes."""
+"""Trade-offs that make a load fit, cheapest first, each with its bytes."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -8,7 +8,7 @@ import msgspec
 
 from engine.fit.context import largest_context, resize_context
 from engine.fit.shape import ModelShape
-from engine.fit.types import GiveUp, Need
+from engine.fit.types import FitOption, Need
 from engine.runner.protocol import LoadSettings
 from quantize.errors import QuantizeError
 from quantize.ggml_types import BLOCK_SIZES
@@ -31,7 +31,7 @@ Judge = Callable[[Need], bool]
 Estimate = Callable[[LoadSettings], Need]
 
 
-def give_ups(
+def fit_options(
     shape: ModelShape,
     settings: LoadSettings,
     estimate: Estimate,
@@ -40,7 +40,7 @@ def give_ups(
     name: str = "MODEL",
     *,
     on_disk: bool = True,
-) -> tuple[GiveUp, ...]:
+) -> tuple[FitOption, ...]:
     """Ways that make the load fit. `held` are other loaded models and their bytes, `name` is what commands call it.
 
     `estimate` gives the need at other settings, `fits` judges it. Single steps first; two of them together only
@@ -58,7 +58,7 @@ def give_ups(
     return tuple(sorted(found, key=lambda way: way.cost))
 
 
-def _caches(settings: LoadSettings, estimate: Estimate, fits: Judge, needed: int) -> list[GiveUp]:
+def _caches(settings: LoadSettings, estimate: Estimate, fits: Judge, needed: int) -> list[FitOption]:
     found = []
     for kv_type, cost in KV_COSTS.items():
         if settings.type_k in {kv_type, "q4_0"}:
@@ -70,7 +70,7 @@ def _caches(settings: LoadSettings, estimate: Estimate, fits: Judge, needed: int
     return found
 
 
-def _parallel(settings: LoadSettings, estimate: Estimate, fits: Judge, needed: int) -> list[GiveUp]:
+def _parallel(settings: LoadSettings, estimate: Estimate, fits: Judge, needed: int) -> list[FitOption]:
     if settings.n_parallel == 1:
         return []
     single = msgspec.structs.replace(settings, n_parallel=1, kv_cells=0)
@@ -80,9 +80,9 @@ def _parallel(settings: LoadSettings, estimate: Estimate, fits: Judge, needed: i
     return [_way("parallel", "answer one request at a time", "--parallel 1", need, needed, PARALLEL_COST)]
 
 
-def _contexts(settings: LoadSettings, estimate: Estimate, fits: Judge, needed: int) -> list[GiveUp]:
+def _contexts(settings: LoadSettings, estimate: Estimate, fits: Judge, needed: int) -> list[FitOption]:
     """A shorter context alone, and with an 8-bit cache where that allows a longer one."""
-    found: list[GiveUp] = []
+    found: list[FitOption] = []
     eight_bit = {"type_k": "q8_0", "type_v": "q8_0", "flash_attn": "on", "n_parallel": 1, "kv_cells": 0}
     compact = msgspec.structs.replace(settings, **eight_bit)
     longest = 0
@@ -96,7 +96,7 @@ def _contexts(settings: LoadSettings, estimate: Estimate, fits: Judge, needed: i
         text = f"use a context of {n_ctx} tokens instead of {settings.n_ctx}"
         text += ", 8-bit, one request at a time" if extra else ""
         found.append(
-            GiveUp(
+            FitOption(
                 kind="combined" if extra else "context",
                 text=text,
                 flags=f"--ctx {n_ctx}{extra}",
@@ -110,7 +110,7 @@ def _contexts(settings: LoadSettings, estimate: Estimate, fits: Judge, needed: i
 
 def _offload(
     shape: ModelShape, settings: LoadSettings, estimate: Estimate, fits: Judge, needed: int
-) -> list[GiveUp]:
+) -> list[FitOption]:
     """Fewer layers on the GPU than were asked for: the largest number that fits."""
     total = len(shape.layers) + 1
     asked = total if settings.n_gpu_layers < 0 else min(settings.n_gpu_layers, total)
@@ -127,7 +127,7 @@ def _offload(
 
 def _mixes(
     shape: ModelShape, settings: LoadSettings, estimate: Estimate, fits: Judge, name: str, *, on_disk: bool
-) -> list[GiveUp]:
+) -> list[FitOption]:
     """Stock mixes of this model, sized tensor by tensor with llama.cpp's own fallbacks."""
     need = estimate(settings)
     found = []
@@ -141,7 +141,7 @@ def _mixes(
                 text = f"fetch a smaller quantization, of {mix}'s {budget} MiB"
                 flags = f"tessera models pull {name.partition(':')[0]} --plan"
             found.append(
-                GiveUp(
+                FitOption(
                     kind="quantization",
                     text=text,
                     flags=flags,
@@ -198,10 +198,10 @@ def _with_weights(need: Need, saved: int) -> Need:
     return msgspec.structs.replace(need, parts=parts)
 
 
-def _unloads(need: Need, held: Mapping[str, int]) -> list[GiveUp]:
+def _unloads(need: Need, held: Mapping[str, int]) -> list[FitOption]:
     """Stopping a loaded model gives its bytes back; whether that is enough shows when it is gone."""
     return [
-        GiveUp(
+        FitOption(
             kind="unload",
             text=f"stop {owner}, which holds {size / GIB:.1f} GiB",
             flags=f"tessera models unload {owner}",
@@ -215,8 +215,8 @@ def _unloads(need: Need, held: Mapping[str, int]) -> list[GiveUp]:
 
 def _way(
     kind: Literal["kv", "parallel", "offload"], text: str, flags: str, need: Need, needed: int, cost: float
-) -> GiveUp:
-    return GiveUp(
+) -> FitOption:
+    return FitOption(
         kind=kind,
         text=text,
         flags=flags,
