@@ -128,12 +128,12 @@ class Services:
 
     def plan(self, repo: str, revision: str | None = None, *, refresh: bool = False) -> "RepoPlan":
         """What each quantization of a repository needs here; only headers are read. Raises: as `search`."""
-        from engine.dispatch.verdict import judge_for  # noqa: PLC0415 - see the top
+        from engine.dispatch.hub_fit import fit_estimator  # noqa: PLC0415 - see the top
         from engine.library.hub.client import HubClient  # noqa: PLC0415 - see the top
         from engine.library.hub.plan import plan_repository  # noqa: PLC0415 - see the top
 
-        judge = judge_for(self.placer)
-        return plan_repository(HubClient(), self.paths, repo, revision=revision, judge=judge, refresh=refresh)
+        estimate = fit_estimator(self.placer)
+        return plan_repository(HubClient(), self.paths, repo, revision=revision, estimate=estimate, refresh=refresh)
 
     def planned(self, model: str, label: str | None, revision: str | None) -> "tuple[RepoPlan, Option]":
         """The plan for what `tessera models pull` names, and what of it would be fetched.

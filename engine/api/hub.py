@@ -9,6 +9,7 @@ from engine.library.types import Details
 __all__ = [
     "Choice",
     "Details",
+    "FitEstimate",
     "Folder",
     "Folders",
     "HubOption",
@@ -23,7 +24,6 @@ __all__ = [
     "Starters",
     "Update",
     "Updates",
-    "Verdict",
 ]
 
 
@@ -78,7 +78,7 @@ class Repository(msgspec.Struct, frozen=True, kw_only=True):
     base_models: tuple[str, ...] = ()
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+class FitEstimate(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a file fits this machine: bytes needed and there, tokens a second expected, and the reasons.
 
     `measured_on` says what the speed rests on: a `stand-in`, a `model` of this shape, or nothing (None).
@@ -103,7 +103,7 @@ class HubOption(msgspec.Struct, frozen=True, kw_only=True):
     size_bytes: int = 0
     details: Details | None = None
     bits_per_weight: float = 0.0
-    verdict: Verdict | None = None
+    verdict: FitEstimate | None = None
     best: bool = False
     problem: str | None = None
 

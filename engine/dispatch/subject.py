@@ -5,9 +5,9 @@ from pathlib import Path
 import msgspec
 
 from engine.dispatch.engine_args import with_engine_args
+from engine.dispatch.hub_fit import fit_estimator
 from engine.dispatch.load_settings import default_context, load_settings
 from engine.dispatch.placer import Placer, read_shape
-from engine.dispatch.verdict import judge_for
 from engine.fit.shape import ModelShape
 from engine.library.catalogue import Catalogue
 from engine.library.lookup import require
@@ -35,7 +35,7 @@ def _found(model: str, catalogue: Catalogue, placer: Placer) -> tuple[ModelShape
     if entry is None and "/" in model:
         from engine.fit.remote import hub_shape  # noqa: PLC0415 - a quarter of a second, needed only online
 
-        shape = hub_shape(model, catalogue.paths, judge_for(placer))
+        shape = hub_shape(model, catalogue.paths, fit_estimator(placer))
         return shape, LoadSettings(path=model, n_ctx=default_context(shape.context_train))
     entry = entry or require(catalogue, model)
     args = EngineArgsStore(catalogue.paths.config / "engine_args.json").get(entry.id)

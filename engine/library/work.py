@@ -18,17 +18,19 @@ from engine.library.types import ModelEntry
 from engine.library.verify import verify
 
 if TYPE_CHECKING:
-    from engine.library.hub.plan import Judge
+    from engine.library.hub.plan import FitEstimator
 
 _DOWNLOADS_AT_ONCE = 2
 
 
 def register(
-    registry: JobRegistry, open_catalogue: Callable[[], Catalogue], judge: "Callable[[], Judge] | None" = None
+    registry: JobRegistry,
+    open_catalogue: Callable[[], Catalogue],
+    estimate: "Callable[[], FitEstimator] | None" = None,
 ) -> None:
     """Teach a registry the kinds `pull`, `verify` and `import`; each run closes its catalogue.
 
-    `judge` makes the one who says what fits here.
+    `estimate` makes what says whether a file fits here.
     """
 
     def with_catalogue(work: Callable[[Catalogue, dict[str, Any], Control], dict[str, Any]]) -> Work:
@@ -41,7 +43,7 @@ def register(
     def fetch(catalogue: Catalogue, params: dict[str, Any], control: Control) -> dict[str, Any]:
         if params.get("update"):
             return _named(update(catalogue, str(params["model"]), control))
-        return _named(pull(catalogue, params, control, judge() if judge is not None else None))
+        return _named(pull(catalogue, params, control, estimate() if estimate is not None else None))
 
     registry.register(
         JobKind.PULL,
@@ -53,7 +55,7 @@ def register(
 
 
 def pull(
-    catalogue: Catalogue, params: dict[str, Any], control: Control, judge: "Judge | None" = None
+    catalogue: Catalogue, params: dict[str, Any], control: Control, estimate: "FitEstimator | None" = None
 ) -> ModelEntry:
     """Plan and fetch `model` (see hub.names), `quant` and `revision` if given, without its `vision` half if False.
 
@@ -76,7 +78,7 @@ def pull(
         raise
     client = HubClient()
     control.report("planning", 0, 0)
-    plan = plan_repository(client, catalogue.paths, name.repo, revision=name.revision, judge=judge)
+    plan = plan_repository(client, catalogue.paths, name.repo, revision=name.revision, estimate=estimate)
     option = choose(plan, name)
     files = files_of(plan.repository, option.choice, vision=params.get("vision", True))
     return Download(client, catalogue, Request(plan.repository, files)).run(control)

@@ -15,7 +15,7 @@ from engine.quantize_jobs import convert as converting
 from engine.quantize_jobs import job as quantizing
 
 if TYPE_CHECKING:
-    from engine.library.hub.plan import Judge
+    from engine.library.hub.plan import FitEstimator
     from engine.quantize_jobs.gate import Gatekeeper
     from engine.quantize_jobs.tasks import TaskSets
 
@@ -29,7 +29,7 @@ def register(
 ) -> BenchService:
     """Teach a registry every kind; what measures is returned. `named_tasks` are those that a gate may name."""
     catalogue = partial(Catalogue, paths, scan=False)
-    work.register(jobs, catalogue, partial(_judge, placer))
+    work.register(jobs, catalogue, partial(_fit_estimator, placer))
     quantizing.register(
         jobs, catalogue, placer.resources, partial(_gates, paths, placer, admission, named_tasks or {})
     )
@@ -45,7 +45,7 @@ def _gates(paths: Paths, placer: Placer, admission: MemoryAdmission, named: "Tas
     return Gatekeeper(placer, admission, paths.cache / "quantize", named)
 
 
-def _judge(placer: Placer) -> "Judge":
-    from engine.dispatch.verdict import judge_for  # noqa: PLC0415 - a quarter of a second, needed only online
+def _fit_estimator(placer: Placer) -> "FitEstimator":
+    from engine.dispatch.hub_fit import fit_estimator  # noqa: PLC0415 - a quarter of a second, needed only online
 
-    return judge_for(placer)
+    return fit_estimator(placer)

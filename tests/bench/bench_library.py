@@ -11,9 +11,9 @@ from pathlib import Path
 
 os.environ["HF_TOKEN"] = ""
 
+from engine.dispatch.hub_fit import fit_estimator
 from engine.dispatch.placer import Placer
 from engine.dispatch.resources import open_resources
-from engine.dispatch.verdict import judge_for
 from engine.errors import Cancelled
 from engine.jobs import Control
 from engine.library import verify
@@ -59,7 +59,7 @@ def planning(root):
     for label in ("first look", "second look"):
         begin = time.perf_counter()
         plan = plan_repository(
-            client, folders(root), "org/Big-GGUF", judge=judge_for(Placer(open_resources(folders(root))))
+            client, folders(root), "org/Big-GGUF", estimate=fit_estimator(Placer(open_resources(folders(root))))
         )
         took = time.perf_counter() - begin
         here.send("count")

@@ -12,6 +12,7 @@ from app.gui.library.details import DetailsDialog
 from app.gui.library.page import LibraryPage
 from engine.api.hub import (
     Choice,
+    FitEstimate,
     HubOption,
     Proposal,
     RepoHit,
@@ -20,7 +21,6 @@ from engine.api.hub import (
     SearchResults,
     Starter,
     Starters,
-    Verdict,
 )
 from engine.api.jobs import JobKind
 from engine.api.library import FileCheck, Linked, Model, Models, Removed, Tensor, Tensors, Verification
@@ -127,12 +127,14 @@ def test_removing_asks_and_can_be_undone(qtbot, library, server):
 def test_suggestions_and_search_and_what_fits(qtbot, library, server):
     hit = RepoHit(repo="org/found", downloads=12345, likes=9, license="apache-2.0", updated="2026-05-01T10:00:00Z")
     server.routes["GET", "/tessera/v1/hub/search"] = SearchResults(repositories=(hit,))
-    fits = Verdict(fits=True, needed_bytes=5 << 30, available_bytes=16 << 30, decode_tok_s=22)
+    fits = FitEstimate(fits=True, needed_bytes=5 << 30, available_bytes=16 << 30, decode_tok_s=22)
     server.routes["GET", "/tessera/v1/hub/plan"] = RepoPlan(
         repository=Repository(repo="org/found"),
         options=(
             HubOption(choice=Choice(label="Q4_K_M"), size_bytes=4 << 30, best=True, verdict=fits),
-            HubOption(choice=Choice(label="F16"), size_bytes=40 << 30, verdict=Verdict(fits=False, needed_bytes=9)),
+            HubOption(
+                choice=Choice(label="F16"), size_bytes=40 << 30, verdict=FitEstimate(fits=False, needed_bytes=9)
+            ),
         ),
     )
     library.tabs.setCurrentIndex(1)

@@ -29,7 +29,7 @@ _ENOUGH_BITS = 7.0  # Q6_K has 6.6
 _EXACT_BITS = 7.9  # Q8_0 has 8.5, MXFP4 originals less: those are ready-made already
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+class FitEstimate(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a file fits this machine: bytes needed and there, tokens a second expected, and the reasons.
 
     `measured_on` says what the speed rests on: a `stand-in`, a `model` of this shape, or nothing (None).
@@ -47,11 +47,11 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     streamed: bool = False
 
 
-class Judge(Protocol):
+class FitEstimator(Protocol):
     """Answers for one model's headers; None where nothing can be said."""
 
-    def __call__(self, parts: tuple[GgufFile, ...], details: Details) -> Verdict | None:
-        """Judge the model whose parts have these headers."""
+    def __call__(self, parts: tuple[GgufFile, ...], details: Details) -> FitEstimate | None:
+        """Estimate the model whose parts have these headers."""
 
 
 class Option(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,7 +60,7 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
     choice: Choice
     details: Details | None = None
     bits_per_weight: float = 0.0
-    verdict: Verdict | None = None
+    verdict: FitEstimate | None = None
     best: bool = False
     problem: str | None = None
 
@@ -96,10 +96,10 @@ def plan_repository(
     repo: str,
     *,
     revision: str | None = None,
-    judge: Judge | None = None,
+    estimate: FitEstimator | None = None,
     refresh: bool = False,
 ) -> RepoPlan:
-    """Read the headers of every quantization and judge each.
+    """Read the headers of every quantization and estimate whether each fits.
 
     The vocabulary, which is most of a header, is read once: its siblings are read around it and must then
     account for every byte of their file, else they are read in full.
@@ -111,10 +111,10 @@ def plan_repository(
     choices = repository.choices()
     ggufs = [choice for choice in choices if choice.format == "gguf"]
     headers = reading.headers(ggufs)
-    options = [_option(choice, headers.get(choice.label), judge) for choice in choices]
+    options = [_option(choice, headers.get(choice.label), estimate) for choice in choices]
     options = _mark_best(options)
     build_from = _build_from(options)
-    own = _own(options, headers, build_from, paths.cache / "hub" / "own") if judge else None
+    own = _own(options, headers, build_from, paths.cache / "hub" / "own") if estimate else None
     return RepoPlan(
         repository=repository,
         options=tuple(options),
@@ -207,7 +207,7 @@ class _Reading:
         return header
 
 
-def _option(choice: Choice, found: tuple[GgufFile, ...] | str | None, judge: Judge | None) -> Option:
+def _option(choice: Choice, found: tuple[GgufFile, ...] | str | None, estimate: FitEstimator | None) -> Option:
     if found is None:
         return Option(choice=choice)
     if isinstance(found, str):
@@ -215,7 +215,7 @@ def _option(choice: Choice, found: tuple[GgufFile, ...] | str | None, judge: Jud
     tensors: list[TensorInfo] = [tensor for part in found for tensor in part.tensors]
     details = gguf_details(found[0], tensors)
     bits = sum(t.nbytes for t in tensors) * 8 / details.n_params if details.n_params else 0.0
-    verdict = judge(found, details) if judge else None
+    verdict = estimate(found, details) if estimate else None
     return Option(choice=choice, details=details, bits_per_weight=bits, verdict=verdict)
 
 

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Request
 
 from engine.api.hub import (
     Choice,
+    FitEstimate,
     Folder,
     Folders,
     HubOption,
@@ -23,7 +24,6 @@ from engine.api.hub import (
     Starters,
     Update,
     Updates,
-    Verdict,
 )
 from engine.api.jobs import Job, JobKind
 from engine.api.library import (
@@ -307,7 +307,7 @@ def _option(option: "Option") -> HubOption:
         size_bytes=option.choice.size_bytes,
         details=details,
         bits_per_weight=option.bits_per_weight,
-        verdict=msgspec.convert(option.verdict, Verdict | None, from_attributes=True),
+        verdict=msgspec.convert(option.verdict, FitEstimate | None, from_attributes=True),
         best=option.best,
         problem=option.problem,
     )

@@ -17,7 +17,7 @@ from engine.dispatch.types import NO_OVERRIDES
 from engine.expert_use import RANKS, ExpertUse, folder_of, use_store
 from engine.fit.report import fit_report, ledger_amounts
 from engine.fit.shape import Layer, ModelShape
-from engine.library.hub.plan import Option, Verdict, _mark_best
+from engine.library.hub.plan import FitEstimate, Option, _mark_best
 from engine.library.hub.repository import Choice, RepoFile
 from engine.runner.engine_args import EngineArgs
 from engine.runner.protocol import LoadSettings
@@ -185,7 +185,7 @@ def test_a_streamed_load_that_fails_is_never_read_into_memory():
 
 
 def option(label, size, *, streamed, fits=True):
-    verdict = Verdict(fits=fits, needed_bytes=size, available_bytes=size, streamed=streamed)
+    verdict = FitEstimate(fits=fits, needed_bytes=size, available_bytes=size, streamed=streamed)
     files = (RepoFile(name=f"{label}.gguf", size_bytes=size),)
     return Option(choice=Choice(label=label, format="gguf", files=files), bits_per_weight=4.0, verdict=verdict)
 

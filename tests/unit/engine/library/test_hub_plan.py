@@ -4,7 +4,7 @@ import struct
 
 import pytest
 
-from engine.library.hub.plan import Verdict, plan_repository
+from engine.library.hub.plan import FitEstimate, plan_repository
 from quantize.ggml_types import GgmlType
 from tests.downloads import MB
 from tests.fake_hub import FakeFile
@@ -15,7 +15,9 @@ GB = 10**9
 
 def test_a_plan_reads_headers_only_and_a_second_look_reads_nothing(hub, client, catalogue, spark):
     spark.files["broken-Q2_K.gguf"] = FakeFile(b"GGUF" + b"\xff" * 1000)
-    first = plan_repository(client, catalogue.paths, "org/Spark-GGUF", judge=lambda p, d: judge_size(20 * MB, p))
+    first = plan_repository(
+        client, catalogue.paths, "org/Spark-GGUF", estimate=lambda p, d: estimate_size(20 * MB, p)
+    )
     assert [o.choice.label for o in first.options] == ["Q2_K", "F16"]
     assert "version" in first.option("q2_k").problem or "big-endian" in first.option("q2_k").problem
     assert first.best.choice.label == "F16"
@@ -28,9 +30,9 @@ def test_a_plan_reads_headers_only_and_a_second_look_reads_nothing(hub, client, 
     assert [path for _, path, _ in hub.requests if "broken" not in path] == []
 
 
-def judge_size(limit, parts):
+def estimate_size(limit, parts):
     size = sum(p.file_bytes for p in parts)
-    return Verdict(fits=size < limit, needed_bytes=size, available_bytes=limit)
+    return FitEstimate(fits=size < limit, needed_bytes=size, available_bytes=limit)
 
 
 def test_twenty_quantizations_cost_one_vocabulary(hub, client, catalogue):
@@ -71,7 +73,7 @@ KINDS = {"Q4_K_M": (GgmlType.Q4_K, 15), "Q8_0": (GgmlType.Q8_0, 7), "BF16": (Ggm
 
 
 def judged(client, catalogue, limit):
-    return plan_repository(client, catalogue.paths, "org/Big-GGUF", judge=lambda p, d: judge_size(limit, p))
+    return plan_repository(client, catalogue.paths, "org/Big-GGUF", estimate=lambda p, d: estimate_size(limit, p))
 
 
 def test_our_own_build_is_named_with_size_and_expected_damage(hub, client, catalogue):

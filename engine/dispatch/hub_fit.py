@@ -3,16 +3,16 @@
 from engine.dispatch.load_settings import default_context
 from engine.dispatch.placer import Placer
 from engine.fit.shape import shape_of
-from engine.library.hub.plan import Judge, Verdict
+from engine.library.hub.plan import FitEstimate, FitEstimator
 from engine.library.types import Details
 from engine.runner.protocol import LoadSettings
 from quantize.files.gguf_file import GgufFile
 
 
-def judge_for(placer: Placer) -> Judge:
-    """A judge beside what the placer's ledger has promised, by formulas: dozens of files are judged at once."""
+def fit_estimator(placer: Placer) -> FitEstimator:
+    """An estimator that counts what the ledger has promised; by formulas, as it is asked about dozens of files."""
 
-    def judge(parts: tuple[GgufFile, ...], details: Details) -> Verdict | None:
+    def estimate(parts: tuple[GgufFile, ...], details: Details) -> FitEstimate | None:
         tensors = [tensor for part in parts for tensor in part.tensors]
         shape = shape_of(parts[0], tensors, sum(part.file_bytes for part in parts))
         if not shape.layers or details.is_projector:
@@ -20,7 +20,7 @@ def judge_for(placer: Placer) -> Judge:
         settings = LoadSettings(path=parts[0].name, n_ctx=default_context(shape.context_train))
         placement = placer.judge_shape(parts[0].name, shape, settings)
         need = placement.need
-        return Verdict(
+        return FitEstimate(
             fits=placement.fits,
             needed_bytes=need.total_bytes,
             available_bytes=sum(placer.ledger.available(device) for device in need.devices),
@@ -31,4 +31,4 @@ def judge_for(placer: Placer) -> Judge:
             streamed=placement.streaming is not None,
         )
 
-    return judge
+    return estimate
