@@ -27,9 +27,7 @@ if TYPE_CHECKING:
     from engine.library.catalogue import Catalogue
     from engine.library.foreign import ForeignFolder
     from engine.library.hub.names import HubName
-    from engine.library.hub.own_build import OwnBuild  # noqa: TC004 - for annotations elsewhere
-    from engine.library.hub.plan import Option, RepoPlan  # noqa: TC004 - for annotations elsewhere
-    from engine.library.hub.repository import RepoHit  # noqa: TC004 - for annotations elsewhere
+    from engine.library.hub.types import Option, OwnBuild, RepoHit, RepoPlan  # noqa: TC004 - for annotations elsewhere
     from engine.library.starters import Proposal
     from engine.library.trash import Removed
     from engine.library.types import ModelEntry  # noqa: TC004 - for annotations elsewhere

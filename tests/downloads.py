@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from engine.library.hub.download import Download, Request
+from engine.library.hub.repository import choices_of
 from engine.library.hub.transfer import Patience
 
 SPARK = Path("assets/models/spark-f16.gguf")
@@ -12,7 +13,7 @@ MB = 1024 * 1024
 
 def download(client, catalogue, repo="org/Spark-GGUF", label=None, patience=QUICK):
     repository = client.repository(repo)
-    choices = repository.choices()
+    choices = choices_of(repository)
     choice = next(c for c in choices if label in {None, c.label})
     return Download(client, catalogue, Request(repository, choice.files), patience)
 

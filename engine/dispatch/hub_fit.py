@@ -3,7 +3,8 @@
 from engine.dispatch.load_settings import default_context
 from engine.dispatch.placer import Placer
 from engine.fit.shape import shape_of
-from engine.library.hub.plan import FitEstimate, FitEstimator
+from engine.library.hub.plan import FitEstimator
+from engine.library.hub.types import FitEstimate
 from engine.library.types import Details
 from engine.runner.protocol import LoadSettings
 from quantize.files.gguf_file import GgufFile

@@ -5,7 +5,8 @@ from engine.fit.shape import ModelShape, shape_of
 from engine.library.hub.choose import choose
 from engine.library.hub.client import HubClient
 from engine.library.hub.names import parse_hub_name
-from engine.library.hub.plan import FitEstimate, FitEstimator, RepoPlan, plan_repository
+from engine.library.hub.plan import FitEstimator, plan_repository
+from engine.library.hub.types import FitEstimate, RepoPlan
 from engine.library.types import Details
 from engine.paths import Paths
 from quantize.files.gguf_file import GgufFile

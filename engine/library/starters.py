@@ -8,42 +8,13 @@ from typing import Literal
 
 import msgspec
 
-JobName = Literal["tiny", "chat", "coding", "fim", "embedding", "vision"]
+from engine.library.hub.types import JobName, Starter
+
 Recommended = Literal["", "reading_speed", "quickest", "smallest"]
 
-# A usual 4-bit mix. Source: assets/models/spark-f16.md and published Q4_K_M files agree on 4.8 bits a weight.
-_USUAL_BITS = 4.8
-_MARGIN = 1.15  # context and buffers beside the weights
 _PROPOSALS = 3
 # 238 words a minute of some 1.3 tokens. Source: Brysbaert 2019, "How many words do we read per minute?"
 _READING_TOK_S = 5.2
-
-
-class Starter(msgspec.Struct, frozen=True, kw_only=True):
-    """One row of the table, from the model card at `source`.
-
-    `active` parameters are read for each token (0: all of them); a `context` of 0 is one the card does not tell.
-    """
-
-    id: str
-    repo: str
-    source: str
-    job: JobName
-    parameters: int
-    native_bits: float
-    license: str
-    context: int = 0
-    active: int = 0
-
-    @property
-    def expected_bytes(self) -> int:
-        """Memory it needs at a usual 4-bit mix, or as published if that is smaller; an estimate, not a promise."""
-        return int(self.parameters * min(self.native_bits, _USUAL_BITS) / 8 * _MARGIN)
-
-    @property
-    def bytes_per_token(self) -> int:
-        """Weights read for one token at the same mix."""
-        return int((self.active or self.parameters) * min(self.native_bits, _USUAL_BITS) / 8)
 
 
 class Proposal(msgspec.Struct, frozen=True, kw_only=True):

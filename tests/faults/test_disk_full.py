@@ -19,10 +19,11 @@ from engine.library.catalogue import Catalogue
 from engine.library.errors import NotEnoughDisk
 from engine.library.hub.client import HubClient
 from engine.library.hub import download
+from engine.library.hub.repository import choices_of
 download._RESERVE_BYTES = -10**12  # let it begin although there is no room
 client, catalogue = HubClient(sys.argv[1]), Catalogue()
 repository = client.repository("org/Spark-GGUF")
-request = download.Request(repository, repository.choices()[0].files)
+request = download.Request(repository, choices_of(repository)[0].files)
 try:
     download.Download(client, catalogue, request).run(Control())
 except NotEnoughDisk as error:

@@ -11,15 +11,9 @@ from app.gui.jobs import Jobs
 from app.gui.library.details import DetailsDialog
 from app.gui.library.page import LibraryPage
 from engine.api.hub import (
-    Choice,
     FitEstimate,
-    HubOption,
     Proposal,
-    RepoHit,
-    RepoPlan,
-    Repository,
     SearchResults,
-    Starter,
     Starters,
 )
 from engine.api.jobs import JobKind
@@ -27,7 +21,7 @@ from engine.api.library import FileCheck, Linked, Model, Models, Removed, Tensor
 from engine.api.models import Decided
 from tests.gui.fake_server import Events
 from tests.gui.hands import press, texts
-from tests.gui.wire import SPARK, failed, job, pulling
+from tests.gui.wire import SPARK, failed, hit, hub_option, hub_plan, job, pulling, starter
 
 
 @pytest.fixture
@@ -36,9 +30,9 @@ def library(qtbot, services, server, qapp):
     server.routes["GET", "/tessera/v1/models"] = Models(models=(SPARK, other))
     server.routes["GET", "/tessera/v1/models/spark"] = SPARK
     server.routes["GET", "/tessera/v1/jobs/events"] = Events([])
-    starter = Starter(id="s1", repo="org/small", job="chat", parameters=8_000_000_000, license="mit")
+    first = starter("small")
     server.routes["GET", "/tessera/v1/hub/starters"] = Starters(
-        proposals=(Proposal(starter=starter, expected_bytes=5 << 30, reason="It fits."),)
+        proposals=(Proposal(starter=first, expected_bytes=5 << 30, reason="It fits."),)
     )
     services.models.start()
     jobs = Jobs(server.api, services.background, services.models, qapp)
@@ -125,17 +119,12 @@ def test_removing_asks_and_can_be_undone(qtbot, library, server):
 
 
 def test_suggestions_and_search_and_what_fits(qtbot, library, server):
-    hit = RepoHit(repo="org/found", downloads=12345, likes=9, license="apache-2.0", updated="2026-05-01T10:00:00Z")
-    server.routes["GET", "/tessera/v1/hub/search"] = SearchResults(repositories=(hit,))
+    found = hit("org/found", 12345, 9, license="apache-2.0", updated="2026-05-01T10:00:00Z")
+    server.routes["GET", "/tessera/v1/hub/search"] = SearchResults(repositories=(found,))
     fits = FitEstimate(fits=True, needed_bytes=5 << 30, available_bytes=16 << 30, decode_tok_s=22)
-    server.routes["GET", "/tessera/v1/hub/plan"] = RepoPlan(
-        repository=Repository(repo="org/found"),
-        options=(
-            HubOption(choice=Choice(label="Q4_K_M"), size_bytes=4 << 30, best=True, verdict=fits),
-            HubOption(
-                choice=Choice(label="F16"), size_bytes=40 << 30, verdict=FitEstimate(fits=False, needed_bytes=9)
-            ),
-        ),
+    server.routes["GET", "/tessera/v1/hub/plan"] = hub_plan(
+        hub_option("Q4_K_M", 4 << 30, best=True, verdict=fits),
+        hub_option("F16", 40 << 30, verdict=FitEstimate(fits=False, needed_bytes=9, available_bytes=0)),
     )
     library.tabs.setCurrentIndex(1)
     qtbot.waitUntil(lambda: "It fits." in texts(library.hub))

@@ -13,12 +13,12 @@ from app.gui.fit.page import FitPage
 from app.gui.jobs import Jobs
 from app.gui.library.hub_tab import HubTab
 from app.gui.widgets.basics import when_released
-from engine.api.hub import Choice, HubOption, RepoHit, RepoPlan, Repository, SearchResults
+from engine.api.hub import SearchResults
 from engine.api.library import Models
 from engine.api.power import PowerLimits, PowerState
 from tests.gui.fake_server import Events
 from tests.gui.hands import ask, press, texts
-from tests.gui.wire import SPARK, sketch
+from tests.gui.wire import SPARK, hit, hub_option, hub_plan, sketch
 
 
 def test_what_is_made_anew_waits_for_the_mouse(qtbot, monkeypatch):
@@ -98,13 +98,10 @@ def test_a_slow_search_does_not_take_the_place_of_what_was_opened_since(qtbot, s
     def search(_):
         late.wait(60)
         answered.set()
-        return SearchResults(repositories=(RepoHit(repo="org/late"),))
+        return SearchResults(repositories=(hit("org/late"),))
 
     server.routes["GET", "/tessera/v1/hub/search"] = search
-    server.routes["GET", "/tessera/v1/hub/plan"] = RepoPlan(
-        repository=Repository(repo="org/found"),
-        options=(HubOption(choice=Choice(label="Q4_K_M"), size_bytes=4 << 30),),
-    )
+    server.routes["GET", "/tessera/v1/hub/plan"] = hub_plan(hub_option("Q4_K_M", 4 << 30))
     hub = show(HubTab(services))
     hub.search.setText("late")
     hub._search()

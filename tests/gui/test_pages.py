@@ -20,7 +20,7 @@ from app.gui.widgets.time_plot import TimePlot
 from app.settings import SETTINGS, load
 from app.suggestions import FOR_A_MODEL
 from engine.api.chat import ModelRow
-from engine.api.hub import Proposal, Starter, Starters
+from engine.api.hub import Proposal, Starters
 from engine.api.keys import Key, Keys, NewKey
 from engine.api.library import Models
 from engine.api.machine import (
@@ -46,6 +46,7 @@ from engine.api.requests import Program, RecentActivity, RequestRecord
 from engine.api.stats import ModelUse, Stats, Work, WorkSamples
 from tests.gui.fake_server import Events
 from tests.gui.hands import press, texts
+from tests.gui.wire import starter
 
 MACHINE = Machine(
     memory=SystemMemory(total_bytes=24 << 30),
@@ -304,8 +305,7 @@ def test_every_setting_has_an_editor_and_a_change_reaches_the_file(qtbot, show, 
 
 def test_the_first_run_says_what_fits_and_offers_the_demo(qtbot, show, services, server):
     server.routes["GET", "/tessera/v1/devices"] = MACHINE
-    starter = Starter(id="s1", repo="org/small", job="chat", parameters=8_000_000_000)
-    proposal = Proposal(starter=starter, expected_bytes=5 << 30, expected_tok_s=7.25)
+    proposal = Proposal(starter=starter("small"), expected_bytes=5 << 30, expected_tok_s=7.25)
     server.routes["GET", "/tessera/v1/hub/starters"] = Starters(proposals=(proposal,))
     page = show(Welcome(services))
     qtbot.waitUntil(lambda: "small" in texts(page) and "EPYC" in texts(page))
@@ -315,7 +315,7 @@ def test_the_first_run_says_what_fits_and_offers_the_demo(qtbot, show, services,
     assert asked.args == ["What is quantization?"]
     with qtbot.waitSignal(page.pull_pressed) as pulled:
         press(page, "Download")
-    assert pulled.args == ["s1"]
+    assert pulled.args == ["small"]
     server.models.append(ModelRow(id="mine", name="Mine"))
     services.models.refresh()
     qtbot.waitUntil(lambda: "Everything stays on this computer" in texts(page))
@@ -324,7 +324,7 @@ def test_the_first_run_says_what_fits_and_offers_the_demo(qtbot, show, services,
 def test_one_of_the_models_to_begin_with_is_recommended_and_says_why(qtbot, show, services, server):
     small, large = (
         Proposal(
-            starter=Starter(id=name, repo=f"org/{name}", job="chat", parameters=8_000_000_000),
+            starter=starter(name),
             expected_bytes=5 << 30,
             recommended=why,
         )

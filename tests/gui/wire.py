@@ -2,6 +2,7 @@
 
 import time
 
+from engine.api.hub import Choice, Option, RepoHit, RepoPlan, Repository, Starter
 from engine.api.jobs import Fault, Job, JobKind, Progress
 from engine.api.library import Details, Model, ModelFile, Origin
 from engine.api.measuring import BenchResult, Point, Spread
@@ -142,3 +143,23 @@ def bench_result(model, decode, number, **changes):
         "started_at": 1.7e9 + 100 * number,
     }  # fmt: skip
     return BenchResult(id=number, **{**given, **changes})
+
+
+def starter(name):
+    return Starter(
+        id=name, repo=f"org/{name}", job="chat", parameters=8 * 10**9, source="", native_bits=16.0, license="mit"
+    )
+
+
+def hit(repo, downloads=0, likes=0, **facts):
+    return RepoHit(repo=repo, downloads=downloads, likes=likes, gated=False, **facts)
+
+
+def hub_plan(*options):
+    """What the repository `org/found` offers."""
+    repository = Repository(repo="org/found", endpoint="", revision="", files=())
+    return RepoPlan(repository=repository, options=options, fetched_bytes=0, elapsed_s=0.0)
+
+
+def hub_option(label, size_bytes, **facts):
+    return Option(choice=Choice(label=label, format="gguf", files=()), size_bytes=size_bytes, **facts)

@@ -13,7 +13,7 @@ from app.gui.services import Services
 from app.gui.widgets.basics import Banner, button, card, clear, label, row, stack
 from app.gui.widgets.flow import Flow
 from app.gui.widgets.popups import Choice
-from engine.api.hub import HubOption, RepoHit, RepoPlan, SearchResults, Starters
+from engine.api.hub import Option, RepoHit, RepoPlan, SearchResults, Starters
 from engine.api.jobs import Job
 from engine.api.measuring import BenchRequest
 
@@ -212,7 +212,7 @@ class HubTab(QWidget):
         for option in options:
             self.results.addWidget(self._option_card(repo, option))
 
-    def _option_card(self, repo: str, option: HubOption) -> QFrame:
+    def _option_card(self, repo: str, option: Option) -> QFrame:
         choice, verdict = option.choice, option.verdict
         title = label(choice.label, "strong")
         line = row(title, spacing=8)

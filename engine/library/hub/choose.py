@@ -4,8 +4,8 @@ from pathlib import PurePosixPath
 
 from engine.library.errors import NothingToDownload
 from engine.library.hub.names import HubName
-from engine.library.hub.plan import Option, RepoPlan
-from engine.library.hub.repository import Choice, RepoFile, Repository
+from engine.library.hub.repository import generation_config_of, projectors_of
+from engine.library.hub.types import Choice, Option, RepoFile, RepoPlan, Repository
 from quantize.plan.stock_rules import USUAL_LABELS
 
 
@@ -32,11 +32,11 @@ def choose(plan: RepoPlan, name: HubName) -> Option:
 def files_of(repository: Repository, choice: Choice, *, vision: bool = True) -> tuple[RepoFile, ...]:
     """Files to fetch for a choice, with the repository's vision projector and its recommended sampling."""
     found = _with_projector(repository, choice, vision=vision)
-    return (*found, *(f for f in repository.generation_config() if f not in found))
+    return (*found, *(f for f in generation_config_of(repository) if f not in found))
 
 
 def _with_projector(repository: Repository, choice: Choice, *, vision: bool) -> tuple[RepoFile, ...]:
-    projectors = [f for f in repository.projectors() if not choice.files or f not in choice.files]
+    projectors = [f for f in projectors_of(repository) if not choice.files or f not in choice.files]
     if not vision or choice.format != "gguf" or not projectors:
         return choice.files
     home = PurePosixPath(choice.files[0].name).parent

@@ -24,8 +24,9 @@ from engine.library.errors import BadUpdate, CannotWrite, FileChanged, HashMisma
 from engine.library.hashing import git_sha1_of, sha256_of
 from engine.library.hub.client import HubClient
 from engine.library.hub.part import Part
-from engine.library.hub.repository import RepoFile, Repository, is_safe_name
+from engine.library.hub.repository import is_safe_name
 from engine.library.hub.transfer import Patience, Transfer
+from engine.library.hub.types import RepoFile, Repository
 from engine.library.types import ModelEntry, Origin
 from engine.paths import Paths
 

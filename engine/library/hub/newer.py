@@ -2,24 +2,14 @@
 
 from pathlib import Path
 
-import msgspec
-
 from engine.errors import InputFault
 from engine.library import origins
 from engine.library.catalogue import Catalogue
 from engine.library.errors import GatedRepository, RepositoryNotFound
 from engine.library.hub.client import HubClient
 from engine.library.hub.download import Places, Request, identity
-from engine.library.hub.repository import RepoFile
+from engine.library.hub.types import Newer, RepoFile
 from engine.library.types import ModelEntry
-
-
-class Newer(msgspec.Struct, frozen=True, kw_only=True):
-    """A model with a newer version: its commit on the hub, and the bytes to fetch."""
-
-    model: str
-    revision: str
-    size_bytes: int
 
 
 def look_for_newer(catalogue: Catalogue, client: HubClient) -> tuple[tuple[Newer, ...], dict[str, str]]:

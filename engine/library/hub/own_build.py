@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from engine.library.hub.types import OwnBuild
 from quantize.errors import QuantizeError
 from quantize.files.gguf_file import GgufFile, TensorInfo
 from quantize.ggml_types import GgmlType
@@ -21,22 +22,6 @@ _BITS_WITHOUT_A_RIVAL = 6.6
 # Raised when the priors or the solver change, so that kept builds are made anew.
 VERSION = 1
 NOTE = "shipped priors; nothing of this model was measured"
-
-
-class OwnBuild(msgspec.Struct, frozen=True, kw_only=True):
-    """A mix made here from `source`, within the bytes of the ready file `instead_of` (None: none fits).
-
-    `kld` and `ready_kld` are expected mean KL divergences in nats a token, both by the same priors: good for
-    comparing the two, not as measurements. `ready_kld` None: the ready file has types the priors do not cover.
-    """
-
-    source: str
-    file_bytes: int
-    bits_per_weight: float
-    kld: float
-    instead_of: str | None = None
-    ready_kld: float | None = None
-    based_on: str = NOTE
 
 
 def own_build(
@@ -67,6 +52,7 @@ def own_build(
         _log.info("no own build of %s: %s", unquantized[0].name, error)
         return None
     return OwnBuild(
+        based_on=NOTE,
         source=source,
         file_bytes=plan.file_bytes,
         bits_per_weight=plan.bpw,

@@ -5,16 +5,17 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
 
 import msgspec
 
 from engine.errors import EngineError
 from engine.library.hub import header_cache
 from engine.library.hub.client import HubClient
-from engine.library.hub.own_build import OwnBuild, own_build, remembered
+from engine.library.hub.own_build import own_build, remembered
 from engine.library.hub.remote_file import RemoteFile
-from engine.library.hub.repository import Choice, RepoFile, Repository
+from engine.library.hub.repository import choices_of
+from engine.library.hub.types import Choice, FitEstimate, Option, OwnBuild, RepoFile, RepoPlan, Repository
 from engine.library.inspect_files import gguf_details
 from engine.library.types import Details
 from engine.paths import Paths
@@ -29,65 +30,11 @@ _ENOUGH_BITS = 7.0  # Q6_K has 6.6
 _EXACT_BITS = 7.9  # Q8_0 has 8.5, MXFP4 originals less: those are ready-made already
 
 
-class FitEstimate(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether a file fits this machine: bytes needed and there, tokens a second expected, and the reasons.
-
-    `measured_on` says what the speed rests on: a `stand-in`, a `model` of this shape, or nothing (None).
-    `streamed`: it fits with its experts read from the disk when they are asked for.
-    """
-
-    fits: bool
-    needed_bytes: int
-    available_bytes: int
-    decode_tok_s: float | None = None
-    prefill_tok_s: float | None = None
-    device: str = ""
-    reasons: tuple[str, ...] = ()
-    measured_on: Literal["stand-in", "model"] | None = None
-    streamed: bool = False
-
-
 class FitEstimator(Protocol):
     """Answers for one model's headers; None where nothing can be said."""
 
     def __call__(self, parts: tuple[GgufFile, ...], details: Details) -> FitEstimate | None:
         """Estimate the model whose parts have these headers."""
-
-
-class Option(msgspec.Struct, frozen=True, kw_only=True):
-    """One choice with all that its headers tell; `problem` says why they could not be read."""
-
-    choice: Choice
-    details: Details | None = None
-    bits_per_weight: float = 0.0
-    verdict: FitEstimate | None = None
-    best: bool = False
-    problem: str | None = None
-
-
-class RepoPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of a repository, smallest first. `fetched_bytes` crossed the network to find this out.
-
-    `build_from` names the option Tessera would quantize itself from: the most exact one. `own` is what it would
-    make of it on this machine instead of the best ready file.
-    """
-
-    repository: Repository
-    options: tuple[Option, ...]
-    fetched_bytes: int
-    elapsed_s: float
-    build_from: str | None = None
-    own: OwnBuild | None = None
-
-    def option(self, label: str) -> Option | None:
-        """The option of that label, whatever its case."""
-        wanted = label.casefold()
-        return next((o for o in self.options if o.choice.label.casefold() == wanted), None)
-
-    @property
-    def best(self) -> Option | None:
-        """The option marked best for this machine."""
-        return next((option for option in self.options if option.best), None)
 
 
 def plan_repository(
@@ -108,7 +55,7 @@ def plan_repository(
     begin = time.monotonic()
     repository = listed(client, paths, repo, revision, refresh=refresh)
     reading = _Reading(client, paths, repository)
-    choices = repository.choices()
+    choices = choices_of(repository)
     ggufs = [choice for choice in choices if choice.format == "gguf"]
     headers = reading.headers(ggufs)
     options = [_option(choice, headers.get(choice.label), estimate) for choice in choices]
@@ -209,14 +156,16 @@ class _Reading:
 
 def _option(choice: Choice, found: tuple[GgufFile, ...] | str | None, estimate: FitEstimator | None) -> Option:
     if found is None:
-        return Option(choice=choice)
+        return Option(choice=choice, size_bytes=choice.size_bytes)
     if isinstance(found, str):
-        return Option(choice=choice, problem=found)
+        return Option(choice=choice, size_bytes=choice.size_bytes, problem=found)
     tensors: list[TensorInfo] = [tensor for part in found for tensor in part.tensors]
     details = gguf_details(found[0], tensors)
     bits = sum(t.nbytes for t in tensors) * 8 / details.n_params if details.n_params else 0.0
     verdict = estimate(found, details) if estimate else None
-    return Option(choice=choice, details=details, bits_per_weight=bits, verdict=verdict)
+    return Option(
+        choice=choice, size_bytes=choice.size_bytes, details=details, bits_per_weight=bits, verdict=verdict
+    )
 
 
 def _mark_best(options: list[Option]) -> list[Option]:

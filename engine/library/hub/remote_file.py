@@ -5,7 +5,7 @@ import httpx2
 from engine.errors import InputFault
 from engine.library.errors import HubUnreachable
 from engine.library.hub.client import HubClient
-from engine.library.hub.repository import RepoFile, Repository
+from engine.library.hub.types import RepoFile, Repository
 
 _ATTEMPTS = 3
 

@@ -3,28 +3,12 @@
 import asyncio
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import msgspec
 from fastapi import APIRouter, Request
 
-from engine.api.hub import (
-    Choice,
-    FitEstimate,
-    Folder,
-    Folders,
-    HubOption,
-    OwnBuild,
-    Proposal,
-    RepoHit,
-    RepoPlan,
-    Repository,
-    SearchResults,
-    Starter,
-    Starters,
-    Update,
-    Updates,
-)
+from engine.api.hub import Folder, Folders, Option, Proposal, RepoPlan, SearchResults, Starters, Updates
 from engine.api.jobs import Job, JobKind
 from engine.api.library import (
     Freed,
@@ -52,9 +36,6 @@ from engine.server.typed import TypedRoute
 from engine.services import Services
 from quantize.errors import QuantizeError
 from quantize.files.gguf_split import read_gguf_model
-
-if TYPE_CHECKING:
-    from engine.library.hub.plan import Option
 
 router = APIRouter(prefix="/tessera/v1", tags=["library"], route_class=TypedRoute)
 
@@ -198,7 +179,7 @@ async def search(
         sort=sort,
         limit=max(1, min(limit, 200)),
     )
-    return SearchResults(repositories=msgspec.convert(hits, tuple[RepoHit, ...], from_attributes=True))
+    return SearchResults(repositories=hits)
 
 
 @router.get("/hub/plan")
@@ -206,14 +187,7 @@ async def plan(request: Request, repo: str, revision: str | None = None, *, refr
     """What each quantization of a repository needs here, and which is best; only headers are read."""
     services = await _services(request)
     found = await asyncio.to_thread(partial(services.plan, repo, revision, refresh=refresh))
-    return RepoPlan(
-        repository=msgspec.convert(found.repository, Repository, from_attributes=True),
-        options=tuple(map(_option, found.options)),
-        fetched_bytes=found.fetched_bytes,
-        elapsed_s=found.elapsed_s,
-        build_from=found.build_from,
-        own=msgspec.convert(found.own, OwnBuild | None, from_attributes=True),
-    )
+    return msgspec.structs.replace(found, options=tuple(map(_without_template, found.options)))
 
 
 @router.get("/hub/starters")
@@ -238,7 +212,7 @@ async def updates(request: Request) -> Updates:
 
     catalogue = await _catalogue(request)
     found, problems = await asyncio.to_thread(lambda: look_for_newer(catalogue, HubClient()))
-    return Updates(updates=msgspec.convert(found, tuple[Update, ...], from_attributes=True), problems=problems)
+    return Updates(updates=found, problems=problems)
 
 
 @router.get("/hub/folders")
@@ -299,24 +273,16 @@ def _removed(removed: trash.Removed) -> Removed:
     )
 
 
-def _option(option: "Option") -> HubOption:
+def _without_template(option: Option) -> Option:
     """An option for the wire; a template of a file that is not here is nobody's need."""
     details = msgspec.structs.replace(option.details, chat_template=None) if option.details else None
-    return HubOption(
-        choice=msgspec.convert(option.choice, Choice, from_attributes=True),
-        size_bytes=option.choice.size_bytes,
-        details=details,
-        bits_per_weight=option.bits_per_weight,
-        verdict=msgspec.convert(option.verdict, FitEstimate | None, from_attributes=True),
-        best=option.best,
-        problem=option.problem,
-    )
+    return msgspec.structs.replace(option, details=details)
 
 
 def _proposal(proposal: starters.Proposal, speed: float, recommended: starters.Recommended) -> Proposal:
     starter = proposal.starter
     return Proposal(
-        starter=msgspec.convert(starter, Starter, from_attributes=True),
+        starter=starter,
         reason=proposal.reason,
         expected_bytes=starter.expected_bytes,
         expected_tok_s=speed or None,

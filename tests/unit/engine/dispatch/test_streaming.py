@@ -17,8 +17,8 @@ from engine.dispatch.types import NO_OVERRIDES
 from engine.expert_use import RANKS, ExpertUse, folder_of, use_store
 from engine.fit.report import fit_report, ledger_amounts
 from engine.fit.shape import Layer, ModelShape
-from engine.library.hub.plan import FitEstimate, Option, _mark_best
-from engine.library.hub.repository import Choice, RepoFile
+from engine.library.hub.plan import _mark_best
+from engine.library.hub.types import Choice, FitEstimate, Option, RepoFile
 from engine.runner.engine_args import EngineArgs
 from engine.runner.protocol import LoadSettings
 from quantize.files.gguf_file import TensorInfo

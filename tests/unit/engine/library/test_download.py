@@ -15,6 +15,7 @@ from engine.library import errors
 from engine.library.catalogue import Catalogue
 from engine.library.hub.choose import files_of
 from engine.library.hub.download import Download, Request
+from engine.library.hub.repository import choices_of
 from engine.library.hub.transfer import Patience
 from tests.downloads import MB, QUICK, SPARK, download, leftovers
 from tests.fake_hub import FakeFile
@@ -43,7 +44,7 @@ def test_what_came_from_where_survives_the_loss_of_the_catalogue(hub, client, ca
     raw = SPARK.read_bytes()
     hub.add("org/Deep-GGUF", {"Q8_0/deep-Q8_0.gguf": raw, "mmproj-F16.gguf": b"x"})
     repository = client.repository("org/Deep-GGUF")
-    Download(client, catalogue, Request(repository, repository.choices()[0].files), QUICK).run(Control())
+    Download(client, catalogue, Request(repository, choices_of(repository)[0].files), QUICK).run(Control())
     before = catalogue.get("org/Deep-GGUF:F16")
     catalogue.close()
     for file in catalogue.paths.state.glob("library.db*"):
@@ -225,11 +226,12 @@ from engine.jobs import Control
 from engine.library.catalogue import Catalogue
 from engine.library.hub.client import HubClient
 from engine.library.hub.download import Download, Request
+from engine.library.hub.repository import choices_of
 client = HubClient(sys.argv[1])
 repository = client.repository("org/Spark-GGUF")
 notes = set()
 control = Control(lambda p: (notes.add(p.note), print(p.done, flush=True)))
-entry = Download(client, Catalogue(), Request(repository, repository.choices()[0].files)).run(control)
+entry = Download(client, Catalogue(), Request(repository, choices_of(repository)[0].files)).run(control)
 print("listed", entry.state, sorted(notes), flush=True)
 """
 
@@ -294,7 +296,7 @@ def test_the_publishers_sampling_is_kept_beside_a_gguf_file(hub, client, catalog
     config = b'{"temperature": 0.4, "top_k": 9, "do_sample": true}'
     spark.files["generation_config.json"] = FakeFile(config, lfs=False)
     repository = client.repository("org/Spark-GGUF")
-    files = files_of(repository, repository.choices()[0])
+    files = files_of(repository, choices_of(repository)[0])
     entry = Download(client, catalogue, Request(repository, files), QUICK).run(Control())
     assert (entry.path.parent / "generation_config.json").read_bytes() == config
     assert entry.details.publisher_sampling == {"temperature": 0.4, "top_k": 9}

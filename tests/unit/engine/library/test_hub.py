@@ -8,7 +8,7 @@ import pytest
 from engine.errors import InputFault
 from engine.library import errors
 from engine.library.hub.client import HubClient
-from engine.library.hub.repository import is_safe_name
+from engine.library.hub.repository import choices_of, is_safe_name, projectors_of
 from tests.downloads import SPARK
 from tests.fake_hub import FakeFile
 
@@ -46,12 +46,12 @@ def test_a_listing_has_sizes_hashes_and_choices(hub, client, spark):
     found = client.repository("org/Spark-GGUF")
     assert found.revision == "c" * 40
     assert found.license == "apache-2.0"
-    assert [(c.label, len(c.files), c.size_bytes) for c in found.choices()] == [
+    assert [(c.label, len(c.files), c.size_bytes) for c in choices_of(found)] == [
         ("Q4_K_M", 2, 3),
         ("F16", 1, SPARK.stat().st_size),
     ]
-    assert found.choices()[1].files[0].sha256 == hashlib.sha256(SPARK.read_bytes()).hexdigest()
-    assert [f.name for f in found.projectors()] == ["mmproj-F16.gguf"]
+    assert choices_of(found)[1].files[0].sha256 == hashlib.sha256(SPARK.read_bytes()).hexdigest()
+    assert [f.name for f in projectors_of(found)] == ["mmproj-F16.gguf"]
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_names_that_are_fine(name):
 def test_a_repository_that_names_files_elsewhere_gets_none_of_them(hub, client, catalogue, spark):
     spark.files["../../escape-Q4_0.gguf"] = FakeFile(SPARK.read_bytes())
     spark.files["/abs-Q5_0.gguf"] = FakeFile(SPARK.read_bytes())
-    assert [c.label for c in client.repository("org/Spark-GGUF").choices()] == ["F16"]
+    assert [c.label for c in choices_of(client.repository("org/Spark-GGUF"))] == ["F16"]
     for repo in ("../x", "a/b/c", "a/..", "x\0y", "", "org/con"):
         with pytest.raises(InputFault):
             client.repository(repo)

@@ -4,7 +4,8 @@ import struct
 
 import pytest
 
-from engine.library.hub.plan import FitEstimate, plan_repository
+from engine.library.hub.plan import plan_repository
+from engine.library.hub.types import FitEstimate
 from quantize.ggml_types import GgmlType
 from tests.downloads import MB
 from tests.fake_hub import FakeFile
