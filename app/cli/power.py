@@ -33,7 +33,8 @@ def command(
         click.echo(msgspec.json.encode(now).decode())
         return
     drawn = f"{now.power_w:.1f} W now" if now.power_w is not None else "not measured: no meter here"
-    say(f"mode {now.mode}; power {drawn}")
+    saver = ", the system saves power" if now.saver else ""
+    say(f"mode {now.mode}{saver}; power {drawn}")
     if now.limits.cap_w is not None:
         held = f"{now.threads or 'all'} threads, steps run {now.duty_frac:.0%} of the time"
         say(f"cap {now.limits.cap_w:g} W: {held if now.measured else 'not held'}")

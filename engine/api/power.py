@@ -24,12 +24,13 @@ class PowerLimits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 class PowerState(msgspec.Struct, frozen=True, kw_only=True, rename={"limits": "wish"}):
     """GET /tessera/v1/power: the limits that were asked for, and what comes of them.
 
-    `notes` say what cannot be held here, and why.
+    `saver`: the system's power-saver profile is held, as mode quiet asks. `notes` say what cannot be held, and why.
     `threads` and `duty_frac` are what runners keep to now; `spent_percent` is of the battery, since they were set.
     """
 
     limits: PowerLimits = PowerLimits()
     mode: Mode = "balanced"
+    saver: bool = False
     measured: bool = False
     power_w: float | None = None
     threads: int | None = None

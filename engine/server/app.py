@@ -98,6 +98,7 @@ def create_app(
         await asyncio.to_thread(state.jobs.close)
         await state.pool.close()
         state.links.close()
+        state.power.close()
         await state.remotes.close()
         await state.speech.close()
         state.renderer.close()

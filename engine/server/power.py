@@ -9,6 +9,7 @@ from devices.battery import Battery, read_battery
 from devices.host import Host
 from devices.host_real import RealHost
 from devices.power import whole_w
+from devices.power_saver import PowerSaver
 from devices.usage import Usage
 from engine.api.power import Mode, PowerLimits, PowerState
 from engine.energy.budget import BatteryBudget
@@ -40,9 +41,11 @@ class PowerService:
         ledger: JouleLedger,
         path: Path | None,
         host: Host | None = None,
+        saver: PowerSaver | None = None,
     ) -> None:
         self._pool, self._models, self._ledger = pool, models, ledger
         self._host = host or RealHost()
+        self._saver = saver or PowerSaver()
         self._store = JsonStore(path, PowerLimits, PowerLimits)
         self._started_mode: Mode = models.overrides.mode if models is not None else "balanced"
         self._keeper: CapKeeper | None = None
@@ -69,11 +72,19 @@ class PowerService:
         mode = limits.mode or self._started_mode
         if self._models is not None:
             self._models.overrides = msgspec.structs.replace(self._models.overrides, mode=mode)
+        if mode == "quiet":
+            self._saver.hold()
+        else:
+            self._saver.release()
         self._keeper = None
         self._budget = BatteryBudget(limits.battery_percent) if limits.battery_percent is not None else None
         self._battery_age_s = BATTERY_S
         if limits.cap_w is None:
             self._tell(Pace())
+
+    def close(self) -> None:
+        """The system's own settings are as they were."""
+        self._saver.release()
 
     def sampled(self, usage: Usage, seconds: float) -> None:
         """A look at the machine."""
@@ -135,6 +146,7 @@ class PowerService:
         return PowerState(
             limits=limits,
             mode=limits.mode or self._started_mode,
+            saver=self._saver.held,
             measured=self._power_w is not None,
             power_w=self._power_w,
             threads=keeper.pace.threads if keeper is not None else None,

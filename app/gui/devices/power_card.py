@@ -109,13 +109,14 @@ def _now(state: PowerState) -> str:
     drawn = _tr("Drawing {watts} W now.").format(watts=f"{state.power_w:.0f}") if state.power_w is not None else ""
     if not state.measured:
         drawn = _tr("This computer has no power meter that can be read.")
+    saver = _tr("The system saves power.") if state.saver else ""
     held = ""
     if state.duty_frac < 1:
         held = _tr("Models rest {percent} % of the time.").format(percent=words.whole(100 * (1 - state.duty_frac)))
     battery = ""
     if state.battery_percent is not None:
         battery = _tr("Battery at {percent} %.").format(percent=words.whole(state.battery_percent))
-    return " ".join(part for part in (drawn, held, battery) if part)
+    return " ".join(part for part in (drawn, saver, held, battery) if part)
 
 
 def _mode_words(mode: Mode) -> str:

@@ -1,0 +1,52 @@
+"""The system's power-saver profile: lower clocks, as the desktop's own switch sets them.
+
+Source: power-profiles-daemon. `powerprofilesctl launch` holds a profile for as long as its program lives;
+that program reads a pipe of ours here, so the profile ends with this process however it ends.
+"""
+
+import contextlib
+import subprocess
+import threading
+from collections.abc import Callable
+
+from devices.environment import without_secrets
+from devices.programs import installed_program
+
+LAUNCH = ("launch", "--profile", "power-saver", "--reason", "quiet mode", "--appid", "tessera")
+
+
+class PowerSaver:
+    """Holds the profile, or not. Linux with power-profiles-daemon or its stand-ins; elsewhere it is never held."""
+
+    def __init__(self, find: Callable[[str], str | None] = installed_program) -> None:
+        self._find = find
+        self._child: subprocess.Popen[bytes] | None = None
+
+    @property
+    def held(self) -> bool:
+        """The system saves power for us now."""
+        return self._child is not None and self._child.poll() is None
+
+    def hold(self) -> None:
+        """Ask for the profile; a system without the program, or one that refuses, stays as it is."""
+        program, reader = self._find("powerprofilesctl"), self._find("cat")
+        if self.held or program is None or reader is None:
+            return
+        with contextlib.suppress(OSError):
+            self._child = subprocess.Popen(
+                [program, *LAUNCH, reader],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env=without_secrets(),
+            )
+
+    def release(self) -> None:
+        """The profile is as it was before."""
+        child, self._child = self._child, None
+        if child is None:
+            return
+        assert child.stdin is not None
+        with contextlib.suppress(OSError):
+            child.stdin.close()
+        threading.Thread(target=child.wait, name="power-saver", daemon=True).start()
