@@ -21,7 +21,7 @@ class PowerLimits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     battery_percent: Annotated[float, Meta(gt=0, le=100)] | None = None
 
 
-class PowerState(msgspec.Struct, frozen=True, kw_only=True, rename={"limits": "wish"}):
+class PowerState(msgspec.Struct, frozen=True, kw_only=True):
     """GET /tessera/v1/power: the limits that were asked for, and what comes of them.
 
     `saver`: the system's power-saver profile is held, as mode quiet asks. `notes` say what cannot be held, and why.

@@ -137,10 +137,10 @@ def test_the_power_that_work_may_draw_is_bounded(walk):
     walk.click("Apply", f"{DEVICES}.power")
     walk.until(f"not {DEVICES}.power.use.isEnabled()")
     wanted = {"mode": "quiet", "cap_w": 40, "battery_percent": 10}
-    wait_for(lambda: wanted.items() <= walk.manage("power")["wish"].items(), 60, "the wish on the server")
+    wait_for(lambda: wanted.items() <= walk.manage("power")["limits"].items(), 60, "the limits on the server")
     walk.choose("Mode", "As the server was started", DEVICES)
     walk.fill("Cap", "", DEVICES)
     walk.fill("Battery share", "", DEVICES)
     walk.click("Apply", f"{DEVICES}.power")
     walk.until(f"not {DEVICES}.power.use.isEnabled()")
-    wait_for(lambda: not any(walk.manage("power")["wish"].values()), 60, "no wish on the server")
+    wait_for(lambda: not any(walk.manage("power")["limits"].values()), 60, "no limits on the server")
