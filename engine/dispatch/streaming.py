@@ -8,6 +8,7 @@ from typing import Final
 import msgspec
 
 from devices.disk_speed import disk_of, read_gbs
+from devices.backends.tiles import ATTENTION
 from engine.dispatch.resources import Resources
 from engine.dispatch.types import Streaming
 from engine.expert_use import ExpertUse, folder_of, use_store
@@ -50,7 +51,12 @@ def streamed_settings(shape: ModelShape, settings: LoadSettings) -> LoadSettings
     if refused or not layers or not shape.experts_used or settings.embeddings or not settings.use_mmap:
         return None
     return msgspec.structs.replace(
-        settings, expert_bytes=least_bytes(layers, shape.experts), repack=False, tiles=(), mtp=False, kv_cells=0
+        settings,
+        expert_bytes=least_bytes(layers, shape.experts),
+        repack=False,
+        tiles=tuple(name for name in settings.tiles if name == ATTENTION),
+        mtp=False,
+        kv_cells=0,
     )
 
 
