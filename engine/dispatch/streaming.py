@@ -7,8 +7,8 @@ from typing import Final
 
 import msgspec
 
-from devices.disk_speed import disk_of, read_gbs
 from devices.backends.tiles import ATTENTION
+from devices.disk_speed import disk_of, read_gbs
 from engine.dispatch.resources import Resources
 from engine.dispatch.types import Streaming
 from engine.expert_use import ExpertUse, folder_of, use_store

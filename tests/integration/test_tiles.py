@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.skipif(tiles_library(library_folder()) is None, reason="the kernels were not built here")
 # A panel that is not full, a chunk that is not, and a tile that is not.
 ROWS, LENGTH, COLUMNS = 77, 2592, 45
+ARCHITECTURES_THAT_GENERATE = 34
 # Sums in 32 bits; the offsets of Q4_1 and Q5_1 are multiplied with sums that are rounded to 16 bits, as in ggml.
 LARGEST_ERROR = {"Q4_1": 5e-4, "Q5_1": 5e-4}
 
@@ -93,3 +94,13 @@ def test_attention_is_right_whoever_computes_beside_it(attended, name):
 @pytest.mark.parametrize("name", ["heads of 24", "one row of few cells"])
 def test_attention_that_is_left_to_llama_cpp(attended, name):
     assert attended[name] == {"taken": False}
+
+
+def test_every_architecture_attends_as_exactly_as_with_llama_cpps_kernels(tmp_path):
+    command = [sys.executable, "-m", "tests.attended_models", str(tmp_path)]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr[-2000:]
+    found = [json.loads(line) for line in run.stdout.splitlines()]
+    assert len(found) > ARCHITECTURES_THAT_GENERATE
+    assert [name for name, *_, used in found if not used] == ["Mamba", "Mamba 2", "RWKV 7"]  # they have none
+    assert [line for line in found if not line[1] < 1.5 * line[2] + 0.01] == []

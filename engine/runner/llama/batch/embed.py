@@ -17,7 +17,7 @@ from engine.runner.llama.batch.quick import QuickChoice
 from engine.runner.llama.batch.threads import WIDE_ROWS, ThreadGovernor
 from engine.runner.llama.native.batch import Batch
 from engine.runner.llama.native.engine_args import apply_to_context
-from engine.runner.llama.native.model import LoadedModel
+from engine.runner.llama.native.model import LoadedModel, flash_attention
 from engine.runner.llama.native.self_check import ONE_THREAD_BYTES
 from engine.runner.llama.native.vocabulary import LlamaVocabulary
 from engine.runner.protocol import Embed, Embedded, Fault
@@ -117,7 +117,7 @@ class Embedder:
         params.kv_unified = True
         params.embeddings = True
         params.no_perf = True
-        params.flash_attn_type = -1
+        params.flash_attn_type = flash_attention(settings, "auto")
         params.type_k = params.type_v = KV_TYPES["f16"]
         apply_to_context(params, settings)
         if settings.n_threads:

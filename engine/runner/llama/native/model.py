@@ -137,6 +137,11 @@ def _check(settings: LoadSettings) -> None:
         raise LoadFailed(f"n_ctx {settings.n_ctx} is out of range")
 
 
+def flash_attention(settings: LoadSettings, wanted: str) -> int:
+    """llama.cpp's number for `wanted`: its own choice is against attention by another backend than the cache's."""
+    return FLASH_ATTN["on" if wanted == "auto" and ATTENTION in settings.tiles else wanted]
+
+
 def _context_params(api: Any, settings: LoadSettings, cells: int, n_seq_max: int) -> Any:
     params = api.llama_context_default_params()
     params.n_ctx = cells
@@ -149,10 +154,7 @@ def _context_params(api: Any, settings: LoadSettings, cells: int, n_seq_max: int
         params.n_threads_batch = settings.n_threads_batch or settings.n_threads
     params.type_k = KV_TYPES[settings.type_k]
     params.type_v = KV_TYPES[settings.type_v]
-    params.flash_attn_type = FLASH_ATTN[settings.flash_attn]
-    if settings.flash_attn == "auto" and ATTENTION in settings.tiles:
-        # llama.cpp's own choice is against attention by another backend than the one that holds the cache.
-        params.flash_attn_type = FLASH_ATTN["on"]
+    params.flash_attn_type = flash_attention(settings, settings.flash_attn)
     params.kv_unified = True
     params.swa_full = False
     params.no_perf = True

@@ -1,0 +1,76 @@
+"""Models of all architectures with attention by our own kernels and by llama.cpp's, in one process of their own.
+
+    python -m tests.attended_models FOLDER
+
+Prints JSON a line: an architecture, how far logits are from those of plain attention with a cache in 32 bits
+(largest root mean square over their spread, of a prompt and of tokens behind 600) with ours and with llama.cpp's
+fused one, and whether those two differ in any bit, so that ours was used.
+"""
+
+import ctypes
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from devices.backends.tiles import take, tiles_library
+from engine.runner.llama.native.binding import library_folder, start_backends
+from engine.runner.llama.native.self_check import difference
+from tests.architectures import ARCHITECTURES, write_architecture
+
+PROMPT, DEPTH, STEPS, CELLS = 150, 600, 3, 1024
+
+
+def logits(api: Any, model: Any, *, fused: bool) -> np.ndarray:
+    """(1 + STEPS, vocabulary): behind a prompt, then of single tokens behind a long text."""
+    params = api.llama_context_default_params()
+    params.n_ctx = params.n_batch = CELLS
+    params.n_ubatch = 96
+    params.flash_attn_type = int(fused)
+    params.type_k = params.type_v = int(fused)  # F16, else F32
+    params.n_threads = params.n_threads_batch = 1
+    context = api.llama_init_from_model(model, params)
+    if not context:
+        raise SystemExit("no context")
+    vocabulary = api.llama_vocab_n_tokens(api.llama_model_get_vocab(model))
+    tokens = [(7 * i + 13) % (vocabulary - 20) + 5 for i in range(DEPTH + STEPS)]
+    rows = []
+    for begin, end in ((0, PROMPT), (PROMPT, DEPTH), *((DEPTH + i, DEPTH + i + 1) for i in range(STEPS))):
+        array = (ctypes.c_int32 * (end - begin))(*tokens[begin:end])
+        if api.llama_decode(context, api.llama_batch_get_one(array, end - begin)) != 0:
+            raise SystemExit("llama_decode failed")
+        rows.append(np.ctypeslib.as_array(api.llama_get_logits_ith(context, -1), (vocabulary,)).copy())
+    api.llama_free(context)
+    return np.stack([rows[0], *rows[2:]])
+
+
+def off(exact: np.ndarray, rows: np.ndarray) -> float:
+    """The largest difference of two sets of rows (n, vocabulary)."""
+    return max(difference(one, other) for one, other in zip(exact, rows, strict=True))
+
+
+def main() -> None:
+    """All architectures that generate from tokens alone."""
+    api = start_backends(tiles=("attention",))
+    library = tiles_library(library_folder())
+    assert library is not None
+    for name, architecture in ARCHITECTURES.items():
+        if architecture.encoder or architecture.arch == "t5":
+            continue
+        path = write_architecture(Path(sys.argv[1]) / "m.gguf", architecture)
+        print(name, file=sys.stderr, flush=True)
+        model = api.llama_model_load_from_file(str(path).encode(), api.llama_model_default_params())
+        take(library, (), attention=False)
+        exact, theirs = logits(api, model, fused=False), logits(api, model, fused=True)
+        take(library, (), attention=True)
+        ours = logits(api, model, fused=True)
+        print(
+            json.dumps([name, off(exact, ours), off(exact, theirs), not np.array_equal(theirs, ours)]), flush=True
+        )
+        api.llama_model_free(model)
+
+
+if __name__ == "__main__":
+    main()
