@@ -115,7 +115,7 @@ class LoadedModel:
         return max(0.0, self.last_used + self.ttl_s - time.monotonic())
 
 
-class Place:
+class QueueTicket:
     """Where one request stands while its model loads, for those who tell the client."""
 
     def __init__(self) -> None:

@@ -14,7 +14,7 @@ import msgspec
 from engine.admission import Admission, Unlimited
 from engine.errors import BadModelFile, EngineError, EnvironmentFault, ModelNotLoaded, NotEnoughMemory, RunnerDied
 from engine.generation_hooks import GenerationHooks
-from engine.loaded_model import MAX_CRASHES, REMOTE, SPREAD, LoadedModel, Place, Runner
+from engine.loaded_model import MAX_CRASHES, REMOTE, SPREAD, LoadedModel, QueueTicket, Runner
 from engine.phases import Phases
 from engine.resolving import Elsewhere, Here, ModelSource, Resolved
 from engine.runner.process import RunnerProcess
@@ -88,24 +88,24 @@ class Pool:
         name: str,
         on_progress: Callable[[float], None] | None = None,
         min_ctx: int = 0,
-        place: Place | None = None,
+        ticket: QueueTicket | None = None,
         *,
         loads: bool = True,
     ) -> LoadedModel:
         """A loaded model, loading it first if need be and `loads`.
 
         A model with less context than `min_ctx` tokens is loaded again if it was trained for more and nobody
-        uses it; otherwise it serves as it is, and `facts.n_ctx` tells. `place` is kept up to date meanwhile.
+        uses it; otherwise it serves as it is, and `facts.n_ctx` tells. `ticket` is kept up to date meanwhile.
 
         Raises: ModelNotFound, BadModelFile, NotEnoughMemory, RunnerDied, ModelNotLoaded.
         """
         away = self._elsewhere.always(name)
         if away is not None:
-            return await self._acquire(away, on_progress, 0, place)
+            return await self._acquire(away, on_progress, 0, ticket)
         known = self._models.get(self._ids.get(name, ""))
         if known is not None and known.ready and not self._should_grow(known, min_ctx):
             known.last_used = time.monotonic()
-            return await self._relieved(known.id, known.queued, place) or known
+            return await self._relieved(known.id, known.queued, ticket) or known
         phases = Phases()
         found = await self._source.resolve(name, min_ctx)
         phases.done("place")
@@ -114,9 +114,9 @@ class Pool:
         if not loads and found.engine != REMOTE and (model is None or not model.ready):
             raise ModelNotLoaded(name)
         try:
-            return await self._acquire(found, on_progress, min_ctx, place, phases)
+            return await self._acquire(found, on_progress, min_ctx, ticket, phases)
         except NotEnoughMemory:
-            relief = await self._relieved(found.model_id, None, place)
+            relief = await self._relieved(found.model_id, None, ticket)
             if relief is None:
                 raise
             return relief
@@ -133,7 +133,7 @@ class Pool:
         if away is not None and clock is not None:
             clock.ran_on = away.ran_on
 
-    async def _relieved(self, model_id: str, queued: int | None, place: Place | None) -> LoadedModel | None:
+    async def _relieved(self, model_id: str, queued: int | None, ticket: QueueTicket | None) -> LoadedModel | None:
         """The model elsewhere, where the user's rules send a request that would wait or does not fit here.
 
         A place that cannot be reached is no relief: the request stays.
@@ -142,7 +142,7 @@ class Pool:
         if found is None:
             return None
         try:
-            return await self._acquire(found, None, 0, place)
+            return await self._acquire(found, None, 0, ticket)
         except EnvironmentFault as error:
             log.warning("model=%s stays here: %s", model_id, error)
             return None
@@ -152,7 +152,7 @@ class Pool:
         found: Resolved,
         on_progress: Callable[[float], None] | None,
         min_ctx: int,
-        place: Place | None,
+        ticket: QueueTicket | None,
         phases: Phases | None = None,
     ) -> LoadedModel:
         clock = current_clock()
@@ -164,8 +164,8 @@ class Pool:
             self._models[found.model_id] = model
         if self._reaper is None:
             self._reaper = asyncio.create_task(self._reap())
-        if place is not None:
-            place.take(model)
+        if ticket is not None:
+            ticket.take(model)
         model.waiting += 1
         began = time.monotonic()
         try:

@@ -20,8 +20,7 @@ from devices.environment import without_secrets
 from devices.process_memory import bound_memory
 from quantize.arithmetic import environment_of
 from quantize.errors import Cancelled, DiskFull, EnvironmentFault, InputFault, QuantizeError
-from quantize.evidence import Cancelled as CancelledCheck
-from quantize.evidence import OnProgress, Progress, encode
+from quantize.evidence import CancelCheck, OnProgress, Progress, encode
 
 _STDERR_LINES: Final = 40
 _POLL_S: Final = 0.1
@@ -46,7 +45,7 @@ class ChildDied(EnvironmentFault):
 
 # The name of a task and its request.
 Task = tuple[str, Mapping[str, Any] | msgspec.Struct]
-RunTasks = Callable[[list[Task], Callable[[int, Progress], None], CancelledCheck], list[Any]]
+RunTasks = Callable[[list[Task], Callable[[int, Progress], None], CancelCheck], list[Any]]
 
 
 class _Worker:
@@ -215,7 +214,7 @@ class Child:
 
 
 def run_task(
-    task: str, request: Mapping[str, Any] | msgspec.Struct, on_progress: OnProgress, cancelled: CancelledCheck
+    task: str, request: Mapping[str, Any] | msgspec.Struct, on_progress: OnProgress, cancelled: CancelCheck
 ) -> Any:
     """Run one task to its end and return its answer (plain JSON values).
 
@@ -227,7 +226,7 @@ def run_task(
 def run_tasks(
     tasks: list[Task],
     on_progress: Callable[[int, Progress], None],
-    cancelled: CancelledCheck,
+    cancelled: CancelCheck,
 ) -> list[Any]:
     """Run tasks side by side, one child each; `on_progress(index, progress)`. The first error ends them all."""
     children = [Child(task, request) for task, request in tasks]

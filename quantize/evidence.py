@@ -42,7 +42,7 @@ def decode(raw: bytes | str, kind: type[T]) -> T:
 
 
 OnProgress = Callable[[Progress], None]
-Cancelled = Callable[[], bool]
+CancelCheck = Callable[[], bool]
 Step = Callable[[float, float, str], None]  # done, total, detail: what a task tells the child's main loop
 
 

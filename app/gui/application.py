@@ -13,10 +13,10 @@ from app.db.errors import StoreError
 from app.db.store import Store, open_or_memory
 from app.gui.api import in_words
 from app.gui.background import Background
+from app.gui.close_guard import would_be_lost
 from app.gui.crash import CrashReports
 from app.gui.jobs import Jobs
 from app.gui.language import install_language
-from app.gui.leaving import would_be_lost
 from app.gui.main_window import MainWindow
 from app.gui.markdown.document import warm_up
 from app.gui.motion import asks_for_stillness

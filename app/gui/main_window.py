@@ -10,8 +10,8 @@ from PySide6.QtGui import QAction, QCloseEvent, QDragEnterEvent, QDropEvent, QIc
 from PySide6.QtWidgets import QHBoxLayout, QMainWindow, QStackedWidget, QWidget
 
 from app.gui.chat.page import ChatPage
+from app.gui.close_guard import question
 from app.gui.commands import Commands
-from app.gui.leaving import question
 from app.gui.navigation import Destination, Rail, Sections
 from app.gui.services import Services
 from app.gui.shortcuts import SHORTCUTS, ShortcutSheet

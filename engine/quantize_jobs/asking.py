@@ -16,7 +16,7 @@ from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
 from engine.types import Delta, GenerationRequest, SamplingParams
 from quantize.errors import Cancelled
-from quantize.evidence import Cancelled as CancelledCheck
+from quantize.evidence import CancelCheck
 
 T = TypeVar("T")
 # How often a running answer is left to see whether the job shall end.
@@ -27,7 +27,7 @@ async def ask_all(
     settings: LoadSettings,
     tasks: Sequence[tuple[str, Task]],
     heard: Callable[[str, Task, Said], None],
-    cancelled: CancelledCheck,
+    cancelled: CancelCheck,
 ) -> None:
     """Load the file and tell `heard` each answer. Raises: Cancelled. BadModelFile, RunnerDied: it does not run."""
     renderer, checker = TemplateRenderer(), ConstraintChecker()
@@ -45,7 +45,7 @@ async def ask_all(
         checker.close()
 
 
-async def _while_wanted(work: Coroutine[Any, Any, T], cancelled: CancelledCheck) -> T:
+async def _while_wanted(work: Coroutine[Any, Any, T], cancelled: CancelCheck) -> T:
     """The result. Raises: Cancelled: the job ended meanwhile, and the work with it."""
     task = asyncio.ensure_future(work)
     try:

@@ -18,8 +18,7 @@ from engine.quantize_jobs.tasks import Said, Task, TaskSet, TaskSets, task_set
 from engine.remotes.kernel import kernel_name
 from engine.runner.protocol import LoadSettings
 from quantize.errors import Cancelled
-from quantize.evidence import Cancelled as CancelledCheck
-from quantize.evidence import OnProgress, Progress
+from quantize.evidence import CancelCheck, OnProgress, Progress
 from quantize.job.gating import Answered
 
 _LEAST_CONTEXT: Final = 1024
@@ -63,7 +62,7 @@ class RunnerJudge:
             return False
         return True
 
-    def ask(self, model: Path, sha256: str, on_progress: OnProgress, cancelled: CancelledCheck) -> Answered:
+    def ask(self, model: Path, sha256: str, on_progress: OnProgress, cancelled: CancelCheck) -> Answered:
         """Ask what was not asked before. Raises: Cancelled. BadModelFile, RunnerDied, NotEnoughMemory. OSError."""
         kept = KeptAnswers(self._keeper.cache / "gate" / f"{sha256}.jsonl")
         keys = [_key(task) for task in self._tasks]

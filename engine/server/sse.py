@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from engine.errors import Cancelled, EngineError, exhausted
-from engine.loaded_model import Place
+from engine.loaded_model import QueueTicket
 from engine.server.errors import lookup, openai_body, retry_header
 from engine.server.streams import Making, conversation_of, owner_of
 
@@ -120,9 +120,9 @@ class EventStream(Response):
             await asyncio.sleep(PING_S)
 
 
-def comment_of(place: Place) -> Callable[[], bytes]:
+def comment_of(ticket: QueueTicket) -> Callable[[], bytes]:
     """A sign of life that says how far the load of the model is and how many requests came before."""
-    return lambda: b": " + (place.words() or "ping").encode() + b"\n\n"
+    return lambda: b": " + (ticket.words() or "ping").encode() + b"\n\n"
 
 
 async def _disconnected(receive: Receive) -> None:

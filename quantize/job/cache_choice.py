@@ -2,7 +2,7 @@
 
 import msgspec
 
-from quantize.evidence import Cancelled, MeasureRequest, OnProgress
+from quantize.evidence import CancelCheck, MeasureRequest, OnProgress
 from quantize.job.request import QuantizeRequest
 from quantize.measure.kv_cache import LONGEST, USUAL, KvDamage, KvRequest, kv_damage, with_damage
 
@@ -13,7 +13,7 @@ def has_choice(request: QuantizeRequest) -> bool:
 
 
 def measured_cache(
-    request: QuantizeRequest, measure: MeasureRequest, on_progress: OnProgress, cancelled: Cancelled
+    request: QuantizeRequest, measure: MeasureRequest, on_progress: OnProgress, cancelled: CancelCheck
 ) -> tuple[QuantizeRequest, tuple[KvDamage, ...]]:
     """The request with what was measured in place of expectations, and the table of it.
 

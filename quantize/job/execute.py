@@ -11,7 +11,7 @@ from quantize import errors
 from quantize.child import HERE, Executor, kept_workers, run_task
 from quantize.convert.folder import Converted, ConvertRequest, Prepared
 from quantize.errors import InvalidOption
-from quantize.evidence import Cancelled, Measured, MeasureRequest, OnProgress, Progress, RoundRequest
+from quantize.evidence import CancelCheck, Measured, MeasureRequest, OnProgress, Progress, RoundRequest
 from quantize.files.gguf_split import read_gguf_model
 from quantize.files.kept_measurements import bounded
 from quantize.files.output_file import Output
@@ -52,7 +52,7 @@ _EXPECTED = "nothing was measured yet: the mix and its figures are expectations,
 def quantize(
     request: QuantizeRequest,
     on_progress: OnProgress,
-    cancelled: Cancelled,
+    cancelled: CancelCheck,
     executor: Executor = HERE,
     judge: Judge | None = None,
 ) -> QuantizeReport:
@@ -81,7 +81,7 @@ class _Job:
         request: QuantizeRequest,
         output: Output,
         on_progress: OnProgress,
-        cancelled: Cancelled,
+        cancelled: CancelCheck,
         executor: Executor,
         judge: Judge | None,
     ) -> None:

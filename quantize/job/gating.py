@@ -6,7 +6,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from quantize.evidence import Cancelled, OnProgress, Progress
+from quantize.evidence import CancelCheck, OnProgress, Progress
 from quantize.files.work_folder import file_sha256
 from quantize.ggml_types import NEARLY_EXACT
 from quantize.job.gate import GateCheck, GateReport, GateTask, Mix, compared
@@ -33,7 +33,7 @@ class Judge(Protocol):
         """Whether the file can be loaded in the memory that is free."""
         ...
 
-    def ask(self, model: Path, sha256: str, on_progress: OnProgress, cancelled: Cancelled) -> Answered:
+    def ask(self, model: Path, sha256: str, on_progress: OnProgress, cancelled: CancelCheck) -> Answered:
         """Raises: Cancelled; whatever loading the file raises."""
         ...
 
@@ -44,7 +44,7 @@ def ask_gate(
     reference: tuple[Path, str, str],
     candidates: Mapping[Mix, Path],
     on_progress: OnProgress,
-    cancelled: Cancelled,
+    cancelled: CancelCheck,
 ) -> tuple[GateReport, bool]:
     """What came out, and whether every case was asked now, of two files: only then the time it took says anything.
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from quantize.child import HERE, Executor, Task
-from quantize.evidence import Cancelled, Measured, OnProgress, PackedTensor, RoundRequest
+from quantize.evidence import CancelCheck, Measured, OnProgress, PackedTensor, RoundRequest
 from quantize.files.work_folder import Group, WorkFolder
 from quantize.gptq.tensors import TensorsRequest, packed_path
 from quantize.job.travelling import PlanFile
@@ -32,7 +32,7 @@ def types_to_round(
 
 
 def round_plan(
-    request: RoundRequest, on_progress: OnProgress, cancelled: Cancelled, executor: Executor = HERE
+    request: RoundRequest, on_progress: OnProgress, cancelled: CancelCheck, executor: Executor = HERE
 ) -> Iterator[PackedTensor]:
     """Round every tensor of a request, then hand them out in the file's order, mapped from the cache.
 
@@ -65,7 +65,7 @@ class _Rounding:
         source: SourceWeights,
         pending: list[str],
         on_progress: OnProgress,
-        cancelled: Cancelled,
+        cancelled: CancelCheck,
         executor: Executor,
     ) -> None:
         self._request, self._source, self._pending = request, source, pending

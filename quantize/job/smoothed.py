@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 
 from quantize.child import run_task
-from quantize.evidence import Cancelled, Measured, MeasureRequest, OnProgress, decode, encode
+from quantize.evidence import CancelCheck, Measured, MeasureRequest, OnProgress, decode, encode
 from quantize.files.gguf_split import GgufModel, read_gguf_model
 from quantize.files.imatrix import Importance, read_imatrix, write_imatrix
 from quantize.files.output_file import Output
@@ -56,7 +56,7 @@ class Basis(msgspec.Struct, frozen=True):
 
 
 def smoothed(
-    measure: MeasureRequest, output: Output, room: int, on_progress: OnProgress, cancelled: Cancelled
+    measure: MeasureRequest, output: Output, room: int, on_progress: OnProgress, cancelled: CancelCheck
 ) -> Basis:
     """A copy of the source, of about `room` bytes, with its inputs evened out; the source where nothing is gained.
 

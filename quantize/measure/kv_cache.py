@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 
 from quantize.child import run_task
-from quantize.evidence import Cancelled, MeasureRequest, OnProgress, Step
+from quantize.evidence import CancelCheck, MeasureRequest, OnProgress, Step
 from quantize.files.work_folder import WorkFolder, read_json
 from quantize.measure.divergence import kld_from, log_softmax
 from quantize.native.calibration import TextTooShort, read_windows
@@ -54,7 +54,7 @@ class KvDamage(msgspec.Struct, frozen=True, kw_only=True):
         return float(self.kld[-1] * min(n_ctx / self.contexts[-1], _LARGEST_STEP) ** slope)
 
 
-def kv_damage(request: KvRequest, on_progress: OnProgress, cancelled: Cancelled) -> tuple[KvDamage, ...]:
+def kv_damage(request: KvRequest, on_progress: OnProgress, cancelled: CancelCheck) -> tuple[KvDamage, ...]:
     """Measure, or read from the cache. Raises: Cancelled. ChildDied. TextTooShort, Unreadable, SourceChanged."""
     folder = WorkFolder.open(request.measure)
     path = folder.path / f"kv-{request.longest}-{'-'.join(request.types)}.json"

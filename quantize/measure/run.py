@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from quantize.child import HERE, Executor, run_task
-from quantize.evidence import Cancelled, Evidence, Measured, MeasureRequest, OnProgress, Progress, TensorEvidence
+from quantize.evidence import CancelCheck, Evidence, Measured, MeasureRequest, OnProgress, Progress, TensorEvidence
 from quantize.files.work_folder import Group, WorkFolder, file_sha256, read_json, write_json
 from quantize.measure.bands import alphas, probe_units, representatives
 from quantize.measure.collect import MomentsRequest, write_importance
@@ -33,7 +33,7 @@ ALONE = Passes()
 
 
 def measure(
-    request: MeasureRequest, on_progress: OnProgress, cancelled: Cancelled, executor: Executor = HERE
+    request: MeasureRequest, on_progress: OnProgress, cancelled: CancelCheck, executor: Executor = HERE
 ) -> Measured:
     """Measure a model, or read from the cache what was measured before.
 
@@ -65,7 +65,7 @@ def measured_before(request: MeasureRequest) -> Measured | None:
     return Measured(evidence=msgspec.convert(known, Evidence), imatrix=folder.imatrix, folder=folder.path)
 
 
-def measure_inputs(request: MeasureRequest, on_progress: OnProgress, cancelled: Cancelled) -> Path:
+def measure_inputs(request: MeasureRequest, on_progress: OnProgress, cancelled: CancelCheck) -> Path:
     """Collect second moments alone, as a plan that is known already needs them; the importance matrix they give.
 
     Raises: as `measure`.
@@ -77,7 +77,7 @@ def measure_inputs(request: MeasureRequest, on_progress: OnProgress, cancelled: 
 
 
 def _collect_all(
-    request: MeasureRequest, folder: WorkFolder, on_progress: OnProgress, cancelled: Cancelled
+    request: MeasureRequest, folder: WorkFolder, on_progress: OnProgress, cancelled: CancelCheck
 ) -> None:
     groups = _surveyed(request, folder, on_progress, cancelled)
     with in_passes(folder, groups, request.memory_bytes) as passes:
@@ -88,7 +88,7 @@ def _collect_all(
 
 
 def _surveyed(
-    request: MeasureRequest, folder: WorkFolder, on_progress: OnProgress, cancelled: Cancelled
+    request: MeasureRequest, folder: WorkFolder, on_progress: OnProgress, cancelled: CancelCheck
 ) -> tuple[Group, ...]:
     if folder.groups() is None:
         run_task("survey", request, on_progress, cancelled)
@@ -115,7 +115,7 @@ def ensure_moments(
     folder: WorkFolder,
     groups: list[Group],
     on_progress: OnProgress,
-    cancelled: Cancelled,
+    cancelled: CancelCheck,
     passes: Passes = ALONE,
 ) -> None:
     """Collect the second moments of those groups that have none in the cache, in one pass over the text."""
@@ -176,7 +176,7 @@ def _measure_errors(
     folder: WorkFolder,
     groups: tuple[Group, ...],
     on_progress: OnProgress,
-    cancelled: Cancelled,
+    cancelled: CancelCheck,
     executor: Executor,
 ) -> None:
     keep = keeps_moments(folder, groups)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from quantize.child import run_task
 from quantize.errors import InputFault
-from quantize.evidence import Cancelled, OnProgress, Step, VerifyRequest
+from quantize.evidence import CancelCheck, OnProgress, Step, VerifyRequest
 from quantize.measure.divergence import Comparison, compare
 from quantize.native.calibration import read_windows
 from quantize.native.lane import Lane, Logits, Tokens
@@ -48,7 +48,7 @@ class NotFinite(InputFault):
         self.path = path
 
 
-def verify(request: VerifyRequest, on_progress: OnProgress, cancelled: Cancelled) -> tuple[FileReport, ...]:
+def verify(request: VerifyRequest, on_progress: OnProgress, cancelled: CancelCheck) -> tuple[FileReport, ...]:
     """Compare finished files with a reference, in a child process.
 
     Raises: Cancelled. ChildDied: a file made llama.cpp fall. TextTooShort, VocabularyDiffers, NotFinite,

@@ -17,8 +17,8 @@ from PySide6.QtWidgets import (
 )
 
 from app.gui import tray
+from app.gui.close_guard import would_be_lost
 from app.gui.crash import CrashReports, redact
-from app.gui.leaving import would_be_lost
 from app.gui.shortcuts import SHORTCUTS, ShortcutSheet
 from app.gui.single_instance import SingleInstance
 from app.gui.tray import Tray

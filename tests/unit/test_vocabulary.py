@@ -19,10 +19,13 @@ BANNED = {
     "guesser": "drafter",
     "hope": "prior",
     "hopes": "priors",
+    "hungry": "starved",
     "honoured": "unsupported parameter",
     "ladder": "fallbacks",
     "rung": "fallback",
+    "spoils": "invalidates",
     "stake": "budget",
+    "waste": "rejected",
     "winnings": "accepted",
     "wish": "overrides",
     "wishes": "overrides",
@@ -30,7 +33,13 @@ BANNED = {
 }
 # Whole names, whose parts are innocent.
 BANNED_NAMES = {
+    "CancelledCheck": "CancelCheck: Cancelled is the exception",
+    "GiveUp": "FitOption",
+    "give_ups": "fit_options",
+    "judge_for": "fit_estimator",
     "Look": "Theme",
+    "pass_by": "skip",
+    "within_reason": "cap_kv_cells",
 }
 _PARTS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 

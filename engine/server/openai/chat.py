@@ -19,7 +19,7 @@ from engine.chat.conversation import (
 )
 from engine.chat.events import CallArguments, CallStarted, ReasoningDelta, TextDelta
 from engine.chat.types import ChatTemplate
-from engine.loaded_model import LoadedModel, Place
+from engine.loaded_model import LoadedModel, QueueTicket
 from engine.server.body import parse
 from engine.server.custom_tools import chat_call
 from engine.server.errors import sse_error
@@ -54,8 +54,8 @@ async def chat_completions(request: Request) -> Response:
     headers = ignored_header(body.ignored())
     asked = await _asked(request, body)
     if body.stream:
-        place = Place()
-        return EventStream(_stream(state, body, place, asked), sse_error, ping=comment_of(place), headers=headers)
+        ticket = QueueTicket()
+        return EventStream(_stream(state, body, ticket, asked), sse_error, ping=comment_of(ticket), headers=headers)
     answer = await while_connected(request, _complete(state, body, asked))
     return JSONResponse(answer, headers=headers)
 
@@ -75,11 +75,11 @@ async def _asked(request: Request, body: ChatRequest) -> "Asked | None":
 
 
 async def prepared(
-    state: ServerState, body: ChatRequest, place: Place | None = None, asked: "Asked | None" = None
+    state: ServerState, body: ChatRequest, ticket: QueueTicket | None = None, asked: "Asked | None" = None
 ) -> tuple[LoadedModel, PreparedChat, "Grounded | None"]:
     """The model of a request, loaded, and the conversation as it is asked. Raises: as the route."""
     query = to_query(body)
-    model = await state.pool.acquire(body.model, place=place, loads=body.priority != "side")
+    model = await state.pool.acquire(body.model, ticket=ticket, loads=body.priority != "side")
     assert model.facts is not None
     grounded = None if asked is None else await asked.ground(model, query)
     query = query if grounded is None else grounded.query
@@ -103,9 +103,9 @@ class _Started(NamedTuple):
 
 
 async def _start(
-    state: ServerState, body: ChatRequest, place: Place | None = None, asked: "Asked | None" = None
+    state: ServerState, body: ChatRequest, ticket: QueueTicket | None = None, asked: "Asked | None" = None
 ) -> _Started:
-    model, chat, grounded = await prepared(state, body, place, asked)
+    model, chat, grounded = await prepared(state, body, ticket, asked)
     claim = claimed(state, model, body, chat.template)
     answers: list[AsyncIterator[ChatEvent]] = []
     for choice in range(body.n or 1):
@@ -212,16 +212,16 @@ def _logprobs(entries: list[TokenLogprob]) -> dict[str, Any]:
 
 
 async def _loading(
-    starting: asyncio.Future[Any], place: Place, writer: stream.ChunkWriter, greeted: set[int]
+    starting: asyncio.Future[Any], ticket: QueueTicket, writer: stream.ChunkWriter, greeted: set[int]
 ) -> AsyncGenerator[bytes, None]:
     """How far the load is, until `starting` is done, and its end; leaving early cancels that."""
     loading = False
     try:
         while not starting.done():
             await asyncio.wait((starting,), timeout=PROGRESS_S)
-            if place.loading:
+            if ticket.loading:
                 loading = True
-                yield writer.loading(place)
+                yield writer.loading(ticket)
     except BaseException:
         starting.cancel()
         raise
@@ -231,13 +231,13 @@ async def _loading(
 
 
 async def _stream(  # noqa: C901, PLR0912 - one branch for each kind of event
-    state: ServerState, body: ChatRequest, place: Place, asked: "Asked | None" = None
+    state: ServerState, body: ChatRequest, ticket: QueueTicket, asked: "Asked | None" = None
 ) -> AsyncGenerator[bytes, None]:
     writer = stream.ChunkWriter("chat.completion.chunk", new_id("chatcmpl"), body.model)
-    starting = asyncio.ensure_future(_start(state, body, place, asked))
+    starting = asyncio.ensure_future(_start(state, body, ticket, asked))
     greeted: set[int] = set()
     if body.return_progress:
-        async with aclosing(_loading(starting, place, writer, greeted)) as waiting:
+        async with aclosing(_loading(starting, ticket, writer, greeted)) as waiting:
             async for told in waiting:
                 yield told
     started = await starting

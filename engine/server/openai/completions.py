@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 from engine.chat.fim import FimGap
 from engine.chat.forwarded import forward_text
 from engine.errors import InputFault
-from engine.loaded_model import LoadedModel, Place
+from engine.loaded_model import LoadedModel, QueueTicket
 from engine.sampling import Chosen, choose, only_said
 from engine.server.body import parse
 from engine.server.errors import sse_error
@@ -42,8 +42,8 @@ async def completions(request: Request) -> Response:
     body = await parse(request, CompletionRequest)
     headers = ignored_header(body.ignored())
     if body.stream:
-        place = Place()
-        return EventStream(_stream(state, body, place), sse_error, ping=comment_of(place), headers=headers)
+        ticket = QueueTicket()
+        return EventStream(_stream(state, body, ticket), sse_error, ping=comment_of(ticket), headers=headers)
     answer = await while_connected(request, _complete(state, body))
     return JSONResponse(answer, headers=headers)
 
@@ -67,10 +67,10 @@ def requests_of(body: CompletionRequest, sampling: Chosen) -> list[GenerationReq
 
 
 async def prepared(
-    state: ServerState, body: CompletionRequest, place: Place | None = None
+    state: ServerState, body: CompletionRequest, ticket: QueueTicket | None = None
 ) -> tuple[LoadedModel, list[GenerationRequest], Chosen]:
     """The model of a request, loaded, and what it is asked. Raises: as the route."""
-    model = await state.pool.acquire(body.model, place=place, loads=body.priority != "side")
+    model = await state.pool.acquire(body.model, ticket=ticket, loads=body.priority != "side")
     sampling = choose(body.sampling(), state.models.recommended(model.id).plain)
     if model.facts is not None and model.facts.forwards:
         sampling = only_said(sampling)
@@ -94,8 +94,8 @@ class _Begun(msgspec.Struct, frozen=True):
     notes: tuple[str, ...]
 
 
-async def _start(state: ServerState, body: CompletionRequest, place: Place | None = None) -> _Begun:
-    model, requests, sampling = await prepared(state, body, place)
+async def _start(state: ServerState, body: CompletionRequest, ticket: QueueTicket | None = None) -> _Begun:
+    model, requests, sampling = await prepared(state, body, ticket)
     claim = claimed(state, model, body)
     kind = model.facts.forwards if model.facts is not None else ""
     notes = forward_text(requests[0], kind)[1] if kind else ()
@@ -189,8 +189,8 @@ def _logprobs(entries: list[TokenLogprob], offset: int, text: str) -> dict[str, 
     }
 
 
-async def _stream(state: ServerState, body: CompletionRequest, place: Place) -> AsyncGenerator[bytes, None]:
-    begun = await _start(state, body, place)
+async def _stream(state: ServerState, body: CompletionRequest, ticket: QueueTicket) -> AsyncGenerator[bytes, None]:
+    begun = await _start(state, body, ticket)
     model, claim = begun.model, begun.claim
     echoes = await _echoes(model, body)
     writer = stream.ChunkWriter("text_completion", new_id("cmpl"), body.model, model)

@@ -10,7 +10,7 @@ import msgspec
 
 from engine.chat.conversation import AnswerFinished, ChatEvent
 from engine.chat.events import CallArguments, CallStarted, ReasoningDelta, TextDelta
-from engine.loaded_model import LoadedModel, Place
+from engine.loaded_model import LoadedModel, QueueTicket
 from engine.sampling import Chosen
 from engine.time_spent import current_clock
 from engine.types import Done, PromptProgress, TokenLogprob, Usage
@@ -126,10 +126,10 @@ class ChunkWriter:
         }
         return self._open + b"]," + _encode({"prompt_progress": told})[1:] + b"\n\n"
 
-    def loading(self, place: Place) -> bytes:
+    def loading(self, ticket: QueueTicket) -> bytes:
         """How far the load of the model is, 0 to 1, and how many requests came before this one."""
-        told: dict[str, Any] = {"fraction": round(place.fraction, 3), "waiting": place.before}
-        if place.compiling:
+        told: dict[str, Any] = {"fraction": round(ticket.fraction, 3), "waiting": ticket.before}
+        if ticket.compiling:
             told["compiling"] = True
         return self._open + b"]," + _encode({"load_progress": told})[1:] + b"\n\n"
 

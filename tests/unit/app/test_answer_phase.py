@@ -6,13 +6,13 @@ import msgspec
 
 from app.answer_phase import in_words, phase_of
 from engine.api.chat import ChatChunk
-from engine.loaded_model import Place
+from engine.loaded_model import QueueTicket
 from engine.runner.protocol import COMPILING
 from engine.server.openai.stream import ChunkWriter
 
 
 def told(phase):
-    place = Place()
+    place = QueueTicket()
     place.take(SimpleNamespace(phase=phase, progress=0.5, waiting=0, ready=False))
     line = ChunkWriter("chat.completion.chunk", "chatcmpl-1", "m").loading(place)
     chunk = msgspec.json.decode(line.removeprefix(b"data: "), type=ChatChunk)
