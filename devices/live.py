@@ -1,13 +1,11 @@
-"""How busy, how warm and how hungry each device is right now, where the system tells. Nothing asleep is woken."""
+"""Utilization, temperature and power of each device right now. Nothing asleep is woken."""
 
 import time
 from collections.abc import Callable, Iterable
 
-import msgspec
-
 from devices.host import Host, number, read_number, suspended, text
 from devices.power import Counter, PowerMeters, parts_w, short_address
-from devices.types import Device
+from devices.types import Device, LiveDevice
 
 NVIDIA_QUERY = "pci.bus_id,utilization.gpu,temperature.gpu,power.draw"
 NVIDIA_COMMAND = ("nvidia-smi", f"--query-gpu={NVIDIA_QUERY}", "--format=csv,noheader,nounits")
@@ -16,16 +14,6 @@ NVIDIA_TIMEOUT_S = 3.0
 CPU_SENSORS = frozenset({"k10temp", "zenpower", "coretemp", "cpu_thermal", "scpi_sensors"})
 _IDLE_FIELDS = (3, 4)  # of /proc/stat: idle, iowait
 _GUEST_FIELD = 8  # from here on counted in user time already
-
-
-class Reading(msgspec.Struct, frozen=True):
-    """One device now: share of its time in use (0 to 1), degrees Celsius, watts. None: the system does not tell."""
-
-    device: str
-    busy_frac: float | None = None
-    temperature_c: float | None = None
-    power_w: float | None = None
-    asleep: bool = False
 
 
 class LiveReader:
@@ -48,7 +36,7 @@ class LiveReader:
         self._meters: PowerMeters | None = None
         self._metered: tuple[Device, ...] = ()
 
-    def read(self, devices: Iterable[Device]) -> tuple[Reading, ...]:
+    def read(self, devices: Iterable[Device]) -> tuple[LiveDevice, ...]:
         """One reading for each device; takes milliseconds, with NVIDIA's command about a tenth of a second."""
         wanted = tuple(devices)
         if self._meters is None or wanted != self._metered:
@@ -59,21 +47,21 @@ class LiveReader:
         listed = self._nvidia() if awake else {}
         return tuple(self._one(device, listed, watts.get(device.id)) for device in wanted)
 
-    def _one(self, device: Device, nvidia: dict[str, list[str]], watts: float | None) -> Reading:
+    def _one(self, device: Device, nvidia: dict[str, list[str]], watts: float | None) -> LiveDevice:
         if device.kind == "cpu":
-            return Reading(device.id, self._cpu_busy(), self._cpu_temperature(), watts)
+            return LiveDevice(device.id, self._cpu_busy(), self._cpu_temperature(), watts)
         if self._asleep(device):
-            return Reading(device.id, asleep=True)
+            return LiveDevice(device.id, asleep=True)
         row = nvidia.get(short_address(device.pci or ""))
         if row is not None:
             busy = _decimal(row[1])
             told = watts if watts is not None else _decimal(row[3])
-            return Reading(device.id, None if busy is None else _share(busy / 100), _decimal(row[2]), told)
+            return LiveDevice(device.id, None if busy is None else _share(busy / 100), _decimal(row[2]), told)
         if device.pci is None or self._host.system != "linux":
-            return Reading(device.id)
+            return LiveDevice(device.id)
         folder = f"/sys/bus/pci/devices/{device.pci}"
         sensor = self._sensor(folder)
-        return Reading(
+        return LiveDevice(
             device.id,
             self._pci_busy(folder),
             _scaled(read_number(self._host, f"{sensor}/temp1_input"), 1e3) if sensor else None,

@@ -12,9 +12,9 @@ from msgspec.structs import replace
 
 from devices.audit import Audit, AuditLog
 from devices.errors import Overdrawn
-from devices.pools import RAM, Pool, pool_of, pools
-from devices.process_memory import ProcessMemory, process_memory
-from devices.types import Device, Machine
+from devices.pools import RAM, pool_of, pools
+from devices.process_memory import process_memory
+from devices.types import Device, Machine, Pool, ProcessMemory
 
 
 class Amount(msgspec.Struct, frozen=True):

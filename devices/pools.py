@@ -1,24 +1,9 @@
 """The physical memory of a machine as pools that are never counted twice."""
 
-from typing import Literal
-
-import msgspec
-
 from devices.probes.gpu_linux import reserve_bytes
-from devices.types import Device, Machine
+from devices.types import Device, Machine, Pool
 
 RAM = "ram"
-PoolKind = Literal["ram", "carve_out", "vram", "remote"]
-
-
-class Pool(msgspec.Struct, frozen=True):
-    """One physical pool. `free_bytes` is free now, before the reserve; unknown sizes count as zero."""
-
-    id: str
-    kind: PoolKind
-    capacity_bytes: int
-    free_bytes: int
-    reserve_bytes: int
 
 
 def pools(machine: Machine) -> tuple[Pool, ...]:

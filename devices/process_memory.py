@@ -6,21 +6,9 @@ import re
 import sys
 from pathlib import Path
 
-import msgspec
+from devices.types import ProcessMemory
 
 KIB = 1024
-
-
-class ProcessMemory(msgspec.Struct, frozen=True):
-    """Bytes of one process. `anonymous` is its own; `mapped` are file pages it has in memory, shares divided.
-
-    `pss` counts shared pages in proportion; where a system has no such figure it is the resident set.
-    """
-
-    rss_bytes: int
-    pss_bytes: int
-    anonymous_bytes: int
-    mapped_bytes: int
 
 
 def processor_s(pid: int) -> float | None:

@@ -9,6 +9,7 @@ System = Literal["linux", "windows", "macos", "unknown"]
 Kind = Literal["cpu", "igpu", "dgpu", "npu", "remote"]
 State = Literal["usable", "present", "driver_missing", "no_permission", "failed", "unknown"]
 BackendState = Literal["usable", "no_device", "not_built", "failed"]
+PoolKind = Literal["ram", "carve_out", "vram", "remote"]
 Severity = Literal["error", "warning", "advice"]
 
 
@@ -194,3 +195,45 @@ class Machine(msgspec.Struct, frozen=True):
         wanted = device_id.lower()
         by_id = next((d for d in self.devices if d.id.lower() == wanted), None)
         return by_id or next((d for d in self.devices if d.kind == wanted), None)
+
+
+class Pool(msgspec.Struct, frozen=True):
+    """One physical pool. `free_bytes` is free now, before the reserve; unknown sizes count as zero."""
+
+    id: str
+    kind: PoolKind
+    capacity_bytes: int
+    free_bytes: int
+    reserve_bytes: int
+
+
+class ProcessMemory(msgspec.Struct, frozen=True):
+    """Bytes of one process. `anonymous` is its own; `mapped` are file pages it has in memory, shares divided.
+
+    `pss` counts shared pages in proportion; where a system has no such figure it is the resident set.
+    """
+
+    rss_bytes: int
+    pss_bytes: int
+    anonymous_bytes: int
+    mapped_bytes: int
+
+
+class DeviceUsage(msgspec.Struct, frozen=True):
+    """One GPU or NPU: share of time busy, bytes in use, watts. None where the driver does not tell."""
+
+    device: str
+    kind: str
+    busy_frac: float | None = None
+    memory_used_bytes: int | None = None
+    power_w: float | None = None
+
+
+class LiveDevice(msgspec.Struct, frozen=True):
+    """One device now: share of its time in use (0 to 1), degrees Celsius, watts. None: the system does not tell."""
+
+    device: str
+    busy_frac: float | None = None
+    temperature_c: float | None = None
+    power_w: float | None = None
+    asleep: bool = False

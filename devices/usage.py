@@ -8,7 +8,7 @@ import psutil
 
 from devices.host import Host, read_number, suspended
 from devices.power import CPU, Counter, PowerMeters, parts_w, short_address, whole_w
-from devices.types import Device
+from devices.types import Device, DeviceUsage
 
 # nvidia-smi takes up to half a second, so it is asked seldom.
 NVIDIA_EVERY_S = 5.0
@@ -18,16 +18,6 @@ NVIDIA = (
     "--query-gpu=pci.bus_id,utilization.gpu,memory.used,power.draw",
     "--format=csv,noheader,nounits",
 )
-
-
-class DeviceUsage(msgspec.Struct, frozen=True):
-    """One GPU or NPU: share of time busy, bytes in use, watts. None where the driver does not tell."""
-
-    device: str
-    kind: str
-    busy_frac: float | None = None
-    memory_used_bytes: int | None = None
-    power_w: float | None = None
 
 
 class Usage(msgspec.Struct, frozen=True):

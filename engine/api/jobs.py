@@ -5,7 +5,7 @@ from typing import TypeVar
 import msgspec
 
 from engine.job_types import ENDED, Fault, Job, JobKind, JobState, Progress
-from engine.measurements.reports import Point, Report
+from engine.measurements.reports import Point, Report, TypePrices
 from engine.measurements.tuning import Knobs, TuneReport
 from quantize.job.request import QuantizeReport
 
@@ -52,16 +52,6 @@ class Quantized(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     path: str
     report: QuantizeReport
-
-
-class TypePrices(msgspec.Struct, frozen=True, kw_only=True):
-    """Nanoseconds of decoding for one weight, by type name, with these devices and threads."""
-
-    machine_key: str
-    devices: tuple[str, ...]
-    threads: int
-    ns_per_weight: dict[str, float]
-    measured_at: float
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):

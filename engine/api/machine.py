@@ -10,7 +10,10 @@ from devices.types import (
     Evidence,
     Finding,
     Kind,
+    LiveDevice,
     Meter,
+    Pool,
+    ProcessMemory,
     Runtime,
     State,
     System,
@@ -122,16 +125,6 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     build: str = ""
 
 
-class LiveDevice(msgspec.Struct, frozen=True, kw_only=True):
-    """One device now: share of its time in use (0 to 1), degrees Celsius, watts; None: the system does not tell."""
-
-    device: str
-    busy_frac: float | None = None
-    temperature_c: float | None = None
-    power_w: float | None = None
-    asleep: bool = False
-
-
 class LiveDevices(msgspec.Struct, frozen=True, kw_only=True):
     """GET /tessera/v1/devices/live."""
 
@@ -150,25 +143,6 @@ class Pinned(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     device: str | None
     unloaded: bool = False
-
-
-class Pool(msgspec.Struct, frozen=True, kw_only=True):
-    """One physical pool of memory. `free_bytes` is free now, before the reserve."""
-
-    id: str
-    kind: Literal["ram", "carve_out", "vram", "remote"]
-    capacity_bytes: int
-    free_bytes: int
-    reserve_bytes: int = 0
-
-
-class ProcessMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes one process holds, as `devices.process_memory.ProcessMemory` has them."""
-
-    rss_bytes: int
-    pss_bytes: int
-    anonymous_bytes: int
-    mapped_bytes: int
 
 
 class Reservation(msgspec.Struct, frozen=True, kw_only=True):

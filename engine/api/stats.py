@@ -2,6 +2,7 @@
 
 import msgspec
 
+from devices.types import DeviceUsage
 from engine.api.models import LoadedModel
 from engine.phases import Phase
 from engine.runner.protocol import ExpertStats
@@ -45,16 +46,6 @@ class ModelStats(LoadedModel, frozen=True, kw_only=True):
     experts: ExpertStats | None = None
     load: tuple[Phase, ...] = ()
     runner: tuple[Phase, ...] = ()
-
-
-class DeviceUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """One GPU or NPU: share of time busy, bytes in use, watts; None where the driver does not tell."""
-
-    device: str
-    kind: str
-    busy_frac: float | None = None
-    memory_used_bytes: int | None = None
-    power_w: float | None = None
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):

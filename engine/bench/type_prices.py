@@ -11,12 +11,11 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
 from engine.bench import shapes, standin
 from engine.bench.measure import Meter
 from engine.bench.run import bench_settings
 from engine.json_store import JsonStore
+from engine.measurements.reports import TypePrices
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
 from quantize.ggml_types import PRICED, TIME_UNIT, GgmlType
@@ -30,32 +29,22 @@ TURNS: Final = 6
 UNIT: Final = TIME_UNIT.name
 
 
-class Prices(msgspec.Struct, frozen=True, kw_only=True):
-    """Nanoseconds of decoding for one weight, by type name, with these devices and threads."""
-
-    machine_key: str
-    devices: tuple[str, ...]
-    threads: int
-    ns_per_weight: dict[str, float]
-    measured_at: float
-
-
 class PriceStore:
     """A JSON file with the newest prices of each machine and device; what cannot be read is measured anew."""
 
     def __init__(self, path: Path) -> None:
-        self._store = JsonStore(path, list[Prices], list)
+        self._store = JsonStore(path, list[TypePrices], list)
 
-    def all(self) -> list[Prices]:
+    def all(self) -> list[TypePrices]:
         """Everything kept."""
         return self._store.get()
 
-    def newest(self, machine_key: str, *, gpu: bool) -> Prices | None:
+    def newest(self, machine_key: str, *, gpu: bool) -> TypePrices | None:
         """The newest of the processor, or of any GPU."""
         found = [p for p in self.all() if p.machine_key == machine_key and bool(p.devices) == gpu]
         return max(found, key=lambda p: p.measured_at, default=None)
 
-    def put(self, prices: Prices) -> None:
+    def put(self, prices: TypePrices) -> None:
         """Keep prices; they replace older ones of the same device."""
         others = [p for p in self.all() if (p.machine_key, p.devices) != (prices.machine_key, prices.devices)]
         self._store.put([*others, prices])
@@ -70,7 +59,7 @@ async def measure_prices(
     probe: shapes.Dimensions = PROBE,
     scratch: Path,
     step: Callable[[str, int, int], None],
-) -> Prices:
+) -> TypePrices:
     """Decode with a stand-in of each type. `scratch`: a folder with 300 MB of room. `step` may raise to stop.
 
     Each type takes turns with the unit in a second runner: a machine's speed drifts by more than types differ.
@@ -93,7 +82,7 @@ async def measure_prices(
                 found[name] = statistics.median(ratios)
     unit_s = statistics.median(unit_ns) / weights(probe)
     priced = {name: ratio * unit_s for name, ratio in found.items()} | {UNIT: unit_s}
-    return Prices(
+    return TypePrices(
         machine_key=machine_key, devices=devices, threads=threads, ns_per_weight=priced, measured_at=time.time()
     )
 
@@ -129,7 +118,7 @@ def weights(probe: shapes.Dimensions) -> int:
     return sum(s[0] * s[1] for _, s in shapes.tensors(probe) if len(s) > 1)
 
 
-def planner_speeds(prices: Prices | None) -> Mapping[str, float]:
+def planner_speeds(prices: TypePrices | None) -> Mapping[str, float]:
     """For `quantize.plan.plan`: time a weight by type; empty when the unit was not measured."""
     if prices is None or UNIT not in prices.ns_per_weight:
         return {}

@@ -12,12 +12,12 @@ from devices.detect import detailed, inventory
 from devices.host import Host
 from devices.host_real import RealHost
 from devices.kernel_packs.folder import installed_libraries
-from devices.live import LiveReader, Reading
+from devices.live import LiveReader
 from devices.merge import merged
 from devices.power import meters
 from devices.recording import RecordedHost
 from devices.report import live_report, recorded_report
-from devices.types import Device, Machine, Meter
+from devices.types import Device, LiveDevice, Machine, Meter
 
 
 class MachineState:
@@ -42,7 +42,7 @@ class MachineState:
         self._reading = threading.Lock()
         self._meters: tuple[Meter, ...] | None = None
 
-    def live(self) -> tuple[Reading, ...]:
+    def live(self) -> tuple[LiveDevice, ...]:
         """How busy, warm and hungry each device is, since the call before. Wakes nothing."""
         devices = (self._known or self.now()).devices
         with self._reading:

@@ -8,7 +8,8 @@ import msgspec
 
 from devices.errors import Overdrawn
 from devices.memory import Amount
-from devices.process_memory import ProcessMemory, first_child, process_memory
+from devices.process_memory import first_child, process_memory
+from devices.types import ProcessMemory
 from engine.dispatch import onnx
 from engine.dispatch.candidates import audit_key
 from engine.dispatch.external import admit_external, is_external

@@ -16,7 +16,7 @@ from engine.autotune.journal import Journal
 from engine.autotune.run import Step, tune
 from engine.autotune.space import dimensions
 from engine.bench.run import bench, bench_settings
-from engine.bench.type_prices import Prices, PriceStore, measure_prices
+from engine.bench.type_prices import PriceStore, measure_prices
 from engine.dispatch.load_settings import usable_cores
 from engine.dispatch.memory_admission import MemoryAdmission
 from engine.dispatch.placer import Placer, read_shape
@@ -27,7 +27,7 @@ from engine.jobs import Control, JobKind, JobRegistry
 from engine.library.catalogue import Catalogue
 from engine.measure_jobs.subject import Opened, Subject, opened
 from engine.measurements.keys import machine_key, shape_key
-from engine.measurements.reports import Point, Report
+from engine.measurements.reports import Point, Report, TypePrices
 from engine.measurements.results import Results
 from engine.measurements.tuning import Goal, TuneReport, knobs_of
 from engine.paths import Paths
@@ -159,7 +159,7 @@ class BenchService:
                 found.append(report)
         return found
 
-    def price_types(self, step: Callable[[str, int, int], None]) -> Prices:
+    def price_types(self, step: Callable[[str, int, int], None]) -> TypePrices:
         """Measure the types on the processor and keep the prices. Raises: as `bench`."""
         scratch = self._paths.cache / "stand-ins"
         scratch.mkdir(parents=True, exist_ok=True)

@@ -73,3 +73,13 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     def decode_tok_s(self) -> float:
         """Tokens/s behind the shortest prompt."""
         return min(self.points, key=lambda p: p.length).decode_tok_s.median
+
+
+class TypePrices(msgspec.Struct, frozen=True, kw_only=True):
+    """Nanoseconds of decoding for one weight, by type name, with these devices and threads."""
+
+    machine_key: str
+    devices: tuple[str, ...]
+    threads: int
+    ns_per_weight: dict[str, float]
+    measured_at: float

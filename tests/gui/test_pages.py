@@ -66,7 +66,7 @@ MACHINE = Machine(
     ),
 )  # fmt: skip
 LEDGER = LedgerState(
-    pools=(Pool(id="ram", kind="ram", capacity_bytes=24 << 30, free_bytes=10 << 30),),
+    pools=(Pool(id="ram", kind="ram", capacity_bytes=24 << 30, free_bytes=10 << 30, reserve_bytes=0),),
     reservations=(Reservation(owner="spark", drawn={"ram": 4 << 30}, parts={"weights": 3 << 30, "kv": 1 << 30}),),
 )
 

@@ -39,9 +39,9 @@ async def devices(request: Request, *, fresh: bool = False) -> api.Machine:
 
 @router.get("/devices/live")
 async def live(request: Request) -> api.LiveDevices:
-    """How busy, warm and hungry each device is since the call before; null where the system does not tell."""
+    """Utilization, temperature and power of each device since the last call; null: not reported."""
     found = await asyncio.to_thread(_placer(request).machine.live)
-    return api.LiveDevices(devices=msgspec.convert(found, tuple[api.LiveDevice, ...], from_attributes=True))
+    return api.LiveDevices(devices=tuple(found))
 
 
 @router.post("/models/{name:path}/pin")
@@ -154,7 +154,7 @@ def _ledger(placer: Placer) -> api.LedgerState:
     ours = sum(r.measured.pss_bytes if r.measured else 0 for r in held)
     audits = registry.audits.all()[-RECENT_AUDITS:]
     return api.LedgerState(
-        pools=msgspec.convert(registry.pools(machine), tuple[api.Pool, ...], from_attributes=True),
+        pools=registry.pools(machine),
         available_bytes={d.id: registry.available(d.id, machine) for d in machine.devices if d.kind != "npu"},
         other_programs_bytes=_others(machine, ours),
         reservations=tuple(_reservation(r) for r in held),
@@ -175,7 +175,7 @@ def _reservation(reservation: Reservation) -> api.Reservation:
         drawn=dict(reservation.drawn),
         predicted_bytes=reservation.predicted_bytes,
         devices={device: amount.total_bytes for device, amount in reservation.amounts.items()},
-        measured=msgspec.convert(reservation.measured, api.ProcessMemory | None, from_attributes=True),
+        measured=reservation.measured,
         buffers=dict(reservation.buffers),
         pid=reservation.pid,
         parts=dict(reservation.parts),

@@ -9,9 +9,10 @@ from devices.audit import AuditLog
 from devices.errors import Overdrawn
 from devices.memory import Amount, Ledger
 from devices.pools import pools
-from devices.process_memory import ProcessMemory, process_memory
+from devices.process_memory import process_memory
 from devices.recording import RecordedHost
 from devices.report import recorded_report
+from devices.types import ProcessMemory
 from tests.machines import machines
 
 GIB = 1 << 30

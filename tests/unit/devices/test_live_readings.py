@@ -2,9 +2,9 @@
 
 import pytest
 
-from devices.live import NVIDIA_COMMAND, LiveReader, Reading
+from devices.live import NVIDIA_COMMAND, LiveReader
 from devices.recording import FORMAT, RecordedHost
-from devices.types import Device, Memory
+from devices.types import Device, LiveDevice, Memory
 
 AMD, INTEL, NPU, NVIDIA = "0000:c3:00.0", "0000:00:02.0", "0000:00:0b.0", "0000:01:00.0"
 PCI = "/sys/bus/pci/devices"
@@ -44,7 +44,9 @@ def test_the_processor_is_busy_for_its_share_of_the_time_since_the_look_before()
         "/sys/class/hwmon/hwmon3/temp1_input": "61250",
     }
     reader = LiveReader(host(files))
-    assert reader.read([device("cpu")]) == (Reading("cpu", None, 61.25, None),), "there is no look before the first"
+    assert reader.read([device("cpu")]) == (LiveDevice("cpu", None, 61.25, None),), (
+        "there is no look before the first"
+    )
     reader._host = host({**files, "/proc/stat": stat(130, 970)})
     assert reader.read([device("cpu")])[0].busy_frac == pytest.approx(0.3)
 
@@ -70,7 +72,7 @@ def test_an_amd_gpu_tells_all_three():
         f"{folder}/hwmon/hwmon5/temp1_input": "55000",
         f"{folder}/hwmon/hwmon5/power1_average": "23500000",
     }
-    assert LiveReader(host(files)).read([device("igpu", AMD)]) == (Reading(AMD, 0.42, 55.0, 23.5),)
+    assert LiveReader(host(files)).read([device("igpu", AMD)]) == (LiveDevice(AMD, 0.42, 55.0, 23.5),)
 
 
 def test_a_sleeping_gpu_is_left_asleep():
@@ -84,7 +86,7 @@ def test_a_sleeping_gpu_is_left_asleep():
 
     files = {f"{folder}/power/runtime_status": "suspended\n", f"{folder}/gpu_busy_percent": "0\n"}
     reader = LiveReader(Watched({"format": FORMAT, "system": "linux", "files": files}))
-    assert reader.read([device("dgpu", AMD)]) == (Reading(AMD, asleep=True),)
+    assert reader.read([device("dgpu", AMD)]) == (LiveDevice(AMD, asleep=True),)
     assert not any("gpu_busy_percent" in path or "hwmon" in path for path in read), "a read would wake it"
 
 
@@ -106,10 +108,10 @@ def test_intel_tells_energy_of_the_gpu_and_time_of_the_npu():
 @pytest.mark.parametrize(
     ("row", "expected"),
     [
-        ("00000000:01:00.0, 87, 71, 214.53", Reading(NVIDIA, 0.87, 71.0, 214.53)),
-        ("00000000:01:00.0, [N/A], 40, [Not Supported]", Reading(NVIDIA, None, 40.0, None)),
-        ("00000000:01:00.0, 87", Reading(NVIDIA)),
-        ("nonsense", Reading(NVIDIA)),
+        ("00000000:01:00.0, 87, 71, 214.53", LiveDevice(NVIDIA, 0.87, 71.0, 214.53)),
+        ("00000000:01:00.0, [N/A], 40, [Not Supported]", LiveDevice(NVIDIA, None, 40.0, None)),
+        ("00000000:01:00.0, 87", LiveDevice(NVIDIA)),
+        ("nonsense", LiveDevice(NVIDIA)),
     ],
 )
 def test_nvidia_is_asked_by_its_own_command(row, expected):
@@ -124,9 +126,9 @@ def test_without_nvidia_its_command_is_not_run():
             raise AssertionError(argv)
 
     reader = LiveReader(Refusing({"format": FORMAT, "system": "linux"}))
-    assert reader.read([device("dgpu", AMD)]) == (Reading(AMD),)
+    assert reader.read([device("dgpu", AMD)]) == (LiveDevice(AMD),)
 
 
 def test_where_the_system_has_no_files_the_given_reading_is_used():
     reader = LiveReader(host({}, system="windows"), cpu_percent=lambda: 37.0)
-    assert reader.read([device("cpu"), device("dgpu", AMD)]) == (Reading("cpu", 0.37), Reading(AMD))
+    assert reader.read([device("cpu"), device("dgpu", AMD)]) == (LiveDevice("cpu", 0.37), LiveDevice(AMD))

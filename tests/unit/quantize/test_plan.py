@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.bench.type_prices import Prices, PriceStore
+from engine.bench.type_prices import PriceStore
 from engine.dispatch.machine_state import MachineState
 from engine.measurements.keys import machine_key
+from engine.measurements.reports import TypePrices
 from engine.paths import Paths
 from engine.quantize_jobs.request import measured_speeds
 from quantize.errors import BudgetTooSmall, InvalidOption
@@ -215,7 +216,7 @@ def test_prices_measured_here_decide_about_iq3(spark, tmp_path):
     def planned(**ns_per_weight):
         # Bytes of Q4_K in its time, everything else by its bytes: nothing is slow but what is said to be.
         even = {name: relative_bytes(GgmlType[name]) for name in ERROR if GgmlType[name] in BLOCK_SIZES}
-        prices = Prices(
+        prices = TypePrices(
             machine_key=here,
             devices=(),
             threads=2,
