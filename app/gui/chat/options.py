@@ -4,14 +4,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from PySide6.QtCore import Qt, QTimer, Signal
-from PySide6.QtWidgets import QFrame, QInputDialog, QPlainTextEdit, QScrollArea, QSpinBox, QWidget
+from PySide6.QtWidgets import QFrame, QInputDialog, QPlainTextEdit, QSpinBox, QWidget
 
 from app.db import conversations
 from app.db.records import Conversation, Preset
 from app.gui.chat.output_options import OutputOptions
 from app.gui.chat.sampling_fields import SamplingFields
 from app.gui.services import Services
-from app.gui.widgets.basics import IconButton, button, label, row, stack
+from app.gui.widgets.basics import IconButton, button, label, row, scrolled, stack
 from app.gui.widgets.popups import Choice
 from app.prompt_variables import asked_for, filled
 from app.settings import BY_NAME, Settings
@@ -94,16 +94,7 @@ class ChatOptions(QFrame):
         column.addSpacing(4)
         column.addWidget(self.output)
         column.addStretch(1)
-        inner = QFrame()
-        inner.setLayout(column)
-        scroll = QScrollArea()
-        scroll.setWidgetResizable(True)
-        scroll.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-        scroll.setFrameShape(QFrame.Shape.NoFrame)
-        scroll.setWidget(inner)
-        scroll.viewport().setAutoFillBackground(False)
-        inner.setAutoFillBackground(False)
-        self.setLayout(stack(scroll))
+        self.setLayout(stack(scrolled(column)))
 
     def show_conversation(self, conversation: Conversation) -> None:
         """Show the settings of a conversation."""

@@ -4,14 +4,14 @@ from collections.abc import Callable
 from functools import partial
 
 from PySide6.QtCore import Signal
-from PySide6.QtWidgets import QCheckBox, QFrame, QScrollArea, QWidget
+from PySide6.QtWidgets import QCheckBox, QFrame, QWidget
 
 from app.code.certify.run import CertificateStore
 from app.db.records import Conversation
 from app.gui.api import in_words
 from app.gui.chat.add_server import AddServer
 from app.gui.services import Services
-from app.gui.widgets.basics import IconButton, button, clear, label, row, stack, when_released
+from app.gui.widgets.basics import IconButton, button, clear, label, row, scrolled, stack, when_released
 from app.tools.builtin import CALCULATOR, FILES
 from app.tools.catalogue import Offered, offered
 from app.tools.consent import ConsentStore, Kept
@@ -53,15 +53,7 @@ class ToolsPanel(QFrame):
         )
         column.addLayout(self._kept)
         column.addStretch(1)
-        inner = QFrame()
-        inner.setLayout(column)
-        scroll = QScrollArea()
-        scroll.setWidgetResizable(True)
-        scroll.setFrameShape(QFrame.Shape.NoFrame)
-        scroll.setWidget(inner)
-        scroll.viewport().setAutoFillBackground(False)
-        inner.setAutoFillBackground(False)
-        self.setLayout(stack(scroll))
+        self.setLayout(stack(scrolled(column)))
 
     def show_conversation(self, conversation: Conversation) -> None:
         """Show what a conversation may use."""

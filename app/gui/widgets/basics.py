@@ -227,6 +227,20 @@ def reserve_scroll_bar(area: QAbstractScrollArea) -> None:
     reserve(0, 0)
 
 
+def scrolled(column: QLayout) -> QScrollArea:
+    """The column in a frameless area that scrolls up and down, on the background of what is around it."""
+    inner = QFrame()
+    inner.setLayout(column)
+    area = QScrollArea()
+    area.setWidgetResizable(True)
+    area.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+    area.setFrameShape(QFrame.Shape.NoFrame)
+    area.setWidget(inner)
+    area.viewport().setAutoFillBackground(False)
+    inner.setAutoFillBackground(False)
+    return area
+
+
 class Page(QScrollArea):
     """A scrolling page with a title and a column of content."""
 
