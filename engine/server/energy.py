@@ -29,7 +29,7 @@ ENOUGH_TOKENS: Final = 32
 class EnergyService:
     """Knows which runners work where, and what their meters say."""
 
-    def __init__(self, pool: Pool, utilization: Utilization | None, placer: Placer | None) -> None:
+    def __init__(self, pool: Pool, utilization: Utilization | None, placer: Placer) -> None:
         self._pool = pool
         self._utilization = utilization
         self._placer = placer
@@ -90,7 +90,7 @@ class EnergyService:
         tokens = done.usage.completion_tokens
         self.ledger.count(model.id, joules, tokens)
         placed = model.placement
-        if placed is not None and self._placer is not None and tokens >= ENOUGH_TOKENS:
+        if placed is not None and tokens >= ENOUGH_TOKENS:
             self._placer.history.record_energy(model.id, placed.device, placed.backend, tokens / joules)
         return msgspec.structs.replace(done, timings=msgspec.structs.replace(done.timings, joules=joules))
 

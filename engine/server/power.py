@@ -1,4 +1,4 @@
-"""Keeps what the user wishes of power: a mode for loads, a cap in watts, a part of the battery."""
+"""Keeps the user's power limits: a mode for loads, a cap in watts, a part of the battery."""
 
 from pathlib import Path
 from typing import Final
@@ -36,8 +36,8 @@ class PowerService:
 
     def __init__(
         self,
-        pool: Pool | None,
-        models: ServedModels | None,
+        pool: Pool,
+        models: ServedModels,
         ledger: JouleLedger,
         path: Path | None,
         host: Host | None = None,
@@ -47,7 +47,7 @@ class PowerService:
         self._host = host or RealHost()
         self._saver = saver or PowerSaver()
         self._store = JsonStore(path, PowerLimits, PowerLimits)
-        self._started_mode: Mode = models.overrides.mode if models is not None else "balanced"
+        self._started_mode: Mode = models.overrides.mode
         self._keeper: CapKeeper | None = None
         self._budget: BatteryBudget | None = None
         self._battery: Battery | None = None
@@ -55,13 +55,8 @@ class PowerService:
         self._power_w: float | None = None
         self._paced: dict[int, Pace] = {}
         self._worked = False
-        if pool is not None:
-            pool.hooks.admits = self.admits
+        pool.hooks.admits = self.admits
         self._take(self._store.get())
-
-    @property
-    def _loaded(self) -> list[LoadedModel]:
-        return self._pool.loaded if self._pool is not None else []
 
     def set(self, limits: PowerLimits) -> None:
         """From now on, also after the next start."""
@@ -70,8 +65,7 @@ class PowerService:
 
     def _take(self, limits: PowerLimits) -> None:
         mode = limits.mode or self._started_mode
-        if self._models is not None:
-            self._models.overrides = msgspec.structs.replace(self._models.overrides, mode=mode)
+        self._models.overrides = msgspec.structs.replace(self._models.overrides, mode=mode)
         if mode == "quiet":
             self._saver.hold()
         else:
@@ -93,9 +87,9 @@ class PowerService:
         cap_w = self._store.get().cap_w
         if cap_w is None or self._power_w is None:
             return
-        works = any(m.runner is not None and m.runner.active_requests for m in self._loaded)
+        works = any(m.runner is not None and m.runner.active_requests for m in self._pool.loaded)
         if self._keeper is None or self._keeper.cap_w != cap_w:
-            most = max((m.settings.n_threads for m in self._loaded), default=0)
+            most = max((m.settings.n_threads for m in self._pool.loaded), default=0)
             if not most:
                 return
             self._keeper = CapKeeper(cap_w, most)
@@ -114,12 +108,12 @@ class PowerService:
                 self._budget.look(self._battery)
 
     def _tell(self, pace: Pace) -> None:
-        for model in self._loaded:
+        for model in self._pool.loaded:
             runner = model.runner
             if isinstance(runner, RunnerProcess) and self._paced.get(runner.pid, Pace()) != pace:
                 runner.pace(protocol.Pace(threads=pace.threads, duty=pace.duty))
                 self._paced[runner.pid] = pace
-        alive = {m.runner.pid for m in self._loaded if m.runner is not None}
+        alive = {m.runner.pid for m in self._pool.loaded if m.runner is not None}
         self._paced = {pid: paced for pid, paced in self._paced.items() if pid in alive}
 
     def admits(self, model: LoadedModel, request: GenerationRequest) -> None:

@@ -14,7 +14,6 @@ from devices.memory import Amount, Ledger
 from engine.chat.bounded_child import BoundedChild, ChildFailed
 from engine.dispatch.onnx import Choice
 from engine.dispatch.placer import Placer
-from engine.dispatch.types import NO_OVERRIDES
 from engine.errors import BadModelFile, EnvironmentFault, InputFault
 from engine.onnx.folder import OnnxFolder
 from engine.paths import installed_speech
@@ -189,13 +188,10 @@ class Speech:
             self._child = None
 
 
-def speech_of(placer: Placer | None, models: ServedModels | None, cache: Path) -> Speech:
-    """The speech of a server; without a placer no device is chosen and no memory counted."""
-    if placer is None:
-        return Speech()
+def speech_of(placer: Placer, models: ServedModels, cache: Path) -> Speech:
+    """The speech of a server."""
 
     def choose(folder: OnnxFolder, pin: str | None) -> Choice:
-        usual = models.overrides if models is not None else NO_OVERRIDES
-        return placer.side_work(folder, msgspec.structs.replace(usual, device=pin or None))
+        return placer.side_work(folder, msgspec.structs.replace(models.overrides, device=pin or None))
 
     return Speech(placer.ledger, choose=choose, cache=cache)

@@ -9,6 +9,7 @@ import pytest
 from devices.power_saver import PowerSaver
 from devices.programs import installed_program
 from engine.api.power import PowerLimits
+from engine.dispatch.types import Overrides
 from engine.energy.ledger import JouleLedger
 from engine.generation_hooks import GenerationHooks
 from engine.server.power import PowerService
@@ -43,7 +44,8 @@ def saver(tmp_path, note):
 
 def service(tmp_path, saver):
     pool = SimpleNamespace(loaded=[], hooks=GenerationHooks())
-    return PowerService(pool, None, JouleLedger(), tmp_path / "power.json", saver=saver)
+    models = SimpleNamespace(overrides=Overrides())
+    return PowerService(pool, models, JouleLedger(), tmp_path / "power.json", saver=saver)
 
 
 def test_the_profile_is_held_while_the_mode_is_quiet(tmp_path, saver, note):

@@ -11,10 +11,14 @@ import httpx2
 import pytest
 from starlette.responses import PlainTextResponse
 
+from engine.dispatch.placer import Placer
+from engine.dispatch.resources import open_resources
+from engine.paths import user_paths
 from engine.pool import Pool
 from engine.server.app import create_app
 from engine.server.auth import Access
 from engine.server.late import LateRoutes
+from engine.server.models import ServedModels
 from engine.server.state import ServerState
 
 pytestmark = pytest.mark.process
@@ -88,9 +92,12 @@ def test_a_moment_without_descriptors_does_not_leave_them_out(monkeypatch):
     assert len(tries) == 2
 
 
-def test_a_path_answers_alike_early_and_late():
+def test_a_path_answers_alike_early_and_late(tmp_path, monkeypatch):
     """A method that an early route does not have is answered by those behind it, with all that the path can."""
-    state = ServerState(models=None, pool=Pool(None), access=Access("secret"), placer=None)
+    monkeypatch.setenv("TESSERA_HOME", str(tmp_path))
+    models = ServedModels(lambda: None)
+    placer = Placer(open_resources(user_paths()))
+    state = ServerState(models=models, pool=Pool(models), access=Access("secret"), placer=placer)
 
     async def main():
         transport = httpx2.ASGITransport(create_app(state), raise_app_exceptions=False)
