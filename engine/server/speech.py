@@ -67,15 +67,9 @@ class Speech:
     `choose` says where a folder of fixed shapes would run now.
     """
 
-    def __init__(
-        self,
-        ledger: Ledger | None = None,
-        folder: Path | None = None,
-        choose: Callable[[OnnxFolder, str | None], Choice] | None = None,
-        cache: Path | None = None,
-    ) -> None:
+    def __init__(self, ledger: Ledger, choose: Callable[[OnnxFolder, str | None], Choice], cache: Path) -> None:
         self._ledger = ledger
-        self._folder = folder or installed_speech()
+        self._folder = installed_speech()
         self._choose = choose
         self._cache = cache
         self._child: BoundedChild | None = None
@@ -90,7 +84,7 @@ class Speech:
         folder, provider = await asyncio.to_thread(self._place)
         async with self._turn:
             child = self._started()
-            cache = str(self._cache or "")
+            cache = str(self._cache)
             try:
                 asked = Listen(sound=sound, folder=str(folder), provider=provider, cache=cache)
                 heard = await self._listen(child, asked)
@@ -126,14 +120,12 @@ class Speech:
                     f"TESSERA_SPEECH_DEVICE is {pin}, but the speech model is not there yet: {told}."
                 )
             return self._folder, ""
-        provider = ""
-        if self._choose is not None:
-            try:
-                choice = self._choose(OnnxFolder(path=fixed, kind="embedding", architecture=NAME, graphs=()), pin)
-            except BadModelFile as error:
-                raise SpeechFailed(f"The speech model cannot run on {pin}: {error.reason}") from error
-            provider = choice.provider
-            log.info("speech on %s: %s", provider or "the processor", "; ".join(choice.reasons))
+        try:
+            choice = self._choose(OnnxFolder(path=fixed, kind="embedding", architecture=NAME, graphs=()), pin)
+        except BadModelFile as error:
+            raise SpeechFailed(f"The speech model cannot run on {pin}: {error.reason}") from error
+        provider = choice.provider
+        log.info("speech on %s: %s", provider or "the processor", "; ".join(choice.reasons))
         return (fixed, provider) if provider or missing else (self._folder, "")
 
     async def _listen(self, child: BoundedChild, request: Listen) -> Answer:
@@ -147,11 +139,10 @@ class Speech:
         if self._going is not None:
             self._going.cancel()
         if self._child is None:
-            if self._ledger is not None:
-                try:
-                    self._ledger.reserve(OWNER, {"cpu": Amount(RESIDENT_BYTES)}, OWNER)
-                except Overdrawn as error:
-                    raise SpeechFailed(f"Not enough memory to hear anything now: {error}") from error
+            try:
+                self._ledger.reserve(OWNER, {"cpu": Amount(RESIDENT_BYTES)}, OWNER)
+            except Overdrawn as error:
+                raise SpeechFailed(f"Not enough memory to hear anything now: {error}") from error
             self._child = BoundedChild(
                 "engine.runner.onnx.speech.child", timeout_s=STEP_S, memory_bytes=ADDRESS_BYTES
             )
@@ -174,8 +165,7 @@ class Speech:
     def _leave(self) -> None:
         """Nobody asked for a while: the child ends and its memory is free."""
         child, self._child = self._child, None
-        if self._ledger is not None:
-            self._ledger.release(OWNER)
+        self._ledger.release(OWNER)
         if child is not None:
             asyncio.get_running_loop().run_in_executor(None, child.close)
 
@@ -194,4 +184,4 @@ def speech_of(placer: Placer, models: ServedModels, cache: Path) -> Speech:
     def choose(folder: OnnxFolder, pin: str | None) -> Choice:
         return placer.side_work(folder, msgspec.structs.replace(models.overrides, device=pin or None))
 
-    return Speech(placer.ledger, choose=choose, cache=cache)
+    return Speech(placer.ledger, choose, cache)
