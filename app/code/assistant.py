@@ -86,11 +86,11 @@ class Conversation:
             known = frozenset(self.project.index.database.paths())
         return self.project.edits.propose(parse_answer(self.last_answer, known), picked)
 
-    def commit_messages(self, *, staged: bool = False) -> list[dict[str, Any]] | None:
-        """The request for a commit message for the uncommitted (or staged) changes; None: there are none."""
+    def commit_messages(self) -> list[dict[str, Any]] | None:
+        """The request for a commit message for the uncommitted changes; None: there are none."""
         if self.project.git is None:
             return None
-        diff = self.project.git.diff(staged=staged).text
+        diff = self.project.git.diff().text
         if not diff:
             return None
         limit = int(self.context_tokens / _COMMIT_DIVISOR * self.count.bytes_per_token)
@@ -121,8 +121,8 @@ class Assistant:
             yield answer
         self.conversation.keep(asked, "".join(text), usage)
 
-    def commit_message(self, *, staged: bool = False) -> Iterator[Answer]:
+    def commit_message(self) -> Iterator[Answer]:
         """Stream a commit message; nothing is committed."""
-        messages = self.conversation.commit_messages(staged=staged)
+        messages = self.conversation.commit_messages()
         if messages is not None:
             yield from self.client.chat(self.conversation.model, messages, **self.conversation.options)

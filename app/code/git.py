@@ -52,18 +52,18 @@ class Git:
             raise GitFailed(arguments, f"more than {_MAX_LIST_BYTES} bytes of changed files")
         return frozenset(e[3:].removeprefix(prefix) for e in listed.split("\0") if len(e) > 3)  # noqa: PLR2004  # "XY "
 
-    def diff(self, *, staged: bool = False) -> Diff:
-        """What changed against the last commit (`staged`: only what is staged), untracked files excluded."""
-        against = ("--cached",) if staged else ("HEAD",) if self._has_commit() else ("--cached",)
+    def diff(self) -> Diff:
+        """What changed against the last commit, untracked files excluded."""
+        against = ("HEAD",) if self._has_commit() else ("--cached",)
         options = ("--no-ext-diff", "--no-textconv", "--no-color", "--ignore-submodules=all", "--relative")
         text = self._run(("diff", *options, *against, "--", "."), limit=MAX_DIFF_BYTES)
         return Diff(text[:MAX_DIFF_BYTES], len(text) > MAX_DIFF_BYTES)
 
-    def recent_subjects(self, count: int = 10) -> list[str]:
+    def recent_subjects(self) -> list[str]:
         """First lines of the last commits: the style a suggested message should have."""
         if not self._has_commit():
             return []
-        return self._run(("log", f"-{count}", "--format=%s", "--no-show-signature")).splitlines()
+        return self._run(("log", "-10", "--format=%s", "--no-show-signature")).splitlines()
 
     def _has_commit(self) -> bool:
         try:

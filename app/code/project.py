@@ -1,7 +1,6 @@
 """An opened project: its files, index, history of edits and git, with the folders they are kept in."""
 
 import hashlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
@@ -16,9 +15,7 @@ from engine.paths import Paths, user_paths
 class Project:
     """Everything coding assistance needs of one folder. Close it, or use it in a `with` block."""
 
-    def __init__(
-        self, folder: Path, paths: Paths | None = None, unsaved: Callable[[], frozenset[str]] = frozenset
-    ) -> None:
+    def __init__(self, folder: Path, paths: Paths | None = None) -> None:
         paths = paths or user_paths()
         self.workspace = Workspace(folder)
         self.index = ProjectIndex(self.workspace, paths.cache)
@@ -27,7 +24,7 @@ class Project:
         self.journal = Journal(self.state / "edits.db")
         git = Git(self.workspace.root)
         self.git = git if git.available() else None
-        self.edits = EditSession(self.workspace, self.journal, unsaved=unsaved, uncommitted=self._uncommitted)
+        self.edits = EditSession(self.workspace, self.journal, uncommitted=self._uncommitted)
 
     def _uncommitted(self) -> frozenset[str]:
         """Raises GitFailed: without an answer no file may be taken for clean."""

@@ -9,7 +9,7 @@ from app.code.edits.apply import merge
 from app.code.edits.session import FileProposal
 
 
-def file_diff(file: FileProposal, chosen: Collection[int] | None = None, context: int = 3) -> str:
+def file_diff(file: FileProposal, chosen: Collection[int] | None = None) -> str:
     """A unified diff of the file with the chosen hunks applied (None: all that have a place)."""
     before = file.before.text if file.before else ""
     outcomes = [
@@ -19,7 +19,7 @@ def file_diff(file: FileProposal, chosen: Collection[int] | None = None, context
     ]
     old, new = text_lines.contents(before), text_lines.contents(merge(before, outcomes))
     name = file.path if file.before else "/dev/null"
-    return "\n".join(difflib.unified_diff(old, new, name, file.path, n=context, lineterm=""))
+    return "\n".join(difflib.unified_diff(old, new, name, file.path, lineterm=""))
 
 
 @dataclass(frozen=True)

@@ -38,12 +38,12 @@ class Turn:
         return len(await self.model.runner.tokenize(prompt, add_special=special))
 
 
-async def prepare_turn(state: ServerState, model: str, query: ChatQuery, min_ctx: int = 0) -> Turn:
-    """Load the model (with at least `min_ctx` tokens of context where it can) and make the prompt.
+async def prepare_turn(state: ServerState, model: str, query: ChatQuery) -> Turn:
+    """Load the model and make the prompt.
 
     Raises: what the pool raises; BadTemplate, InputFault: the conversation cannot be put.
     """
-    loaded = await state.pool.acquire(model, min_ctx=min_ctx)
+    loaded = await state.pool.acquire(model)
     assert loaded.facts is not None
     return Turn(
         state, loaded, await state.conversations.prepare(loaded.facts, query, state.models.recommended(loaded.id))

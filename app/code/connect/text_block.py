@@ -3,13 +3,13 @@
 import re
 from collections.abc import Sequence
 
-_BEGIN, _END = ">>> tessera (managed block; `tessera launch NAME --remove` takes it out)", "<<< tessera"
+_BEGIN, _END = "# >>> tessera (managed block; `tessera launch NAME --remove` takes it out)", "# <<< tessera"
 
 
-def with_block(text: str | None, lines: Sequence[str], comment: str = "#", *, after: int | None = None) -> str:
+def with_block(text: str | None, lines: Sequence[str], *, after: int | None = None) -> str:
     """The text with our block at its end, or after line `after` (1-based); an older block is replaced."""
-    text = without_block(text or "", comment)
-    block = [f"{comment} {_BEGIN}", *lines, f"{comment} {_END}"]
+    text = without_block(text or "")
+    block = [_BEGIN, *lines, _END]
     if after is None:
         head = text if not text or text.endswith("\n") else text + "\n"
         return head + "\n".join(block) + "\n"
@@ -17,9 +17,9 @@ def with_block(text: str | None, lines: Sequence[str], comment: str = "#", *, af
     return "\n".join(rows[:after] + block + rows[after:])
 
 
-def without_block(text: str, comment: str = "#") -> str:
+def without_block(text: str) -> str:
     """The text without our block."""
-    begin, end = re.escape(f"{comment} {_BEGIN}"), re.escape(f"{comment} {_END}")
+    begin, end = re.escape(_BEGIN), re.escape(_END)
     return re.sub(rf"^[ \t]*{begin}\n.*?^[ \t]*{end}\n?", "", text, flags=re.DOTALL | re.MULTILINE)
 
 

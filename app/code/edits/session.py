@@ -51,9 +51,8 @@ class Proposal:
 class EditSession:
     """Applies proposals to a workspace.
 
-    `unsaved` gives the files with unsaved changes in an editor of this program, `uncommitted` those that git
-    reports as changed. The first are never written; the second only when allowed, unless the uncommitted
-    change is itself an edit applied here.
+    `uncommitted` gives the files that git reports as changed. They are written only when allowed, unless the
+    uncommitted change is itself an edit applied here.
     """
 
     def __init__(
@@ -61,12 +60,10 @@ class EditSession:
         workspace: Workspace,
         journal: Journal,
         *,
-        unsaved: Callable[[], frozenset[str]] = frozenset,
         uncommitted: Callable[[], frozenset[str]] = frozenset,
     ) -> None:
         self._workspace = workspace
         self._journal = journal
-        self._unsaved = unsaved
         self._uncommitted = uncommitted
 
     def propose(self, answer: Answer, picked: Mapping[int, int] | None = None) -> Proposal:
@@ -148,8 +145,6 @@ class EditSession:
 
     def warning(self, path: str) -> str | None:
         """What a person should know before a file is written, if anything."""
-        if path in self._unsaved():
-            return "The file has unsaved changes in the editor; it cannot be written."
         sha = self._sha_now(path)
         try:
             if sha is None or path not in self._uncommitted() or self._journal.wrote(path, sha):
@@ -184,8 +179,6 @@ class EditSession:
         sha = self._sha_now(file.path)
         if sha != (file.before.sha256 if file.before else None):
             raise FileChanged(file.path, "was changed since the edit was proposed")
-        if file.path in self._unsaved():
-            raise FileChanged(file.path, "has unsaved changes in the editor")
         if allow_uncommitted or sha is None or file.path not in self._uncommitted():
             return
         if not self._journal.wrote(file.path, sha):

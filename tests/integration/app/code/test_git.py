@@ -23,9 +23,9 @@ def test_changes_and_history_are_told(repository):
     (repository / "new file.py").write_text("x = 1\n")
     assert Git(repository).uncommitted() == {"tool.sh", "new file.py"}
     assert "+deploy() { :; }" in Git(repository).diff().text
-    assert not Git(repository).diff(staged=True).text
+    assert "new file.py" not in Git(repository).diff().text
     git(repository, "add", ".")
-    assert "new file.py" in Git(repository).diff(staged=True).text
+    assert "new file.py" in Git(repository).diff().text
     assert Git(repository).recent_subjects() == ["Add shapes"]
 
 

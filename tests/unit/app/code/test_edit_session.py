@@ -111,11 +111,7 @@ def test_undo_refuses_when_the_person_went_on_editing(project, journal):
     assert (project / "one.py").read_text() == "a = 10\nb = 2\nc = 30\n"
 
 
-def test_unsaved_and_uncommitted_files_are_protected(project, journal):
-    unsaved = EditSession(Workspace(project), journal, unsaved=lambda: frozenset({"one.py"}))
-    proposal = unsaved.propose(parse_answer(ANSWER))
-    with pytest.raises(FileChanged, match="unsaved"):
-        unsaved.apply(proposal, allow_uncommitted=True)
+def test_uncommitted_files_are_protected(project, journal):
     dirty = EditSession(Workspace(project), journal, uncommitted=lambda: frozenset({"one.py"}))
     with pytest.raises(FileChanged, match="uncommitted"):
         dirty.apply(dirty.propose(parse_answer(ANSWER)), [0])
