@@ -169,7 +169,7 @@ class Services:
         from engine.quantize_jobs.job import source_of  # noqa: PLC0415 - see the top
         from engine.quantize_jobs.request import beside_source  # noqa: PLC0415 - see the top
 
-        return beside_source(source_of(self.catalogue, options.source).path, options, self.paths)
+        return beside_source(source_of(self.catalogue, options.model).path, options, self.paths)
 
     def quantize_plan(self, options: "QuantizeOptions", named: "TaskSets") -> "QuantizeReport":
         """The likely plan and what the job would take; `named` tasks may be its gate.

@@ -15,7 +15,7 @@ from engine.services import DEFAULT_CONTEXT
 
 if TYPE_CHECKING:
     from engine.api.jobs import Progress
-    from engine.api.quantizing import QuantizeRequest
+    from engine.api.quantizing import QuantizeOptions
     from quantize.job.request import QuantizeReport
 
 EXIT_VETOED = 1
@@ -145,23 +145,22 @@ def command(source: str, out: Path | None, as_json: bool, **given: Any) -> None:
     if given["gate"] == "evaluate" and not given["yes"] and not given["plan_only"]:
         click.confirm(_CONSENT, abort=True, err=True)
     request = _request(source, given)
-    request.options().check()
+    request.check()
     with (
         closing(Services()) as services,
         calibration_of(given["calibration"], services, ask=not given["yes"]) as texts,
     ):
-        target = _whole(out) or str(services.quantize_target(request.options()))
+        target = _whole(out) or str(services.quantize_target(request))
         request = msgspec.structs.replace(request, out=target, **texts)
         plan_only = given["plan_only"]
         made = _made_by_cluster if given["cluster"] else partial(_made, ask=not given["yes"])
-        options = request.options()
-        report = services.quantize_plan(options, NAMED_TASKS) if plan_only else made(request, quiet=as_json)
+        report = services.quantize_plan(request, NAMED_TASKS) if plan_only else made(request, quiet=as_json)
     _print(report, as_json=as_json)
     if report.out is None and not plan_only:
         sys.exit(EXIT_VETOED)
 
 
-def _made(request: "QuantizeRequest", *, quiet: bool, ask: bool) -> "QuantizeReport":
+def _made(request: "QuantizeOptions", *, quiet: bool, ask: bool) -> "QuantizeReport":
     """The report of the file once the server here has made it.
 
     A folder of a family that only llama.cpp's converter knows becomes a file of the library first.
@@ -197,7 +196,7 @@ def _made(request: "QuantizeRequest", *, quiet: bool, ask: bool) -> "QuantizeRep
         line.clear()
 
 
-def _made_by_cluster(request: "QuantizeRequest", *, quiet: bool) -> "QuantizeReport":
+def _made_by_cluster(request: "QuantizeOptions", *, quiet: bool) -> "QuantizeReport":
     """The report of the file once the computers of the cluster have made it."""
     from app.cli.cluster import known_cluster  # noqa: PLC0415 - as above
     from engine.services import user_paths  # noqa: PLC0415 - as above
@@ -207,13 +206,13 @@ def _made_by_cluster(request: "QuantizeRequest", *, quiet: bool) -> "QuantizeRep
 
     line = _Line(enabled=not quiet and sys.stderr.isatty())
     try:
-        return quantize_on_cluster(known, request.options(), user_paths(), line.update)
+        return quantize_on_cluster(known, request, user_paths(), line.update)
     finally:
         line.clear()
 
 
-def _request(source: str, given: dict[str, Any]) -> "QuantizeRequest":
-    from engine.api.quantizing import LockRequest, QuantizeRequest  # noqa: PLC0415
+def _request(source: str, given: dict[str, Any]) -> "QuantizeOptions":
+    from engine.api.quantizing import LockRequest, QuantizeOptions  # noqa: PLC0415
 
     if sum(bool(given[k]) for k in ("budget", "fit", "bpw", "mix", "plan_file")) != 1:
         raise click.UsageError("Say what is wanted: one of --budget, --fit, --bpw, --type or --plan.")
@@ -222,7 +221,7 @@ def _request(source: str, given: dict[str, Any]) -> "QuantizeRequest":
     if given["time_s"] and (given["tier"] or given["rounding"] or given["mix"]):
         raise click.UsageError("--time decides how thorough to be: leave out --tier, --rounding and --type.")
     path = Path(source).expanduser()
-    return QuantizeRequest(
+    return QuantizeOptions(
         model=str(path.absolute()) if path.exists() else source,
         budget_bytes=given["budget"],
         memory_bytes=given["memory"],

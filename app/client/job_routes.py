@@ -6,7 +6,7 @@ from engine.api.converting import ConverterRemoved, ConverterState, ConvertReque
 from engine.api.jobs import Job, Jobs
 from engine.api.library import ImportRequest, PullRequest
 from engine.api.measuring import BenchRequest, TuneRequest
-from engine.api.quantizing import QuantizeRequest, QuantizeSketch
+from engine.api.quantizing import QuantizeOptions, QuantizeSketch
 
 
 class JobRoutes(Asking):
@@ -72,10 +72,10 @@ class JobRoutes(Asking):
         """Start looking for the fastest settings, or those of most tokens per joule."""
         return self.post(f"{OURS}/autotune", Job, request)
 
-    def quantize_plan(self, request: QuantizeRequest) -> QuantizeSketch:
+    def quantize_plan(self, request: QuantizeOptions) -> QuantizeSketch:
         """The likely plan of a quantization; nothing is written."""
         return self.post(f"{OURS}/quantize/plan", QuantizeSketch, request)
 
-    def quantize(self, request: QuantizeRequest) -> Job:
+    def quantize(self, request: QuantizeOptions) -> Job:
         """Start making a model fit."""
         return self.post(f"{OURS}/quantize", Job, request)

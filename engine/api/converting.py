@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from engine.api.library import Place
+from engine.library.types import ServerPath
 
 
 class ConvertRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -15,8 +15,8 @@ class ConvertRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     auto keeps 16 bits as they are and makes F16 of F32.
     """
 
-    source: Place
-    out: Place | None = None
+    source: ServerPath
+    out: ServerPath | None = None
     float_type: Literal["auto", "F16", "BF16", "F32"] = "auto"
 
 
@@ -67,8 +67,8 @@ class OnnxConvertRequest(msgspec.Struct, frozen=True, kw_only=True, omit_default
     `exact`: activations in 32 bits instead of 8. `all_logits`: logits of every position.
     """
 
-    source: Place
-    out: Place | None = None
+    source: ServerPath
+    out: ServerPath | None = None
     exact: bool = False
     all_logits: bool = False
     fixed: FixedShapes | None = None

@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Meta
 
 from engine.api.models import Decided
-from engine.library.types import Details, FileCheck, Format, ModelFile, Origin, State, Verification
+from engine.library.types import Details, FileCheck, Format, ModelFile, Origin, ServerPath, State, Verification
 
 __all__ = [
     "Details",
@@ -23,16 +23,13 @@ __all__ = [
     "PullRequest",
     "Removed",
     "RenameRequest",
+    "ServerPath",
     "State",
     "Tensor",
     "Tensors",
     "Trash",
     "Verification",
 ]
-
-
-# A path on the computer of the server, or what stands for one.
-Place = Annotated[str, Meta(min_length=1, max_length=4096)]
 
 
 class PullRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -47,7 +44,7 @@ class PullRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 class ImportRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """POST /tessera/v1/models/import: a file or folder on this computer."""
 
-    path: Place
+    path: ServerPath
 
 
 class LinkRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -56,7 +53,7 @@ class LinkRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     Applications are lmstudio, ollama, llama.cpp, jan and huggingface.
     """
 
-    where: Place
+    where: ServerPath
 
 
 class RenameRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,10 +1,13 @@
 """What the library knows about one model; plain records that travel as JSON."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
+# A path on the computer of the server, as a client names it, or a model of the library.
+ServerPath = Annotated[str, Meta(min_length=1, max_length=4096)]
 Format = Literal["gguf", "safetensors", "onnx", "flm", "vllm", "remote"]
 State = Literal["online", "offline", "missing", "changed", "broken"]
 OriginKind = Literal["bundled", "installed", "hub", "file", "linked", "built", "remote"]

@@ -36,11 +36,18 @@ def register(
 
     def run(params: dict[str, Any], control: Control) -> dict[str, Any]:
         with closing(open_catalogue()) as catalogue:
-            return make(
-                catalogue, msgspec.convert(params, QuantizeOptions), control, resources, open_gates=open_gates
-            )
+            return make(catalogue, options_of(params), control, resources, open_gates=open_gates)
 
     registry.register(JobKind.QUANTIZE, run, parallel=1)
+
+
+def options_of(params: dict[str, Any]) -> QuantizeOptions:
+    """The options of a job, also of one that an earlier version recorded: `source`, and locks as lists."""
+    if "source" in params:
+        locks = [dict(zip(("pattern", "type", "at_least"), lock, strict=True)) for lock in params.get("locks", ())]
+        known = {k: v for k, v in params.items() if k not in {"source", "plan_only"}}
+        params = {**known, "model": params["source"], "locks": locks}
+    return msgspec.convert(params, QuantizeOptions)
 
 
 def predict(
@@ -58,14 +65,14 @@ def predict(
     from engine.quantize_jobs.request import build_request  # noqa: PLC0415 - as above
     from quantize.job.execute import quantize as run_quantize  # noqa: PLC0415 - as above
 
-    source = source_of(catalogue, options.source)
+    source = source_of(catalogue, options.model)
     gate = told_task(options, named or {})
     if not options.goals:
         options = msgspec.structs.replace(options, budget_bytes=max(source.num_bytes, 1))
     try:
         out = target_of(source, options, catalogue.paths)
-        with texts_of(msgspec.structs.replace(options, plan_only=True)) as told:
-            preview = build_request(told, source.path, out, catalogue.paths, resources, gate)
+        with texts_of(options) as told:
+            preview = build_request(told, source.path, out, catalogue.paths, resources, gate, plan_only=True)
             return run_quantize(preview, lambda _: None, lambda: False)
     except quantize.errors.QuantizeError as error:
         raise _engine_error(error) from error
@@ -89,7 +96,7 @@ def make(
     from engine.quantize_jobs.request import build_request  # noqa: PLC0415 - as above
     from quantize.job.execute import quantize as run_quantize  # noqa: PLC0415 - as above
 
-    source = source_of(catalogue, options.source)
+    source = source_of(catalogue, options.model)
     out = room_for(source, options, catalogue.paths)
     judge, gate = None, None
     if options.gate is not None and open_gates is not None:

@@ -1,61 +1,72 @@
 """What can be asked of the quantizer, by the terminal and over HTTP alike."""
 
 from pathlib import Path
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
 from engine.defaults import DEFAULT_CONTEXT
 from engine.errors import InputFault
+from engine.library.types import ServerPath
 from engine.paths import whole_path
 from quantize.types import DeviceKind, Goal, Lock, Rounding, Tier
 
 _MIB, _GIB = 1 << 20, 1 << 30
 # The tasks that a gate may name; any other is a file.
 NAMED = ("certify", "evaluate")
+Bytes = Annotated[int, Meta(ge=1, le=1 << 50)]
 _FILES = ("out", "calibration", "own_text", "imatrix", "plan_file", "export_plan")
 
 
-class QuantizeOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """One of `budget_bytes`, `bpw`, `mix` and `fit`, and how.
+class LockRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A type for the tensors whose name `pattern` finds; a minimum if `at_least`."""
 
-    `source` is a model of the library, or in the terminal a path. `fit` is for `n_seq` sequences of `n_ctx` tokens
-    in `memory_bytes` (None: what is free), their cache stored in `kv_type` (None: the solver chooses). `locks` are
-    (pattern, type, whether it is a minimum). `tier` None: instant for a mix by name, else balanced. `calibration`
-    and `imatrix` are files. `own_text` is text to judge
-    by too. `time_s` is a time to spend, which decides the tier. `plan_file` is a plan to follow, which is a goal by
-    itself, `export_plan` where to write one. `out` None: a name of its own among the library's models. Files are
-    whole paths. `gpu_layers` are evaluated on the GPU while measuring and comparing (None: as dispatch would load
-    the source). `gate` is a task that the file must not do clearly worse than the source: certify, evaluate, or a
-    file of tasks.
+    pattern: Annotated[str, Meta(min_length=1, max_length=200)]
+    type: Annotated[str, Meta(min_length=1, max_length=20)]
+    at_least: bool = False
+
+
+class QuantizeOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """POST /tessera/v1/quantize and /plan: a model of the library, or the whole path of one here, and one goal.
+
+    `tier` as in `tessera quantize` (null: instant for a mix by name, else balanced). `fit`: so that `n_seq`
+    contexts of `n_ctx` fit beside the weights in `memory_bytes` (null: what is free), their cache in `kv_type`
+    (null: the best). `time_s`: a time to spend, which decides the tier. `out`, `calibration`, `own_text` (to judge
+    by too), `imatrix`, `plan_file` (a goal by itself) and `export_plan` are whole paths on this computer; without
+    `out` the file joins the library. `calibration` may be a folder: its text is mixed half and half with ours, and
+    a part of it judged by. `gpu_layers`: evaluated on the GPU while measuring and comparing (null: as dispatch
+    would load the source). `gate`: `certify`, `evaluate` (runs programs the model writes, in the sandbox) or the
+    whole path of a file of tasks; a file that does it clearly worse than the source is not kept (then the result's
+    `path` is empty).
     """
 
-    source: str
-    out: str | None = None
-    budget_bytes: int | None = None
-    bpw: float | None = None
-    mix: str | None = None
-    fit: bool = False
-    memory_bytes: int | None = None
-    n_ctx: int = DEFAULT_CONTEXT
-    n_seq: int = 1
-    kv_type: str | None = None
-    tier: Tier | None = None
-    rounding: Rounding | None = None
-    locks: tuple[tuple[str, str, bool], ...] = ()
-    calibration: str | None = None
-    own_text: str | None = None
-    imatrix: str | None = None
-    device: DeviceKind = "cpu"
-    threads: int | None = None
-    gpu_layers: int | None = None
-    verify: bool | None = None
-    time_s: float | None = None
-    plan_file: str | None = None
-    export_plan: str | None = None
-    gate: str | None = None
-    plan_only: bool = False
+    model: ServerPath
+    out: ServerPath | None = None
     overwrite: bool = False
+    tier: Tier | None = "balanced"
+    budget_bytes: Bytes | None = None
+    bpw: Annotated[float, Meta(ge=0.5, le=32)] | None = None
+    mix: Annotated[str, Meta(min_length=1, max_length=20)] | None = None
     force: bool = False
+    fit: bool = False
+    memory_bytes: Bytes | None = None
+    n_ctx: Annotated[int, Meta(ge=256, le=1 << 24)] = DEFAULT_CONTEXT
+    n_seq: Annotated[int, Meta(ge=1, le=256)] = 1
+    kv_type: Literal["f16", "q8_0", "q5_1", "q4_0"] | None = None
+    locks: Annotated[tuple[LockRequest, ...], Meta(max_length=100)] = ()
+    rounding: Rounding | None = None
+    time_s: Annotated[float, Meta(gt=0, le=1e7)] | None = None
+    device: DeviceKind = "cpu"
+    threads: Annotated[int, Meta(ge=1, le=1024)] | None = None
+    gpu_layers: Annotated[int, Meta(ge=0, le=10_000)] | None = None
+    verify: bool | None = None
+    calibration: ServerPath | None = None
+    own_text: ServerPath | None = None
+    imatrix: ServerPath | None = None
+    plan_file: ServerPath | None = None
+    export_plan: ServerPath | None = None
+    gate: ServerPath | None = None
 
     @property
     def goals(self) -> tuple[str, ...]:
@@ -103,4 +114,4 @@ class QuantizeOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     def type_locks(self) -> tuple[Lock, ...]:
         """The locks as the quantizer takes them."""
-        return tuple(Lock(pattern, qtype.upper(), least) for pattern, qtype, least in self.locks)
+        return tuple(Lock(lock.pattern, lock.type.upper(), lock.at_least) for lock in self.locks)

@@ -42,6 +42,8 @@ def build_request(
     paths: Paths,
     resources: Resources,
     gate: GateTask | None = None,
+    *,
+    plan_only: bool = False,
 ) -> QuantizeRequest:
     """Everything the job needs to know to make `out` of `source`; `gate` is what the gate of the options asks.
 
@@ -73,7 +75,7 @@ def build_request(
         plan=given,
         export_plan=whole_path(options.export_plan, "export_plan") if options.export_plan else None,
         gate=gate,
-        plan_only=options.plan_only,
+        plan_only=plan_only,
         overwrite=options.overwrite,
         force=options.force,
     )

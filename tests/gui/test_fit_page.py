@@ -19,7 +19,7 @@ from app.gui.jobs import Jobs
 from engine.api.converting import ConverterState
 from engine.api.jobs import JobKind, Progress, Quantized
 from engine.api.library import Models
-from engine.api.quantizing import QuantizeRequest
+from engine.api.quantizing import QuantizeOptions
 from quantize.job.gate import GateReport, compared
 from quantize.types import Interval, KvOption
 from tests.gui.fake_server import Events
@@ -54,7 +54,7 @@ def test_the_slider_forecasts_live_and_starts_a_job(qtbot, fit, server):
     qtbot.waitUntil(lambda: "Making Spark fit" in texts(fit))
     assert "Step 3 of 6: measuring damage · 40 %" in texts(fit), "one bar over all steps, in words"
     body = next(body for method, path, body in server.requests if path == "/tessera/v1/quantize")
-    assert msgspec.convert(body, QuantizeRequest) == QuantizeRequest(model="spark", budget_bytes=budget)
+    assert msgspec.convert(body, QuantizeOptions) == QuantizeOptions(model="spark", budget_bytes=budget)
 
 
 def test_layers_on_the_gpu_and_what_was_evened_out_are_told(qtbot, fit, server, services):
@@ -99,8 +99,8 @@ def test_a_context_can_be_aimed_for_with_a_way_to_store_it(qtbot, fit, server):
     fit.start.click()
     qtbot.waitUntil(lambda: fit.banner.text == "Not now.")
     body = next(body for _, path, body in server.requests if path == "/tessera/v1/quantize")
-    wanted = QuantizeRequest(model="spark", fit=True, n_ctx=32768, kv_type="q4_0")
-    assert msgspec.convert(body, QuantizeRequest) == wanted
+    wanted = QuantizeOptions(model="spark", fit=True, n_ctx=32768, kv_type="q4_0")
+    assert msgspec.convert(body, QuantizeOptions) == wanted
 
 
 def test_names_in_the_plot_cover_neither_points_nor_each_other():

@@ -189,11 +189,11 @@ class Camera:
         """The demo and a smaller version of itself, made here."""
         for dialog in self.window.findChildren(QDialog):
             dialog.close()
-        from engine.api.quantizing import QuantizeRequest
+        from engine.api.quantizing import QuantizeOptions
 
         overrides = {"model": "spark", "tier": "instant", "budget_bytes": 4_500_000}
         before = len(self.services.models.choices)
-        self.services.api.quantize(QuantizeRequest(**overrides))
+        self.services.api.quantize(QuantizeOptions(**overrides))
         self.wait(lambda: len(self.services.models.choices) > before)
         chat = self.window.chat
         self.window.show_page("chat")

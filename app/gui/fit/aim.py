@@ -8,7 +8,7 @@ from app.gui import words
 from app.gui.widgets.basics import label, row
 from app.gui.widgets.flow import FlowLayout
 from app.gui.widgets.popups import Choice
-from engine.api.quantizing import DEFAULT_CONTEXT, QuantizeRequest
+from engine.api.quantizing import DEFAULT_CONTEXT, QuantizeOptions
 
 _CONTEXTS = (2048, 4096, 8192, 16384, 32768, 65536, 131072)
 # The types engine.quantize_jobs.fit weighs; None leaves the choice to the solver.
@@ -62,7 +62,7 @@ class Aim(QWidget):
         """Tokens aimed for."""
         return int(self.context.currentData())
 
-    def on(self, request: QuantizeRequest) -> QuantizeRequest:
+    def on(self, request: QuantizeOptions) -> QuantizeOptions:
         """The request with this aim; what is free decides the size."""
         return msgspec.structs.replace(
             request, fit=True, budget_bytes=None, n_ctx=self.n_ctx, kv_type=self.cache.currentData()

@@ -23,7 +23,7 @@ from app.gui.widgets.flow import Flow
 from app.gui.widgets.popups import Choice
 from engine.api.jobs import Job, JobKind, Quantized, result_of
 from engine.api.library import Model
-from engine.api.quantizing import PlanForecast, QuantizeRequest, QuantizeSketch, QuantPlan, StockPlan
+from engine.api.quantizing import PlanForecast, QuantizeOptions, QuantizeSketch, QuantPlan, StockPlan
 
 _DELAY_MS = 250
 _STEPS = 1000
@@ -197,8 +197,8 @@ class FitPage(Page):
             self.picture.plot.show_here(self.budget_bytes)
             self._delay.start()
 
-    def _request(self) -> QuantizeRequest:
-        made = QuantizeRequest(
+    def _request(self) -> QuantizeOptions:
+        made = QuantizeOptions(
             model=self.model.currentData() or "",
             tier=self.tier.currentData(),
             budget_bytes=self.budget_bytes or None,
@@ -310,7 +310,7 @@ class FitPage(Page):
         low, high = self._range
         budgets = [round(low + (high - low) * (0.02 + 0.6 * (n / _SWEEP) ** 1.5)) for n in range(_SWEEP)]
         tier, text = self.tier.currentData(), self.text.value
-        requests = [QuantizeRequest(model=model, budget_bytes=b, tier=tier, calibration=text) for b in budgets]
+        requests = [QuantizeOptions(model=model, budget_bytes=b, tier=tier, calibration=text) for b in budgets]
         self._sweeps += 1
         number, self._known = self._sweeps, {}
 

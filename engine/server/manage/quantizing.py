@@ -6,7 +6,7 @@ import msgspec
 from fastapi import APIRouter, Request
 
 from engine.api.jobs import Job, JobKind
-from engine.api.quantizing import PlanForecast, QuantizeRequest, QuantizeSketch
+from engine.api.quantizing import PlanForecast, QuantizeOptions, QuantizeSketch
 from engine.quantize_jobs.job import predict, room_for, source_of, told_task
 from engine.server.state import server_state
 from engine.server.typed import TypedRoute
@@ -15,11 +15,11 @@ router = APIRouter(prefix="/tessera/v1/quantize", tags=["quantize"], route_class
 
 
 @router.post("/plan")
-async def plan(request: Request, body: QuantizeRequest) -> QuantizeSketch:
+async def plan(request: Request, body: QuantizeOptions) -> QuantizeSketch:
     """The likely plan and what the job would take; nothing is measured or written."""
     state = server_state(request)
     catalogue = await state.models.catalogue()
-    report = await asyncio.to_thread(predict, catalogue, body.options(), state.placer.resources, state.named_tasks)
+    report = await asyncio.to_thread(predict, catalogue, body, state.placer.resources, state.named_tasks)
     entry = await asyncio.to_thread(catalogue.get, body.model)
     context = None
     if entry is not None and entry.format == "gguf":
@@ -30,13 +30,12 @@ async def plan(request: Request, body: QuantizeRequest) -> QuantizeSketch:
 
 
 @router.post("", status_code=202)
-async def start(request: Request, body: QuantizeRequest) -> Job:
+async def start(request: Request, body: QuantizeOptions) -> Job:
     """Start the job (see /tessera/v1/jobs); its result names the new model and carries the report."""
     state = server_state(request)
-    options = body.options()
-    options.check()
-    await asyncio.to_thread(told_task, options, state.named_tasks)
+    body.check()
+    await asyncio.to_thread(told_task, body, state.named_tasks)
     catalogue = await state.models.catalogue()
-    source = await asyncio.to_thread(source_of, catalogue, options.source)
-    await asyncio.to_thread(room_for, source, options, catalogue.paths)
-    return state.jobs.start(JobKind.QUANTIZE, source.title, msgspec.to_builtins(options))
+    source = await asyncio.to_thread(source_of, catalogue, body.model)
+    await asyncio.to_thread(room_for, source, body, catalogue.paths)
+    return state.jobs.start(JobKind.QUANTIZE, source.title, msgspec.to_builtins(body))

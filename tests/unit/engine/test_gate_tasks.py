@@ -101,9 +101,9 @@ def test_a_gate_is_a_known_name_or_a_whole_path(tmp_path):
     with pytest.raises(InputFault):
         task_set("tasks.jsonl", {})
     with pytest.raises(InputFault) as refused:
-        QuantizeOptions(source="spark", bpw=4.5, gate="tasks.jsonl").check()
+        QuantizeOptions(model="spark", bpw=4.5, gate="tasks.jsonl").check()
     assert refused.value.param == "gate"
-    QuantizeOptions(source="spark", bpw=4.5, gate="evaluate").check()
+    QuantizeOptions(model="spark", bpw=4.5, gate="evaluate").check()
     path = written(tmp_path, *[GOOD] * 5)
     assert task_set(str(path), {}).told.cases == 5
 

@@ -84,21 +84,21 @@ def test_of_very_many_files_some_from_all_over_are_read(tmp_path, monkeypatch):
 
 
 def test_a_folder_of_a_request_is_made_into_texts_that_go_when_the_job_ends(project, tmp_path):
-    options = QuantizeOptions(source="spark", calibration=str(project))
+    options = QuantizeOptions(model="spark", calibration=str(project))
     with texts_of(options) as told:
         made = Path(told.calibration)
         assert "# part 3" in made.read_text() + Path(told.own_text).read_text()
         assert stat.S_IMODE(made.parent.stat().st_mode) == 0o700
     assert not made.parent.exists()
     text = project / "src" / "part1.py"
-    for other in (QuantizeOptions(source="spark"), QuantizeOptions(source="spark", calibration=str(text))):
+    for other in (QuantizeOptions(model="spark"), QuantizeOptions(model="spark", calibration=str(text))):
         with texts_of(other) as told:
             assert told == other
-    with pytest.raises(InputFault, match="whole path"), texts_of(QuantizeOptions(source="a", calibration="src")):
+    with pytest.raises(InputFault, match="whole path"), texts_of(QuantizeOptions(model="a", calibration="src")):
         pass
     few = tmp_path / "few"
     few.mkdir()
-    asked = QuantizeOptions(source="a", calibration=str(few))
+    asked = QuantizeOptions(model="a", calibration=str(few))
     with pytest.raises(InputFault, match="no readable text"), texts_of(asked):
         pass
     (few / "a.txt").write_text("a few words")

@@ -59,10 +59,10 @@ def test_as_many_layers_as_leave_room_for_both_files_and_none_without_a_driver(r
         ({"gpu_layers": 3}, 3),
         ({"export_plan": "/somewhere/a.json"}, 0),
         ({"export_plan": "/somewhere/a.json", "gpu_layers": 3}, 0),
-        ({"budget_bytes": None, "mix": "Q4_K_M"}, 0),
-        ({"budget_bytes": None, "mix": "Q4_K_M", "verify": True}, 9),
+        ({"budget_bytes": None, "mix": "Q4_K_M", "tier": None}, 0),
+        ({"budget_bytes": None, "mix": "Q4_K_M", "tier": None, "verify": True}, 9),
     ],
 )
 def test_what_is_asked_for_counts_and_sums_that_travel_are_the_processors(resources, changes, layers):
-    options = QuantizeOptions(**({"source": str(SPARK), "budget_bytes": 5_000_000} | changes))
+    options = QuantizeOptions(**({"model": str(SPARK), "budget_bytes": 5_000_000} | changes))
     assert gpu_layers_for(SPARK, options, resources(driver=True)) == layers

@@ -17,7 +17,7 @@ def paths(tmp_path):
 
 
 def asked(paths):
-    return in_library("spark", QuantizeOptions(source="spark", budget_bytes=5_000_000), paths)
+    return in_library("spark", QuantizeOptions(model="spark", budget_bytes=5_000_000), paths)
 
 
 def target(paths):

@@ -3,7 +3,8 @@
 import msgspec
 import pytest
 
-from engine.api.quantizing import QuantizeRequest
+from engine.api.quantizing import LockRequest, QuantizeOptions
+from engine.quantize_jobs.job import options_of
 from quantize.evidence import MeasureRequest
 from quantize.files.provenance import Provenance
 from quantize.files.work_folder import Group, WorkFolder, write_json
@@ -63,7 +64,15 @@ def test_measurements_of_hours_are_not_made_anew(tmp_path):
 
 @pytest.mark.parametrize("name", ["gptq", "craft"])
 def test_a_request_over_http(name):
-    asked = msgspec.json.decode(msgspec.json.encode({"model": "/a.gguf", "rounding": name}), type=QuantizeRequest)
-    assert asked.options().rounding is Rounding.GPTQ
+    asked = msgspec.json.decode(msgspec.json.encode({"model": "/a.gguf", "rounding": name}), type=QuantizeOptions)
+    assert asked.rounding is Rounding.GPTQ
     with pytest.raises(msgspec.ValidationError):
-        msgspec.convert({"model": "/a.gguf", "rounding": "best"}, QuantizeRequest)
+        msgspec.convert({"model": "/a.gguf", "rounding": "best"}, QuantizeOptions)
+
+
+def test_a_paused_job_of_an_earlier_version():
+    recorded = {"source": "spark", "bpw": 4.5, "locks": [["attn", "Q8_0", True]], "tier": None, "plan_only": False}
+    lock = LockRequest(pattern="attn", type="Q8_0", at_least=True)
+    expected = QuantizeOptions(model="spark", bpw=4.5, locks=(lock,), tier=None)
+    assert options_of(recorded) == expected
+    assert options_of(msgspec.to_builtins(expected)) == expected
