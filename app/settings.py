@@ -350,7 +350,7 @@ def _put(document: "TOMLDocument", section: str, key: str, value: Value, row: Se
         try:
             same = row.parse(table[key]) == value
         except SettingsError:
-            same = value == row.default  # it was told when it was read; the user may mend it
+            same = value == row.default  # it was told when it was read; the user may fix it
         if same:
             return
         if value == row.default:

@@ -6,7 +6,7 @@ import msgspec
 
 from engine.version import __version__
 
-# Where releases are told of: `latest.json` for programs, the folder itself for people.
+# Where releases are announced: `latest.json` for programs, the folder itself for people.
 RELEASES: Final = "https://tessera.github.io/releases/"
 _TIMEOUT_S: Final = 10.0
 MAX_BYTES: Final = 1 << 16

@@ -17,7 +17,7 @@ KEPT = 500
 # One load moves the correction by this share of its error, so that a single odd measurement cannot spoil it.
 WEIGHT = 0.5
 # Only upwards: just after a load less is resident than in full use, which says nothing against the prediction.
-# Above the upper bound the prediction has a bug that no factor mends.
+# Above the upper bound the prediction has a bug that no factor fixes.
 SMALLEST, LARGEST = 1.0, 1.25
 
 

@@ -1,4 +1,4 @@
-"""Everything wrong with a machine for local AI, worst first, each with the step that mends it. Pure."""
+"""Everything wrong with a machine for local AI, worst first, each with the step that fixes it. Pure."""
 
 from devices import remedies
 from devices.backends.libraries import BACKENDS, WITHOUT_DEVICE

@@ -71,7 +71,7 @@ class Ledger:
         expected_bytes: int | None = None,
         parts: Mapping[str, int] | None = None,
     ) -> Reservation:
-        """Set memory aside for `owner` (replacing what it held). `key` groups loads whose errors are alike.
+        """Reserve memory for `owner` (replacing what it held). `key` groups loads whose errors are alike.
 
         `expected_bytes` is what its process should show in full use, where that is less than what is set aside;
         `parts` what the bytes are for.

@@ -50,7 +50,7 @@ class Counter:
         self._last: tuple[float, int] | None = None
 
     def rate(self, value: int | None, now: float, span: int | None = None) -> float | None:
-        """Growth a second since the call before; None at the first, and where the counter began anew."""
+        """Growth a second since the call before; None at the first, and where the counter began again."""
         if value is None:
             return None
         before, self._last = self._last, (now, value)
@@ -87,7 +87,7 @@ class PowerMeters:
         self._counters: dict[str, Counter] = {}
         self._nvidia: tuple[Draw, ...] = ()
         self._nvidia_at = float("-inf")
-        # What lies in sysfs stays while the system runs; devices' monitors come and go with their drivers.
+        # What is in sysfs stays while the system runs; devices' monitors come and go with their drivers.
         self._fixed = tuple(_fixed_sources(host)) if host.system == "linux" else ()
 
     def read(self) -> tuple[Draw, ...]:

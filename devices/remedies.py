@@ -19,7 +19,7 @@ _MAKERS_DRIVER: Final = "Install the current driver of the GPU's maker, then res
 
 
 def rebuild(system: System, *, frozen: bool | None = None) -> str:
-    """How the shipped libraries are made anew. `frozen`: an installed program, which has nothing to build with."""
+    """How the shipped libraries are made again. `frozen`: an installed program, which has nothing to build with."""
     if getattr(sys, "frozen", False) if frozen is None else frozen:
         return "Install Tessera again"
     if system == "windows":

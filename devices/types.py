@@ -156,7 +156,7 @@ class BackendDevice(msgspec.Struct, frozen=True):
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """Something that costs local AI speed, memory or a device, and the command that mends it."""
+    """Something that costs local AI speed, memory or a device, and the command that fixes it."""
 
     id: str
     severity: Severity

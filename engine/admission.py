@@ -13,11 +13,11 @@ class Admission(Protocol):
     """Decides whether a model fits beside those that are loaded: the memory ledger, or a stand-in."""
 
     async def reserve(self, model_id: str, settings: LoadSettings) -> None:
-        """Set memory aside. Raises: NotEnoughMemory."""
+        """Reserve memory. Raises: NotEnoughMemory."""
         ...
 
     async def widen(self, model_id: str, settings: LoadSettings) -> None:
-        """Set memory aside for the context of a loaded model's deterministic requests. Raises: NotEnoughMemory."""
+        """Reserve memory for the context of a loaded model's deterministic requests. Raises: NotEnoughMemory."""
         ...
 
     async def to_load(self, settings: LoadSettings) -> LoadSettings:

@@ -1,4 +1,4 @@
-"""What is told of each generation of the pool while it runs, and once when it ends."""
+"""Callbacks of the pool for each generation, while it runs and once when it ends."""
 
 import asyncio
 import time

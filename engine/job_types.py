@@ -14,7 +14,7 @@ class JobKind(Enum):
     """What a job does. Whoever treats kinds differently asks for a trait, never for a list of names.
 
     `title` is English with a place for the `name` of what is worked on. `loses_work`: ended before it is done, it
-    has to begin anew. `can_pause`: a pause keeps what it has, so that resuming goes on from there.
+    has to begin again. `can_pause`: a pause keeps what it has, so that resuming continues from there.
     """
 
     title: str
@@ -35,7 +35,7 @@ class JobKind(Enum):
     VERIFY = "verify", "Checking {name}"
     QUANTIZE = "quantize", "Making {name} fit", "loses work", "can pause"
     CONVERT = "convert", "Converting {name}", "loses work"
-    # A search for settings keeps its record when it is paused; a measurement begins anew.
+    # A search for settings keeps its record when it is paused; a measurement begins again.
     MEASURE = "measure", "{name}", "loses work", "can pause"
 
 

@@ -49,7 +49,7 @@ class Paths:
 
     @property
     def converter(self) -> Path:
-        """Where llama.cpp's own converter lies with the packages it needs, if somebody wanted it."""
+        """Where llama.cpp's own converter is with the packages it needs, if somebody wanted it."""
         return self.models.parent / "converter"
 
     @property

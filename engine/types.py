@@ -93,7 +93,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     The model's own end tokens are never drawn with `ignore_eos`, nor before `min_tokens`; `stop_token_ids` end the
     answer too and are not shown. `max_tokens` 0 reads the prompt and draws nothing. With `prompt_logprobs` and
     `logprobs` the prompt's tokens are told as well, and nothing computed before is used.
-    With `context_shift` an answer goes on when the context is full: the older half of what follows the prompt's
+    With `context_shift` an answer continues when the context is full: the older half of what follows the prompt's
     beginning is forgotten. `lora` are (adapter, scale). With `loop_guard` an answer that goes round in circles or
     turns into noise ends with `length`, and `Done.runaway` says why. With `progress` the reading of a long prompt
     is told. A `deterministic` request is computed in a context of its own, in steps whose shape depends on nothing

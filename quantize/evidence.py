@@ -88,7 +88,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
 class MeasureRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What to measure. `source` is a GGUF file (F32, F16, BF16 or Q8_0); `calibration` a UTF-8 text.
 
-    `cache_dir` keeps everything by content hash: a second run, or one after a kill, goes on where it was.
+    `cache_dir` keeps everything by content hash: a second run, or one after a kill, continues where it was.
     `max_tokens` bounds the calibration text, `probe_tokens` what each swap is judged on, `memory_bytes` the second
     moments held at a time. `arithmetic` is what sums are computed with (`quantize.arithmetic`; empty: what this
     processor does best), and measurements of each are kept apart. `source_sha256` and

@@ -1,6 +1,6 @@
 """The cluster's one address: OpenAI's routes in front of Serve's handles. On loopback: a Tessera server asks it.
 
-A request whose replica is lost before the first token is asked anew; one that is lost later ends with an error.
+A request whose replica is lost before the first token is asked again; one that is lost later ends with an error.
 """
 
 import asyncio
@@ -112,7 +112,7 @@ class Door:
             return self._handles[model]
 
     def _retire(self, model: str) -> None:
-        """Forget a handle; answers that it began go on, and it reports to nobody any more."""
+        """Forget a handle; answers that it began continue, and it reports to nobody any more."""
         if (handle := self._handles.pop(model, None)) is not None:
             ending = asyncio.create_task(handle.shutdown_async())
             self._retiring.add(ending)
@@ -147,7 +147,7 @@ def _new_handle(model: str) -> Any:
     """A handle with a router of its own.
 
     A router keeps the class and the settings that it began with, and Serve hands out the same handle for as long as
-    the process lives: with that one, a model that is deployed anew would be routed as it was before.
+    the process lives: with that one, a model that is deployed again would be routed as it was before.
     """
     known = serve.get_app_handle(model)
     return DeploymentHandle(known.deployment_name, known.app_name).options(stream=True)

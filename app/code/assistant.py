@@ -18,7 +18,7 @@ from engine.api.chat import Usage
 # Part of the context that is kept free for the answer.
 _ANSWER_DIVISOR = 4
 _LEAST_BUDGET = 128
-# A question waits at most this long for vectors of new chunks; the next one goes on where it stopped.
+# A question waits at most this long for vectors of new chunks; the next one continues where it stopped.
 _EMBED_S = 5.0
 # A diff longer than this for a commit message is cut; the message says so.
 _COMMIT_DIVISOR = 2

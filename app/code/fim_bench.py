@@ -12,7 +12,7 @@ from app.client import Client
 from engine.api.chat import InfillEvent
 from engine.chat.fim import FimGap, shortened
 
-# The text after the cursor changes its place in the prompt with every keystroke, so it is evaluated anew each
+# The text after the cursor changes its place in the prompt with every keystroke, so it is evaluated again each
 # time; a thirty-second part of what precedes it keeps 95 % of the prompt cached. The floor is about two lines.
 _SUFFIX_DIVISOR = 32
 _SUFFIX_FLOOR_CHARS = 96

@@ -1,7 +1,7 @@
 """What git needs of a project's repository, as data: its own settings, hooks and includes are never in force.
 
-The `config` of the repository git stands in can name programs in dozens of places (filters, drivers, fsmonitor,
-hooks, transports of a partial clone, submodules), more with every version. So git never stands in it: it gets an
+The `config` of the repository git is in can name programs in dozens of places (filters, drivers, fsmonitor,
+hooks, transports of a partial clone, submodules), more with every version. So git never runs in it: it gets an
 empty repository of ours, which borrows objects and index of the project's, the commit of its HEAD, and the few
 settings that only say how files are written.
 """
@@ -200,7 +200,7 @@ def _line(file: Path) -> str | None:
 def _bytes(file: Path, limit: int) -> bytes | None:
     """A regular file's bytes; None for anything else, and for one beyond `limit`."""
     try:
-        # A pipe that lies there must not be waited for.
+        # A pipe that is there must not be waited for.
         descriptor = os.open(file, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
         with os.fdopen(descriptor, "rb") as opened:
             status = os.fstat(descriptor)

@@ -17,7 +17,7 @@ class StoreUnwritable(StoreError):
 
 
 class StoreUnreadable(StoreError):
-    """Chats that stand in the file cannot be read."""
+    """Chats that are in the file cannot be read."""
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(f"{path} cannot be read: {reason}")

@@ -7,7 +7,7 @@ from engine.api.jobs import Job
 
 
 def would_be_lost(jobs: dict[str, Job], *, server_ends: bool) -> list[str]:
-    """Titles of the work that would have to begin anew; empty where the server goes on without the window."""
+    """Titles of the work that would have to begin again; empty where the server continues without the window."""
     if not server_ends:
         return []
     return [

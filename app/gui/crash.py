@@ -70,7 +70,7 @@ class CrashReports(QObject):
             self._fault_file = None
 
     def on_exception(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        """Write a report and go on: one broken slot does not take the window with it."""
+        """Write a report and continue: one broken slot does not take the window with it."""
         text = self.report("".join(traceback.format_exception(kind, error, trace)))
         sys.stderr.write(text)
         try:

@@ -38,7 +38,7 @@ def pseudo(text: str) -> str:
 
 
 class Catalogue(QTranslator):
-    """A translation out of assets/languages: text by English text, whatever part of the window it stands in."""
+    """A translation out of assets/languages: text by English text, whatever part of the window it is in."""
 
     def __init__(self, texts: Mapping[str, str], parent: QObject) -> None:
         super().__init__(parent)

@@ -261,7 +261,7 @@ class MainWindow(QMainWindow):
         event.acceptProposedAction()
 
     def closeEvent(self, event: QCloseEvent) -> None:
-        """Drafts and answers under way are kept; only work that would begin anew is worth a question."""
+        """Drafts and answers under way are kept; only work that would begin again is worth a question."""
         self.save_state()
         if self.tray.keeps_running and not self._quitting:
             self.hide()

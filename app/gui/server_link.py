@@ -137,7 +137,7 @@ class ServerLink(Routes):
             known.close()
 
     def disconnect(self) -> None:
-        """Drop the connection; a server started by others goes on."""
+        """Drop the connection; a server started by others continues."""
         with self._lock:
             self._drop()
 

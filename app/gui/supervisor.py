@@ -10,7 +10,7 @@ from app.gui.services import Services
 from app.gui.widgets.basics import Banner
 
 _LOOK_MS = 500
-# A server that dies twice in this time has a cause that starting it again does not mend.
+# A server that dies twice in this time has a cause that starting it again does not fix.
 _TRUST_S = 120.0
 
 

@@ -67,7 +67,7 @@ class Calculator:
 
 
 class FileReader:
-    """Lists and reads what lies in the allowed folders; nothing is written, hidden files are not there."""
+    """Lists and reads what is in the allowed folders; nothing is written, hidden files are not there."""
 
     name = FILES
 

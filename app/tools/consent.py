@@ -69,7 +69,7 @@ class ConsentStore:
 
 @dataclass
 class ToolConsent:
-    """The consents of one chat. A tool whose definition changed is asked for anew, whatever was said before."""
+    """The consents of one chat. A tool whose definition changed is asked for again, whatever was said before."""
 
     store: ConsentStore
     ask: Callable[[ConsentRequest], ToolDecision]

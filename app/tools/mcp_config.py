@@ -160,6 +160,6 @@ class ServerList:
         self._write(known)
 
     def _write(self, servers: dict[str, McpServerConfig]) -> None:
-        """Keys may stand in it, so it is for this user only."""
+        """It may contain keys, so it is for this user only."""
         document = {"mcpServers": {name: server.as_json() for name, server in servers.items()}}
         write_atomically(self.path, json.dumps(document, indent=2).encode(), mode=0o600)

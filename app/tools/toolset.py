@@ -28,7 +28,7 @@ class Source(Protocol):
         ...
 
     def refresh(self) -> None:
-        """Learn the tools anew where they changed."""
+        """Learn the tools again where they changed."""
         ...
 
     def call(self, tool: str, arguments: dict[str, Any]) -> ToolOutcome:

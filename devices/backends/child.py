@@ -35,7 +35,7 @@ class Outcome(msgspec.Struct, frozen=True):
 def run_child(argv: Sequence[str], timeout_s: float, env: Mapping[str, str] | None = None) -> Outcome:
     """Start `argv`, wait `timeout_s`, and kill its whole process tree if it is still there.
 
-    On a busy machine one that has had less than `timeout_s` of processor time and goes on computing has longer.
+    On a busy machine one that has had less than `timeout_s` of processor time and continues computing has longer.
     """
     started = time.monotonic()
     flags: dict[str, Any] = {"start_new_session": True}

@@ -1,4 +1,4 @@
-"""The command or step that mends each reason a device is not usable."""
+"""The command or step that fixes each reason a device is not usable."""
 
 TRY = "Run `tessera doctor` to try the backends that could use it."
 UNKNOWN = "Run `tessera devices --record FILE` and attach the file to a bug report: this device is new to Tessera."

@@ -11,7 +11,7 @@ from engine.library.types import ServerPath
 class ConvertRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """POST /tessera/v1/models/convert: the Hugging Face folder `source` to a GGUF file.
 
-    Paths are whole ones on this computer; without `out` the file lies with the library's own models. `float_type`
+    Paths are whole ones on this computer; without `out` the file is with the library's own models. `float_type`
     auto keeps 16 bits as they are and makes F16 of F32.
     """
 
@@ -23,7 +23,7 @@ class ConvertRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 class ConverterState(msgspec.Struct, frozen=True, kw_only=True):
     """GET /tessera/v1/converter: llama.cpp's own converter, for families that Tessera's does not know.
 
-    `bytes` is what lies on the disk now, unfinished or old parts too. Getting it downloads about `download_bytes`,
+    `bytes` is what is on the disk now, unfinished or old parts too. Getting it downloads about `download_bytes`,
     takes about `disk_bytes` of disk and `seconds` (measured: two busy cores). `architectures` are those it knows.
     """
 

@@ -39,7 +39,7 @@ class Jobs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelMade(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of a job of kind `pull` or `import`: the model's id and where it lies."""
+    """Result of a job of kind `pull` or `import`: the model's id and where it is."""
 
     model: str
     path: str

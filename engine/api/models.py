@@ -75,7 +75,7 @@ class LoadChoices(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class ModelLoadSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """GET /tessera/v1/models/{id}/load-settings; `unloaded`: it was idle, and its next request loads it anew."""
+    """GET /tessera/v1/models/{id}/load-settings; `unloaded`: it was idle, and its next request loads it again."""
 
     id: str
     user: LoadChoices = LoadChoices()

@@ -12,7 +12,7 @@ class PowerLimits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """PUT /tessera/v1/power. `mode` null: as the server was started.
 
     `cap_w` is held by fewer threads and rests between steps of models that run here through llama.cpp; null: none.
-    `battery_percent` of the full battery may be spent from now on; then requests are refused until it is set anew
+    `battery_percent` of the full battery may be spent from now on; then requests are refused until it is set again
     or the computer is plugged in. null: no such bound.
     """
 

@@ -80,7 +80,7 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True):
 class Replayed(msgspec.Struct, frozen=True, kw_only=True):
     """What came of it. `same`: the text is that of the receipt, bit for bit.
 
-    `changed` are the parts that are not as they were. With `explain` `same` speaks of the request asked anew with
+    `changed` are the parts that are not as they were. With `explain` `same` speaks of the request asked again with
     all that is in force now, and `exchanged` has one entry for each change.
     """
 

@@ -2,7 +2,7 @@
 
 The first round looks at the settings in use and at every single change of them, then at combinations of the
 changes that helped. Pure but for `measure`: the same answers give the same search, so one that was interrupted
-goes on where it was when `measure` remembers.
+continues where it was when `measure` remembers.
 """
 
 import itertools
@@ -15,7 +15,7 @@ from engine.autotune.goal import MAX_SLOWDOWN, cost, finite, noise, worth
 from engine.autotune.space import Dimension, Level, changed, valid
 from engine.measurements.tuning import Budget, Choice, Goal, Knobs, Outcome
 
-# One in so many points goes on to the next round. Source: Li et al., "Hyperband", 2018 (3 or 4 there).
+# One in so many points continues to the next round. Source: Li et al., "Hyperband", 2018 (3 or 4 there).
 ETA = 4
 # The best points differ by less than the noise of one short trial. Measured: docs/log.md, autotune against a grid.
 LEAST_KEPT = 3

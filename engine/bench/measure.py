@@ -13,7 +13,7 @@ from engine.runner.process import RunnerProcess
 from engine.types import Done, Effort, GenerationRequest, SamplingParams
 
 DECODE_TOKENS: Final = 32
-# A passage said three times: what a model that copies would go on with.
+# A passage said three times: what a model that copies would continue with.
 COPIED_TOKENS: Final = 48
 Step = Callable[[str], None]
 

@@ -30,7 +30,7 @@ UNIT: Final = TIME_UNIT.name
 
 
 class PriceStore:
-    """A JSON file with the newest prices of each machine and device; what cannot be read is measured anew."""
+    """A JSON file with the newest prices of each machine and device; what cannot be read is measured again."""
 
     def __init__(self, path: Path) -> None:
         self._store = JsonStore(path, list[TypePrices], list)

@@ -15,7 +15,7 @@ class ChatQuery(msgspec.Struct, frozen=True, kw_only=True):
     `output` constrains the visible answer (made by `structured.of_schema` or `of_grammar`); the `_param` names
     are the client's own words for refusals. `template` replaces the model's: `chatml` for the built-in one, or
     Jinja text, which is as untrusted as a file's. `thinking` None leaves reasoning to the template's default; after
-    `reasoning_budget` tokens reasoning is closed and the answer goes on.
+    `reasoning_budget` tokens reasoning is closed and the answer continues.
     `continue_final`: the last message is the beginning of the answer.
     """
 

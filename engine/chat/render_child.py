@@ -121,7 +121,7 @@ class Renderer:
         return compiled
 
     def render(self, job: RenderJob) -> Rendered:
-        """Render as asked; where the template refuses, mend the conversation and say which mend it was."""
+        """Render as asked; where the template refuses, adapt the conversation and say how."""
         template = self._template(job)
         messages, repairs = _fit_traits(job, template)
         mends = (

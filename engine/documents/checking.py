@@ -1,4 +1,4 @@
-"""Whether the sentences of an answer stand in the passages it was made from.
+"""Whether the sentences of an answer are in the passages it was made from.
 
 Words and meaning are compared, nothing is understood: a sentence that denies what a passage says shares its words
 and passes. What is marked as not carried deserves a look; what is not marked is no proof.
@@ -122,7 +122,7 @@ def _verdict(
 def _missing(
     text: str, telling: Sequence[str], everything: set[str], stems: Callable[[str], list[str]]
 ) -> tuple[str, ...]:
-    """Numbers and names of a sentence that stand in no passage: a wrong one is one word, and the whole point."""
+    """Numbers and names of a sentence that are in no passage: a wrong one is one word, and the whole point."""
     numbers = [n for n in _NUMBER.findall(text) if not set(stems(n)) <= everything]
     names = [w for w in telling if w[0].isupper() and not text.startswith(w) and not set(stems(w)) <= everything]
     return tuple(dict.fromkeys((*numbers, *names)))

@@ -1,4 +1,4 @@
-"""What the user made: names and sources of collections. The one thing here that cannot be made anew from files."""
+"""What the user made: names and sources of collections. The one thing here that cannot be made again from files."""
 
 import secrets
 import threading

@@ -1,6 +1,6 @@
 """The child that opens documents: parsers are native or old, files are not trusted. See `reading.py`.
 
-A request names a file and the page to go on from; the answer holds as many pages as fit time and size. The open
+A request names a file and the page to continue from; the answer holds as many pages as fit time and size. The open
 document is kept for the next request.
 """
 

@@ -1,4 +1,4 @@
-"""The parent's side of reading documents: a child that may die, and what is told of a page that killed it."""
+"""The parent's side of reading documents: a child that may die, and the report about a page that killed it."""
 
 import contextlib
 import threading

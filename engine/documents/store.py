@@ -139,7 +139,7 @@ class Store:
         return self._ticket(path)
 
     def resume(self, path: str) -> "Ticket":
-        """Go on with a document that was begun; raised version: whoever began it may not go on."""
+        """Go on with a document that was begun; raised version: whoever began it may not continue."""
         with self.lock, self._db:
             self._db.execute("UPDATE document SET version=version+1 WHERE path=?", (path,))
         return self._ticket(path)
@@ -152,7 +152,7 @@ class Store:
     def add_pages(self, ticket: "Ticket", pages: Sequence[PageRead], *, done: bool, problem: str = "") -> bool:
         """Store pages of a document in one transaction; the first ones replace what was known of it.
 
-        Returns False, and stores nothing, where somebody else reads the document anew, or it was removed.
+        Returns False, and stores nothing, where somebody else reads the document again, or it was removed.
         """
         document_id = ticket.document_id
         with self.lock, self._db:

@@ -9,7 +9,7 @@ from engine.documents.store import Store
 
 # Rows compared at once: their float32 copy is some 25 MB at 384 numbers.
 _BLOCK: Final = 16_384
-# Passages that went leave their rows behind; from this share on all are read anew.
+# Passages that went leave their rows behind; from this share on all are read again.
 _STALE: Final = 0.2
 _SCALE: Final = np.dtype("<f4")
 

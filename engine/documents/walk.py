@@ -31,7 +31,7 @@ class Walk:
     """One look at the files of some sources.
 
     `offline`: sources whose drive is not connected. `unseen`: files and folders that could not be looked at in this
-    moment: a system without descriptors, a failing disk. What lies there may be as it was.
+    moment: a system without descriptors, a failing disk. What is there may be as it was.
     """
 
     def __init__(self, sources: Sequence[str], *, pictures: bool = False) -> None:
@@ -61,7 +61,7 @@ class Walk:
                         return
 
     def hid(self, path: str) -> bool:
-        """The path is, or lies in, what could not be looked at."""
+        """The path is, or is in, what could not be looked at."""
         return any(is_below(path, place) for place in (*self.offline, *self.unseen))
 
     def _file(self, path: Path) -> Found | None:
@@ -101,7 +101,7 @@ class Walk:
 
 
 def is_below(path: str, source: str) -> bool:
-    """`path` is the source or lies in it."""
+    """`path` is the source or is in it."""
     return path == source or path.startswith(source.rstrip(os.sep) + os.sep)
 
 

@@ -19,7 +19,7 @@ NUM_OPTIONS = 3
 
 
 def ledger_amounts(need: Need) -> dict[str, Amount]:
-    """A need as the ledger reserves it: what lies on this machine."""
+    """A need as the ledger reserves it: what is on this machine."""
     return {device: Amount(own, mapped) for device, (own, mapped) in amounts(need).items() if device != WORKERS}
 
 

@@ -1,4 +1,4 @@
-"""The catalogue: every model this computer has, found again after a restart without reading the disk anew."""
+"""The catalogue: every model this computer has, found again after a restart without reading the disk again."""
 
 import logging
 import time
@@ -54,7 +54,7 @@ class Catalogue:
         return tuple(map(_looked_at, self._known()))
 
     def _known(self) -> list[ModelEntry]:
-        """Entries as recorded, with the projector that lies beside each."""
+        """Entries as recorded, with the projector that is beside each."""
         known = [_named(entry) for entry in self.store.entries().values()]
         projectors: dict[Path, str] = {}
         for entry in known:
@@ -121,7 +121,7 @@ class Catalogue:
         return Changes(tuple(added), tuple(changed))
 
     def add(self, path: Path, origin: Origin | None = None) -> ModelEntry:
-        """Take one file or folder into the catalogue where it lies.
+        """Take one file or folder into the catalogue where it is.
 
         Raises: BadModelFile: it is no model, or a broken one; nothing is recorded then.
         """

@@ -21,7 +21,7 @@ from quantize.evidence import Progress
 def convert_folder(
     catalogue: Catalogue, folder: Path, out: Path | None, float_type: FloatType, control: Control
 ) -> tuple[ModelEntry, Converted]:
-    """Convert `folder` and list the file; without `out` it lies beside the library's own models.
+    """Convert `folder` and list the file; without `out` it is beside the library's own models.
 
     A family of llama.cpp's that is not ours is left to its own converter, where that is installed.
     Raises: ConverterNeeded: it is not. InputFault, CannotWrite, NoConverter, quantize.errors.QuantizeError;

@@ -82,7 +82,7 @@ def _from_note(note: DownloadNote | None, path: Path, kind: OriginKind) -> Origi
 
 
 def _note_above(path: Path, models: Path) -> DownloadNote | None:
-    """The note of the repository a file lies in; quantizations often have folders of their own."""
+    """The note of the repository a file is in; quantizations often have folders of their own."""
     for folder in (path, *path.parents):
         if folder == models:
             return None
@@ -93,7 +93,7 @@ def _note_above(path: Path, models: Path) -> DownloadNote | None:
 
 
 def _cache_repository(path: Path) -> str | None:
-    """`owner/name` if the path lies in a Hugging Face cache folder."""
+    """`owner/name` if the path is in a Hugging Face cache folder."""
     for parent in path.parents:
         if parent.name.startswith("models--"):
             return parent.name.removeprefix("models--").replace("--", "/", 1)

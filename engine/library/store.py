@@ -75,7 +75,7 @@ class Store:
         if db.pragma("user_version") == _SCHEMA_VERSION:
             db.execute("PRAGMA journal_mode=WAL")
             return db
-        # A first start waits for this file. Nothing is in it yet, and a damaged one is begun anew.
+        # A first start waits for this file. Nothing is in it yet, and a damaged one is begun again.
         safe = db.pragma("synchronous")
         db.pragma("synchronous", _OFF)
         db.execute("PRAGMA journal_mode=WAL")
@@ -95,7 +95,7 @@ class Store:
     def writing(self, *, found: bool = False) -> Iterator[None]:
         """One transaction that excludes writers in other threads and processes.
 
-        What a scan `found` is not waited for until it lies on the disk: after a power cut it is found again.
+        What a scan `found` is not waited for until it is on the disk: after a power cut it is found again.
         """
         with self._lock:
             safe = self._db.pragma("synchronous")
@@ -115,7 +115,7 @@ class Store:
     def entries(self) -> dict[str, ModelEntry]:
         """Every entry by key, in the order of ids; decoded again only when somebody changed the database.
 
-        An entry that cannot be decoded is left out and scanned anew.
+        An entry that cannot be decoded is left out and scanned again.
         """
         with self._lock:
             # The first counts changes by other connections, the second those by this one.

@@ -221,7 +221,7 @@ def register(registry: JobRegistry, bench_service: BenchService) -> None:
 
 
 def run(bench_service: BenchService, task: Task, control: Control) -> dict[str, Any]:
-    """Do what a job asks for. A search that is paused goes on where it was. Raises: Paused, Cancelled."""
+    """Do what a job asks for. A search that is paused continues where it was. Raises: Paused, Cancelled."""
     if task.what == "tune" and task.tune is not None:
 
         def tried(text: str, count: int) -> None:

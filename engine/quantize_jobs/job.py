@@ -138,7 +138,7 @@ def as_json(report: QuantizeReport) -> dict[str, Any]:
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True):
-    """What a file is made of: where it lies, how people call it, and what files made of it are named after."""
+    """What a file is made of: where it is, how people call it, and what files made of it are named after."""
 
     path: Path
     title: str

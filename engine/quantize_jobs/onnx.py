@@ -42,7 +42,7 @@ def convert(
 ) -> tuple[str, dict[str, Any]]:
     """Convert and take the folder into the library; its id and what the converter said.
 
-    Without `out` it lies beside the library's own models, named after the source.
+    Without `out` it is beside the library's own models, named after the source.
     Raises: InputFault, ModelNotFound, quantize.errors.QuantizeError; Cancelled from `control`.
     """
     path = Path(source).expanduser()

@@ -32,7 +32,7 @@ _SEARCH_BYTES: Final = 256 << 20
 class Said(msgspec.Struct, frozen=True):
     """One answer: its text, and (name, arguments as JSON) of calls. `error`: the request was refused, and why.
 
-    `completed`: it goes on with the case's `completion`, for the model has no template of chats.
+    `completed`: it continues with the case's `completion`, for the model has no template of chats.
     """
 
     text: str = ""
@@ -154,7 +154,7 @@ def _task(name: str, line: _Line, search: "_Search") -> Task:
 
 
 def holds(text: str, answer: str) -> bool:
-    """Whether the expected answer stands in a text as words of its own; case and spaces do not matter."""
+    """Whether the expected answer is in a text as words of its own; case and spaces do not matter."""
     words = r"\s+".join(re.escape(word) for word in answer.casefold().split())
     return re.search(rf"(?<!\w){words}(?!\w)", text.casefold()) is not None
 

@@ -15,7 +15,7 @@ from engine.types import Event, GenerationRequest, ModelFacts
 VERSION: Final = 1
 # A vocabulary's chat template and metadata fit easily; a longer frame is a broken or hostile peer.
 MAX_FRAME_BYTES: Final = 64 << 20
-# Deltas a runner may send before the server has taken some. Beyond it, text is coalesced, decode goes on.
+# Deltas a runner may send before the server has taken some. Beyond it, text is coalesced, decode continues.
 INITIAL_CREDIT: Final = 64
 # A runner says this often that it lives, whatever its kernels do.
 HEARTBEAT_S: Final = 2.0

@@ -8,7 +8,7 @@ T = TypeVar("T")
 
 # The longest wait without a look at anything else.
 SLICE_S: Final = 0.25
-# Rests are not owed without end: after this much the engine goes on.
+# Rests are not owed without end: after this much the engine continues.
 MOST_OWED_S: Final = 10.0
 
 

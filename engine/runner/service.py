@@ -118,7 +118,7 @@ class RunnerService(Generic[V]):
         os._exit(code)
 
     def _beat(self) -> None:
-        """Heartbeat thread: native calls release the interpreter, so this goes on during the longest step."""
+        """Heartbeat thread: native calls release the interpreter, so this continues during the longest step."""
         seen = step_s = 0.0
         while True:
             started = self._step_started

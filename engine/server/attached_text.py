@@ -12,7 +12,7 @@ MAX_FILE_BYTES: Final = 8 << 20
 
 
 def attached_text(file: object, param: str) -> TextPart:
-    """The text of a file that stands in the request as `file_data`, behind its name.
+    """The text of a file that is in the request as `file_data`, behind its name.
 
     Raises: InputFault: it is named by an id or an address, or it is no text.
     """

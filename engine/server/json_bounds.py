@@ -1,6 +1,6 @@
 """How much a JSON text would make, counted before it is parsed: a byte of text can become thirty of objects.
 
-What stands in strings does not count, so that a long prompt is one value whatever it says.
+What is in strings does not count, so that a long prompt is one value whatever it says.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""A log that cannot fill a disk: repeated lines are counted instead, and a file of the window's is begun anew."""
+"""A log that cannot fill a disk: repeated lines are counted instead, and a file of the window's is begun again."""
 
 import asyncio
 import logging

@@ -80,7 +80,7 @@ class Cut:
                 type(model).__pydantic_validator__.validate_assignment(model, name, restored)
 
     def _value(self, value: Any) -> Any:
-        """What takes its place; None where nothing was cut out of it, or it was mended in place."""
+        """What takes its place; None where nothing was cut out of it, or it was fixed in place."""
         if isinstance(value, str):
             return self._text(value)
         if isinstance(value, BaseModel):

@@ -72,7 +72,7 @@ class Utilization(Collector):
                 log.warning("no usage sample: %s", error)
 
     async def fresh(self, least_s: float) -> None:
-        """A look now, unless the last was less than `least_s` ago; `on_sample` hears of it."""
+        """A look now, unless the last was less than `least_s` ago; `on_sample` is notified."""
         with contextlib.suppress(OSError):
             await self._look(least_s)
 

@@ -1,4 +1,4 @@
-"""The ways to all upstreams, made when they are first needed and anew when an address changed."""
+"""The ways to all upstreams, made when they are first needed and again when an address changed."""
 
 import asyncio
 from typing import TYPE_CHECKING

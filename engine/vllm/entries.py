@@ -1,4 +1,4 @@
-"""Folders of the library as vLLM would run them: each stands beside itself under another name."""
+"""Folders of the library as vLLM would run them: each is beside itself under another name."""
 
 from collections.abc import Iterable
 

@@ -92,7 +92,7 @@ class Checkpoint:
 
 
 def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The language model's part of a configuration, with what stands beside it."""
+    """The language model's part of a configuration, with what is beside it."""
     inner = config.get("text_config")
     return {**config, **inner} if isinstance(inner, dict) else dict(config)
 

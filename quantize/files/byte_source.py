@@ -90,7 +90,7 @@ class FileSource:
 class Window:
     """A cursor that keeps one chunk of the source in memory; what is skipped is never fetched.
 
-    `max_fetched_bytes` bounds all reading together. Chunks double while reading goes on in sequence (64 KiB
+    `max_fetched_bytes` bounds all reading together. Chunks double while reading continues in sequence (64 KiB
     to 2 MiB: few requests over a network, flat memory) and start small again after a skip.
     """
 

@@ -117,7 +117,7 @@ Value = bool | int | float | str | tuple[bool | int | float | str, ...] | LazyAr
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """Where one metadata value lies and how it is typed; `element_type` is None unless it is an array."""
+    """Where one metadata value is and how it is typed; `element_type` is None unless it is an array."""
 
     value_type: ValueType
     element_type: ValueType | None

@@ -19,7 +19,7 @@ _MOST_HASHES = 1000  # of some 70 bytes
 def bounded(
     cache_dir: Path, most_bytes: int | None = None, most: int = _MOST_FOLDERS, *, writes: bool = True
 ) -> Iterator[None]:
-    """For the time of a job: after it the oldest measurements are removed, unless another job goes on here.
+    """For the time of a job: after it the oldest measurements are removed, unless another job continues here.
 
     `most_bytes` None: a share of the disk. A job that only looks (`writes=False`) changes nothing.
     Raises: OSError: the cache cannot be written to.
@@ -41,7 +41,7 @@ def bounded(
 
 
 def _others(marks: Path) -> bool:
-    """Whether another process is at work on what lies here; marks of dead ones are removed."""
+    """Whether another process is at work on what is here; marks of dead ones are removed."""
     found = False
     for mark in marks.iterdir():
         if mark.name.isdecimal() and psutil.pid_exists(int(mark.name)):

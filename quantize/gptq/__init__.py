@@ -1,1 +1,1 @@
-"""Rounding that knows the inputs: ggml's own block scales, integers chosen anew against second moments."""
+"""Rounding that knows the inputs: ggml's own block scales, integers chosen again against second moments."""

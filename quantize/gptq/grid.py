@@ -89,7 +89,7 @@ class Grid(msgspec.Struct, frozen=True):
 
 
 def has_grid(qtype: str) -> bool:
-    """Whether a type stores one integer a weight, so that its integers can be chosen anew."""
+    """Whether a type stores one integer a weight, so that its integers can be chosen again."""
     return qtype in LAYOUTS
 
 

@@ -32,7 +32,7 @@ class OctetCurvature(msgspec.Struct, frozen=True):
 
 
 def in_octets(curvature: Curvature) -> OctetCurvature:
-    """Order by octets and factor anew."""
+    """Order by octets and factor again."""
     k = len(curvature.order)
     natural = np.empty_like(curvature.order)
     natural[curvature.order] = np.arange(k)

@@ -114,7 +114,7 @@ def _joined(pieces: list[RoundedRows]) -> RoundedRows:
 def _gptq_pass(targets: Floats, bases: dict[str, list[Bytes]], curvature: Curvature) -> dict[str, RoundedRows]:
     """Round the same rows on the grids of several types at once.
 
-    Each row goes on with the grid that is best once errors are fed forward: sweeps, the larger part of the work,
+    Each row continues with the grid that is best once errors are fed forward: sweeps, the larger part of the work,
     seldom change which that is (docs/log.md, "Quantization in minutes").
     """
     width, rows = targets.shape

@@ -1,4 +1,4 @@
-"""Fitting the scales of blocks anew once their integers are chosen."""
+"""Fitting the scales of blocks again once their integers are chosen."""
 
 from collections.abc import Callable, Sequence
 

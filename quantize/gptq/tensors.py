@@ -30,7 +30,7 @@ class TensorsRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def packed_path(folder: WorkFolder, request: RoundRequest, name: str) -> Path:
-    """Where a finished tensor lies; anything that changes its bytes is in the name."""
+    """Where a finished tensor is; anything that changes its bytes is in the name."""
     how: str = request.rounding
     if request.rounding == Rounding.STOCK:
         how += "-" + (file_sha256(request.imatrix)[:16] if request.imatrix else "none")

@@ -167,7 +167,7 @@ def _core_seconds(shape: JobShape) -> dict[str, float]:
     if shape.tier != "instant" and not shape.measured:
         phases["measure"] = _measuring(shape, matrices, evaluated)
         phases["measure"] += evaluated(_SMOOTHING_TOKENS, 0.0) if _smooths(shape) else 0.0
-    if _smooths(shape):  # the copy is written anew for each size
+    if _smooths(shape):  # the copy is written again for each size
         phases["measure"] += weights / _WRITE_WEIGHTS * 0.15 + _LOAD_S
     if shape.rounding == Rounding.GPTQ:
         phases["round"] = sum(_gptq_seconds(t) for t in matrices) + shape.octet_weights * _OCTET_S + _LOAD_S
@@ -189,7 +189,7 @@ def _measuring(shape: JobShape, matrices: list[TensorSpec], evaluated: Callable[
     sampled = [min(t.num_rows, _SAMPLED_ROWS) * t.row_values for t in matrices]
     by_gptq = 1.0 if shape.tier == "max" else min(1.0, probed / max(1, 4 * shape.model.num_layers))
     return (
-        # Once, also where moments do not fit into memory at once: each pass goes on where the one before ended.
+        # Once, also where moments do not fit into memory at once: each pass continues where the one before ended.
         evaluated(tokens, 0.0)
         + tokens * squares / _GRAM_FLOPS
         + probed * evaluated(shape.probe_tokens, 0.5, _SWAPPED_FRACTION)

@@ -18,7 +18,7 @@ _SUFFIX = ".tessera.json"
 
 
 def report_path(out: Path) -> Path:
-    """Where the report of a file lies."""
+    """Where the report of a file is."""
     return out.with_name(f"{out.name.removesuffix('.gguf')}{_SUFFIX}")
 
 

@@ -24,7 +24,7 @@ class MomentsRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Collect the second moments of the groups of these names.
 
     `then` is the group that the next pass begins with, if one follows. In `streams`, a folder, each pass leaves the
-    residual stream that the next one goes on from; without it all passes begin with the first layer.
+    residual stream that the next one continues from; without it all passes begin with the first layer.
     """
 
     measure: MeasureRequest

@@ -137,7 +137,7 @@ def looks(request: VerifyRequest, windows: int) -> list[int]:
 
 
 def ratio(ours: list[Comparison], theirs: list[Comparison], tail: float = _TAIL) -> Interval:
-    """Mean KL divergence of one file over another's, on the same windows, which are drawn anew in pairs."""
+    """Mean KL divergence of one file over another's, on the same windows, which are drawn again in pairs."""
     one, other = (np.array([w.kld.mean() for w in windows]) for windows in (ours, theirs))
     picks = np.random.default_rng(_SEED).integers(0, len(one), (_RESAMPLES, len(one)))
     resampled = one[picks].mean(axis=1) / np.maximum(other[picks].mean(axis=1), _SAME)
@@ -174,7 +174,7 @@ def report(path: str, file_bytes: int, windows: list[Comparison]) -> FileReport:
 
 
 def bootstrap(means: list[float]) -> Interval:
-    """The mean of window means and its 95 % interval when windows are drawn anew; the same draws every time."""
+    """The mean of window means and its 95 % interval when windows are drawn again; the same draws every time."""
     values = np.array(means)
     picks = np.random.default_rng(_SEED).integers(0, len(values), (_RESAMPLES, len(values)))
     resampled = values[picks].mean(axis=1)

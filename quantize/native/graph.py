@@ -87,7 +87,7 @@ def write_bytes(tensor: GgmlTensor, values: npt.NDArray[np.uint8]) -> None:
 
 
 def read_floats(tensor: GgmlTensor) -> npt.NDArray[np.float32]:
-    """A float32 tensor as (ne3, ne2, ne1, ne0); a view of host memory where it lies there, else a copy.
+    """A float32 tensor as (ne3, ne2, ne1, ne0); a view of host memory where it is there, else a copy.
 
     A view is valid only until the callback returns. Raises: ValueError: the tensor is not float32.
     """

@@ -23,7 +23,7 @@ from quantize.onnx.tokenizer import end_tokens, tokenizer_config, tokenizer_json
 GRAPH_NAME: Final = "model.onnx"
 DATA_NAME: Final = "model.onnx.data"
 _DATA: Final = (DATA_NAME, DATA)
-# What is written is told by this number: a folder of another one is written anew.
+# What is written is told by this number: a folder of another one is written again.
 FORMAT: Final = 1
 FACTS_NAME: Final = "tessera.json"
 _MAX_FACTS_BYTES: Final = 1 << 20

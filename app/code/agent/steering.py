@@ -62,7 +62,7 @@ def put_back(place: Path, before: Kept, aside: str) -> list[str]:
     said = []
     was, now = _kind(before.get(place)), _kind(keep(place).get(place))
     if was is None:
-        return []  # what was made anew is looked through with all others
+        return []  # what was made again is looked through with all others
     if now != was:
         if now is not None:
             place.rename(place.with_name(place.name + aside))

@@ -31,7 +31,7 @@ class Piece:
         return f"{self.kind}:{self.path or self.title}:{self.first or 0}-{self.last or 0}"
 
     def rendered(self) -> str:
-        """The piece as it stands in the prompt: a title line and a fence no text inside can close."""
+        """The piece as it is in the prompt: a title line and a fence no text inside can close."""
         longest = max((len(run) for run in _BACKTICKS.findall(self.text)), default=2)
         fence = "`" * (longest + 1)
         body = self.text if self.text.endswith("\n") else self.text + "\n"

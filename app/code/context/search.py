@@ -46,7 +46,7 @@ def search_terms(database: IndexDatabase, question: str) -> list[str]:
 
 
 def named_symbols(database: IndexDatabase, question: str, limit: int = 6) -> list[SymbolHit]:
-    """Definitions whose name stands in the question as an identifier, unless too many share it."""
+    """Definitions whose name is in the question as an identifier, unless too many share it."""
     hits: list[SymbolHit] = []
     for name in dict.fromkeys(_identifiers(question)):
         found = [hit for hit in database.symbols_named(name, limit=8) if hit.kind != "heading"]

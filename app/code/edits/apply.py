@@ -66,7 +66,7 @@ def _place(original: list[tuple[str, str]], hunk: Hunk, picked: int | None) -> O
 
 
 def _not_placed(lines: list[str], hunk: Hunk, place: Place | NoPlace) -> Refused:
-    """Say why; a hunk that stands in the file already is told apart from one that never fitted."""
+    """Say why; a hunk that is in the file already is told apart from one that never fitted."""
     if isinstance(place, Place):
         done: int | None = place.start
         near: tuple[int, ...] = (place.start,)

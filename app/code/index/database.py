@@ -12,7 +12,7 @@ from app.code.index.walk import FoundFile
 from app.code.index.worker import ParsedFile
 from engine.index_database import open_index
 
-# Raised whenever the tables or what is stored in them change; an older index is built anew.
+# Raised whenever the tables or what is stored in them change; an older index is built again.
 _VERSION = 2
 _SCHEMA = """
 CREATE TABLE file(id INTEGER PRIMARY KEY, path TEXT NOT NULL UNIQUE, size_bytes INTEGER NOT NULL,

@@ -124,7 +124,7 @@ class ChatController(QObject):
         self._ask(text, attachments, self.tree.leaf_id)
 
     def edit(self, message_id: int, text: str) -> None:
-        """Ask anew in place of an earlier question; the old branch is kept."""
+        """Ask again in place of an earlier question; the old branch is kept."""
         old = self.tree[message_id]
         self._ask(text, old.attachments, old.parent_id)
 
@@ -324,7 +324,7 @@ class ChatController(QObject):
             self.compactor.rest(self.conversation, self.tree.path(), used_tokens(message))
 
     def _call_tools(self, message: Message, answer: WholeAnswer) -> bool:
-        """Carry out what the answer asks for, write each result down, and let the model go on."""
+        """Carry out what the answer asks for, write each result down, and let the model continue."""
         conversation = self.conversation
         if turns.rounds(self.tree.path()) > MAX_ROUNDS:
             return False

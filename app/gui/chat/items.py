@@ -1,4 +1,4 @@
-"""What stands in the transcript for each message: a question, an answer, a pair of answers, a tool's result."""
+"""What is in the transcript for each message: a question, an answer, a pair of answers, a tool's result."""
 
 from collections.abc import Callable
 
@@ -28,7 +28,7 @@ class MessageItems:
         self._expanded: set[int] = set()
 
     def keys(self) -> list[int]:
-        """What stands in the transcript: ids of messages, and of folds below zero, some with their originals."""
+        """What is in the transcript: ids of messages, and of folds below zero, some with their originals."""
         path = self._controller.tree.path()
         found = [message.id for message in path]
         for fold in in_force(path, self._controller.compactor.folds):
@@ -38,7 +38,7 @@ class MessageItems:
         return found
 
     def expand(self, message_id: int) -> None:
-        """Have a message stand in the transcript, in whichever fold it is."""
+        """Show a message in the transcript, in whichever fold it is."""
         path = self._controller.tree.path()
         for fold in in_force(path, self._controller.compactor.folds):
             if any(message.id == message_id for message in inside(path, fold)):

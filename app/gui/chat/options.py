@@ -102,7 +102,7 @@ class ChatOptions(QFrame):
         if self.prompt.toPlainText() != conversation.system_prompt:
             self.prompt.setPlainText(conversation.system_prompt)
         limit = int(conversation.sampling.get("max_tokens", _LIMIT.default))  # type: ignore[call-overload]
-        if self.limit.value() != limit:  # setting it writes its text anew, also while somebody types there
+        if self.limit.value() != limit:  # setting it writes its text again, also while somebody types there
             self.limit.setValue(limit)
         self._model = conversation.model
         self._own = conversation.sampling
@@ -136,13 +136,13 @@ class ChatOptions(QFrame):
         self._on_edited()
 
     def _collection(self) -> str:
-        """What stands in the list; one that has not come into it yet stays what it was."""
+        """What is in the list; one that has not come into it yet stays what it was."""
         own = str(self._own.get("collection") or "")
         chosen = self._collections[max(self.documents.currentIndex(), 0)]
         return chosen or (own if own not in self._collections else "")
 
     def refresh_presets(self) -> None:
-        """Read the presets anew."""
+        """Read the presets again."""
         self._watch(self._services.store.submit(conversations.presets), self._show_presets)
 
     def refresh_recommendation(self) -> None:
@@ -166,7 +166,7 @@ class ChatOptions(QFrame):
 
     def _on_edited(self) -> None:
         if not self._showing:
-            self._own = self._sampling()  # what is shown anew meanwhile is what stands here now
+            self._own = self._sampling()  # what is shown again meanwhile is what stands here now
             self._delay.start()
 
     def flush(self) -> None:

@@ -316,7 +316,7 @@ class ChatPage(QSplitter):
             self.sidebar.refresh()
             leaf = self.controller.tree.leaf_id
             if leaf is not None and self.controller.pair(leaf):
-                self.transcript.rebuild(leaf)  # which one to go on with is asked when both are there
+                self.transcript.rebuild(leaf)  # which one to continue with is asked when both are there
 
     def _on_conversation(self, conversation: Conversation) -> None:
         if self._options is not None:

@@ -10,7 +10,7 @@ from app.gui.widgets.column import ColumnItem
 
 
 class PairWidget(ColumnItem):
-    """The first model's answer on the left, the second's on the right; `chosen` is what the chat goes on from."""
+    """The first model's answer on the left, the second's on the right; `chosen` is what the chat continues from."""
 
     picked = Signal(int)
 

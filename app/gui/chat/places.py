@@ -1,4 +1,4 @@
-"""Asks what stands in the {{places}} of a prompt or a preset."""
+"""Asks what is in the {{places}} of a prompt or a preset."""
 
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QDialog, QFormLayout, QLineEdit, QWidget

@@ -91,7 +91,7 @@ class SamplingFields(QWidget):
             is_own = knob.name in self.own
             value = self.own.get(knob.name, usual)
             field = self.fields[knob.name]
-            if field.value() != value:  # setting it writes its text anew, also while somebody types there
+            if field.value() != value:  # setting it writes its text again, also while somebody types there
                 field.setValue(int(value) if knob.whole else value)  # type: ignore[arg-type]
             source = words.source(told.source if told is not None else "")
             form = self.tr("This chat's own; otherwise {value} ({source})") if is_own else "{source}"

@@ -183,7 +183,7 @@ class ReadAhead(_Aside):
         self.wasted_chars += len(before) - len(_common(before, draft))
         if self.spent_s >= BUDGET_S[power] or self.wasted_chars > MAX_WASTED_CHARS[power]:
             return
-        # The last word may go on: it is read when it is complete.
+        # The last word may continue: it is read when it is complete.
         words = draft[: draft.rfind(" ") + 1] if " " in draft else ""
         asked = [*what.messages, Message(0, chat.id, None, "user", words or " ")]
         body = branch_body(chat.model, asked, system_prompt=prompt, sampling=chat.sampling)

@@ -137,7 +137,7 @@ class Sidebar(QFrame):
             self.refresh()
 
     def refresh(self) -> None:
-        """Read the list anew."""
+        """Read the list again."""
 
         def load(connection: Any) -> tuple[list[Conversation], list[Folder]]:
             return conversations.listing(connection), conversations.folders(connection)
@@ -145,7 +145,7 @@ class Sidebar(QFrame):
         self._watch(self._services.store.submit(load), self._on_loaded)
 
     def _on_loaded(self, loaded: tuple[list[Conversation], list[Folder]]) -> None:
-        """What looks as before is left alone: rows made anew would lose what is marked, and a click on them."""
+        """What looks as before is left alone: rows made again would lose what is marked, and a click on them."""
         rows, folders = self._loaded = loaded
         looks = (
             [(_group_of(chat), chat.id, chat.title) for chat in rows],

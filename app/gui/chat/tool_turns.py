@@ -47,7 +47,7 @@ class ToolTurns(QObject):
     def prepare(
         self, chat: int, names: Sequence[str], folder: Path, then: Callable[[tuple[ToolSpec, ...]], object]
     ) -> None:
-        """Start what is not running, then go on with the tools there are; without any, at once."""
+        """Start what is not running, then continue with the tools there are; without any, at once."""
         self._toolset = None
         if not names:
             then(())

@@ -62,7 +62,7 @@ class ToolsPanel(QFrame):
             self.refresh()
 
     def refresh(self) -> None:
-        """Read servers, decisions and the certificate anew."""
+        """Read servers, decisions and the certificate again."""
         model = self._model
         self._asked += 1
         asked = self._asked
@@ -100,7 +100,7 @@ class ToolsPanel(QFrame):
         self._do(lambda: ServerList().add(servers), done)
 
     def _on_read(self, read: tuple[list[Offered], dict[str, Kept], str]) -> None:
-        """What is as before is left alone: a switch made anew would lose a click on it."""
+        """What is as before is left alone: a switch made again would lose a click on it."""
         self.problem.hide()
         if (read, self._on) != self._shown:
             self._shown = (read, self._on)

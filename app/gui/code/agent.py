@@ -117,7 +117,7 @@ class AgentRun(QObject):
 
 
 def as_markdown(event: AgentEvent) -> str:  # noqa: PLR0911 - one form for each kind
-    """An event as it stands in the transcript; empty for those that are not shown."""
+    """An event as it is in the transcript; empty for those that are not shown."""
     if isinstance(event, Thought):
         return f"\n\n{event.text}\n\n" if event.text else ""
     if isinstance(event, Called):

@@ -76,7 +76,7 @@ class DevicesPage(Page):
         self.while_visible(_REFRESH_MS, self._refresh_ledger, self.refresh)
         self._asked: set[str] = set()
         self._placements: tuple[str, ...] = ()
-        self._round = 0  # each time the loaded models are listed anew, their placements are asked for anew
+        self._round = 0  # each time the loaded models are listed again, their placements are asked for again
         self._live: dict[str, tuple[QLabel, QProgressBar]] = {}
         services.models.reachable_changed.connect(lambda reachable: self.refresh() if reachable else None)
 

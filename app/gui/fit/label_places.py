@@ -41,7 +41,7 @@ def along(first: tuple[float, float], last: tuple[float, float], step: float) ->
 
 
 def around(box: Box) -> tuple[Box, ...]:
-    """What lies outside of a rectangle, on its four sides."""
+    """What is outside of a rectangle, on its four sides."""
     return (
         Box(box.left - _FAR, box.top - _FAR, _FAR, box.height + 2 * _FAR),
         Box(box.left + box.width, box.top - _FAR, _FAR, box.height + 2 * _FAR),

@@ -120,7 +120,7 @@ class LibraryPage(Page):
         self._services.ask(self.banner, lambda: self._services.api.pull(request), self._jobs.started)
 
     def add(self, path: str, *, link: bool) -> None:
-        """Copy a model into the library, or use it where it lies."""
+        """Copy a model into the library, or use it where it is."""
         if link:
             self._services.ask(
                 self.banner, lambda: self._services.api.link(path), lambda new: self._linked(path, new)

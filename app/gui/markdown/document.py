@@ -146,7 +146,7 @@ class MarkdownDocument:
         code = code.removesuffix("\n")
         since = fresh_start(code, state.lexed)
         cursor = self._writer.cursor
-        if since > state.lexed:  # write what is now final, once, then go on behind it
+        if since > state.lexed:  # write what is now final, once, then continue behind it
             self._replace_code(state.position, code[state.lexed : since], first=state.lexed == 0)
             state.position = cursor.position()
             state.lexed = since

@@ -31,7 +31,7 @@ _BULLETS = (
 
 
 class BlockWriter:
-    """Holds the cursor; `fresh` says whether the block it stands in is empty and may be used."""
+    """Holds the cursor; `fresh` says whether the block it is in is empty and may be used."""
 
     def __init__(self, cursor: QTextCursor, formats: Formats) -> None:
         self.cursor = cursor

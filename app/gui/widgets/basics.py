@@ -177,7 +177,7 @@ def rule() -> QFrame:
 def when_released(owner: QObject, run: Callable[[], object]) -> None:
     """Run it now, or, while a button of the mouse is down, as soon as it is up.
 
-    What is made anew between press and release takes the click with it. `run` shows what is newest then.
+    What is made again between press and release takes the click with it. `run` shows what is newest then.
     """
     if QGuiApplication.mouseButtons() == Qt.MouseButton.NoButton:
         run()
@@ -210,13 +210,13 @@ def _keep_focus_near(widget: QWidget) -> None:
 
 
 def reserve_scroll_bar(area: QAbstractScrollArea) -> None:
-    """Keep the room of the scroll bar where there is none, so that no line breaks anew when it comes."""
+    """Keep the room of the scroll bar where there is none, so that no line breaks again when it comes."""
     room, settling = -1, False
 
     def reserve(_low: int, high: int) -> None:
         nonlocal room, settling
         wanted = 0 if high else SCROLL_BAR
-        # Setting it lays everything out anew, and what just fits with one width may not with the other.
+        # Setting it lays everything out again, and what just fits with one width may not with the other.
         if settling or wanted == room:
             return
         settling, room = True, wanted

@@ -100,7 +100,7 @@ class Column(QAbstractScrollArea):
         return list(self._widgets.values())
 
     def rebuild(self, key: int) -> None:
-        """Make the item's widget anew."""
+        """Make the item's widget again."""
         if key in self._index:
             self._drop(key)
             self._measured[self._index[key]] = False

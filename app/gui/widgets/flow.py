@@ -72,7 +72,7 @@ class FlowLayout(QLayout):
         return max(y - self._gap - rect.y(), 0)
 
     def _lines(self, width: int) -> list[list[tuple[QLayoutItem, QSize]]]:
-        """What stands in each line of that width."""
+        """What is in each line of that width."""
         lines: list[list[tuple[QLayoutItem, QSize]]] = []
         left = -1
         for item in self._items:

@@ -130,7 +130,7 @@ class Mosaic(QWidget):
         return QSize(160, self.minimumHeight())
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        """Place the tiles anew."""
+        """Place the tiles again."""
         super().resizeEvent(event)
         self._place()
 
@@ -181,7 +181,7 @@ class Mosaic(QWidget):
         self.update()
 
     def _grid(self) -> list[tuple[QRectF, Tile]]:
-        """Columns are layers, rows are roles; what belongs to no layer stands in a row below."""
+        """Columns are layers, rows are roles; what belongs to no layer is in a row below."""
         side, found = self._side(), []
         height = (self.height() - _ROW) / (len(self._roles) + 1)
         width = (self.width() - side) / (max(tile.layer for tile in self._tiles) + 1)

@@ -1,4 +1,4 @@
-"""A call that stands in an answer without any marker: plain JSON, perhaps inside a code fence."""
+"""A call that is in an answer without any marker: plain JSON, perhaps inside a code fence."""
 
 import re
 from typing import Final
@@ -21,7 +21,7 @@ class BareJson:
         self._probe = LenientJson()
         self._name = ""
         self._payload: JsonPayload | None = None
-        self._begin = -1  # where the brace stands in what is held
+        self._begin = -1  # where the brace is in what is held
         self.held = ""
         self.is_text = False
 

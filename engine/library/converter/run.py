@@ -114,7 +114,7 @@ def _confined(
 
 
 def _base_of(python: Path) -> tuple[str, ...]:
-    """Where the Python lies that the environment was made of."""
+    """Where the Python is that the environment was made of."""
     real = python.resolve()
     return (str(real.parent.parent),) if real.parent.name == "bin" else (str(real.parent),)
 

@@ -163,7 +163,7 @@ class HubClient:
 
     @contextmanager
     def _translated(self, repo: str, *, keep_transport: bool = False) -> Iterator[None]:
-        """Errors of the client as ours; those that a retry may mend stay apart from those it cannot."""
+        """Errors of the client as ours; those that a retry may fix stay apart from those it cannot."""
         try:
             yield
         except hf_errors.GatedRepoError as error:

@@ -80,7 +80,7 @@ class Places:
 
 
 class Download:
-    """One request. `run` may be called again after a pause, a failure or a crash: it goes on where it stood."""
+    """One request. `run` may be called again after a pause, a failure or a crash: it continues where it stood."""
 
     def __init__(
         self, client: HubClient, catalogue: Catalogue, request: Request, patience: Patience | None = None
@@ -243,7 +243,7 @@ class Download:
             self._note(file)
 
     def _note(self, file: RepoFile, found: str = "") -> None:
-        """Write down what lies in its place: the promised content, or what was `found`."""
+        """Write down what is in its place: the promised content, or what was `found`."""
         repository, folder = self._request.repository, self._places.folder
         with filelock.FileLock(self._places.parts / "note.lock"):
             old = origins.read_note(folder)
@@ -322,7 +322,7 @@ def _previous(final: Path) -> Path:
 
 
 def _keep(final: Path) -> None:
-    """A second name for what lies there, so that no moment is without it; a copy where a disk has no such names."""
+    """A second name for what is there, so that no moment is without it; a copy where a disk has no such names."""
     if not final.exists() or _previous(final).exists():
         return
     try:

@@ -19,7 +19,7 @@ from quantize.types import EvidenceRef, Goal, ModelSpec, TensorSpec
 _log = logging.getLogger(__name__)
 # Where no ready file sets the size: bits a weight of Q6_K, whose damage is close to what can be measured at all.
 _BITS_WITHOUT_A_RIVAL = 6.6
-# Raised when the priors or the solver change, so that kept builds are made anew.
+# Raised when the priors or the solver change, so that kept builds are made again.
 VERSION = 1
 NOTE = "shipped priors; nothing of this model was measured"
 

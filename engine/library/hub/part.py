@@ -24,7 +24,7 @@ class Part:
     """A `.part` file of full length with holes, and its journal; hidden from every scan until it is verified.
 
     The journal is written after the bytes it speaks of are on disk, so that after any crash it never claims more
-    than there is. A journal of another content, or none, begins anew.
+    than there is. A journal of another content, or none, begins again.
     """
 
     def __init__(self, path: Path, identity: str, size_bytes: int, segment_bytes: int) -> None:

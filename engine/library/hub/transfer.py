@@ -86,7 +86,7 @@ class Transfer:
             future.result()
 
     def _watch(self, futures: list[Future[None]], on_bytes: Callable[[int], None]) -> None:
-        """Report, keep the journal and listen for a wish to stop, until the workers are done or one failed."""
+        """Report, keep the journal and listen for a request to stop, until the workers are done or one failed."""
         saved_at = time.monotonic()
         pending = set(futures)
         while pending:

@@ -118,7 +118,7 @@ class DraftBalance:
 
     @property
     def allows(self) -> bool:
-        """Speculation may go on."""
+        """Speculation may continue."""
         return self.gain_s >= -BUDGET_FRAC * self.plain_s
 
     def skipped(self, plain_s: float) -> None:

@@ -61,7 +61,7 @@ class NgramDrafter:
     def propose(self, room: int) -> list[int]:
         """Up to `room` tokens that may follow; empty when there is no draft or drafting does not pay now.
 
-        A copy that is under way goes on where it is, even if the last few tokens stood elsewhere since.
+        A copy that is under way continues where it is, even if the last few tokens stood elsewhere since.
         """
         if room <= 0 or len(self._tokens) < max(self._silent_until, KEY_TOKENS):
             return []

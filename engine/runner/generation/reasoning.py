@@ -1,4 +1,4 @@
-"""A bound on reasoning: when it is reached the family's own mark is written, and the answer goes on behind it."""
+"""A bound on reasoning: when it is reached the family's own mark is written, and the answer continues behind it."""
 
 from collections.abc import Sequence
 

@@ -37,7 +37,7 @@ class RepeatWatch:
 
     Every word is compared with the one at the same place of the passage that came before. What stands there for the
     third time or more speaks for a loop. A changed word speaks against it, a changed number or name much more: so
-    tables, lists, code and songs go on. Counters before the items of a list do not count.
+    tables, lists, code and songs continue. Counters before the items of a list do not count.
     """
 
     def __init__(self) -> None:

@@ -118,7 +118,7 @@ def append_provider(config: Any, choice: ProviderChoice) -> None:
 
 
 def backend_options(choice: ProviderChoice) -> dict[str, str]:
-    """onnxruntime-genai gives QNN no device to guess its library from; it lies beside the plugin."""
+    """onnxruntime-genai gives QNN no device to guess its library from; it is beside the plugin."""
     beside = Path(choice.library).parent if choice.library else None
     for name in ("libQnnHtp.so", "QnnHtp.dll"):
         if beside is not None and (beside / name).is_file():

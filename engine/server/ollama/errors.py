@@ -8,7 +8,7 @@ from engine.server.errors import ErrorShape, openai_body
 
 
 def ollama_body(error: Exception, path: str = "") -> dict[str, Any]:
-    """Ollama's error: a text; its code stands beside it."""
+    """Ollama's error: a text; its code is beside it."""
     known = isinstance(error, EngineError)
     body: dict[str, Any] = openai_body(error, path)["error"]
     facts = {k: v for k, v in body.items() if k not in ("message", "type")}

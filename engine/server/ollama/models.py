@@ -278,7 +278,7 @@ async def delete(request: Request) -> Response:
 
 @router.post("/pull", openapi_extra=openapi_body(PullBody))
 async def pull(request: Request) -> Response:
-    """Download a model; the lines tell its progress. The job goes on when the client leaves."""
+    """Download a model; the lines tell its progress. The job continues when the client leaves."""
     state = server_state(request)
     body = await parse(request, PullBody)
     headers = ignored_header(body.ignored())

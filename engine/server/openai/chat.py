@@ -97,7 +97,7 @@ class _Started(NamedTuple):
     claim: "Claim | None"
 
     async def report(self, ends: dict[int, AnswerFinished]) -> dict[str, Any]:
-        """What is told of these choices beside their text."""
+        """What is reported about these choices beside their text."""
         also = await self.claim.told() if self.claim is not None else None
         return stream.report((*self.chat.notes, *self.model.notes), ends, self.chat.sampling, also)
 

@@ -31,7 +31,7 @@ _BLOCK: Final = 4 << 20
 
 
 def promise(model: LoadedModel) -> Promise:
-    """What a deterministic request to this model is promised, and what stands in the way."""
+    """What a deterministic request to this model is promised, and what is in the way."""
     because = []
     if model.engine != "llama":
         because.append(f"device: {model.engine} decides itself how it computes")

@@ -250,7 +250,7 @@ class ChatMessage(Body):
     reasoning: str | None = None
 
 
-# Chat fields that ask for something this server does not do; going on without it would be another answer.
+# Chat fields that ask for something this server does not do; continuing without it would be another answer.
 NOT_POSSIBLE: Final = {
     "functions": "use tools",
     "function_call": "use tool_choice",

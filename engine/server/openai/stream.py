@@ -194,7 +194,7 @@ def report(
 
 
 def with_report(report: dict[str, Any]) -> dict[str, Any]:
-    """The field that a report stands in; none for an empty one."""
+    """The field that a report is in; none for an empty one."""
     return {"tessera": report} if report else {}
 
 

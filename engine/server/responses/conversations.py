@@ -1,4 +1,4 @@
-"""/v1/conversations: what responses go on from and add to."""
+"""/v1/conversations: what responses continue from and add to."""
 
 from typing import Annotated, Any, ClassVar
 

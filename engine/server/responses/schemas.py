@@ -22,7 +22,7 @@ WITHOUT_EFFECT: Final = (
     "service_tier",
     "user",
 )
-# Fields that ask for something this server does not do; going on without it would be another answer.
+# Fields that ask for something this server does not do; continuing without it would be another answer.
 NOT_POSSIBLE: Final = {
     "prompt": "there are no stored prompts here",
     "image": "no pictures are made here",
@@ -118,7 +118,7 @@ class ResponsesRequest(SamplerFields):
 
     @property
     def conversation_id(self) -> str | None:
-        """The id of the conversation that the request goes on from."""
+        """The id of the conversation that the request continues from."""
         return self.conversation.id if isinstance(self.conversation, ConversationName) else self.conversation
 
     def refuse_impossible(self) -> None:

@@ -106,7 +106,7 @@ class ItemStream:
         return self._event("response.failed", response=self.snapshot())
 
     def said(self) -> Message:
-        """The answer as the conversation goes on from it."""
+        """The answer as the conversation continues from it."""
         texts = [p["text"] for i in self.output if i["type"] == "message" for p in i["content"]]
         thoughts = [p["text"] for i in self.output if i["type"] == "reasoning" for p in i["content"]]
         return Message(

@@ -1,4 +1,4 @@
-"""Conversations that responses go on from and add to, in memory like stored answers."""
+"""Conversations that responses continue from and add to, in memory like stored answers."""
 
 import time
 from collections import OrderedDict

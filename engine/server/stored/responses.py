@@ -23,7 +23,7 @@ class ResponseNotFound(InputFault):
 
 
 class PreviousResponseNotFound(ResponseNotFound):
-    """A request goes on from a response that is not stored here; `store: true` keeps one."""
+    """A request continues from a response that is not stored here; `store: true` keeps one."""
 
     code = "previous_response_not_found"
 
@@ -95,7 +95,7 @@ class ResponseStore:
         return found
 
     def previous(self, response_id: str) -> Stored:
-        """The answer that a conversation goes on from. Raises: PreviousResponseNotFound."""
+        """The answer that a conversation continues from. Raises: PreviousResponseNotFound."""
         found = self._kept.get(response_id)
         if found is None:
             raise PreviousResponseNotFound(response_id)
