@@ -25,6 +25,15 @@ static inline uint64_t seen_cells(const uint16_t * mask, int count, bool * flat)
     return seen;
 }
 
+static inline void fetch_row(const uint8_t * row, int64_t bytes) {
+    for (int64_t i = 0; i < bytes; i += 64) {
+        _mm_prefetch((const char *) row + i, _MM_HINT_T1);
+    }
+}
+
+// At most: those of smaller types take fewer.
+static inline int64_t bytes_of(FloatsOf to_floats) { return to_floats ? 1 : 2; }
+
 static inline void in_floats(const uint8_t * row, float * out, int64_t width, FloatsOf to_floats) {
     if (to_floats) {
         to_floats(row, out, width);
@@ -133,6 +142,11 @@ static void attend_heads(const Attention & a, const float * queries, const uint8
         }
         if (!some) {
             continue;
+        }
+        // Rows of a head lie far apart, where no processor expects the next one.
+        for (int c = 0; c < some; c++) {
+            fetch_row(values + (cell + number[c]) * a.value_bytes[0], a.value_width * bytes_of(a.value_floats));
+            fetch_row(keys + (cell + ATTEND_CELLS + number[c]) * a.key_bytes[0], a.key_width * bytes_of(a.key_floats));
         }
         const int padded = (some + CELLS_AT_ONCE - 1) / CELLS_AT_ONCE * CELLS_AT_ONCE;
         for (int c = 0; c < padded; c++) {

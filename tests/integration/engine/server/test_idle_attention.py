@@ -6,7 +6,10 @@ import contextlib
 import pytest
 from scripted import TOKEN, home_paths
 
+from devices.backends.libraries import library_folder
+from devices.backends.tiles import tiles_library
 from engine.bench import attention as attention_bench
+from engine.dispatch import candidates
 from engine.dispatch.attention import heads_of
 from engine.dispatch.memory_admission import MemoryAdmission
 from engine.dispatch.placer import Placer, read_shape
@@ -22,6 +25,12 @@ from engine.server.models import ServedModels
 from engine.server.state import ServerState
 from engine.server.utilization import Utilization
 from engine.settings.aliases import Aliases
+
+
+@pytest.fixture(autouse=True)
+def without_our_kernels(monkeypatch):
+    """As on systems where they are not built; with them attention is neither of both ways."""
+    monkeypatch.setattr(candidates, "tiles_library", lambda _folder: None)
 
 
 @contextlib.asynccontextmanager
@@ -123,5 +132,19 @@ def test_what_cannot_be_measured_is_left_after_three_tries(tmp_path, monkeypatch
             await asyncio.sleep(1.5)
             assert len(tries) == idle_attention.TRIES
             assert state.placer.history.attention(key_of(state, loaded)) is None
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.skipif(tiles_library(library_folder()) is None, reason="the kernels were not built here")
+def test_attention_by_our_own_kernels_is_not_compared(tmp_path, monkeypatch):
+    monkeypatch.setattr(candidates, "tiles_library", tiles_library)
+
+    async def scenario():
+        async with resting(tmp_path, "spark") as (state, loaded):
+            assert "attention" in loaded.settings.tiles
+            await asyncio.sleep(2)  # of .3 that a rest takes
+            assert state.placer.history.attention(key_of(state, loaded)) is None
+            assert not (state.paths.cache / "stand-ins").exists()
 
     asyncio.run(scenario())
