@@ -44,7 +44,7 @@ def phase_of(chunk: ChatChunk) -> Phase | None:
     return None
 
 
-def in_words(phase: Phase, seconds: float, tr: Callable[[str], str], number: Callable[[int], str]) -> str:
+def phase_text(phase: Phase, seconds: float, tr: Callable[[str], str], number: Callable[[int], str]) -> str:
     """`Reading your prompt 1,204 of 2,831 · 12 s`."""
     if phase.name == "loading" and phase.compiling:
         words = tr("Compiling the model for its device {n} % (the first time only)").format(n=phase.done)

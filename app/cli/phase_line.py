@@ -3,7 +3,7 @@
 import sys
 import time
 
-from app.answer_phase import Phase, in_words
+from app.answer_phase import Phase, phase_text
 
 _CLEAR = "\r\x1b[2K"
 
@@ -23,7 +23,7 @@ class PhaseLine:
             self.clear()
             return
         self._shown = True
-        words = in_words(phase, time.monotonic() - self._began, str, "{:,}".format)
+        words = phase_text(phase, time.monotonic() - self._began, str, "{:,}".format)
         sys.stderr.write(f"{_CLEAR}{words}")
         sys.stderr.flush()
 

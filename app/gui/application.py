@@ -11,7 +11,7 @@ from PySide6.QtWidgets import QApplication
 from app.db import backup
 from app.db.errors import StoreError
 from app.db.store import Store, open_or_memory
-from app.gui.api import in_words
+from app.gui.api import error_message
 from app.gui.background import Background
 from app.gui.close_guard import would_be_lost
 from app.gui.crash import CrashReports
@@ -102,7 +102,7 @@ class Desktop:
             self.background.watch(
                 future,
                 lambda _: self.window.chat.sidebar.refresh(),
-                lambda error: self.window.banner.tell(in_words(error), "bad"),
+                lambda error: self.window.banner.tell(error_message(error), "bad"),
                 self.window,
             )
 
@@ -147,7 +147,7 @@ class Desktop:
             lambda: self.services.store.back_up_daily(keep),
             None,
             lambda error: self.window.banner.tell(
-                self.window.tr("The daily copy of your chats failed: {reason}").format(reason=in_words(error)),
+                self.window.tr("The daily copy of your chats failed: {reason}").format(reason=error_message(error)),
                 "warn",
             ),
             self.window,

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 from PySide6.QtWidgets import QGridLayout, QLabel
 
-from app.gui import words
+from app.gui import formatted
 from app.gui.server import requests
 from app.gui.services import Services
 from app.gui.widgets.basics import Page, card, label
@@ -87,7 +87,7 @@ class DashboardPage(Page):
             [
                 [
                     title(use.model),
-                    *map(words.whole, (use.requests, use.prompt_tokens, use.generated_tokens)),
+                    *map(formatted.whole, (use.requests, use.prompt_tokens, use.generated_tokens)),
                 ]
                 for use in stats.use
             ]

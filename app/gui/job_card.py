@@ -3,7 +3,7 @@
 from PySide6.QtCore import QCoreApplication, Qt
 from PySide6.QtWidgets import QFrame, QProgressBar, QVBoxLayout, QWidget
 
-from app.gui import words
+from app.gui import formatted
 from app.gui.api import failure_of
 from app.gui.job_steps import share, step_words
 from app.gui.jobs import Jobs
@@ -122,14 +122,14 @@ def note_of(job: Job) -> str:
     if job.state == "queued":
         parts.append(tr("Waiting for its turn"))
     if job.kind is JobKind.QUANTIZE and job.state in {"running", "paused"}:
-        parts += [step_words(progress.phase), f"{words.whole(100 * share(progress))} %"]
+        parts += [step_words(progress.phase), f"{formatted.whole(100 * share(progress))} %"]
     else:
         parts += [phase_words(progress.phase), amount_of(progress), progress.note]
     if job.state == "running":
         if progress.stalled:
             parts.append(tr("nothing has come for a while"))
         elif progress.eta_s:
-            parts.append(tr("about {time} left").format(time=words.duration(progress.eta_s)))
+            parts.append(tr("about {time} left").format(time=formatted.duration(progress.eta_s)))
     return " · ".join(part for part in parts if part)
 
 
@@ -155,13 +155,13 @@ def amount_of(progress: Progress) -> str:
     if not total:
         return ""
     if progress.unit == "%":
-        return f"{words.whole(100 * done / total)} %"
+        return f"{formatted.whole(100 * done / total)} %"
     if progress.unit != "bytes":
         return tr("{done} of {total} {unit}").format(
-            done=words.whole(done), total=words.whole(total), unit=progress.unit
+            done=formatted.whole(done), total=formatted.whole(total), unit=progress.unit
         )
-    text = tr("{done} of {total}").format(done=words.size(done), total=words.size(total))
-    return f"{text} · {words.size(progress.speed)}/s" if progress.speed else text
+    text = tr("{done} of {total}").format(done=formatted.size(done), total=formatted.size(total))
+    return f"{text} · {formatted.size(progress.speed)}/s" if progress.speed else text
 
 
 def tr(text: str) -> str:

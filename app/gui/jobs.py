@@ -6,7 +6,7 @@ import time
 from PySide6.QtCore import QObject, QTimer, Signal
 
 from app.client import Routes
-from app.gui.api import in_words
+from app.gui.api import error_message
 from app.gui.background import Background, StreamJob
 from app.gui.services import Models
 from engine.api.jobs import Job
@@ -60,7 +60,7 @@ class Jobs(QObject):
         self._background.run(
             lambda: self._api.job_action(job_id, action),
             lambda job: self._on_jobs([job]),
-            lambda error: self.failed.emit(in_words(error)),
+            lambda error: self.failed.emit(error_message(error)),
             self,
         )
 

@@ -12,7 +12,7 @@ from PySide6.QtCore import QObject, QTimer, Signal
 from app import settings as table
 from app.client import Routes
 from app.db.store import Store
-from app.gui.api import in_words
+from app.gui.api import error_message
 from app.gui.background import Background
 from app.gui.theme import Theme
 from app.gui.widgets.basics import Banner
@@ -181,4 +181,4 @@ class Services:
 
     def ask(self, banner: Banner, work: Callable[[], T], on_done: Callable[[T], object]) -> None:
         """Run `work` in the background, then `on_done`; what went wrong is said on the banner of the page."""
-        self.background.run(work, on_done, lambda error: banner.tell(in_words(error), "bad"), banner)
+        self.background.run(work, on_done, lambda error: banner.tell(error_message(error), "bad"), banner)

@@ -4,7 +4,7 @@ import time
 
 from PySide6.QtCore import QObject, QTimer
 
-from app.gui.api import in_words
+from app.gui.api import error_message
 from app.gui.server_link import ServerLink
 from app.gui.services import Services
 from app.gui.widgets.basics import Banner
@@ -51,7 +51,7 @@ class Supervisor(QObject):
 
         def failed(error: Exception) -> None:
             self._starting = False
-            self._banner.tell(in_words(error), "bad", (self.tr("Try again"), self.start))
+            self._banner.tell(error_message(error), "bad", (self.tr("Try again"), self.start))
 
         self._services.background.run(lambda: self._link.start(host, port, offline=offline), started, failed, self)
 

@@ -8,7 +8,7 @@ import pytest
 from PySide6.QtCore import QPoint
 from PySide6.QtWidgets import QFileDialog
 
-from app.gui import words
+from app.gui import formatted
 from app.gui.fit.frontier import FrontierPlot
 from app.gui.fit.label_places import Box, along, around, place
 from app.gui.fit.page import FitPage
@@ -286,7 +286,7 @@ def test_what_a_job_failed_of_is_a_sentence(qtbot, fit):
     ],
 )
 def test_a_sentence_leaves_names_as_they_are(said, told):
-    assert words.sentence(said) == told
+    assert formatted.sentence(said) == told
 
 
 def test_the_axis_of_the_loss_tells_what_the_points_have(qtbot, theme):

@@ -51,9 +51,9 @@ def test_the_pages_speak_german_and_write_numbers_so(qtbot, german, desktop):
     for name, words in wanted.items():
         desktop.window.show_page(name)
         qtbot.waitUntil(lambda name=name, words=words: words in said(desktop.window.page(name)))
-    from app.gui import words as numbers
+    from app.gui import formatted
 
-    assert numbers.decimal(4.25, 2) == "4,25"
+    assert formatted.decimal(4.25, 2) == "4,25"
     assert QApplication.translate("QPlatformTheme", "Cancel") == "Abbrechen"
 
 

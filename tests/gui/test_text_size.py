@@ -4,7 +4,7 @@ import pytest
 from PySide6.QtCore import QDate
 from PySide6.QtWidgets import QApplication
 
-from app.gui import words
+from app.gui import formatted
 from app.gui.fit.frontier import FrontierPlot
 from app.gui.language import install_language
 from app.gui.server.page import ServerPage
@@ -55,9 +55,9 @@ def test_the_log_of_the_server_follows_the_size_of_the_text_both_ways(show, serv
 def test_dates_name_the_month_and_numbers_have_groups(qapp, language, date, number):
     translator = install_language(QApplication.instance(), language)
     try:
-        assert words.day("2026-05-01T10:00:00+00:00") == words.date(QDate(2026, 5, 1)) == date
-        assert words.whole(32768) == number
-        assert words.day("not a date") == ""
+        assert formatted.day("2026-05-01T10:00:00+00:00") == formatted.date(QDate(2026, 5, 1)) == date
+        assert formatted.whole(32768) == number
+        assert formatted.day("not a date") == ""
     finally:
         if translator is not None:
             QApplication.removeTranslator(translator)

@@ -6,7 +6,7 @@ import re
 import pytest
 from PySide6.QtGui import QColor
 
-from app.gui import words
+from app.gui import formatted
 from app.gui.job_card import title_of
 from app.gui.library.model_card import chips_of
 from app.gui.stylesheet import stylesheet
@@ -18,7 +18,7 @@ from tests.gui.test_seen_by_everyone import luminance
 
 
 def test_one_file_is_no_plural():
-    assert (words.files(1), words.files(2), words.versions(1)) == ("1 file", "2 files", "1 version")
+    assert (formatted.files(1), formatted.files(2), formatted.versions(1)) == ("1 file", "2 files", "1 version")
 
 
 def test_a_failed_download_is_not_called_downloading():
@@ -32,9 +32,9 @@ def test_no_network_is_told_in_words():
 
 
 def test_a_name_does_not_contradict_the_file_that_is_fetched():
-    assert words.model_name("ggml-org/Qwen2.5-Coder-7B-Q8_0-GGUF") == "Qwen2.5-Coder-7B"
-    assert words.model_name("org/model-MXFP4-GGUF") == "model"
-    assert words.model_name("org/Qwen3-8B") == "Qwen3-8B"
+    assert formatted.model_name("ggml-org/Qwen2.5-Coder-7B-Q8_0-GGUF") == "Qwen2.5-Coder-7B"
+    assert formatted.model_name("org/model-MXFP4-GGUF") == "model"
+    assert formatted.model_name("org/Qwen3-8B") == "Qwen3-8B"
 
 
 def test_a_link_without_a_known_owner_names_none():

@@ -12,12 +12,12 @@ from app.gui.fit.gate import _GATES
 from app.gui.fit.own_text import _TEXTS
 from app.gui.fit.page import _LOSS_WORDS, _TIERS
 from app.gui.fit.report import _MEASURES
+from app.gui.formatted import JOBS, source
 from app.gui.job_steps import _STEPS
 from app.gui.library.hub_tab import _SIZES, _SORTS, _TASKS
 from app.gui.library.model_card import _CAN
 from app.gui.server.snippets import SNIPPETS
 from app.gui.shortcuts import SHORTCUTS
-from app.gui.words import JOBS, source
 from app.settings import SETTINGS
 from app.suggestions import FOR_A_MODEL, FOR_THE_TOY
 from engine.api.jobs import JobKind

@@ -36,6 +36,7 @@ BANNED_NAMES = {
     "CancelledCheck": "CancelCheck: Cancelled is the exception",
     "GiveUp": "FitOption",
     "give_ups": "fit_options",
+    "in_words": "error_message, phase_text",
     "judge_for": "fit_estimator",
     "Look": "Theme",
     "pass_by": "skip",

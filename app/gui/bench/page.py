@@ -18,7 +18,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.gui import words
+from app.gui import formatted
 from app.gui.api import failure_of
 from app.gui.bench import export
 from app.gui.bench.plots import BusyPlot, SpeedPlot
@@ -288,8 +288,8 @@ class BenchPage(Page):
         ).format(
             model=report.model,
             length=report.prompt_tokens,
-            now=words.decimal(report.turn_s, 2),
-            before=words.decimal(report.default_turn_s, 2) if report.default_turn_s is not None else "-",
+            now=formatted.decimal(report.turn_s, 2),
+            before=formatted.decimal(report.default_turn_s, 2) if report.default_turn_s is not None else "-",
             threads=best.n_threads,
             ubatch=best.n_ubatch,
             flash=best.flash_attn,
@@ -299,7 +299,7 @@ class BenchPage(Page):
             return told
         now, before = report.tokens_per_joule, report.default_tokens_per_joule
         energy = self.tr("{now} tokens per joule, {before} before.").format(
-            now=words.decimal(now, 2), before="?" if before is None else words.decimal(before, 2)
+            now=formatted.decimal(now, 2), before="?" if before is None else formatted.decimal(before, 2)
         )
         return f"{told} {energy}"
 
@@ -312,12 +312,12 @@ class BenchPage(Page):
             points = sorted(result.points, key=lambda p: p.length)
             settings = f"{result.backend}, {result.threads} threads, {result.type_k}, ub {result.n_ubatch}"
             cells = [
-                words.moment(result.started_at),
+                formatted.moment(result.started_at),
                 result.model + (self.tr(" (stand-in)") if result.stand_in else ""),
                 settings,
-                words.whole(points[-1].prefill_tok_s.median) if points else "",
-                words.decimal(points[0].decode_tok_s.median, 1) if points else "",
-                words.size(result.rss_bytes),
+                formatted.whole(points[-1].prefill_tok_s.median) if points else "",
+                formatted.decimal(points[0].decode_tok_s.median, 1) if points else "",
+                formatted.size(result.rss_bytes),
             ]
             for column, cell in enumerate(cells):
                 item = QTableWidgetItem(cell)
@@ -350,7 +350,7 @@ class BenchPage(Page):
             made.setEnabled(bool(self.selected))
 
     def _name(self, result: BenchResult) -> str:
-        return f"{result.model}, {result.threads} ({words.moment(result.started_at)})"
+        return f"{result.model}, {result.threads} ({formatted.moment(result.started_at)})"
 
     def _save(self, kind: str) -> None:
         name, _ = QFileDialog.getSaveFileName(self, self.tr("Save"), f"measured.{kind}", f"*.{kind}")

@@ -7,7 +7,7 @@ import pyqtgraph
 from PySide6.QtCore import QCoreApplication
 from PySide6.QtWidgets import QWidget
 
-from app.gui import words
+from app.gui import formatted
 from app.gui.theme import Theme
 from app.gui.widgets.basics import label, stack
 from app.gui.widgets.chart import Chart, ChartKey, value_words
@@ -72,7 +72,8 @@ class SpeedPlot(_Titled):
             entries.append((name, colour))
             said = self.tr("{name}: {speed} tokens/s at {n} tokens")
             chart.points += [
-                (x, y, said.format(name=name, speed=value_words(y), n=words.whole(x))) for x, y in self.lines[name]
+                (x, y, said.format(name=name, speed=value_words(y), n=formatted.whole(x)))
+                for x, y in self.lines[name]
             ]
             top = max(top, *(y + h for y, h in zip(ys, high, strict=True)))
         self.key.show_names(entries)
@@ -131,7 +132,7 @@ class BusyPlot(_Titled):
             colour = chart.series_colour(number)
             chart.line([x for x, _ in points], [y for _, y in points], colour)
             chart.points += [
-                (x, y, said.format(name=name, n=words.whole(-x), busy=words.whole(y))) for x, y in points
+                (x, y, said.format(name=name, n=formatted.whole(-x), busy=formatted.whole(y))) for x, y in points
             ]
             entries.append((name, colour))
         self.key.show_names(entries)

@@ -5,7 +5,7 @@ import shlex
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QDialog, QLineEdit, QPlainTextEdit, QWidget
 
-from app.gui.api import in_words
+from app.gui.api import error_message
 from app.gui.widgets.basics import button, label, row, stack
 from app.tools.mcp_config import BadMcpConfig, McpServerConfig, check_server, parse_servers
 
@@ -62,7 +62,7 @@ class AddServer(QDialog):
                 parse_servers(self.json.toPlainText()) if self.json.toPlainText().strip() else [self._filled()]
             )
         except (BadMcpConfig, ValueError) as error:
-            self.problem.setText(in_words(error))
+            self.problem.setText(error_message(error))
             self.problem.show()
             return
         self.added.emit(servers)

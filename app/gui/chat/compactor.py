@@ -11,7 +11,7 @@ from app.compaction.plan import FOLD_AT, KEEP, Part, Sent, in_force, sent, syste
 from app.compaction.run import Compaction
 from app.db import folds as folds_table
 from app.db.records import Conversation, Fold, Message
-from app.gui.api import in_words
+from app.gui.api import error_message
 from app.gui.chat.project_of_chat import ProjectOfChat
 from app.gui.chat.request import branch_body, document_text, estimate_message, estimate_tokens, rendered
 from app.gui.services import Services
@@ -100,7 +100,7 @@ class Compactor(QObject):
 
         def failed(error: Exception) -> None:
             self.told.emit(
-                self.tr("The older part could not be summarized: {reason}").format(reason=in_words(error))
+                self.tr("The older part could not be summarized: {reason}").format(reason=error_message(error))
             )
             if then is not None:
                 then()
@@ -142,7 +142,7 @@ class Compactor(QObject):
                 self.changed.emit()
 
         def failed(error: Exception) -> None:
-            self.told.emit(in_words(error))
+            self.told.emit(error_message(error))
 
         self._services.background.watch(self._services.store.submit(write), show, failed, self)
 

@@ -18,7 +18,7 @@ from PySide6.QtWidgets import QFileDialog, QFrame, QPlainTextEdit, QSizePolicy, 
 
 from app.db.records import Attachment
 from app.documents import Document, read
-from app.gui.api import in_words
+from app.gui.api import error_message
 from app.gui.background import Background
 from app.gui.chat.facts import number
 from app.gui.chat.request import estimate_tokens
@@ -263,7 +263,7 @@ class Composer(QFrame):
             self._background.run(
                 lambda path=path: read(path),  # type: ignore[misc]  # bound now
                 self._on_read,
-                lambda error: self.failed.emit(in_words(error)),
+                lambda error: self.failed.emit(error_message(error)),
                 self,
             )
 

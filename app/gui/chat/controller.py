@@ -10,7 +10,7 @@ from app.answer_phase import WAITING, Phase
 from app.client import Answer, ApiError, WholeAnswer
 from app.db import conversations, messages
 from app.db.records import Attachment, Conversation, Fold, Message, Status
-from app.gui.api import in_words
+from app.gui.api import error_message
 from app.gui.background import StreamJob
 from app.gui.chat import turns
 from app.gui.chat.compactor import Compactor
@@ -182,7 +182,7 @@ class ChatController(QObject):
             self.open(self.conversation.id, parent)
 
         future = self._services.store.submit(messages.remove, self.conversation.id, message_id)
-        self._watch(future, gone, lambda error: self.save_failed.emit("", (), in_words(error)))
+        self._watch(future, gone, lambda error: self.save_failed.emit("", (), error_message(error)))
 
     def stop(self) -> None:
         """End the answer here; what has arrived is kept."""
@@ -232,7 +232,7 @@ class ChatController(QObject):
     def _on_not_saved(self, error: Exception, text: str = "", given: tuple[Attachment, ...] = ()) -> None:
         self._starting = False
         self.busy_changed.emit(False)
-        self.save_failed.emit(text, given, in_words(error))
+        self.save_failed.emit(text, given, error_message(error))
 
     def _generate(self, message_id: int, answer: WholeAnswer, *, continue_last: bool) -> None:
         """Ask the model, once the tools that are switched on are there."""
@@ -294,7 +294,7 @@ class ChatController(QObject):
             self.text_arrived.emit(self._answer_id, content, reasoning)
 
     def _on_error(self, error: Exception) -> None:
-        facts: dict[str, object] = {"error": in_words(error)}
+        facts: dict[str, object] = {"error": error_message(error)}
         if isinstance(error, ApiError):
             facts["error_code"] = error.code
             facts["error_facts"] = {k: v for k, v in error.facts.items() if isinstance(v, int | str)}
@@ -353,7 +353,7 @@ class ChatController(QObject):
             status=message.status,
             facts=message.facts,
         )
-        self._watch(future, None, lambda error: self.save_failed.emit("", (), in_words(error)))
+        self._watch(future, None, lambda error: self.save_failed.emit("", (), error_message(error)))
 
     def _count(self, message: Message, answer: WholeAnswer) -> None:
         """How fast a stopped answer was: the server tells that at the end only, so its tokens are counted."""
@@ -394,7 +394,7 @@ class ChatController(QObject):
             return
         arrived = {"content": answer.content, "reasoning": answer.reasoning}
         future = self._services.store.submit(messages.write_text, self._answer_id, **arrived, status="streaming")
-        self._watch(future, None, lambda error: self.save_failed.emit("", (), in_words(error)))
+        self._watch(future, None, lambda error: self.save_failed.emit("", (), error_message(error)))
 
     def _watch(self, future: Any, on_done: Any = None, on_error: Any = None) -> None:
         self._services.background.watch(future, on_done, on_error, self)

@@ -9,7 +9,7 @@ from PySide6.QtWidgets import QFileDialog, QWidget
 
 from app.db import messages
 from app.db.records import Conversation, Fold, Message
-from app.gui.api import in_words
+from app.gui.api import error_message
 from app.gui.services import Services
 
 
@@ -48,7 +48,7 @@ class ChatImportExport(QObject):
             self._services.background.run(
                 lambda: path.write_text(text, "utf-8"),
                 lambda _: self.exported.emit(str(path)),
-                lambda error: self.failed.emit(in_words(error)),
+                lambda error: self.failed.emit(error_message(error)),
                 self,
             )
 
@@ -75,13 +75,13 @@ class ChatImportExport(QObject):
             self._services.background.run(
                 lambda: write_archive(path, found),
                 lambda _: self.exported.emit(str(path)),
-                lambda error: self.failed.emit(in_words(error)),
+                lambda error: self.failed.emit(error_message(error)),
                 self,
             )
 
         failed = self.failed.emit
         future = self._services.store.submit(every_chat)
-        self._services.background.watch(future, write, lambda error: failed(in_words(error)), self)
+        self._services.background.watch(future, write, lambda error: failed(error_message(error)), self)
 
     def import_chats(self) -> None:
         """Ask for a file, then add its chats."""
@@ -100,10 +100,10 @@ class ChatImportExport(QObject):
             self._services.background.watch(
                 self._services.store.submit(import_chats, found),
                 self.imported.emit,
-                lambda error: self.failed.emit(in_words(error)),
+                lambda error: self.failed.emit(error_message(error)),
                 self,
             )
 
         self._services.background.run(
-            lambda: read_export(path), add, lambda error: self.failed.emit(in_words(error)), self
+            lambda: read_export(path), add, lambda error: self.failed.emit(error_message(error)), self
         )

@@ -3,7 +3,7 @@
 from PySide6.QtCore import QObject, Signal
 
 from app.db.records import Conversation
-from app.gui.api import in_words
+from app.gui.api import error_message
 from app.gui.chat import turns
 from app.gui.chat.controller import ChatController
 from app.gui.chat.message_widget import MessageWidget
@@ -81,4 +81,6 @@ class MessageActions(QObject):
         path = self._controller.tree.path()
         place = next(n for n, message in enumerate(path) if message.id == message_id)
         future = self._services.store.submit(turns.fork, self._controller.conversation, path[: place + 1])
-        self._services.background.watch(future, made, lambda error: self._banner.tell(in_words(error), "bad"), self)
+        self._services.background.watch(
+            future, made, lambda error: self._banner.tell(error_message(error), "bad"), self
+        )

@@ -4,8 +4,8 @@ from PySide6.QtCore import QObject, Signal
 from PySide6.QtWidgets import QWidget
 
 from app.client import ApiError
-from app.gui import words
-from app.gui.api import in_words
+from app.gui import formatted
+from app.gui.api import error_message
 from app.gui.services import ModelChoice, Services
 from app.gui.widgets.palette import Entry, Palette
 from engine.api.library import Model
@@ -106,12 +106,12 @@ class ModelPicker(QObject):
         parts: list[str] = []
         file, place = self._files.get(choice.id), self._places.get(choice.id)
         if file is not None:
-            parts += [words.size(file.size_bytes)] if file.size_bytes else []
+            parts += [formatted.size(file.size_bytes)] if file.size_bytes else []
             parts += [file.details.quantization] if file.details.quantization else []
             parts += [name for name in _CAN if name in file.capabilities]
         if place is not None:
             if place.decode_tok_s:
-                parts.append(self.tr("about {n} tokens/s here").format(n=words.speed(place.decode_tok_s)))
+                parts.append(self.tr("about {n} tokens/s here").format(n=formatted.speed(place.decode_tok_s)))
             parts.append(self.tr("on {device}").format(device=place.device_name or place.device))
         return " · ".join(parts)
 
@@ -146,7 +146,7 @@ class ModelPicker(QObject):
 
         def failed(error: Exception) -> None:
             ended()
-            self.failed.emit(in_words(error))
+            self.failed.emit(error_message(error))
 
         work = (lambda: api.load(model)) if load else (lambda: api.unload(model))
         self._services.background.run(work, done, failed, self)

@@ -7,7 +7,7 @@ from PySide6.QtCore import QRegularExpression, Qt, Signal
 from PySide6.QtGui import QRegularExpressionValidator
 from PySide6.QtWidgets import QCheckBox, QLineEdit, QPlainTextEdit, QSlider, QWidget
 
-from app.gui import words
+from app.gui import formatted
 from app.gui.widgets.basics import label, row, stack
 
 # Steps of the slider: what the model does by itself, no reasoning, then tokens of it.
@@ -106,7 +106,7 @@ class OutputOptions(QWidget):
         if budget is None:
             words_ = self.tr("The model's own")
         else:
-            words_ = self.tr("{n} tokens").format(n=words.whole(budget)) if budget else self.tr("Off")
+            words_ = self.tr("{n} tokens").format(n=formatted.whole(budget)) if budget else self.tr("Off")
         self._budget.setText(words_)
         self._on_edited()
 

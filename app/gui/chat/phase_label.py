@@ -5,8 +5,8 @@ import time
 from PySide6.QtCore import QCoreApplication, QTimer
 from PySide6.QtWidgets import QLabel
 
-from app.answer_phase import WAITING, Phase, in_words
-from app.gui import words
+from app.answer_phase import WAITING, Phase, phase_text
+from app.gui import formatted
 from app.gui.widgets.basics import label
 
 _TICK_MS = 500
@@ -44,7 +44,7 @@ class PhaseLabel(QLabel):
 
     def _refresh(self) -> None:
         seconds = time.monotonic() - self._began
-        self.setText(in_words(self.phase, seconds, _tr, words.whole))
+        self.setText(phase_text(self.phase, seconds, _tr, formatted.whole))
 
 
 def _tr(text: str) -> str:

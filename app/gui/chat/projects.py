@@ -7,7 +7,7 @@ from PySide6.QtWidgets import QWidget
 
 from app.db import conversations
 from app.db.records import Conversation, Folder
-from app.gui.api import in_words
+from app.gui.api import error_message
 from app.gui.services import Services
 from app.gui.widgets.basics import Banner
 
@@ -73,4 +73,4 @@ class Projects(QObject):
         self._services.background.watch(self._services.store.submit(find), go_on, self._failed, self)
 
     def _failed(self, error: Exception) -> None:
-        self._banner.tell(in_words(error), "bad")
+        self._banner.tell(error_message(error), "bad")

@@ -7,7 +7,7 @@ from functools import partial
 from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QDoubleSpinBox, QLabel, QSpinBox, QWidget
 
-from app.gui import words
+from app.gui import formatted
 from app.gui.theme import Theme
 from app.gui.widgets.basics import IconButton, button, label, row, stack
 from engine.api.models import Decided
@@ -93,7 +93,7 @@ class SamplingFields(QWidget):
             field = self.fields[knob.name]
             if field.value() != value:  # setting it writes its text again, also while somebody types there
                 field.setValue(int(value) if knob.whole else value)  # type: ignore[arg-type]
-            source = words.source(told.source if told is not None else "")
+            source = formatted.source(told.source if told is not None else "")
             form = self.tr("This chat's own; otherwise {value} ({source})") if is_own else "{source}"
             self.states[knob.name].setText(form.format(value=f"{usual:g}", source=source))
             self.resets[knob.name].setEnabled(is_own)

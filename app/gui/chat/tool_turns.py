@@ -12,7 +12,7 @@ from PySide6.QtCore import QObject, Signal
 from app.client.answers import ToolCall
 from app.db import messages
 from app.db.records import Message
-from app.gui.api import in_words
+from app.gui.api import error_message
 from app.gui.chat.request import call_id
 from app.gui.services import Services
 from app.tools.types import ToolOutcome, ToolSpec
@@ -74,7 +74,7 @@ class ToolTurns(QObject):
 
         def failed(error: Exception) -> None:
             if not cancelled.is_set():
-                self.not_started.emit(in_words(error))
+                self.not_started.emit(error_message(error))
                 then(())
 
         self._services.background.run(work, done, failed, self)
@@ -95,7 +95,7 @@ class ToolTurns(QObject):
             return False
 
         def failed(error: Exception) -> None:
-            self.not_started.emit(in_words(error))
+            self.not_started.emit(error_message(error))
 
         def step(number: int, parent_id: int) -> None:
             if number == len(calls):

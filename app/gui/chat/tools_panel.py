@@ -8,7 +8,7 @@ from PySide6.QtWidgets import QCheckBox, QFrame, QWidget
 
 from app.code.certify.run import CertificateStore
 from app.db.records import Conversation
-from app.gui.api import in_words
+from app.gui.api import error_message
 from app.gui.chat.add_server import AddServer
 from app.gui.services import Services
 from app.gui.widgets.basics import IconButton, button, clear, label, row, scrolled, stack, when_released
@@ -165,7 +165,7 @@ class ToolsPanel(QFrame):
 
     def _do(self, work: Callable[[], object], done: Callable[..., object]) -> None:
         def failed(error: Exception) -> None:
-            self.problem.setText(in_words(error))
+            self.problem.setText(error_message(error))
             self.problem.show()
 
         self._services.background.run(work, done, failed, self)

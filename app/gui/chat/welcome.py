@@ -7,7 +7,7 @@ from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QShowEvent
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QScrollArea, QVBoxLayout, QWidget
 
-from app.gui import words
+from app.gui import formatted
 from app.gui.devices.facts import summary
 from app.gui.library.recommended import download_name, name_row, recommendation
 from app.gui.services import Services
@@ -130,14 +130,14 @@ class Welcome(QScrollArea):
         for proposal in proposals:
             starter = proposal.starter
             facts = self.tr("{job} · {n} parameters · about {size}").format(
-                job=words.job(starter.job),
-                n=words.count(starter.parameters),
-                size=words.size(proposal.expected_bytes),
+                job=formatted.job(starter.job),
+                n=formatted.count(starter.parameters),
+                size=formatted.size(proposal.expected_bytes),
             )
             if proposal.expected_tok_s:
-                speed = self.tr("about {n} tokens/s").format(n=words.speed(proposal.expected_tok_s))
+                speed = self.tr("about {n} tokens/s").format(n=formatted.speed(proposal.expected_tok_s))
                 facts = f"{facts} · {speed}"
-            name = words.model_name(starter.repo)
+            name = formatted.model_name(starter.repo)
             get = button(self.tr("Download"), self._puller(starter.id), "primary" if proposal.recommended else "")
             get.setAccessibleName(download_name(proposal))
             line = row(spacing=16)

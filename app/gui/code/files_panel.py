@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from PySide6.QtWidgets import QWidget
 
-from app.gui.api import in_words
+from app.gui.api import error_message
 from app.gui.code.coloured import coloured_lines, language_of
 from app.gui.code.file_tree import FileTree
 from app.gui.code.source_view import Selected, SourceText, SourceView
@@ -69,7 +69,7 @@ class FilesPanel(QWidget):
         def failed(error: Exception) -> None:
             if self._wanted == path:
                 self._show(None)
-                self.heading.setText(in_words(error))
+                self.heading.setText(error_message(error))
 
         self._services.background.run(work, done, failed, self)
 

@@ -18,8 +18,8 @@ from app.code.edits.session import Proposal
 from app.code.errors import GitFailed, UncommittedChanges
 from app.code.prompts import TASKS
 from app.db.records import Attachment
-from app.gui import words
-from app.gui.api import in_words
+from app.gui import formatted
+from app.gui.api import error_message
 from app.gui.chat.composer import Composer
 from app.gui.chat.prompt_library import PromptLibrary
 from app.gui.code.consent_card import AgentConsentCard
@@ -177,7 +177,7 @@ class CodePage(QWidget):
             self.open_folder(Path(chosen))
 
     def _on_opened(self, folder: str, num_files: int) -> None:
-        self.folder.setText(f"{Path(folder).name} · {words.files(num_files)}")
+        self.folder.setText(f"{Path(folder).name} · {formatted.files(num_files)}")
         self.folder.setToolTip(folder)
         self.commit.show()
         self.transcript.clear()
@@ -310,10 +310,10 @@ class CodePage(QWidget):
         if isinstance(error, UncommittedChanges | GitFailed):
             chosen = self.review.chosen
             anyway = (self.tr("Write anyway"), lambda: self.controller.apply(chosen, allow_uncommitted=True))
-            self.banner.tell(in_words(error), "warn", anyway)
+            self.banner.tell(error_message(error), "warn", anyway)
             return
         self.transcript.end()
-        self.banner.tell(in_words(error), "bad")
+        self.banner.tell(error_message(error), "bad")
 
     def _on_busy(self, *, busy: bool) -> None:
         ready = self.controller.has_project and self.model.count() > 0

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from PySide6.QtCore import QCoreApplication
 
-from app.gui import words
+from app.gui import formatted
 from app.gui.widgets.memory_bar import Share
 from engine.api.machine import Device, LiveDevice, Machine, Pool, Reservation
 
@@ -35,7 +35,7 @@ def summary(machine: Machine) -> str:
     parameters = total * _KEPT_FREE * _PARAMETERS_AT_4_BITS
     name = (best.name if best else "") or tr("This computer")
     return tr("{name}, {memory} for models: up to about {n} parameters at 4 bits.").format(
-        name=name, memory=words.size(total), n=words.count(parameters)
+        name=name, memory=formatted.size(total), n=formatted.count(parameters)
     )
 
 
@@ -69,7 +69,7 @@ def device_facts(device: Device) -> str:
     if device.driver:
         parts.append(f"{device.driver} {device.driver_version or ''}".strip())
     if device.memory.bandwidth_gbs:
-        parts.append(tr("{n} GB/s").format(n=words.whole(device.memory.bandwidth_gbs)))
+        parts.append(tr("{n} GB/s").format(n=formatted.whole(device.memory.bandwidth_gbs)))
     usable = [backend_words(run.backend) for run in device.runtimes if run.state == "usable"]
     if usable:
         parts.append(tr("runs {backends}").format(backends=", ".join(usable)))
@@ -82,11 +82,11 @@ def live_facts(reading: LiveDevice) -> str:
         return tr("asleep")
     parts: list[str] = []
     if reading.busy_frac is not None:
-        parts.append(tr("{n} % in use").format(n=words.whole(100 * reading.busy_frac)))
+        parts.append(tr("{n} % in use").format(n=formatted.whole(100 * reading.busy_frac)))
     if reading.temperature_c is not None:
-        parts.append(tr("{n} °C").format(n=words.whole(reading.temperature_c)))
+        parts.append(tr("{n} °C").format(n=formatted.whole(reading.temperature_c)))
     if reading.power_w is not None:
-        parts.append(tr("{n} W").format(n=words.decimal(reading.power_w)))
+        parts.append(tr("{n} W").format(n=formatted.decimal(reading.power_w)))
     return " · ".join(parts)
 
 

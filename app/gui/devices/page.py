@@ -9,7 +9,7 @@ from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QProgressBar, QVBoxLayout, QWidget
 
 from app.client import ApiError
-from app.gui.api import in_words
+from app.gui.api import error_message
 from app.gui.devices.facts import KINDS, backend_words, device_facts, live_facts, pool_shares, summary
 from app.gui.devices.placement import placement_card
 from app.gui.devices.power_card import PowerCard
@@ -106,7 +106,7 @@ class DevicesPage(Page):
         def failed(error: Exception) -> None:
             self._asked.discard(what)
             if not (isinstance(error, ApiError) and error.status in {0, 404}):
-                self.banner.tell(in_words(error), "warn")
+                self.banner.tell(error_message(error), "warn")
 
         self._services.background.run(ask, done, failed, self)
 

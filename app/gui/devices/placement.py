@@ -6,7 +6,7 @@ from functools import partial
 from PySide6.QtCore import QCoreApplication
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QPushButton
 
-from app.gui import words
+from app.gui import formatted
 from app.gui.widgets.basics import button, card, label, row, stack
 from engine.api.machine import Alternative, ModelPlacement, PlacementAnswer
 
@@ -49,7 +49,7 @@ def pin_name(placement: ModelPlacement | Alternative) -> str:
 def _alternative(model: str, item: Alternative, pin: Pin) -> QHBoxLayout:
     line = _where(item)
     if item.decode_tok_s:
-        line += " · " + _tr("about {n} tokens/s").format(n=words.whole(item.decode_tok_s))
+        line += " · " + _tr("about {n} tokens/s").format(n=formatted.whole(item.decode_tok_s))
     text = label(f"{line}: {item.reason}" if item.reason else line, "small", wrap=True)
     made = row(text)
     made.setStretch(0, 1)
@@ -78,7 +78,7 @@ def _where(placement: ModelPlacement | Alternative) -> str:
 def _facts(placement: ModelPlacement) -> str:
     parts: list[str] = []
     if placement.n_ctx:
-        parts.append(_tr("context {n}").format(n=words.whole(placement.n_ctx)))
+        parts.append(_tr("context {n}").format(n=formatted.whole(placement.n_ctx)))
     layers, threads = placement.n_gpu_layers, placement.n_threads
     if layers:
         parts.append(_tr("{n} layers on the GPU").format(n=layers))
@@ -91,9 +91,9 @@ def _facts(placement: ModelPlacement) -> str:
             )
         )
     if placement.decode_tok_s:
-        parts.append(_tr("about {n} tokens/s expected").format(n=words.whole(placement.decode_tok_s)))
+        parts.append(_tr("about {n} tokens/s expected").format(n=formatted.whole(placement.decode_tok_s)))
     if placement.tokens_per_joule:
-        parts.append(_tr("{n} tokens per joule").format(n=words.decimal(placement.tokens_per_joule)))
+        parts.append(_tr("{n} tokens per joule").format(n=formatted.decimal(placement.tokens_per_joule)))
     elif placement.energy:
         unknown = _tr("energy not measured: no meter here")
         parts.append(_tr("energy not measured yet") if "yet" in placement.energy else unknown)

@@ -6,7 +6,7 @@ from PySide6.QtCore import QCoreApplication
 from PySide6.QtGui import QDoubleValidator
 from PySide6.QtWidgets import QFrame, QLineEdit, QWidget
 
-from app.gui import words
+from app.gui import formatted
 from app.gui.services import Services
 from app.gui.widgets.basics import Banner, button, label, row, stack
 from app.gui.widgets.flow import Flow
@@ -112,10 +112,12 @@ def _now(state: PowerState) -> str:
     saver = _tr("The system saves power.") if state.saver else ""
     held = ""
     if state.duty_frac < 1:
-        held = _tr("Models rest {percent} % of the time.").format(percent=words.whole(100 * (1 - state.duty_frac)))
+        held = _tr("Models rest {percent} % of the time.").format(
+            percent=formatted.whole(100 * (1 - state.duty_frac))
+        )
     battery = ""
     if state.battery_percent is not None:
-        battery = _tr("Battery at {percent} %.").format(percent=words.whole(state.battery_percent))
+        battery = _tr("Battery at {percent} %.").format(percent=formatted.whole(state.battery_percent))
     return " ".join(part for part in (drawn, saver, held, battery) if part)
 
 

@@ -8,7 +8,7 @@ from PySide6.QtGui import QTextCharFormat, QTextCursor
 from PySide6.QtWidgets import QDialog, QFrame, QPlainTextEdit, QTextEdit, QVBoxLayout, QWidget
 
 from app.db.records import Message
-from app.gui.api import in_words
+from app.gui.api import error_message
 from app.gui.services import Services
 from app.gui.widgets.basics import button, label, stack
 from engine.api.collections import Grounds, PageText, Passage
@@ -59,7 +59,7 @@ class GroundsCard(QFrame):
         self._services.background.run(work, self._show_page, self._fail, parent=self)
 
     def _fail(self, error: Exception) -> None:
-        self._problem.setText(in_words(error))
+        self._problem.setText(error_message(error))
         self._problem.show()
 
     def _show_page(self, page: PageText) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QFileDialog, QFrame, QVBoxLayout
 
-from app.gui import words
-from app.gui.api import in_words
+from app.gui import formatted
+from app.gui.api import error_message
 from app.gui.services import Services
 from app.gui.widgets.basics import Banner, Empty, Page, button, card, clear, label, row, when_released
 from engine.api.collections import Collection, CollectionChange, CollectionRequest
@@ -82,7 +82,7 @@ class DocumentsPage(Page):
         self._services.background.run(work, self._show, self._fail, parent=self)
 
     def _fail(self, error: Exception) -> None:
-        self.banner.tell(in_words(error), "bad")
+        self.banner.tell(error_message(error), "bad")
 
     def _show(self, found: Sequence[Collection]) -> None:
         if found == self._shown:
@@ -118,12 +118,12 @@ class DocumentsPage(Page):
         again.setAccessibleName(self.tr("Read {name} again").format(name=found.name))
         ocr = button(self.tr("Read scans too"), lambda: self._change(partial(self._read_scans, found.id)))
         ocr.setVisible(bool(found.unread_pages) and not found.ocr)
-        problems = map(words.sentence, found.problems)
+        problems = map(formatted.sentence, found.problems)
         lines = [self._amount(found), self._state(found), *map(_at_home, found.sources), *problems]
         if found.failed or found.unread_pages:
             lines.append(
                 self.tr("Not read: {files}, {pages}. Why: tessera collections unread").format(
-                    files=words.documents(found.failed), pages=words.pages(found.unread_pages)
+                    files=formatted.documents(found.failed), pages=formatted.pages(found.unread_pages)
                 )
             )
         said = [label(line, "small", wrap=True) for line in lines]
@@ -136,9 +136,9 @@ class DocumentsPage(Page):
 
     def _amount(self, found: Collection) -> str:
         return self.tr("{files}, {pages}, {bytes} of index").format(
-            files=words.documents(found.documents),
-            pages=words.pages(found.pages),
-            bytes=words.size(found.index_bytes),
+            files=formatted.documents(found.documents),
+            pages=formatted.pages(found.pages),
+            bytes=formatted.size(found.index_bytes),
         )
 
     def _state(self, found: Collection) -> str:

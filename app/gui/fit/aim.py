@@ -4,7 +4,7 @@ import msgspec
 from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QWidget
 
-from app.gui import words
+from app.gui import formatted
 from app.gui.widgets.basics import label, row
 from app.gui.widgets.flow import FlowLayout
 from app.gui.widgets.popups import Choice
@@ -35,7 +35,7 @@ class Aim(QWidget):
         self.context = Choice()
         self.context.setAccessibleName(self.tr("Context in tokens"))
         for n_ctx in _CONTEXTS:
-            self.context.addItem(self.tr("{n} tokens").format(n=words.whole(n_ctx)), n_ctx)
+            self.context.addItem(self.tr("{n} tokens").format(n=formatted.whole(n_ctx)), n_ctx)
         self.context.setCurrentIndex(self.context.findData(DEFAULT_CONTEXT))
         self.cache = Choice()
         self.cache.setAccessibleName(self.tr("How the context is stored"))

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from PySide6.QtCore import QObject, Signal
 
-from app.gui import words
+from app.gui import formatted
 from app.gui.api import failure_of
 from app.gui.jobs import Jobs
 from app.gui.services import Services
@@ -46,9 +46,9 @@ class ForeignFamily(QObject):
             "{download} and takes {disk} of disk, about {time} over a fast line."
         ).format(
             name=model.name,
-            download=words.size(state.download_bytes),
-            disk=words.size(state.disk_bytes),
-            time=words.duration(state.seconds),
+            download=formatted.size(state.download_bytes),
+            disk=formatted.size(state.disk_bytes),
+            time=formatted.duration(state.seconds),
         )
         self._banner.tell(told, "warn", (self.tr("Get it and convert"), self._fetch))
 

@@ -7,7 +7,7 @@ from math import log10
 import pyqtgraph
 from PySide6.QtCore import QCoreApplication, QPointF, Qt, QTimer
 
-from app.gui import words
+from app.gui import formatted
 from app.gui.fit.label_places import Box, along, around, place
 from app.gui.theme import Theme
 from app.gui.widgets.chart import Chart
@@ -62,7 +62,7 @@ class FrontierPlot(Chart):
 
     def _tip(self, name: str, num_bytes: int, loss: float) -> str:
         said = QCoreApplication.translate("FrontierPlot", "{name}: {size}, loss {n}")
-        return said.format(name=name, size=words.size(num_bytes), n=words.decimal(loss, 4))
+        return said.format(name=name, size=formatted.size(num_bytes), n=formatted.decimal(loss, 4))
 
     def show_here(self, num_bytes: int) -> None:
         """Where the slider stands."""
@@ -138,4 +138,4 @@ class FrontierPlot(Chart):
 
 def size_words(num_bytes: int, bpw: float) -> str:
     """5.5 MiB · 4.9 bits per weight."""
-    return f"{words.size(num_bytes)} · {words.decimal(bpw, 2)} bits" if bpw else words.size(num_bytes)
+    return f"{formatted.size(num_bytes)} · {formatted.decimal(bpw, 2)} bits" if bpw else formatted.size(num_bytes)

@@ -5,8 +5,8 @@ from PySide6.QtGui import QShowEvent
 from PySide6.QtWidgets import QSlider, QVBoxLayout
 
 from app.client import ApiError
-from app.gui import words
-from app.gui.api import failure_of, in_words
+from app.gui import formatted
+from app.gui.api import error_message, failure_of
 from app.gui.fit.aim import Aim
 from app.gui.fit.foreign import NEEDED, ForeignFamily
 from app.gui.fit.frontier import size_words
@@ -156,7 +156,7 @@ class FitPage(Page):
         self.model.clear()
         usable = [item for item in self._models if not unfit(item)]
         for item in [*usable, *(item for item in self._models if unfit(item))]:
-            self.model.addItem(f"{item.name} · {words.size(item.size_bytes)}", item.id)
+            self.model.addItem(f"{item.name} · {formatted.size(item.size_bytes)}", item.id)
             reason = unfit(item)
             if reason:
                 place = self.model.count() - 1
@@ -193,7 +193,7 @@ class FitPage(Page):
 
     def _on_slider(self) -> None:
         if self._range[1] and not self.aim.is_context:
-            self.size_words.setText(words.size(self.budget_bytes))
+            self.size_words.setText(formatted.size(self.budget_bytes))
             self.picture.plot.show_here(self.budget_bytes)
             self._delay.start()
 
@@ -238,7 +238,7 @@ class FitPage(Page):
         elif isinstance(error, ApiError) and error.status == 404 and error.code != "model_not_found":  # noqa: PLR2004
             self.banner.tell(self.tr("This server cannot make models fit yet."), "warn")
         else:
-            self.banner.tell(in_words(error), "warn", (self.tr("Try again"), self._anew))
+            self.banner.tell(error_message(error), "warn", (self.tr("Try again"), self._anew))
 
     def _show_forecast(self, sketch: QuantizeSketch, model: str) -> None:
         if self._refused:  # what a finished job says stays
@@ -262,7 +262,9 @@ class FitPage(Page):
         self.chips.clear()
         loss = plan.damage
         name, kind = next(((w, k) for limit, w, k in _LOSS_WORDS if loss <= limit), ("large", "chip-bad"))
-        chip = label(self.tr("Loss of quality: {name} ({n})").format(name=self.tr(name), n=words.decimal(loss, 4)))
+        chip = label(
+            self.tr("Loss of quality: {name} ({n})").format(name=self.tr(name), n=formatted.decimal(loss, 4))
+        )
         set_kind(chip, kind)
         self.chips.add(chip)
         if not plan.evidence.sensitivity_sha256:
@@ -277,9 +279,9 @@ class FitPage(Page):
         """What the plan means here, as far as it is known."""
         found: list[str] = []
         if self.aim.is_context:
-            found.append(self.tr("For a context of {n}").format(n=words.whole(self.aim.n_ctx)))
+            found.append(self.tr("For a context of {n}").format(n=formatted.whole(self.aim.n_ctx)))
         elif forecast.largest_context:
-            context = words.whole(forecast.largest_context)
+            context = formatted.whole(forecast.largest_context)
             found.append(self.tr("Context up to {n} fits").format(n=context))
         elif forecast.largest_context == 0:
             found.append(self.tr("Does not fit the memory that is free now"))
@@ -287,20 +289,20 @@ class FitPage(Page):
             types = " / ".join(dict.fromkeys((plan.kv.type_k, plan.kv.type_v)))
             found.append(self.tr("Context stored in {k}").format(k=types))
         if plan.decode_cost:
-            speed = words.decimal(1 / plan.decode_cost, 2)
+            speed = formatted.decimal(1 / plan.decode_cost, 2)
             found.append(self.tr("{n} x the speed of a 4-bit file").format(n=speed))
         if forecast.seconds:
             known = not forecast.gpu_untimed
             text = self.tr("Takes about {time}") if known else self.tr("Takes about {time} without the GPU")
-            found.append(text.format(time=words.duration(forecast.seconds)))
+            found.append(text.format(time=formatted.duration(forecast.seconds)))
         if forecast.disk_bytes:
-            found.append(self.tr("Needs {size} of free disk").format(size=words.size(forecast.disk_bytes)))
+            found.append(self.tr("Needs {size} of free disk").format(size=formatted.size(forecast.disk_bytes)))
         return found
 
     def _set_range(self, smallest: int, largest: int) -> None:
         self._range = (smallest, max(largest, smallest + 1))
-        self._smallest.setText(self.tr("smallest {size}").format(size=words.size(smallest)))
-        self._largest.setText(self.tr("original {size}").format(size=words.size(largest)))
+        self._smallest.setText(self.tr("smallest {size}").format(size=formatted.size(smallest)))
+        self._largest.setText(self.tr("original {size}").format(size=formatted.size(largest)))
         self.slider.setValue(round(_STEPS * _START_FRACTION / 2))
         self._on_slider()
         self._forecast()

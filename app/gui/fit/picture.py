@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QBoxLayout, QFrame
 
-from app.gui import words
+from app.gui import formatted
 from app.gui.fit.frontier import FrontierPlot
 from app.gui.theme import Theme
 from app.gui.widgets.basics import label, stack
@@ -50,14 +50,14 @@ class PlanPicture(QFrame):
     def show_plan(self, plan: QuantPlan) -> None:
         """Our tensors, and those of the stock mix of this size whose types are known."""
         self.mosaic.show_tiles(tiles_of_tensors(plan.tensors))
-        self._ours_name.setText(self.tr("Tessera · {size}").format(size=words.size(plan.file_bytes)))
+        self._ours_name.setText(self.tr("Tessera · {size}").format(size=formatted.size(plan.file_bytes)))
         stock = next((row for row in plan.stock if row.types), None)
         for widget in (self.rival, self._rival_name):
             widget.setVisible(stock is not None)
         if stock is not None:
             self.rival.show_tiles(tiles_of_tensors(plan.tensors, stock.types))
             told = self.tr("Stock mix {name} · {size}")
-            self._rival_name.setText(told.format(name=stock.name, size=words.size(stock.file_bytes)))
+            self._rival_name.setText(told.format(name=stock.name, size=formatted.size(stock.file_bytes)))
         self.plot.show_here(plan.file_bytes)
 
     def resizeEvent(self, event: QResizeEvent) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from PySide6.QtCore import QCoreApplication
 from PySide6.QtWidgets import QFrame, QGridLayout
 
-from app.gui import words
+from app.gui import formatted
 from app.gui.theme import Theme
 from app.gui.widgets.basics import card, label
 from app.gui.widgets.mosaic import Mosaic, PrecisionLegend, tiles_of_tensors
@@ -41,7 +41,7 @@ def report_card(theme: Theme, report: QuantizeReport) -> QFrame:
 
 
 def _verdict(report: QuantizeReport) -> str:
-    size = words.size(report.file_bytes or report.plan.file_bytes)
+    size = formatted.size(report.file_bytes or report.plan.file_bytes)
     if report.shipped == "nothing" and report.gate:
         return _tr("Nothing was kept. Choose a larger file, or measure more thoroughly. The original is untouched.")
     if report.shipped == "stock" and _vetoed_ours(report):
@@ -53,7 +53,7 @@ def _verdict(report: QuantizeReport) -> str:
     ratio = report.kld_ratio
     if ratio:
         return _tr("{size}. Its loss is {n} % of that of {name}, the usual mix of this size.").format(
-            size=size, n=words.whole(100 * ratio), name=report.stock_mix or ""
+            size=size, n=formatted.whole(100 * ratio), name=report.stock_mix or ""
         )
     return size
 
@@ -80,7 +80,7 @@ def gate_words(report: QuantizeReport) -> list[str]:
             likely, low, high = _tr("A likely gain of {low} to {high} points."), -high, -low
         else:
             likely, low = _tr("Between {low} points better and {high} worse: no clear loss."), -low
-        told.append(f"{counts} {likely.format(low=words.whole(low), high=words.whole(high))}")
+        told.append(f"{counts} {likely.format(low=formatted.whole(low), high=formatted.whole(high))}")
     if not could_veto(report.gate):
         told.append(_tr("The original itself does so few of them that this task could not veto."))
     if report.gate.reference:
@@ -114,14 +114,14 @@ def _change(text: str, ratio: Interval) -> str:
         return text.format(change=_tr("as large a loss as the stock mix has"))
     less = ratio.value < 1
     change = _tr("{n} % less loss than the stock mix") if less else _tr("{n} % more loss than the stock mix")
-    return text.format(change=change.format(n=words.whole(100 * abs(1 - ratio.value))))
+    return text.format(change=change.format(n=formatted.whole(100 * abs(1 - ratio.value))))
 
 
 _MEASURES: tuple[tuple[str, Callable[[FileReport], str]], ...] = (
-    ("Mean loss (KL divergence)", lambda found: words.decimal(found.kld_mean.value, 5)),
-    ("Worst 1 % of tokens", lambda found: words.decimal(found.kld_p99, 4)),
-    ("Same first choice", lambda found: f"{words.decimal(100 * found.top1_agreement_frac.value, 1)} %"),
-    ("Perplexity", lambda found: words.decimal(found.perplexity.value, 3)),
+    ("Mean loss (KL divergence)", lambda found: formatted.decimal(found.kld_mean.value, 5)),
+    ("Worst 1 % of tokens", lambda found: formatted.decimal(found.kld_p99, 4)),
+    ("Same first choice", lambda found: f"{formatted.decimal(100 * found.top1_agreement_frac.value, 1)} %"),
+    ("Perplexity", lambda found: formatted.decimal(found.perplexity.value, 3)),
 )
 
 

@@ -6,7 +6,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QDialog, QFrame, QGridLayout, QPlainTextEdit, QScrollArea, QWidget
 
-from app.gui import words
+from app.gui import formatted
 from app.gui.library.model_card import facts_of
 from app.gui.markdown.view import MarkdownView
 from app.gui.theme import Theme
@@ -110,12 +110,12 @@ def _rows(model: Model) -> list[tuple[str, str]]:
     ]
     by_source: dict[str, list[str]] = {}
     for name, fact in model.sampling.items():
-        by_source.setdefault(words.source(fact.source), []).append(f"{name} {fact.value:g}")
+        by_source.setdefault(formatted.source(fact.source), []).append(f"{name} {fact.value:g}")
     rows += [("Sampling", f"{', '.join(values)} ({source})") for source, values in by_source.items()]
     types = details.type_bytes
     if types:
         ordered = sorted(types.items(), key=lambda item: -item[1])
-        rows.append(("Tensors", ", ".join(f"{name} {words.size(size)}" for name, size in ordered)))
+        rows.append(("Tensors", ", ".join(f"{name} {formatted.size(size)}" for name, size in ordered)))
     sums = [file.sha256 for file in model.files if file.sha256]
     if sums:
         rows.append(("SHA-256", "\n".join(sums)))

@@ -6,8 +6,8 @@ from typing import TypeVar
 from PySide6.QtCore import QCoreApplication, Qt, QTimer, Signal
 from PySide6.QtWidgets import QFrame, QLineEdit, QVBoxLayout, QWidget
 
-from app.gui import words
-from app.gui.api import in_words
+from app.gui import formatted
+from app.gui.api import error_message
 from app.gui.library.recommended import download_name, name_row, recommendation
 from app.gui.services import Services
 from app.gui.widgets.basics import Banner, button, card, clear, label, row, stack
@@ -98,10 +98,10 @@ class HubTab(QWidget):
             facts = " · ".join(
                 part
                 for part in (
-                    words.job(starter.job),
-                    self.tr("{n} parameters").format(n=words.count(starter.parameters)),
-                    self.tr("about {n}").format(n=words.size(proposal.expected_bytes)),
-                    self.tr("about {n} tokens/s").format(n=words.speed(proposal.expected_tok_s))
+                    formatted.job(starter.job),
+                    self.tr("{n} parameters").format(n=formatted.count(starter.parameters)),
+                    self.tr("about {n}").format(n=formatted.size(proposal.expected_bytes)),
+                    self.tr("about {n} tokens/s").format(n=formatted.speed(proposal.expected_tok_s))
                     if proposal.expected_tok_s
                     else "",
                     starter.license,
@@ -112,7 +112,7 @@ class HubTab(QWidget):
             get.setAccessibleName(download_name(proposal))
             sizes = button(self.tr("All sizes"), self._opener(starter.repo))
             text = stack(
-                name_row(words.model_name(starter.repo), proposal),
+                name_row(formatted.model_name(starter.repo), proposal),
                 label(facts, "small", wrap=True),
                 label(recommendation(proposal) or proposal.reason, "small", wrap=True),
                 spacing=4,
@@ -164,11 +164,11 @@ class HubTab(QWidget):
         publisher, _, name = hit.repo.partition("/")
         facts = [
             hit.architecture or "",
-            self.tr("{n} parameters").format(n=words.count(hit.n_params)) if hit.n_params else "",
-            self.tr("context {n}").format(n=words.whole(hit.context_train)) if hit.context_train else "",
-            self.tr("{n} downloads").format(n=words.count(hit.downloads)),
-            self.tr("{n} likes").format(n=words.count(hit.likes)) if hit.likes else "",
-            words.day(hit.updated) if hit.updated else "",
+            self.tr("{n} parameters").format(n=formatted.count(hit.n_params)) if hit.n_params else "",
+            self.tr("context {n}").format(n=formatted.whole(hit.context_train)) if hit.context_train else "",
+            self.tr("{n} downloads").format(n=formatted.count(hit.downloads)),
+            self.tr("{n} likes").format(n=formatted.count(hit.likes)) if hit.likes else "",
+            formatted.day(hit.updated) if hit.updated else "",
         ]
         chips = Flow(spacing=4)
         if hit.license:
@@ -206,7 +206,7 @@ class HubTab(QWidget):
     def _show_plan(self, plan: RepoPlan) -> None:
         clear(self.results)
         repo, options = plan.repository.repo, plan.options
-        self._note.setText(f"{repo}: {words.versions(len(options))}")
+        self._note.setText(f"{repo}: {formatted.versions(len(options))}")
         back = button(self.tr("← Back"), self._search, "link")
         self.results.addLayout(row(back, 1))
         for option in options:
@@ -226,13 +226,13 @@ class HubTab(QWidget):
                 label(self.tr("Fits") if fits else self.tr("Does not fit"), "chip-ok" if fits else "chip-warn")
             )
         line.addStretch(1)
-        facts = [words.size(option.size_bytes)]
+        facts = [formatted.size(option.size_bytes)]
         if option.bits_per_weight:
-            facts.append(self.tr("{n} bits per weight").format(n=words.decimal(option.bits_per_weight, 2)))
+            facts.append(self.tr("{n} bits per weight").format(n=formatted.decimal(option.bits_per_weight, 2)))
         if verdict and verdict.needed_bytes:
             facts.append(
                 self.tr("needs {need} of {free}").format(
-                    need=words.size(verdict.needed_bytes), free=words.size(verdict.available_bytes)
+                    need=formatted.size(verdict.needed_bytes), free=formatted.size(verdict.available_bytes)
                 )
             )
         if verdict and verdict.decode_tok_s:
@@ -273,7 +273,7 @@ class HubTab(QWidget):
 
         def tell(error: Exception) -> None:
             self._note.setText("")
-            self.banner.tell(in_words(error), "warn", (self.tr("Try again"), again))
+            self.banner.tell(error_message(error), "warn", (self.tr("Try again"), again))
 
         return tell
 
@@ -285,4 +285,4 @@ def speed_words(tok_s: float, measured_on: str | None) -> str:
         "model": QCoreApplication.translate("HubTab", "about {n} tok/s here (measured)"),
     }
     unmeasured = QCoreApplication.translate("HubTab", "about {n} tokens/s")
-    return told.get(measured_on or "", unmeasured).format(n=words.whole(tok_s))
+    return told.get(measured_on or "", unmeasured).format(n=formatted.whole(tok_s))

@@ -7,8 +7,8 @@ from PySide6.QtCore import Qt, QTimer, Signal
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QCheckBox, QDialog, QFrame, QGridLayout, QSlider, QSpinBox, QWidget
 
-from app.gui import words
-from app.gui.api import in_words
+from app.gui import formatted
+from app.gui.api import error_message
 from app.gui.devices.facts import PARTS, tr
 from app.gui.services import Services
 from app.gui.widgets.basics import Banner, button, label, row, rule, stack
@@ -50,7 +50,7 @@ class LoadDialog(QDialog):
         self.cache.setAccessibleName(self.tr("Type of the cache"))
         self.cache.addItem(self.tr("Automatic"), None)
         for name, bits in _CACHE:
-            self.cache.addItem(self.tr("{name} ({n} bits)").format(name=name, n=words.decimal(bits)), name)
+            self.cache.addItem(self.tr("{name} ({n} bits)").format(name=name, n=formatted.decimal(bits)), name)
         self.cache.setFixedWidth(_FIELD)
         self.keep = QCheckBox(self.tr("Keep it loaded until it is ejected"))
         self.own_context = QCheckBox(self.tr("Automatic"))
@@ -185,7 +185,7 @@ class LoadDialog(QDialog):
             return
         self.reset.setEnabled(self.choices != LoadChoices())
         if not self.own_context.isChecked():
-            self._context_words.setText(self.tr("{n} tokens").format(n=words.whole(self._context)))
+            self._context_words.setText(self.tr("{n} tokens").format(n=formatted.whole(self._context)))
         self._delay.start()
 
     def _predict(self) -> None:
@@ -198,7 +198,7 @@ class LoadDialog(QDialog):
 
         def failed(error: Exception) -> None:
             if asked == self._asked:
-                self._verdict.setText(in_words(error))
+                self._verdict.setText(error_message(error))
 
         self._services.background.run(lambda: api.placement(self._model, chosen), show, failed, self)
 
@@ -209,7 +209,7 @@ class LoadDialog(QDialog):
             self._showing = True
             self.context.setValue(round(8 * math.log2(max(placed.n_ctx, _SMALLEST) / _SMALLEST)))
             self._showing = False
-            self._context_words.setText(self.tr("{n} tokens").format(n=words.whole(placed.n_ctx)))
+            self._context_words.setText(self.tr("{n} tokens").format(n=formatted.whole(placed.n_ctx)))
         if placed.need is not None:
             free = sum((fit.available_bytes if fit else {}).values()) or placed.need.total_bytes
             shares = [
@@ -218,7 +218,7 @@ class LoadDialog(QDialog):
             self.memory.show_shares(shares, max(free, placed.need.total_bytes))
         parts = [self.tr("Runs on {device}").format(device=placed.device_name or placed.device)]
         if placed.decode_tok_s:
-            parts.append(self.tr("about {n} tokens/s").format(n=words.speed(placed.decode_tok_s)))
+            parts.append(self.tr("about {n} tokens/s").format(n=formatted.speed(placed.decode_tok_s)))
         if fit is not None and not fit.fits:
             parts.append(self.tr("does not fit the memory that is free now"))
         self._verdict.setText(" · ".join(parts))

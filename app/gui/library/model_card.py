@@ -5,7 +5,7 @@ from pathlib import PurePath
 from PySide6.QtCore import QCoreApplication, Qt, Signal
 from PySide6.QtWidgets import QFrame
 
-from app.gui import words
+from app.gui import formatted
 from app.gui.library.sources import unfit
 from app.gui.theme import Theme
 from app.gui.widgets.basics import IconButton, LabelKind, button, label, row, stack
@@ -69,7 +69,7 @@ class ModelCard(QFrame):
         update = button(self.tr("Update"), lambda: self.update_pressed.emit(identity))
         update.setToolTip(
             self.tr("Fetches {size}. This version stays until the newer one works.").format(
-                size=words.size(newer_bytes)
+                size=formatted.size(newer_bytes)
             )
         )
         if newer_bytes:
@@ -121,21 +121,21 @@ def spoken_name(model: Model) -> str:
     file = PurePath(model.path).name.removesuffix(".gguf")
     if model.name != file or not model.details.quantization:
         return model.name
-    return words.model_name(model.name).replace("_", " ") or model.name
+    return formatted.model_name(model.name).replace("_", " ") or model.name
 
 
 def facts_of(model: Model) -> str:
     """Size and context, which everybody chooses by, before precision and architecture: one line."""
     details = model.details
-    parts = [words.size(model.size_bytes)]
+    parts = [formatted.size(model.size_bytes)]
     if details.n_params:
-        parts.append(_tr("{n} parameters").format(n=words.count(details.n_params)))
+        parts.append(_tr("{n} parameters").format(n=formatted.count(details.n_params)))
     if details.context_train:
-        parts.append(_tr("context {n}").format(n=words.whole(details.context_train)))
+        parts.append(_tr("context {n}").format(n=formatted.whole(details.context_train)))
     if details.quantization:
         parts.append(details.quantization)
     if model.bits_per_weight:
-        parts.append(_tr("{n} bits per weight").format(n=words.decimal(model.bits_per_weight, 2)))
+        parts.append(_tr("{n} bits per weight").format(n=formatted.decimal(model.bits_per_weight, 2)))
     parts.append(details.architecture or model.format)
     return " · ".join(parts)
 

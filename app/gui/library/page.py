@@ -8,7 +8,7 @@ from PySide6.QtWidgets import QFileDialog, QInputDialog, QTabWidget, QVBoxLayout
 
 from app.client import ApiError
 from app.code.certify.run import CertificateStore
-from app.gui.api import failure_of, in_words
+from app.gui.api import error_message, failure_of
 from app.gui.job_card import JobList, title_of
 from app.gui.jobs import Jobs
 from app.gui.library.details import DetailsDialog
@@ -94,7 +94,7 @@ class LibraryPage(Page):
             self._asking = False
             if isinstance(error, ApiError) and error.status == 0:
                 return  # that the server is away is told for the whole window
-            self.banner.tell(in_words(error), "bad")
+            self.banner.tell(error_message(error), "bad")
 
         def show(models: list[tuple[Model, float | None]]) -> None:
             self._asking = False

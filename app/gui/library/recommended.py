@@ -2,7 +2,7 @@
 
 from PySide6.QtCore import QCoreApplication
 
-from app.gui import words
+from app.gui import formatted
 from app.gui.widgets.basics import label
 from app.gui.widgets.flow import Flow
 from engine.api.hub import Proposal
@@ -30,7 +30,7 @@ def recommendation(proposal: Proposal) -> str:
 
 def download_name(proposal: Proposal) -> str:
     """What a screen reader says of its button."""
-    return _tr("Download {name}").format(name=words.model_name(proposal.starter.repo))
+    return _tr("Download {name}").format(name=formatted.model_name(proposal.starter.repo))
 
 
 def _tr(text: str) -> str:

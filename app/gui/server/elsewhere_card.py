@@ -11,7 +11,7 @@ from PySide6.QtWidgets import QFrame, QLabel, QLineEdit
 
 from app.client import ApiError, Client
 from app.client.chosen import RemoteServer, parts_of
-from app.gui import words
+from app.gui import formatted
 from app.gui.services import Services
 from app.gui.widgets.basics import Banner, button, label, row, stack
 from engine.api.keys import KeyRequest
@@ -119,7 +119,7 @@ class ElsewhereCard(QFrame):
     def _failed(self, error: Exception) -> None:
         self._refresh_buttons()
         # The one that was asked, not this window's: "start it" would be the wrong advice.
-        self._banner.tell(words.sentence(str(error)), "bad")
+        self._banner.tell(formatted.sentence(str(error)), "bad")
 
     def _back(self) -> None:
         self._remote.forget()

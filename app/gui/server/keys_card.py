@@ -4,7 +4,7 @@ from PySide6.QtCore import QDateTime, QTimer
 from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QLineEdit, QVBoxLayout
 
-from app.gui import words
+from app.gui import formatted
 from app.gui.services import Services
 from app.gui.widgets.basics import Banner, button, clear, label, row, stack
 from app.gui.widgets.flow import Flow
@@ -76,7 +76,7 @@ class KeysCard(QFrame):
         name = key.name
         scopes = {"chat": self.tr("runs models"), "manage": self.tr("manages models")}
         chips = [label(scopes[scope], "chip") for scope in key.scopes]
-        made = words.date(QDateTime.fromSecsSinceEpoch(int(key.created_at)).date())
+        made = formatted.date(QDateTime.fromSecsSinceEpoch(int(key.created_at)).date())
         revoke = button(self.tr("Revoke"), lambda: self._revoke(name), "danger")
         revoke.setAccessibleName(self.tr("Revoke {name}").format(name=name))
         return row(label(name), *chips, label(self.tr("made {date}").format(date=made), "small"), 1, revoke)

@@ -6,7 +6,7 @@ from PySide6.QtCore import QTimer, Signal
 from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QPlainTextEdit
 
-from app.gui.api import in_words
+from app.gui.api import error_message
 from app.gui.server import requests
 from app.gui.server.elsewhere_card import ElsewhereCard
 from app.gui.server.keys_card import KeysCard
@@ -165,7 +165,7 @@ class ServerPage(Page):
         self._services.background.run(self._link.stop, stopped, self._on_error, self)
 
     def _on_error(self, error: Exception) -> None:
-        self.banner.tell(in_words(error), "bad")
+        self.banner.tell(error_message(error), "bad")
         self.refresh()
 
     def _copy_address(self) -> None:

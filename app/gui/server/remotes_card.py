@@ -4,7 +4,7 @@ import msgspec
 from PySide6.QtWidgets import QFrame, QLayout, QVBoxLayout
 
 from app.client import ApiError
-from app.gui.api import in_words
+from app.gui.api import error_message
 from app.gui.server.rows_card import RowsCard, kind_of_state
 from app.gui.services import Services
 from app.gui.widgets.basics import Banner, button, label, row, stack
@@ -123,7 +123,7 @@ class RemotesCard(RowsCard[Remotes]):
             if isinstance(error, ApiError) and error.code == "unknown_host_key":
                 self._ask_whether(name, request, str(error))
             else:
-                self._banner.tell(in_words(error), "bad")
+                self._banner.tell(error_message(error), "bad")
 
         self._services.background.run(lambda: self._services.api.put_remote(name, request), done, failed, self)
 

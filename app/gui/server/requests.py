@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from PySide6.QtCore import QCoreApplication, QDateTime, QLocale
 
-from app.gui import words
+from app.gui import formatted
 from engine.api.requests import Program, RequestRecord
 
 _OK_BELOW = 400
@@ -27,13 +27,13 @@ def request_row(row: RequestRecord, title: Callable[[str], str] = str) -> list[s
     return [
         _VERSION.sub("", row.program),
         row.route.removeprefix("/v1/"),
-        title(row.model) if row.model else words.UNKNOWN,
+        title(row.model) if row.model else formatted.UNKNOWN,
         clock(row.time),
         _whole(row.prompt_tokens),
         _whole(row.cached_tokens),
         _whole(row.completion_tokens),
         _seconds(row.ttft_s),
-        words.UNKNOWN if row.tok_s is None else words.decimal(row.tok_s),
+        formatted.UNKNOWN if row.tok_s is None else formatted.decimal(row.tok_s),
         took(row),
     ]
 
@@ -55,13 +55,13 @@ def program_columns() -> list[str]:
 def program_row(row: Program, now: float | None = None) -> list[str]:
     """One program in words."""
     seconds = max(0.0, (time.time() if now is None else now) - row.last_seen)
-    ago = _tr("now") if row.active or seconds < _MINUTE_S else _tr("{n} ago").format(n=words.duration(seconds))
+    ago = _tr("now") if row.active or seconds < _MINUTE_S else _tr("{n} ago").format(n=formatted.duration(seconds))
     return [
         row.name,
         row.address,
         ago,
-        words.whole(row.active),
-        words.whole(row.num_requests),
+        formatted.whole(row.active),
+        formatted.whole(row.num_requests),
     ]
 
 
@@ -72,15 +72,15 @@ def clock(seconds: float) -> str:
 
 
 def _whole(value: int | None) -> str:
-    return words.UNKNOWN if value is None else words.whole(value)
+    return formatted.UNKNOWN if value is None else formatted.whole(value)
 
 
 def _seconds(value: float | None) -> str:
     if value is None:
-        return words.UNKNOWN
+        return formatted.UNKNOWN
     if value < 1:
-        return _tr("{n} ms").format(n=words.whole(1000 * value))
-    return _tr("{n} s").format(n=words.decimal(value))
+        return _tr("{n} ms").format(n=formatted.whole(1000 * value))
+    return _tr("{n} s").format(n=formatted.decimal(value))
 
 
 def _tr(text: str) -> str:

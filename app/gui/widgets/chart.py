@@ -7,7 +7,7 @@ from PySide6.QtCore import QEvent, QPointF
 from PySide6.QtGui import QColor, QHelpEvent
 from PySide6.QtWidgets import QLabel, QToolTip, QWidget
 
-from app.gui import words
+from app.gui import formatted
 from app.gui.theme import Theme
 from app.gui.widgets.basics import label, row
 from app.gui.widgets.flow import Flow
@@ -110,4 +110,4 @@ class ChartKey(Flow):
 
 def value_words(value: float) -> str:
     """A number on an axis or in a tip."""
-    return words.decimal(value, 1) if 0 < value < _DECIMALS_BELOW and value % 1 else words.whole(value)
+    return formatted.decimal(value, 1) if 0 < value < _DECIMALS_BELOW and value % 1 else formatted.whole(value)

@@ -7,7 +7,7 @@ from PySide6.QtCore import QEvent, QRectF, QSize, Qt
 from PySide6.QtGui import QColor, QHelpEvent, QPainter, QPainterPath, QPaintEvent
 from PySide6.QtWidgets import QHBoxLayout, QSizePolicy, QToolTip, QVBoxLayout, QWidget
 
-from app.gui import words
+from app.gui import formatted
 from app.gui.theme import Theme
 from app.gui.widgets.basics import label
 from app.gui.widgets.flow import Flow
@@ -28,8 +28,8 @@ class Share:
     @property
     def tip(self) -> str:
         """Its parts in words, one a line."""
-        lines = [f"{name}: {words.size(size)}" for name, size in self.parts]
-        return "\n".join([f"{self.name}: {words.size(self.num_bytes)}", *lines])
+        lines = [f"{name}: {formatted.size(size)}" for name, size in self.parts]
+        return "\n".join([f"{self.name}: {formatted.size(self.num_bytes)}", *lines])
 
 
 class MemoryBar(QWidget):
@@ -47,9 +47,9 @@ class MemoryBar(QWidget):
     def show_shares(self, shares: Sequence[Share], total: int) -> None:
         """Show who holds what of `total` bytes."""
         self._shares, self._total = shares, total
-        text = ", ".join(f"{share.name} {words.size(share.num_bytes)}" for share in shares)
+        text = ", ".join(f"{share.name} {formatted.size(share.num_bytes)}" for share in shares)
         free = max(0, total - sum(share.num_bytes for share in shares))
-        self.setToolTip(self.tr("{text}, free {free}").format(text=text, free=words.size(free)))
+        self.setToolTip(self.tr("{text}, free {free}").format(text=text, free=formatted.size(free)))
         self.setAccessibleName(self.toolTip())
         self.update()
 
@@ -117,7 +117,7 @@ class MemoryUse(QWidget):
         self.bar.show_shares(kept, total)
         free = max(0, total - sum(share.num_bytes for share in kept))
         self._numbers.setText(
-            self.tr("{free} free of {total}").format(free=words.size(free), total=words.size(total))
+            self.tr("{free} free of {total}").format(free=formatted.size(free), total=formatted.size(total))
         )
         if [(s.owner, s.name) for s in kept] != [(s.owner, s.name) for s in self._shown]:
             self._legend.clear()
@@ -134,7 +134,7 @@ class _LegendEntry(QWidget):
         layout.setContentsMargins(0, 0, 0, 0)
         layout.setSpacing(6)
         layout.addWidget(dot)
-        layout.addWidget(label(f"{share.name} · {words.size(share.num_bytes)}", "small"))
+        layout.addWidget(label(f"{share.name} · {formatted.size(share.num_bytes)}", "small"))
         self.setToolTip(share.tip)
 
 

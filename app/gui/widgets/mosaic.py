@@ -9,7 +9,7 @@ from PySide6.QtCore import QCoreApplication, QEvent, QRectF, QSize, Qt
 from PySide6.QtGui import QFontMetricsF, QHelpEvent, QPainter, QPaintEvent, QResizeEvent
 from PySide6.QtWidgets import QHBoxLayout, QSizePolicy, QToolTip, QWidget
 
-from app.gui import words
+from app.gui import formatted
 from app.gui.theme import Theme
 from app.gui.widgets.basics import label
 from engine.api.library import Tensor
@@ -60,7 +60,7 @@ def tiles_of_types(type_bytes: Mapping[str, int], num_tiles: int) -> list[Tile]:
     total = sum(weights.values())
     made: list[Tile] = []
     for name, share in sorted(weights.items(), key=lambda item: bits_of(item[0])):
-        tip = f"{name}: {words.size(type_bytes[name])}"
+        tip = f"{name}: {formatted.size(type_bytes[name])}"
         made.extend([Tile(bits_of(name), tip)] * max(1, round(num_tiles * share / total)))
     return made[:num_tiles]
 
@@ -77,9 +77,9 @@ def tiles_of_tensors(tensors: Iterable[Tensor | TensorPlan], types: Mapping[str,
         qtype = (types or {}).get(tensor.name, tensor.qtype)
         parts = [tensor.name, qtype]
         if types is None:
-            parts.append(words.size(tensor.num_bytes))
+            parts.append(formatted.size(tensor.num_bytes))
             if isinstance(tensor, TensorPlan):
-                damage = words.decimal(tensor.damage, 5)
+                damage = formatted.decimal(tensor.damage, 5)
                 parts.append(QCoreApplication.translate("Mosaic", "loss {n}").format(n=damage))
         layer, role = _place_of(tensor.name)
         made.append(Tile(bits_of(qtype), " · ".join(parts), role, layer))
@@ -115,7 +115,7 @@ class Mosaic(QWidget):
             self.setMinimumHeight(len(self._roles) * _ROW + 2 * _ROW)
         average = sum(tile.bits for tile in tiles) / len(tiles) if tiles else 0
         self.setAccessibleName(
-            self.tr("{n} tensors, {bits} bits on average").format(n=len(tiles), bits=words.decimal(average))
+            self.tr("{n} tensors, {bits} bits on average").format(n=len(tiles), bits=formatted.decimal(average))
         )
         self.updateGeometry()
         self._place()
@@ -224,7 +224,7 @@ class PrecisionLegend(QWidget):
         layout.setSpacing(theme.tokens.unit // 2)
         for bits, _ in theme.tokens.precision:
             layout.addWidget(_Swatch(theme, bits))
-            layout.addWidget(label(words.decimal(bits, 0), "small"))
+            layout.addWidget(label(formatted.decimal(bits, 0), "small"))
         layout.addWidget(label(self.tr("bits per weight"), "small"))
         layout.addStretch(1)
 

@@ -9,7 +9,7 @@ from PySide6.QtCore import QCoreApplication
 from PySide6.QtGui import QColor, QFontMetrics
 from PySide6.QtWidgets import QFrame
 
-from app.gui import words
+from app.gui import formatted
 from app.gui.theme import Theme
 from app.gui.widgets.basics import label, row, stack
 from app.gui.widgets.chart import Chart, value_words
@@ -30,7 +30,7 @@ class TimePlot(QFrame):
         super().__init__()
         self._theme, self._series, self._unit = theme, series, unit
         self.setProperty("kind", "card")
-        self.value = label(words.UNKNOWN, "title")
+        self.value = label(formatted.UNKNOWN, "title")
         self._points: deque[tuple[float, float]] = deque()
         self.plot = Chart(theme, title)
         self._curve = self.plot.plot([], [], fillLevel=0, antialias=True)
@@ -74,7 +74,7 @@ class TimePlot(QFrame):
         self._curve.setData(xs, ys)
         ago = QCoreApplication.translate("TimePlot", "{n} s ago: {value} {unit}")
         self.plot.points = [
-            (x, y, ago.format(n=words.whole(-x), value=value_words(y), unit=self._unit).strip())
+            (x, y, ago.format(n=formatted.whole(-x), value=value_words(y), unit=self._unit).strip())
             for x, y in zip(xs, ys, strict=True)
         ]
         least = _TICKS if not self._unit else 1  # what is counted has no halves

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import msgspec
 
-from app.answer_phase import in_words, phase_of
+from app.answer_phase import phase_of, phase_text
 from engine.api.chat import ChatChunk
 from engine.loaded_model import QueueTicket
 from engine.runner.protocol import COMPILING
@@ -16,7 +16,7 @@ def told(phase):
     place.take(SimpleNamespace(phase=phase, progress=0.5, waiting=0, ready=False))
     line = ChunkWriter("chat.completion.chunk", "chatcmpl-1", "m").loading(place)
     chunk = msgspec.json.decode(line.removeprefix(b"data: "), type=ChatChunk)
-    return in_words(phase_of(chunk), 0.1, lambda text: text, str)
+    return phase_text(phase_of(chunk), 0.1, lambda text: text, str)
 
 
 def test_the_compiler_of_a_device_is_told_apart_from_reading_weights():
