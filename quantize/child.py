@@ -119,8 +119,12 @@ _KEPT: ContextVar[list[_Worker] | None] = ContextVar("kept", default=None)
 def kept_workers() -> Iterator[None]:
     """Within it, tasks of this thread are done by processes of earlier ones where those hold little memory.
 
-    A start takes a fifth of a second, and a job has a dozen tasks.
+    A start takes a fifth of a second, ggml's tables for types below three bits up to fifteen, and a job has a dozen
+    tasks. Within another, the other's processes are used, and they outlive the inner one.
     """
+    if _KEPT.get() is not None:
+        yield
+        return
     kept: list[_Worker] = []
     token = _KEPT.set(kept)
     try:

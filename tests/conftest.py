@@ -110,6 +110,15 @@ def installed_model(real_model: Path, tmp_path_factory: pytest.TempPathFactory) 
     return Path(model.folder(str(venv)))
 
 
+@pytest.fixture(scope="module")
+def kept() -> Iterator[None]:
+    """Jobs of a file share the processes that measure and round, as the tasks of one job do."""
+    from quantize.child import kept_workers
+
+    with kept_workers():
+        yield
+
+
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[RunningServer]":
     """A real server process with the bundled model, shared by the tests of a session that do not harm it."""

@@ -24,6 +24,7 @@ from quantize.job.request import QuantizeRequest
 from quantize.types import Goal
 
 pytestmark = [
+    pytest.mark.usefixtures("kept"),
     pytest.mark.slow,
     pytest.mark.timeout(600),
     pytest.mark.skipif(os.name == "nt", reason="signals and mounts"),

@@ -30,7 +30,7 @@ from quantize.texts import CALIBRATION, HELD_OUT
 from quantize.types import Goal
 from tests.golden_tasks import golden_tasks
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.usefixtures("kept")]
 ROOT = Path(__file__).resolve().parents[2]
 SPARK = ROOT / "assets/models/spark-f16.gguf"
 

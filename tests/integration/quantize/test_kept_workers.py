@@ -45,6 +45,17 @@ def test_a_task_is_done_by_the_process_of_the_one_before_and_all_are_gone_at_the
     assert not any(map(runs, pids))
 
 
+def test_within_another_the_processes_are_the_others_and_outlive_the_inner_one(tmp_path, pids):
+    with kept_workers():
+        with kept_workers():
+            first = run_task(*prepare(tmp_path), ignore, never)
+        assert runs(pids[0])
+        with kept_workers():
+            assert run_task(*prepare(tmp_path), ignore, never) == first
+        assert len(set(pids)) == 1
+    assert not any(map(runs, pids))
+
+
 def test_by_itself_each_task_has_its_own_process(tmp_path, pids):
     for _ in range(2):
         run_task(*prepare(tmp_path), ignore, never)

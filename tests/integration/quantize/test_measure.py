@@ -28,7 +28,7 @@ from quantize.measure.collect import MomentsRequest
 from quantize.measure.run import measure
 from quantize.native.calibration import TextTooShort
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.usefixtures("kept")]
 
 
 @pytest.fixture(scope="module")

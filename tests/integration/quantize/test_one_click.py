@@ -14,7 +14,7 @@ from quantize.job.execute import quantize
 from quantize.job.request import QuantizeReport, QuantizeRequest
 from quantize.types import Goal
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.usefixtures("kept")]
 
 
 def run(source: Path, tmp_path: Path, **changes) -> QuantizeReport:

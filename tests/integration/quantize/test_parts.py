@@ -19,7 +19,7 @@ from quantize.measure.moments import partition
 from quantize.measure.run import measure_inputs
 from quantize.measure.sensitivity import AlphaRequest, swaps_file
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.usefixtures("kept")]
 
 # Whose layers have more between them than the residual stream: RWKV 7's first layer is mixed into all others.
 WHOLE = {"RWKV 7"}

@@ -14,7 +14,7 @@ from quantize.job.plan_file import check_claim, read_plan, write_plan
 from quantize.job.request import QuantizeRequest
 from quantize.types import Goal, Interval
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.usefixtures("kept")]
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from quantize.plan.plan import Question, make_plan
 from quantize.plan.stock import stock_types
 from quantize.types import EvidenceRef, Goal
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.usefixtures("kept")]
 
 
 def write(path, types, rounding, measured, request):
