@@ -119,6 +119,18 @@ def kept() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module")
+def few_types() -> Iterator[None]:
+    """Jobs measure six types: for files whose tests do not hang on how many, which is most of what a job takes."""
+    from measured_model import TYPES
+
+    from quantize.job import effort
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(effort, "MEASURED", tuple(t for t in effort.MEASURED if t.name in TYPES))
+        yield
+
+
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[RunningServer]":
     """A real server process with the bundled model, shared by the tests of a session that do not harm it."""

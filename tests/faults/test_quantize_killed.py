@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 from filelock import FileLock
-from measured_model import HELD_OUT, ignore, never
+from measured_model import HELD_OUT, TYPES, ignore, never
 from servers import runs, wait_for
 from small_folder import NARROW, first_layers, short_text, small_file
 
@@ -24,7 +24,7 @@ from quantize.job.request import QuantizeRequest
 from quantize.types import Goal
 
 pytestmark = [
-    pytest.mark.usefixtures("kept"),
+    pytest.mark.usefixtures("kept", "few_types"),
     pytest.mark.slow,
     pytest.mark.timeout(600),
     pytest.mark.skipif(os.name == "nt", reason="signals and mounts"),
@@ -34,12 +34,14 @@ pytestmark = [
 JOB = """
 import sys, time
 from quantize.evidence import decode
+from quantize.job import effort
 from quantize.job.execute import quantize
 from quantize.job.request import QuantizeRequest
 def tell(progress):
     if progress.phase == sys.argv[2] and (progress.total > 1 or progress.phase == "survey"):
         print("there", flush=True)
         time.sleep(600)
+effort.MEASURED = tuple(t for t in effort.MEASURED if t.name in sys.argv[3:])
 quantize(decode(sys.argv[1], QuantizeRequest), tell, lambda: False)
 """
 # In the order in which a job comes to them: each run goes on where the one before was killed.
@@ -66,7 +68,7 @@ def request(tmp_path: Path, source: Path, **changes) -> QuantizeRequest:
 
 
 def start(job: QuantizeRequest, stop_at: str = "") -> subprocess.Popen:
-    command = [sys.executable, "-c", JOB, encode(job).decode(), stop_at]
+    command = [sys.executable, "-c", JOB, encode(job).decode(), stop_at, *TYPES]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 

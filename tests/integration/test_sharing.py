@@ -23,7 +23,7 @@ from engine.types import Delta, Done, GenerationRequest, SamplingParams, Started
 SMALLER = {
     "lfm2": {"layers": 5, "embd": 256, "heads": 4, "kv_heads": 2, "ffn": 512, "recurrent_layers": (0, 1, 3, 4)},
     "mamba": {"layers": 3, "embd": 256, "ssm": (4, 512, 16, 16), "recurrent_layers": (0, 1, 2)},
-    "gemma3": {"layers": 6, "embd": 256, "heads": 4, "kv_heads": 2, "head_dim": 64, "ffn": 512, "sliding_window": 128},
+    "gemma3": {"layers": 6, "embd": 256, "heads": 4, "kv_heads": 2, "ffn": 512, "sliding_window": 128},
 }  # fmt: skip
 PIECE = 32
 ANSWER = 4

@@ -33,7 +33,7 @@ from quantize.plan.stock import uniform_types
 from quantize.types import Goal
 from tests.runner_calls import answered
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.usefixtures("kept")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.usefixtures("kept", "few_types")]
 
 HUGE = 64.0  # times what the channel was
 CHANNEL = 37
