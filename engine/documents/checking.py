@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import msgspec
 
+from engine.documents.stemming import STOP, WORD
 from engine.documents.vectors import above
-from engine.documents.words import STOP, WORD
 
 # An end of a sentence, or of a line; not after an initial or a number ("No. 5", "J. Smith").
 _END: Final = re.compile(r"(?<=[^\s.][.!?])[\"')\]]*\s+(?=[\"'(\[]?[A-Z\u00c0-\u00deÀ-ÖØ-Þ0-9*-])|\n+")

@@ -15,8 +15,8 @@ import apsw
 import msgspec
 
 from engine.documents.errors import CollectionUnusable
+from engine.documents.stemming import TOKENIZER, Stemmer
 from engine.documents.types import PageRead
-from engine.documents.words import TOKENIZER, Stemmer
 from engine.index_database import open_index
 
 _VERSION: Final = 1
