@@ -134,7 +134,7 @@ def streaming(desktop):
     wait_for(lambda: chat.transcript.item(key) is not None)
     text = (ANSWER * 200)[: 32 * 1024]
     position = 28 * 1024
-    chat._on_text(key, text[:position], "")
+    chat.transcript._on_text(key, text[:position], "")
     wait_for(lambda: chat.transcript.item(key) is not None)
     QTest.qWait(300)
     step = 4 * 200 * 33 // 1000  # characters a flush: 200 tokens of 4 characters a second

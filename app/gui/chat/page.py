@@ -4,37 +4,30 @@ from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QFrame, QSplitter, QWidget
 
-from app.answer_phase import Phase
 from app.client import ServerUnreachable
 from app.db import conversations
 from app.db.records import Attachment, Conversation
+from app.gui.chat.chat_transcript import ChatTranscript
 from app.gui.chat.composer import Composer
 from app.gui.chat.context_watch import ContextWatch
 from app.gui.chat.controller import ChatController
 from app.gui.chat.drafts import Drafts
 from app.gui.chat.import_export import ChatImportExport
-from app.gui.chat.items import MessageItems
 from app.gui.chat.message_actions import MessageActions
-from app.gui.chat.message_widget import MessageWidget
 from app.gui.chat.model_bar import ModelBar
 from app.gui.chat.options import ChatOptions, default_sampling
-from app.gui.chat.pair_widget import PairWidget
 from app.gui.chat.projects import Projects
 from app.gui.chat.prompt_library import PromptLibrary
 from app.gui.chat.side_work import SideWork
 from app.gui.chat.sidebar import Sidebar
 from app.gui.chat.tools_side import ToolsSide
-from app.gui.chat.transcript import Transcript, estimated_height
 from app.gui.chat.welcome import Welcome
 from app.gui.chat.writing_focus import WritingFocus
 from app.gui.services import Services
 from app.gui.show_in_folder import show_in_folder
 from app.gui.widgets.basics import SCROLL_BAR, Banner, label, row, stack
-from app.gui.widgets.column import ColumnItem
 
-_FOLD_HEIGHT = 160  # before it is laid out
 _ROOM_FOR_BOTH = 42  # letters of body text: the narrowest list beside the narrowest chat
-_PAIR_FACTOR = 1.6  # of the width of one answer
 
 
 class ChatPage(QSplitter):
@@ -59,14 +52,13 @@ class ChatPage(QSplitter):
         self.banner = Banner(theme)
         self.projects = Projects(services, self.banner, self)
         self._options: ChatOptions | None = None
-        self.transcript = Transcript(theme, self._make_item, self._estimate)
-        self.transcript.setAccessibleName(self.tr("Conversation"))
         self._welcome = Welcome(services)
         self.bar = ModelBar(services)
         self._context = ContextWatch(services, self.controller, self.composer, self.banner, self)
         self.side = SideWork(services, self.controller, self.composer, self)
         self._actions = MessageActions(services, self.controller, self.banner, self)
-        self._items = MessageItems(services, self.controller, self._actions, self.transcript.scroll_to)
+        self.transcript = ChatTranscript(services, self.controller, self._actions)
+        self.transcript.setAccessibleName(self.tr("Conversation"))
         self._drafts = Drafts(self.controller, self.composer, self)
         self._writing = WritingFocus(self, self.composer.editor)
         self._build()
@@ -107,13 +99,10 @@ class ChatPage(QSplitter):
         chat = self.controller
         chat.opened.connect(self._on_opened)
         chat.message_added.connect(self._on_added)
-        chat.message_changed.connect(self._on_changed)
-        chat.text_arrived.connect(self._on_text)
-        chat.phase_changed.connect(self._on_phase)
+        chat.message_changed.connect(lambda _: self._context.refresh())
         chat.busy_changed.connect(self._on_busy)
         chat.conversation_changed.connect(self._on_conversation)
         chat.save_failed.connect(self._on_save_failed)
-        chat.compactor.changed.connect(lambda: self.transcript.set_keys(self._items.keys()))
         self.side.titles.titled.connect(self.sidebar.refresh)
         chat.failed.connect(self._on_failed)
         self.composer.sent.connect(self._on_sent)
@@ -139,7 +128,7 @@ class ChatPage(QSplitter):
         self.import_export.exported.connect(self._on_exported)
         self.import_export.failed.connect(lambda text: self.banner.tell(text, "bad"))
         self.bar.chosen.connect(self._on_model_chosen)
-        self.bar.second_chosen.connect(self._on_second_chosen)
+        self.bar.second_chosen.connect(self.transcript.pair_with)
         self.bar.picker.more_wanted.connect(self.library_wanted)
         self.bar.picker.failed.connect(lambda text: self.banner.tell(text, "bad"))
         self.bar.fold_pressed.connect(lambda: self.sidebar.setVisible(not self.sidebar.isVisible()))
@@ -152,7 +141,6 @@ class ChatPage(QSplitter):
         self._actions.forked.connect(self.open)
         self._services.models.changed.connect(self._show_models)
         self._services.models.reachable_changed.connect(self._on_reachable)
-        self._services.theme.changed.connect(self._set_width)
 
     @property
     def options(self) -> ChatOptions:
@@ -247,18 +235,6 @@ class ChatPage(QSplitter):
         self.controller.change(model=model)
         self._context.refresh()
 
-    def _on_second_chosen(self, model: str) -> None:
-        self.controller.second_model = model
-        self._set_width()
-        for message in self.controller.tree.path():
-            if message.role == "assistant":
-                self.transcript.rebuild(message.id)
-
-    def _set_width(self) -> None:
-        """Two answers side by side take more room."""
-        share = _PAIR_FACTOR if self.controller.second_model else 1
-        self.transcript.set_width_limit(round(self._services.theme.tokens.column * share))
-
     def _on_draft(self, text: str) -> None:
         del text
         self._context.refresh()
@@ -267,9 +243,7 @@ class ChatPage(QSplitter):
 
     def _on_opened(self) -> None:
         path = self.controller.tree.path()
-        if self._wanted_message:
-            self._items.expand(self._wanted_message)
-        self.transcript.set_keys(self._items.keys())
+        self.transcript.show_branch(self._wanted_message)
         self._welcome.setVisible(not path)
         self.transcript.setVisible(bool(path))
         self._drafts.show()
@@ -282,31 +256,7 @@ class ChatPage(QSplitter):
     def _on_added(self, message_id: int) -> None:
         self._welcome.hide()
         self.transcript.show()
-        path = self.controller.tree.path()
-        if len(path) > 1 and path[-1].id == message_id:
-            for message in path[-3:-1]:  # the earlier answer is no longer the last
-                if message.role == "assistant":
-                    self.transcript.rebuild(message.id)
-        self.transcript.append(message_id)
-
-    def _on_changed(self, message_id: int) -> None:
-        self.transcript.rebuild(message_id)
-        self._context.refresh()
-
-    def _on_text(self, message_id: int, content: str, reasoning: str) -> None:
-        pane = self._pane(message_id)
-        if pane is not None:
-            pane.append_text(content, reasoning)
-
-    def _on_phase(self, message_id: int, phase: Phase) -> None:
-        pane = self._pane(message_id)
-        if pane is not None:
-            pane.show_phase(phase)
-
-    def _pane(self, message_id: int) -> MessageWidget | None:
-        item = self.transcript.item(message_id)
-        pane = item.pane(message_id) if isinstance(item, PairWidget) else item
-        return pane if isinstance(pane, MessageWidget) else None
+        self.transcript.add_message(message_id)
 
     def _on_busy(self, busy: bool) -> None:
         self.composer.set_busy(busy)
@@ -314,9 +264,7 @@ class ChatPage(QSplitter):
             self._writing.take()
         else:
             self.sidebar.refresh()
-            leaf = self.controller.tree.leaf_id
-            if leaf is not None and self.controller.pair(leaf):
-                self.transcript.rebuild(leaf)  # which one to continue with is asked when both are there
+            self.transcript.offer_choice()
 
     def _on_conversation(self, conversation: Conversation) -> None:
         if self._options is not None:
@@ -357,7 +305,7 @@ class ChatPage(QSplitter):
         self.composer.set_text(text)
 
     def _edit(self, message_id: int) -> None:
-        pane = self._pane(message_id)
+        pane = self.transcript.pane(message_id)
         if pane is not None:
             pane.start_edit()
 
@@ -380,18 +328,9 @@ class ChatPage(QSplitter):
                 self.controller.change(model=current)
                 return
         self.bar.show_models(current)
-        for item in self.transcript.items():
-            for pane in item.panes if isinstance(item, PairWidget) else [item]:
-                if isinstance(pane, MessageWidget):
-                    pane.set_title(self._services.models.title(pane.message.model))
+        self.transcript.show_titles()
         self.composer.set_ready(bool(choices) and self._services.models.get(current) is not None)
         self._context.refresh()
-
-    def _make_item(self, message_id: int) -> ColumnItem:
-        return self._items.make(message_id)
-
-    def _estimate(self, message_id: int) -> int:
-        return _FOLD_HEIGHT if message_id < 0 else estimated_height(self.controller.tree[message_id])
 
 
 def _with(layout: object) -> QWidget:
