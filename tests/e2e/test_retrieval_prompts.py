@@ -8,7 +8,6 @@ from bert_shape import write_bert
 from servers import RunningServer, wait_for
 
 from engine.documents.store import embedded_text
-from engine.documents.vectors import unpacked
 
 KNOWN = ("query", "passage", "represent", "this", "sentence", ":")
 PASSAGE = "one two three tile"
@@ -47,7 +46,8 @@ def asked(tmp_path_factory):
             path = f"/tessera/v1/collections/{made['id']}"
             wait_for(lambda: client.get(path).json()["embedded"] == 1, 60, "the vector")
             (index,) = home.rglob(f"*{made['id']}*/index.db")
-            stored = unpacked(apsw.Connection(str(index)).execute("SELECT vector FROM vector").get)
+            blob = apsw.Connection(str(index)).execute("SELECT vector FROM vector").get
+            stored = np.frombuffer(blob[4:], np.int8) * np.frombuffer(blob[:4], "<f4")[0]
             (hit,) = client.post(f"{path}/search", json={"query": QUESTION}).json()["passages"]
             return stored, hit["cosine"]
 
