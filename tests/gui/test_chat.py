@@ -1,5 +1,7 @@
 """The chat page against a server on loopback: what a user does, and what is on the disk afterwards."""
 
+import threading
+
 import msgspec
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QLabel, QPushButton
@@ -84,17 +86,28 @@ def test_stop_keeps_what_arrived_and_ends_the_generation(qtbot, services, page, 
     qtbot.waitUntil(lambda: server.disconnects == 1)
 
 
+class HoldAfter(threading.Event):
+    """Lets so many items of a stream go; the others wait until it is set."""
+
+    def __init__(self, items):
+        super().__init__()
+        self.items = items
+
+    def wait(self, timeout=None):
+        self.items -= 1
+        return self.items > 0 or super().wait(timeout)
+
+
 def test_text_is_saved_while_it_streams(qtbot, services, page, server):
     server.pieces = ["first ", "second ", "third "]
-    server.hold.clear()
+    server.hold = HoldAfter(2)  # the beginning of the answer and its first piece
+    page.controller._save_timer.setInterval(50)
     page.composer.set_text("Go on")
     page.composer.send()
-    qtbot.waitUntil(lambda: page.controller.partial is not None)
-    page.controller._save_timer.setInterval(50)
-    qtbot.wait(60)
+    qtbot.waitUntil(lambda: [m.content for m in stored(services, page)][1:] == ["first "])
+    assert page.controller.busy
+    assert stored(services, page)[-1].status == "streaming"
     server.hold.set()
-    server.pause_s = 0.2
-    qtbot.waitUntil(lambda: any(m.content.startswith("first") for m in stored(services, page)))
     qtbot.waitUntil(lambda: not page.controller.busy)
 
 

@@ -94,18 +94,23 @@ def test_answers_are_told_at_the_rate_of_a_display(bundled_model):
 
 
 def test_a_small_cache_preempts_and_loses_nothing(bundled_model):
-    """Four answers of 400 tokens in 1024 cells: someone must wait, and all texts must be as if alone."""
+    """Four answers of 900 tokens in 1,100 cells, which admission takes for enough for two of them."""
     prompts = [CHAT.format(q) for q in ("Tell me a story.", "What is a token?", "Hello", "List files.")]
+    options = {"max_tokens": 900, "ignore_eos": True, "speculate": False}
 
-    async def work(runner):
-        options = {"max_tokens": 400, "ignore_eos": True}
-        return await asyncio.gather(*(collect(runner, p, **options) for p in prompts))
+    async def together(runner):
+        answers = await asyncio.gather(*(collect(runner, p, **options) for p in prompts))
+        return answers, (await runner.stats()).steps
 
-    together = with_runner(bundled_model, work, kv_cells=1024)
-    for prompt, (text, ids, done) in zip(prompts, together, strict=True):
-        assert done.finish_reason == "length", prompt
-        assert len(ids) == 400
-        assert text
+    async def alone(runner):
+        return [await collect(runner, p, **options) for p in prompts]
+
+    answers, steps = with_runner(bundled_model, together, kv_cells=1100, **runner_calls.EXACT)
+    quiet = with_runner(bundled_model, alone, kv_cells=4096, **runner_calls.EXACT)
+    assert [text for text, _, _ in answers] == [text for text, _, _ in quiet]
+    assert [len(ids) for _, ids, _ in answers] == [900] * 4
+    assert steps < 4 * 900, "two were begun at once"
+    assert steps > 2 * 900 + 100, "and one of them had to go, for there are no cells for both"
 
 
 def test_a_prompt_that_fills_the_cache_displaces_idle_prefixes(bundled_model):

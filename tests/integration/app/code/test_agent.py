@@ -78,7 +78,7 @@ def test_an_agent_reads_searches_edits_runs_and_answers(desk, project, index):
     returned = [e for e in events if isinstance(e, Returned)]
     assert all(r.ok for r in returned)
     assert "web/" in returned[1].text
-    assert "src/shapes.py:6: [function] def unit():" in returned[2].text or "src/shapes.py:6:" in returned[2].text
+    assert returned[2].text == "src/shapes.py:6: def unit():"
     assert "7:     return Circle()" in returned[3].text
     assert "passed" in returned[-1].text
     assert [e.items[0].state for e in events if isinstance(e, Planned)] == ["doing"]
@@ -174,7 +174,7 @@ def test_a_time_limit_that_is_no_number_is_the_usual_one(desk, monkeypatch, want
     sleeper = [sys.executable, "-c", "import time; time.sleep(60)"]
     answer = call(toolbox, "run", argv=sleeper, timeout_s=wanted)
     assert not answer.ok
-    assert "was stopped" in answer.text or "timeout_s" in answer.text
+    assert "was stopped" in answer.text
 
 
 def test_instructions_inside_files_reach_the_model_as_data_and_their_calls_need_consent(desk, project):
