@@ -20,7 +20,7 @@ def test_a_plan_reads_headers_only_and_a_second_look_reads_nothing(hub, client, 
         client, catalogue.paths, "org/Spark-GGUF", estimate=lambda p, d: estimate_size(20 * MB, p)
     )
     assert [o.choice.label for o in first.options] == ["Q2_K", "F16"]
-    assert "version" in first.option("q2_k").problem or "big-endian" in first.option("q2_k").problem
+    assert "version" in first.option("q2_k").problem
     assert first.best.choice.label == "F16"
     assert first.build_from == "F16"
     assert first.fetched_bytes < 600_000
