@@ -8,6 +8,8 @@ import msgspec
 Tier = Literal["instant", "balanced", "max"]
 GoalKind = Literal["budget", "fit", "bpw", "mix"]
 DeviceKind = Literal["cpu", "gpu", "npu"]
+# What a converted model is mostly of; "auto": what its folder has.
+FloatType = Literal["auto", "F16", "BF16", "F32"]
 
 
 class Rounding(StrEnum):

@@ -12,7 +12,7 @@ from app.cli.say import say
 if TYPE_CHECKING:
     from app.client import Client
     from engine.api.library import Model
-    from quantize.convert.folder import FloatType
+    from quantize.types import FloatType
 
 _BROKEN_EXIT = 3
 

@@ -13,9 +13,10 @@ from engine.library.converter.run import convert_with
 from engine.library.errors import CannotWrite
 from engine.library.types import ModelEntry, Origin
 from quantize.child import run_task
-from quantize.convert.folder import Converted, ConvertRequest, FloatType
+from quantize.convert.folder import Converted, ConvertRequest
 from quantize.errors import ConverterNeeded
 from quantize.evidence import Progress
+from quantize.types import FloatType
 
 
 def convert_folder(

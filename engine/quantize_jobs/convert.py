@@ -9,10 +9,9 @@ import msgspec
 
 from engine.jobs import Control, JobKind, JobRegistry
 from engine.library.catalogue import Catalogue
-from engine.library.converting import convert_folder
 from engine.quantize_jobs.onnx import convert
-from quantize.convert.folder import FloatType
 from quantize.onnx.request import EXACT, FAST, FixedOptions
+from quantize.types import FloatType
 
 
 class ToGguf(msgspec.Struct, frozen=True, kw_only=True, tag="gguf", tag_field="to"):
@@ -58,6 +57,8 @@ def _fetched(catalogue: Catalogue, control: Control) -> dict[str, Any]:
 
 
 def _gguf(catalogue: Catalogue, task: ToGguf, control: Control) -> dict[str, Any]:
+    from engine.library.converting import convert_folder  # noqa: PLC0415 - gguf and the families
+
     out = Path(task.out) if task.out else None
     entry, done = convert_folder(catalogue, Path(task.source), out, task.float_type, control)
     return {"model": entry.id, "path": str(entry.path), "type": done.float_type, "notes": list(done.notes)}

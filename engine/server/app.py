@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -71,10 +72,14 @@ def create_app(
     """
 
     def build() -> ASGIApp:
-        from engine.server.every_route import every_route  # noqa: PLC0415 - what must not hold up a first answer
+        gc.disable()  # what is imported is no garbage: looking for some is a sixth of this
+        try:
+            from engine.server.every_route import every_route  # noqa: PLC0415 - must not hold up a first answer
 
-        before_late()
-        return every_route(state)
+            before_late()
+            return every_route(state)
+        finally:
+            gc.enable()
 
     late = LateRoutes(build)
 

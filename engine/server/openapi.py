@@ -10,6 +10,7 @@ from engine.api.protocols.errors import AnthropicError, Error, OllamaError
 from engine.api.protocols.routes import ANSWERS
 from engine.api.stats import Stats
 from engine.server.auth import OPEN_PATHS, manages
+from engine.server.body import write_schemas
 from engine.server.error_shape import shape_of
 from engine.server.typed import Contract, components, take_contract
 
@@ -81,6 +82,7 @@ def complete(app: FastAPI) -> None:
 
     def page() -> dict[str, Any]:
         if app.openapi_schema is None:
+            write_schemas()
             app.openapi_schema = _completed(bare())
         return app.openapi_schema
 

@@ -4,7 +4,7 @@ import contextlib
 import struct
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import gguf
 import msgspec
@@ -27,9 +27,8 @@ from quantize.files.gguf_file import ValueType
 from quantize.files.gguf_write import GgufWriter, TensorSlot, file_bytes, header
 from quantize.files.sampling_keys import GENERATION_CONFIG_NAMES, GGUF_NAMES, checked
 from quantize.ggml_types import GgmlType
-from quantize.types import ModelSpec, TensorSpec
+from quantize.types import FloatType, ModelSpec, TensorSpec
 
-FloatType = Literal["auto", "F16", "BF16", "F32"]
 # llama.cpp's numbers for files that are mostly of one float type.
 _FILE_TYPES = {GgmlType.F32: 0, GgmlType.F16: 1, GgmlType.BF16: 32}
 _QUANTIZATION_VERSION = 2  # Source: ggml.h, GGML_QNT_VERSION

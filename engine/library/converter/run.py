@@ -16,11 +16,12 @@ from devices.environment import without_secrets
 from devices.process_memory import bound_memory
 from engine.jobs import Control
 from engine.library.converter.environment import VERSION, Converter, NoConverter
-from quantize.convert.folder import Converted, FloatType
+from quantize.convert.folder import Converted
 from quantize.convert.llama_cpp import ASSETS, Staged, stage
 from quantize.errors import BadFile
 from quantize.files.gguf_file import read_gguf
 from quantize.ggml_types import GgmlType
+from quantize.types import FloatType
 
 _TYPES: Final = {"auto": "auto", "F16": "f16", "BF16": "bf16", "F32": "f32"}
 _POLL_S: Final = 0.2
