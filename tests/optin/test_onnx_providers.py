@@ -61,10 +61,10 @@ PLACED = """
 import sys, numpy as np
 from pathlib import Path
 from engine.onnx.folder import OnnxFolder
-from engine.runner.onnx import libraries
+from engine.runner import onnx_libraries
 from engine.runner.onnx.providers import share_of, open_session, chosen_provider
 from engine.runner.protocol import LoadSettings
-ort = libraries.onnxruntime()
+ort = onnx_libraries.onnxruntime()
 folder = OnnxFolder(path=Path(sys.argv[1]).parent, kind="embedding", architecture="", graphs=(Path(sys.argv[1]),))
 choice = chosen_provider(LoadSettings(path="", provider=sys.argv[2]), folder)
 print(share_of(folder, choice, plugin=choice.library is not None).text())
