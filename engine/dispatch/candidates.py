@@ -14,7 +14,7 @@ from engine.dispatch import openvino, streaming
 from engine.dispatch.attention import heads_of, measured_words, plain_attention
 from engine.dispatch.file_weights import file_weights
 from engine.dispatch.history import PlacementHistory
-from engine.dispatch.priors import BACKENDS
+from engine.dispatch.priors import BACKENDS, bandwidth_gbs
 from engine.dispatch.prompt_tiles import prompt_tiles, tile_attention
 from engine.dispatch.speed import Speed, expected
 from engine.dispatch.split import layer_bytes, layer_counts, shared_out
@@ -101,7 +101,7 @@ def on_processor(asked: Question, dry_run: DryRunner) -> Candidate:
     )
     cpu, shape = asked.machine.devices[0], asked.shape
     isa = machine_isa(asked.machine)
-    settings = file_weights(settings, shape, isa) or settings
+    settings = file_weights(settings, shape, isa, bandwidth_gbs(cpu)[0]) or settings
     if tiles_library(library_folder()) is not None:
         settings = prompt_tiles(settings, shape, isa) or settings
         settings = tile_attention(settings, shape, isa) or settings

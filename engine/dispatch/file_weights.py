@@ -10,20 +10,30 @@ from engine.runner.protocol import LoadSettings
 from quantize.files.gguf_file import TensorInfo
 
 # llama.cpp rewrites some types for kernels that take eight rows of a weight at once, and has kernels that multiply
-# tiles of the file's own blocks, which it uses only where a weight was not rewritten. For 4 bits (K) and VNNI the
-# latter take .68 to .73 of the time for 64 to 512 rows of a prompt, 1.02 for one row and 1.08 for two to eight;
-# without VNNI 1.25. With 2 bits .5, but one row 1.15. Measured: docs/log.md, engine.
+# tiles of the file's own blocks, which it uses only where a weight was not rewritten. For 4 bits (K) and VNNI these
+# take .68 to .73 of the time for 64 to 512 rows of a prompt; without VNNI 1.25. Measured: docs/log.md, engine.
 FILE_WEIGHTS_WHY: Final = (
     "weights as the file has them, not rewritten: this processor multiplies prompts by them in two thirds of the "
     "time, and a copy is saved"
 )
+# An answer's token is one row, which they multiply more slowly: a thread takes so many GB/s of the file's weights,
+# and 16 of the copy. That costs nothing where memory delivers less than this to all threads together, and half as
+# much time again where it delivers more. Measured: docs/log.md, "weights as the file has them, again".
+THREAD_GBS: Final = 12.5
+# Of a processor's bandwidth on paper. Usual for two channels; Strix Halo's processor reaches less.
+MEMORY_PART: Final = 0.75
 
 
-def file_weights(settings: LoadSettings, shape: ModelShape, isa: frozenset[str]) -> LoadSettings | None:
+def file_weights(
+    settings: LoadSettings, shape: ModelShape, isa: frozenset[str], bandwidth_gbs: float
+) -> LoadSettings | None:
     """`settings` without rewritten weights, or None where the choice was made or it would not pay.
 
-    `isa` are the processor's instruction sets. Experts keep their copies: each sees few rows of a prompt.
+    `isa` are the processor's instruction sets. Experts keep their copies: each sees few rows of a prompt. So do all
+    where threads are too few to wait for memory.
     """
+    if settings.n_threads * THREAD_GBS < MEMORY_PART * bandwidth_gbs:
+        return None
     if not settings.repack or settings.engine_args.repack is not None or shape.experts:
         return None
     if "amx_int8" in isa:

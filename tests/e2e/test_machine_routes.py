@@ -237,6 +237,10 @@ def test_a_model_that_is_asked_long_chats_is_loaded_for_them_next_time(tmp_path)
 
     first = RunningServer(tmp_path)
     try:
+        without = {"engine_args": {"tiles": False}}  # our own attention leaves nothing to choose
+        headers = {"authorization": f"Bearer {first.token}"}
+        route = f"{first.url}/tessera/v1/models/spark/engine_args"
+        assert httpx2.put(route, json=without, headers=headers, timeout=60).status_code == 200
         assert "one long text at a time" not in reasons(first)
         for _ in range(4):
             body = {"model": "spark", "prompt": "word " * 600, "max_tokens": 300, "ignore_eos": True}

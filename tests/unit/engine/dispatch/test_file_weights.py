@@ -53,6 +53,12 @@ def placed(shape, path, machine=HOST, device="cpu", **changes):
     return place(shape, settings, Overrides(device=device), machine, ledger, PlacementHistory(None))
 
 
+def test_few_threads_do_not_wait_for_memory_and_keep_the_copy(path):
+    shape = of_types(read_shape(path), GgmlType.Q4_K)
+    assert placed(shape, path, n_threads=4).settings.repack is True
+    assert placed(shape, path, n_threads=0).settings.repack is False
+
+
 def test_4_bit_weights_are_read_as_they_are_where_tiles_are_faster(path):
     shape = of_types(read_shape(path), GgmlType.Q4_K)
     found = placed(shape, path)
