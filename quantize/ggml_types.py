@@ -25,7 +25,8 @@ class Traits(msgspec.Struct, frozen=True):
     with which llama.cpp keeps a copy of its own, `amx` whether it does so with AMX; `tiled` are instruction sets
     with which its kernels for tiles of the file's own blocks, which a copy never reaches, make up for doing without
     the copy. `tiles` are instruction sets with which our own kernels for prompts (installers/tiles) are faster than
-    llama.cpp's (empty: never chosen, but tried by autotune; None: they do not know the type). `measured` types are
+    llama.cpp's (None: they do not know the type); with `tiles_of_copy` they read that copy, else the file's blocks.
+    `measured` types are
     judged and planned with, `priced` ones timed on the machine; `if_fast` ones are both only where that timing
     found them as fast as their bytes. `anchor` ones are what tensors are swapped to for their sensitivity. Not
     `writable` types are never asked for by name. `openvino` is what Intel's runtime makes of the weights: as they
@@ -46,6 +47,7 @@ class Traits(msgspec.Struct, frozen=True):
     repack: tuple[tuple[int, frozenset[str]], ...] = ()
     tiled: frozenset[str] = frozenset()
     tiles: frozenset[str] | None = None
+    tiles_of_copy: bool = False
     amx: bool = False
     measured: bool = False
     priced: bool = False
@@ -79,8 +81,8 @@ class GgmlType(IntEnum):
     F32 = Traits(0, 1, 4, file_type=0, is_float=True, openvino="native")
     F16 = Traits(1, 1, 2, file_type=1, is_float=True, openvino="native")
     Q4_0 = Traits(
-        2, 32, 18, error=0.00686, cpu_time=0.90, repack=((8, _AVX2), (4, _DOT)), amx=True, tiles=frozenset(),
-        measured=True, priced=True, anchor=True, openvino="native",
+        2, 32, 18, error=0.00686, cpu_time=0.90, repack=((8, _AVX2), (4, _DOT)), amx=True, tiles=_VNNI,
+        tiles_of_copy=True, measured=True, priced=True, anchor=True, openvino="native",
     )  # fmt: skip
     Q4_1 = Traits(3, 32, 20, error=0.00499, amx=True, tiles=_AVX2, openvino="rounded")
     Q5_0 = Traits(6, 32, 22, error=0.00168, tiles=_AVX2)
@@ -98,7 +100,7 @@ class GgmlType(IntEnum):
     )
     Q4_K = Traits(
         12, 256, 144, fallback="Q5_0", error=0.00511, cpu_time=1.00, repack=((8, _AVX2), (8, _DOT)), tiled=_VNNI,
-        amx=True, measured=True, priced=True, openvino="rounded",
+        tiles=_VNNI, tiles_of_copy=True, amx=True, measured=True, priced=True, openvino="rounded",
     )  # fmt: skip
     Q5_K = Traits(
         13, 256, 176, fallback="Q5_1", error=0.00128, cpu_time=1.25, repack=((8, _DOT),), amx=True, measured=True,

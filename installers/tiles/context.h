@@ -38,6 +38,9 @@ inline size_t lined_up(size_t bytes) { return (bytes + 63) / 64 * 64; }
 // The best of this processor; null: it has none.
 const Kernels * kernels();
 
+// These weights lie in an order of llama.cpp's own kernels.
+bool is_rewritten(const ggml_tensor * weights);
+
 // Products and attention. False: no memory for them.
 bool multiply(Context & context, ggml_tensor * out);
 bool attend(Context & context, const ggml_tensor * out);

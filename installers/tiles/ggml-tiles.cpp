@@ -134,12 +134,14 @@ bool device_computes(ggml_backend_dev_t, const ggml_tensor * op) {
     if (!(taken.load() >> weights->type & 1)) {
         return false;
     }
-    const tiles::Format * format = kernels()->format(weights->type);
-    return format && values->type == GGML_TYPE_F32 && ggml_is_matrix(weights) && ggml_is_contiguous(weights) &&
+    const tiles::Format * format = kernels()->format(weights->type, tiles::is_rewritten(weights));
+    return format && (!format->rewritten || weights->ne[0] % (format->rewritten * tiles::BLOCK) == 0) && values->type == GGML_TYPE_F32 && ggml_is_matrix(weights) && ggml_is_contiguous(weights) &&
            ggml_is_contiguous(values) && ggml_is_contiguous(op) && ggml_nrows(values) >= format->least_columns;
 }
 
-bool device_reads(ggml_backend_dev_t, ggml_backend_buffer_type_t type) { return ggml_backend_buft_is_host(type); }
+bool device_reads(ggml_backend_dev_t, ggml_backend_buffer_type_t type) {
+    return ggml_backend_buft_is_host(type) || std::strcmp(ggml_backend_buft_name(type), "CPU_REPACK") == 0;
+}
 
 // Of the registry
 
@@ -189,7 +191,7 @@ ggml_backend_reg_t registry() {
 extern "C" __attribute__((visibility("default"))) uint64_t ggml_tiles_take(uint64_t types) {
     uint64_t known = 0;
     for (int type = 0; kernels() && type < 64; type++) {
-        if (types >> type & 1 && kernels()->format(type)) {
+        if (types >> type & 1 && (kernels()->format(type, false) || kernels()->format(type, true))) {
             known |= uint64_t(1) << type;
         }
     }

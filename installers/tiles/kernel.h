@@ -148,7 +148,11 @@ static void part(const Product & product, int64_t first, int64_t from, int64_t t
         const int count = int(blocks - block < CHUNK_BLOCKS ? blocks - block : CHUNK_BLOCKS);
         for (int64_t row = 0; row < ROWS; row += DECODED_ROWS) {
             const uint8_t * of[DECODED_ROWS];
-            for (int64_t i = 0; i < DECODED_ROWS; i++) {
+            if (format.rewritten) {
+                const int64_t there = row < rows ? row : rows - DECODED_ROWS;
+                of[0] = product.weights + (first + there) * product.row_bytes + block * format.block_bytes * DECODED_ROWS;
+            }
+            for (int64_t i = 0; i < DECODED_ROWS && !format.rewritten; i++) {
                 const int64_t there = row + i < rows ? row + i : rows - 1;  // others are computed and not stored
                 of[i] = product.weights + (first + there) * product.row_bytes + block * format.block_bytes;
             }
@@ -163,9 +167,9 @@ static void part(const Product & product, int64_t first, int64_t from, int64_t t
     }
 }
 
-static const Format * format_of(int ggml_type) {
+static const Format * format_of(int ggml_type, bool rewritten) {
     for (const Format & format : FORMATS) {
-        if (format.ggml_type == ggml_type && format.widest <= WIDEST) {
+        if (format.ggml_type == ggml_type && (format.rewritten > 0) == rewritten && format.widest <= WIDEST) {
             return &format;
         }
     }

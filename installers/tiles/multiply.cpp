@@ -1,9 +1,12 @@
 // Products of quantized weights with the rows of a prompt.
 #include "context.h"
 
+#include "ggml-backend.h"
+
 #include <omp.h>
 
 #include <algorithm>
+#include <cstring>
 
 namespace tiles {
 namespace {
@@ -13,12 +16,17 @@ constexpr int64_t PART_COLUMNS = 64;
 
 }  // namespace
 
+bool is_rewritten(const ggml_tensor * weights) {
+    // Source: ggml-cpu/repack.cpp, ggml_backend_cpu_repack_buffer_type_get_name.
+    return weights->buffer && std::strcmp(ggml_backend_buffer_name(weights->buffer), "CPU_REPACK") == 0;
+}
+
 bool multiply(Context & context, ggml_tensor * out) {
     const ggml_tensor * weights = out->src[0];
     const ggml_tensor * values = out->src[1];
     const Kernels & use = *kernels();
     Product product = {};
-    product.format = use.format(weights->type);
+    product.format = use.format(weights->type, is_rewritten(weights));
     product.weights = static_cast<const uint8_t *>(weights->data);
     product.row_bytes = weights->nb[1];
     product.rows = weights->ne[1];

@@ -29,7 +29,8 @@ struct Columns {
 };
 
 // How blocks of one type become bytes from 0 to 255: `decode` takes `count` blocks of eight rows, and writes them to
-// a panel of `rows` rows, whose place for the first of the eight it is given.
+// a panel of `rows` rows, whose place for the first of the eight it is given. Where llama.cpp rewrote the weights, the
+// eight rows lie in one: `of[0]` is where their first block begins, in groups of `rewritten` blocks.
 // A weight is (byte - zero) * scale, or byte * scale + least.
 struct Format {
     int ggml_type;
@@ -37,6 +38,7 @@ struct Format {
     int zero;
     bool least;
     uint8_t widest;           // the largest byte there is
+    int rewritten;            // 0: rows are as in a file
     int64_t least_columns;    // with fewer llama.cpp's own kernels are as fast. Measured: docs/log.md, "tiles for prompts"
     void (*decode)(const uint8_t * const * of, int count, int rows, uint8_t * bytes, float * scale, float * least);
 };
@@ -102,7 +104,7 @@ struct Seen {
 struct Kernels {
     const char * name;
     int panel_rows;
-    const Format * (*format)(int ggml_type);   // null: it has none for this type
+    const Format * (*format)(int ggml_type, bool rewritten);   // null: it has none for this type
     void (*quantize)(const float * column, int64_t index, const Columns & columns);
     // Rows [first, first + panel_rows) of columns [from, to).
     void (*part)(const Product & product, int64_t first, int64_t from, int64_t to, uint8_t * panel);

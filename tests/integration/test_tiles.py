@@ -11,27 +11,35 @@ import pytest
 
 from devices.backends.libraries import library_folder
 from devices.backends.tiles import tiles_library
-from quantize.ggml_types import TILED
+from quantize.ggml_types import TILED, GgmlType
 from tests.tile_attention import Case
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.skipif(tiles_library(library_folder()) is None, reason="the kernels were not built here")
 # A panel that is not full, a chunk that is not, and a tile that is not.
 ROWS, LENGTH, COLUMNS = 77, 2592, 45
+COPY = " rewritten"
+COPIES = [name + COPY for name in TILED if GgmlType[name].traits.tiles_of_copy]
+COPIED_ROWS, COPIED_LENGTH = 72, 2560  # eight rows lie in one, and 256 values
 ARCHITECTURES_THAT_GENERATE = 34
 # Sums in 32 bits; the offsets of Q4_1 and Q5_1 are multiplied with sums that are rounded to 16 bits, as in ggml.
-LARGEST_ERROR = {"Q4_1": 5e-4, "Q5_1": 5e-4}
+LARGEST_ERROR = {"Q4_1": 5e-4, "Q5_1": 5e-4, "Q4_K rewritten": 5e-4}
+
+
+def multiplied(*arguments):
+    command = [sys.executable, "-m", "tests.tile_products", *map(str, arguments)]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    return json.loads(run.stdout)
 
 
 @pytest.mark.parametrize("older", [False, True], ids=["best", "avx2"])
-@pytest.mark.parametrize("kind", TILED)
+@pytest.mark.parametrize("kind", ["Q4_0", *(t for t in TILED if not GgmlType[t].traits.tiles_of_copy), *COPIES])
 def test_products_are_right_and_do_not_depend_on_threads_or_neighbours(kind, older, monkeypatch):
     if older:
         monkeypatch.setenv("TESSERA_TILES", "avx2")
-    command = [sys.executable, "-m", "tests.tile_products", kind, *map(str, (ROWS, LENGTH, COLUMNS))]
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr
-    found = json.loads(run.stdout)
+    sizes = (COPIED_ROWS, COPIED_LENGTH, COLUMNS, "copy") if kind in COPIES else (ROWS, LENGTH, COLUMNS)
+    found = multiplied(kind.removesuffix(COPY), *sizes)
     assert not found["untold"]  # it takes what it is told to, nothing by itself
     if not found["known"]:
         assert kind == "Q8_0"  # bytes as wide as these overflow the older instructions
@@ -42,6 +50,14 @@ def test_products_are_right_and_do_not_depend_on_threads_or_neighbours(kind, old
     assert found["same_by_threads"]
     assert found["same_beside_fewer"]
     assert found["not_numbers"] == [1, 2]
+
+
+def test_weights_as_the_file_has_them_are_left_to_llama_cpp_where_we_read_the_copy():
+    assert multiplied("Q4_K", COPIED_ROWS, COPIED_LENGTH, COLUMNS) == {
+        "known": True,
+        "untold": False,
+        "taken": False,
+    }
 
 
 # One row and rows of other texts go one by one, rows of one text in strips; tiles and strips that are not full.

@@ -69,22 +69,31 @@ def placed(shape, path, device="cpu", **changes):
     return place(shape, settings, Overrides(device=device), HOST, Ledger(lambda: HOST), PlacementHistory(None))
 
 
-@pytest.mark.parametrize("kind", [GgmlType.Q4_1, GgmlType.Q5_0, GgmlType.Q5_1, GgmlType.Q8_0])
+@pytest.mark.parametrize("kind", [GgmlType.Q4_0, GgmlType.Q4_1, GgmlType.Q5_0, GgmlType.Q5_1, GgmlType.Q8_0])
 def test_types_that_llama_cpp_multiplies_slowly(path, kind):
     found = placed(of_types(read_shape(path), kind), path)
     assert found.settings.tiles == (kind.name, ATTENTION)
-    why = f"prompts by our own kernels: llama.cpp's take two to four times as long for weights in {kind.name}"
-    assert why in found.reasons
+    why = f"our own kernels: llama.cpp's take one and a half to four times as long for weights in {kind.name}"
+    assert any(why in reason for reason in found.reasons)
 
 
-@pytest.mark.parametrize(
-    "kind", [GgmlType.Q4_0, GgmlType.IQ4_NL, GgmlType.Q4_K, GgmlType.Q6_K, GgmlType.F16, GgmlType.BF16]
-)
+@pytest.mark.parametrize("kind", [GgmlType.IQ4_NL, GgmlType.Q4_K, GgmlType.Q6_K, GgmlType.F16, GgmlType.BF16])
 def test_other_types_keep_llama_cpps_kernels(path, kind):
     found = placed(of_types(read_shape(path), kind), path)
     assert found.settings.tiles == (ATTENTION,)
     assert not any("prompts by our own kernels" in reason for reason in found.reasons)
     assert ATTENTION_WHY in found.reasons
+
+
+def test_weights_that_llama_cpp_rewrote_are_read_so_and_no_other_way(path):
+    for kind in (GgmlType.Q4_0, GgmlType.Q4_K):
+        shape = of_types(read_shape(path), kind)
+        assert chosen(shape) == (kind.name,)
+        assert chosen(shape, repack=False) is None
+        assert chosen(shape, OLDER) is None
+    few = placed(shape, path, n_threads=4)  # more do not copy the weights at all
+    assert few.settings.repack
+    assert few.settings.tiles == ("Q4_K", ATTENTION)
 
 
 def test_attention_is_ours_where_it_is_fused_and_heads_fit_vectors(path):
@@ -115,13 +124,13 @@ def test_8_bits_need_vnni_and_matrix_units_do_it_themselves(path):
 
 def test_a_few_weights_of_many_are_not_worth_it(path):
     shape = read_shape(path)
-    assert chosen(of_types(shape, GgmlType.Q4_K, GgmlType.Q8_0, every=40)) is None
-    assert chosen(of_types(shape, GgmlType.Q4_K, GgmlType.Q8_0, every=4)) == ("Q8_0",)
+    assert chosen(of_types(shape, GgmlType.Q6_K, GgmlType.Q8_0, every=40)) is None
+    assert chosen(of_types(shape, GgmlType.Q6_K, GgmlType.Q8_0, every=4)) == ("Q8_0",)
 
 
 def test_experts_are_not_taken_for_a_weight_of_the_whole_prompt(mixture):
     experts = tuple(
-        replaced(t, ggml_type=GgmlType.Q8_0 if "_exps" in t.name else GgmlType.Q4_K) for t in mixture.tensors
+        replaced(t, ggml_type=GgmlType.Q8_0 if "_exps" in t.name else GgmlType.Q6_K) for t in mixture.tensors
     )
     assert chosen(replaced(mixture, tensors=experts)) is None
 
