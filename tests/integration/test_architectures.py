@@ -42,7 +42,7 @@ AFTER = [7, 8, 9]
 SYSTEM = list(range(100, 260))
 PROMPTS = [SYSTEM + list(range(300 + 10 * i, 340 + 10 * i)) for i in range(4)]
 # Together they fill nearly all cells, so that caches and scratch memory, whose sizes are for that, are touched.
-FULL = [[(7 * i + 13 * j) % 380 + 5 for j in range(400)] for i in range(4)]
+FULL = [[(7 * i + 13 * j) % 380 + 5 for j in range(200)] for i in range(4)]
 # A prompt's last tokens may be computed again: the checkpoint of a state lies before them.
 NEARLY_ALL = 0.85
 # Of the 144 tokens of a row, at least so many must have been compared before ties.
@@ -89,7 +89,7 @@ def settings(path, cache_dir, **options):
         max_rollback=2 if read_shape(str(path)).rolls_back else 0,
         path=str(path),
         n_ctx=512,
-        kv_cells=2048,
+        kv_cells=1024,
         n_threads=1,
         n_ubatch=64,
         n_batch=128,
