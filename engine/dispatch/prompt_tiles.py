@@ -15,9 +15,7 @@ from quantize.ggml_types import TILED, GgmlType
 # llama.cpp multiplies Q4_1 and Q5_1 row by row: ours take .21 to .22 of a prompt's time there; .39 and .5 where it
 # has tiles of its own, of fewer operations for each byte; .56 and .64 of what it rewrote (Q4_0, Q4_K).
 # Measured: docs/log.md, "tiles for prompts", "rewritten weights by our kernels".
-TILES_WHY: Final = (
-    "prompts by our own kernels: llama.cpp's take one and a half to four times as long for weights in {}"
-)
+TILES_WHY: Final = "prompts by our own kernels: llama.cpp's take 1.5 to 4 times as long for weights in {}"
 # Every product is a step of its own then, at whose ends threads meet: too dear for a few weights of many.
 LEAST_SHARE: Final = 0.1
 _MATRIX: Final = 2
