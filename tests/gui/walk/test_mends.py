@@ -145,6 +145,7 @@ def test_a_bubble_keeps_its_shape_when_the_theme_changes(walk):
     walk.say("A question that is long enough to need more than a single line in a window of this size, " * 2)
     bubble = "chat.transcript.items()[0]._bubble.geometry().getRect()"
     walk.until("any(hasattr(i, '_bubble') for i in chat.transcript.items()[:1])")  # made when it is first drawn
+    walk.until("'tokens/s' in says(chat)")  # the last that comes, and it may take room
     walk.settle()
     before = walk.ask(bubble)
     walk.ask("desktop.services.theme.set('dark', 100)")
