@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import gc
+import json
 import sys
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from engine.jobs import Paused
 from engine.runner.llama.batch.pacing import TELL_EVERY_S
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
-from engine.types import Delta, GenerationRequest, SamplingParams, Started
+from engine.types import Constraint, Delta, GenerationRequest, SamplingParams, Started
 from tests import runner_calls
 from tests.runner_calls import CHAT, GREEDY, answered
 
@@ -63,6 +64,30 @@ def test_guessing_keeps_a_seeded_sample(bundled_model):
 
     plain, drafted = with_runner(bundled_model, work)
     assert drafted[0] == plain[0]
+
+
+def test_what_a_grammar_forces_is_drafted_and_changes_nothing(bundled_model):
+    names = ["date_of_birth", "preferred_language", "shipping_address"]
+    schema = {
+        "type": "object",
+        "properties": {name: {"type": "string", "maxLength": 6} for name in names},
+        "required": names,
+        "additionalProperties": False,
+    }
+    constraint = Constraint(kind="json_schema", source=json.dumps(schema))
+
+    async def work(runner):
+        options = {"max_tokens": 200, "constraint": constraint}
+        return [
+            await collect(runner, CHAT.format("Who are you?"), speculate=s, **options) for s in (False, True, None)
+        ]
+
+    plain, *drafted = with_runner(bundled_model, work)
+    assert list(json.loads(plain[0])) == names
+    for answer in drafted:
+        assert answer[:2] == plain[:2]
+        # Text and random bytes between the names repeat nothing: what is accepted came from the grammar.
+        assert answer[2].timings.draft_accepted > 15
 
 
 def test_a_rejected_guess_leaves_no_trace_in_the_cache(bundled_model):

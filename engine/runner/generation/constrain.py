@@ -122,6 +122,17 @@ class TokenConstraint:
             return True
         return self._continues_opening(token) or (not self._opened and self._matcher.validate_tokens([token]) == 1)
 
+    def forced(self, limit: int) -> list[int]:
+        """Up to `limit` tokens that spell what the grammar leaves no choice about: names of fields, quotes.
+
+        The text is certain, its division into tokens is not: the model may sample another one.
+        """
+        if limit <= 0 or self._awaited is not None or self._opening or self._matcher.is_stopped():
+            return []
+        if not self._matcher.compute_ff_bytes():  # a tenth of the time of dividing them
+            return []
+        return list(self._matcher.compute_ff_tokens()[:limit])
+
     def mask(self, row: Any) -> None:
         """Set the logits of all tokens that may not come next to minus infinity; `row` (n_vocab,) float32."""
         ends = list(self._vocabulary.ends)

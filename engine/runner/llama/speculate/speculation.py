@@ -1,6 +1,7 @@
 """Drafts beside the newest tokens: which drafter, how many tokens, and whether it pays."""
 
 import time
+from collections.abc import Callable
 from typing import Final
 
 from engine.runner.generation.draft_length import Acceptance, StepCost, best_draft_length
@@ -13,6 +14,11 @@ from engine.runner.llama.speculate.mtp import MtpHead
 
 # Draft length of a draft model that is asked for whatever it costs.
 FORCED_LENGTH: Final = 7
+# How often tokens that a grammar forces are thought to be the ones sampled: models seldom divide words otherwise.
+GRAMMAR_PRIOR: Final = 0.95
+
+# Told how many tokens were drafted and how many of them were sampled.
+Judge = Callable[[int, int], None]
 
 
 class Speculation:
@@ -22,12 +28,13 @@ class Speculation:
         self._cost = cost
         self._draft_model = draft_model
         self._by_model = Acceptance()
+        self._by_grammar = Acceptance(GRAMMAR_PRIOR)
         most = min(loaded.settings.max_draft, MAX_DRAFT)
         self._longest_alone = most if loaded.keeps_partial else min(most, loaded.max_rollback)
         self._longest_together = most if loaded.keeps_partial else 0
         self._longest = 0
         self._rows = 0
-        self._drafting: list[tuple[LlamaSequence, int, bool]] = []
+        self._drafting: list[tuple[LlamaSequence, int, Judge]] = []
 
     def begin(self, generating: int, *, alone: bool) -> None:
         """A new step, in which so many sequences generate; `alone`: one sequence, and no other reads a prompt."""
@@ -40,11 +47,8 @@ class Speculation:
         asked = sequence.request.speculate
         if not sequence.may_draft or not self._longest or not 0 < self._rows <= MAX_DRAFTING:
             return
-        if asked is None and not sequence.balance.allows:
-            sequence.balance.skipped((self._cost.seconds(self._rows) or 0.0) / self._rows)
-            return
         room = min(sequence.limit - len(sequence.tokens) - 1, self._longest, batch.room)
-        draft, by_model = self._draft(sequence, room, forced=asked is True)
+        draft, judge = self._draft(sequence, room, forced=asked is True)
         if not draft:
             sequence.balance.skipped((self._cost.seconds(self._rows) or 0.0) / self._rows)
             return
@@ -52,11 +56,15 @@ class Speculation:
         for i, token in enumerate(draft):
             batch.add(token, sequence.position(len(sequence.tokens) + i), sequence.cache.seq_id)
         sequence.draft = draft
-        self._drafting.append((sequence, len(draft), by_model))
+        self._drafting.append((sequence, len(draft), judge))
 
-    def _draft(self, sequence: LlamaSequence, room: int, *, forced: bool) -> tuple[list[int], bool]:
-        """The better of two drafts, and whether it is the draft model's."""
+    def _draft(self, sequence: LlamaSequence, room: int, *, forced: bool) -> tuple[list[int], Judge]:
+        """What the grammar leaves no choice about, else the better of two drafts; and who learns from it."""
+        if draft := self._grammar_draft(sequence, room, forced=forced):
+            return draft, self._by_grammar.note
         drafter, cost = sequence.drafter, self._cost
+        if not forced and not sequence.balance.allows:
+            return [], drafter.judge
         draft = drafter.propose(room)
         if draft and not forced:
             draft = draft[: best_draft_length(cost, self._rows, len(draft), drafter.acceptance, 0.0)]
@@ -69,20 +77,29 @@ class Speculation:
             or room <= 0
             or (draft and drafter.acceptance.rate >= self._by_model.rate)
         ):
-            return draft, False
+            return draft, drafter.judge
         limit = min(room, FORCED_LENGTH)
         if not forced:
             limit = best_draft_length(cost, self._rows, room, self._by_model, model.draft_token_s)
             if not limit:
                 self._by_model.decay()
         if not limit:
-            return draft, False
+            return draft, drafter.judge
         started = time.monotonic()
         drafted = model.propose(sequence.id, sequence.tokens, limit, forced=forced)
         if drafted:
-            return drafted, True
+            return drafted, self._by_model.note
         sequence.balance.rejected(time.monotonic() - started)
-        return draft, False
+        return draft, drafter.judge
+
+    def _grammar_draft(self, sequence: LlamaSequence, room: int, *, forced: bool) -> list[int]:
+        if sequence.constraint is None or not (draft := sequence.constraint.forced(room)):
+            return []
+        length = best_draft_length(self._cost, self._rows, len(draft), self._by_grammar, 0.0)
+        if not length and not forced:
+            self._by_grammar.decay()
+            return []
+        return draft[: length or None]
 
     def follow(self, batch: Batch, running: list[LlamaSequence]) -> None:
         """Let the model's own head read what is settled of a step."""
@@ -100,13 +117,10 @@ class Speculation:
 
     def judge(self, sequence: LlamaSequence, accepted: int) -> None:
         """Of the sequence's draft, the first `accepted` tokens were right. Before its new tokens are observed."""
-        _, proposed, by_model = next(entry for entry in self._drafting if entry[0] is sequence)
+        _, proposed, judge = next(entry for entry in self._drafting if entry[0] is sequence)
         sequence.proposed += proposed
         sequence.accepted += accepted
-        if by_model:
-            self._by_model.note(proposed, accepted)
-        else:
-            sequence.drafter.judge(proposed, accepted)
+        judge(proposed, accepted)
         sequence.last_accepted = accepted
 
     def settle(self, step_s: float) -> None:

@@ -136,6 +136,45 @@ def test_random_schemas_with_random_logits_always_validate(schema, seed):
         jsonschema.Draft202012Validator(schema).validate(json.loads(text))
 
 
+@given(schemas, st.integers(0, 2**32 - 1))
+@settings(max_examples=100, deadline=None)
+def test_forced_tokens_are_what_any_output_spells_next(schema, seed):
+    """Asked at every step of a random output: their bytes are the bytes that follow, and asking changes nothing."""
+    state = COMPILER.compile(Constraint(kind="json_schema", source=json.dumps(schema)))
+    rng, out, promised = np.random.default_rng(seed), b"", []
+    for _ in range(200):
+        forced = state.forced(8)
+        assert len(forced) <= 8
+        promised.append((len(out), b"".join(VOCABULARY.pieces[token] for token in forced)))
+        row = rng.standard_normal(VOCABULARY.size).astype(np.float32)
+        row[[ord(c) for c in '"}]']] += 4
+        state.mask(row)
+        token = int(row.argmax())
+        if token == EOS:
+            break
+        state.accept(token)
+        out += VOCABULARY.pieces[token]
+        if state.finished:
+            break
+    for at, text in promised:
+        told = min(len(text), len(out) - at)
+        assert out[at : at + told] == text[:told]
+
+
+def test_nothing_is_forced_before_the_constraint_begins_and_after_its_end():
+    state = COMPILER.compile(Constraint(kind="regex", source="abc", trigger="!"))
+    assert state.forced(8) == []
+    for byte in b"x!":
+        state.accept(byte)
+    assert state.forced(8) == list(b"abc")
+    assert state.forced(2) == list(b"ab")
+    assert state.forced(0) == []
+    for byte in b"abc":
+        state.accept(byte)
+    assert state.finished
+    assert state.forced(8) == []
+
+
 def test_most_of_those_outputs_do_end():
     rng = np.random.default_rng(0)
     schema = {
