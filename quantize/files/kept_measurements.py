@@ -13,6 +13,8 @@ _FOLDER = re.compile(r"[0-9a-f]{24}")  # as `work_folder` names them
 _MOST_FRAC = 0.1  # of the disk; the folder used last stays whatever it takes
 _MOST_FOLDERS = 50
 _MOST_HASHES = 1000  # of some 70 bytes
+_MOST_TEXTS = 20  # of eight bytes a token
+TOKENS = "tokens"  # the folder of texts that were spelled in tokens
 
 
 @contextmanager
@@ -59,9 +61,12 @@ def _clear(cache_dir: Path, most_bytes: int | None, most: int) -> None:
         total += sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())
         if place and (total > limit or place >= most):
             shutil.rmtree(folder, ignore_errors=True)
-    hashes = cache_dir / "hashes"
-    for old in _newest_first(list(hashes.iterdir()) if hashes.is_dir() else [])[_MOST_HASHES:]:
-        old.unlink(missing_ok=True)
+    for name, stay in (("hashes", _MOST_HASHES), (TOKENS, _MOST_TEXTS)):
+        kept = cache_dir / name
+        found = list(kept.iterdir()) if kept.is_dir() else []
+        killed = [p for p in found if p.suffix == ".partial"]
+        for old in (*killed, *_newest_first([p for p in found if p not in killed])[stay:]):
+            old.unlink(missing_ok=True)
 
 
 def _newest_first(paths: list[Path]) -> list[Path]:

@@ -64,6 +64,8 @@ class OctetGrid:
         self.qtype, self.step = qtype, step
         self._even, self._dims = lattice.even, lattice.dims
         self._table = table(qtype)
+        self._squares = self._table**2
+        self._doubled = np.ascontiguousarray(-2 * self._table.T)  # rows as BLAS takes them without turning
         with np.errstate(divide="ignore"):
             self._inverse = np.where(step == 0, np.float32(0), np.float32(1) / step)
 
@@ -83,10 +85,11 @@ class OctetGrid:
             size[least, odd] *= -1
             minus[least, odd] ^= True
         found = np.empty_like(wanted)
+        rows = np.ascontiguousarray(size.T)
         for half in range(0, OCTET, self._dims):
             part = slice(half, half + self._dims)
-            scores = size[part].T @ (-2 * weights[part, None] * self._table.T)
-            scores += self._table**2 @ weights[part]
+            scores = rows[:, part] @ (weights[part, None] * self._doubled)
+            scores += self._squares @ weights[part]
             found[part] = self._table[scores.argmin(axis=1)].T
         found *= self.step[octet]
         np.negative(found, out=found, where=minus)

@@ -38,7 +38,7 @@ def survey(request: MeasureRequest, send: Step) -> int:
     folder = WorkFolder.open(request)
     source = SourceWeights(request.source)
     with _load(request) as model:
-        windows = read_windows(model, request.calibration, request.max_tokens)
+        windows = read_windows(model, request.calibration, request.max_tokens, cache_dir=request.cache_dir)
         tap = GroupTap()
         model.run(windows[:1, :32], np.ones(32, np.bool_), tap)
         groups = tap.groups(source)
@@ -57,7 +57,8 @@ def collect_moments(request: MomentsRequest, send: Step) -> int:
     everywhere = np.ones(WINDOW, np.bool_)
     sums = MomentSums(groups)
     with _load(measure) as model:
-        windows = read_windows(model, measure.calibration, read_json(folder.path / "tokens.json"), spread=True)
+        wanted = read_json(folder.path / "tokens.json")
+        windows = read_windows(model, measure.calibration, wanted, spread=True, cache_dir=measure.cache_dir)
         parts = _Parts(model, request, folder.groups() or (), len(windows))
 
         def watch(lane: Lane, index: int, part: tuple[int, Tokens]) -> None:

@@ -85,7 +85,9 @@ def measure_kv(request: KvRequest, send: Step) -> tuple[KvDamage, ...]:
     ) as model:
         window = _longest(model, request)
         count = max(1, min(_WINDOWS, _WINDOWS * USUAL // window))
-        windows = read_windows(model, measure.calibration, count * window, window, spread=True)
+        windows = read_windows(
+            model, measure.calibration, count * window, window, spread=True, cache_dir=measure.cache_dir
+        )
         keep = np.zeros(window, np.bool_)
         keep[min(window, USUAL) // 8 :: _KEEP_EVERY * max(1, window // USUAL)] = True
         at = np.flatnonzero(keep)
@@ -113,7 +115,7 @@ def _longest(model: ReferenceModel, request: KvRequest) -> int:
     window = max(_SHORTEST, min(request.longest, model.trained_context))
     while window > _SHORTEST:
         try:
-            read_windows(model, request.measure.calibration, window, window)
+            read_windows(model, request.measure.calibration, window, window, cache_dir=request.measure.cache_dir)
         except TextTooShort:
             window //= 2
         else:

@@ -61,7 +61,9 @@ def measure_swaps(request: AlphaRequest, send: Step) -> Swapped:
             measure.source, window=PROBE_WINDOW, threads=measure.threads, gpu_layers=measure.gpu_layers
         ) as model,
     ):
-        windows = read_windows(model, measure.calibration, measure.probe_tokens, PROBE_WINDOW, spread=True)
+        windows = read_windows(
+            model, measure.calibration, measure.probe_tokens, PROBE_WINDOW, spread=True, cache_dir=measure.cache_dir
+        )
         keep = _kept_positions(model.num_vocab, len(windows))
         probe = _Probe(model, windows, keep, room)
         loaded = set(model.weights)

@@ -119,7 +119,7 @@ def _found(request: SmoothRequest, send: Step) -> Smoothed:
     with ReferenceModel(
         measure.source, window=WINDOW, threads=measure.threads, gpu_layers=measure.gpu_layers, max_lanes=1
     ) as model:
-        windows = read_windows(model, measure.calibration, _TOKENS, spread=True)
+        windows = read_windows(model, measure.calibration, _TOKENS, spread=True, cache_dir=measure.cache_dir)
         tap = SeamTap()
         model.run(windows[:1, :32], np.ones(32, np.bool_), tap)
         seams = [s for s in tap.seams() if s.width % _BLOCK == 0 and _can_change(source, s)]

@@ -1,10 +1,17 @@
 """Text as windows of tokens."""
 
+import os
+from contextlib import suppress
+from hashlib import sha256
+from io import BytesIO
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 
-from quantize.errors import InputFault, Unreadable
+from quantize.errors import DiskFull, InputFault, Unreadable
+from quantize.files.kept_measurements import TOKENS
+from quantize.files.work_folder import writing_whole
 from quantize.native.lane import Tokens
 from quantize.native.reference import ReferenceModel
 
@@ -25,21 +32,28 @@ class TextTooShort(InputFault):
 
 
 def read_windows(
-    model: ReferenceModel, text: Path, max_tokens: int, window: int = WINDOW, *, spread: bool = False
+    model: ReferenceModel,
+    text: Path,
+    max_tokens: int,
+    window: int = WINDOW,
+    *,
+    spread: bool = False,
+    cache_dir: Path | None = None,
 ) -> Tokens:
     """A text cut into windows of tokens, (count, window).
 
     Special tokens written in the text are such tokens in every second window, as in a chat, and plain characters in
     the others, as in a quotation: a file must be good at both, and llama.cpp's tools judge it by the second.
     A model that wants a BOS gets it at the start of every window. `spread` takes windows from the whole text
-    instead of its beginning, where there are more than `max_tokens` allow.
+    instead of its beginning, where there are more than `max_tokens` allow. With `cache_dir` the text is spelled in
+    tokens once for all steps of a job, and all models of a vocabulary.
     Raises: TextTooShort. Unreadable: it is not there, or not UTF-8.
     """
     try:
         content = text.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise Unreadable(str(text), str(error)) from error
-    variants = [model.tokenize(content, parse_special=special) for special in (True, False)]
+    variants = _spelled(model, content) if cache_dir is None else _spelled_once(model, content, cache_dir)
     tokens = min(len(v) for v in variants)
     count = tokens // window
     if count < _MIN_WINDOWS:
@@ -53,3 +67,26 @@ def read_windows(
     if model.bos is not None:
         windows[:, 0] = model.bos
     return windows
+
+
+def _spelled(model: ReferenceModel, content: str) -> list[Tokens]:
+    """The tokens of a text, special ones as such and as plain characters."""
+    return [model.tokenize(content, parse_special=special) for special in (True, False)]
+
+
+def _spelled_once(model: ReferenceModel, content: str, cache_dir: Path) -> list[Tokens]:
+    """The same, kept in the cache by text, vocabulary and llama.cpp."""
+    path = cache_dir / TOKENS / f"{sha256(f'{model.vocabulary} {content}'.encode()).hexdigest()[:32]}.npz"
+    with (
+        suppress(OSError, ValueError, KeyError, EOFError, BadZipFile),
+        np.load(BytesIO(path.read_bytes())) as stored,
+    ):
+        found = [stored["special"], stored["plain"]]
+        os.utime(path)  # which of them stay goes by when they were used
+        return found
+    special, plain = _spelled(model, content)
+    with suppress(OSError, DiskFull):  # it is spelled again
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with writing_whole(path) as partial, partial.open("wb") as file:
+            np.savez(file, special=special, plain=plain)
+    return [special, plain]

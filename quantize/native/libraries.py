@@ -10,6 +10,7 @@ from types import ModuleType
 from devices.backends.symbols import ggml_functions
 from devices.engine_versions.bindings import low_level_bindings
 from quantize.arithmetic import cpu_library
+from quantize.files.work_folder import identity_of
 
 
 @cache
@@ -36,6 +37,13 @@ def ggml_base() -> ctypes.CDLL:
                 return ctypes.CDLL(str(path), winmode=ctypes.RTLD_GLOBAL)
             return ctypes.CDLL(str(path))
     raise FileNotFoundError(str(folder / "libggml-base"))
+
+
+@cache
+def llama_identity() -> str:
+    """Changes when another libllama is installed."""
+    own = (p for p in library_dir().iterdir() if p.name.split(".")[0].removeprefix("lib") == "llama")
+    return " ".join(identity_of(p) for p in sorted(own))
 
 
 @cache

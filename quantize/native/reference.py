@@ -4,6 +4,8 @@ import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import cached_property
+from hashlib import sha256
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
@@ -11,10 +13,12 @@ from typing import Self, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from quantize.files.byte_source import FileSource
+from quantize.files.gguf_split import read_gguf_model
 from quantize.native.cuts import Cuts, GraphTap, find_cuts
 from quantize.native.graph import GgmlTensor, op_id, read_bytes, tensor_at, write_bytes
 from quantize.native.lane import Lane, LoadFailed, Logits, Tokens
-from quantize.native.libraries import llama
+from quantize.native.libraries import llama, llama_identity
 from quantize.native.taps import NodeTap
 
 P = TypeVar("P")
@@ -78,6 +82,19 @@ class ReferenceModel:
             self.close()
             raise
         self._weights = learning.weights
+
+    @cached_property
+    def vocabulary(self) -> str:
+        """What spells texts alike: a hash of what the header says of tokens, and of the llama.cpp that reads it."""
+        head = read_gguf_model(self._path).parts[0]
+        digest = sha256(llama_identity().encode())
+        with FileSource(head.name) as source:
+            # llama.cpp spells in its own way for models of some names.
+            for key in (k for k in head.entries if k.startswith(("tokenizer.", "general."))):
+                entry = head.entries[key]
+                digest.update(f"{key} {entry.value_type} ".encode())
+                digest.update(source.read_at(entry.offset, entry.nbytes))
+        return digest.hexdigest()
 
     @property
     def trained_context(self) -> int:

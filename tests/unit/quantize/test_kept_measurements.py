@@ -76,3 +76,15 @@ def test_old_hashes_go(cache):
     with bounded(cache):
         pass
     assert sorted(int(p.name) for p in (cache / "hashes").iterdir()) == list(range(5, 1005))
+
+
+def test_old_texts_go_and_what_a_killed_process_left(cache):
+    (cache / "tokens").mkdir()
+    for at in range(25):
+        path = cache / "tokens" / f"{at}.npz"
+        path.touch()
+        os.utime(path, (at, at))
+    (cache / "tokens" / "25.npz.17.partial").touch()
+    with bounded(cache):
+        pass
+    assert sorted(int(p.stem) for p in (cache / "tokens").iterdir()) == list(range(5, 25))
