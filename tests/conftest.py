@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 pytest_plugins = ("quick", "order", "costs")
 
-# A request that says nothing else waits so many seconds, not five: three tests at once on two processors take their
+# A request that says nothing else waits so many seconds, not five: four tests at once on two processors take their
 # time, and how fast an answer comes is measured in tests/bench.
 for part in ("connect", "read", "write", "pool"):
     setattr(inspect.signature(httpx2.get).parameters["timeout"].default, part, 60.0)
@@ -121,13 +121,10 @@ def kept() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def few_types() -> Iterator[None]:
-    """Jobs measure six types: for files whose tests do not hang on how many, which is most of what a job takes."""
-    from measured_model import TYPES
+    """Jobs measure six types."""
+    from measured_model import TYPES, measured_types
 
-    from quantize.job import effort
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(effort, "MEASURED", tuple(t for t in effort.MEASURED if t.name in TYPES))
+    with measured_types(*TYPES):
         yield
 
 

@@ -1,6 +1,11 @@
 """The bundled model and texts, and the callbacks of one who only waits."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from unittest import mock
+
+from quantize.job import effort
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "assets/models/spark-f16.gguf"
@@ -16,3 +21,10 @@ def ignore(progress):
 
 def never():
     return False
+
+
+@contextmanager
+def measured_types(*names: str) -> Iterator[None]:
+    """Jobs measure these types alone, where tests do not hang on how many: they are most of what a job takes."""
+    with mock.patch.object(effort, "MEASURED", tuple(t for t in effort.MEASURED if t.name in names)):
+        yield

@@ -2,13 +2,14 @@
 
 from pathlib import Path
 
-from order import APART, SECONDS
+from order import APART, SECONDS, WITH
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_every_file_with_a_duration_is_there():
-    assert [file for file in sorted(SECONDS) if not (ROOT / file).is_file()] == []
+def test_every_file_that_is_named_is_there():
+    named = {*SECONDS, *WITH, *WITH.values()}
+    assert [file for file in sorted(named) if not (ROOT / file).is_file()] == []
 
 
 def test_files_whose_tests_run_apart_are_among_the_long_ones():

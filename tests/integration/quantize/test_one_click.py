@@ -14,7 +14,7 @@ from quantize.job.execute import quantize
 from quantize.job.request import QuantizeReport, QuantizeRequest
 from quantize.types import Goal
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.usefixtures("kept")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.usefixtures("kept", "few_types")]
 
 
 def run(source: Path, tmp_path: Path, **changes) -> QuantizeReport:

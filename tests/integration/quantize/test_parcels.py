@@ -17,7 +17,7 @@ from quantize.job.parcel import Parcel, pack, perform, unpack
 from quantize.job.request import QuantizeRequest
 from quantize.types import Goal
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.usefixtures("kept")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.usefixtures("kept", "few_types")]
 
 
 class Elsewhere:
