@@ -96,19 +96,20 @@ class GgmlType(IntEnum):
         10, 256, 84, fallback="Q4_0", error=0.073, cpu_time=0.80, repack=((8, _AVX512),), measured=True, priced=True
     )
     Q3_K = Traits(
-        11, 256, 110, fallback="Q4_0", error=0.0214, cpu_time=1.10, measured=True, priced=True, anchor=True
-    )
+        11, 256, 110, fallback="Q4_0", error=0.0214, cpu_time=1.10, tiles=_AVX2, measured=True, priced=True,
+        anchor=True,
+    )  # fmt: skip
     Q4_K = Traits(
         12, 256, 144, fallback="Q5_0", error=0.00511, cpu_time=1.00, repack=((8, _AVX2), (8, _DOT)), tiled=_VNNI,
         tiles=_VNNI, tiles_of_copy=True, amx=True, measured=True, priced=True, openvino="rounded",
     )  # fmt: skip
     Q5_K = Traits(
-        13, 256, 176, fallback="Q5_1", error=0.00128, cpu_time=1.25, repack=((8, _DOT),), amx=True, measured=True,
-        priced=True, openvino="widened",
+        13, 256, 176, fallback="Q5_1", error=0.00128, cpu_time=1.25, repack=((8, _DOT),), amx=True, tiles=_AVX2,
+        measured=True, priced=True, openvino="widened",
     )  # fmt: skip
     Q6_K = Traits(
-        14, 256, 210, fallback="Q8_0", error=0.000307, cpu_time=1.15, repack=((8, _DOT),), amx=True, measured=True,
-        priced=True, openvino="widened",
+        14, 256, 210, fallback="Q8_0", error=0.000307, cpu_time=1.15, repack=((8, _DOT),), amx=True, tiles=_AVX2,
+        measured=True, priced=True, openvino="widened",
     )  # fmt: skip
     Q8_K = Traits(15, 256, 292, writable=False)
     IQ2_XXS = Traits(
@@ -132,7 +133,16 @@ class GgmlType(IntEnum):
         priced=True,
     )  # fmt: skip
     IQ4_XS = Traits(
-        23, 256, 136, fallback="IQ4_NL", error=0.00581, cpu_time=1.25, amx=True, measured=True, priced=True
+        23,
+        256,
+        136,
+        fallback="IQ4_NL",
+        error=0.00581,
+        cpu_time=1.25,
+        tiles=_VNNI,
+        amx=True,
+        measured=True,
+        priced=True,
     )
     I8 = Traits(24, 1, 1, writable=False)
     I16 = Traits(25, 1, 2, writable=False)

@@ -19,7 +19,8 @@ from gguf import GGMLQuantizationType
 from devices.backends.tiles import take, tiles_library
 from engine.runner.llama.native.binding import ggml, library_folder, load_api
 
-TWO_HALVES = frozenset({"Q4_1", "Q5_1", "Q4_K"})  # numbers of 16 bits that a block begins with
+TWO_HALVES = frozenset({"Q4_1", "Q5_1", "Q4_K", "Q5_K"})  # numbers of 16 bits that a block begins with
+SCALE_AT = {"Q3_K": 108, "Q6_K": 208}  # in a block; others begin with it
 
 
 class InitParams(ctypes.Structure):
@@ -63,7 +64,9 @@ def random_blocks(rng: np.random.Generator, kind: GGMLQuantizationType, rows: in
     """(rows, bytes) of blocks with scales around .01 and offsets around 0."""
     size, width = gguf.GGML_QUANT_SIZES[kind]
     blocks = rng.integers(0, 256, (rows * length // size, width), dtype=np.uint8)
-    blocks[:, 0:2] = rng.uniform(0.005, 0.02, len(blocks)).astype(np.float16).view(np.uint8).reshape(-1, 2)
+    scales = rng.uniform(0.005, 0.02, len(blocks)).astype(np.float16)
+    at = SCALE_AT.get(kind.name, 0)
+    blocks[:, at : at + 2] = scales.view(np.uint8).reshape(-1, 2)
     if kind.name in TWO_HALVES:
         blocks[:, 2:4] = rng.uniform(-0.1, 0.1, len(blocks)).astype(np.float16).view(np.uint8).reshape(-1, 2)
     return blocks.reshape(rows, -1)

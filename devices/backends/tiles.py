@@ -11,7 +11,7 @@ BACKEND: Final = "tiles"
 # What it computes beside products of weights, among whose types this stands.
 ATTENTION: Final = "attention"
 # What was measured with kernels of an earlier number says nothing of these.
-VERSION: Final = 2
+VERSION: Final = 3
 
 
 def tiles_library(folder: Path | None) -> Path | None:

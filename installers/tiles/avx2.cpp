@@ -1,5 +1,6 @@
-// Tiles of 8 rows and 4 columns with AVX2. Eight products of bytes up to 31 by bytes up to 127 fit 16 bits, so
-// those of four groups are added up there before they go into 32 bits. Wider bytes have no kernel here.
+// Tiles of 8 rows and 4 columns with AVX2. Eight products of bytes up to 31 by bytes up to 127 fit 16 bits, or four of
+// bytes up to 63, so those of four or two groups are added up there before they go into 32 bits. Wider bytes have no
+// kernel here.
 #include "tiles.h"
 
 #include <immintrin.h>
@@ -8,7 +9,8 @@
 namespace tiles {
 namespace {
 
-constexpr int AT_ONCE = 8, VECTORS = 1, ROWS = AT_ONCE * VECTORS, COLS = 4, GROUPS = 4, WIDEST = 31;
+constexpr int AT_ONCE = 8, VECTORS = 1, ROWS = AT_ONCE * VECTORS, COLS = 4;
+constexpr int GROUPS = 4, WIDEST = 31, GROUPS_OF_HALVES = 2, WIDEST_OF_HALVES = 63;
 constexpr int ATTEND_VECTORS = 3, ATTEND_COLS = 4;
 using Floats = __m256;
 using Ints = __m256i;

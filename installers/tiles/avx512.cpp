@@ -7,7 +7,8 @@
 namespace tiles {
 namespace {
 
-constexpr int AT_ONCE = 16, VECTORS = 2, ROWS = AT_ONCE * VECTORS, COLS = 6, GROUPS = 8, WIDEST = 255;
+constexpr int AT_ONCE = 16, VECTORS = 2, ROWS = AT_ONCE * VECTORS, COLS = 6;
+constexpr int GROUPS = 8, WIDEST = 255, GROUPS_OF_HALVES = 4, WIDEST_OF_HALVES = 255;
 constexpr int ATTEND_VECTORS = 3, ATTEND_COLS = 8;
 using Floats = __m512;
 using Ints = __m512i;

@@ -133,13 +133,136 @@ static void q4_0_rewritten(const uint8_t * const * of, int count, int rows, uint
     }
 }
 
+// Superblocks of 256 values, one row after the other: what is the same at a place of eight rows.
+
+static inline __m256 signed_bytes(const uint8_t * const * of, size_t at) {
+    alignas(8) int8_t bytes[8];
+    for (int i = 0; i < 8; i++) {
+        bytes[i] = (int8_t) of[i][at];
+    }
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *) bytes)));
+}
+
+static inline __m256i shifted(const uint8_t * p, int right, int mask) {
+    const __m256i moved = _mm256_srl_epi16(_mm256_loadu_si256((const __m256i *) p), _mm_cvtsi32_si128(right));
+    return _mm256_and_si256(moved, _mm256_set1_epi8((char) mask));
+}
+
+// 8 scales and 8 least ones in 6 bits, of which 12 bytes hold the low four (or all six) and the high two apart.
+static inline void scales_of_32(const uint8_t * p, int b, int * scale, int * least) {
+    *scale = b < 4 ? p[b] & 63 : (p[b + 4] & 15) | p[b - 4] >> 6 << 4;
+    *least = b < 4 ? p[b + 4] & 63 : p[b + 4] >> 4 | p[b] >> 6 << 4;
+}
+
+// Scale and least one in 16 bits, 12 bytes for those of the blocks, high bits (a bit a block) of 32 places, nibbles.
+static void q5_k(const uint8_t * const * of, int count, int rows, uint8_t * bytes, float * scale, float * least) {
+    constexpr int BLOCKS = 8, SIZE = 176;
+    for (int first = 0; first < count; first += BLOCKS) {
+        const size_t at = size_t(first / BLOCKS) * SIZE;
+        const __m256 d = halves(of, at), off = halves(of, at + 2);
+        for (int b = 0; b < BLOCKS; b++) {
+            __m256i values[8];
+            alignas(32) int by[8], less[8];
+            for (int i = 0; i < 8; i++) {
+                const uint8_t * p = of[i] + at;
+                const __m256i high = _mm256_slli_epi16(shifted(p + 16, b, 1), 4);
+                values[i] = _mm256_or_si256(shifted(p + 48 + b / 2 * 32, b % 2 * 4, 15), high);
+                scales_of_32(p + 4, b, &by[i], &less[i]);
+            }
+            put(values, bytes + size_t(first + b) * BLOCK * rows, rows);
+            const __m256 times = _mm256_cvtepi32_ps(_mm256_load_si256((const __m256i *) by));
+            const __m256 down = _mm256_cvtepi32_ps(_mm256_load_si256((const __m256i *) less));
+            _mm256_store_ps(scale + (first + b) * rows, _mm256_mul_ps(d, times));
+            _mm256_store_ps(least + (first + b) * rows, _mm256_sub_ps(_mm256_setzero_ps(), _mm256_mul_ps(off, down)));
+        }
+    }
+}
+
+// Nibbles of 4 times 32 values in each half, two bits of four times 32 beside each other, a scale in 8 bits for each 16.
+static void q6_k(const uint8_t * const * of, int count, int rows, uint8_t * bytes, float * scale, float * least) {
+    constexpr int BLOCKS = 8, SIZE = 210;
+    for (int first = 0; first < count; first += BLOCKS) {
+        const size_t at = size_t(first / BLOCKS) * SIZE;
+        const __m256 d = halves(of, at + 208);
+        for (int b = 0; b < BLOCKS; b++) {
+            const int half = b / 4, turn = b % 4;
+            __m256i values[8];
+            for (int i = 0; i < 8; i++) {
+                const uint8_t * p = of[i] + at;
+                const __m256i high = _mm256_slli_epi16(shifted(p + 128 + 32 * half, 2 * turn, 3), 4);
+                values[i] = _mm256_or_si256(shifted(p + 64 * half + turn % 2 * 32, turn / 2 * 4, 15), high);
+            }
+            put(values, bytes + size_t(first + b) * BLOCK * rows, rows);
+            _mm256_store_ps(scale + (first + b) * rows, _mm256_mul_ps(d, signed_bytes(of, at + 192 + 2 * b)));
+            _mm256_store_ps(least + (first + b) * rows, _mm256_mul_ps(d, signed_bytes(of, at + 193 + 2 * b)));
+        }
+    }
+}
+
+// A high bit (a bit a block) of 32 places, two bits of four times 32 values beside each other in each half, 16 scales in
+// 6 bits: low nibbles in 8 bytes, high two bits in 4.
+static void q3_k(const uint8_t * const * of, int count, int rows, uint8_t * bytes, float * scale, float * least) {
+    constexpr int BLOCKS = 8, SIZE = 110;
+    for (int first = 0; first < count; first += BLOCKS) {
+        const size_t at = size_t(first / BLOCKS) * SIZE;
+        const __m256 d = halves(of, at + 108);
+        for (int b = 0; b < BLOCKS; b++) {
+            __m256i values[8];
+            alignas(32) int by[2][8];
+            for (int i = 0; i < 8; i++) {
+                const uint8_t * p = of[i] + at;
+                const __m256i high = _mm256_slli_epi16(shifted(p, b, 1), 2);
+                values[i] = _mm256_or_si256(shifted(p + 32 + b / 4 * 32, b % 4 * 2, 3), high);
+                for (int half = 0; half < 2; half++) {
+                    const int k = 2 * b + half;
+                    by[half][i] = (p[96 + k % 8] >> k / 8 * 4 & 15 | (p[104 + k % 4] >> k / 4 * 2 & 3) << 4) - 32;
+                }
+            }
+            put(values, bytes + size_t(first + b) * BLOCK * rows, rows);
+            for (int half = 0; half < 2; half++) {
+                const __m256 times = _mm256_cvtepi32_ps(_mm256_load_si256((const __m256i *) by[half]));
+                _mm256_store_ps((half ? least : scale) + (first + b) * rows, _mm256_mul_ps(d, times));
+            }
+        }
+    }
+}
+
+// Scale in 16 bits, the high two bits of the blocks' scales in 16, their low nibbles in 4 bytes, then nibbles that stand
+// for sixteen values, here 128 more than those. Source: ggml-common.h, kvalues_iq4nl.
+static void iq4_xs(const uint8_t * const * of, int count, int rows, uint8_t * bytes, float * scale, float *) {
+    constexpr int BLOCKS = 8, SIZE = 136;
+    const __m256i meant = _mm256_broadcastsi128_si256(
+        _mm_setr_epi8(1, 24, 45, 63, 79, 93, 106, 118, (char) 129, (char) 141, (char) 153, (char) 166, (char) 181,
+                      (char) 197, (char) 217, (char) 241));
+    for (int first = 0; first < count; first += BLOCKS) {
+        const size_t at = size_t(first / BLOCKS) * SIZE;
+        const __m256 d = halves(of, at);
+        for (int b = 0; b < BLOCKS; b++) {
+            __m256i values[8];
+            alignas(32) int by[8];
+            for (int i = 0; i < 8; i++) {
+                const uint8_t * p = of[i] + at;
+                values[i] = _mm256_shuffle_epi8(meant, nibbles(p + 8 + 16 * b));
+                by[i] = (p[4 + b / 2] >> b % 2 * 4 & 15 | (p[2 + b / 4] >> b % 4 * 2 & 3) << 4) - 32;
+            }
+            put(values, bytes + size_t(first + b) * BLOCK * rows, rows);
+            const __m256 times = _mm256_cvtepi32_ps(_mm256_load_si256((const __m256i *) by));
+            _mm256_store_ps(scale + (first + b) * rows, _mm256_mul_ps(d, times));
+        }
+    }
+}
+
 // ids: enum ggml_type
 static const Format FORMATS[] = {
-    {2, 18, 8, false, 15, 0, 8, q4_0},
-    {3, 20, 0, true, 15, 0, 4, q4_1},
-    {6, 22, 16, false, 31, 0, 5, q5_0},
-    {7, 24, 0, true, 31, 0, 4, q5_1},
-    {8, 34, 128, false, 255, 0, 5, q8_0},
-    {2, 18, 8, false, 15, 1, 6, q4_0_rewritten},
-    {12, 18, 0, true, 15, 8, 6, q4_k_rewritten},
+    {2, 18, 1, Weight::ZERO, 8, 15, false, 8, q4_0},
+    {3, 20, 1, Weight::LEAST, 0, 15, false, 4, q4_1},
+    {6, 22, 1, Weight::ZERO, 16, 31, false, 5, q5_0},
+    {7, 24, 1, Weight::LEAST, 0, 31, false, 4, q5_1},
+    {8, 34, 1, Weight::ZERO, 128, 255, false, 5, q8_0},
+    {11, 110, 8, Weight::HALVES, 4, 7, false, 5, q3_k},
+    {13, 176, 8, Weight::LEAST, 0, 31, false, 4, q5_k},
+    {14, 210, 8, Weight::HALVES, 32, 63, false, 8, q6_k},
+    {23, 136, 8, Weight::ZERO, 128, 241, false, 4, iq4_xs},
+    {2, 18, 1, Weight::ZERO, 8, 15, true, 6, q4_0_rewritten},
+    {12, 144, 8, Weight::LEAST, 0, 15, true, 6, q4_k_rewritten},
 };

@@ -135,8 +135,9 @@ bool device_computes(ggml_backend_dev_t, const ggml_tensor * op) {
         return false;
     }
     const tiles::Format * format = kernels()->format(weights->type, tiles::is_rewritten(weights));
-    return format && (!format->rewritten || weights->ne[0] % (format->rewritten * tiles::BLOCK) == 0) && values->type == GGML_TYPE_F32 && ggml_is_matrix(weights) && ggml_is_contiguous(weights) &&
-           ggml_is_contiguous(values) && ggml_is_contiguous(op) && ggml_nrows(values) >= format->least_columns;
+    return format && weights->ne[0] % (format->group * tiles::BLOCK) == 0 && values->type == GGML_TYPE_F32 &&
+           ggml_is_matrix(weights) && ggml_is_contiguous(weights) && ggml_is_contiguous(values) &&
+           ggml_is_contiguous(op) && ggml_nrows(values) >= format->least_columns;
 }
 
 bool device_reads(ggml_backend_dev_t, ggml_backend_buffer_type_t type) {

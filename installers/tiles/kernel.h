@@ -1,6 +1,7 @@
 // The product of a panel of rows with columns, written once for all instruction sets. Included inside an unnamed
 // namespace after the file has defined: ROWS and COLS of a tile, AT_ONCE rows in each of its VECTORS, types of
-// vectors and their operations. `dot` adds products of four bytes, GROUPS times between `opened` and `closed`.
+// vectors and their operations. `dot` adds products of four bytes, GROUPS (or GROUPS_OF_HALVES) times between `opened`
+// and `closed`, which bytes up to WIDEST (or WIDEST_OF_HALVES) allow.
 
 static inline float as_half(float x) { return _cvtsh_ss(_cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT)); }
 
@@ -39,17 +40,17 @@ static void quantize_column(const float * column, int64_t index, const Columns &
         const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
         const __m256i bytes = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(low, high), order);
         _mm256_storeu_si256((__m256i *) q, bytes);
-        const __m256i added = _mm256_add_epi32(_mm256_add_epi32(whole[0], whole[1]),
-                                               _mm256_add_epi32(whole[2], whole[3]));
-        alignas(32) int32_t parts[8];
-        _mm256_store_si256((__m256i *) parts, added);
-        int32_t sum = 0;
-        for (int i = 0; i < 8; i++) {
-            sum += parts[i];
+        int32_t * sum = columns.sums + 2 * (first + b);
+        for (int half = 0; half < 2; half++) {
+            alignas(32) int32_t parts[8];
+            _mm256_store_si256((__m256i *) parts, _mm256_add_epi32(whole[2 * half], whole[2 * half + 1]));
+            sum[half] = 0;
+            for (int i = 0; i < 8; i++) {
+                sum[half] += parts[i];
+            }
         }
         columns.scale[first + b] = as_half(scale);
-        columns.sum[first + b] = sum;
-        columns.scaled_sum[first + b] = as_half(scale * float(sum));
+        columns.scaled_sum[first + b] = as_half(scale * float(sum[0] + sum[1]));
     }
 }
 
@@ -62,9 +63,35 @@ struct Panel {
     int64_t rows;       // of the panel that exist
 };
 
-template <int N, bool ZERO, bool LEAST>
+// Adds the products of `count` groups of four values of N columns, the first of them at `q`, to `dots`.
+template <int N, int AT_A_TIME>
+INLINE static void multiply_groups(Ints (&dots)[VECTORS][N], int count, const uint8_t *& bytes, const int8_t * q, int64_t next) {
+    for (int some = 0; some < count; some += AT_A_TIME) {
+        Dots more[VECTORS][N];
+        for (int group = some; group < some + AT_A_TIME; group++) {
+            Bytes w[VECTORS];
+            for (int v = 0; v < VECTORS; v++, bytes += 4 * AT_ONCE) {
+                w[v] = load_bytes(bytes);
+            }
+            for (int j = 0; j < N; j++) {
+                const Bytes four = four_values(q + j * next + 4 * group);
+                for (int v = 0; v < VECTORS; v++) {
+                    more[v][j] = dot(group == some ? opened(dots[v][j]) : more[v][j], w[v], four);
+                }
+            }
+        }
+        for (int v = 0; v < VECTORS; v++) {
+            for (int j = 0; j < N; j++) {
+                dots[v][j] = closed(dots[v][j], more[v][j]);
+            }
+        }
+    }
+}
+
+template <int N, Weight KIND>
 static void tile(const Product & product, const Panel & panel, int64_t column, float * out) {
     const Columns & columns = product.columns;
+    const int zero = product.format->zero;
     Floats sum[VECTORS][N];
     for (int j = 0; j < N; j++) {
         for (int v = 0; v < VECTORS; v++) {
@@ -77,38 +104,42 @@ static void tile(const Product & product, const Panel & panel, int64_t column, f
     for (int b = 0; b < panel.count; b++, q += BLOCK) {
         Ints dots[VECTORS][N];
         for (int j = 0; j < N; j++) {
-            const Ints start = begin(ZERO ? -product.format->zero * columns.sum[at + j * columns.blocks + b] : 0);
+            const int32_t * sums = columns.sums + 2 * (at + j * columns.blocks + b);
+            const Ints start = begin(KIND == Weight::ZERO     ? -zero * (sums[0] + sums[1])
+                                     : KIND == Weight::HALVES ? -zero * sums[0]
+                                                              : 0);
             for (int v = 0; v < VECTORS; v++) {
                 dots[v][j] = start;
             }
         }
-        for (int some = 0; some < BLOCK / 4; some += GROUPS) {
-            Dots more[VECTORS][N];
-            for (int group = some; group < some + GROUPS; group++) {
-                Bytes w[VECTORS];
-                for (int v = 0; v < VECTORS; v++, bytes += 4 * AT_ONCE) {
-                    w[v] = load_bytes(bytes);
-                }
-                for (int j = 0; j < N; j++) {
-                    const Bytes four = four_values(q + j * columns.values + 4 * group);
-                    for (int v = 0; v < VECTORS; v++) {
-                        more[v][j] = dot(group == some ? opened(dots[v][j]) : more[v][j], w[v], four);
-                    }
-                }
-            }
+        if constexpr (KIND == Weight::HALVES) {
+            multiply_groups<N, GROUPS_OF_HALVES>(dots, BLOCK / 8, bytes, q, columns.values);
+            Floats first[VECTORS][N];
             for (int v = 0; v < VECTORS; v++) {
+                const Floats scale = load(panel.scale + b * ROWS + v * AT_ONCE);
                 for (int j = 0; j < N; j++) {
-                    dots[v][j] = closed(dots[v][j], more[v][j]);
+                    first[v][j] = times(as_floats(dots[v][j]), scale);
+                    dots[v][j] = begin(-zero * columns.sums[2 * (at + j * columns.blocks + b) + 1]);
                 }
             }
+            multiply_groups<N, GROUPS_OF_HALVES>(dots, BLOCK / 8, bytes, q + BLOCK / 2, columns.values);
+            for (int v = 0; v < VECTORS; v++) {
+                const Floats scale = load(panel.least + b * ROWS + v * AT_ONCE);
+                for (int j = 0; j < N; j++) {
+                    const Floats both = fused(as_floats(dots[v][j]), scale, first[v][j]);
+                    sum[v][j] = fused(both, all(columns.scale[at + j * columns.blocks + b]), sum[v][j]);
+                }
+            }
+            continue;
         }
+        multiply_groups<N, GROUPS>(dots, BLOCK / 4, bytes, q, columns.values);
         for (int v = 0; v < VECTORS; v++) {
             const Floats scale = load(panel.scale + b * ROWS + v * AT_ONCE);
             const Floats least = load(panel.least + b * ROWS + v * AT_ONCE);
             for (int j = 0; j < N; j++) {
                 const int64_t i = at + j * columns.blocks + b;
                 sum[v][j] = fused(times(as_floats(dots[v][j]), scale), all(columns.scale[i]), sum[v][j]);
-                if (LEAST) {
+                if (KIND == Weight::LEAST) {
                     sum[v][j] = fused(least, all(columns.scaled_sum[i]), sum[v][j]);
                 }
             }
@@ -121,20 +152,20 @@ static void tile(const Product & product, const Panel & panel, int64_t column, f
     }
 }
 
-template <int N, bool ZERO, bool LEAST>
+template <int N, Weight KIND>
 static void rest(const Product & product, const Panel & panel, int64_t column, int64_t left, float * out) {
     if (left == N) {
-        tile<N, ZERO, LEAST>(product, panel, column, out);
+        tile<N, KIND>(product, panel, column, out);
     } else if constexpr (N > 1) {
-        rest<N - 1, ZERO, LEAST>(product, panel, column, left, out);
+        rest<N - 1, KIND>(product, panel, column, left, out);
     }
 }
 
-template <bool ZERO, bool LEAST>
+template <Weight KIND>
 static void tiles_of(const Product & product, const Panel & panel, int64_t first, int64_t from, int64_t to) {
     for (int64_t column = from; column < to; column += COLS) {
         const int64_t left = to - column < COLS ? to - column : COLS;
-        rest<COLS, ZERO, LEAST>(product, panel, column, left, product.out + column * product.rows + first);
+        rest<COLS, KIND>(product, panel, column, left, product.out + column * product.rows + first);
     }
 }
 
@@ -146,30 +177,38 @@ static void part(const Product & product, int64_t first, int64_t from, int64_t t
     float * least = scale + ROWS * CHUNK_BLOCKS;
     for (int64_t block = 0; block < blocks; block += CHUNK_BLOCKS) {
         const int count = int(blocks - block < CHUNK_BLOCKS ? blocks - block : CHUNK_BLOCKS);
+        const size_t before = size_t(block / format.group) * format.group_bytes;
         for (int64_t row = 0; row < ROWS; row += DECODED_ROWS) {
             const uint8_t * of[DECODED_ROWS];
             if (format.rewritten) {
                 const int64_t there = row < rows ? row : rows - DECODED_ROWS;
-                of[0] = product.weights + (first + there) * product.row_bytes + block * format.block_bytes * DECODED_ROWS;
+                of[0] = product.weights + (first + there) * product.row_bytes + before * DECODED_ROWS;
             }
             for (int64_t i = 0; i < DECODED_ROWS && !format.rewritten; i++) {
                 const int64_t there = row + i < rows ? row + i : rows - 1;  // others are computed and not stored
-                of[i] = product.weights + (first + there) * product.row_bytes + block * format.block_bytes;
+                of[i] = product.weights + (first + there) * product.row_bytes + before;
             }
             format.decode(of, count, ROWS, memory + 4 * row, scale + row, least + row);
         }
         const Panel panel = {memory, scale, least, block, count, rows};
-        if (format.least) {
-            tiles_of<false, true>(product, panel, first, from, to);
-        } else {
-            tiles_of<true, false>(product, panel, first, from, to);
+        switch (format.weight) {
+            case Weight::ZERO:
+                tiles_of<Weight::ZERO>(product, panel, first, from, to);
+                break;
+            case Weight::LEAST:
+                tiles_of<Weight::LEAST>(product, panel, first, from, to);
+                break;
+            case Weight::HALVES:
+                tiles_of<Weight::HALVES>(product, panel, first, from, to);
+                break;
         }
     }
 }
 
 static const Format * format_of(int ggml_type, bool rewritten) {
     for (const Format & format : FORMATS) {
-        if (format.ggml_type == ggml_type && (format.rewritten > 0) == rewritten && format.widest <= WIDEST) {
+        const int most = format.weight == Weight::HALVES ? WIDEST_OF_HALVES : WIDEST;
+        if (format.ggml_type == ggml_type && format.rewritten == rewritten && format.widest <= most) {
             return &format;
         }
     }

@@ -34,13 +34,13 @@ bool multiply(Context & context, ggml_tensor * out) {
     const int64_t count = ggml_nrows(values), length = values->ne[0], blocks = length / BLOCK;
     const size_t q = lined_up(count * length), each = lined_up(count * blocks * sizeof(float));
     const int threads = std::max(1, context.threads);
-    uint8_t * memory = context.at_least(q + 3 * each + threads * PANEL_BYTES);
+    uint8_t * memory = context.at_least(q + 4 * each + threads * PANEL_BYTES);
     if (!memory) {
         return false;
     }
     product.columns = {length, blocks, reinterpret_cast<int8_t *>(memory), reinterpret_cast<float *>(memory + q),
                        reinterpret_cast<float *>(memory + q + each), reinterpret_cast<int32_t *>(memory + q + 2 * each)};
-    uint8_t * panels = memory + q + 3 * each;
+    uint8_t * panels = memory + q + 4 * each;
     const int64_t by_rows = (product.rows + use.panel_rows - 1) / use.panel_rows;
     const int64_t wanted = threads > 1 ? (PARTS * threads + by_rows - 1) / by_rows : 1;
     const int64_t by_columns = std::max<int64_t>(1, std::min(wanted, count / PART_COLUMNS));

@@ -18,27 +18,35 @@ constexpr int PANEL_ROWS = 32;     // the most rows of a panel
 constexpr int DECODED_ROWS = 8;    // rows that are decoded together
 constexpr size_t PANEL_BYTES = size_t(PANEL_ROWS) * CHUNK_BLOCKS * (BLOCK + 2 * sizeof(float));
 
-// Columns in 8 bits, one after the other: a scale for each block, and the sum of its values with the scale and without.
+// Columns in 8 bits, one after the other: a scale for each block, the sum of its values with the scale, and without it
+// the sum of each half of the block.
 struct Columns {
     int64_t values;   // of a column
     int64_t blocks;   // of a column
     int8_t * q;
     float * scale;
     float * scaled_sum;
-    int32_t * sum;
+    int32_t * sums;
+};
+
+// What a weight is beside its byte and its scale.
+enum class Weight {
+    ZERO,     // (byte - zero) * scale
+    LEAST,    // byte * scale + least
+    HALVES,   // (byte - zero) * scale in the first half of a block, (byte - zero) * least in the second
 };
 
 // How blocks of one type become bytes from 0 to 255: `decode` takes `count` blocks of eight rows, and writes them to
 // a panel of `rows` rows, whose place for the first of the eight it is given. Where llama.cpp rewrote the weights, the
-// eight rows lie in one: `of[0]` is where their first block begins, in groups of `rewritten` blocks.
-// A weight is (byte - zero) * scale, or byte * scale + least.
+// eight rows lie in one: `of[0]` is where their first block begins.
 struct Format {
     int ggml_type;
-    size_t block_bytes;
+    size_t group_bytes;       // of `group` blocks of one row, which lie together
+    int group;
+    Weight weight;
     int zero;
-    bool least;
     uint8_t widest;           // the largest byte there is
-    int rewritten;            // 0: rows are as in a file
+    bool rewritten;
     int64_t least_columns;    // with fewer llama.cpp's own kernels are as fast. Measured: docs/log.md, "tiles for prompts"
     void (*decode)(const uint8_t * const * of, int count, int rows, uint8_t * bytes, float * scale, float * least);
 };

@@ -69,7 +69,13 @@ def placed(shape, path, device="cpu", **changes):
     return place(shape, settings, Overrides(device=device), HOST, Ledger(lambda: HOST), PlacementHistory(None))
 
 
-@pytest.mark.parametrize("kind", [GgmlType.Q4_0, GgmlType.Q4_1, GgmlType.Q5_0, GgmlType.Q5_1, GgmlType.Q8_0])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        GgmlType.Q4_0, GgmlType.Q4_1, GgmlType.Q5_0, GgmlType.Q5_1, GgmlType.Q8_0, GgmlType.Q3_K, GgmlType.Q5_K,
+        GgmlType.Q6_K, GgmlType.IQ4_XS,
+    ],
+)  # fmt: skip
 def test_types_that_llama_cpp_multiplies_slowly(path, kind):
     found = placed(of_types(read_shape(path), kind), path)
     assert found.settings.tiles == (kind.name, ATTENTION)
@@ -77,7 +83,7 @@ def test_types_that_llama_cpp_multiplies_slowly(path, kind):
     assert any(why in reason for reason in found.reasons)
 
 
-@pytest.mark.parametrize("kind", [GgmlType.IQ4_NL, GgmlType.Q4_K, GgmlType.Q6_K, GgmlType.F16, GgmlType.BF16])
+@pytest.mark.parametrize("kind", [GgmlType.IQ4_NL, GgmlType.Q4_K, GgmlType.Q2_K, GgmlType.F16, GgmlType.BF16])
 def test_other_types_keep_llama_cpps_kernels(path, kind):
     found = placed(of_types(read_shape(path), kind), path)
     assert found.settings.tiles == (ATTENTION,)
@@ -124,8 +130,8 @@ def test_8_bits_need_vnni_and_matrix_units_do_it_themselves(path):
 
 def test_a_few_weights_of_many_are_not_worth_it(path):
     shape = read_shape(path)
-    assert chosen(of_types(shape, GgmlType.Q6_K, GgmlType.Q8_0, every=40)) is None
-    assert chosen(of_types(shape, GgmlType.Q6_K, GgmlType.Q8_0, every=4)) == ("Q8_0",)
+    assert chosen(of_types(shape, GgmlType.Q2_K, GgmlType.Q8_0, every=40)) is None
+    assert chosen(of_types(shape, GgmlType.Q2_K, GgmlType.Q8_0, every=4)) == ("Q8_0",)
 
 
 def test_experts_are_not_taken_for_a_weight_of_the_whole_prompt(mixture):
