@@ -105,9 +105,9 @@ class Cache:
 
     def fresh(self, tokens):
         """The same from nothing."""
-        sequence = self.kv.acquire(tokens, (), fresh=True)
+        sequence = self.kv.acquire([], ())
         rows = self.step((sequence, tokens))
-        self.kv.drop(sequence)
+        self.kv.truncate(sequence, 0)
         self.kv.release(sequence)
         return rows[0]
 
@@ -148,7 +148,7 @@ def test_no_more_is_taken_back_than_there_are_copies_of(cache):
 
 
 def test_beside_others_nothing_is_taken_back(cache):
-    first, second = cache.kv.acquire(TEXT, ()), cache.kv.acquire(TEXT[::-1], (), fresh=True)
+    first, second = cache.kv.acquire(TEXT, ()), cache.kv.acquire([], ())
     cache.step((first, TEXT), (second, TEXT[::-1]))
     cache.step((first, [1, 2, 3]), (second, [4]))
     assert not cache.kv.truncate(first, len(TEXT) + 1)
@@ -175,7 +175,7 @@ def test_a_state_that_was_taken_back_is_copied_as_it_then_is(cache):
     size = api.llama_state_seq_get_size(cache.loaded.context, sequence.seq_id)
     buffer = (ctypes.c_uint8 * size)()
     assert api.llama_state_seq_get_data(cache.loaded.context, buffer, size, sequence.seq_id) == size
-    other = cache.kv.acquire([5], (), fresh=True)
+    other = cache.kv.acquire([], ())
     assert api.llama_state_seq_set_data(cache.loaded.context, buffer, size, other.seq_id)
     other.tokens = list(sequence.tokens)
     same(cache.step((other, [8]))[0], cache.fresh([*TEXT, 1, 8]))

@@ -40,6 +40,11 @@ class LlamaSequence(Sequence):
         return len(self.tokens) + self.forgotten - self.n_prompt
 
     @property
+    def shareable(self) -> list[int]:
+        """Tokens whose cells may come from other requests; none if the client wants the prompt computed anew."""
+        return self.tokens if self.request.cache_prompt else []
+
+    @property
     def n_missing(self) -> int:
         """Tokens whose keys and values are not in the cache yet."""
         return len(self.tokens) - (len(self.cache.tokens) if self.cache else 0)

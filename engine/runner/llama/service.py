@@ -192,7 +192,7 @@ class LlamaRunner(RunnerService[LlamaVocabulary]):
 
     def _wait(self, scheduler: Scheduler) -> protocol.ToRunner | Prompt:
         """The next message; pauses are used for what later requests need, longer ones to write prefixes to disk."""
-        for pause_s, use in ((SETTLE_S, scheduler.rest), (PERSIST_AFTER_S, scheduler.kv.persist)):
+        for pause_s, use in ((SETTLE_S, scheduler.rest), (PERSIST_AFTER_S, scheduler.kv.spilling.persist)):
             try:
                 return self._inbox.get(timeout=pause_s)
             except queue.Empty:
@@ -205,7 +205,7 @@ class LlamaRunner(RunnerService[LlamaVocabulary]):
         return self._inbox.get()
 
     def _keep_prefixes(self, scheduler: Scheduler) -> None:
-        scheduler.kv.persist()
+        scheduler.kv.spilling.persist()
         if self._store is not None:
             self._store.close()
         if self._experts is not None:

@@ -23,10 +23,10 @@ class ExactScheduler(Scheduler):
         super().__init__(loaded, vocabulary, nothing, adapters.within(loaded), fixed=True)
 
     def _cells_for(self, sequence: LlamaSequence) -> CachedSequence | None:
-        source, length = self._kv.best_prefix(sequence.tokens, sequence.key) if self._keeps(sequence) else (None, 0)
+        source, length = self._kv.sharing.best(sequence.tokens if self._keeps(sequence) else [], sequence.key)
         length = self._whole(length)
         if source is None or not length or not self._kv.truncate(source, length):
-            return self._kv.acquire_empty(sequence.key)
+            return self._kv.acquire([], sequence.key)
         source.in_use = True
         return source
 

@@ -81,7 +81,7 @@ class Following:
             return 0
         if self._loaded.keeps_partial:
             length = kept_prefix(self._loaded.settings, length, len(sequence.tokens))
-        gained = self._kv.follow(sequence.cache, source.cache, length, MIN_GAIN)
+        gained = self._kv.sharing.follow(sequence.cache, source.cache, length, MIN_GAIN)
         sequence.cached_tokens += gained
         return gained
 

@@ -35,8 +35,8 @@ class Quarantine:
     def examine(self) -> tuple[LlamaSequence, CachedSequence] | None:
         """The next one to run alone, with an empty sequence of the cache; None while there is no free one."""
         sequence = self._suspects[0]
-        self._kv.forget_stored(sequence.tokens, sequence.key)
-        cache = self._kv.acquire_empty(sequence.key)
+        self._kv.spilling.forget(sequence.tokens, sequence.key)
+        cache = self._kv.acquire([], sequence.key)
         return None if cache is None else (sequence, cache)
 
     def clear(self, sequence: LlamaSequence) -> None:

@@ -56,7 +56,7 @@ class Scheduler(BaseScheduler[LlamaSequence]):
 
     def rest(self) -> None:
         """Nothing runs: do what the next requests would wait for, in their stead."""
-        self._kv.store_idle()
+        self._kv.spilling.spill_idle()
 
     @property
     def active(self) -> int:
@@ -134,8 +134,7 @@ class Scheduler(BaseScheduler[LlamaSequence]):
             sequence = self._waiting[0]
             if held(sequence, self._running):
                 return
-            fresh = not sequence.request.cache_prompt
-            shared = 0 if fresh else self._kv.best_prefix(sequence.tokens, sequence.key)[1]
+            shared = self._kv.sharing.best(sequence.shareable, sequence.key)[1]
             free = self._kv.cells - self._kv.used_cells + self._kv.idle_cells
             if self._running and admission.cells_needed(sequence) - shared > free - admission.cells_promised(
                 self._running
@@ -147,13 +146,15 @@ class Scheduler(BaseScheduler[LlamaSequence]):
 
     def _cells_for(self, sequence: LlamaSequence) -> CachedSequence | None:
         """What is computed of a request, in cells it may go on in; None when all are in use."""
-        cache = self._kv.acquire(sequence.tokens, sequence.key, fresh=not sequence.request.cache_prompt)
+        cache = self._kv.acquire(sequence.shareable, sequence.key)
         if cache is not None:
-            length = len(cache.tokens)
+            shared = usable = len(cache.tokens)
             if sequence.media is not None:  # a picture is shared whole or not at all
-                self._kv.truncate_or_drop(cache, sequence.media.whole(length))
+                usable = sequence.media.whole(shared)
             elif self._loaded.keeps_partial:
-                self._kv.truncate(cache, kept_prefix(self._loaded.settings, length, len(sequence.tokens)))
+                usable = kept_prefix(self._loaded.settings, shared, len(sequence.tokens))
+            if usable < shared:
+                self._kv.truncate(cache, usable, or_empty=sequence.media is not None)
         return cache
 
     def _start(self, sequence: LlamaSequence, cache: CachedSequence, out: list[Output]) -> None:
@@ -212,7 +213,7 @@ class Scheduler(BaseScheduler[LlamaSequence]):
         if code == 0:
             cache.tokens.extend(sequence.tokens[span.start : span.end])
             return
-        self._kv.drop(cache)  # what was put before it failed is no use without the rest
+        self._kv.truncate(cache, 0)  # what was put before it failed is no use without the rest
         if code == NO_ROOM and len(self._running) > 1:
             self._preempt(sequence)
         elif code == NO_ROOM:
@@ -255,7 +256,7 @@ class Scheduler(BaseScheduler[LlamaSequence]):
             self._preempt(sequence)
         for sequence in offending:
             self._fail(sequence, "not_finite", "The model's output is not a number.", out)
-        self._kv.scrub()
+        self._kv.spilling.clear_cells()
 
     def _sample_sequence(self, sequence: LlamaSequence, rows: Any, now: float, out: list[Output]) -> bool:
         """Sample from the sequence's rows as long as that is what was drafted; False: no numbers."""
@@ -279,7 +280,7 @@ class Scheduler(BaseScheduler[LlamaSequence]):
         sequence.drafter.observe(new)
         if draft and sequence.cache is not None:
             # Rejected tokens leave the cache; all but the newest token stay computed.
-            self._kv.truncate_or_drop(sequence.cache, len(sequence.tokens) - 1)
+            self._kv.truncate(sequence.cache, len(sequence.tokens) - 1, or_empty=True)
         return finite
 
     def _forget(self, sequence: LlamaSequence) -> None:
@@ -287,7 +288,7 @@ class Scheduler(BaseScheduler[LlamaSequence]):
         self._quarantine.clear(sequence)
         if sequence.cache is not None:
             self.cached_tokens += self._following.leave(sequence, self._running)
-            self._kv.truncate_or_drop(sequence.cache, self._kept(sequence))
+            self._kv.truncate(sequence.cache, self._kept(sequence), or_empty=True)
             self._kv.release(sequence.cache, keep=sequence.request.priority != "background")
             sequence.cache = None
             self._running.remove(sequence)
@@ -311,7 +312,10 @@ class Scheduler(BaseScheduler[LlamaSequence]):
         elif code == ABORTED:  # by a cancellation: what was computed stays
             for sequence in self._running:
                 assert sequence.cache is not None
-                self._kv.commit_aborted(sequence.cache, sequence.tokens, countable=not sequence.shifted)
+                if sequence.shifted:  # its positions do not count its tokens
+                    self._kv.truncate(sequence.cache, 0)
+                else:
+                    self._kv.commit(sequence.cache, sequence.tokens[len(sequence.cache.tokens) :], aborted=True)
         elif code == REFUSED:  # a bug of ours, but only these requests suffer
             for sequence in list(self._running):
                 self._fail(sequence, "internal", "llama.cpp refused the batch.", out)
@@ -321,14 +325,14 @@ class Scheduler(BaseScheduler[LlamaSequence]):
     def _preempt(self, sequence: LlamaSequence) -> None:
         """Take the cells of a running request; it waits at the front and is computed again later."""
         assert sequence.cache is not None
-        self._kv.drop(sequence.cache)
+        self._kv.truncate(sequence.cache, 0)
         self._set_aside(sequence)
 
     def _set_aside(self, sequence: LlamaSequence) -> None:
         """Let a request wait at the front; what its cells hold stays as an idle prefix, if others can use it."""
         assert sequence.cache is not None
         if sequence.shifted:
-            self._kv.drop(sequence.cache)
+            self._kv.truncate(sequence.cache, 0)
         self._kv.release(sequence.cache)
         sequence.cache = None
         sequence.row = -1

@@ -27,4 +27,4 @@ def shift(sequence: LlamaSequence, kv: KVCache, n_ctx: int) -> None:
     sequence.limit -= count
     sequence.forgotten += count
     if sequence.cache is not None:
-        kv.truncate_or_drop(sequence.cache, keep)
+        kv.truncate(sequence.cache, keep, or_empty=True)

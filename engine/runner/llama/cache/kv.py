@@ -26,7 +26,8 @@ class KVCache:
     """Which sequence a request gets and what is in it. All calls from the scheduler's thread.
 
     `acquire` a sequence, `commit` what a step computed, `truncate` what turned out wrong, `release` it, and
-    `make_room` when the cells are full.
+    `make_room` when the cells are full. `sharing` hands prefixes from one running request to another, `spilling`
+    moves idle ones to the store and its files.
     """
 
     def __init__(self, loaded: LoadedModel, store: PrefixStore) -> None:
@@ -34,11 +35,9 @@ class KVCache:
         self._in_order = loaded.settings.flash_attn == "off"
         self._cells = Cells(loaded)
         self._rewinding = Rewinding(loaded, self._cells)
-        self._sharing = Sharing(self._cells, self._rewinding)
-        self._spilling = Spilling(loaded, self._cells, self._rewinding, store)
+        self.sharing = Sharing(self._cells, self._rewinding)
+        self.spilling = Spilling(loaded, self._cells, self._rewinding, store)
         self._clock = 0
-        self.follow = self._sharing.follow
-        self.best_prefix = self._sharing.best
 
     @property
     def cells(self) -> int:
@@ -62,14 +61,14 @@ class KVCache:
 
     # ------------------------------------------------------------------ acquire
 
-    def acquire(self, tokens: list[int], key: Key, *, fresh: bool = False) -> CachedSequence | None:
-        """A sequence for `tokens` that already holds its longest cached prefix; None when all are in use.
+    def acquire(self, tokens: list[int], key: Key) -> CachedSequence | None:
+        """A sequence that holds the longest cached prefix of `tokens`; None when all are in use.
 
-        A `fresh` one holds nothing.
+        No tokens give an empty one.
         """
-        planned = not fresh and not self.cuts
+        planned = bool(tokens) and not self.cuts
         known = self._longest_known(tokens, key) if planned else 0
-        sequence = self.acquire_empty(key) if fresh else self._acquire_longest(tokens, key)
+        sequence = self._acquire_longest(tokens, key) if tokens else self._acquire_empty(key)
         if sequence is not None:
             if planned:
                 self._rewinding.want(sequence, len(tokens), known)
@@ -78,15 +77,14 @@ class KVCache:
 
     def _longest_known(self, tokens: list[int], key: Key) -> int:
         """The longest prefix that some known text shares with `tokens`, whether it can be taken or not."""
-        return max(self._sharing.length_shared(tokens, key), self._spilling.length_shared(tokens, key))
+        return max(self.sharing.length_shared(tokens, key), self.spilling.length_shared(tokens, key))
 
-    def acquire_empty(self, key: Key) -> CachedSequence | None:
-        """A sequence with nothing in it, all other idle ones left as they are; None when all are in use."""
+    def _acquire_empty(self, key: Key) -> CachedSequence | None:
         target = self._free_sequence(keep=None)
         return None if target is None else self._cells.take(target, key)
 
     def _acquire_longest(self, tokens: list[int], key: Key) -> CachedSequence | None:
-        source, length = self._sharing.best(tokens, key)
+        source, length = self.sharing.best(tokens, key)
         restored = self._restore(tokens, key, length)
         if restored is not None:
             return restored
@@ -102,17 +100,17 @@ class KVCache:
             if not self._rewinding.go_back(target, source, length):
                 self._cells.drop(target)
         elif source is not None:
-            self._sharing.fork(source, target, length)
+            self.sharing.fork(source, target, length)
         return self._cells.take(target, key)
 
     def _restore(self, tokens: list[int], key: Key, live: int) -> CachedSequence | None:
         """Bring a stored prefix back if it saves clearly more than the live one of `live` tokens."""
-        found = self._spilling.worth_restoring(tokens, key, live)
+        found = self.spilling.worth_restoring(tokens, key, live)
         target = self._free_sequence(keep=None) if found is not None else None
         if found is None or target is None:
             return None
         entry, length = found
-        if not self.make_room(len(entry.tokens), spare=target) or not self._spilling.restore(entry, length, target):
+        if not self.make_room(len(entry.tokens), spare=target) or not self.spilling.restore(entry, length, target):
             return None
         return self._cells.take(target, key)
 
@@ -129,8 +127,8 @@ class KVCache:
         if pictures or len(lost) > length // COPIES_PER_TOKEN:
             if not self._in_order:
                 return False
-            self._spilling.spill(source)
-            if not self._spilling.holds(source):
+            self.spilling.spill(source)
+            if not self.spilling.holds(source):
                 return False
         return self._rewinding.truncate(source, length)
 
@@ -143,39 +141,40 @@ class KVCache:
 
     def _thin_out(self, chosen: CachedSequence) -> None:
         """Take idle prefixes out of the cells beside `chosen`: all that the store holds, else only a surplus."""
-        if not self._spilling.enabled or not self._keeps_partial:
+        if not self.spilling.enabled or not self._keeps_partial:
             return
         alone = all(s is chosen or not s.in_use for s in self._cells.sequences)
         for sequence in [s for s in self._cells.idle_sequences() if s.tokens]:
             if self._cells.idle > max(IDLE_CELLS, self._cells.used - self._cells.idle):
                 self._evict(sequence)
-            elif alone and self._spilling.holds(sequence):
+            elif alone and self.spilling.holds(sequence):
                 self._cells.drop(sequence)
 
     # ------------------------------------------------------------------ commit, truncate, release, make room
 
-    def commit(self, sequence: CachedSequence, tokens: list[int], *, alone: bool) -> None:
-        """A step has put `tokens` into the sequence; `alone`: and nothing else into any other."""
-        sequence.tokens.extend(tokens)
-        self._rewinding.computed(sequence, len(tokens), alone=alone)
+    def commit(
+        self, sequence: CachedSequence, tokens: list[int], *, alone: bool = False, aborted: bool = False
+    ) -> None:
+        """A step has put `tokens` into the sequence; `alone`: and nothing else into any other.
 
-    def commit_aborted(self, sequence: CachedSequence, tokens: list[int], *, countable: bool) -> None:
-        """After an aborted decode of `tokens`: what was computed stays, where positions tell how far that is."""
-        if not countable or not self._rewinding.after_abort(sequence, tokens):
+        Of an `aborted` step, those that were computed stay; where nobody can tell which, the sequence is empty.
+        """
+        if not aborted:
+            sequence.tokens.extend(tokens)
+            self._rewinding.computed(sequence, len(tokens), alone=alone)
+        elif not self._rewinding.after_abort(sequence, [*sequence.tokens, *tokens]):
             self._cells.drop(sequence)
 
-    def truncate(self, sequence: CachedSequence, length: int) -> bool:
-        """Cut a sequence to its first `length` tokens; False when this memory cannot do that."""
-        return self._rewinding.truncate(sequence, length)
+    def truncate(self, sequence: CachedSequence, length: int, *, or_empty: bool = False) -> bool:
+        """Cut a sequence to its first `length` tokens; False where this memory cannot do that.
 
-    def truncate_or_drop(self, sequence: CachedSequence, length: int) -> None:
-        """Cut a sequence to its first `length` tokens, or to nothing where this memory cannot do that."""
-        if not self.truncate(sequence, length):
+        With `or_empty` it is empty then. A length of 0 always works, and frees what a failed step has left as well.
+        """
+        if length > 0 and self._rewinding.truncate(sequence, length):
+            return True
+        if length == 0 or or_empty:
             self._cells.drop(sequence)
-
-    def drop(self, sequence: CachedSequence) -> None:
-        """Cut a sequence to nothing; its unshared cells become free."""
-        self._cells.drop(sequence)
+        return length == 0
 
     def release(self, sequence: CachedSequence, *, keep: bool = True) -> None:
         """The request ended: its tokens stay as an idle prefix, the first to go unless `keep`."""
@@ -193,24 +192,5 @@ class KVCache:
         return True
 
     def _evict(self, sequence: CachedSequence) -> None:
-        self._spilling.spill(sequence)
+        self.spilling.spill(sequence)
         self._cells.drop(sequence)
-
-    # ------------------------------------------------------------------ while nothing runs
-
-    def store_idle(self) -> None:
-        """Copy idle prefixes to the store's memory, so that their cells can be given up at once."""
-        self._spilling.spill_idle()
-
-    def persist(self) -> None:
-        """Write idle prefixes to disk, so that they survive this process."""
-        self._spilling.persist()
-
-    def scrub(self) -> None:
-        """Wipe every cell, freed ones too; idle prefixes go to the store. No sequence may be in use."""
-        self._spilling.spill_idle()
-        self._cells.wipe()
-
-    def forget_stored(self, tokens: list[int], key: Key) -> None:
-        """Take stored prefixes of a prompt out of the store."""
-        self._spilling.forget(tokens, key)

@@ -84,6 +84,11 @@ class Spilling:
             self._cells.drop(target)
         return True
 
+    def clear_cells(self) -> None:
+        """Wipe every cell, freed ones too; idle prefixes go to the store. No sequence may be in use."""
+        self.spill_idle()
+        self._cells.wipe()
+
     def persist(self) -> None:
         """Write idle prefixes to disk, so that they survive this process."""
         self.spill_idle()
