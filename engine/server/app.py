@@ -20,7 +20,8 @@ from engine.server.handlers import HANDLERS
 from engine.server.last_resort import LastResort
 from engine.server.late import LateRoutes
 from engine.server.loop_watch import start_threads
-from engine.server.openai import chat, completions, models
+from engine.server.openai import completions, models
+from engine.server.openai import routes as chat
 from engine.server.request_log import RequestLog
 from engine.server.root import health, root
 from engine.server.routing import EarlyRoute

@@ -1,8 +1,7 @@
 """Engine errors as HTTP answers: looked up by the error's class, most specific first."""
 
-import json
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
@@ -56,60 +55,25 @@ def lookup(error: Exception) -> tuple[int, str, bool]:
 
 
 class ErrorShape(msgspec.Struct, frozen=True):
-    """How one protocol tells errors: on which paths, of exceptions and of refusals that no route has seen.
+    """How one protocol words errors: a body for an exception, an event in a stream that has begun, a refusal.
 
-    `schema` is the struct on the API page.
+    A refusal is what no route has seen; where a path has no route either, `prefixes` say whose it is. `schema` is
+    the struct on the API page.
     """
 
-    speaks: Callable[[str], bool]
+    prefixes: tuple[str, ...]
     body: Callable[[Exception, str], dict[str, Any]]
+    event: Callable[[Exception], bytes]
     refusal: Callable[[int, str, str], dict[str, Any]]
     schema: type
 
 
-# What holds the prompt where it is not a conversation.
-_PROMPT_FIELDS: Final = {
-    "/v1/completions": "prompt",
-    "/completion": "prompt",
-    "/infill": "input_prefix",
-    "/v1/fim/completions": "prompt",
-    "/v1/responses": "input",
-    "/v1/embeddings": "input",
-    "/api/generate": "prompt",
-    "/api/embed": "input",
-    "/api/embeddings": "prompt",
-}
+class NotServed(errors.InputFault):
+    """The protocol has this route; this server has nothing that could answer it."""
 
-
-def openai_body(error: Exception, path: str = "") -> dict[str, Any]:
-    """OpenAI's error object, for a request to `path`.
-
-    Facts of the error stand beside the message, so that programs need not parse it.
-    """
-    _, kind, _ = lookup(error)
-    known = isinstance(error, errors.EngineError)
-    body: dict[str, Any] = {
-        "message": str(error) if known else "An internal error; the server's log has the details.",
-        "type": kind,
-        "param": getattr(error, "param", None),
-        "code": error.code if isinstance(error, errors.EngineError) else "internal",
-    }
-    if isinstance(error, errors.ContextOverflow):
-        body["param"] = _PROMPT_FIELDS.get(path, error.param)
-        body["prompt_tokens"] = error.prompt_tokens
-        body["context_tokens"] = error.context_tokens
-    if isinstance(error, errors.NotEnoughMemory):
-        body |= error.facts()
-    if isinstance(error, errors.RunnerDied):
-        body["exit_code"] = error.exit_code
-    return {"error": body}
+    code = "not_supported"
 
 
 def retry_header(error: Exception) -> dict[str, str]:
     """Official clients retry 5xx unless told not to; a deterministic fault would run a long prefill again."""
     return {} if lookup(error)[2] else {"x-should-retry": "false"}
-
-
-def sse_error(error: Exception) -> bytes:
-    """The error as a server-sent event, for streams that have already begun."""
-    return b"data: " + json.dumps(openai_body(error)).encode() + b"\n\n"

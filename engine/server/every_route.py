@@ -14,6 +14,9 @@ from engine.errors import InputFault
 from engine.server.anthropic import routes as anthropic
 from engine.server.handlers import HANDLERS, engine_error
 from engine.server.last_resort import LastResort
+from engine.server.llama_server import fim, kept_streams, tokens
+from engine.server.llama_server import routes as llama_server
+from engine.server.lmstudio import routes as lmstudio
 from engine.server.manage import collections as manage_collections
 from engine.server.manage import converting as manage_converting
 from engine.server.manage import engine_args as manage_engine_args
@@ -33,21 +36,8 @@ from engine.server.manage import stats as manage_stats
 from engine.server.manage import upstreams as manage_upstreams
 from engine.server.ollama import models as ollama_models
 from engine.server.ollama import routes as ollama
-from engine.server.openai import (
-    absent,
-    audio,
-    chat,
-    completions,
-    embeddings,
-    files,
-    fim,
-    kept_streams,
-    lmstudio,
-    models,
-    native,
-    tokens,
-    vector_stores,
-)
+from engine.server.openai import absent, audio, completions, embeddings, files, models, vector_stores
+from engine.server.openai import routes as chat
 from engine.server.openapi import complete
 from engine.server.responses import compaction, conversations
 from engine.server.responses import routes as responses
@@ -69,7 +59,7 @@ def every_route(state: ServerState) -> FastAPI:
     app.add_middleware(LastResort)
     for early in (models, chat, completions):
         app.include_router(early.router.documented())
-    for module in (native, kept_streams, audio, fim, embeddings, tokens, lmstudio, absent):
+    for module in (llama_server, kept_streams, audio, fim, embeddings, tokens, lmstudio, absent):
         app.include_router(module.router)
     for module in (responses, compaction, conversations, anthropic, ollama, ollama_models):
         app.include_router(module.router)

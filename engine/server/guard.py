@@ -231,7 +231,7 @@ async def refuse(
     scope: Scope, receive: Receive, send: Send, status: int, code: str, message: str, *more: tuple[bytes, bytes]
 ) -> None:
     """Answer with an error in the shape of the path's protocol, without reaching any route."""
-    body = json.dumps(refusal_body(scope["path"], status, code, message)).encode()
+    body = json.dumps(refusal_body(scope, status, code, message)).encode()
     headers = [
         (b"content-type", b"application/json"),
         (b"content-length", str(len(body)).encode()),

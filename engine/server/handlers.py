@@ -1,4 +1,4 @@
-"""What a route answers when it raised, in the protocol of its path."""
+"""What a route answers when it raised, in the shape of its protocol."""
 
 from typing import Any, Final
 
@@ -14,17 +14,14 @@ from engine.server.errors import lookup, retry_header
 
 async def engine_error(request: Request, error: Exception) -> Response:
     """An error that somebody foresaw."""
-    path = request.url.path
-    if path.startswith("/v1/models") and "anthropic-version" in request.headers:
-        path = "/v1/messages"  # both protocols have this route: the client's own shape
-    return JSONResponse(error_body(path, error), status_code=lookup(error)[0], headers=retry_header(error))
+    return JSONResponse(error_body(request.scope, error), status_code=lookup(error)[0], headers=retry_header(error))
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    path = request.url.path
     code = "not_found" if error.status_code == 404 else "http_error"  # noqa: PLR2004 - HTTP
-    body = refusal_body(path, error.status_code, code, f"{request.method} {path}: {error.detail}")
+    said = f"{request.method} {request.url.path}: {error.detail}"
+    body = refusal_body(request.scope, error.status_code, code, said)
     headers = {"x-should-retry": "false", **{k.lower(): v for k, v in (error.headers or {}).items()}}
     if error.status_code == 405:  # noqa: PLR2004 - HTTP
         headers["allow"] = ", ".join(_methods(request))

@@ -46,7 +46,7 @@ class LastResort:
             await self._app(scope, receive, watched)
         except asyncio.CancelledError:  # the server ends and has waited long enough for its answers
             if not started:
-                await _tell(scope["path"], Stopping(), send)
+                await _tell(scope, Stopping(), send)
         except Exception as error:
             if started:
                 raise
@@ -55,11 +55,11 @@ class LastResort:
                 log.exception("unexpected error")
             else:
                 log.warning("request refused, the system has no more %s: %s", fault.what, error)
-            await _tell(scope["path"], fault or error, send)
+            await _tell(scope, fault or error, send)
 
 
-async def _tell(path: str, error: Exception, send: Send) -> None:
-    body = json.dumps(error_body(path, error)).encode()
+async def _tell(scope: Scope, error: Exception, send: Send) -> None:
+    body = json.dumps(error_body(scope, error)).encode()
     headers = [
         (b"content-type", b"application/json"),
         (b"content-length", str(len(body)).encode()),

@@ -11,7 +11,7 @@ from engine.api.protocols.routes import ANSWERS
 from engine.api.stats import Stats
 from engine.server.auth import OPEN_PATHS, manages
 from engine.server.body import write_schemas
-from engine.server.error_shape import shape_of
+from engine.server.error_shape import shape_of_path
 from engine.server.typed import Contract, components, take_contract
 
 # What any route may answer, in the words of docs/api.md.
@@ -126,7 +126,7 @@ def _add_body(operation: dict[str, Any], takes: type[msgspec.Struct] | None, by_
 def _add_errors(method: str, path: str, operation: dict[str, Any], by_kind: _ByKind) -> None:
     responses = operation["responses"]
     responses.pop("422", None)  # FastAPI's own shape, which is never sent
-    error = {_JSON: {"schema": by_kind[shape_of(path).schema]}}
+    error = {_JSON: {"schema": by_kind[shape_of_path(path).schema]}}
     known = {**_ERRORS, **_ERRORS_OF.get((method, path), {})}
     responses |= {status: {"description": text, "content": error} for status, text in known.items()}
     if path in OPEN_PATHS:

@@ -1,7 +1,7 @@
 """Routes that are served before FastAPI is there: importing it takes longer than a first answer may."""
 
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 from pydantic import BaseModel
@@ -12,6 +12,9 @@ from starlette.types import Scope
 
 if TYPE_CHECKING:
     from fastapi import APIRouter
+
+# Where a request's scope holds the `ErrorShape` of the route that took it; OpenAI's where it holds none.
+ERROR_SHAPE: Final = "error_shape"
 
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Awaitable[Any]])
 

@@ -5,7 +5,7 @@ import json
 import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from engine.errors import Cancelled, EngineError, exhausted
 from engine.loaded_model import QueueTicket
-from engine.server.errors import lookup, openai_body, retry_header
+from engine.server.errors import ErrorShape, lookup, retry_header
 from engine.server.streams import Making, conversation_of, owner_of
 
 log = logging.getLogger(__name__)
@@ -30,23 +30,20 @@ T = TypeVar("T")
 class EventStream(Response):
     """A response that sends the byte chunks of a generator.
 
-    `error_event` turns an exception after the headers into the protocol's own event, `error_body` one before
-    them into the protocol's own body.
+    `shape` makes the protocol's own event of an exception after the headers, of one before them its own body.
     """
 
     def __init__(
         self,
         chunks: AsyncGenerator[bytes, None],
-        error_event: Callable[[Exception], bytes],
-        error_body: Callable[[Exception], dict[str, Any]] = openai_body,
+        shape: ErrorShape,
         ping: bytes | Callable[[], bytes] = b": ping\n\n",
         media_type: bytes = b"text/event-stream; charset=utf-8",
         headers: dict[str, str] | None = None,
     ) -> None:
         super().__init__()
         self._chunks = chunks
-        self._error_event = error_event
-        self._error_body = error_body
+        self._shape = shape
         self._sign: Callable[[], bytes] = (lambda: ping) if isinstance(ping, bytes) else ping
         self._stream_headers = [
             (b"content-type", media_type),
@@ -59,7 +56,7 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._media_type.startswith(b"text/event-stream") and (name := conversation_of(scope)):
-            making = Making(self._chunks, self._error_event, self._sign)
+            making = Making(self._chunks, self._shape.event, self._sign)
             self._chunks = scope["app"].state.server.streams.made(owner_of(scope), name, making)
             self._sign = bytes  # one that only this reader saw would shift the places that clients count
         pump = asyncio.create_task(self._pump(send))
@@ -99,13 +96,13 @@ class EventStream(Response):
 
     async def _fail(self, error: Exception, send: Send) -> None:
         if self._begun:
-            await send({"type": "http.response.body", "body": self._error_event(error), "more_body": False})
+            await send({"type": "http.response.body", "body": self._shape.event(error), "more_body": False})
             return
         self._begun = True
         headers = [(b"content-type", b"application/json")]
         headers += [(k.encode(), v.encode()) for k, v in retry_header(error).items()]
         await send({"type": "http.response.start", "status": lookup(error)[0], "headers": headers})
-        body = json.dumps(self._error_body(error)).encode()
+        body = json.dumps(self._shape.body(error, "")).encode()
         await send({"type": "http.response.body", "body": body, "more_body": False})
 
     async def _beat(self, send: Send) -> None:

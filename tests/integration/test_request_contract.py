@@ -21,13 +21,13 @@ from servers import wait_for
 import engine.server.every_route  # noqa: F401 - every body is known
 from engine.server.anthropic.schemas import CountRequest, MessagesRequest
 from engine.server.body import Body
+from engine.server.llama_server.fim import FimCompletionRequest, InfillRequest
+from engine.server.llama_server.kept_streams import LookupRequest
+from engine.server.llama_server.schemas import NativeRequest
+from engine.server.llama_server.tokens import DetokenizeRequest, TokenizeRequest
 from engine.server.ollama.schemas import ChatBody, EmbedBody, GenerateBody, OldEmbedBody, ShowBody
 from engine.server.openai.embeddings import EmbeddingRequest, NativeEmbeddingRequest, RerankRequest
-from engine.server.openai.fim import FimCompletionRequest, InfillRequest
-from engine.server.openai.kept_streams import LookupRequest
-from engine.server.openai.native import NativeRequest
 from engine.server.openai.schemas import ChatRequest, CompletionRequest
-from engine.server.openai.tokens import DetokenizeRequest, TokenizeRequest
 from engine.server.responses.compaction import CompactRequest
 from engine.server.responses.schemas import ResponsesRequest
 

@@ -41,8 +41,9 @@ def anthropic_event(error: Exception) -> bytes:
 
 
 SHAPE: Final = ErrorShape(
-    lambda path: path.startswith("/v1/messages"),
+    ("/v1/messages",),
     anthropic_body,
+    anthropic_event,
     lambda status, _code, message: body_for(status, message),
     AnthropicError,
 )

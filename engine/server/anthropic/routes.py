@@ -4,24 +4,25 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
 from engine.chat.conversation import AnswerFinished
 from engine.chat.query import ChatQuery
-from engine.server.anthropic.errors import anthropic_body, anthropic_event
+from engine.server.anthropic.errors import SHAPE
 from engine.server.anthropic.schemas import CountRequest, MessagesRequest
 from engine.server.anthropic.stream import BlockStream
 from engine.server.anthropic.translate import to_query
 from engine.server.body import openapi_body, parse
 from engine.server.ids import new_id
 from engine.server.ignored import ignored_header
+from engine.server.protocol_router import protocol_router
 from engine.server.sse import EventStream, while_connected
 from engine.server.state import ServerState, server_state
 from engine.server.turn import prepare_turn
 
-router = APIRouter(tags=["anthropic"])
+router = protocol_router(SHAPE, tags=["anthropic"])
 
 PING = b'event: ping\ndata: {"type": "ping"}\n\n'
 
@@ -35,7 +36,7 @@ async def messages(request: Request) -> Response:
     headers = ignored_header(body.ignored())
     if body.stream:
         chunks = _stream(state, body.model, query)
-        return EventStream(chunks, anthropic_event, anthropic_body, ping=PING, headers=headers)
+        return EventStream(chunks, SHAPE, ping=PING, headers=headers)
     return JSONResponse(await while_connected(request, _whole(state, body.model, query)), headers=headers)
 
 

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from engine.api.jobs import Job, Jobs
 from engine.jobs import JobRegistry
-from engine.server.errors import sse_error
+from engine.server.openai.errors import SHAPE
 from engine.server.sse import EventStream
 from engine.server.state import server_state
 from engine.server.typed import TypedRoute
@@ -26,7 +26,7 @@ async def list_jobs(request: Request) -> Jobs:
 @router.get("/events")
 async def all_events(request: Request) -> Response:
     """Server-sent events: each job's state now, then every change, until the client leaves."""
-    return EventStream(_events(_registry(request), None), sse_error)
+    return EventStream(_events(_registry(request), None), SHAPE)
 
 
 @router.get("/{job}")
@@ -39,7 +39,7 @@ async def show_job(request: Request, job: str) -> Job:
 async def job_events(request: Request, job: str) -> Response:
     """Server-sent events of one job; the stream ends with the job."""
     _registry(request).get(job)
-    return EventStream(_events(_registry(request), job), sse_error)
+    return EventStream(_events(_registry(request), job), SHAPE)
 
 
 @router.post("/{job}/pause")

@@ -15,7 +15,8 @@ from engine.loaded_model import LoadedModel
 from engine.runner.protocol import LoadSettings
 from engine.sampling import choose
 from engine.server.body import fault
-from engine.server.openai import chat, completions, receipts
+from engine.server.openai import completions, receipts
+from engine.server.openai import routes as chat
 from engine.server.openai.schemas import ChatRequest, CompletionRequest
 from engine.server.sse import while_connected
 from engine.server.state import ServerState, server_state

@@ -15,8 +15,8 @@ from engine.api.stats import ModelStats, RequestTimes, Stats, UsageSamples, Work
 from engine.errors import EngineError
 from engine.loaded_model import LoadedModel as PooledModel
 from engine.runner.protocol import Stats as RunnerStats
-from engine.server.errors import sse_error
 from engine.server.manage.models import describe
+from engine.server.openai.errors import SHAPE
 from engine.server.sse import EventStream
 from engine.server.state import ServerState, server_state
 from engine.server.typed import TypedRoute
@@ -37,7 +37,7 @@ async def stats(
     once: Annotated[bool, Query()] = False,
 ) -> Response:
     """Server-sent events every `interval` seconds; `once` gives one and ends."""
-    return EventStream(_events(server_state(request), interval, once=once), sse_error)
+    return EventStream(_events(server_state(request), interval, once=once), SHAPE)
 
 
 async def _events(state: ServerState, interval: float, *, once: bool) -> AsyncGenerator[bytes, None]:

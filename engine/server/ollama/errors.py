@@ -1,10 +1,12 @@
 """Errors in Ollama's shape."""
 
+import json
 from typing import Any, Final
 
 from engine.api.protocols.errors import OllamaError
 from engine.errors import EngineError
-from engine.server.errors import ErrorShape, openai_body
+from engine.server.errors import ErrorShape
+from engine.server.openai.errors import openai_body
 
 
 def ollama_body(error: Exception, path: str = "") -> dict[str, Any]:
@@ -15,12 +17,13 @@ def ollama_body(error: Exception, path: str = "") -> dict[str, Any]:
     return {"error": str(error) if known else body["message"], **facts}
 
 
+def error_line(error: Exception) -> bytes:
+    """The error as a line of a stream that has begun."""
+    return json.dumps(ollama_body(error)).encode() + b"\n"
+
+
 def _refusal(_status: int, code: str, message: str) -> dict[str, Any]:
     return {"error": message, "code": code}
 
 
-def _speaks(path: str) -> bool:
-    return path.startswith("/api/") and not path.startswith("/api/v")
-
-
-SHAPE: Final = ErrorShape(_speaks, ollama_body, _refusal, OllamaError)
+SHAPE: Final = ErrorShape(("/api/",), ollama_body, error_line, _refusal, OllamaError)

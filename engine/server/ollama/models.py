@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
@@ -21,11 +21,14 @@ from engine.library.types import ModelEntry
 from engine.runner.protocol import Embedded
 from engine.server.body import openapi_body, parse
 from engine.server.embedding import embed as embed_inputs
+from engine.server.errors import NotServed
 from engine.server.ignored import ignored_header
-from engine.server.ollama.errors import ollama_body
-from engine.server.ollama.names import FOREVER_S, NANO, acquire, keep, plain, tagged
+from engine.server.models import LATEST
+from engine.server.ollama.errors import SHAPE
+from engine.server.ollama.keep_alive import FOREVER_S, NANO, acquire, keep
 from engine.server.ollama.schemas import CopyBody, CreateBody, EmbedBody, Named, OldEmbedBody, PullBody, ShowBody
-from engine.server.ollama.stream import NDJSON, error_line
+from engine.server.ollama.stream import NDJSON
+from engine.server.protocol_router import protocol_router
 from engine.server.sse import EventStream, while_connected
 from engine.server.state import ServerState, server_state
 from quantize.errors import QuantizeError
@@ -33,7 +36,7 @@ from quantize.files.channel_scales import KEY as SCALES_KEY
 from quantize.files.gguf_file import LazyArray, ValueType
 from quantize.files.gguf_split import read_gguf_model
 
-router = APIRouter(prefix="/api", tags=["ollama"])
+router = protocol_router(SHAPE, prefix="/api", tags=["ollama"])
 
 # Clients ask which features a server of this version has; the protocol spoken here is of that one.
 OLLAMA_VERSION = "0.12.6"
@@ -46,6 +49,16 @@ _CAPABILITIES = {"reasoning": "thinking", "fim": "insert", "chat": "completion",
 async def version() -> dict[str, str]:
     """The version of Ollama whose protocol this is."""
     return {"version": OLLAMA_VERSION}
+
+
+def plain(name: str) -> str:
+    """The name without the tag that clients add to names that have none."""
+    return name.removesuffix(LATEST)
+
+
+def tagged(name: str) -> str:
+    """The name as Ollama lists it: one without a tag gets `:latest`."""
+    return name if ":" in name.rpartition("/")[2] else name + LATEST
 
 
 def _digest(entry: ModelEntry) -> str:
@@ -290,9 +303,13 @@ async def pull(request: Request) -> Response:
         if last.state != "done":
             raise InputFault(f"{name} was not fetched: {_why(last)}", "model")
         return JSONResponse({"status": "success"}, headers=headers)
-    return EventStream(
-        _progress(state, job.id), error_line, ollama_body, ping=b"", media_type=NDJSON, headers=headers
-    )
+    return EventStream(_progress(state, job.id), SHAPE, ping=b"", media_type=NDJSON, headers=headers)
+
+
+@router.post("/push", include_in_schema=False)
+async def push(_: Request) -> None:
+    """Models are published with the tools of the place that takes them."""
+    raise NotServed("Models are not published from here; upload the file with the registry's own tool.")
 
 
 def _why(job: Job) -> str:

@@ -5,7 +5,7 @@ from contextlib import aclosing
 from typing import Any
 
 import msgspec
-from fastapi import APIRouter, Request
+from fastapi import Request
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
@@ -18,17 +18,18 @@ from engine.loaded_model import LoadedModel
 from engine.server.body import openapi_body, parse
 from engine.server.fim import fim_prompt, fim_request
 from engine.server.ignored import ignored_header
-from engine.server.ollama.errors import ollama_body
-from engine.server.ollama.names import acquire, keep
+from engine.server.ollama.errors import SHAPE
+from engine.server.ollama.keep_alive import acquire, keep
 from engine.server.ollama.schemas import ChatBody, GenerateBody, Running
-from engine.server.ollama.stream import NDJSON, Lines, error_line, now
+from engine.server.ollama.stream import NDJSON, Lines, now
 from engine.server.ollama.translate import chat_query, generate_query, output
+from engine.server.protocol_router import protocol_router
 from engine.server.sse import EventStream, while_connected
 from engine.server.state import ServerState, server_state
 from engine.server.turn import Turn
 from engine.types import Delta, Done, GenerationRequest, SamplingParams
 
-router = APIRouter(tags=["ollama"])
+router = protocol_router(SHAPE, tags=["ollama"])
 
 # Room for a completion between prompt and suffix when the client names no limit.
 FIM_TOKENS = 256
@@ -78,7 +79,7 @@ async def _answer(request: Request, body: Running, asked: ChatQuery | GenerateBo
     if body.stream is not False:
         chunks = _lines(state, body, asked, chat=chat)
         ping = Lines(body.model, 0, 0.0, chat=chat).line()
-        return EventStream(chunks, error_line, ollama_body, ping=ping, media_type=NDJSON, headers=headers)
+        return EventStream(chunks, SHAPE, ping=ping, media_type=NDJSON, headers=headers)
     return JSONResponse(await while_connected(request, _whole(state, body, asked, chat=chat)), headers=headers)
 
 

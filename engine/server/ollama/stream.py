@@ -9,8 +9,7 @@ import msgspec
 
 from engine.chat.conversation import AnswerFinished, ChatEvent
 from engine.chat.events import CallArguments, CallEnded, CallStarted, ReasoningDelta, TextDelta
-from engine.server.ollama.errors import ollama_body
-from engine.server.ollama.names import NANO
+from engine.server.ollama.keep_alive import NANO
 
 _encode = msgspec.json.encode
 NDJSON = b"application/x-ndjson"
@@ -19,11 +18,6 @@ NDJSON = b"application/x-ndjson"
 def now() -> str:
     """The time as Ollama writes it."""
     return datetime.now(UTC).isoformat().replace("+00:00", "Z")
-
-
-def error_line(error: Exception) -> bytes:
-    """The error as a line of a stream that has begun."""
-    return json.dumps(ollama_body(error)).encode() + b"\n"
 
 
 class Lines:

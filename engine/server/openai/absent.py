@@ -1,16 +1,10 @@
-"""Routes of OpenAI's and Ollama's that nothing here could answer: refused in plain words, not with a 404."""
+"""Routes of OpenAI's that nothing here could answer: refused in plain words, not with a 404."""
 
 from fastapi import APIRouter, Request
 
-from engine.errors import InputFault
+from engine.server.errors import NotServed
 
 router = APIRouter(include_in_schema=False)
-
-
-class NotServed(InputFault):
-    """The protocol has this route; this server has nothing that could answer it."""
-
-    code = "not_supported"
 
 
 @router.post("/v1/moderations")
@@ -30,9 +24,3 @@ async def images(_: Request) -> None:
 async def speech(_: Request) -> None:
     """No model here speaks."""
     raise NotServed("No speech is made here.")
-
-
-@router.post("/api/push")
-async def push(_: Request) -> None:
-    """Models are published with the tools of the place that takes them."""
-    raise NotServed("Models are not published from here; upload the file with the registry's own tool.")

@@ -17,9 +17,9 @@ from starlette.responses import Response
 from engine.errors import InputFault
 from engine.runner.onnx.speech.protocol import Heard
 from engine.server.body import Body, fault
-from engine.server.errors import sse_error
+from engine.server.errors import NotServed
 from engine.server.ignored import ignored_header
-from engine.server.openai.absent import NotServed
+from engine.server.openai.errors import SHAPE
 from engine.server.speech import NAME, Piece
 from engine.server.sse import EventStream, while_connected
 from engine.server.state import ServerState, server_state
@@ -103,7 +103,7 @@ async def transcriptions(request: Request) -> Response:
     body.refuse_impossible()
     headers = ignored_header(body.ignored())
     if body.stream:
-        return EventStream(_stream(state, sound), sse_error, headers=headers)
+        return EventStream(_stream(state, sound), SHAPE, headers=headers)
     heard, pieces = await while_connected(request, _whole(state, sound))
     if body.response_format in ("text", "srt", "vtt"):
         text = {"text": _plain, "srt": _srt, "vtt": _vtt}[body.response_format](pieces)

@@ -15,13 +15,13 @@ from engine.errors import InputFault
 from engine.loaded_model import LoadedModel, QueueTicket
 from engine.sampling import Chosen, choose, only_said
 from engine.server.body import parse
-from engine.server.errors import sse_error
 from engine.server.fanout import merge
 from engine.server.fim import fim_prompt, fim_request
 from engine.server.ids import new_id
 from engine.server.ignored import ignored_header
 from engine.server.openai import stream
-from engine.server.openai.chat import claimed
+from engine.server.openai.errors import SHAPE
+from engine.server.openai.routes import claimed
 from engine.server.openai.schemas import DEFAULT_MAX_TOKENS, CompletionRequest
 from engine.server.openai.translate import output_of
 from engine.server.routing import EarlyRouter
@@ -43,7 +43,7 @@ async def completions(request: Request) -> Response:
     headers = ignored_header(body.ignored())
     if body.stream:
         ticket = QueueTicket()
-        return EventStream(_stream(state, body, ticket), sse_error, ping=comment_of(ticket), headers=headers)
+        return EventStream(_stream(state, body, ticket), SHAPE, ping=comment_of(ticket), headers=headers)
     answer = await while_connected(request, _complete(state, body))
     return JSONResponse(answer, headers=headers)
 

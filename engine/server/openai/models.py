@@ -8,8 +8,9 @@ from starlette.requests import Request
 from engine.library.default_model import default_model, demos
 from engine.library.types import ModelEntry
 from engine.sampling import choose
+from engine.server.anthropic import errors as anthropic
 from engine.server.client_tools import SERVER_TOOLS
-from engine.server.routing import EarlyRouter
+from engine.server.routing import ERROR_SHAPE, EarlyRouter
 from engine.server.state import ServerState, server_state
 
 router = EarlyRouter()
@@ -18,6 +19,7 @@ router = EarlyRouter()
 @router.get("/v1/models")
 async def list_models(request: Request) -> dict[str, Any]:
     """Every model this server can load; `default` marks the one that answers where none is named."""
+    _answer_as_asked(request)
     state = server_state(request)
     entries = await state.models.entries()
     toys, chosen = demos(entries), default_model(entries, {m.id for m in state.pool.loaded})
@@ -37,9 +39,16 @@ async def list_models(request: Request) -> dict[str, Any]:
 @router.get("/v1/models/{model:path}")
 async def show_model(request: Request, model: str) -> dict[str, Any]:
     """One model."""
+    _answer_as_asked(request)
     state = server_state(request)
     described = _describe(await state.models.entry(model), state)
     return {**described, **_as_anthropic(described)} if "anthropic-version" in request.headers else described
+
+
+def _answer_as_asked(request: Request) -> None:
+    """Anthropic's clients ask here too, and read errors in the shape of their own."""
+    if "anthropic-version" in request.headers:
+        request.scope[ERROR_SHAPE] = anthropic.SHAPE
 
 
 def _as_anthropic(described: dict[str, Any]) -> dict[str, Any]:

@@ -8,10 +8,11 @@ from typing import Any
 
 import msgspec
 
-from engine.chat.conversation import AnswerFinished, ChatEvent
-from engine.chat.events import CallArguments, CallStarted, ReasoningDelta, TextDelta
+from engine.chat.conversation import AnswerFinished, AnswerLogprobs, ChatEvent
+from engine.chat.events import CallArguments, CallEnded, CallStarted, ReasoningDelta, TextDelta
 from engine.loaded_model import LoadedModel, QueueTicket
 from engine.sampling import Chosen
+from engine.server.custom_tools import chat_call, custom_input
 from engine.time_spent import current_clock
 from engine.types import Done, PromptProgress, TokenLogprob, Usage
 from engine.version import __version__
@@ -65,6 +66,11 @@ def chat_logprob(entry: TokenLogprob) -> dict[str, Any]:
         **_named(entry.piece, entry.logprob),
         "top_logprobs": [_named(piece, logprob) for _, piece, logprob in entry.top],
     }
+
+
+def chat_logprobs(entries: list[TokenLogprob]) -> dict[str, Any]:
+    """The tokens of a choice in chat form."""
+    return {"content": [chat_logprob(e) for e in entries], "refusal": None}
 
 
 def _named(piece: bytes, logprob: float) -> dict[str, Any]:
@@ -161,10 +167,88 @@ def chat_delta(event: ChatEvent) -> bytes:
     return b""
 
 
-def custom_call(index: int, custom: dict[str, str], call_id: str | None = None) -> bytes:
+def _custom_call(index: int, custom: dict[str, str], call_id: str | None = None) -> bytes:
     """The delta of a call with free text; `call_id` begins it."""
     begins = {"id": call_id, "type": "custom"} if call_id is not None else {}
     return b'"delta":{"tool_calls":[' + _encode({"index": index, **begins, "custom": custom}) + b"]}"
+
+
+class CustomCalls:
+    """One answer's. Their text is known when the JSON around it is complete, and told in one piece."""
+
+    def __init__(self, names: frozenset[str]) -> None:
+        self._names = names
+        self._held: dict[int, str] = {}
+
+    def deltas(self, event: ChatEvent) -> list[bytes] | None:
+        """What the chunks of this event hold; None where it is no such call's."""
+        if isinstance(event, CallStarted) and event.name in self._names:
+            self._held[event.index] = ""
+            return [_custom_call(event.index, {"name": event.name, "input": ""}, event.id)]
+        if isinstance(event, CallArguments) and event.index in self._held:
+            self._held[event.index] += event.delta
+            return []
+        if isinstance(event, CallEnded) and event.index in self._held:
+            return [self._end(event.index)]
+        if isinstance(event, AnswerFinished):
+            return [self._end(index) for index in tuple(self._held)]
+        return None
+
+    def _end(self, index: int) -> bytes:
+        return _custom_call(index, {"input": custom_input(self._held.pop(index))})
+
+
+class Choice:
+    """One choice of an answer that is sent as a whole."""
+
+    def __init__(self, custom: frozenset[str]) -> None:
+        self._custom = custom
+        self._text: list[str] = []
+        self._reasoning: list[str] = []
+        self._calls: list[dict[str, Any]] = []
+        self._logprobs: list[TokenLogprob] = []
+        self.end: AnswerFinished | None = None
+
+    def take(self, event: ChatEvent) -> None:
+        """Collect one event."""
+        if isinstance(event, TextDelta):
+            self._text.append(event.text)
+        elif isinstance(event, ReasoningDelta):
+            self._reasoning.append(event.text)
+        elif isinstance(event, CallStarted):
+            function = {"name": event.name, "arguments": ""}
+            self._calls.append({"id": event.id, "type": "function", "function": function})
+        elif isinstance(event, CallArguments):
+            self._calls[event.index]["function"]["arguments"] += event.delta
+        elif isinstance(event, AnswerLogprobs):
+            self._logprobs.extend(event.entries)
+        elif isinstance(event, AnswerFinished):
+            self.end = event
+
+    @property
+    def text(self) -> str:
+        """What was said so far."""
+        return "".join(self._text)
+
+    def body(self, index: int, *, logprobs: bool) -> dict[str, Any]:
+        """The choice as OpenAI writes it; reasoning as `reasoning_content`, the name that clients read."""
+        assert self.end is not None
+        text = "".join(self._text)
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": None if self._calls and not text else text,
+            "refusal": None,
+        }
+        if self._reasoning:
+            message["reasoning_content"] = "".join(self._reasoning)
+        if self._calls:
+            message["tool_calls"] = [chat_call(call, self._custom) for call in self._calls]
+        return {
+            "index": index,
+            "message": message,
+            "logprobs": chat_logprobs(self._logprobs) if logprobs else None,
+            "finish_reason": self.end.finish_reason,
+        }
 
 
 def report(

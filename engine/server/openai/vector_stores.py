@@ -24,8 +24,8 @@ from engine.server.documents.service import CollectionService
 from engine.server.ids import new_id
 from engine.server.ignored import ignored_header
 from engine.server.openai.files import Files, files_of
-from engine.server.openai.filters import fits
-from engine.server.openai.vector_store_bodies import BatchRequest, FileRequest, StoreRequest, StoreSearch, Wanted
+from engine.server.openai.vector_store_filters import fits
+from engine.server.openai.vector_store_schemas import BatchRequest, FileRequest, StoreRequest, StoreSearch, Wanted
 from engine.server.paging import Order, PageSize, page
 from engine.server.state import server_state
 

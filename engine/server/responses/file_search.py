@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from engine.errors import InputFault
 from engine.server.documents import asking
-from engine.server.openai.vector_store_bodies import FileSearch
+from engine.server.openai.vector_store_schemas import FileSearch
 from engine.server.openai.vector_stores import Result, found_in
 
 if TYPE_CHECKING:

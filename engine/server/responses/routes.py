@@ -18,9 +18,9 @@ from engine.chat.types import Message
 from engine.errors import EngineError, InputFault, exhausted
 from engine.sampling import Chosen
 from engine.server.body import openapi_body, parse
-from engine.server.errors import sse_error
 from engine.server.ids import new_id
 from engine.server.ignored import ignored_header
+from engine.server.openai.errors import SHAPE
 from engine.server.openai.schemas import Reasoning, limit_of
 from engine.server.openai.translate import allowed_tools
 from engine.server.paging import Order, PageSize, page
@@ -70,10 +70,10 @@ async def create_response(request: Request) -> Response:
     if body.background:
         job = state.background.start(items, _stream(state, asked, items))
         if body.stream:
-            return EventStream(job.follow(), sse_error, headers=headers)
+            return EventStream(job.follow(), SHAPE, headers=headers)
         return JSONResponse(items.snapshot(), headers=headers)
     if body.stream:
-        return EventStream(_stream(state, asked, items), sse_error, ping=items.still_here, headers=headers)
+        return EventStream(_stream(state, asked, items), SHAPE, ping=items.still_here, headers=headers)
     await while_connected(request, _run(state, asked, items))
     return JSONResponse(items.snapshot(), headers=headers)
 
@@ -86,7 +86,7 @@ async def get_response(
     state = server_state(request)
     job = state.background.find(response_id)
     if stream and job is not None:
-        return EventStream(job.follow(starting_after), sse_error)
+        return EventStream(job.follow(starting_after), SHAPE)
     if stream:
         state.responses.get(response_id)
         raise InputFault("Only an answer that was made in the background can be followed.", "stream")

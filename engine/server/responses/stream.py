@@ -8,9 +8,9 @@ import msgspec
 from engine.chat.conversation import AnswerFinished, ChatEvent
 from engine.chat.events import CallArguments, CallEnded, CallStarted, ReasoningDelta, TextDelta
 from engine.chat.types import Message, ToolCall
-from engine.errors import ContextOverflow, EngineError, InputFault
 from engine.server.custom_tools import custom_input
 from engine.server.ids import new_id
+from engine.server.responses.errors import failure
 from engine.server.responses.tools import Toolbox
 from engine.types import Usage
 
@@ -29,15 +29,6 @@ def usage_body(usage: Usage) -> dict[str, Any]:
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     }
-
-
-def error_code(error: Exception) -> str:
-    """The code of a failed response."""
-    if isinstance(error, ContextOverflow):
-        return "context_length_exceeded"
-    if isinstance(error, InputFault):
-        return "invalid_prompt" if error.code == "invalid_request" else error.code
-    return "server_error"
 
 
 class ItemStream:
@@ -100,9 +91,7 @@ class ItemStream:
 
     def fail(self, error: Exception) -> bytes:
         """The end of a response that went wrong."""
-        known = isinstance(error, EngineError)
-        message = str(error) if known else "An internal error; the server's log has the details."
-        self.response |= {"status": "failed", "error": {"code": error_code(error), "message": message}}
+        self.response |= {"status": "failed", "error": failure(error)}
         return self._event("response.failed", response=self.snapshot())
 
     def said(self) -> Message:

@@ -10,7 +10,7 @@ from engine.chat.types import NamedTool, ToolChoice, ToolDefinition
 from engine.errors import InputFault
 from engine.server import custom_tools
 from engine.server.body import fault
-from engine.server.openai.vector_store_bodies import FileSearch
+from engine.server.openai.vector_store_schemas import FileSearch
 
 # Agents offer it everywhere; without it the answer is the same kind of answer.
 _SKIPPED: Final = ("web_search", "tool_search", "image_generation")

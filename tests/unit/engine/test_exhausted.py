@@ -11,8 +11,8 @@ import pytest
 
 from engine.errors import exhausted
 from engine.jobs import JobKind, JobRegistry
-from engine.server.errors import sse_error
 from engine.server.last_resort import LastResort
+from engine.server.openai.errors import SHAPE
 from engine.server.sse import EventStream
 
 CAUSES = [
@@ -81,7 +81,7 @@ def test_a_stream_that_cannot_begin_is_refused_alike(caplog):
         await asyncio.Event().wait()
 
     scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": []}
-    asyncio.run(EventStream(chunks(), sse_error)(scope, never, send))
+    asyncio.run(EventStream(chunks(), SHAPE)(scope, never, send))
     assert (sent[0]["status"], json.loads(sent[1]["body"])["error"]["code"]) == (503, "out_of_resources")
     assert "Traceback" not in caplog.text
 

@@ -3,109 +3,37 @@
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
-from pydantic import Field
 from starlette.responses import Response
 
 from engine.errors import EnvironmentFault, InputFault
 from engine.loaded_model import LoadedModel
 from engine.sampling import Chosen, choose, only_said
-from engine.server.body import Body, openapi_body, parse
-from engine.server.errors import sse_error
+from engine.server.body import openapi_body, parse
+from engine.server.chosen_model import chosen_model
 from engine.server.fanout import merge
 from engine.server.ignored import ignored_header
+from engine.server.llama_server.schemas import NativeRequest, Piece, TemplateRequest
+from engine.server.llama_server.stream import CompletionAnswer, sse, timed
 from engine.server.models import DEFAULT_NAME
-from engine.server.native import chosen_fields, ended, sse, timed
-from engine.server.openai import chat, models
-from engine.server.openai.schemas import ChatRequest, OutputFields, SamplingBody, TokenLimit, limit_of
-from engine.server.openai.tokens import chosen_model
+from engine.server.openai import models
+from engine.server.openai import routes as chat
+from engine.server.openai.errors import SHAPE
+from engine.server.openai.schemas import limit_of
 from engine.server.openai.translate import output_of, to_query
 from engine.server.sse import EventStream, while_connected
 from engine.server.state import ServerState, server_state
 from engine.server.turn import prepare_turn
-from engine.types import Delta, Done, Event, GenerationRequest, Started, TokenLogprob
+from engine.types import Event, GenerationRequest
 from engine.version import __version__
 
 router = APIRouter(tags=["llama-server"])
 
 MAX_PROMPTS = 64
-Piece = str | Annotated[int, Field(ge=0, lt=1 << 31)]
-# `false` is llama-server's word for: never.
-Bias = Annotated[float, Field(ge=-100, le=100)] | Literal[False]
-NEVER = -100.0
-MAX_DIGITS = 10
-
-
-class TextPrompt(Body):
-    """A prompt as an object. Pictures are taken in conversations only."""
-
-    prompt_string: str
-    multimodal_data: list[str] | None = None
-
-
-Prompts = Annotated[list[Piece | list[Piece] | TextPrompt], Field(min_length=1, max_length=1 << 20)]
-Biases = Annotated[list[tuple[Piece, Bias]], Field(max_length=1 << 16)]
-
-
-class NativeRequest(SamplingBody, OutputFields):
-    """POST /completion. Without `model`: the one used last. Text and tokens may be mixed in a prompt."""
-
-    no_effect: ClassVar[frozenset[str]] = frozenset({"stream_options"})
-
-    model: str | None = None
-    prompt: str | TextPrompt | Prompts
-    logit_bias: dict[str, Bias] | Biases | None = None  # type: ignore[assignment]
-    n_predict: TokenLimit | None = None
-    max_tokens: TokenLimit | None = None
-    n_probs: Annotated[int, Field(ge=0, le=20)] | None = None
-    return_tokens: bool = False
-    cache_prompt: bool | None = None
-    t_max_predict_ms: Annotated[float, Field(ge=0)] | None = None
-    response_fields: Annotated[list[str], Field(max_length=64)] | None = None
-
-    def prompts(self) -> list[str | list[Piece]]:
-        """The prompts: a list with a number in it is one of them, other lists hold several."""
-        if not isinstance(self.prompt, list):
-            return [_text(self.prompt)]
-        if any(isinstance(piece, int) for piece in self.prompt):
-            if any(isinstance(piece, list | TextPrompt) for piece in self.prompt):
-                raise InputFault("prompt: tokens and whole prompts cannot be mixed in one list.", "prompt")
-            return [[piece for piece in self.prompt if isinstance(piece, int | str)]]
-        return [p if isinstance(p, list) else _text(p) for p in self.prompt if not isinstance(p, int)]
-
-    def bias(self) -> dict[int, float]:
-        """Nothing yet: words become tokens with a model's vocabulary, see `_bias`."""
-        return {}
-
-    def biases(self) -> list[tuple[Piece, float]]:
-        """Tokens, or texts of which every token is meant, with their bias."""
-        given = self.logit_bias or {}
-        pairs = given.items() if isinstance(given, dict) else given
-        return [(_token(key), NEVER if value is False else value) for key, value in pairs]
-
-
-def _text(prompt: str | TextPrompt) -> str:
-    if isinstance(prompt, str):
-        return prompt
-    if prompt.multimodal_data:
-        where = "prompt.multimodal_data"
-        raise InputFault(f"{where}: pictures are taken in conversations only, at /v1/chat/completions.", where)
-    return prompt.prompt_string
-
-
-def _token(key: Piece) -> Piece:
-    """The keys of a JSON object are text, also where they mean a token's id."""
-    return int(key) if isinstance(key, str) and key.isdecimal() and len(key) < MAX_DIGITS else key
-
-
-class TemplateRequest(ChatRequest):
-    """POST /apply-template and the counting of a conversation's tokens."""
-
-    model: str = DEFAULT_NAME
 
 
 @router.post("/completion", openapi_extra=openapi_body(NativeRequest))
@@ -120,7 +48,7 @@ async def completion(request: Request) -> Response:
         raise InputFault(f"prompt: at most {MAX_PROMPTS} prompts fit one request.", "prompt")
     headers = ignored_header(body.ignored())
     if body.stream:
-        return EventStream(_stream(state, body), sse_error, headers=headers)
+        return EventStream(_stream(state, body), SHAPE, headers=headers)
     answers = await while_connected(request, _whole(state, body))
     return JSONResponse(answers[0] if len(answers) == 1 else answers, headers=headers)
 
@@ -169,82 +97,9 @@ async def _tokens(model: LoadedModel, pieces: list[Piece]) -> list[int]:
     return tokens
 
 
-class _Answer:
-    """One prompt's answer."""
-
-    def __init__(self, model: LoadedModel, body: NativeRequest, sampling: Chosen, index: int) -> None:
-        self._model = model
-        self._body = body
-        self._sampling = sampling
-        self._index = index
-        asked = body.prompts()[index]
-        self._prompt = asked if isinstance(asked, str) else ""
-        self._started = Started(prompt_tokens=0, cached_tokens=0)
-        self._done: Done | None = None
-        self._text: list[str] = []
-        self._tokens: list[int] = []
-        self._entries: list[TokenLogprob] = []
-
-    def feed(self, event: Event) -> dict[str, Any] | None:
-        """The piece of a stream that an event becomes."""
-        if isinstance(event, Started):
-            self._started = event
-        elif isinstance(event, Done):
-            self._done = event
-        elif isinstance(event, Delta):
-            self._text.append(event.text)
-            self._tokens += event.token_ids
-            self._entries += event.logprobs
-            told = {"index": self._index, "content": event.text, "tokens": list(event.token_ids), "stop": False}
-            counts = {"tokens_predicted": len(self._tokens), "tokens_evaluated": self._started.prompt_tokens}
-            return {**told, **counts, **self._probabilities(list(event.logprobs))}
-        return None
-
-    def end(self, content: str | None = None) -> dict[str, Any]:
-        """The whole answer; `content` stands for its text at the end of a stream, which has told it already."""
-        streamed = content is not None
-        settings = {
-            **msgspec.structs.asdict(self._sampling.params),
-            "n_predict": limit_of(self._body.n_predict, self._body.max_tokens),
-            "stop": list(self._body.stops()),
-            "stream": streamed,
-        }
-        told = {
-            "index": self._index,
-            "content": "".join(self._text) if content is None else content,
-            "prompt": self._prompt,
-            "tokens": [] if streamed or not self._body.return_tokens else self._tokens,
-            "id_slot": -1,
-            **ended(self._model, self._started, self._done, truncated=False),
-            "generation_settings": settings,
-            "tessera": {"sampling": self._sampling.facts()},
-            "has_new_line": any("\n" in text for text in self._text),
-        }
-        return chosen_fields({**told, **({} if streamed else self._probabilities(self._entries))}, self._fields)
-
-    @property
-    def _fields(self) -> list[str] | None:
-        return self._body.response_fields
-
-    def _probabilities(self, entries: list[TokenLogprob]) -> dict[str, Any]:
-        if not self._body.n_probs:
-            return {}
-        return {"completion_probabilities": [_probability(entry) for entry in entries]}
-
-
-def _probability(entry: TokenLogprob) -> dict[str, Any]:
-    tops = [_named(token, piece, value) for token, piece, value in entry.top]
-    return {**_named(entry.token_id, entry.piece, entry.logprob), "top_logprobs": tops}
-
-
-def _named(token: int, piece: bytes, logprob: float) -> dict[str, Any]:
-    text = piece.decode("utf-8", "replace")
-    return {"id": token, "token": text, "bytes": list(piece), "logprob": max(logprob, -9999.0)}
-
-
 async def _whole(state: ServerState, body: NativeRequest) -> list[dict[str, Any]]:
     model, generations, sampling = await _start(state, body)
-    answers = [_Answer(model, body, sampling, index) for index in range(len(generations))]
+    answers = [CompletionAnswer(model, body, sampling, index) for index in range(len(generations))]
     async for index, event in merge(generations):
         answers[index].feed(event)
     return [answer.end() for answer in answers]
@@ -252,7 +107,7 @@ async def _whole(state: ServerState, body: NativeRequest) -> list[dict[str, Any]
 
 async def _stream(state: ServerState, body: NativeRequest) -> AsyncGenerator[bytes, None]:
     model, generations, sampling = await _start(state, body)
-    answers = [_Answer(model, body, sampling, index) for index in range(len(generations))]
+    answers = [CompletionAnswer(model, body, sampling, index) for index in range(len(generations))]
     async with aclosing(merge(generations)) as events:
         async for index, event in events:
             told = answers[index].feed(event)

@@ -8,8 +8,8 @@ from pydantic import Field
 from starlette.responses import Response
 
 from engine.server.body import Body, openapi_body, parse
-from engine.server.errors import sse_error
 from engine.server.ignored import ignored_header
+from engine.server.openai.errors import SHAPE
 from engine.server.sse import EventStream
 from engine.server.state import server_state
 from engine.server.streams import owner_of
@@ -31,7 +31,7 @@ async def read_stream(request: Request, conv_id: Named, start: Offset = 0) -> Re
     """The stream of this `X-Conversation-Id`: what has been, from a byte on, and what comes."""
     stream = server_state(request).streams.find(owner_of(request.scope), conv_id)
     stream.check(start)
-    return EventStream(stream.read(start), sse_error, ping=b"")
+    return EventStream(stream.read(start), SHAPE, ping=b"")
 
 
 @router.delete("/v1/stream", status_code=204, response_class=Response)

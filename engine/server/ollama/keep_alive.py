@@ -1,4 +1,4 @@
-"""Names and durations as Ollama's clients write them."""
+"""`keep_alive`: how long a model stays loaded, in durations as Ollama's clients write them."""
 
 import re
 import time
@@ -6,7 +6,6 @@ from typing import Final
 
 from engine.errors import InputFault
 from engine.loaded_model import LoadedModel
-from engine.server.models import LATEST
 from engine.server.ollama.schemas import Asking
 from engine.server.state import ServerState
 
@@ -14,20 +13,8 @@ _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
 _SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 # Nanoseconds: the unit of every duration in Ollama's answers.
 NANO: Final = 1_000_000_000
-
-
 # Longer than this is for ever: dates further on cannot be written.
 FOREVER_S: Final = 100 * 365 * 86_400.0
-
-
-def plain(name: str) -> str:
-    """The name without the tag that clients add to names that have none."""
-    return name.removesuffix(LATEST)
-
-
-def tagged(name: str) -> str:
-    """The name as Ollama lists it: one without a tag gets `:latest`."""
-    return name if ":" in name.rpartition("/")[2] else name + LATEST
 
 
 def seconds(duration: str | float, param: str) -> float:

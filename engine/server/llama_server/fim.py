@@ -15,12 +15,12 @@ from engine.errors import InputFault
 from engine.loaded_model import LoadedModel
 from engine.sampling import choose
 from engine.server.body import Body, openapi_body, parse
-from engine.server.errors import sse_error
 from engine.server.fim import FimPrompt, fim_model, fim_prompt, fim_request
 from engine.server.ids import new_id
 from engine.server.ignored import ignored_header
-from engine.server.native import chosen_fields, ended, sse, timed
+from engine.server.llama_server.stream import chosen_fields, ended, sse, timed
 from engine.server.openai import stream
+from engine.server.openai.errors import SHAPE
 from engine.server.openai.schemas import SamplingBody
 from engine.server.sse import EventStream, while_connected
 from engine.server.state import ServerState, server_state
@@ -104,7 +104,7 @@ async def infill(request: Request) -> Response:
     body = await parse(request, InfillRequest)
     headers = ignored_header(body.ignored())
     if body.stream:
-        return EventStream(_infill_stream(state, body), sse_error, headers=headers)
+        return EventStream(_infill_stream(state, body), SHAPE, headers=headers)
     return JSONResponse(await while_connected(request, _infill(state, body)), headers=headers)
 
 
@@ -170,7 +170,7 @@ async def fim_completions(request: Request) -> Response:
     body = await parse(request, FimCompletionRequest)
     headers = ignored_header(body.ignored())
     if body.stream:
-        return EventStream(_fim_stream(state, body), sse_error, headers=headers)
+        return EventStream(_fim_stream(state, body), SHAPE, headers=headers)
     return JSONResponse(await while_connected(request, _fim(state, body)), headers=headers)
 
 

@@ -17,17 +17,15 @@ from engine.chat.conversation import (
     PreparedChat,
     read,
 )
-from engine.chat.events import CallArguments, CallStarted, ReasoningDelta, TextDelta
+from engine.chat.events import TextDelta
 from engine.chat.types import ChatTemplate
 from engine.loaded_model import LoadedModel, QueueTicket
 from engine.server.body import parse
-from engine.server.custom_tools import chat_call
-from engine.server.errors import sse_error
 from engine.server.fanout import merge
 from engine.server.ids import new_id
 from engine.server.ignored import ignored_header
 from engine.server.openai import stream
-from engine.server.openai.custom_calls import CustomCalls
+from engine.server.openai.errors import SHAPE
 from engine.server.openai.schemas import ChatRequest, CompletionRequest
 from engine.server.openai.translate import to_query
 from engine.server.routing import EarlyRouter
@@ -55,7 +53,7 @@ async def chat_completions(request: Request) -> Response:
     asked = await _asked(request, body)
     if body.stream:
         ticket = QueueTicket()
-        return EventStream(_stream(state, body, ticket, asked), sse_error, ping=comment_of(ticket), headers=headers)
+        return EventStream(_stream(state, body, ticket, asked), SHAPE, ping=comment_of(ticket), headers=headers)
     answer = await while_connected(request, _complete(state, body, asked))
     return JSONResponse(answer, headers=headers)
 
@@ -131,63 +129,10 @@ def claimed(
     return Claim(state, model, body, template)
 
 
-class _Choice:
-    """One choice of an answer that is sent as a whole."""
-
-    def __init__(self, custom: frozenset[str]) -> None:
-        self._custom = custom
-        self._text: list[str] = []
-        self._reasoning: list[str] = []
-        self._calls: list[dict[str, Any]] = []
-        self._logprobs: list[TokenLogprob] = []
-        self.end: AnswerFinished | None = None
-
-    def take(self, event: ChatEvent) -> None:
-        """Collect one event."""
-        if isinstance(event, TextDelta):
-            self._text.append(event.text)
-        elif isinstance(event, ReasoningDelta):
-            self._reasoning.append(event.text)
-        elif isinstance(event, CallStarted):
-            function = {"name": event.name, "arguments": ""}
-            self._calls.append({"id": event.id, "type": "function", "function": function})
-        elif isinstance(event, CallArguments):
-            self._calls[event.index]["function"]["arguments"] += event.delta
-        elif isinstance(event, AnswerLogprobs):
-            self._logprobs.extend(event.entries)
-        elif isinstance(event, AnswerFinished):
-            self.end = event
-
-    @property
-    def text(self) -> str:
-        """What was said so far."""
-        return "".join(self._text)
-
-    def body(self, index: int, *, logprobs: bool) -> dict[str, Any]:
-        """The choice as OpenAI writes it; reasoning as `reasoning_content`, the name that clients read."""
-        assert self.end is not None
-        text = "".join(self._text)
-        message: dict[str, Any] = {
-            "role": "assistant",
-            "content": None if self._calls and not text else text,
-            "refusal": None,
-        }
-        if self._reasoning:
-            message["reasoning_content"] = "".join(self._reasoning)
-        if self._calls:
-            message["tool_calls"] = [chat_call(call, self._custom) for call in self._calls]
-        return {
-            "index": index,
-            "message": message,
-            "logprobs": _logprobs(self._logprobs) if logprobs else None,
-            "finish_reason": self.end.finish_reason,
-        }
-
-
 async def _complete(state: ServerState, body: ChatRequest, asked: "Asked | None" = None) -> dict[str, Any]:
     started = await _start(state, body, asked=asked)
     model, _, answers, grounded, _ = started
-    choices = [_Choice(body.custom_names()) for _ in answers]
+    choices = [stream.Choice(body.custom_names()) for _ in answers]
     async for index, event in merge(answers):
         choices[index].take(event)
     ends = [choice.end for choice in choices if choice.end is not None]
@@ -205,10 +150,6 @@ async def _complete(state: ServerState, body: ChatRequest, asked: "Asked | None"
     if grounded is not None:
         report |= await grounded.checked(choices[0].text)
     return whole | stream.with_report(report)
-
-
-def _logprobs(entries: list[TokenLogprob]) -> dict[str, Any]:
-    return {"content": [stream.chat_logprob(e) for e in entries], "refusal": None}
 
 
 async def _loading(
@@ -247,7 +188,7 @@ async def _stream(  # noqa: C901, PLR0912 - one branch for each kind of event
         yield writer.chunk(0, stream.EMPTY_DELTA, extra=grounded.report())
     said: list[str] = []
     ends: dict[int, AnswerFinished] = {}
-    custom = [CustomCalls(body.custom_names()) for _ in answers]
+    custom = [stream.CustomCalls(body.custom_names()) for _ in answers]
     held: dict[int, list[TokenLogprob]] = {}
     async for index, event in merge(answers):
         if isinstance(event, TextDelta):
@@ -270,7 +211,7 @@ async def _stream(  # noqa: C901, PLR0912 - one branch for each kind of event
         elif isinstance(event, AnswerFinished):
             ends[index] = event
             if entries := held.pop(index, None):
-                yield writer.chunk(index, stream.EMPTY_DELTA, None, _logprobs(entries))
+                yield writer.chunk(index, stream.EMPTY_DELTA, None, stream.chat_logprobs(entries))
             report = await started.report({index: event})
             if grounded is not None and index == 0:
                 report |= await grounded.checked("".join(said))
@@ -279,7 +220,7 @@ async def _stream(  # noqa: C901, PLR0912 - one branch for each kind of event
             inner = stream.chat_delta(event)
             if inner:
                 entries = held.pop(index, [])
-                yield writer.chunk(index, inner, None, _logprobs(entries) if body.logprobs else None)
+                yield writer.chunk(index, inner, None, stream.chat_logprobs(entries) if body.logprobs else None)
     if body.wants_usage:
         yield writer.usage([ends[i].usage for i in sorted(ends)], stream.timings_body(ends[0]))
     yield stream.DONE

@@ -8,10 +8,10 @@ from pydantic import Field
 from starlette.responses import Response
 
 from engine.errors import InputFault
-from engine.loaded_model import LoadedModel
 from engine.server.body import Body, openapi_body, parse
+from engine.server.chosen_model import chosen_model
 from engine.server.ignored import ignored_header
-from engine.server.state import ServerState, server_state
+from engine.server.state import server_state
 
 router = APIRouter()
 
@@ -33,19 +33,6 @@ class DetokenizeRequest(Body):
 
     model: str | None = None
     tokens: Annotated[list[Annotated[int, Field(ge=0, lt=1 << 31)]], Field(max_length=1 << 22)]
-
-
-async def chosen_model(state: ServerState, name: str | None) -> LoadedModel:
-    """The named model; without a name the loaded one that was used last, else the first that can be served."""
-    if name is not None:
-        return await state.pool.acquire(name)
-    loaded = sorted(state.pool.loaded, key=lambda m: m.last_used)
-    if loaded:
-        return loaded[-1]
-    served = [e.id for e in await state.models.entries() if e.servable and e.state == "online"]
-    if not served:
-        raise InputFault("There is no model here; get one with `tessera models pull`.", "model")
-    return await state.pool.acquire(served[0])
 
 
 @router.post("/tokenize", openapi_extra=openapi_body(TokenizeRequest))

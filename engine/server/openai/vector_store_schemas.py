@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 from pydantic import Field
 
 from engine.server.body import Body
-from engine.server.openai.filters import MAX_DEPTH
+from engine.server.openai.vector_store_filters import MAX_DEPTH
 from engine.server.shape import ANY
 
 # Source: OpenAI's reference; more files are added one by one or in batches.

@@ -1,0 +1,84 @@
+"""Request bodies of llama-server's own routes."""
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from engine.errors import InputFault
+from engine.server.body import Body
+from engine.server.models import DEFAULT_NAME
+from engine.server.openai.schemas import ChatRequest, OutputFields, SamplingBody, TokenLimit
+
+Piece = str | Annotated[int, Field(ge=0, lt=1 << 31)]
+# `false` is llama-server's word for: never.
+Bias = Annotated[float, Field(ge=-100, le=100)] | Literal[False]
+NEVER = -100.0
+MAX_DIGITS = 10
+
+
+class TextPrompt(Body):
+    """A prompt as an object. Pictures are taken in conversations only."""
+
+    prompt_string: str
+    multimodal_data: list[str] | None = None
+
+
+Prompts = Annotated[list[Piece | list[Piece] | TextPrompt], Field(min_length=1, max_length=1 << 20)]
+Biases = Annotated[list[tuple[Piece, Bias]], Field(max_length=1 << 16)]
+
+
+class NativeRequest(SamplingBody, OutputFields):
+    """POST /completion. Without `model`: the one used last. Text and tokens may be mixed in a prompt."""
+
+    no_effect: ClassVar[frozenset[str]] = frozenset({"stream_options"})
+
+    model: str | None = None
+    prompt: str | TextPrompt | Prompts
+    logit_bias: dict[str, Bias] | Biases | None = None  # type: ignore[assignment]
+    n_predict: TokenLimit | None = None
+    max_tokens: TokenLimit | None = None
+    n_probs: Annotated[int, Field(ge=0, le=20)] | None = None
+    return_tokens: bool = False
+    cache_prompt: bool | None = None
+    t_max_predict_ms: Annotated[float, Field(ge=0)] | None = None
+    response_fields: Annotated[list[str], Field(max_length=64)] | None = None
+
+    def prompts(self) -> list[str | list[Piece]]:
+        """The prompts: a list with a number in it is one of them, other lists hold several."""
+        if not isinstance(self.prompt, list):
+            return [_text(self.prompt)]
+        if any(isinstance(piece, int) for piece in self.prompt):
+            if any(isinstance(piece, list | TextPrompt) for piece in self.prompt):
+                raise InputFault("prompt: tokens and whole prompts cannot be mixed in one list.", "prompt")
+            return [[piece for piece in self.prompt if isinstance(piece, int | str)]]
+        return [p if isinstance(p, list) else _text(p) for p in self.prompt if not isinstance(p, int)]
+
+    def bias(self) -> dict[int, float]:
+        """Nothing yet: words become tokens with a model's vocabulary, see `_bias`."""
+        return {}
+
+    def biases(self) -> list[tuple[Piece, float]]:
+        """Tokens, or texts of which every token is meant, with their bias."""
+        given = self.logit_bias or {}
+        pairs = given.items() if isinstance(given, dict) else given
+        return [(_token(key), NEVER if value is False else value) for key, value in pairs]
+
+
+def _text(prompt: str | TextPrompt) -> str:
+    if isinstance(prompt, str):
+        return prompt
+    if prompt.multimodal_data:
+        where = "prompt.multimodal_data"
+        raise InputFault(f"{where}: pictures are taken in conversations only, at /v1/chat/completions.", where)
+    return prompt.prompt_string
+
+
+def _token(key: Piece) -> Piece:
+    """The keys of a JSON object are text, also where they mean a token's id."""
+    return int(key) if isinstance(key, str) and key.isdecimal() and len(key) < MAX_DIGITS else key
+
+
+class TemplateRequest(ChatRequest):
+    """POST /apply-template and the counting of a conversation's tokens."""
+
+    model: str = DEFAULT_NAME

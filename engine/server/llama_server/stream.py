@@ -1,0 +1,152 @@
+"""Answers in the words of llama-server's own protocol: what a generation was, at its end."""
+
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from typing import Any, Final, cast
+
+import msgspec
+
+from engine.loaded_model import LoadedModel
+from engine.sampling import Chosen
+from engine.server.llama_server.schemas import NativeRequest
+from engine.server.openai.schemas import limit_of
+from engine.types import Delta, Done, Event, Started, TokenLogprob
+
+_STOP_TYPES: Final = {"length": "limit", "stop": "eos", "cancelled": "limit", "error": "none"}
+
+
+async def timed(events: AsyncIterator[Event], limit_ms: float | None) -> AsyncGenerator[Event, None]:
+    """The events; with a limit none of the text that comes later than that after the first."""
+    begun = 0.0
+    # Leaving early must end the generation now, not when the collector gets to it.
+    async with aclosing(cast("AsyncGenerator[Event, None]", events)) as source:
+        async for event in source:
+            if isinstance(event, Delta):
+                begun = begun or time.monotonic()
+                if limit_ms and (time.monotonic() - begun) * 1000 > limit_ms:
+                    return
+            yield event
+
+
+def ended(model: LoadedModel, started: Started, done: Done | None, *, truncated: bool) -> dict[str, Any]:
+    """What llama-server tells at the end, in its own words and milliseconds."""
+    generated = done.usage.completion_tokens if done else 0
+    times = done.timings if done else None
+    decode_ms = round(times.decode_s * 1000, 3) if times else 0.0
+    prompt_ms = round(times.prefill_s * 1000, 3) if times else 0.0
+    gaps = max(generated - 1, 0)
+    fresh = started.prompt_tokens - started.cached_tokens
+    return {
+        "stop": True,
+        "model": model.id,
+        "tokens_predicted": generated,
+        "tokens_evaluated": started.prompt_tokens,
+        "tokens_cached": started.cached_tokens,
+        "truncated": truncated,
+        "stop_type": "word" if done and done.stop else _STOP_TYPES[done.finish_reason] if done else "limit",
+        "stopping_word": (done.stop if done else None) or "",
+        "timings": {
+            "cache_n": started.cached_tokens,
+            "prompt_n": fresh,
+            "prompt_ms": prompt_ms,
+            "prompt_per_token_ms": prompt_ms / fresh if fresh else 0.0,
+            "prompt_per_second": fresh / prompt_ms * 1000 if prompt_ms else 0.0,
+            "predicted_n": generated,
+            "predicted_ms": decode_ms,
+            "predicted_per_token_ms": decode_ms / gaps if gaps else 0.0,
+            "predicted_per_second": gaps / decode_ms * 1000 if decode_ms else 0.0,
+        },
+    }
+
+
+def chosen_fields(answer: dict[str, Any], names: list[str] | None) -> dict[str, Any]:
+    """Only the fields asked for; "a/b" names b inside a and comes back under that name."""
+    if not names:
+        return answer
+    chosen = {}
+    for name in names:
+        value: Any = answer
+        for part in name.split("/"):
+            value = value.get(part) if isinstance(value, dict) else None
+        if value is not None:
+            chosen[name] = value
+    return chosen
+
+
+def sse(value: dict[str, Any]) -> bytes:
+    """One event."""
+    return b"data: " + msgspec.json.encode(value) + b"\n\n"
+
+
+class CompletionAnswer:
+    """One prompt's answer."""
+
+    def __init__(self, model: LoadedModel, body: NativeRequest, sampling: Chosen, index: int) -> None:
+        self._model = model
+        self._body = body
+        self._sampling = sampling
+        self._index = index
+        asked = body.prompts()[index]
+        self._prompt = asked if isinstance(asked, str) else ""
+        self._started = Started(prompt_tokens=0, cached_tokens=0)
+        self._done: Done | None = None
+        self._text: list[str] = []
+        self._tokens: list[int] = []
+        self._entries: list[TokenLogprob] = []
+
+    def feed(self, event: Event) -> dict[str, Any] | None:
+        """The piece of a stream that an event becomes."""
+        if isinstance(event, Started):
+            self._started = event
+        elif isinstance(event, Done):
+            self._done = event
+        elif isinstance(event, Delta):
+            self._text.append(event.text)
+            self._tokens += event.token_ids
+            self._entries += event.logprobs
+            told = {"index": self._index, "content": event.text, "tokens": list(event.token_ids), "stop": False}
+            counts = {"tokens_predicted": len(self._tokens), "tokens_evaluated": self._started.prompt_tokens}
+            return {**told, **counts, **self._probabilities(list(event.logprobs))}
+        return None
+
+    def end(self, content: str | None = None) -> dict[str, Any]:
+        """The whole answer; `content` stands for its text at the end of a stream, which has told it already."""
+        streamed = content is not None
+        settings = {
+            **msgspec.structs.asdict(self._sampling.params),
+            "n_predict": limit_of(self._body.n_predict, self._body.max_tokens),
+            "stop": list(self._body.stops()),
+            "stream": streamed,
+        }
+        told = {
+            "index": self._index,
+            "content": "".join(self._text) if content is None else content,
+            "prompt": self._prompt,
+            "tokens": [] if streamed or not self._body.return_tokens else self._tokens,
+            "id_slot": -1,
+            **ended(self._model, self._started, self._done, truncated=False),
+            "generation_settings": settings,
+            "tessera": {"sampling": self._sampling.facts()},
+            "has_new_line": any("\n" in text for text in self._text),
+        }
+        return chosen_fields({**told, **({} if streamed else self._probabilities(self._entries))}, self._fields)
+
+    @property
+    def _fields(self) -> list[str] | None:
+        return self._body.response_fields
+
+    def _probabilities(self, entries: list[TokenLogprob]) -> dict[str, Any]:
+        if not self._body.n_probs:
+            return {}
+        return {"completion_probabilities": [_probability(entry) for entry in entries]}
+
+
+def _probability(entry: TokenLogprob) -> dict[str, Any]:
+    tops = [_named(token, piece, value) for token, piece, value in entry.top]
+    return {**_named(entry.token_id, entry.piece, entry.logprob), "top_logprobs": tops}
+
+
+def _named(token: int, piece: bytes, logprob: float) -> dict[str, Any]:
+    text = piece.decode("utf-8", "replace")
+    return {"id": token, "token": text, "bytes": list(piece), "logprob": max(logprob, -9999.0)}

@@ -1,0 +1,1 @@
+"""LM Studio's list of models."""

@@ -1,0 +1,58 @@
+"""Errors in OpenAI's shape, which Tessera's own routes share."""
+
+import json
+from typing import Any, Final
+
+from engine import errors
+from engine.api.protocols.errors import Error
+from engine.server.errors import ErrorShape, lookup
+
+# What holds the prompt where it is not a conversation.
+_PROMPT_FIELDS: Final = {
+    "/v1/completions": "prompt",
+    "/completion": "prompt",
+    "/infill": "input_prefix",
+    "/v1/fim/completions": "prompt",
+    "/v1/responses": "input",
+    "/v1/embeddings": "input",
+    "/api/generate": "prompt",
+    "/api/embed": "input",
+    "/api/embeddings": "prompt",
+}
+
+
+def openai_body(error: Exception, path: str = "") -> dict[str, Any]:
+    """OpenAI's error object, for a request to `path`.
+
+    Facts of the error stand beside the message, so that programs need not parse it.
+    """
+    _, kind, _ = lookup(error)
+    known = isinstance(error, errors.EngineError)
+    body: dict[str, Any] = {
+        "message": str(error) if known else "An internal error; the server's log has the details.",
+        "type": kind,
+        "param": getattr(error, "param", None),
+        "code": error.code if isinstance(error, errors.EngineError) else "internal",
+    }
+    if isinstance(error, errors.ContextOverflow):
+        body["param"] = _PROMPT_FIELDS.get(path, error.param)
+        body["prompt_tokens"] = error.prompt_tokens
+        body["context_tokens"] = error.context_tokens
+    if isinstance(error, errors.NotEnoughMemory):
+        body |= error.facts()
+    if isinstance(error, errors.RunnerDied):
+        body["exit_code"] = error.exit_code
+    return {"error": body}
+
+
+def openai_event(error: Exception) -> bytes:
+    """The error as a server-sent event, for streams that have already begun."""
+    return b"data: " + json.dumps(openai_body(error)).encode() + b"\n\n"
+
+
+def _refusal(_status: int, code: str, message: str) -> dict[str, Any]:
+    return {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": code}}
+
+
+# LM Studio's routes, /api/v0, lie among those of Ollama.
+SHAPE: Final = ErrorShape(("", "/api/v"), openai_body, openai_event, _refusal, Error)
