@@ -306,13 +306,13 @@ class RunnerProcess:
         elif isinstance(message, protocol.Loaded):
             _resolve(self._loaded, message.facts)
         elif isinstance(message, protocol.Progress):
-            self._tell(message)
+            self._report_progress(message)
         else:
             reply = self._replies.get(message.id)
             if reply is not None:
                 _resolve(reply, message)
 
-    def _tell(self, progress: protocol.Progress) -> None:
+    def _report_progress(self, progress: protocol.Progress) -> None:
         try:
             self._on_progress(progress.phase, progress.fraction)
         except EngineError as error:  # whoever wanted the model stops: that says nothing about this child
@@ -337,13 +337,13 @@ class RunnerProcess:
             reply.set_exception(error)
 
     async def _on_exit(self, reason: str | None) -> None:
-        """The pipe closed: learn the exit code and tell everyone who waits."""
+        """The pipe closed: learn the exit code and fail everyone who waits."""
         code = await self._process.wait()
         await asyncio.wait([self._stderr_task], timeout=0.2)
         last = next((line for line in reversed(self._stderr) if line.strip()), "")
         self._watchdog.stop()
-        told = reason or self._stuck or exit_reason(code, stopping=self._stopping, last_line=last)
-        self.died = RunnerDied(code, told, self.stderr_tail[-20:])
+        cause = reason or self._stuck or exit_reason(code, stopping=self._stopping, last_line=last)
+        self.died = RunnerDied(code, cause, self.stderr_tail[-20:])
         for mailbox in self._mailboxes.values():
             mailbox.put(self.died)
         waiting: list[asyncio.Future[Any]] = [self._hello, self._loaded, *self._replies.values()]

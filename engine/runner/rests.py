@@ -13,7 +13,7 @@ MOST_OWED_S: Final = 10.0
 
 
 class Rests:
-    """`owed_s` grows with every step; whoever waited tells so."""
+    """`owed_s` grows with every step; whoever waited reports it."""
 
     def __init__(self) -> None:
         self.duty = 1.0

@@ -22,7 +22,7 @@ V = TypeVar("V", bound=Vocabulary)
 
 
 class RunnerService(Generic[V]):
-    """One model over a channel, until it is told to stop or the server goes away.
+    """One model over a channel, until it is asked to stop or the server goes away.
 
     Threads: one reads control messages, one beats, three take texts, the caller of `run` owns the model. Subclasses
     say what loading, serving and cancelling mean, call `_take_texts` once loaded, and set `_step_started` around
@@ -59,8 +59,8 @@ class RunnerService(Generic[V]):
         self._vocabulary = vocabulary
         self._texts = Texts(vocabulary, n_ctx, self._inbox.put, self._channel.send, compiled)
 
-    def _tell_loaded(self, facts: ModelFacts) -> None:
-        """The model is ready; where the time went is told with it."""
+    def _send_loaded(self, facts: ModelFacts) -> None:
+        """The model is ready; where the time went is sent with it."""
         self._phases.done("ready")
         self._channel.send(protocol.Loaded(facts=msgspec.structs.replace(facts, phases=self._phases.all())))
 
@@ -68,7 +68,7 @@ class RunnerService(Generic[V]):
         """What every load needs and no settings change; a runner may wait for its model."""
 
     def _load(self, settings: protocol.LoadSettings) -> bool:
-        """Load the model and tell its facts, or the Fault that prevents it."""
+        """Load the model and send its facts, or the Fault that prevents it."""
         raise NotImplementedError
 
     def _serve(self) -> int:
@@ -136,7 +136,7 @@ class RunnerService(Generic[V]):
         ]
         self._channel.send(protocol.Pieces(id=message.id, pieces=pieces))
 
-    def _tell(self, outputs: list[Output]) -> None:
+    def _send_outputs(self, outputs: list[Output]) -> None:
         """Send what a step produced: events together, then faults."""
         items = [o for o in outputs if isinstance(o, tuple)]
         if items:

@@ -138,7 +138,7 @@ class Texts:
             self._deliver(Prompt(message, tokens, constraint))
 
     def _tokens(self, message: protocol.Submit, stopped: Callable[[], bool]) -> list[int] | None:
-        """The prompt's tokens; None: it has pictures, or does not fit, which was told."""
+        """The prompt's tokens; None: it has pictures, or does not fit, which was reported."""
         request = message.request
         if isinstance(request.prompt, list):
             return request.prompt

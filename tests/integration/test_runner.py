@@ -14,7 +14,7 @@ from servers import runs
 
 from engine.errors import BadModelFile, ContextOverflow, InputFault, RunnerDied
 from engine.jobs import Paused
-from engine.runner.llama.batch.pacing import TELL_EVERY_S
+from engine.runner.llama.batch.pacing import FLUSH_INTERVAL_S
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
 from engine.types import Constraint, Delta, GenerationRequest, SamplingParams, Started
@@ -115,7 +115,7 @@ def test_answers_are_told_at_the_rate_of_a_display(bundled_model):
     deltas, done = with_runner(bundled_model, work)
     assert sum(deltas) == done.usage.completion_tokens == 300
     assert deltas[0] == 1
-    assert len(deltas) <= done.timings.decode_s / TELL_EVERY_S + 3
+    assert len(deltas) <= done.timings.decode_s / FLUSH_INTERVAL_S + 3
 
 
 def test_a_small_cache_preempts_and_loses_nothing(bundled_model):

@@ -102,7 +102,7 @@ class FlmRunner(RunnerService[Any]):
             metadata={},
             backend="flm",
         )
-        self._tell_loaded(facts)
+        self._send_loaded(facts)
         return True
 
     def _watch(self, server: FlmServer) -> None:

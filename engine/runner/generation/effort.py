@@ -54,5 +54,5 @@ def _answers(request: Worked, rows: int) -> bool:
 
 
 def effort(request: Worked) -> Effort:
-    """As it is told with the end of a request."""
+    """As it is sent with the end of a request."""
     return Effort(number=request.id, own_s=request.own_s, all_s=request.all_s)

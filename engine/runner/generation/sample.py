@@ -10,7 +10,7 @@ from engine.types import TokenLogprob
 
 
 class SamplingFailed(Exception):
-    """No token can be sampled for this request; `code` is told to the client."""
+    """No token can be sampled for this request; the client gets `code`."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)

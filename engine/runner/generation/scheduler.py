@@ -44,7 +44,7 @@ class BaseScheduler(abc.ABC, Generic[S]):
 
     @abc.abstractmethod
     def step(self) -> list[Output]:
-        """Admit, compute, sample; returns what to tell the server."""
+        """Admit, compute, sample; returns what to send to the server."""
 
     def cancel(self, request_id: int) -> None:
         """Mark a request; it ends before the next step."""

@@ -117,7 +117,7 @@ class Sequence:
         if self.text.stop is None:
             self.pending_text += self.text.finish()
         events: list[Event] = []
-        self.credit = 1  # the end is always told
+        self.credit = 1  # the end is always sent
         last = self.take_pending()
         if last is not None:
             events.append(last)

@@ -26,7 +26,7 @@ class AnswerTimes:
         self.last_token = now
 
     def timings(self, *, draft_tokens: int = 0, draft_accepted: int = 0, effort: Effort | None = None) -> Timings:
-        """As they are told with the end of a request."""
+        """As they are sent with the end of a request."""
         begun, first = self.admitted or time.monotonic(), self.first_token
         return Timings(
             queue_s=begun - self.submitted,

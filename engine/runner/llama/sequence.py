@@ -11,7 +11,7 @@ from engine.runner.llama.cache.prefix_index import Key
 from engine.runner.llama.vision.vision import Media
 from engine.types import Event, PromptProgress, Started
 
-# How often the reading of a prompt is told: what a person can follow.
+# How often the progress of a prefill is sent: what a person can follow.
 PROGRESS_S: Final = 0.2
 
 
@@ -26,7 +26,7 @@ class LlamaSequence(Sequence):
 
     media: Media | None = None
     cache: CachedSequence | None = None
-    told: float = 0.0
+    flushed_at: float = 0.0
     forgotten: int = 0
     passed_over: bool = False
     row: int = -1
@@ -81,24 +81,29 @@ class LlamaSequence(Sequence):
         if self.media is not None:
             self.media.close()
 
-    def reading(self, now: float) -> PromptProgress | None:
+    def progress(self, now: float) -> PromptProgress | None:
         """How much of the prompt is read, where that was asked for, is due and is not the whole."""
-        if not self.request.progress or self.n_generated or self.cache is None or now - self.told < PROGRESS_S:
+        if (
+            not self.request.progress
+            or self.n_generated
+            or self.cache is None
+            or now - self.flushed_at < PROGRESS_S
+        ):
             return None
-        self.told = now
+        self.flushed_at = now
         done = len(self.cache.tokens)
         return PromptProgress(processed=done, prompt_tokens=self.n_prompt, cached_tokens=self.cached_tokens)
 
 
-def told_reading(sequences: Iterable[LlamaSequence], now: float) -> Iterator[tuple[int, Event]]:
-    """What clients who want to know hear of the prompts that are being read."""
+def prefill_progress(sequences: Iterable[LlamaSequence], now: float) -> Iterator[tuple[int, Event]]:
+    """The progress events that are due, for clients that asked for them."""
     for sequence in sequences:
-        progress = sequence.reading(now)
+        progress = sequence.progress(now)
         if progress is not None:
             yield sequence.id, progress
 
 
 def begun_for_watchers(outputs: Iterable[object], sequences: Iterable[LlamaSequence]) -> bool:
-    """Whether clients who follow their prompts are to hear of a beginning before the step, which may take long."""
+    """Whether a client that asked for progress gets the start of its request before the step, which may be long."""
     watched = {sequence.id for sequence in sequences if sequence.request.progress}
     return any(isinstance(o, tuple) and o[0] in watched and isinstance(o[1], Started) for o in outputs)

@@ -83,7 +83,7 @@ class LlamaRunner(RunnerService[LlamaVocabulary]):
         with contextlib.suppress(KernelsMissing):  # a load says so
             load_api()
 
-    def _tell_check(self, settings: protocol.LoadSettings) -> None:
+    def _send_check(self, settings: protocol.LoadSettings) -> None:
         """The check's first prompt is what OpenVINO compiles the graph for, or takes it from its cache for."""
         phase = protocol.COMPILING if openvino.target_of(settings.devices) else "check"
         self._channel.send(protocol.Progress(phase=phase, fraction=1.0))
@@ -104,7 +104,7 @@ class LlamaRunner(RunnerService[LlamaVocabulary]):
             loaded, self._experts = self._pages.loading()(loading.load)(api, settings, on_progress, self._phases)
             vocabulary = LlamaVocabulary(api, loaded.vocab)
             self._phases.done("vocabulary")
-            self._tell_check(settings)
+            self._send_check(settings)
             if settings.embeddings or api.llama_model_has_encoder(loaded.model):
                 llama_model.warm_up(loaded)
             else:
@@ -145,7 +145,7 @@ class LlamaRunner(RunnerService[LlamaVocabulary]):
             facts = msgspec.structs.replace(facts, n_ctx=self._embedder.limit, capabilities=(kind,))
         self._constraints = ConstraintCompiler(vocabulary)
         self._take_texts(vocabulary, loaded.n_ctx, self._constraints.compile)
-        self._tell_loaded(facts)
+        self._send_loaded(facts)
         return True
 
     def _load_projector(self, loaded: llama_model.LoadedModel, projector: str) -> None:
@@ -175,9 +175,9 @@ class LlamaRunner(RunnerService[LlamaVocabulary]):
             abort.reset()
             self._step_started = begun = time.monotonic()
             try:
-                self._tell(scheduler.step())
+                self._send_outputs(scheduler.step())
                 if self._exact is not None:
-                    self._tell(self._exact.step())
+                    self._send_outputs(self._exact.step())
             except EngineBroken as error:
                 self._channel.send(protocol.Fault(code="engine_broken", message=str(error)))
                 sys.stderr.write(f"{error}\n")  # the server tells the last line

@@ -139,7 +139,7 @@ def _session(
         folder.path / f"{name}.onnx",
         choice,
         kept=kept,
-        tell=lambda graph: compiling(GRAPHS.index(graph) / len(GRAPHS)),
+        on_compile=lambda graph: compiling(GRAPHS.index(graph) / len(GRAPHS)),
     )
     notes += [note] if note else []
     return session

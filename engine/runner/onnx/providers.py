@@ -161,8 +161,8 @@ def open_session(ort: Any, options: Any, graph: str, choice: ProviderChoice, *, 
     devices = [d for d in ort.get_ep_devices() if d.ep_name == choice.name]
     if not devices:
         raise LoadFailed(f"{choice.adapter.title} is installed but finds no device. {choice.adapter.no_device}")
-    told = {**choice.adapter.options, **backend_options(choice), **float_options(choice)}
-    options.add_provider_for_devices(devices[:1], told)
+    provider_options = {**choice.adapter.options, **backend_options(choice), **float_options(choice)}
+    options.add_provider_for_devices(devices[:1], provider_options)
     return ort.InferenceSession(graph, options)
 
 

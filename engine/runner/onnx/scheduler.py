@@ -111,7 +111,7 @@ class Scheduler(BaseScheduler[Sequence]):
     # ------------------------------------------------------------------ one step
 
     def step(self) -> list[Output]:
-        """Admit, run, draw; returns what to tell the server."""
+        """Admit, run, sample; returns what to send to the server."""
         out: list[Output] = []
         self._end_cancelled(out)
         self._admit(out)

@@ -64,7 +64,7 @@ class OnnxRunner(RunnerService[FolderVocabulary]):
         constraints = ConstraintCompiler(vocabulary)
         constraints.warm()
         self._take_texts(vocabulary, facts.n_ctx, constraints.compile)
-        self._tell_loaded(facts)
+        self._send_loaded(facts)
         return True
 
     def _compiling(self, fraction: float) -> None:
@@ -84,7 +84,7 @@ class OnnxRunner(RunnerService[FolderVocabulary]):
             self._step_started = time.monotonic()
             try:
                 if self._scheduler is not None:
-                    self._tell(self._scheduler.step())
+                    self._send_outputs(self._scheduler.step())
                 elif self._encoder is not None:
                     answer = self._encoder.step()
                     if answer is not None:

@@ -21,11 +21,11 @@ def whole_session(
     *,
     kept: Path | None = None,
     floats: bool = False,
-    tell: Callable[[str], None] = lambda _: None,
+    on_compile: Callable[[str], None] = lambda _: None,
 ) -> tuple[Any, str]:
     """A session, and what to say of where its operators are. `floats`: the graph computes in 32-bit floats.
 
-    `kept` is where the compiled graph lies, or will. `tell` hears of a first compile before it begins.
+    `kept` is where the compiled graph lies, or will. `on_compile` is called before a first compile.
     Raises: LoadFailed: an operator would be left for the processor, or no device is here; what ONNX Runtime throws.
     """
     if choice.adapter is None:
@@ -33,7 +33,7 @@ def whole_session(
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     begun = time.monotonic()
     if choice.name != QNN or choice.library is None:
-        tell(graph.stem)
+        on_compile(graph.stem)
         session = _built_in(ort, options, graph, choice)
         fresh = True
     else:
@@ -41,13 +41,13 @@ def whole_session(
         options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
         fresh = kept is None or not kept.exists()
         if fresh:
-            tell(graph.stem)
+            on_compile(graph.stem)
         if kept is not None and fresh:
             kept.parent.mkdir(parents=True, exist_ok=True)
             for key, value in (("enable", "1"), ("file_path", str(kept)), ("embed_mode", "0")):
                 options.add_session_config_entry(f"ep.context_{key}", value)
-        told = {**_QNN_OPTIONS, **backend_options(choice), **(float_options(choice) if floats else {})}
-        options.add_provider_for_devices(_devices(ort, choice)[:1], told)
+        provider_options = {**_QNN_OPTIONS, **backend_options(choice), **(float_options(choice) if floats else {})}
+        options.add_provider_for_devices(_devices(ort, choice)[:1], provider_options)
         session = ort.InferenceSession(str(graph if fresh else kept), options)
     share = count_operators(session, choice.name)
     if fresh and share.placed < share.total:

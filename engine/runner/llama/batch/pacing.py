@@ -26,9 +26,9 @@ TILE_ROWS: Final = 64
 DEEP: Final = 512
 # So slow that there this many and more take longer than a whole tile does. Measured: docs/log.md, engine.
 NEARLY_A_TILE: Final = 40
-# An answer is told this often at most. Each time costs the runner, the server and the client half a millisecond of
-# the cores that compute; an eye takes text in at the rate of a display. Measured: docs/log.md, engine.
-TELL_EVERY_S: Final = 0.02
+# Deltas of an answer are sent this often at most. Each costs the runner, the server and the client half a
+# millisecond of the cores that compute; an eye takes in text at a display's rate. Measured: docs/log.md, engine.
+FLUSH_INTERVAL_S: Final = 0.02
 
 
 class Pace:
@@ -127,14 +127,14 @@ def reading_order(prefilling: list[LlamaSequence]) -> list[LlamaSequence]:
     return order
 
 
-def told_text(sequences: Iterable[LlamaSequence], running: list[LlamaSequence]) -> Iterator[tuple[int, Event]]:
+def flush_text(sequences: Iterable[LlamaSequence], running: list[LlamaSequence]) -> Iterator[tuple[int, Event]]:
     """The text that is due: at once where the next step is a long one, else not more often than it can be seen."""
     now = time.monotonic()
     soon = all(s.decoding for s in running)
     for sequence in sequences:
-        if soon and sequence.cache is not None and now - sequence.told < TELL_EVERY_S:
+        if soon and sequence.cache is not None and now - sequence.flushed_at < FLUSH_INTERVAL_S:
             continue
         shown = sequence.pending_text or sequence.pending_logprobs
         if shown and (delta := sequence.take_pending()) is not None:
-            sequence.told = now
+            sequence.flushed_at = now
             yield sequence.id, delta

@@ -10,7 +10,7 @@ from engine.runner.generation.scheduler import BaseScheduler, Output
 from engine.runner.llama.batch import admission, scoring
 from engine.runner.llama.batch.adapters import Adapters
 from engine.runner.llama.batch.following import Following
-from engine.runner.llama.batch.pacing import Pace, kept_prefix, reading_order, told_text
+from engine.runner.llama.batch.pacing import Pace, flush_text, kept_prefix, reading_order
 from engine.runner.llama.batch.quarantine import Quarantine
 from engine.runner.llama.batch.shift import is_full, shift
 from engine.runner.llama.cache.cached_sequence import CachedSequence
@@ -19,7 +19,7 @@ from engine.runner.llama.cache.prefix_store import PrefixStore
 from engine.runner.llama.native.batch import ABORTED, NO_ROOM, REFUSED, Batch, EngineBroken, Logits
 from engine.runner.llama.native.model import LoadedModel
 from engine.runner.llama.native.vocabulary import LlamaVocabulary
-from engine.runner.llama.sequence import LlamaSequence, begun_for_watchers, told_reading
+from engine.runner.llama.sequence import LlamaSequence, begun_for_watchers, prefill_progress
 from engine.runner.llama.speculate.model_drafter import ModelDrafter
 from engine.runner.llama.speculate.speculation import Speculation
 from engine.runner.llama.vision.vision import Media, Span, Vision
@@ -94,7 +94,7 @@ class Scheduler(BaseScheduler[LlamaSequence]):
         return all(s.request.priority == "side" for s in self._running)
 
     def step(self) -> list[Output]:
-        """Admit, decode one batch, sample; returns what to tell the server."""
+        """Admit, decode one batch, sample; returns what to send to the server."""
         out: list[Output] = []
         self._end_cancelled(out)
         for sequence in giving_way(self._running, self._waiting):
@@ -115,14 +115,14 @@ class Scheduler(BaseScheduler[LlamaSequence]):
             self.pace.note(self._batch.size, self._batch.outputs, now - started, cpu, now)
             self._commit_batch(now - started)
             self.cached_tokens += self._following.step_done(self._running)
-            out.extend(told_reading(self._running, now))
+            out.extend(prefill_progress(self._running, now))
             self._sample(out)
             self._speculation.follow(self._batch, self._running)
             if self._batch.size == self._batch.outputs:
                 self._speculation.settle(now - begun)
         else:
             self._recover(code, out)
-        out.extend(told_text(self._by_id.values(), self._running))
+        out.extend(flush_text(self._by_id.values(), self._running))
         return out
 
     def _admit(self, out: list[Output]) -> None:

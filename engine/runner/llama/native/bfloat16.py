@@ -50,8 +50,8 @@ def _suits(api: Any, settings: LoadSettings) -> bool:
     if not (settings.embeddings and settings.repack) or settings.devices or settings.n_gpu_layers:
         return False
     path = Path(settings.path)
-    told = api.llama_print_system_info()
-    return path.is_file() and path.stat().st_size <= MAX_BYTES and all(name in told for name in _NEEDED)
+    info = api.llama_print_system_info()
+    return path.is_file() and path.stat().st_size <= MAX_BYTES and all(name in info for name in _NEEDED)
 
 
 def write_bfloat16(source: Path, out: Path) -> bool:

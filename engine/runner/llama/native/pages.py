@@ -69,8 +69,8 @@ def asked() -> bool:
 def virtual() -> bool:
     """Whether this system says that it runs in a virtual machine. Processors of ARM do not tell."""
     try:
-        with open(CPUINFO, encoding="utf-8", errors="replace") as told:  # noqa: PTH123 - the first processor only
-            return re.search(r"^flags\s*:.*\bhypervisor\b", told.read(_FIRST), re.MULTILINE) is not None
+        with open(CPUINFO, encoding="utf-8", errors="replace") as cpuinfo:  # noqa: PTH123 - the first processor only
+            return re.search(r"^flags\s*:.*\bhypervisor\b", cpuinfo.read(_FIRST), re.MULTILINE) is not None
     except OSError:
         return False
 

@@ -13,7 +13,7 @@ from engine.runner.llama.native.binding import ggml
 
 BACKEND: Final = b"RPC"
 LOOPBACK: Final = "127.0.0.1"
-# A worker behind a tunnel answers within this, or is told as absent.
+# A worker behind a tunnel answers within this, or is reported as absent.
 CONNECT_S: Final = 5.0
 # ggml-backend.h: enum ggml_backend_dev_type.
 _CPU: Final = 0
@@ -54,18 +54,18 @@ def serve(api: Any, port: int, threads: int) -> None:
 
 
 def describe(api: Any) -> list[dict[str, Any]]:
-    """The devices that a worker here serves: name, words for it, kind, and bytes as the backend tells them."""
+    """The devices that a worker here serves: name, words for it, kind, and bytes as the backend reports them."""
     lib = ggml(api)
     for name in ("ggml_backend_dev_name", "ggml_backend_dev_description"):
         getattr(lib, name).restype = ctypes.c_char_p
         getattr(lib, name).argtypes = [ctypes.c_void_p]
     lib.ggml_backend_dev_memory.argtypes = [ctypes.c_void_p, *([ctypes.POINTER(ctypes.c_size_t)] * 2)]
     lib.ggml_backend_dev_memory.restype = None
-    told = []
+    described = []
     for device in _served(lib):
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
         lib.ggml_backend_dev_memory(device, ctypes.byref(free), ctypes.byref(total))
-        told.append(
+        described.append(
             {
                 "name": lib.ggml_backend_dev_name(device).decode("utf-8", "replace"),
                 "description": lib.ggml_backend_dev_description(device).decode("utf-8", "replace"),
@@ -74,7 +74,7 @@ def describe(api: Any) -> list[dict[str, Any]]:
                 "total_bytes": total.value,
             }
         )
-    return told
+    return described
 
 
 def _served(lib: Any) -> list[int]:

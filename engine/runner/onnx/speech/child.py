@@ -31,12 +31,12 @@ class Listener:
         """One request."""
         request = msgspec.msgpack.decode(body, type=Request)
         try:
-            told = self._listen(request) if isinstance(request, Listen) else self._transcribe(request)
+            answer = self._listen(request) if isinstance(request, Listen) else self._transcribe(request)
         except BadSound as error:
             return msgspec.msgpack.encode(Refused(message=str(error), sound=True))
         except Exception as error:  # noqa: BLE001 - ONNX Runtime has many; the next recording may be read
             return msgspec.msgpack.encode(Refused(message=" ".join(str(error).split())[:300] or repr(error)))
-        return msgspec.msgpack.encode(told)
+        return msgspec.msgpack.encode(answer)
 
     def _listen(self, request: Listen) -> Heard:
         self._samples = read_sound(request.sound)

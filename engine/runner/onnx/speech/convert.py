@@ -42,6 +42,6 @@ def convert(folder: Path, out: Path, seconds: float) -> dict[str, Any]:
 if __name__ == "__main__":
     try:
         sys.stdout.write(json.dumps(convert(Path(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3]))) + "\n")
-    except Exception as error:  # noqa: BLE001 - ONNX Runtime has many; the parent tells it
+    except Exception as error:  # noqa: BLE001 - ONNX Runtime has many; the parent reports it
         sys.stdout.write(json.dumps({"error": reason(error)}) + "\n")
         sys.exit(1)

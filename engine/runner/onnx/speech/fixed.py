@@ -57,7 +57,7 @@ class FixedMoonshine:
         *,
         provider: str = "",
         cache: Path | None = None,
-        tell: Callable[[str], None] = lambda _: None,
+        on_compile: Callable[[str], None] = lambda _: None,
     ) -> None:
         """Raises: BadSpeechModel, LoadFailed: the provider is not here or does not take all of it."""
         self.shape = s = read_facts(folder)
@@ -79,7 +79,9 @@ class FixedMoonshine:
             facts = (graph.stat().st_size, graph.stat().st_mtime_ns, s)
             kept = compiled_at(cache, facts, choice, name)
             try:
-                session, note = whole_session(ort, options, graph, choice, kept=kept, floats=True, tell=tell)
+                session, note = whole_session(
+                    ort, options, graph, choice, kept=kept, floats=True, on_compile=on_compile
+                )
             except LoadFailed:
                 raise
             except Exception as error:
@@ -126,13 +128,13 @@ class FixedMoonshine:
                 **past,
                 **heard,
             }
-            told = dict(zip(self._outputs[1], self._say.run(self._outputs[1], given), strict=True))
-            last, chance = log_probability(told["logits"][0, -1])
+            results = dict(zip(self._outputs[1], self._say.run(self._outputs[1], given), strict=True))
+            last, chance = log_probability(results["logits"][0, -1])
             total += chance
             if last == END:
                 break
             for name, cells in past.items():
-                new = told[name.replace("past.", "new.")]
+                new = results[name.replace("past.", "new.")]
                 cells[(..., at) if name.endswith("key") else (slice(None), slice(None), at)] = (
                     new[..., 0] if name.endswith("key") else new[:, :, 0]
                 )

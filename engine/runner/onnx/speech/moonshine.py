@@ -58,14 +58,14 @@ class Moonshine:
                 "use_cache_branch": np.array([bool(tokens)]),
                 **past,
             }
-            told = dict(zip(self._outputs, self._decoder.run(None, given), strict=True))
-            last, chance = log_probability(told["logits"][0, -1])
+            results = dict(zip(self._outputs, self._decoder.run(None, given), strict=True))
+            last, chance = log_probability(results["logits"][0, -1])
             total += chance
             if last == END:
                 break
             for name in past:
                 if not tokens or ".encoder." not in name:  # later steps leave the encoder's part empty
-                    past[name] = told[name.replace("past_key_values", "present")]
+                    past[name] = results[name.replace("past_key_values", "present")]
             tokens.append(last)
         return words(self._pieces, tokens), tokens, total / max(1, len(tokens))
 
