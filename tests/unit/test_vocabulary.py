@@ -34,6 +34,7 @@ BANNED = {
 # Parts of names that only these packages may not have.
 BANNED_IN = {
     "engine/runner": {
+        "reading": "prefill, job",
         "told": "sent, flushed, results",
     },
 }

@@ -49,7 +49,7 @@ class EffortLedger:
 
 
 def _answers(request: Worked, rows: int) -> bool:
-    """These were the newest token and a draft behind it, not a prompt, or one that is read again."""
+    """These were the newest token and a draft behind it, not a prompt, or one that is computed again."""
     return request.n_generated > 0 and rows <= 1 + len(request.draft)
 
 

@@ -28,7 +28,7 @@ class LlamaSequence(Sequence):
     cache: CachedSequence | None = None
     flushed_at: float = 0.0
     forgotten: int = 0
-    passed_over: bool = False
+    skipped: bool = False
     row: int = -1
     scored: int = 0
     balance: DraftBalance = field(default_factory=DraftBalance)
@@ -82,7 +82,7 @@ class LlamaSequence(Sequence):
             self.media.close()
 
     def progress(self, now: float) -> PromptProgress | None:
-        """How much of the prompt is read, where that was asked for, is due and is not the whole."""
+        """How much of the prompt is computed, where that was asked for, is due and is not the whole."""
         if (
             not self.request.progress
             or self.n_generated

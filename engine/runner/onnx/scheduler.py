@@ -25,7 +25,7 @@ from engine.runner.onnx.sampler import NumpySampler
 from engine.runner.protocol import Fault
 from engine.types import GenerationRequest
 
-# Tokens of a prompt read at once: others wait no longer, and a graph that gives all logits stays bounded.
+# Tokens of a prompt computed at once: others wait no longer, and a graph that gives all logits stays bounded.
 CHUNK: Final = 256
 # Caches are allocated for their longest length; short answers share a few sizes so that they can be used again.
 SMALLEST_ROOM: Final = 512
@@ -61,8 +61,8 @@ class Scheduler(BaseScheduler[Sequence]):
         """Tokens in caches, and tokens the caches were made for."""
         return sum(len(s.tokens) for s in self._slots), sum(s.room for s in self._slots)
 
-    def reading(self, request_id: int) -> Any:
-        """The generator of the only running request while it still reads its prompt; else None."""
+    def prefilling(self, request_id: int) -> Any:
+        """The generator of the only running request while it is in prefill; else None."""
         found = self._running.get(request_id)
         return found[1].generator if found and len(self._running) == 1 and not found[0].n_generated else None
 

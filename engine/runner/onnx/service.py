@@ -35,7 +35,7 @@ class OnnxRunner(RunnerService[FolderVocabulary]):
     def _cancel_now(self, request_id: int) -> None:
         """Stop a running session that only this request waits for; the generator is then thrown away."""
         if self._scheduler is not None:
-            generator = self._scheduler.reading(request_id)
+            generator = self._scheduler.prefilling(request_id)
             if generator is not None:
                 self._scheduler.cancel(request_id)
                 generator.set_runtime_option("terminate_session", "1")

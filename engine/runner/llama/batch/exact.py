@@ -1,9 +1,9 @@
 """Requests whose tokens depend on nothing but themselves, one after the other in a context of their own.
 
 What a kernel computes depends, in its last bits, on the shape of the step, on the cells a text lies in and on the
-number of threads. Here all three are the same whatever else was asked: a prompt is read from the first cell on in
-pieces of one size, an answer in steps of one row, and threads are not tuned. What is kept of a prompt for the next
-one was computed in whole pieces of it, so it holds the bits that reading it again would give.
+number of threads. Here all three are the same whatever else was asked: a prompt is computed from the first cell on
+in chunks of one size, an answer in steps of one row, and threads are not tuned. What stays cached of a prompt was
+computed in whole chunks, so it holds the bits that computing it again would give.
 """
 
 from engine.runner.llama.batch.adapters import Adapters
@@ -34,10 +34,10 @@ class ExactScheduler(Scheduler):
         return self._whole(sequence.n_prompt) if self._keeps(sequence) else 0
 
     def _keeps(self, sequence: LlamaSequence) -> bool:
-        """Its prompt is read in whole pieces from the beginning on, and cells can be cut between two of them."""
+        """Its prompt is computed in whole chunks from the beginning, and cells can be cut between two of them."""
         request = sequence.request
         return request.cache_prompt and not request.prompt_logprobs and not sequence.forgotten and self._kv.cuts
 
     def _whole(self, length: int) -> int:
-        """As much of it as whole pieces of a prompt hold."""
+        """As much of it as whole chunks of a prompt hold."""
         return length - length % self._loaded.n_batch

@@ -1,9 +1,9 @@
-"""Prompts that begin alike while nobody has computed their beginning: one request reads it, the others follow.
+"""Prompts that begin alike while nobody has computed their beginning: one request computes it, the others follow.
 
 A request takes what others have computed when it is admitted; this is what happens after that. In each step whoever
-comes first in reading order reads. Those whose next token it reads for them wait for this one step, and take the
-cells then. So nobody waits for something that is not being computed at that moment: a leader that is cancelled or
-overtaken holds up no one, and whoever is first goes on with what there is.
+comes first in prefill order computes. Those whose next token it computes for them wait for this one step, and take
+the cells then. So nobody waits for something that is not being computed at that moment: a leader that is cancelled
+or overtaken holds up no one, and whoever is first goes on with what there is.
 """
 
 from typing import Final
@@ -17,7 +17,7 @@ from engine.runner.llama.native.model import LoadedModel
 from engine.runner.llama.sequence import LlamaSequence
 
 # Tokens of a prompt that take as long as what every step costs beside its rows, until measured: waiting for a step
-# and taking fewer costs more than reading them. Measured: docs/log.md, engine, rows of a step.
+# and taking fewer costs more than computing them. Measured: docs/log.md, engine, rows of a step.
 STEP_ROWS: Final = 8
 
 
@@ -50,12 +50,12 @@ class Following:
         self._common = {pair: n for pair, n in self._common.items() if sequence.id not in pair}
         return gained
 
-    def waits(self, sequence: LlamaSequence, reading: list[LlamaSequence]) -> bool:
-        """Others read in this step what this one needs next, and that saves more than a step costs."""
+    def waits(self, sequence: LlamaSequence, prefilled: list[LlamaSequence]) -> bool:
+        """Others compute in this step what this one needs next, and that saves more than a step costs."""
         assert sequence.cache is not None
         least = max(MIN_GAIN, self._pace.step_rows(STEP_ROWS))
         have = len(sequence.cache.tokens)
-        for other in reading:
+        for other in prefilled:
             assert other.cache is not None
             common, at = self._useful(sequence, other), len(other.cache.tokens)
             if at >= common:
@@ -68,11 +68,11 @@ class Following:
         return False
 
     def step_done(self, running: list[LlamaSequence]) -> int:
-        """A step was computed: everybody takes what others read for it. Returns tokens gained."""
+        """A step was computed: everybody takes what others computed for it. Returns tokens gained."""
         return sum(self._take(one, other) for one in running for other in running) if self._common else 0
 
     def _take(self, sequence: LlamaSequence, source: LlamaSequence, *, leaving: bool = False) -> int:
-        """Let one that still reads have what another has computed of their common beginning."""
+        """Let one that is still in prefill have what another has computed of their common beginning."""
         common = self._useful(sequence, source)
         if not common or sequence.cache is None or source.cache is None or sequence.decoding:
             return 0

@@ -14,7 +14,7 @@ from engine.runner.protocol import LoadSettings
 from engine.types import Event
 
 # What a prompt may add to a step while others generate, or as much again as their rows take, when that is more. It
-# grows with the number of requests that wait for their first token for each that generates: wide steps read faster.
+# grows with the requests that wait for their first token for each that generates: wide steps prefill faster.
 PROMPT_STEP_S: Final = 0.1
 MOST_STRETCH: Final = 5
 # A processor is as efficient with this many rows as with hundreds. Measured: docs/log.md, engine.
@@ -46,7 +46,7 @@ class Pace:
     def prefill_budget(self, generating: int, waiting: int = 1, depth: int = 0) -> int:
         """Prompt tokens for the next step; `generating` rows are answers, which must not wait for long.
 
-        `waiting` requests read their prompts, the deepest of which has read `depth` tokens.
+        `waiting` requests are in prefill, the deepest of which has `depth` tokens computed.
         """
         if not generating:
             return self._loaded.n_batch
@@ -110,20 +110,20 @@ def kept_prefix(settings: LoadSettings, cached: int, length: int) -> int:
     return length - TILE_ROWS if nearly and cached >= DEEP and in_tiles(settings) else cached
 
 
-def reading_order(prefilling: list[LlamaSequence]) -> list[LlamaSequence]:
-    """Whose prompt goes into this step first: the shortest rest, and whoever came first when passed over last time.
+def prefill_order(prefilling: list[LlamaSequence]) -> list[LlamaSequence]:
+    """Whose prompt goes into this step first: the shortest remainder, and the oldest if it was skipped last time.
 
     So a short prompt does not wait for a long one, nor a long one for ever for short ones, and first tokens come
-    one after the other instead of all of them late. `prefilling` in the order in which they came.
+    one after the other instead of all of them late. `prefilling` in order of arrival.
     """
     if not prefilling:
         return prefilling
     oldest = prefilling[0]
-    if oldest.passed_over:
-        oldest.passed_over = False
+    if oldest.skipped:
+        oldest.skipped = False
         return prefilling
     order = sorted(prefilling, key=lambda s: (s.request.priority != "interactive", s.n_missing))
-    oldest.passed_over = order[0] is not oldest
+    oldest.skipped = order[0] is not oldest
     return order
 
 

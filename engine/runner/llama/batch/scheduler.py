@@ -1,4 +1,4 @@
-"""The engine: every step decodes one batch for all sequences, generating ones first, then pieces of prompts."""
+"""The engine: every step decodes one batch for all sequences, generating ones first, then chunks of prompts."""
 
 import time
 from typing import Any
@@ -10,7 +10,7 @@ from engine.runner.generation.scheduler import BaseScheduler, Output
 from engine.runner.llama.batch import admission, scoring
 from engine.runner.llama.batch.adapters import Adapters
 from engine.runner.llama.batch.following import Following
-from engine.runner.llama.batch.pacing import Pace, flush_text, kept_prefix, reading_order
+from engine.runner.llama.batch.pacing import Pace, flush_text, kept_prefix, prefill_order
 from engine.runner.llama.batch.quarantine import Quarantine
 from engine.runner.llama.batch.shift import is_full, shift
 from engine.runner.llama.cache.cached_sequence import CachedSequence
@@ -85,7 +85,7 @@ class Scheduler(BaseScheduler[LlamaSequence]):
         return None
 
     def only_prefilling(self, request_id: int) -> bool:
-        """This request is the only one running and still reads its prompt: aborting the decode hurts nobody."""
+        """This request is the only one running and still in prefill: aborting the decode hurts nobody."""
         return len(self._running) == 1 and self._running[0].id == request_id and not self._running[0].decoding
 
     @property
@@ -183,11 +183,11 @@ class Scheduler(BaseScheduler[LlamaSequence]):
             self._speculation.extend(batch, sequence)
         depth = max((len(s.cache.tokens) for s in prefilling if s.cache is not None), default=0)
         budget = self.pace.prefill_budget(batch.size, len(prefilling), depth)
-        reading: list[LlamaSequence] = []
-        for sequence in reading_order(prefilling):
+        prefilled: list[LlamaSequence] = []
+        for sequence in prefill_order(prefilling):
             assert sequence.cache is not None
             take = sequence.cache.until_checkpoint(min(sequence.n_missing, budget, batch.room))
-            if take <= 0 or self._following.waits(sequence, reading):
+            if take <= 0 or self._following.waits(sequence, prefilled):
                 continue
             start = len(sequence.cache.tokens)
             if sequence.media is not None:
@@ -202,7 +202,7 @@ class Scheduler(BaseScheduler[LlamaSequence]):
                 continue
             piece, place = sequence.tokens[start : start + take], sequence.position(start)
             last = take == sequence.n_missing
-            reading.append(sequence)
+            prefilled.append(sequence)
             sequence.row = batch.add_prompt(piece, place, sequence.cache.seq_id, last=last)
 
     def _put_picture(self, sequence: LlamaSequence, cache: CachedSequence, span: Span, out: list[Output]) -> None:

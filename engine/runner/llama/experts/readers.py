@@ -12,8 +12,8 @@ Part = Callable[..., None]
 
 
 @dataclass(slots=True, eq=False)
-class Reading:
-    """One expert that is read, by layer and number, in place of `giver`, and whether somebody waits for it.
+class ReadJob:
+    """The read of one expert, by layer and number, in place of `giver`, and whether somebody waits for it.
 
     `parts` get the number of the reader they run on. `guess`: nobody asked for it yet.
     """
@@ -33,12 +33,12 @@ class Reading:
 class Readers:
     """A few threads. `failure` is the first thing that went wrong; nothing is read after it."""
 
-    def __init__(self, count: int, done: Callable[[Reading], None]) -> None:
-        """`done` is called behind the last part of each reading, on the thread that read it."""
+    def __init__(self, count: int, done: Callable[[ReadJob], None]) -> None:
+        """`done` is called behind the last part of each job, on the thread that read it."""
         self._done = done
         self._news = threading.Condition()
-        self._urgent: deque[tuple[Reading, Part]] = deque()
-        self._ahead: deque[Reading] = deque()
+        self._urgent: deque[tuple[ReadJob, Part]] = deque()
+        self._ahead: deque[ReadJob] = deque()
         self._ended = False
         self.failure: Exception | None = None
         self._threads = [
@@ -53,36 +53,36 @@ class Readers:
         """Nothing waits to be read."""
         return not self._urgent and not self._ahead
 
-    def ahead(self, readings: Iterable[Reading]) -> None:
+    def ahead(self, jobs: Iterable[ReadJob]) -> None:
         """Read these when nothing is waited for."""
         with self._news:
-            self._ahead.extend(readings)
+            self._ahead.extend(jobs)
             self._news.notify_all()
 
-    def taken_back(self, which: Callable[[Reading], bool]) -> list[Reading]:
+    def taken_back(self, which: Callable[[ReadJob], bool]) -> list[ReadJob]:
         """Of what is to be read ahead and is not begun, those are not read."""
         with self._news:
-            gone = [reading for reading in self._ahead if which(reading)]
-            for reading in gone:
-                self._ahead.remove(reading)
+            gone = [job for job in self._ahead if which(job)]
+            for job in gone:
+                self._ahead.remove(job)
         return gone
 
-    def last_ahead(self) -> Reading | None:
+    def last_ahead(self) -> ReadJob | None:
         """What would be read last of all is not read."""
         with self._news:
             return self._ahead.pop() if self._ahead else None
 
-    def wait_for(self, readings: list[Reading]) -> None:
+    def wait_for(self, jobs: list[ReadJob]) -> None:
         """Read these before anything else, and return when they are read. Raises: `failure`."""
         with self._news:
-            for reading in readings:
-                reading.urgent = True
-                if not reading.begun:
-                    if reading in self._ahead:
-                        self._ahead.remove(reading)
-                    self._begin(reading)
+            for job in jobs:
+                job.urgent = True
+                if not job.begun:
+                    if job in self._ahead:
+                        self._ahead.remove(job)
+                    self._begin(job)
             self._news.notify_all()
-            while any(reading.left for reading in readings) and self.failure is None:
+            while any(job.left for job in jobs) and self.failure is None:
                 self._news.wait()
         if self.failure is not None:
             raise self.failure
@@ -97,11 +97,11 @@ class Readers:
         for thread in self._threads:
             thread.join()
 
-    def _begin(self, reading: Reading) -> None:
-        reading.begun = True
-        self._urgent.extend((reading, part) for part in reading.parts)
+    def _begin(self, job: ReadJob) -> None:
+        job.begun = True
+        self._urgent.extend((job, part) for part in job.parts)
 
-    def _next(self) -> tuple[Reading, Part] | None:
+    def _next(self) -> tuple[ReadJob, Part] | None:
         with self._news:
             while True:
                 if self._ended or self.failure is not None:
@@ -113,8 +113,8 @@ class Readers:
                 self._news.wait()
 
     def _work(self, room: int) -> None:
-        while (job := self._next()) is not None:
-            reading, part = job
+        while (queued := self._next()) is not None:
+            job, part = queued
             try:
                 part(room=room)
             except (OSError, FileChanged, NoPages) as error:
@@ -123,8 +123,8 @@ class Readers:
                     self._news.notify_all()
                 return
             with self._news:
-                reading.left -= 1
-                if not reading.left:
-                    self._done(reading)
-                    if reading.urgent:
+                job.left -= 1
+                if not job.left:
+                    self._done(job)
+                    if job.urgent:
                         self._news.notify_all()

@@ -20,7 +20,7 @@ from engine.runner.expert_tensors import PAGE, READERS
 from engine.runner.llama.experts.foresight import Foresight
 from engine.runner.llama.experts.pages import NoPages, Pages
 from engine.runner.llama.experts.places import NotMapped, Parts, Span, Stack, find
-from engine.runner.llama.experts.readers import Readers, Reading
+from engine.runner.llama.experts.readers import Readers, ReadJob
 from engine.runner.llama.native.binding import KernelsMissing, ggml
 from engine.runner.llama.native.tensor_layout import Tensor, check_layout
 from engine.runner.protocol import ExpertStats
@@ -98,9 +98,9 @@ class ExpertStream:
         self._tokens = 0.0
         self._noted = 0
         self._take(known)
-        self._coming: dict[_Expert, Reading] = {}
+        self._coming: dict[_Expert, ReadJob] = {}
         self._foresight = Foresight()
-        self._guessed: list[Reading] = []
+        self._guessed: list[ReadJob] = []
         self._ranked: list[tuple[float, int, int]] = []
         self._needed: tuple[int, frozenset[int]] = (0, frozenset())
         self._readers = Readers(READERS, self._arrived)
@@ -206,15 +206,15 @@ class ExpertStream:
         self._counts.asked += len(wanted)
         self._counts.there += len(wanted) - len(missing)
         if missing:
-            found = (self._coming.get((row, expert)) or self._reading((row, expert)) for expert in missing)
-            self._readers.wait_for([reading for reading in found if reading is not None])
+            found = (self._coming.get((row, expert)) or self._read_job((row, expert)) for expert in missing)
+            self._readers.wait_for([job for job in found if job is not None])
             self._counts.waited_s += time.monotonic() - begun
 
     def _guess(self, row: int, experts: Iterable[int]) -> None:
         """Read what the next layer will probably ask for while this one is computed, in this order."""
         absent = (e for e in experts if not self._there[row, e] and (row, e) not in self._coming)
-        found = (self._reading((row, expert), guess=True) for expert in absent)
-        self._guessed = [reading for reading in found if reading is not None]
+        found = (self._read_job((row, expert), guess=True) for expert in absent)
+        self._guessed = [job for job in found if job is not None]
         self._readers.ahead(self._guessed)
 
     def _take_back_guesses(self) -> None:
@@ -223,24 +223,24 @@ class ExpertStream:
         if not self._guessed:
             return
         asked = {(row, expert) for expert in wanted}
-        for reading in self._readers.taken_back(lambda r: r.guess and r.expert not in asked):
-            self._forget(reading)
-        begun = [reading.expert for reading in self._guessed if reading.begun]
+        for job in self._readers.taken_back(lambda r: r.guess and r.expert not in asked):
+            self._forget(job)
+        begun = [job.expert for job in self._guessed if job.begun]
         self._foresight.judge(len(begun), sum(expert in asked for expert in begun))
         self._guessed = []
 
-    def _forget(self, reading: Reading) -> None:
+    def _forget(self, job: ReadJob) -> None:
         """What was to be read is not: who was to make room for it stays."""
-        del self._coming[reading.expert]
-        self._used_bytes -= self._sizes[reading.expert[0]]
-        if reading.giver is not None:
-            self._there[reading.giver] = True
-            self._used_bytes += self._sizes[reading.giver[0]]
+        del self._coming[job.expert]
+        self._used_bytes -= self._sizes[job.expert[0]]
+        if job.giver is not None:
+            self._there[job.giver] = True
+            self._used_bytes += self._sizes[job.giver[0]]
 
     # ------------------------------------------------------------------ what is kept
 
-    def _reading(self, expert: _Expert, *, guess: bool = False) -> Reading | None:
-        """The reading of an expert, in place of one that is used less; None where all are needed more."""
+    def _read_job(self, expert: _Expert, *, guess: bool = False) -> ReadJob | None:
+        """A job that reads an expert, in place of one that is used less; None where all are needed more."""
         row, number = expert
         giver: _Expert | None = None
         while self._used_bytes + self._sizes[row] > self._capacity_bytes:
@@ -257,11 +257,11 @@ class ExpertStream:
         spans = [stack.span(number) for stack in self._stacks[row]]
         givers = [stack.span(giver[1]) for stack in self._stacks[giver[0]]] if giver is not None else []
         parts = [functools.partial(self._fill, *pair) for pair in zip_longest(spans, givers)]
-        reading = self._coming[expert] = Reading(expert, parts, guess=guess, giver=giver)
-        return reading
+        job = self._coming[expert] = ReadJob(expert, parts, guess=guess, giver=giver)
+        return job
 
     def _fill(self, span: Span | None, giver: Span | None, room: int) -> None:
-        """A part of a reading, on a reader's thread: one matrix."""
+        """A part of a job, on a reader's thread: one matrix."""
         if span is None:
             assert giver is not None
             self._pages.give_back(giver)
@@ -272,10 +272,10 @@ class ExpertStream:
             self._capacity_bytes = min(self._capacity_bytes, self._used_bytes)
         self._counts.read_bytes += span.end - span.begin
 
-    def _arrived(self, reading: Reading) -> None:
+    def _arrived(self, job: ReadJob) -> None:
         """On a reader's thread."""
-        self._there[reading.expert] = True
-        self._coming.pop(reading.expert, None)
+        self._there[job.expert] = True
+        self._coming.pop(job.expert, None)
 
     def _least(self, spared: int) -> _Expert | None:
         """Of what is in memory the expert that is used least, but none of layer `spared` nor of those in work."""
@@ -306,20 +306,20 @@ class ExpertStream:
         width = score.shape[1]
         self._ranked = [(float(flat[at]), at // width, at % width) for at in found]
 
-    def _best(self) -> list[Reading]:
+    def _best(self) -> list[ReadJob]:
         """What earlier use speaks for, the most used first, as much as there is room for."""
         if not self._tokens:
             return []
         width = self._score.shape[1]
-        readings = []
+        jobs = []
         for at in np.argsort(-self._score, axis=None).tolist():
             row, number = divmod(at, width)
             if not self._score[row, number] or self._used_bytes + self._sizes[row] > self._capacity_bytes:
                 break
-            reading = self._reading((row, number))
-            if reading is not None:
-                readings.append(reading)
-        return readings
+            job = self._read_job((row, number))
+            if job is not None:
+                jobs.append(job)
+        return jobs
 
     def _take(self, known: ExpertUse) -> None:
         for layer, counts in known.layers.items():

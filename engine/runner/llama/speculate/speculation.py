@@ -37,7 +37,7 @@ class Speculation:
         self._drafting: list[tuple[LlamaSequence, int, Judge]] = []
 
     def begin(self, generating: int, *, alone: bool) -> None:
-        """A new step, in which so many sequences generate; `alone`: one sequence, and no other reads a prompt."""
+        """A new step, in which so many sequences generate; `alone`: one sequence, and no other is in prefill."""
         self._rows = generating
         self._longest = self._longest_alone if alone else self._longest_together
         self._drafting.clear()
@@ -102,7 +102,7 @@ class Speculation:
         return draft[: length or None]
 
     def follow(self, batch: Batch, running: list[LlamaSequence]) -> None:
-        """Let the model's own head read what is settled of a step."""
+        """Let the model's own head follow what a step computed for good."""
         head = self._draft_model
         if not isinstance(head, MtpHead) or len(running) > MAX_DRAFTING:
             return

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from engine.runner.llama.batch.pacing import DEEP, MIN_CHUNK, TILE_ROWS, Pace, kept_prefix, reading_order
+from engine.runner.llama.batch.pacing import DEEP, MIN_CHUNK, TILE_ROWS, Pace, kept_prefix, prefill_order
 from engine.runner.protocol import LoadSettings
 
 
@@ -95,22 +95,22 @@ def test_many_that_wait_for_their_first_token_stretch_a_step(pace):
 
 
 def asked(n_missing, priority="interactive"):
-    return SimpleNamespace(n_missing=n_missing, request=SimpleNamespace(priority=priority), passed_over=False)
+    return SimpleNamespace(n_missing=n_missing, request=SimpleNamespace(priority=priority), skipped=False)
 
 
 def test_the_shortest_rest_and_the_oldest_prompt_read_in_turns():
     oldest, short, batch = asked(900), asked(30), asked(5, "batch")
     came = [oldest, short, batch]
     for _ in range(2):
-        assert reading_order(came) == [short, oldest, batch]
-        assert reading_order(came) == came
-    assert reading_order([short, oldest]) == reading_order([short, oldest]) == [short, oldest]
-    assert reading_order([]) == []
+        assert prefill_order(came) == [short, oldest, batch]
+        assert prefill_order(came) == came
+    assert prefill_order([short, oldest]) == prefill_order([short, oldest]) == [short, oldest]
+    assert prefill_order([]) == []
 
 
 def test_groups_that_take_turns_do_not_take_each_others():
     """Adapters' groups alternate: a turn that every step changes would always be the same one for a group."""
     groups = [[asked(900), asked(30)], [asked(800), asked(20)]]
-    firsts = [reading_order(groups[step % 2])[0].n_missing for step in range(8)]
+    firsts = [prefill_order(groups[step % 2])[0].n_missing for step in range(8)]
     assert firsts[0::2] == [30, 900, 30, 900]
     assert firsts[1::2] == [20, 800, 20, 800]
