@@ -34,6 +34,8 @@ BANNED = {
 # Parts of names that only these packages may not have.
 BANNED_IN = {
     "engine/runner": {
+        "place": "index, position, address",
+        "places": "indices, positions, addresses",
         "reading": "prefill, job",
         "told": "sent, flushed, results",
     },

@@ -45,7 +45,7 @@ class RepeatWatch:
         self._rest = ""
         self._words: list[str] = []
         self._rounds: list[int] = []
-        self._places: dict[tuple[str, ...], int] = {}
+        self._last_seen: dict[tuple[str, ...], int] = {}
         self._source = -1
         self._misses: deque[bool] = deque(maxlen=_OF)
         self._window: deque[tuple[int, int]] = deque()
@@ -92,9 +92,9 @@ class RepeatWatch:
         if at + 1 >= _FIND:
             last = tuple(self._words[-_FIND:])
             if self._source < 0:
-                self._source = self._places.get(last, -2) + 1
+                self._source = self._last_seen.get(last, -2) + 1
                 self._misses.clear()
-            self._places[last] = at
+            self._last_seen[last] = at
         self._weigh(len(word) + 1, value)
         if len(self._words) >= 2 * _HISTORY:
             self._forget()
@@ -115,7 +115,7 @@ class RepeatWatch:
     def _forget(self) -> None:
         """Keep the newer half of a very long text."""
         del self._words[:_HISTORY], self._rounds[:_HISTORY]
-        self._places = {key: at - _HISTORY for key, at in self._places.items() if at >= _HISTORY}
+        self._last_seen = {key: at - _HISTORY for key, at in self._last_seen.items() if at >= _HISTORY}
         self._source = max(self._source - _HISTORY, -1)
 
 

@@ -63,7 +63,7 @@ class LlamaSequence(Sequence):
 
     @property
     def shifted(self) -> bool:
-        """Positions differ from places in `tokens`: its cells can neither be shared nor cut."""
+        """Positions differ from indices into `tokens`: its cells can neither be shared nor cut."""
         return self.media is not None and self.media.shifted
 
     @property
@@ -71,9 +71,9 @@ class LlamaSequence(Sequence):
         """Tokens may be drafted for it: neither texts nor draft models say what follows pictures or a cut."""
         return self.media is None and not self.forgotten and self.request.speculate is not False
 
-    def position(self, place: int) -> int:
+    def position(self, index: int) -> int:
         """The position that the model counts for one of `tokens`."""
-        return place if self.media is None else self.media.position(place)
+        return index if self.media is None else self.media.position(index)
 
     def close(self) -> None:
         """Free what is native."""

@@ -200,10 +200,10 @@ class Scheduler(BaseScheduler[LlamaSequence]):
             budget -= take
             if scoring.put(batch, sequence, start, take, len(prefilling)):
                 continue
-            piece, place = sequence.tokens[start : start + take], sequence.position(start)
+            tokens, position = sequence.tokens[start : start + take], sequence.position(start)
             last = take == sequence.n_missing
             prefilled.append(sequence)
-            sequence.row = batch.add_prompt(piece, place, sequence.cache.seq_id, last=last)
+            sequence.row = batch.add_prompt(tokens, position, sequence.cache.seq_id, last=last)
 
     def _put_picture(self, sequence: LlamaSequence, cache: CachedSequence, span: Span, out: list[Output]) -> None:
         """Encode one picture into the cache, beside the batch."""

@@ -64,10 +64,10 @@ def _at(row: Any, top: Any, temperature: Any, number: float) -> int | None:
     edges[0] = sums[block - 1] if block else 0.0
     weights[block * BLOCK : (block + 1) * BLOCK].cumsum(dtype=np.float64, out=edges[1:])
     edges[1:] += edges[0]
-    place = int(edges[1:].searchsorted(target))
-    if place == BLOCK or target - edges[place] < margin or edges[place + 1] - target < margin:
+    offset = int(edges[1:].searchsorted(target))
+    if offset == BLOCK or target - edges[offset] < margin or edges[offset + 1] - target < margin:
         return None
-    return block * BLOCK + place
+    return block * BLOCK + offset
 
 
 def skip(api: Any, chain: Any, draws: int) -> None:

@@ -1,4 +1,4 @@
-"""Copies of what cannot be stepped back: recurrent states and sliding windows, at places worth returning to.
+"""Copies of what cannot be stepped back: recurrent states and sliding windows, at lengths worth returning to.
 
 The full-attention part of a sequence stays in its cells and can be cut to any length. The rest of these models only
 knows "now"; a checkpoint is its "then". Going back is: put the copy in, and cut the cells behind it.
@@ -32,16 +32,16 @@ class Checkpoint:
     last_used: int = 0
 
 
-def places(n_prompt: int, n_known: int, branch: int, n_ubatch: int) -> list[int]:
-    """Where in a prompt of `n_prompt` tokens to take checkpoints, ascending; `n_known` are computed already.
+def checkpoint_lengths(n_prompt: int, n_cached: int, branch: int, n_ubatch: int) -> list[int]:
+    """Lengths of a prompt of `n_prompt` tokens at which to take checkpoints, ascending; `n_cached` are computed.
 
-    Where hardly anything is new, the place is the end of what is known.
-    `branch` is where another known text goes another way: a third one may follow it. (A system prompt before many
+    Where hardly anything is new, one is the end of what is cached.
+    `branch` is where another cached text diverges: a third one may follow it. (A system prompt before many
     different questions is found like this.)
     """
     spaced = range(SPACING, n_prompt, SPACING)
-    wanted = {branch, max(n_known, n_prompt - BEFORE_END), n_prompt - BEFORE_END - n_ubatch, *spaced}
-    return sorted(p for p in wanted if max(n_known, SHORTEST) <= p < n_prompt)
+    wanted = {branch, max(n_cached, n_prompt - BEFORE_END), n_prompt - BEFORE_END - n_ubatch, *spaced}
+    return sorted(p for p in wanted if max(n_cached, SHORTEST) <= p < n_prompt)
 
 
 def budget(loaded: LoadedModel) -> int:

@@ -90,7 +90,7 @@ class KVCache:
             return restored
         if source is not None and not source.in_use and length == len(source.tokens):
             return self._cells.take(source, key)
-        if source is not None and self._cut_in_place(source, length):
+        if source is not None and self._reuse_cells(source, length):
             return self._cells.take(source, key)
         target = self._free_sequence(keep=source)
         if target is None:
@@ -114,7 +114,7 @@ class KVCache:
             return None
         return self._cells.take(target, key)
 
-    def _cut_in_place(self, source: CachedSequence, length: int) -> bool:
+    def _reuse_cells(self, source: CachedSequence, length: int) -> bool:
         """Where nothing else runs, go on in an idle sequence's cells, if what it loses is little or stored.
 
         Plain attention sums over cells in their order: the same request must meet the same cells for a seed to give

@@ -95,8 +95,8 @@ class _Ordered:
         insort(self._items, (entry, length), key=_order)
 
     def remove(self, entry: StoredPrefix, length: int) -> None:
-        place = _order((entry, length))
-        first, end = bisect_left(self._items, place, key=_order), bisect_right(self._items, place, key=_order)
+        order = _order((entry, length))
+        first, end = bisect_left(self._items, order, key=_order), bisect_right(self._items, order, key=_order)
         for i in range(first, end):
             if self._items[i][0] is entry:
                 del self._items[i]
@@ -128,10 +128,10 @@ class _Ordered:
                 shared -= 1
             length = shared
 
-    def _shared(self, place: int, tokens: Any) -> int:
-        if not 0 <= place < len(self._items):
+    def _shared(self, index: int, tokens: Any) -> int:
+        if not 0 <= index < len(self._items):
             return 0
-        entry, length = self._items[place]
+        entry, length = self._items[index]
         return shared_length(entry.tokens[:length], tokens)
 
 

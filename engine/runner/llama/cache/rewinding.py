@@ -5,7 +5,7 @@ from typing import Any
 
 from engine.runner.llama.cache.cached_sequence import CachedSequence
 from engine.runner.llama.cache.cells import Cells
-from engine.runner.llama.cache.checkpoints import Checkpoint, Checkpoints, budget, places, within
+from engine.runner.llama.cache.checkpoints import Checkpoint, Checkpoints, budget, checkpoint_lengths, within
 from engine.runner.llama.native.model import LoadedModel
 
 
@@ -86,12 +86,12 @@ class Rewinding:
         self.save(sequence)
 
     def want(self, sequence: CachedSequence, n_prompt: int, branch: int) -> None:
-        """Plan the checkpoints of a prompt; `branch` is where another known text goes another way."""
-        sequence.wanted = places(n_prompt, len(sequence.tokens), branch, self._n_ubatch)
+        """Plan the checkpoints of a prompt; `branch` is where another cached text diverges."""
+        sequence.wanted = checkpoint_lengths(n_prompt, len(sequence.tokens), branch, self._n_ubatch)
         self.save(sequence)
 
     def save(self, sequence: CachedSequence) -> None:
-        """Copy the state if this is a place to come back to."""
+        """Copy the state if a checkpoint is due at this length."""
         length = len(sequence.tokens)
         while sequence.wanted and sequence.wanted[0] <= length:
             known = self._saved(sequence, length)

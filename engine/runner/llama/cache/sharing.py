@@ -52,7 +52,7 @@ class Sharing:
             self._cells.copy(source, target, have, length)
             target.shared = length
             return length - have
-        wanted = [place for place in target.wanted if place > length]
+        wanted = [planned for planned in target.wanted if planned > length]
         self._cells.drop(target)
         self.fork(source, target, length)
         target.wanted = wanted

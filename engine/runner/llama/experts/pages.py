@@ -13,7 +13,7 @@ import threading
 from typing import Any, Final
 
 from engine.runner.expert_tensors import PAGE
-from engine.runner.llama.experts.places import FileChanged, Parts, Span
+from engine.runner.llama.experts.expert_layout import FileChanged, Parts, Span
 
 # Of asm-generic/mman-common.h, linux/mman.h and bits/mman.h.
 _NONE, _READ, _WRITE = 0, 1, 2
@@ -61,7 +61,7 @@ class Pages:
         self._read(span, base)
         with self._lock:
             try:
-                self._place(span, base, taken)
+                self._put(span, base, taken)
             except NoPages:
                 with contextlib.suppress(NoPages):
                     self._as_file(span)
@@ -84,18 +84,18 @@ class Pages:
             self._libc.munmap(room, self._room_bytes)
         self._rooms = []
 
-    def _take(self, giver: Span, place: int, size: int) -> int:
-        """Move the giver's pages to `place`, at most `size` bytes of them; returns how many bytes."""
+    def _take(self, giver: Span, address: int, size: int) -> int:
+        """Move the giver's pages to `address`, at most `size` bytes of them; returns how many bytes."""
         with self._lock:
             first = min(self._pieces.get(_key(giver), 0), size)
             if first and first >= _WORTH * size:
-                self._move(giver.at(giver.inner_begin), place, first)
+                self._move(giver.at(giver.inner_begin), address, first)
             else:
                 first = 0
             self._as_file(giver)
         return first
 
-    def _place(self, span: Span, base: int, taken: int) -> None:
+    def _put(self, span: Span, base: int, taken: int) -> None:
         """Move what was read to where the file is mapped; `taken` bytes of it are one piece."""
         inner, size = base + span.inner_begin - span.begin, span.inner_end - span.inner_begin
         first = taken or size
@@ -122,11 +122,11 @@ class Pages:
                 self._shared.pop((span.part, edge), None)
                 self._map(span, edge, PAGE)
 
-    def _read(self, span: Span, place: int) -> None:
+    def _read(self, span: Span, address: int) -> None:
         at, direct = span.begin, True
         while at < span.end:
             descriptor = self._parts.direct[span.part] if direct else self._parts.plain[span.part]
-            got = self._libc.pread(descriptor, place + at - span.begin, span.end - at, at)
+            got = self._libc.pread(descriptor, address + at - span.begin, span.end - at, at)
             if got < 0 and direct and ctypes.get_errno() == errno.EINVAL:  # a disk with larger blocks than pages
                 direct = False
                 continue
@@ -141,9 +141,9 @@ class Pages:
         if not (direct and self._parts.past_cache):
             self._parts.forget(span.part, span.begin, span.end - span.begin)
 
-    def _anonymous(self, place: int | None, size: int) -> int:
-        flags = _PRIVATE | _ANONYMOUS | _NORESERVE | (_FIXED if place is not None else 0)
-        found = self._libc.mmap(place, size, _READ | _WRITE, flags, -1, 0)
+    def _anonymous(self, address: int | None, size: int) -> int:
+        flags = _PRIVATE | _ANONYMOUS | _NORESERVE | (_FIXED if address is not None else 0)
+        found = self._libc.mmap(address, size, _READ | _WRITE, flags, -1, 0)
         _checked(found)
         self._libc.madvise(found, size, _NOHUGEPAGE)  # large pages would be taken apart at the first move
         return int(found)

@@ -5,8 +5,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from engine.runner.llama.experts.expert_layout import FileChanged
 from engine.runner.llama.experts.pages import NoPages
-from engine.runner.llama.experts.places import FileChanged
 
 Part = Callable[..., None]
 

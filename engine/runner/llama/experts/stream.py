@@ -17,9 +17,9 @@ import numpy as np
 
 from engine.expert_use import HALF_LIFE_TOKENS, RANKS, ExpertUse
 from engine.runner.expert_tensors import PAGE, READERS
+from engine.runner.llama.experts.expert_layout import NotMapped, Parts, Span, Stack, find
 from engine.runner.llama.experts.foresight import Foresight
 from engine.runner.llama.experts.pages import NoPages, Pages
-from engine.runner.llama.experts.places import NotMapped, Parts, Span, Stack, find
 from engine.runner.llama.experts.readers import Readers, ReadJob
 from engine.runner.llama.native.binding import KernelsMissing, ggml
 from engine.runner.llama.native.tensor_layout import Tensor, check_layout
@@ -285,10 +285,10 @@ class ExpertStream:
             if fresh:
                 self._rank(spared)
             while self._ranked:
-                score, place, number = self._ranked.pop()
-                in_work = place == spared or (place == row and number in wanted)
-                if self._there[place, number] and self._score[place, number] <= score and not in_work:
-                    return place, number
+                score, layer, number = self._ranked.pop()
+                in_work = layer == spared or (layer == row and number in wanted)
+                if self._there[layer, number] and self._score[layer, number] <= score and not in_work:
+                    return layer, number
             if fresh:
                 return None
 

@@ -36,8 +36,8 @@ def fastest_file(api: Any, settings: LoadSettings) -> Iterator[str]:
     if not _suits(api, settings):
         yield settings.path
         return
-    with tempfile.TemporaryDirectory(prefix="tessera-", ignore_cleanup_errors=True) as place:
-        copy = Path(place) / "bf16.gguf"
+    with tempfile.TemporaryDirectory(prefix="tessera-", ignore_cleanup_errors=True) as folder:
+        copy = Path(folder) / "bf16.gguf"
         try:
             made = write_bfloat16(Path(settings.path), copy)
         except (QuantizeError, OSError, ValueError) as error:

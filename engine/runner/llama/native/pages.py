@@ -54,8 +54,8 @@ class LargePages:
             self._left = whole_ranges()
         libc = ctypes.CDLL(None)
         while self._left and idle():
-            place = ctypes.c_void_p(self._left.pop())
-            if libc.madvise(place, ctypes.c_size_t(SIZE), MADV_COLLAPSE):
+            address = ctypes.c_void_p(self._left.pop())
+            if libc.madvise(address, ctypes.c_size_t(SIZE), MADV_COLLAPSE):
                 self._left.clear()  # a kernel before 6.1, or no such page is left
         self.postponed = bool(self._left)
 
@@ -80,9 +80,9 @@ def whole_ranges() -> list[int]:
     found = []
     try:
         with open("/proc/self/maps", encoding="utf-8") as maps:  # noqa: PTH123 - of this process at this moment
-            places = [(int(m[1], 16), int(m[2], 16)) for m in map(_MAP.match, maps) if m]
+            ranges = [(int(m[1], 16), int(m[2], 16)) for m in map(_MAP.match, maps) if m]
         with open("/proc/self/pagemap", "rb") as pages:  # noqa: PTH123 - as above
-            for begin, end in places:
+            for begin, end in ranges:
                 for at in range(begin + -begin % SIZE, end - SIZE + 1, SIZE):
                     pages.seek(at // _SMALL * _ENTRY)
                     entries = pages.read(SIZE // _SMALL * _ENTRY)

@@ -38,7 +38,7 @@ class Span(msgspec.Struct, frozen=True):
 
     @property
     def end(self) -> int:
-        """The first place behind it."""
+        """The first index behind it."""
         return self.start + self.n_tokens
 
 
@@ -52,24 +52,24 @@ class Media:
 
     @property
     def shifted(self) -> bool:
-        """Places and positions differ (M-RoPE counts a picture's sides, not its tokens)."""
+        """Indices and positions differ (M-RoPE counts a picture's sides, not its tokens)."""
         return any(span.n_pos != span.n_tokens for span in self.spans)
 
-    def position(self, place: int) -> int:
-        """The position of a place that is not inside a picture, or begins one."""
-        return place - sum(span.n_tokens - span.n_pos for span in self.spans if span.end <= place)
+    def position(self, index: int) -> int:
+        """The position of an index that is not inside a picture, or begins one."""
+        return index - sum(span.n_tokens - span.n_pos for span in self.spans if span.end <= index)
 
-    def at(self, place: int) -> Span | None:
-        """The picture that begins at this place."""
-        return next((span for span in self.spans if span.start == place), None)
+    def at(self, index: int) -> Span | None:
+        """The picture that begins at this index."""
+        return next((span for span in self.spans if span.start == index), None)
 
-    def text_until(self, place: int, end: int) -> int:
-        """Where the text that begins at `place` is interrupted, at the latest at `end`."""
-        return min((span.start for span in self.spans if span.start >= place), default=end)
+    def text_until(self, index: int, end: int) -> int:
+        """Where the text that begins at `index` is interrupted, at the latest at `end`."""
+        return min((span.start for span in self.spans if span.start >= index), default=end)
 
-    def whole(self, place: int) -> int:
-        """`place`, or the beginning of the picture that it would cut."""
-        return next((span.start for span in self.spans if span.start < place < span.end), place)
+    def whole(self, index: int) -> int:
+        """`index`, or the beginning of the picture that it would cut."""
+        return next((span.start for span in self.spans if span.start < index < span.end), index)
 
     def close(self) -> None:
         """Free the native pictures."""
@@ -118,10 +118,10 @@ class Vision:
             raise PictureRefused("pictures need a prompt of text, not of token ids")
         if len(request.images) > MAX_PICTURES:
             raise PictureRefused(f"there are {len(request.images)} pictures; at most {MAX_PICTURES} are read")
-        places = request.prompt.count(self.marker)
-        if places != len(request.images):
+        markers = request.prompt.count(self.marker)
+        if markers != len(request.images):
             raise PictureRefused(
-                f"the prompt has {places} places for {len(request.images)} pictures: the chat template lost some, "
+                f"the prompt has {markers} places for {len(request.images)} pictures: the chat template lost some, "
                 f"or the text contains {self.marker}"
             )
         api = self._api
@@ -181,7 +181,7 @@ class Vision:
                 )
             name = api.mtmd_input_chunk_get_id(chunk) or b""
             media.spans.append(Span(len(tokens), count, api.mtmd_input_chunk_get_n_pos(chunk), chunk))
-            tokens.extend(_places(name, seen[name], count))
+            tokens.extend(_image_tokens(name, seen[name], count))
             seen[name] += 1
         if not tokens or tokens[-1] < 0:
             raise PictureRefused("the prompt ends with a picture; text must follow it")
@@ -221,7 +221,7 @@ def _quiet(api: Any) -> Any:
     return callback
 
 
-def _places(name: bytes, part: int, count: int) -> list[int]:
+def _image_tokens(name: bytes, part: int, count: int) -> list[int]:
     """`count` negative numbers that stand for one part of one picture, the same in every process."""
     stream = hashlib.shake_256(name + part.to_bytes(4, "big")).digest(4 * count)
     numbers = np.frombuffer(stream, "<i4") | np.int32(-(1 << 31))

@@ -3,12 +3,19 @@
 import numpy as np
 import pytest
 
-from engine.runner.llama.cache.checkpoints import BEFORE_END, SHORTEST, SPACING, Checkpoint, places, within
+from engine.runner.llama.cache.checkpoints import (
+    BEFORE_END,
+    SHORTEST,
+    SPACING,
+    Checkpoint,
+    checkpoint_lengths,
+    within,
+)
 from engine.runner.llama.cache.prefix_store import PrefixStore
 
 
 @pytest.mark.parametrize(
-    ("n_prompt", "n_known", "branch", "expected"),
+    ("n_prompt", "n_cached", "branch", "expected"),
     [
         (1000, 0, 0, [1000 - BEFORE_END - 512, 1000 - BEFORE_END]),
         (1000, 0, 300, [300, 1000 - BEFORE_END - 512, 1000 - BEFORE_END]),
@@ -19,12 +26,12 @@ from engine.runner.llama.cache.prefix_store import PrefixStore
         (1, 0, 0, []),
     ],
 )
-def test_places(n_prompt, n_known, branch, expected):
-    assert places(n_prompt, n_known, branch, 512) == expected
+def test_checkpoint_lengths(n_prompt, n_cached, branch, expected):
+    assert checkpoint_lengths(n_prompt, n_cached, branch, 512) == expected
 
 
-def test_a_long_prompt_has_places_inside():
-    found = places(3 * SPACING, 0, 0, 512)
+def test_a_long_prompt_has_checkpoints_inside():
+    found = checkpoint_lengths(3 * SPACING, 0, 0, 512)
     assert {SPACING, 2 * SPACING} < set(found)
     assert found == sorted(found)
 

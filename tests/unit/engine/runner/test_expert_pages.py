@@ -9,8 +9,8 @@ import pytest
 from hollow_model import HollowModel
 
 from engine.runner.expert_tensors import PAGE, STACK, stacks
+from engine.runner.llama.experts.expert_layout import FileChanged, Parts, Stack
 from engine.runner.llama.experts.pages import _READ, _SHARED, Pages
-from engine.runner.llama.experts.places import FileChanged, Parts, Stack
 from quantize.files.gguf_file import TensorInfo
 from quantize.files.gguf_split import read_gguf_model
 from quantize.ggml_types import GgmlType
