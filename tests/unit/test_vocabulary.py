@@ -31,9 +31,11 @@ BANNED = {
     "wishes": "overrides",
     "workshop": "bench service",
 }
-# Parts of names that only these packages may not have.
+# Whole names and parts of names that only these packages may not have.
 BANNED_IN = {
     "engine/runner": {
+        "_kept": "cacheable",
+        "kept_prefix": "usable_prefix",
         "place": "index, position, address",
         "places": "indices, positions, addresses",
         "reading": "prefill, job",
@@ -65,7 +67,7 @@ def test_names_are_the_fields_own(package):
         with path.open("rb") as file:
             names = {t.string for t in tokenize.tokenize(file.readline) if t.type == tokenize.NAME}
         for name in names:
-            standard = [banned[part] for part in {p.lower() for p in _PARTS.findall(name)} & banned.keys()]
+            standard = [banned[part] for part in {name, *(p.lower() for p in _PARTS.findall(name))} & banned.keys()]
             if name in BANNED_NAMES:
                 standard.append(BANNED_NAMES[name])
             found += [f"{where}: {name}: say {word}" for word in standard]

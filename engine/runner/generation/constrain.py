@@ -141,7 +141,7 @@ class TokenConstraint:
                 row[ends] = -np.inf
             return
         keep = self._opening_tokens() if self._opening else np.empty(0, np.int64)
-        kept = row[keep].copy()
+        opening_logits = row[keep].copy()
         if self._opened:
             row[:] = -np.inf
         else:
@@ -151,7 +151,7 @@ class TokenConstraint:
                 allowed[ends] = False
             row[: len(allowed)][~allowed] = -np.inf
             row[len(allowed) :] = -np.inf
-        row[keep] = kept
+        row[keep] = opening_logits
         self._note_error()
         if not self.error and not np.isfinite(row.max()):
             self.error = "no token of this vocabulary can continue the output"

@@ -12,7 +12,7 @@ ANSWER_ROWS: Final = 3
 
 
 # Requests whose share is remembered: those at work, and a few that just ended.
-_KEPT: Final = 256
+_REMEMBERED: Final = 256
 
 
 class Worked(Protocol):
@@ -44,7 +44,7 @@ class EffortLedger:
             request.all_s = self.all_s
             self.own_s[request.id] = request.own_s
             self.own_s.move_to_end(request.id)
-        while len(self.own_s) > _KEPT:
+        while len(self.own_s) > _REMEMBERED:
             self.own_s.popitem(last=False)
 
 

@@ -132,13 +132,13 @@ def _session(
     elif choice.name != QNN:
         raise LoadFailed(f"graphs of fixed shapes run on the CPU or on {QNN}, not on {choice.name}")
     cache = Path(settings.cache_dir).parent if settings.cache_dir is not None else None
-    kept = compiled_at(cache, (folder.own.get("key"), folder.path.name), choice, name)
+    compiled = compiled_at(cache, (folder.own.get("key"), folder.path.name), choice, name)
     session, note = whole_session(
         ort,
         options,
         folder.path / f"{name}.onnx",
         choice,
-        kept=kept,
+        compiled=compiled,
         on_compile=lambda graph: compiling(GRAPHS.index(graph) / len(GRAPHS)),
     )
     notes += [note] if note else []

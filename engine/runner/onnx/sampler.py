@@ -41,8 +41,8 @@ class NumpySampler(Sampler):
         ids = ids[np.argsort(-row[ids], kind="stable")]
         logits = row[ids].astype(np.float64)
         for name in self._order:
-            kept, logits = STAGES[name](logits, self._params, self._random)
-            ids = ids[kept]
+            chosen, logits = STAGES[name](logits, self._params, self._random)
+            ids = ids[chosen]
         weights = np.exp(logits - logits.max())
         share = weights / weights.sum()
         if not np.isfinite(share).all():
@@ -61,8 +61,8 @@ def _probabilities(logits: Any) -> Any:
 
 
 def _first(logits: Any, count: int) -> tuple[Any, Any]:
-    kept = np.arange(max(1, min(count, len(logits))))
-    return kept, logits[kept]
+    chosen = np.arange(max(1, min(count, len(logits))))
+    return chosen, logits[chosen]
 
 
 def _all(logits: Any) -> tuple[Any, Any]:
@@ -92,8 +92,8 @@ def _typical(logits: Any, p: SamplingParams, _random: Any) -> tuple[Any, Any]:
     surprise = -np.log(np.maximum(share, 1e-300))
     order = np.argsort(np.abs(surprise - (share * surprise).sum()), kind="stable")
     count = int(np.searchsorted(np.cumsum(share[order]), p.typical_p)) + 1
-    kept = np.sort(order[:count])
-    return kept, logits[kept]
+    chosen = np.sort(order[:count])
+    return chosen, logits[chosen]
 
 
 def _top_n_sigma(logits: Any, p: SamplingParams, _random: Any) -> tuple[Any, Any]:
@@ -107,8 +107,8 @@ def _xtc(logits: Any, p: SamplingParams, random: Any) -> tuple[Any, Any]:
     if p.xtc_probability <= 0 or p.xtc_threshold > 0.5 or random.random() > p.xtc_probability:  # noqa: PLR2004
         return _all(logits)
     likely = int((_probabilities(logits) >= p.xtc_threshold).sum())
-    kept = np.arange(likely - 1 if likely >= _XTC_LEAST else 0, len(logits))
-    return kept, logits[kept]
+    chosen = np.arange(likely - 1 if likely >= _XTC_LEAST else 0, len(logits))
+    return chosen, logits[chosen]
 
 
 def _temperature(logits: Any, p: SamplingParams, _random: Any) -> tuple[Any, Any]:

@@ -19,13 +19,13 @@ def whole_session(
     graph: Path,
     choice: ProviderChoice,
     *,
-    kept: Path | None = None,
+    compiled: Path | None = None,
     floats: bool = False,
     on_compile: Callable[[str], None] = lambda _: None,
 ) -> tuple[Any, str]:
     """A session, and what to say of where its operators are. `floats`: the graph computes in 32-bit floats.
 
-    `kept` is where the compiled graph lies, or will. `on_compile` is called before a first compile.
+    `compiled` is where the compiled graph lies, or will. `on_compile` is called before a first compile.
     Raises: LoadFailed: an operator would be left for the processor, or no device is here; what ONNX Runtime throws.
     """
     if choice.adapter is None:
@@ -39,16 +39,16 @@ def whole_session(
     else:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
         options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
-        fresh = kept is None or not kept.exists()
+        fresh = compiled is None or not compiled.exists()
         if fresh:
             on_compile(graph.stem)
-        if kept is not None and fresh:
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            for key, value in (("enable", "1"), ("file_path", str(kept)), ("embed_mode", "0")):
+        if compiled is not None and fresh:
+            compiled.parent.mkdir(parents=True, exist_ok=True)
+            for key, value in (("enable", "1"), ("file_path", str(compiled)), ("embed_mode", "0")):
                 options.add_session_config_entry(f"ep.context_{key}", value)
         provider_options = {**_QNN_OPTIONS, **backend_options(choice), **(float_options(choice) if floats else {})}
         options.add_provider_for_devices(_devices(ort, choice)[:1], provider_options)
-        session = ort.InferenceSession(str(graph if fresh else kept), options)
+        session = ort.InferenceSession(str(graph if fresh else compiled), options)
     share = count_operators(session, choice.name)
     if fresh and share.placed < share.total:
         raise LoadFailed(share.refusal())

@@ -23,17 +23,19 @@ class ExactScheduler(Scheduler):
         super().__init__(loaded, vocabulary, nothing, adapters.within(loaded), fixed=True)
 
     def _cells_for(self, sequence: LlamaSequence) -> CachedSequence | None:
-        source, length = self._kv.sharing.best(sequence.tokens if self._keeps(sequence) else [], sequence.key)
+        source, length = self._kv.sharing.best(
+            sequence.tokens if self._is_cacheable(sequence) else [], sequence.key
+        )
         length = self._whole(length)
         if source is None or not length or not self._kv.truncate(source, length):
             return self._kv.acquire([], sequence.key)
         source.in_use = True
         return source
 
-    def _kept(self, sequence: LlamaSequence) -> int:
-        return self._whole(sequence.n_prompt) if self._keeps(sequence) else 0
+    def _cacheable(self, sequence: LlamaSequence) -> int:
+        return self._whole(sequence.n_prompt) if self._is_cacheable(sequence) else 0
 
-    def _keeps(self, sequence: LlamaSequence) -> bool:
+    def _is_cacheable(self, sequence: LlamaSequence) -> bool:
         """Its prompt is computed in whole chunks from the beginning, and cells can be cut between two of them."""
         request = sequence.request
         return request.cache_prompt and not request.prompt_logprobs and not sequence.forgotten and self._kv.cuts

@@ -8,7 +8,7 @@ or overtaken holds up no one, and whoever is first goes on with what there is.
 
 from typing import Final
 
-from engine.runner.llama.batch.pacing import Pace, kept_prefix
+from engine.runner.llama.batch.pacing import Pace, usable_prefix
 from engine.runner.llama.cache.cached_sequence import common_prefix
 from engine.runner.llama.cache.checkpoints import SHORTEST
 from engine.runner.llama.cache.kv import KVCache
@@ -80,7 +80,7 @@ class Following:
         if not self._kv.cuts and length != common and not (leaving and length == len(source.cache.tokens)):
             return 0
         if self._loaded.keeps_partial:
-            length = kept_prefix(self._loaded.settings, length, len(sequence.tokens))
+            length = usable_prefix(self._loaded.settings, length, len(sequence.tokens))
         gained = self._kv.sharing.follow(sequence.cache, source.cache, length, MIN_GAIN)
         sequence.cached_tokens += gained
         return gained

@@ -101,8 +101,8 @@ def in_tiles(settings: LoadSettings) -> bool:
     return fused and settings.type_k == settings.type_v and settings.type_k in ("f16", "f32")
 
 
-def kept_prefix(settings: LoadSettings, cached: int, length: int) -> int:
-    """How much of a prompt's cached prefix to use: a rest of nearly a tile is read faster as a whole one.
+def usable_prefix(settings: LoadSettings, cached: int, length: int) -> int:
+    """How much of a prompt's cached prefix to use: a remainder of nearly a tile is computed faster as a whole one.
 
     `cached` of `length` tokens are computed.
     """

@@ -105,21 +105,21 @@ class ChainSampler(Sampler):
         array.sorted = False
         if self._before is not None:
             api.llama_sampler_apply(self._before, ctypes.byref(array))
-            self._penalize_kept(array, len(logits))
+            self._penalize_candidates(array, len(logits))
         api.llama_sampler_apply(self._chain, ctypes.byref(array))
         if not 0 <= array.selected < array.size:
             raise NotFinite("no token could be sampled")
         return int(array.data[array.selected].id)
 
-    def _penalize_kept(self, array: Any, n_vocab: int) -> None:
+    def _penalize_candidates(self, array: Any, n_vocab: int) -> None:
         """Penalties on what earlier stages left over."""
-        kept = np.ctypeslib.as_array(
+        candidates = np.ctypeslib.as_array(
             ctypes.cast(array.data, ctypes.POINTER(ctypes.c_uint8)), (int(array.size) * _CANDIDATE.itemsize,)
         ).view(_CANDIDATE)
         row = np.full(n_vocab, -np.inf, np.float32)
-        row[kept["id"]] = kept["logit"]
+        row[candidates["id"]] = candidates["logit"]
         self._penalize(row)
-        kept["logit"] = row[kept["id"]]
+        candidates["logit"] = row[candidates["id"]]
         array.sorted = False
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ from engine.runner.generation.scheduler import BaseScheduler, Output
 from engine.runner.llama.batch import admission, scoring
 from engine.runner.llama.batch.adapters import Adapters
 from engine.runner.llama.batch.following import Following
-from engine.runner.llama.batch.pacing import Pace, flush_text, kept_prefix, prefill_order
+from engine.runner.llama.batch.pacing import Pace, flush_text, prefill_order, usable_prefix
 from engine.runner.llama.batch.quarantine import Quarantine
 from engine.runner.llama.batch.shift import is_full, shift
 from engine.runner.llama.cache.cached_sequence import CachedSequence
@@ -152,7 +152,7 @@ class Scheduler(BaseScheduler[LlamaSequence]):
             if sequence.media is not None:  # a picture is shared whole or not at all
                 usable = sequence.media.whole(shared)
             elif self._loaded.keeps_partial:
-                usable = kept_prefix(self._loaded.settings, shared, len(sequence.tokens))
+                usable = usable_prefix(self._loaded.settings, shared, len(sequence.tokens))
             if usable < shared:
                 self._kv.truncate(cache, usable, or_empty=sequence.media is not None)
         return cache
@@ -288,7 +288,7 @@ class Scheduler(BaseScheduler[LlamaSequence]):
         self._quarantine.clear(sequence)
         if sequence.cache is not None:
             self.cached_tokens += self._following.leave(sequence, self._running)
-            self._kv.truncate(sequence.cache, self._kept(sequence), or_empty=True)
+            self._kv.truncate(sequence.cache, self._cacheable(sequence), or_empty=True)
             self._kv.release(sequence.cache, keep=sequence.request.priority != "background")
             sequence.cache = None
             self._running.remove(sequence)
@@ -296,8 +296,8 @@ class Scheduler(BaseScheduler[LlamaSequence]):
             self._waiting.remove(sequence)
         sequence.close()
 
-    def _kept(self, sequence: LlamaSequence) -> int:
-        """How many tokens of a request that ends stay as an idle prefix."""
+    def _cacheable(self, sequence: LlamaSequence) -> int:
+        """How many tokens of a request that ends stay in the cache as an idle prefix."""
         return 0 if sequence.shifted or not sequence.request.cache_prompt else len(sequence.tokens) - 1
 
     def _recover(self, code: int, out: list[Output]) -> None:

@@ -72,7 +72,7 @@ def _at(row: Any, top: Any, temperature: Any, number: float) -> int | None:
 
 def skip(api: Any, chain: Any, draws: int) -> None:
     """Let a chain draw `draws` times from two tokens: its generator is then where others have drawn as often."""
-    array, _kept = _even(api, 2)
+    array, _owner = _even(api, 2)
     for _ in range(draws):
         api.llama_sampler_apply(chain, ctypes.byref(array))
 
@@ -85,7 +85,7 @@ def same_generator(api: Any) -> bool:
     row = np.zeros(4096, np.float32)
     try:
         for _ in range(8):
-            array, _kept = _even(api, len(row))
+            array, _owner = _even(api, len(row))
             api.llama_sampler_apply(stage, ctypes.byref(array))
             token = mine.token(row, 0)
             if token is not None and token != array.selected:

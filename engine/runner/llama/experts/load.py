@@ -13,7 +13,7 @@ from quantize.errors import QuantizeError
 from quantize.files.known_headers import known_gguf_model
 
 # What was learnt is written in pauses, this long after the last time.
-_KEEP_EVERY_S: Final = 60.0
+_SAVE_EVERY_S: Final = 60.0
 
 
 class StreamedExperts:
@@ -29,8 +29,8 @@ class StreamedExperts:
         self._stream = ExpertStream(api)
         folder = folder_of(settings.cache_dir)
         self._store: JsonStore[ExpertUse] | None = use_store(folder, Path(settings.path)) if folder else None
-        self._kept_at = time.monotonic()
-        self._kept_tokens = 0.0
+        self._saved_at = time.monotonic()
+        self._saved_tokens = 0.0
 
     @property
     def callback(self) -> Any:
@@ -39,13 +39,13 @@ class StreamedExperts:
 
     def begin(self) -> None:
         """The file is mapped now. Raises: CannotStream."""
-        known = self._store.get() if self._store is not None else ExpertUse()
+        use = self._store.get() if self._store is not None else ExpertUse()
         try:
             model = known_gguf_model(self._settings.path)
         except QuantizeError as error:
             raise CannotStream(str(error)) from error
-        self._stream.begin(model, self._settings.expert_bytes, known)
-        self._kept_tokens = known.tokens
+        self._stream.begin(model, self._settings.expert_bytes, use)
+        self._saved_tokens = use.tokens
 
     def problem(self) -> str:
         """Why the last step is of no use; empty where it is."""
@@ -57,15 +57,15 @@ class StreamedExperts:
 
     def rest(self) -> None:
         """In a pause: write what was learnt, now and then."""
-        if time.monotonic() - self._kept_at > _KEEP_EVERY_S:
+        if time.monotonic() - self._saved_at > _SAVE_EVERY_S:
             self.keep()
 
     def keep(self) -> None:
         """Write what was learnt."""
-        self._kept_at = time.monotonic()
+        self._saved_at = time.monotonic()
         use = self._stream.use()
-        if self._store is not None and use.tokens != self._kept_tokens:
-            self._kept_tokens = use.tokens
+        if self._store is not None and use.tokens != self._saved_tokens:
+            self._saved_tokens = use.tokens
             keep(self._store, use)
 
     def close(self) -> None:

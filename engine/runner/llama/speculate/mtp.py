@@ -148,12 +148,12 @@ class MtpHead(ModelDrafter):
         api, batch, seq_id = self._api, self._batch, self._slots.index(slot)
         entries, slot.waiting = slot.waiting[:count], slot.waiting[count:]
         api.llama_batch_ext_clear(batch)
-        kept = [np.ascontiguousarray(hidden, np.float32) for _, hidden in entries]
+        hidden_rows = [np.ascontiguousarray(hidden, np.float32) for _, hidden in entries]
         for i, (token, _) in enumerate(entries):
             if api.llama_batch_ext_add_token(batch, seq_id, token) != i:
                 self._reset(slot, 0)
                 return False
-            row = kept[i].ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+            row = hidden_rows[i].ctypes.data_as(ctypes.POINTER(ctypes.c_float))
             api.llama_batch_ext_set_embd_token(batch, i, api.llama_embd(row, 1, self._n_embd))
             api.llama_batch_ext_set_pos(batch, i, ctypes.byref(ctypes.c_int32(slot.filled + i)))
             api.llama_batch_ext_set_output_logits(batch, i, i == count - 1)

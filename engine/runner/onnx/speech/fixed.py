@@ -77,10 +77,10 @@ class FixedMoonshine:
             options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
             graph = folder / f"{name}.onnx"
             facts = (graph.stat().st_size, graph.stat().st_mtime_ns, s)
-            kept = compiled_at(cache, facts, choice, name)
+            compiled = compiled_at(cache, facts, choice, name)
             try:
                 session, note = whole_session(
-                    ort, options, graph, choice, kept=kept, floats=True, on_compile=on_compile
+                    ort, options, graph, choice, compiled=compiled, floats=True, on_compile=on_compile
                 )
             except LoadFailed:
                 raise

@@ -96,15 +96,15 @@ def resampled(samples: Samples, rate: int) -> Samples:
     out = []
     for start in range(0, len(samples), block):
         before = min(margin, start)
-        piece = samples[start - before : start + block + margin]
-        rest = -len(piece) % unit
-        piece = np.pad(piece, (0, rest))
-        size = len(piece) // unit * (RATE // whole)
-        spectrum = np.fft.rfft(piece)
+        block_samples = samples[start - before : start + block + margin]
+        padding = -len(block_samples) % unit
+        block_samples = np.pad(block_samples, (0, padding))
+        size = len(block_samples) // unit * (RATE // whole)
+        spectrum = np.fft.rfft(block_samples)
         bins = size // 2 + 1
-        kept = np.zeros(bins, spectrum.dtype)
-        kept[: min(bins, len(spectrum))] = spectrum[:bins]
-        made = np.fft.irfft(kept, size) * (size / len(piece))
+        resized = np.zeros(bins, spectrum.dtype)
+        resized[: min(bins, len(spectrum))] = spectrum[:bins]
+        made = np.fft.irfft(resized, size) * (size / len(block_samples))
         first = before // unit * (RATE // whole)
         wanted = min(block, len(samples) - start) * RATE // rate
         out.append(made[first : first + wanted].astype(np.float32))

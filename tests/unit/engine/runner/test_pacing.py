@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from engine.runner.llama.batch.pacing import DEEP, MIN_CHUNK, TILE_ROWS, Pace, kept_prefix, prefill_order
+from engine.runner.llama.batch.pacing import DEEP, MIN_CHUNK, TILE_ROWS, Pace, prefill_order, usable_prefix
 from engine.runner.protocol import LoadSettings
 
 
@@ -78,8 +78,8 @@ def test_no_tiles_where_attention_has_none(settings):
     ],
 )
 def test_a_rest_of_nearly_a_tile_is_read_as_one(cached, length, kept):
-    assert kept_prefix(LoadSettings(path="model.gguf"), cached, length) == kept
-    assert kept_prefix(LoadSettings(path="model.gguf", flash_attn="off"), cached, length) == cached
+    assert usable_prefix(LoadSettings(path="model.gguf"), cached, length) == kept
+    assert usable_prefix(LoadSettings(path="model.gguf", flash_attn="off"), cached, length) == cached
 
 
 @pytest.mark.parametrize("n_ubatch", [4, 16, 32])
