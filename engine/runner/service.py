@@ -129,9 +129,9 @@ class RunnerService(Generic[V]):
             time.sleep(protocol.HEARTBEAT_S)
 
     def _detokenize(self, message: protocol.Detokenize, vocabulary: Vocabulary) -> None:
-        known = range(vocabulary.size)
+        ids = range(vocabulary.size)
         pieces = [
-            vocabulary.pieces[t] if t in known and (message.special or t not in vocabulary.control) else b""
+            vocabulary.pieces[t] if t in ids and (message.special or t not in vocabulary.control) else b""
             for t in message.token_ids
         ]
         self._channel.send(protocol.Pieces(id=message.id, pieces=pieces))

@@ -35,6 +35,8 @@ BANNED = {
 BANNED_IN = {
     "engine/runner": {
         "_kept": "cacheable",
+        "_known": "cached, computed, measured",
+        "n_known": "n_cached, n_vocab",
         "kept_prefix": "usable_prefix",
         "place": "index, position, address",
         "places": "indices, positions, addresses",

@@ -50,9 +50,9 @@ class StepCost:
 
         Interpolated between measured widths; beyond them no more than the widest measured one.
         """
-        known = sorted(w for w, at in self._noted.items() if w > first and self._steps - at <= FRESH_STEPS)
+        measured = sorted(w for w, at in self._noted.items() if w > first and self._steps - at <= FRESH_STEPS)
         found, at, value = [self._seconds[first]], first, self._seconds[first]
-        for width in known:
+        for width in measured:
             target = self._seconds[width]
             slope = (target - value) / (width - at)
             found += [value + slope * i for i in range(1, width - at + 1)]

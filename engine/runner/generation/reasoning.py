@@ -15,15 +15,15 @@ class ReasoningLimit:
         self._inside = budget.is_open
         self._left = budget.tokens
         self._seen = b""
-        self._known = 0
+        self._num_seen = 0
         self._close = vocabulary.tokenize(budget.close, add_special=False, parse_special=True)
         self._forced: list[int] = []
 
     def forced(self, generated: Sequence[int], count: int) -> int | None:
         """The token that must come next, if any. `generated` ends with the `count` tokens of the answer."""
-        for token in generated[len(generated) - (count - self._known) :] if count > self._known else ():
+        for token in generated[len(generated) - (count - self._num_seen) :] if count > self._num_seen else ():
             self._follow(token)
-        self._known = count
+        self._num_seen = count
         if not self._forced and self._inside and self._left <= 0:
             self._forced = list(self._close)
         return self._forced[0] if self._forced else None

@@ -148,14 +148,14 @@ class Scheduler(BaseScheduler[Sequence]):
             self._admitted(sequence, len(slot.tokens), out)
 
     def _slot_for(self, sequence: Sequence) -> Slot:
-        """The idle generator that knows most of the prompt, else a new one, else the one idle for longest."""
+        """The idle generator with most of the prompt computed, else a new one, else the one idle for longest."""
         tokens, limit = sequence.tokens, sequence.limit
         idle = [s for s in self._slots if s.owner is None]
         fitting = [s for s in idle if s.room >= limit]
         best = max(fitting, key=lambda s: _common(s.tokens, tokens), default=None)
-        known = _common(best.tokens, tokens) if best is not None else 0
+        shared = _common(best.tokens, tokens) if best is not None else 0
         # The last token is appended again: after a rewind alone, the next output is not the model's.
-        keep = min(known, len(tokens) - 1)
+        keep = min(shared, len(tokens) - 1)
         full = len(self._slots) >= self._loaded.settings.n_parallel
         if best is not None and (keep > 0 or full):
             return self._rewound(best, keep)
@@ -229,9 +229,9 @@ class Scheduler(BaseScheduler[Sequence]):
             sequence.proposed += len(draft)
             sequence.accepted += right
         sequence.drafter.observe(new)
-        known = _common(slot.tokens, sequence.tokens)
-        if known < len(slot.tokens):  # guesses that were not taken
-            self._rewound(slot, known)
+        shared = _common(slot.tokens, sequence.tokens)
+        if shared < len(slot.tokens):  # draft tokens that were rejected
+            self._rewound(slot, shared)
 
     def _forget(self, sequence: Sequence) -> None:
         del self._by_id[sequence.id]

@@ -28,14 +28,14 @@ def put(batch: Batch, sequence: LlamaSequence, start: int, take: int, others: in
 
 
 def note(sequence: LlamaSequence, rows: Any, pieces: Pieces[bytes]) -> bool:
-    """Keep what this step's rows say of the prompt; True once all is read, and the last row can be drawn from."""
+    """Keep what this step's rows say of the prompt; True once all is computed: the last row can be sampled from."""
     count, sequence.scored = sequence.scored, 0
     top = sequence.request.logprobs or 0
-    first, known = sequence.row, sequence.prompt_logprobs
-    if not known:
-        known.append(TokenLogprob(sequence.tokens[0], pieces[sequence.tokens[0]], math.nan))
+    first, logprobs = sequence.row, sequence.prompt_logprobs
+    if not logprobs:
+        logprobs.append(TokenLogprob(sequence.tokens[0], pieces[sequence.tokens[0]], math.nan))
     for row in range(first, first + count):
-        if len(known) < sequence.n_prompt:
-            known.append(token_logprob(rows[row], sequence.tokens[len(known)], top, pieces))
+        if len(logprobs) < sequence.n_prompt:
+            logprobs.append(token_logprob(rows[row], sequence.tokens[len(logprobs)], top, pieces))
     sequence.row = first + count - 1 if sequence.n_missing == 0 else -1
     return sequence.row >= 0

@@ -1,6 +1,6 @@
 """The KV cache of one model: five verbs over cells, sharing, rewinding and spilling.
 
-A unified cache lets one cell belong to several sequences, so a new request takes the longest known prefix with
+A unified cache lets one cell belong to several sequences, so a new request takes the longest cached prefix with
 `seq_cp`, which copies metadata only, from an idle or a running sequence. Finished sequences stay as idle
 prefixes until their id or their cells are needed; what is evicted goes to the store, and comes back when a prompt
 begins with it.
@@ -67,16 +67,16 @@ class KVCache:
         No tokens give an empty one.
         """
         planned = bool(tokens) and not self.cuts
-        known = self._longest_known(tokens, key) if planned else 0
+        shared = self._longest_cached(tokens, key) if planned else 0
         sequence = self._acquire_longest(tokens, key) if tokens else self._acquire_empty(key)
         if sequence is not None:
             if planned:
-                self._rewinding.want(sequence, len(tokens), known)
+                self._rewinding.want(sequence, len(tokens), shared)
             self._thin_out(sequence)
         return sequence
 
-    def _longest_known(self, tokens: list[int], key: Key) -> int:
-        """The longest prefix that some known text shares with `tokens`, whether it can be taken or not."""
+    def _longest_cached(self, tokens: list[int], key: Key) -> int:
+        """The longest prefix that some cached text shares with `tokens`, whether it can be taken or not."""
         return max(self.sharing.length_shared(tokens, key), self.spilling.length_shared(tokens, key))
 
     def _acquire_empty(self, key: Key) -> CachedSequence | None:

@@ -94,8 +94,8 @@ class Rewinding:
         """Copy the state if a checkpoint is due at this length."""
         length = len(sequence.tokens)
         while sequence.wanted and sequence.wanted[0] <= length:
-            known = self._saved(sequence, length)
-            if sequence.wanted.pop(0) == length and (known is None or known.length < length):
+            last = self._saved(sequence, length)
+            if sequence.wanted.pop(0) == length and (last is None or last.length < length):
                 saved = self._checkpoints.take(sequence.seq_id, length)
                 if saved is not None:
                     sequence.checkpoints = [*self._checkpoints.alive(sequence.checkpoints), saved]

@@ -1,4 +1,4 @@
-"""Prefixes that requests have in common: the longest known one is taken, in cells that belong to both."""
+"""Prefixes that requests have in common: the longest cached one is taken, in cells that belong to both."""
 
 from engine.runner.llama.cache.cached_sequence import CachedSequence, common_prefix
 from engine.runner.llama.cache.cells import Cells

@@ -69,8 +69,8 @@ class ExpertStream:
         self._counts = _Counts()
         self._used_bytes = 0
 
-    def begin(self, model: GgufModel, capacity_bytes: int, known: ExpertUse) -> None:
-        """Keep up to `capacity_bytes` of experts from now on, at first those that `known` use speaks for.
+    def begin(self, model: GgufModel, capacity_bytes: int, earlier: ExpertUse) -> None:
+        """Keep up to `capacity_bytes` of experts from now on, at first those that `earlier` use speaks for.
 
         Raises: CannotStream.
         """
@@ -97,7 +97,7 @@ class ExpertStream:
         self._ranks = np.zeros(RANKS)
         self._tokens = 0.0
         self._noted = 0
-        self._take(known)
+        self._take(earlier)
         self._coming: dict[_Expert, ReadJob] = {}
         self._foresight = Foresight()
         self._guessed: list[ReadJob] = []
@@ -321,11 +321,11 @@ class ExpertStream:
                 jobs.append(job)
         return jobs
 
-    def _take(self, known: ExpertUse) -> None:
-        for layer, counts in known.layers.items():
+    def _take(self, earlier: ExpertUse) -> None:
+        for layer, counts in earlier.layers.items():
             row = self._rows.get(layer)
             if row is not None and len(counts) == self._score.shape[1]:
                 self._score[row] = counts
-                self._tokens = known.tokens
-        if len(known.ranks) == RANKS:
-            self._ranks[:] = known.ranks
+                self._tokens = earlier.tokens
+        if len(earlier.ranks) == RANKS:
+            self._ranks[:] = earlier.ranks

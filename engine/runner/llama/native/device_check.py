@@ -195,16 +195,16 @@ def compare_rows(expected: Reference, rows: Any) -> DeviceCheck:
     logp = np.frombuffer(expected.logprobs, "<f4").reshape(shape).astype(np.float64)
     logq = np.take_along_axis(rows, ids, axis=1).astype(np.float64)
     p, q = np.exp(logp), np.exp(logq)
-    known = p > 0
+    possible = p > 0
     with np.errstate(divide="ignore", invalid="ignore"):
-        terms = np.where(known, p * (logp - logq), 0.0)
-    rest_p, rest_q = np.clip(1 - p.sum(1), 1e-9, 1), np.clip(1 - q.sum(1), 1e-9, 1)
-    kld = np.maximum(0.0, terms.sum(1) + rest_p * np.log(rest_p / rest_q))
+        terms = np.where(possible, p * (logp - logq), 0.0)
+    tail_p, tail_q = np.clip(1 - p.sum(1), 1e-9, 1), np.clip(1 - q.sum(1), 1e-9, 1)
+    kld = np.maximum(0.0, terms.sum(1) + tail_p * np.log(tail_p / tail_q))
     ordered = np.sort(logp, axis=1)
     sure = ordered[:, -1] - ordered[:, -2] > SURE_NATS if expected.width > 1 else np.ones(len(logp), bool)
     top = np.take_along_axis(ids, logp.argmax(1)[:, None], axis=1)[:, 0]
     changed = (rows.argmax(1) != top) & sure
-    difference = np.abs(np.where(known, logq - logp, 0.0))
+    difference = np.abs(np.where(possible, logq - logp, 0.0))
     return DeviceCheck(
         rows=expected.rows,
         kld_mean=float(kld.mean()),
@@ -238,9 +238,9 @@ def unsteadiness(loaded: LoadedModel, tokens: list[int], seconds: float = ROUNDS
         loaded.api.llama_memory_clear(loaded.memory, True)
         if first is None:
             first = rows
-        for known, row in zip(first, rows, strict=True):
-            present = np.isfinite(known) & np.isfinite(row)
-            largest = max(largest, float((np.exp(known) * (known - row))[present].sum()))
+        for baseline, row in zip(first, rows, strict=True):
+            present = np.isfinite(baseline) & np.isfinite(row)
+            largest = max(largest, float((np.exp(baseline) * (baseline - row))[present].sum()))
         if time.monotonic() > end:
             break
     return largest

@@ -243,11 +243,11 @@ class OperationCheck:
 
 def relative_error(right: Any, found: Any) -> float:
     """Mean square of the difference over that of the right values; NaN where only one of them is a number."""
-    known = np.isfinite(right)
-    if not np.array_equal(known, np.isfinite(found)):
+    finite = np.isfinite(right)
+    if not np.array_equal(finite, np.isfinite(found)):
         return float("nan")
-    square = float(np.square(right[known]).sum())
-    lost = float(np.square(right[known] - found[known]).sum())
+    square = float(np.square(right[finite]).sum())
+    lost = float(np.square(right[finite] - found[finite]).sum())
     return lost / square if square else float(lost > 0)
 
 

@@ -82,7 +82,7 @@ def _row(batch: Batch, logits: Logits) -> Any:
 
 def difference(one: Any, other: Any) -> float:
     """Root mean square of the difference of two rows (n_vocab,) over the spread of the first, masked ones aside."""
-    known = np.isfinite(one) & np.isfinite(other)
-    first = one[known].astype(np.float64)
+    finite = np.isfinite(one) & np.isfinite(other)
+    first = one[finite].astype(np.float64)
     spread = float(first.std()) or 1.0
-    return float(np.sqrt(np.mean((first - other[known]) ** 2))) / spread
+    return float(np.sqrt(np.mean((first - other[finite]) ** 2))) / spread

@@ -50,8 +50,8 @@ def problems(api: Any) -> list[str]:
         if struct is None or not hasattr(api, make):
             found.append(f"it has no {name} or no {make}")
             continue
-        known = {field[0] for field in struct._fields_}
-        missing = [field for field in fields if field not in known]
+        declared = {field[0] for field in struct._fields_}
+        missing = [field for field in fields if field not in declared]
         if missing:
             found.append(f"its {name} has no {', '.join(missing)}, which is set here")
         written = written_bytes(getattr(api._lib, make))  # noqa: SLF001 - the one shared handle
@@ -60,7 +60,7 @@ def problems(api: Any) -> list[str]:
             found.append(f"its library writes {written} bytes of {name}, its bindings describe {size}")
             continue  # reading the fields would tell the same again
         values = getattr(api, make)()
-        wrong = {field: getattr(values, field) for field in defaults if field in known}
+        wrong = {field: getattr(values, field) for field in defaults if field in declared}
         found += [
             f"{name}.{field} reads {wrong[field]} where the default is {defaults[field]}"
             for field in wrong

@@ -29,10 +29,10 @@ class Pieces(Sequence[bytes]):
     def __init__(self, api: Any, vocab: Any, size: int) -> None:
         self._to_piece = api.llama_token_to_piece
         self._vocab = vocab
-        self._known: list[bytes | None] = [None] * size
+        self._cached: list[bytes | None] = [None] * size
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self._cached)
 
     @overload
     def __getitem__(self, token: int) -> bytes: ...
@@ -41,10 +41,10 @@ class Pieces(Sequence[bytes]):
     def __getitem__(self, token: int | slice) -> bytes | list[bytes]:
         if isinstance(token, slice):
             return [self[t] for t in range(*token.indices(len(self)))]
-        known = self._known[token]
-        if known is None:
-            known = self._known[token] = self._ask(token % len(self))
-        return known
+        piece = self._cached[token]
+        if piece is None:
+            piece = self._cached[token] = self._ask(token % len(self))
+        return piece
 
     def _ask(self, token: int) -> bytes:
         length = 256
@@ -188,10 +188,10 @@ class LlamaVocabulary(Vocabulary):
 
 def _alternatives(pieces: Iterator[bytes]) -> tuple[re.Pattern[bytes], int] | None:
     """What finds any of `pieces`, longer ones first, and the length of the longest."""
-    known = sorted(set(pieces), key=len, reverse=True)
-    if not known:
+    longest_first = sorted(set(pieces), key=len, reverse=True)
+    if not longest_first:
         return None
-    return re.compile(b"|".join(map(re.escape, known))), len(known[0])
+    return re.compile(b"|".join(map(re.escape, longest_first))), len(longest_first[0])
 
 
 def _cut(named: tuple[re.Pattern[bytes], int], data: bytes, begin: int) -> int | None:

@@ -28,8 +28,8 @@ class _Slot:
 class DraftModel(ModelDrafter):
     """Owns the draft model's context. All calls from the scheduler's thread."""
 
-    def __init__(self, loaded: LoadedModel, known: int) -> None:
-        super().__init__(Logits(loaded), known)
+    def __init__(self, loaded: LoadedModel, n_vocab: int) -> None:
+        super().__init__(Logits(loaded), n_vocab)
         self._loaded = loaded
         self._batch = Batch(loaded)
         self._slots = [_Slot() for _ in range(min(MAX_DRAFTING, loaded.settings.n_parallel))]

@@ -18,12 +18,12 @@ NEWEST: Final = 0.2
 class ModelDrafter(abc.ABC):
     """A draft model, or a model's own head. `draft_token_s` is what drafting a token costs.
 
-    `known` tokens are the target's.
+    Tokens from `n_vocab` on are not the target's.
     """
 
-    def __init__(self, logits: Logits, known: int) -> None:
+    def __init__(self, logits: Logits, n_vocab: int) -> None:
         self._logits = logits
-        self._known = known
+        self._n_vocab = n_vocab
         self.draft_token_s = 0.0
 
     @abc.abstractmethod
@@ -40,7 +40,7 @@ class ModelDrafter(abc.ABC):
         while True:
             row = self._logits.rows(1)[0]
             token = int(row.argmax())
-            if token >= self._known:
+            if token >= self._n_vocab:
                 break
             if not forced and not LEAST_PROBABILITY * float(np.exp(row - row[token]).sum()) <= 1:
                 break

@@ -85,8 +85,8 @@ class MtpHead(ModelDrafter):
         if not np.isfinite(hidden).all():  # it would invalidate the drafts of all others of this cache
             self._reset(slot, 0)
             return
-        known = slot.hidden if slot.at == start else np.zeros(self._n_embd, np.float32)
-        entries = list(zip(tokens[start : start + count], [known, *hidden[:-1]], strict=True))
+        before = slot.hidden if slot.at == start else np.zeros(self._n_embd, np.float32)
+        entries = list(zip(tokens[start : start + count], [before, *hidden[:-1]], strict=True))
         if start == slot.end - 1 and slot.at == start:
             entries = entries[1:]  # it drafted from this token, with the same hidden row
         elif start < slot.end:
