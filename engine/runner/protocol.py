@@ -48,7 +48,7 @@ class LoadSettings(msgspec.Struct, frozen=True, kw_only=True):
     `path` is the first file of a split model, or a folder. `provider` names the execution provider of an ONNX model
     (empty: the folder's own choice, else the CPU); `allow_fallback` lets operators it does not take run on the CPU.
     `gpu_frac` is the part of its GPU's memory that vLLM may take; `provider` then names it (`cuda:` and a number).
-    `max_draft` is the longest guess that one step checks (0: none). `mtp` loads the file's own head for guesses.
+    `max_draft` is the longest draft that one step verifies (0: none). `mtp` loads the file's own draft head.
     `max_rollback` tokens can be taken back from a recurrent state, by so many copies of it for each sequence.
     `tiles` names what our own kernels compute: types of weights, in products with prompts, and `attention`
     (devices/backends/tiles.py).

@@ -83,7 +83,7 @@ class RunnerService(Generic[V]):
         """What needs no turn of its own; True: it is done with. On the control thread."""
         return False
 
-    def _make_way(self) -> None:
+    def _preempt_side_work(self) -> None:
         """End a step that does side work only: somebody waits; on the control thread."""
 
     def _read(self) -> None:
@@ -96,7 +96,7 @@ class RunnerService(Generic[V]):
                 vocabulary = self._vocabulary
                 text = text_of(message)
                 if isinstance(message, protocol.Submit) and message.request.priority != "side":
-                    self._make_way()
+                    self._preempt_side_work()
                 if isinstance(message, protocol.Submit | protocol.Tokenize) and text is not None and self._texts:
                     self._texts.add(message, text)
                 elif isinstance(message, protocol.Detokenize) and vocabulary is not None:

@@ -17,7 +17,7 @@ from engine.phases import Phases
 from engine.runner.expert_tensors import held_bytes, least_bytes, stacks
 from engine.runner.llama import loading
 from engine.runner.llama.experts import stream
-from engine.runner.llama.experts.foresight import Foresight
+from engine.runner.llama.experts.predictor import ExpertPredictor
 from engine.runner.llama.native.batch import Batch
 from engine.runner.llama.native.binding import start_backends
 from engine.runner.protocol import LoadSettings
@@ -164,7 +164,7 @@ def test_a_load_that_cannot_stream_says_why(mixture, tmp_path):
         with_runner(dense, nothing, expert_bytes=1 << 20, **SETTINGS)
 
 
-def test_the_next_layers_experts_are_guessed_by_its_own_router(tmp_path):
+def test_the_next_layers_experts_are_predicted_by_its_own_router(tmp_path):
     """Where layers add little, the next router chooses from this layer's input nearly what it will choose."""
     shape = scaled("qwen3moe", layers=4, embd=128, heads=2, ffn=128, vocab=600, experts=(16, 2, 96), qtype=Q.Q8_0)
     path = write_shape(tmp_path / "quiet.gguf", shape)
@@ -174,13 +174,13 @@ def test_the_next_layers_experts_are_guessed_by_its_own_router(tmp_path):
         blocks[:, :2] = np.frombuffer(np.float16(1e-5).tobytes(), np.uint8)
     seen = []
 
-    class Watched(Foresight):
-        def judge(self, read, right):
+    class Watched(ExpertPredictor):
+        def note(self, read, right):
             seen.append((read, right))
-            super().judge(read, right)
+            super().note(read, right)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stream, "Foresight", Watched)
+        patch.setattr(stream, "ExpertPredictor", Watched)
         settings = LoadSettings(path=str(path), n_ctx=512, expert_bytes=sizes(path)[0], n_threads=1, **SETTINGS)
         loaded, experts = loading.load(start_backends(), settings, lambda _: True, Phases())
         batch = Batch(loaded)
@@ -195,11 +195,11 @@ def test_the_next_layers_experts_are_guessed_by_its_own_router(tmp_path):
     assert right > 0.9 * read
 
 
-def test_guesses_that_are_wrong_are_not_made_for_a_while():
-    foresight = Foresight()
+def test_after_wrong_predictions_none_are_made_for_a_while():
+    predictor = ExpertPredictor()
     for _ in range(20):
-        foresight.judge(4, 3)
-    assert foresight._pause == 0
+        predictor.note(4, 3)
+    assert predictor._pause == 0
     for _ in range(40):
-        foresight.judge(4, 0)
-    assert foresight._pause > 0
+        predictor.note(4, 0)
+    assert predictor._pause > 0

@@ -35,6 +35,13 @@ BANNED = {
 BANNED_IN = {
     "engine/runner": {
         "_kept": "cacheable",
+        "foresight": "predictor",
+        "giver": "victim",
+        "giving_way": "to_preempt",
+        "guess": "draft, predict, prefetch",
+        "guessed": "drafted, prefetched",
+        "guesses": "drafts, predictions",
+        "hopeless": "much_slower",
         "_known": "cached, computed, measured",
         "n_known": "n_cached, n_vocab",
         "kept_prefix": "usable_prefix",

@@ -19,19 +19,19 @@ def enqueue(waiting: deque[S], sequence: S) -> None:
 
 
 def enqueue_again(waiting: deque[S], sequence: S) -> None:
-    """What was running and lost its place goes first; side work goes behind everybody."""
+    """What was preempted goes first; side work goes behind everybody."""
     if sequence.request.priority == "side":
         waiting.append(sequence)
     else:
         waiting.appendleft(sequence)
 
 
-def held(sequence: Sequence, running: Iterable[Sequence]) -> bool:
-    """Side work, which waits for as long as anybody else is answered."""
+def must_wait(sequence: Sequence, running: Iterable[Sequence]) -> bool:
+    """Side work waits for as long as anybody else is answered."""
     return sequence.request.priority == "side" and any(s.request.priority != "side" for s in running)
 
 
-def giving_way(running: list[S], waiting: Iterable[S]) -> list[S]:
-    """Side work under way that has to stop now: somebody else came."""
+def to_preempt(running: list[S], waiting: Iterable[S]) -> list[S]:
+    """Running side work that is preempted now: somebody else came."""
     side = [s for s in running if s.request.priority == "side"]
     return side if side and any(s.request.priority != "side" for s in (*running, *waiting)) else []

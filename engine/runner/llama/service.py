@@ -74,7 +74,7 @@ class LlamaRunner(RunnerService[LlamaVocabulary]):
         if self._abort is not None and self._scheduler is not None and self._scheduler.only_prefilling(request_id):
             self._abort.pull()
 
-    def _make_way(self) -> None:
+    def _preempt_side_work(self) -> None:
         if self._abort is not None and self._scheduler is not None and self._scheduler.only_side_work:
             self._abort.pull()
 

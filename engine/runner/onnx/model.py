@@ -24,7 +24,7 @@ CPU: Final = "CPUExecutionProvider"
 class LoadedFolder:
     """One loaded generating model. Owned by the scheduler's thread.
 
-    `all_logits` says that the graph gives logits of every position, so that guesses can be checked.
+    `all_logits` says that the graph gives logits of every position, so that drafts can be verified.
     """
 
     og: Any

@@ -13,7 +13,7 @@ import numpy as np
 from engine.runner import onnx_libraries as libraries
 from engine.runner.generation.admission import answer_limit, context_exceeded, problem
 from engine.runner.generation.constrain import TokenConstraint
-from engine.runner.generation.request_queue import held
+from engine.runner.generation.request_queue import must_wait
 from engine.runner.generation.sample import SamplingFailed, sample
 from engine.runner.generation.scheduler import BaseScheduler, Output
 from engine.runner.generation.sequence import Sequence
@@ -132,7 +132,7 @@ class Scheduler(BaseScheduler[Sequence]):
 
     def _admit(self, out: list[Output]) -> None:
         while self._waiting and len(self._running) < self._loaded.settings.n_parallel:
-            if held(self._waiting[0], [running for running, _ in self._running.values()]):
+            if must_wait(self._waiting[0], [running for running, _ in self._running.values()]):
                 return
             sequence = self._waiting.popleft()
             try:

@@ -4,7 +4,7 @@ import time
 from typing import Any
 
 from engine.runner.generation.constrain import TokenConstraint
-from engine.runner.generation.request_queue import enqueue_again, giving_way, held
+from engine.runner.generation.request_queue import enqueue_again, must_wait, to_preempt
 from engine.runner.generation.sample import SamplingFailed, sample
 from engine.runner.generation.scheduler import BaseScheduler, Output
 from engine.runner.llama.batch import admission, scoring
@@ -97,7 +97,7 @@ class Scheduler(BaseScheduler[LlamaSequence]):
         """Admit, decode one batch, sample; returns what to send to the server."""
         out: list[Output] = []
         self._end_cancelled(out)
-        for sequence in giving_way(self._running, self._waiting):
+        for sequence in to_preempt(self._running, self._waiting):
             self._set_aside(sequence)
         self._admit(out)
         if not self._running or begun_for_watchers(out, self._running):
@@ -132,7 +132,7 @@ class Scheduler(BaseScheduler[LlamaSequence]):
             return
         while self._waiting and len(self._running) < self._loaded.settings.n_parallel:
             sequence = self._waiting[0]
-            if held(sequence, self._running):
+            if must_wait(sequence, self._running):
                 return
             shared = self._kv.sharing.best(sequence.shareable, sequence.key)[1]
             free = self._kv.cells - self._kv.used_cells + self._kv.idle_cells

@@ -66,12 +66,12 @@ class ThreadGovernor:
         self._probe -= 1
         before = self._mean_s.get(self._probe_from, step_s)
         # Growing back to a machine that is still busy costs whole steps: one bad one is enough to know.
-        hopeless = self.threads > self._probe_from and step_s > 2 * before
-        if self._probe and not hopeless:
+        much_slower = self.threads > self._probe_from and step_s > 2 * before
+        if self._probe and not much_slower:
             return
         self._probe = 0
         typical = sorted(self._probe_s)[len(self._probe_s) // 2]
-        if not hopeless and typical < WORTH * before:
+        if not much_slower and typical < WORTH * before:
             self._mean_s[self.threads] = typical
             self._pause_s = FIRST_PAUSE_S
         else:

@@ -135,7 +135,7 @@ def find(model: GgufModel, parts: Parts, experts: int, trunk: int) -> dict[int, 
     layers = {}
     for layer, tensors in found.items():
         if layer >= trunk:
-            continue  # heads that guess ahead, which are not loaded
+            continue  # draft heads, which are not loaded
         placed = []
         for tensor in tensors:
             part = numbers[tensor.name]

@@ -44,15 +44,15 @@ class Pages:
         self._pieces: dict[_Key, int] = {}
         self._try()
 
-    def fill(self, room: int, span: Span, giver: Span | None) -> None:
-        """Put a copy of the file where `span` is mapped; `giver`'s copy becomes the file again. Blocks.
+    def fill(self, room: int, span: Span, victim: Span | None) -> None:
+        """Put a copy of the file where `span` is mapped; `victim`'s copy becomes the file again. Blocks.
 
         Raises: FileChanged, OSError: it could not be read. NoPages.
         """
         base = self._rooms[room]
         inner = base + span.inner_begin - span.begin
         size = span.inner_end - span.inner_begin
-        taken = self._take(giver, inner, size) if giver is not None else 0
+        taken = self._take(victim, inner, size) if victim is not None else 0
         if span.inner_begin > span.begin:
             self._anonymous(base, span.inner_begin - span.begin)
         rest = span.end - span.inner_begin - taken
@@ -84,15 +84,15 @@ class Pages:
             self._libc.munmap(room, self._room_bytes)
         self._rooms = []
 
-    def _take(self, giver: Span, address: int, size: int) -> int:
-        """Move the giver's pages to `address`, at most `size` bytes of them; returns how many bytes."""
+    def _take(self, victim: Span, address: int, size: int) -> int:
+        """Move the victim's pages to `address`, at most `size` bytes of them; returns how many bytes."""
         with self._lock:
-            first = min(self._pieces.get(_key(giver), 0), size)
+            first = min(self._pieces.get(_key(victim), 0), size)
             if first and first >= _WORTH * size:
-                self._move(giver.at(giver.inner_begin), address, first)
+                self._move(victim.at(victim.inner_begin), address, first)
             else:
                 first = 0
-            self._as_file(giver)
+            self._as_file(victim)
         return first
 
     def _put(self, span: Span, base: int, taken: int) -> None:

@@ -13,15 +13,15 @@ Part = Callable[..., None]
 
 @dataclass(slots=True, eq=False)
 class ReadJob:
-    """The read of one expert, by layer and number, in place of `giver`, and whether somebody waits for it.
+    """The read of one expert, by layer and number, in place of `victim`, and whether somebody waits for it.
 
-    `parts` get the number of the reader they run on. `guess`: nobody asked for it yet.
+    `parts` get the number of the reader they run on. `prefetch`: nobody asked for it yet.
     """
 
     expert: tuple[int, int]
     parts: Sequence[Part]
-    guess: bool = False
-    giver: tuple[int, int] | None = None
+    prefetch: bool = False
+    victim: tuple[int, int] | None = None
     left: int = field(init=False)
     urgent: bool = False
     begun: bool = False
@@ -59,8 +59,8 @@ class Readers:
             self._ahead.extend(jobs)
             self._news.notify_all()
 
-    def taken_back(self, which: Callable[[ReadJob], bool]) -> list[ReadJob]:
-        """Of what is to be read ahead and is not begun, those are not read."""
+    def cancel(self, which: Callable[[ReadJob], bool]) -> list[ReadJob]:
+        """Of what is to be read ahead and is not begun, do not read those; returns them."""
         with self._news:
             gone = [job for job in self._ahead if which(job)]
             for job in gone:
@@ -68,7 +68,7 @@ class Readers:
         return gone
 
     def last_ahead(self) -> ReadJob | None:
-        """What would be read last of all is not read."""
+        """Do not read what would be read last of all; returns it."""
         with self._news:
             return self._ahead.pop() if self._ahead else None
 

@@ -1,8 +1,8 @@
 """Which experts are in memory: those that are used often, and those that the layer in work asks for.
 
-llama.cpp's scheduler tells each layer's routing before its experts are computed. What is not in memory then is
-read, in place of what was used least. What nobody told of is read by the kernel, as any mapped file is: so what is
-computed never depends on this.
+llama.cpp's scheduler reports each layer's routing before its experts are computed. What is not in memory then is
+read, in place of what was used least. What was not reported is read by the kernel, as any mapped file is: so what
+is computed never depends on this.
 """
 
 import ctypes
@@ -18,8 +18,8 @@ import numpy as np
 from engine.expert_use import HALF_LIFE_TOKENS, RANKS, ExpertUse
 from engine.runner.expert_tensors import PAGE, READERS
 from engine.runner.llama.experts.expert_layout import NotMapped, Parts, Span, Stack, find
-from engine.runner.llama.experts.foresight import Foresight
 from engine.runner.llama.experts.pages import NoPages, Pages
+from engine.runner.llama.experts.predictor import ExpertPredictor
 from engine.runner.llama.experts.readers import Readers, ReadJob
 from engine.runner.llama.native.binding import KernelsMissing, ggml
 from engine.runner.llama.native.tensor_layout import Tensor, check_layout
@@ -99,8 +99,8 @@ class ExpertStream:
         self._noted = 0
         self._take(earlier)
         self._coming: dict[_Expert, ReadJob] = {}
-        self._foresight = Foresight()
-        self._guessed: list[ReadJob] = []
+        self._predictor = ExpertPredictor()
+        self._prefetched: list[ReadJob] = []
         self._ranked: list[tuple[float, int, int]] = []
         self._needed: tuple[int, frozenset[int]] = (0, frozenset())
         self._readers = Readers(READERS, self._arrived)
@@ -144,7 +144,7 @@ class ExpertStream:
     # ------------------------------------------------------------------ routing
 
     def _on_node(self, address: int, ask: bool, _data: Any) -> bool:
-        """Of the scheduler: before a node, whether it is to be told of; behind it, whether to go on."""
+        """Of the scheduler: before a node, whether it is to be reported; behind it, whether to go on."""
         if ask:
             return self._begun and ctypes.string_at(address + _NAME_AT, len(_ROUTING)) == _ROUTING
         if self._failure is not None:
@@ -168,13 +168,13 @@ class ExpertStream:
         if wanted[0] < 0 or wanted[-1] >= self._there.shape[1]:
             raise ValueError(f"layer {row} asks for an expert that does not exist")
         self._note(row, wanted, counts, tokens)
-        self._bring(row, wanted)
+        self._ensure_loaded(row, wanted)
         if row + 1 == len(self._stacks):
             return
         if tokens > _FEW_TOKENS:
-            self._guess(row + 1, np.argsort(-self._score[row + 1]).tolist())
+            self._prefetch(row + 1, np.argsort(-self._score[row + 1]).tolist())
         elif self._counts.there < self._counts.asked and self._readers.idle:
-            self._guess(row + 1, self._foresight.guess(row, node, used))
+            self._prefetch(row + 1, self._predictor.predict(row, node, used))
 
     def _note(self, row: int, wanted: Any, counts: Any, tokens: int) -> None:
         """Count what was asked for; a piece of a prompt as one token, for it reads what it needs once."""
@@ -197,11 +197,11 @@ class ExpertStream:
         self._ranks *= 0.5 ** (steps * _RANKED_EACH / len(self._stacks) / HALF_LIFE_TOKENS)
         np.add.at(self._ranks, (ranks * RANKS / scores.size).astype(int), counts)
 
-    def _bring(self, row: int, wanted: Any) -> None:
+    def _ensure_loaded(self, row: int, wanted: Any) -> None:
         """Wait until the experts that a layer computes with are in memory."""
         begun = time.monotonic()
         self._needed = (row, frozenset(wanted.tolist()))
-        self._take_back_guesses()
+        self._cancel_prefetches()
         missing = wanted[~self._there[row, wanted]].tolist()
         self._counts.asked += len(wanted)
         self._counts.there += len(wanted) - len(missing)
@@ -210,64 +210,64 @@ class ExpertStream:
             self._readers.wait_for([job for job in found if job is not None])
             self._counts.waited_s += time.monotonic() - begun
 
-    def _guess(self, row: int, experts: Iterable[int]) -> None:
+    def _prefetch(self, row: int, experts: Iterable[int]) -> None:
         """Read what the next layer will probably ask for while this one is computed, in this order."""
         absent = (e for e in experts if not self._there[row, e] and (row, e) not in self._coming)
-        found = (self._read_job((row, expert), guess=True) for expert in absent)
-        self._guessed = [job for job in found if job is not None]
-        self._readers.ahead(self._guessed)
+        found = (self._read_job((row, expert), prefetch=True) for expert in absent)
+        self._prefetched = [job for job in found if job is not None]
+        self._readers.ahead(self._prefetched)
 
-    def _take_back_guesses(self) -> None:
-        """Guesses that are not begun: those that were right are asked for now, the others are wrong."""
+    def _cancel_prefetches(self) -> None:
+        """Prefetches that are not begun: hits are asked for now, the others are cancelled."""
         row, wanted = self._needed
-        if not self._guessed:
+        if not self._prefetched:
             return
         asked = {(row, expert) for expert in wanted}
-        for job in self._readers.taken_back(lambda r: r.guess and r.expert not in asked):
+        for job in self._readers.cancel(lambda r: r.prefetch and r.expert not in asked):
             self._forget(job)
-        begun = [job.expert for job in self._guessed if job.begun]
-        self._foresight.judge(len(begun), sum(expert in asked for expert in begun))
-        self._guessed = []
+        begun = [job.expert for job in self._prefetched if job.begun]
+        self._predictor.note(len(begun), sum(expert in asked for expert in begun))
+        self._prefetched = []
 
     def _forget(self, job: ReadJob) -> None:
         """What was to be read is not: who was to make room for it stays."""
         del self._coming[job.expert]
         self._used_bytes -= self._sizes[job.expert[0]]
-        if job.giver is not None:
-            self._there[job.giver] = True
-            self._used_bytes += self._sizes[job.giver[0]]
+        if job.victim is not None:
+            self._there[job.victim] = True
+            self._used_bytes += self._sizes[job.victim[0]]
 
     # ------------------------------------------------------------------ what is kept
 
-    def _read_job(self, expert: _Expert, *, guess: bool = False) -> ReadJob | None:
+    def _read_job(self, expert: _Expert, *, prefetch: bool = False) -> ReadJob | None:
         """A job that reads an expert, in place of one that is used less; None where all are needed more."""
         row, number = expert
-        giver: _Expert | None = None
+        victim: _Expert | None = None
         while self._used_bytes + self._sizes[row] > self._capacity_bytes:
-            giver = self._least(row if guess else -1)
-            if giver is not None:
-                self._there[giver] = False
-                self._used_bytes -= self._sizes[giver[0]]
+            victim = self._least(row if prefetch else -1)
+            if victim is not None:
+                self._there[victim] = False
+                self._used_bytes -= self._sizes[victim[0]]
                 break
-            late = None if guess else self._readers.last_ahead()
+            late = None if prefetch else self._readers.last_ahead()
             if late is None:
                 return None  # the kernel reads it from the file
             self._forget(late)
         self._used_bytes += self._sizes[row]
         spans = [stack.span(number) for stack in self._stacks[row]]
-        givers = [stack.span(giver[1]) for stack in self._stacks[giver[0]]] if giver is not None else []
-        parts = [functools.partial(self._fill, *pair) for pair in zip_longest(spans, givers)]
-        job = self._coming[expert] = ReadJob(expert, parts, guess=guess, giver=giver)
+        victims = [stack.span(victim[1]) for stack in self._stacks[victim[0]]] if victim is not None else []
+        parts = [functools.partial(self._fill, *pair) for pair in zip_longest(spans, victims)]
+        job = self._coming[expert] = ReadJob(expert, parts, prefetch=prefetch, victim=victim)
         return job
 
-    def _fill(self, span: Span | None, giver: Span | None, room: int) -> None:
+    def _fill(self, span: Span | None, victim: Span | None, room: int) -> None:
         """A part of a job, on a reader's thread: one matrix."""
         if span is None:
-            assert giver is not None
-            self._pages.give_back(giver)
+            assert victim is not None
+            self._pages.give_back(victim)
             return
         try:
-            self._pages.fill(room, span, giver)
+            self._pages.fill(room, span, victim)
         except NoPages:  # as many mappings as the kernel allows: no more are kept, the kernel reads the file
             self._capacity_bytes = min(self._capacity_bytes, self._used_bytes)
         self._counts.read_bytes += span.end - span.begin

@@ -163,7 +163,7 @@ def _context_params(api: Any, settings: LoadSettings, cells: int, n_seq_max: int
 
 
 def mtp_context(target: LoadedModel, slots: int) -> Any:
-    """A context for the head that guesses ahead, for that many sequences of a target's weights.
+    """A context for the file's draft head, for that many sequences of a target's weights.
 
     Raises: LoadFailed.
     """
@@ -175,7 +175,7 @@ def mtp_context(target: LoadedModel, slots: int) -> Any:
         params.cb_eval = target.on_node
     context = api.llama_init_from_model(target.model, params)
     if not context:
-        raise LoadFailed("no context for the head that guesses ahead could be made")
+        raise LoadFailed("no context for the file's draft head could be made")
     return context
 
 

@@ -49,7 +49,7 @@ class Mapped:
 
 @pytest.fixture(
     params=[(5000, 9001), (3 * PAGE, PAGE), (700, 2000), (4 * PAGE + 32, 5 * PAGE)],
-    ids=["odd", "whole pages", "several a page", "larger givers"],
+    ids=["odd", "whole pages", "several a page", "larger victims"],
 )
 def mapped(request, tmp_path):
     found = Mapped(tmp_path, request.param)
@@ -64,9 +64,9 @@ def test_what_is_read_is_the_file_whatever_was_exchanged(mapped):
     for _ in range(300):
         absent = [span for span in everything if span not in copies]
         if absent and rng.random() < 0.7:
-            giver = copies.pop(rng.randrange(len(copies))) if copies and rng.random() < 0.6 else None
+            victim = copies.pop(rng.randrange(len(copies))) if copies and rng.random() < 0.6 else None
             span = rng.choice(absent)
-            mapped.pages.fill(rng.randrange(2), span, giver)
+            mapped.pages.fill(rng.randrange(2), span, victim)
             copies.append(span)
         elif copies:
             mapped.pages.give_back(copies.pop(rng.randrange(len(copies))))

@@ -15,10 +15,10 @@ from engine.runner.llama.native.tensor_layout import F32, Tensor
 
 # From a routing back to its logits there are at most so many nodes.
 _FAR: Final = 8
-# Guesses are made while this part of what they read was asked for then; else so many layers go by without.
+# The part of what predictions read that must be asked for; below it, so many layers go by without any.
 _WORTH: Final = 0.5
 _PAUSE_LAYERS: Final = 2000
-# Of the newest guesses, about so many count.
+# Of the newest predictions, about so many count.
 _REMEMBERED: Final = 64.0
 
 
@@ -31,16 +31,16 @@ class _Router:
     bias: Any
 
 
-class Foresight:
+class ExpertPredictor:
     """Learns each layer's router when it is first computed. Views of the model's weights: no longer than it."""
 
     def __init__(self) -> None:
         self._routers: dict[int, _Router | None] = {}
-        self._right = self._read = 0.0
+        self._hits = self._read = 0.0
         self._pause = 0
 
-    def guess(self, row: int, routing: Tensor, used: int) -> list[int]:
-        """The experts that layer `row` + 1 will ask for, the surest first; none where that cannot be told."""
+    def predict(self, row: int, routing: Tensor, used: int) -> list[int]:
+        """The experts that layer `row` + 1 will ask for, the surest first; none where that cannot be computed."""
         logits, biased = _logits(routing)
         if logits is None:
             self._routers[row] = None
@@ -62,13 +62,13 @@ class Foresight:
         order = np.take_along_axis(scores, best, axis=1).ravel().argsort()[::-1]
         return list(dict.fromkeys(best.ravel()[order].tolist()))
 
-    def judge(self, read: int, right: int) -> None:
-        """Of the experts `read` by a guess so many were asked for."""
+    def note(self, read: int, hits: int) -> None:
+        """Of the experts `read` for a prediction, `hits` were asked for."""
         fading = 1 - min(1.0, read / _REMEMBERED)
         self._read = self._read * fading + read
-        self._right = self._right * fading + right
-        if self._read > _REMEMBERED / 2 and self._right < _WORTH * self._read:
-            self._pause, self._read, self._right = _PAUSE_LAYERS, 0.0, 0.0
+        self._hits = self._hits * fading + hits
+        if self._read > _REMEMBERED / 2 and self._hits < _WORTH * self._read:
+            self._pause, self._read, self._hits = _PAUSE_LAYERS, 0.0, 0.0
 
 
 def _logits(routing: Tensor) -> tuple[Tensor | None, Tensor | None]:
