@@ -48,6 +48,8 @@ BANNED_IN = {
         "place": "index, position, address",
         "places": "indices, positions, addresses",
         "reading": "prefill, job",
+        "rest": "remaining, on_idle",
+        "rests": "pauses",
         "told": "sent, flushed, results",
     },
 }

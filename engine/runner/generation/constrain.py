@@ -183,11 +183,11 @@ class TokenConstraint:
         if at < 0:
             self._seen = self._seen[-len(self._awaited) :]
             return
-        rest = self._seen[at + len(self._awaited) :]
+        remaining = self._seen[at + len(self._awaited) :]
         self._awaited, self._seen = None, b""
-        if rest.strip():
+        if remaining.strip():
             tokens = self._vocabulary.tokenize(
-                rest.decode("utf-8", "replace"), add_special=False, parse_special=False
+                remaining.decode("utf-8", "replace"), add_special=False, parse_special=False
             )
             self._matcher.try_consume_tokens(tokens)
 

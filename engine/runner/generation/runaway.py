@@ -42,7 +42,7 @@ class RepeatWatch:
 
     def __init__(self) -> None:
         self.found: Runaway | None = None
-        self._rest = ""
+        self._unread = ""
         self._words: list[str] = []
         self._rounds: list[int] = []
         self._last_seen: dict[tuple[str, ...], int] = {}
@@ -54,15 +54,15 @@ class RepeatWatch:
 
     def feed(self, text: str) -> None:
         """More of the text, in pieces of any length; `found` tells when it has been a loop for some time."""
-        self._rest += text
-        if len(self._rest) < _ENOUGH or self.found is not None:
+        self._unread += text
+        if len(self._unread) < _ENOUGH or self.found is not None:
             return
-        cut = max(self._rest.rfind(" "), self._rest.rfind("\n")) + 1
+        cut = max(self._unread.rfind(" "), self._unread.rfind("\n")) + 1
         if not cut:
-            if len(self._rest) < _UNBROKEN:
+            if len(self._unread) < _UNBROKEN:
                 return
-            cut = len(self._rest) // _PIECE * _PIECE
-        piece, self._rest = self._rest[:cut], self._rest[cut:]
+            cut = len(self._unread) // _PIECE * _PIECE
+        piece, self._unread = self._unread[:cut], self._unread[cut:]
         for word in _CHUNK.findall(piece):
             if word == "\n":
                 self._line_begins = True

@@ -22,8 +22,8 @@ def main(*arguments: str) -> int:
             held = process_memory(os.getpid())
             print(json.dumps({"devices": found, "held_bytes": held.rss_bytes if held else 0}), flush=True)  # noqa: T201
             return 0
-        port, threads, *rest = arguments
-        if rest:
+        port, threads, *options = arguments
+        if options:
             threading.Thread(target=_end_with_input, daemon=True).start()
         serve(start_backends(), int(port), int(threads))
     except (KernelsMissing, NoWorker) as error:

@@ -12,6 +12,7 @@ import msgspec
 from devices.backends import openvino
 from engine.runner import protocol
 from engine.runner.channel import Channel
+from engine.runner.duty_cycle import DutyCycle
 from engine.runner.generation.constrain import ConstraintCompiler, TokenConstraint
 from engine.runner.llama import loading
 from engine.runner.llama.batch.adapters import Adapters
@@ -30,7 +31,6 @@ from engine.runner.llama.native.self_check import SelfCheckFailed, self_check
 from engine.runner.llama.native.vocabulary import LONGEST_TOKEN_BYTES, LlamaVocabulary
 from engine.runner.llama.vision.picture import PictureRefused
 from engine.runner.llama.vision.vision import Media, Vision
-from engine.runner.rests import Rests
 from engine.runner.service import RunnerService
 from engine.runner.text_limits import TooManyTokens
 from engine.runner.texts import Prompt, too_long
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 # Requests of one program follow each other faster than this; idle prefixes are copied out of the cells then.
 SETTLE_S: Final = 0.05
-# A conversation rests this long between turns at least; its state is written to disk then.
+# A conversation pauses this long between turns at least; its state is written to disk then.
 PERSIST_AFTER_S: Final = 1.0
 
 
@@ -65,7 +65,7 @@ class LlamaRunner(RunnerService[LlamaVocabulary]):
         self._loaded: llama_model.LoadedModel | None = None
         self._facts: ModelFacts | None = None
         self._embedder: Embedder | None = None
-        self._rests = Rests()
+        self._duty_cycle = DutyCycle()
         self._pages = LargePages()
         self._vision: Vision | None = None
         self._vision_error = "this model reads text only: no projector (mmproj-*.gguf) is beside it"
@@ -163,14 +163,14 @@ class LlamaRunner(RunnerService[LlamaVocabulary]):
         while True:
             others = (self._exact, self._embedder)
             busy = scheduler.busy or any(other is not None and other.busy for other in others)
-            message = self._rests.take(self._inbox) if busy and self._inbox.empty() else self._wait(scheduler)
+            message = self._duty_cycle.pause(self._inbox) if busy and self._inbox.empty() else self._wait(scheduler)
             while message is not None:
                 if isinstance(message, protocol.Shutdown):
                     self._keep_prefixes(scheduler)
                     return 0
                 self._control(message, scheduler)
                 message = None if self._inbox.empty() else self._inbox.get()
-            if self._rests.owed_s > 0 and busy:
+            if self._duty_cycle.owed_s > 0 and busy:
                 continue
             abort.reset()
             self._step_started = begun = time.monotonic()
@@ -184,7 +184,7 @@ class LlamaRunner(RunnerService[LlamaVocabulary]):
                 return 5
             finally:
                 self._step_started = 0.0
-                self._rests.stepped(time.monotonic() - begun)
+                self._duty_cycle.stepped(time.monotonic() - begun)
             if self._embedder is not None and self._embedder.busy:
                 answer = self._embedder.step()
                 if answer is not None:
@@ -192,7 +192,7 @@ class LlamaRunner(RunnerService[LlamaVocabulary]):
 
     def _wait(self, scheduler: Scheduler) -> protocol.ToRunner | Prompt:
         """The next message; pauses are used for what later requests need, longer ones to write prefixes to disk."""
-        for pause_s, use in ((SETTLE_S, scheduler.rest), (PERSIST_AFTER_S, scheduler.kv.spilling.persist)):
+        for pause_s, use in ((SETTLE_S, scheduler.on_idle), (PERSIST_AFTER_S, scheduler.kv.spilling.persist)):
             try:
                 return self._inbox.get(timeout=pause_s)
             except queue.Empty:
@@ -200,7 +200,7 @@ class LlamaRunner(RunnerService[LlamaVocabulary]):
             if self._constraints is not None:
                 self._constraints.warm()
             if self._experts is not None:
-                self._experts.rest()
+                self._experts.on_idle()
             self._pages.collapse(self._inbox.empty)
         return self._inbox.get()
 
@@ -242,7 +242,7 @@ class LlamaRunner(RunnerService[LlamaVocabulary]):
             self._channel.send(self._stats(message.id, scheduler))
             return
         scheduler.pace.bound_threads(message.threads)
-        self._rests.set(message.duty)
+        self._duty_cycle.set(message.duty)
 
     def _submit(
         self,

@@ -47,8 +47,8 @@ class Share(msgspec.Struct, frozen=True):
 
     def text(self) -> str:
         """For the dispatch card."""
-        rest = ", rest CPU" if self.placed < self.total else ""
-        return f"{self.provider}: {self.placed} of {self.total} operators{rest}"
+        remaining = ", rest CPU" if self.placed < self.total else ""
+        return f"{self.provider}: {self.placed} of {self.total} operators{remaining}"
 
     def refusal(self) -> str:
         """Why a model that the provider does not take is not loaded."""

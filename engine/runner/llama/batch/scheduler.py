@@ -54,8 +54,8 @@ class Scheduler(BaseScheduler[LlamaSequence]):
         self._following = Following(loaded, self._kv, self.pace)
         self._adapters = adapters
 
-    def rest(self) -> None:
-        """Nothing runs: do what the next requests would wait for, in their stead."""
+    def on_idle(self) -> None:
+        """Nothing runs: do now what the next requests would wait for."""
         self._kv.spilling.spill_idle()
 
     @property
@@ -213,7 +213,7 @@ class Scheduler(BaseScheduler[LlamaSequence]):
         if code == 0:
             cache.tokens.extend(sequence.tokens[span.start : span.end])
             return
-        self._kv.truncate(cache, 0)  # what was put before it failed is no use without the rest
+        self._kv.truncate(cache, 0)  # what was put before it failed is no use without the remainder
         if code == NO_ROOM and len(self._running) > 1:
             self._preempt(sequence)
         elif code == NO_ROOM:

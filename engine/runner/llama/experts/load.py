@@ -55,8 +55,8 @@ class StreamedExperts:
         """Counts since the load."""
         return self._stream.stats()
 
-    def rest(self) -> None:
-        """In a pause: write what was learnt, now and then."""
+    def on_idle(self) -> None:
+        """Write what was learnt, now and then."""
         if time.monotonic() - self._saved_at > _SAVE_EVERY_S:
             self.keep()
 

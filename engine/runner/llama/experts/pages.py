@@ -55,9 +55,9 @@ class Pages:
         taken = self._take(victim, inner, size) if victim is not None else 0
         if span.inner_begin > span.begin:
             self._anonymous(base, span.inner_begin - span.begin)
-        rest = span.end - span.inner_begin - taken
-        if rest:
-            self._anonymous(inner + taken, rest)
+        remaining = span.end - span.inner_begin - taken
+        if remaining:
+            self._anonymous(inner + taken, remaining)
         self._read(span, base)
         with self._lock:
             try:

@@ -64,8 +64,8 @@ def build(api: Any, vocab: Any, p: SamplingParams, n_ctx: int, seed: int) -> tup
     split = order.index(PENALTIES) if PENALTIES in order and not p.mirostat else 0
     first = [STAGES[name](api, vocab, p, n_ctx) for name in order[:split]]
     before = _chain(api, [s for s in first if s is not None])
-    rest = tuple(name for name in order[split:] if name != PENALTIES)
-    drawing = _chain(api, _stages(api, vocab, p, n_ctx, rest))
+    after = tuple(name for name in order[split:] if name != PENALTIES)
+    drawing = _chain(api, _stages(api, vocab, p, n_ctx, after))
     return before, drawing
 
 

@@ -14,9 +14,9 @@ from engine.energy.budget import BatteryBudget
 from engine.energy.ledger import JouleLedger
 from engine.errors import BatterySpent
 from engine.generation_hooks import GenerationHooks
+from engine.runner.duty_cycle import DutyCycle
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
-from engine.runner.rests import Rests
 from engine.server.power import PowerService
 from engine.types import GenerationRequest
 
@@ -117,14 +117,14 @@ def test_requests_in_a_row_end_within_the_budget(percent):
 
 
 def test_rests_take_their_share_and_end_when_somebody_speaks():
-    rests, inbox = Rests(), queue.SimpleQueue()
-    rests.set(0.25)
-    rests.stepped(0.01)
-    assert rests.owed_s == pytest.approx(0.03)
-    while rests.owed_s:
-        assert rests.take(inbox) is None
-    rests.stepped(1.0)
+    duty_cycle, inbox = DutyCycle(), queue.SimpleQueue()
+    duty_cycle.set(0.25)
+    duty_cycle.stepped(0.01)
+    assert duty_cycle.owed_s == pytest.approx(0.03)
+    while duty_cycle.owed_s:
+        assert duty_cycle.pause(inbox) is None
+    duty_cycle.stepped(1.0)
     inbox.put("cancel")
-    assert rests.take(inbox) == "cancel"
-    rests.set(1.0)
-    assert rests.owed_s == 0.0
+    assert duty_cycle.pause(inbox) == "cancel"
+    duty_cycle.set(1.0)
+    assert duty_cycle.owed_s == 0.0

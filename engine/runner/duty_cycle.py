@@ -1,4 +1,4 @@
-"""Rests between steps, so that steps run only their share of the time."""
+"""Pauses between steps, so that steps run only their share of the time."""
 
 import queue
 import time
@@ -8,11 +8,11 @@ T = TypeVar("T")
 
 # The longest wait without a look at anything else.
 SLICE_S: Final = 0.25
-# Rests are not owed without end: after this much the engine continues.
+# Pauses are not owed without end: after this much the engine continues.
 MOST_OWED_S: Final = 10.0
 
 
-class Rests:
+class DutyCycle:
     """`owed_s` grows with every step; whoever waited reports it."""
 
     def __init__(self) -> None:
@@ -29,8 +29,8 @@ class Rests:
         """A step ran so long."""
         self.owed_s = min(MOST_OWED_S, self.owed_s + seconds * (1 / self.duty - 1))
 
-    def take(self, inbox: "queue.SimpleQueue[T]") -> T | None:
-        """Stand still for some of what is owed, unless somebody speaks: then the message, at once."""
+    def pause(self, inbox: "queue.SimpleQueue[T]") -> T | None:
+        """Pause for some of what is owed, unless a message arrives: then that, at once."""
         if not self.owed_s:
             return None
         begun = time.monotonic()
@@ -42,5 +42,5 @@ class Rests:
             self.waited(time.monotonic() - begun)
 
     def waited(self, seconds: float) -> None:
-        """So long nothing ran."""
+        """Nothing ran for so long."""
         self.owed_s = max(0.0, self.owed_s - seconds)
