@@ -27,7 +27,7 @@ LONGEST_PAUSE: Final = 512
 
 @dataclass
 class NgramDrafter:
-    """Proposals for one sequence. `observe` its tokens, `propose`, then `judge` what became of the proposal."""
+    """Proposals for one sequence. `observe` its tokens, `propose`, then `record` what became of the proposal."""
 
     length: int = FIRST_LENGTH
     _tokens: list[int] = field(default_factory=list)
@@ -72,7 +72,7 @@ class NgramDrafter:
             self._cursor, self._matched = start, KEY_TOKENS
         return self._tokens[self._cursor : self._cursor + min(self.length, room)]
 
-    def judge(self, proposed: int, accepted: int) -> None:
+    def record(self, proposed: int, accepted: int) -> None:
         """Learn from a checked draft before its tokens are observed: longer after success, rarer after failures."""
         self.acceptance.note(proposed, accepted)
         if accepted == proposed:

@@ -158,7 +158,7 @@ class Scheduler(BaseScheduler[Sequence]):
         keep = min(shared, len(tokens) - 1)
         full = len(self._slots) >= self._loaded.settings.n_parallel
         if best is not None and (keep > 0 or full):
-            return self._rewound(best, keep)
+            return self._rewind(best, keep)
         if full:
             self._slots.remove(min(idle, key=lambda s: s.last_used))
         room = SMALLEST_ROOM
@@ -169,7 +169,7 @@ class Scheduler(BaseScheduler[Sequence]):
         return slot
 
     @staticmethod
-    def _rewound(slot: Slot, keep: int) -> Slot:
+    def _rewind(slot: Slot, keep: int) -> Slot:
         if keep < len(slot.tokens):
             slot.generator.rewind_to(keep)
             del slot.tokens[keep:]
@@ -225,13 +225,13 @@ class Scheduler(BaseScheduler[Sequence]):
         new = sequence.tokens[before:]
         if draft:
             right = max(len(new) - 1, 0)
-            sequence.drafter.judge(len(draft), right)
+            sequence.drafter.record(len(draft), right)
             sequence.proposed += len(draft)
             sequence.accepted += right
         sequence.drafter.observe(new)
         shared = _common(slot.tokens, sequence.tokens)
         if shared < len(slot.tokens):  # draft tokens that were rejected
-            self._rewound(slot, shared)
+            self._rewind(slot, shared)
 
     def _forget(self, sequence: Sequence) -> None:
         del self._by_id[sequence.id]

@@ -38,7 +38,9 @@ class ExactScheduler(Scheduler):
     def _is_cacheable(self, sequence: LlamaSequence) -> bool:
         """Its prompt is computed in whole chunks from the beginning, and cells can be cut between two of them."""
         request = sequence.request
-        return request.cache_prompt and not request.prompt_logprobs and not sequence.forgotten and self._kv.cuts
+        return (
+            request.cache_prompt and not request.prompt_logprobs and not sequence.forgotten and self._kv.truncatable
+        )
 
     def _whole(self, length: int) -> int:
         """As much of it as whole chunks of a prompt hold."""

@@ -39,10 +39,10 @@ class Following:
                 continue
             common = common_prefix(other.tokens[: other.n_prompt], sequence.tokens)
             self._common[_pair(sequence, other)] = common
-            if not self._kv.cuts:
+            if not self._kv.truncatable:
                 for one in (sequence, other):
                     if one.cache is not None and common >= SHORTEST:
-                        one.cache.want_checkpoint(common)
+                        one.cache.plan_checkpoint(common)
 
     def leave(self, sequence: LlamaSequence, running: list[LlamaSequence]) -> int:
         """A request ends: who follows takes what it had computed. Returns tokens gained."""
@@ -60,10 +60,10 @@ class Following:
             common, at = self._useful(sequence, other), len(other.cache.tokens)
             if at >= common:
                 continue
-            if self._kv.cuts:
+            if self._kv.truncatable:
                 if common - max(have, at) >= least:
                     return True
-            elif common - have >= least and common in other.cache.wanted:  # it stops there
+            elif common - have >= least and common in other.cache.planned:  # it stops there
                 return True
         return False
 
@@ -77,7 +77,7 @@ class Following:
         if not common or sequence.cache is None or source.cache is None or sequence.decoding:
             return 0
         length = min(common, len(source.cache.tokens))
-        if not self._kv.cuts and length != common and not (leaving and length == len(source.cache.tokens)):
+        if not self._kv.truncatable and length != common and not (leaving and length == len(source.cache.tokens)):
             return 0
         if self._loaded.keeps_partial:
             length = usable_prefix(self._loaded.settings, length, len(sequence.tokens))

@@ -119,7 +119,7 @@ class Scheduler(BaseScheduler[LlamaSequence]):
             self._sample(out)
             self._speculation.follow(self._batch, self._running)
             if self._batch.size == self._batch.outputs:
-                self._speculation.settle(now - begun)
+                self._speculation.update_balances(now - begun)
         else:
             self._recover(code, out)
         out.extend(flush_text(self._by_id.values(), self._running))
@@ -276,7 +276,7 @@ class Scheduler(BaseScheduler[LlamaSequence]):
                 break
         new = sequence.tokens[before:]
         if draft:
-            self._speculation.judge(sequence, max(len(new) - 1, 0))
+            self._speculation.record(sequence, max(len(new) - 1, 0))
         sequence.drafter.observe(new)
         if draft and sequence.cache is not None:
             # Rejected tokens leave the cache; all but the newest token stay computed.

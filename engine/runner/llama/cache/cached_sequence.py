@@ -14,9 +14,9 @@ class CachedSequence:
     """One llama.cpp sequence: `tokens` are those whose keys and values are in the cache.
 
     `shared` of them came by `seq_cp` from another sequence, so they cost no cells of their own. `key` keeps
-    prefixes made under different adapters apart. Of models whose state cannot be cut, `checkpoints` are the copies
-    to go back to, and `wanted` the lengths at which the next ones are to be taken; `retractable` of the last tokens
-    can be taken back at once, and `rewound` says that some were, which no copy by `seq_cp` knows of.
+    prefixes made under different adapters apart. Of models whose state cannot be truncated, `checkpoints` are the
+    copies to rewind to, and `planned` the lengths at which the next ones are due; the last `rollback_tokens` tokens
+    can be rolled back at once, and `rolled_back` says that some were, which no copy by `seq_cp` knows of.
     """
 
     seq_id: int
@@ -26,19 +26,19 @@ class CachedSequence:
     in_use: bool = False
     last_used: int = 0
     checkpoints: list[Checkpoint] = field(default_factory=list)
-    wanted: list[int] = field(default_factory=list)
-    retractable: int = 0
-    rewound: bool = False
+    planned: list[int] = field(default_factory=list)
+    rollback_tokens: int = 0
+    rolled_back: bool = False
 
     def until_checkpoint(self, take: int) -> int:
         """How many of the next `take` prompt tokens to compute before a checkpoint is due."""
-        ahead = self.wanted[0] - len(self.tokens) if self.wanted else 0
+        ahead = self.planned[0] - len(self.tokens) if self.planned else 0
         return min(take, ahead) if ahead > 0 else take
 
-    def want_checkpoint(self, length: int) -> None:
-        """Let the state at that length be kept, unless it is behind already."""
-        if length > len(self.tokens) and length not in self.wanted:
-            self.wanted = sorted((*self.wanted, length))
+    def plan_checkpoint(self, length: int) -> None:
+        """Let a checkpoint be taken at that length, unless it is past."""
+        if length > len(self.tokens) and length not in self.planned:
+            self.planned = sorted((*self.planned, length))
 
 
 def rebase(gone: CachedSequence, sequences: Iterable[CachedSequence]) -> None:

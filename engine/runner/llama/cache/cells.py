@@ -49,14 +49,14 @@ class Cells:
         if len(sequence.tokens) > sequence.shared:
             rebase(sequence, self.sequences)
         sequence.tokens, sequence.shared = [], 0
-        sequence.wanted, sequence.checkpoints = [], []
-        sequence.retractable, sequence.rewound = 0, False
+        sequence.planned, sequence.checkpoints = [], []
+        sequence.rollback_tokens, sequence.rolled_back = 0, False
 
     def wipe(self) -> None:
         """Overwrite every cell, freed ones too. No sequence may be in use."""
         self._api.llama_memory_clear(self._memory, True)
         for sequence in self.sequences:
-            sequence.tokens, sequence.shared, sequence.checkpoints, sequence.wanted = [], 0, [], []
+            sequence.tokens, sequence.shared, sequence.checkpoints, sequence.planned = [], 0, [], []
 
     @staticmethod
     def take(sequence: CachedSequence, key: Key) -> CachedSequence:

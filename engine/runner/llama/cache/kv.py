@@ -55,9 +55,9 @@ class KVCache:
         return self._cells.idle
 
     @property
-    def cuts(self) -> bool:
-        """A state can be cut to any shorter prefix."""
-        return self._rewinding.cuts
+    def truncatable(self) -> bool:
+        """A state can be truncated to any shorter prefix."""
+        return self._rewinding.truncatable
 
     # ------------------------------------------------------------------ acquire
 
@@ -66,12 +66,12 @@ class KVCache:
 
         No tokens give an empty one.
         """
-        planned = bool(tokens) and not self.cuts
+        planned = bool(tokens) and not self.truncatable
         shared = self._longest_cached(tokens, key) if planned else 0
         sequence = self._acquire_longest(tokens, key) if tokens else self._acquire_empty(key)
         if sequence is not None:
             if planned:
-                self._rewinding.want(sequence, len(tokens), shared)
+                self._rewinding.plan_checkpoints(sequence, len(tokens), shared)
             self._thin_out(sequence)
         return sequence
 
@@ -97,7 +97,7 @@ class KVCache:
             if source is None or source.in_use:
                 return None
             target = source  # the only idle one left is the source itself: cut it to the shared part
-            if not self._rewinding.go_back(target, source, length):
+            if not self._rewinding.rewind(target, source, length):
                 self._cells.drop(target)
         elif source is not None:
             self.sharing.fork(source, target, length)

@@ -1,4 +1,4 @@
-"""Going back to a shorter prefix: by cutting cells, by llama.cpp's own copies of a step, or by a checkpoint."""
+"""Rewinding to a shorter prefix: by truncation, by llama.cpp's own copies of a step, or by a checkpoint."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -23,21 +23,21 @@ class Rewinding:
         self._checkpoints = Checkpoints(loaded, budget(loaded))
 
     @property
-    def cuts(self) -> bool:
-        """A state can be cut to any shorter prefix."""
+    def truncatable(self) -> bool:
+        """A state can be truncated to any shorter prefix."""
         return self._keeps_partial and self._n_swa == 0
 
     def usable(self, source: CachedSequence, length: int) -> int:
         """How much of the first `length` tokens can be taken: all, or up to a checkpoint."""
-        if self._steps_back(source, length):
+        if self._can_truncate(source, length):
             return length
-        saved = self._saved(source, length)
+        saved = self._last_checkpoint(source, length)
         return saved.length if saved is not None else 0
 
-    def _steps_back(self, source: CachedSequence, length: int) -> bool:
-        """The sequence is that long, or can be cut to it as it is."""
+    def _can_truncate(self, source: CachedSequence, length: int) -> bool:
+        """The sequence is that long, or can be truncated to it as it is."""
         if length == len(source.tokens):
-            return not (source.rewound and source.in_use)
+            return not (source.rolled_back and source.in_use)
         if not self._keeps_partial:
             return False
         if self._n_swa > 0:
@@ -45,34 +45,34 @@ class Rewinding:
             return 0 <= oldest <= max(0, length - self._n_swa)
         return True
 
-    def _saved(self, source: CachedSequence, length: int) -> Checkpoint | None:
+    def _last_checkpoint(self, source: CachedSequence, length: int) -> Checkpoint | None:
         return within(self._checkpoints.alive(source.checkpoints), length)
 
-    def go_back(self, target: CachedSequence, source: CachedSequence, length: int) -> bool:
+    def rewind(self, target: CachedSequence, source: CachedSequence, length: int) -> bool:
         """Make `length` tokens the present of `target`, which holds the cells of `source` or is it."""
-        if self._steps_back(source, length):
+        if self._can_truncate(source, length):
             return self._cells.cut(target, length)
-        saved = self._saved(source, length)
-        return saved is not None and saved.length == length and self._put_back(target, saved)
+        saved = self._last_checkpoint(source, length)
+        return saved is not None and saved.length == length and self._restore_checkpoint(target, saved)
 
-    def _put_back(self, target: CachedSequence, saved: Checkpoint) -> bool:
+    def _restore_checkpoint(self, target: CachedSequence, saved: Checkpoint) -> bool:
         """Make a checkpoint the present of a sequence that has its cells."""
         if not self._checkpoints.put(saved, target.seq_id):
             return False
-        target.retractable, target.rewound = 0, False
+        target.rollback_tokens, target.rolled_back = 0, False
         return self._cells.cut(target, saved.length)
 
     def truncate(self, sequence: CachedSequence, length: int) -> bool:
         """Cut a sequence to its first `length` tokens without a checkpoint; False when this memory cannot."""
         if length >= len(sequence.tokens):
             return True
-        if not self._keeps_partial and len(sequence.tokens) - length > sequence.retractable:
+        if not self._keeps_partial and len(sequence.tokens) - length > sequence.rollback_tokens:
             return False
-        if self._n_swa > 0 and not self._steps_back(sequence, length):
+        if self._n_swa > 0 and not self._can_truncate(sequence, length):
             return False
         if not self._cells.cut(sequence, length):
             return False
-        sequence.retractable, sequence.rewound = 0, not self._keeps_partial
+        sequence.rollback_tokens, sequence.rolled_back = 0, not self._keeps_partial
         return True
 
     def computed(self, sequence: CachedSequence, num_tokens: int, *, alone: bool) -> None:
@@ -81,21 +81,21 @@ class Rewinding:
         Where states are taken back by copies, llama.cpp leaves those behind when it moves a state to another place,
         as it does for other sequences of the same step.
         """
-        sequence.retractable = min(self._max_rollback, num_tokens - 1) if alone else 0
-        sequence.rewound = False
+        sequence.rollback_tokens = min(self._max_rollback, num_tokens - 1) if alone else 0
+        sequence.rolled_back = False
         self.save(sequence)
 
-    def want(self, sequence: CachedSequence, n_prompt: int, branch: int) -> None:
+    def plan_checkpoints(self, sequence: CachedSequence, n_prompt: int, branch: int) -> None:
         """Plan the checkpoints of a prompt; `branch` is where another cached text diverges."""
-        sequence.wanted = checkpoint_lengths(n_prompt, len(sequence.tokens), branch, self._n_ubatch)
+        sequence.planned = checkpoint_lengths(n_prompt, len(sequence.tokens), branch, self._n_ubatch)
         self.save(sequence)
 
     def save(self, sequence: CachedSequence) -> None:
         """Copy the state if a checkpoint is due at this length."""
         length = len(sequence.tokens)
-        while sequence.wanted and sequence.wanted[0] <= length:
-            last = self._saved(sequence, length)
-            if sequence.wanted.pop(0) == length and (last is None or last.length < length):
+        while sequence.planned and sequence.planned[0] <= length:
+            last = self._last_checkpoint(sequence, length)
+            if sequence.planned.pop(0) == length and (last is None or last.length < length):
                 saved = self._checkpoints.take(sequence.seq_id, length)
                 if saved is not None:
                     sequence.checkpoints = [*self._checkpoints.alive(sequence.checkpoints), saved]
@@ -103,8 +103,8 @@ class Rewinding:
     def after_abort(self, sequence: CachedSequence, tokens: list[int]) -> bool:
         """A decode of `tokens` was aborted: keep what was computed; False: that is not known."""
         if not self._keeps_partial:  # some layers' states are further than others'
-            saved = self._saved(sequence, len(sequence.tokens))
-            return saved is not None and self._put_back(sequence, saved)
+            saved = self._last_checkpoint(sequence, len(sequence.tokens))
+            return saved is not None and self._restore_checkpoint(sequence, saved)
         reached = int(self._api.llama_memory_seq_pos_max(self._memory, sequence.seq_id))
         sequence.tokens[:] = tokens[: reached + 1]
         # The last one was computed but never sampled from.

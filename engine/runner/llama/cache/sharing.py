@@ -40,7 +40,7 @@ class Sharing:
         if not source.in_use:  # what runs owns the common cells, what idles may be evicted without them
             target.shared, source.shared = min(source.shared, length), max(source.shared, length)
         target.checkpoints = [c for c in source.checkpoints if c.length <= length]
-        if not self._rewinding.go_back(target, source, length):
+        if not self._rewinding.rewind(target, source, length):
             self._cells.drop(target)
 
     def follow(self, target: CachedSequence, source: CachedSequence, length: int, least: int) -> int:
@@ -48,12 +48,13 @@ class Sharing:
         have = len(target.tokens)
         if length - have < least or self._rewinding.usable(source, length) != length:
             return 0
-        if self._rewinding.cuts and target.shared == have:  # it has no cells of its own that would be left over
+        # Without cells of its own none would be left over.
+        if self._rewinding.truncatable and target.shared == have:
             self._cells.copy(source, target, have, length)
             target.shared = length
             return length - have
-        wanted = [planned for planned in target.wanted if planned > length]
+        planned = [at for at in target.planned if at > length]
         self._cells.drop(target)
         self.fork(source, target, length)
-        target.wanted = wanted
+        target.planned = planned
         return max(0, len(target.tokens) - have)

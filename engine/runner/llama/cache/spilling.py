@@ -37,7 +37,7 @@ class Spilling:
         """Copy an idle sequence's state to the store."""
         if not self.enabled or len(sequence.tokens) < MIN_STORED_TOKENS or sequence.last_used == 0:
             return
-        tokens, whole_only = _array(sequence.tokens), not self._rewinding.cuts
+        tokens, whole_only = _array(sequence.tokens), not self._rewinding.truncatable
         if self._store.covers(tokens, sequence.key, whole_only=whole_only):
             return
         size = self._api.llama_state_seq_get_size(self._context, sequence.seq_id)
@@ -54,7 +54,7 @@ class Spilling:
 
     def holds(self, sequence: CachedSequence) -> bool:
         """The store's memory has all of it: bringing it back is a copy."""
-        whole_only = not self._rewinding.cuts
+        whole_only = not self._rewinding.truncatable
         return self._store.holds(_array(sequence.tokens), sequence.key, whole_only=whole_only)
 
     def length_shared(self, tokens: list[int], key: Key) -> int:
@@ -65,7 +65,7 @@ class Spilling:
         """A stored prefix that saves clearly more than a live one of `live` tokens, and its useful length."""
         if not self.enabled:
             return None
-        entry, length = self._store.best(_array(tokens[:-1]), key, whole_only=not self._rewinding.cuts)
+        entry, length = self._store.best(_array(tokens[:-1]), key, whole_only=not self._rewinding.truncatable)
         if entry is None or length - live < max(MIN_GAIN, length // COPIES_PER_TOKEN):
             return None
         return entry, length
@@ -80,7 +80,7 @@ class Spilling:
             return False
         target.tokens, target.shared = entry.tokens.tolist(), 0
         self._rewinding.adopt(target, ((at, copied(entry.mark(data, at))) for at, _ in entry.marks))
-        if not self._rewinding.go_back(target, target, length):
+        if not self._rewinding.rewind(target, target, length):
             self._cells.drop(target)
         return True
 

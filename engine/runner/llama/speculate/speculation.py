@@ -17,8 +17,8 @@ FORCED_LENGTH: Final = 7
 # How often tokens that a grammar forces are thought to be the ones sampled: models seldom divide words otherwise.
 GRAMMAR_PRIOR: Final = 0.95
 
-# Told how many tokens were drafted and how many of them were sampled.
-Judge = Callable[[int, int], None]
+# Takes how many tokens were drafted and how many of them were sampled.
+Recorder = Callable[[int, int], None]
 
 
 class Speculation:
@@ -34,7 +34,7 @@ class Speculation:
         self._longest_together = most if loaded.keeps_partial else 0
         self._longest = 0
         self._rows = 0
-        self._drafting: list[tuple[LlamaSequence, int, Judge]] = []
+        self._drafting: list[tuple[LlamaSequence, int, Recorder]] = []
 
     def begin(self, generating: int, *, alone: bool) -> None:
         """A new step, in which so many sequences generate; `alone`: one sequence, and no other is in prefill."""
@@ -48,7 +48,7 @@ class Speculation:
         if not sequence.may_draft or not self._longest or not 0 < self._rows <= MAX_DRAFTING:
             return
         room = min(sequence.limit - len(sequence.tokens) - 1, self._longest, batch.room)
-        draft, judge = self._draft(sequence, room, forced=asked is True)
+        draft, recorder = self._draft(sequence, room, forced=asked is True)
         if not draft:
             sequence.balance.skipped((self._cost.seconds(self._rows) or 0.0) / self._rows)
             return
@@ -56,15 +56,15 @@ class Speculation:
         for i, token in enumerate(draft):
             batch.add(token, sequence.position(len(sequence.tokens) + i), sequence.cache.seq_id)
         sequence.draft = draft
-        self._drafting.append((sequence, len(draft), judge))
+        self._drafting.append((sequence, len(draft), recorder))
 
-    def _draft(self, sequence: LlamaSequence, room: int, *, forced: bool) -> tuple[list[int], Judge]:
+    def _draft(self, sequence: LlamaSequence, room: int, *, forced: bool) -> tuple[list[int], Recorder]:
         """What the grammar leaves no choice about, else the better of two drafts; and who learns from it."""
         if draft := self._grammar_draft(sequence, room, forced=forced):
             return draft, self._by_grammar.note
         drafter, cost = sequence.drafter, self._cost
         if not forced and not sequence.balance.allows:
-            return [], drafter.judge
+            return [], drafter.record
         draft = drafter.propose(room)
         if draft and not forced:
             draft = draft[: best_draft_length(cost, self._rows, len(draft), drafter.acceptance, 0.0)]
@@ -77,20 +77,20 @@ class Speculation:
             or room <= 0
             or (draft and drafter.acceptance.rate >= self._by_model.rate)
         ):
-            return draft, drafter.judge
+            return draft, drafter.record
         limit = min(room, FORCED_LENGTH)
         if not forced:
             limit = best_draft_length(cost, self._rows, room, self._by_model, model.draft_token_s)
             if not limit:
                 self._by_model.decay()
         if not limit:
-            return draft, drafter.judge
+            return draft, drafter.record
         started = time.monotonic()
         drafted = model.propose(sequence.id, sequence.tokens, limit, forced=forced)
         if drafted:
             return drafted, self._by_model.note
         sequence.balance.rejected(time.monotonic() - started)
-        return draft, drafter.judge
+        return draft, drafter.record
 
     def _grammar_draft(self, sequence: LlamaSequence, room: int, *, forced: bool) -> list[int]:
         if sequence.constraint is None or not (draft := sequence.constraint.forced(room)):
@@ -115,15 +115,15 @@ class Speculation:
             if settled > 0:
                 head.follow(sequence.id, sequence.tokens, start, settled, (first, batch.size))
 
-    def judge(self, sequence: LlamaSequence, accepted: int) -> None:
+    def record(self, sequence: LlamaSequence, accepted: int) -> None:
         """Of the sequence's draft, the first `accepted` tokens were right. Before its new tokens are observed."""
-        _, proposed, judge = next(entry for entry in self._drafting if entry[0] is sequence)
+        _, proposed, recorder = next(entry for entry in self._drafting if entry[0] is sequence)
         sequence.proposed += proposed
         sequence.accepted += accepted
-        judge(proposed, accepted)
+        recorder(proposed, accepted)
         sequence.last_accepted = accepted
 
-    def settle(self, step_s: float) -> None:
+    def update_balances(self, step_s: float) -> None:
         """The step took so long, drafting included: count for each text what it gained or lost."""
         plain = self._cost.seconds(self._rows)
         if plain is None or not self._drafting:

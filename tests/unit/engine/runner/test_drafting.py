@@ -27,7 +27,7 @@ def test_the_room_is_respected():
 def test_success_makes_drafts_longer_up_to_the_limit():
     drafter = repeating()
     for _ in range(6):
-        drafter.judge(4, 4)
+        drafter.record(4, 4)
     assert len(drafter.propose(64)) == MAX_DRAFT - 1
 
 
@@ -35,7 +35,7 @@ def test_failures_silence_it_for_a_while():
     drafter = repeating()
     for _ in range(PATIENCE):
         assert drafter.propose(8)
-        drafter.judge(4, 0)
+        drafter.record(4, 0)
     assert drafter.propose(8) == []
     drafter.observe(list(range(40)))
     assert drafter.propose(8)
