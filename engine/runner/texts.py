@@ -24,7 +24,7 @@ Text = protocol.Submit | protocol.Tokenize
 
 
 class Prompt(msgspec.Struct, frozen=True):
-    """A submitted request with its tokens (None: pictures are among its text) and its compiled constraint."""
+    """A submitted request with its tokens (None: images are among its text) and its compiled constraint."""
 
     message: protocol.Submit
     tokens: list[int] | None
@@ -34,7 +34,7 @@ class Prompt(msgspec.Struct, frozen=True):
 def text_of(message: object) -> str | None:
     """The text that is to be worked on here; None where there is nothing to do.
 
-    A prompt of ids or with pictures counts as empty if its constraint is to be compiled.
+    A prompt of ids or with images counts as empty if its constraint is to be compiled.
     """
     if isinstance(message, protocol.Tokenize):
         return message.text
@@ -138,7 +138,7 @@ class Texts:
             self._deliver(Prompt(message, tokens, constraint))
 
     def _tokens(self, message: protocol.Submit, stopped: Callable[[], bool]) -> list[int] | None:
-        """The prompt's tokens; None: it has pictures, or does not fit, which was reported."""
+        """The prompt's tokens; None: it has images, or does not fit, which was reported."""
         request = message.request
         if isinstance(request.prompt, list):
             return request.prompt

@@ -51,6 +51,8 @@ BANNED_IN = {
         "cuts": "truncatable",
         "retractable": "rollback_tokens",
         "rewound": "rolled_back",
+        "picture": "image",
+        "pictures": "images",
         "rest": "remaining, on_idle",
         "rests": "pauses",
         "told": "sent, flushed, results",

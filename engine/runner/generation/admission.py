@@ -21,7 +21,7 @@ def context_exceeded(request_id: int, num_tokens: int, n_ctx: int) -> Fault | No
 def problem(request: GenerationRequest, tokens: list[int], n_vocab: int) -> tuple[str, str] | None:
     """The field whose token ids are wrong, and why.
 
-    Ids below 0 stand for pictures; only a prompt that the runner itself tokenized has them.
+    Ids below 0 stand for images; only a prompt that the runner itself tokenized has them.
     """
     if not tokens:
         return "prompt", "The prompt is empty."

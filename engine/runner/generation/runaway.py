@@ -12,7 +12,7 @@ from engine.types import Runaway
 # A word, or a piece of a long one; a letter of scripts that put no spaces between words; lines and long blanks.
 # Said as what they are not: a range that ends with Unicode takes ten times as long to compile.
 _CHUNK: Final = re.compile(r"\n{40}|\n|[^\x00-\u0dff]|[^\s\u0e00-\U0010ffff]{1,24}|[^\S\n]{80}")
-_PIECE: Final = 24
+_BLOCK: Final = 24
 _MARK: Final = re.compile(r"[-*\u2022+>#]+|\(?\d{1,4}[.):]+")
 _PLAIN: Final = re.compile(r"[^\W\d_]+[.,;:!?]*")
 _ENOUGH: Final = 64
@@ -61,9 +61,9 @@ class RepeatWatch:
         if not cut:
             if len(self._unread) < _UNBROKEN:
                 return
-            cut = len(self._unread) // _PIECE * _PIECE
-        piece, self._unread = self._unread[:cut], self._unread[cut:]
-        for word in _CHUNK.findall(piece):
+            cut = len(self._unread) // _BLOCK * _BLOCK
+        complete, self._unread = self._unread[:cut], self._unread[cut:]
+        for word in _CHUNK.findall(complete):
             if word == "\n":
                 self._line_begins = True
                 continue

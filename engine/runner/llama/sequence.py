@@ -1,4 +1,4 @@
-"""A request with its cells, pictures and drafts."""
+"""A request with its cells, images and drafts."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ class LlamaSequence(Sequence):
     """One generation in llama.cpp's cache.
 
     `cache` is set while the sequence holds cells; `len(cache.tokens)` of `tokens` are computed. `media` are the
-    pictures among the prompt's tokens. `forgotten` tokens were taken out of the middle by a context shift.
+    images among the prompt's tokens. `forgotten` tokens were taken out of the middle by a context shift.
     `scored` rows of the running step, from `row` on, belong to its prompt.
     """
 
@@ -56,7 +56,7 @@ class LlamaSequence(Sequence):
 
     @property
     def key(self) -> Key:
-        """Sequences of one key may share computed prefixes; where pictures shift positions, nobody may."""
+        """Sequences of one key may share computed prefixes; where images shift positions, nobody may."""
         if self.shifted:
             return (*self.request.lora, (f"pictures of request {self.id}", 0.0))
         return self.request.lora
@@ -68,7 +68,7 @@ class LlamaSequence(Sequence):
 
     @property
     def may_draft(self) -> bool:
-        """Tokens may be drafted for it: neither texts nor draft models say what follows pictures or a cut."""
+        """Tokens may be drafted for it: neither texts nor draft models say what follows images or a cut."""
         return self.media is None and not self.forgotten and self.request.speculate is not False
 
     def position(self, index: int) -> int:

@@ -1,4 +1,4 @@
-"""The llama.cpp runner: one model in this process, its scheduler, prefixes and pictures."""
+"""The llama.cpp runner: one model in this process, its scheduler, prefixes and images."""
 
 import contextlib
 import queue
@@ -29,7 +29,7 @@ from engine.runner.llama.native.pages import LargePages
 from engine.runner.llama.native.rpc import NoWorker, add_workers
 from engine.runner.llama.native.self_check import SelfCheckFailed, self_check
 from engine.runner.llama.native.vocabulary import LONGEST_TOKEN_BYTES, LlamaVocabulary
-from engine.runner.llama.vision.picture import PictureRefused
+from engine.runner.llama.vision.image import ImageRefused
 from engine.runner.llama.vision.vision import Media, Vision
 from engine.runner.service import RunnerService
 from engine.runner.text_limits import TooManyTokens
@@ -251,7 +251,7 @@ class LlamaRunner(RunnerService[LlamaVocabulary]):
         constraint: TokenConstraint | None,
         scheduler: Scheduler,
     ) -> None:
-        """Queue a request with its tokens; without: ids were sent, or pictures are among the text."""
+        """Queue a request with its tokens; without: ids were sent, or images are among the text."""
         request = message.request
         assert self._loaded is not None
         if self._loaded.settings.embeddings:
@@ -271,7 +271,7 @@ class LlamaRunner(RunnerService[LlamaVocabulary]):
             except TooManyTokens as error:
                 self._channel.send(too_long(message.id, error.at_least, self._loaded.n_ctx))
                 return
-            except PictureRefused as error:
+            except ImageRefused as error:
                 fault = protocol.Fault(
                     id=message.id, code="invalid_request", message=_sentence(error), param="messages"
                 )
@@ -304,9 +304,9 @@ class LlamaRunner(RunnerService[LlamaVocabulary]):
         return protocol.Fault(id=request_id, code="invalid_request", message=problem, param="deterministic")
 
     def _encode_images(self, request: GenerationRequest) -> tuple[list[int], Media]:
-        """The prompt's tokens with its pictures among them. Raises: PictureRefused, TooManyTokens."""
+        """The prompt's tokens with its images among them. Raises: ImageRefused, TooManyTokens."""
         if self._vision is None:
-            raise PictureRefused(self._vision_error)
+            raise ImageRefused(self._vision_error)
         assert self._vocabulary is not None
         assert self._loaded is not None
         if isinstance(request.prompt, str):

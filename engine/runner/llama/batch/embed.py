@@ -254,7 +254,7 @@ class Embedder:
             return
         tokens = self._input(job, job.next_input)
         if len(tokens) > self._chunk:
-            self._decode_piece(job, tokens)
+            self._decode_chunk(job, tokens)
             return
         batch, first = self._batch, job.next_input
         batch.clear()
@@ -262,11 +262,11 @@ class Embedder:
         # Attention is computed over the whole batch: long inputs share it with nobody.
         budget = max(len(tokens), min(SHARED, self._chunk))
         for index in range(first, min(first + MAX_SEQUENCES, len(job.inputs))):
-            piece = self._input(job, index)
-            if len(piece) > budget:
+            chunk = self._input(job, index)
+            if len(chunk) > budget:
                 break
-            budget -= len(piece)
-            batch.add_embedded(piece, 0, count)
+            budget -= len(chunk)
+            batch.add_embedded(chunk, 0, count)
             count += 1
         self._run()
         job.vectors.extend(self._row(seq_id) for seq_id in range(count))
@@ -293,20 +293,20 @@ class Embedder:
         self._loaded.api.llama_memory_clear(self._memory, False)
         return row
 
-    def _decode_piece(self, job: _Job, tokens: list[int]) -> None:
+    def _decode_chunk(self, job: _Job, tokens: list[int]) -> None:
         """The next chunk of one long input: causal, so earlier chunks do not depend on later ones."""
-        piece = tokens[job.done_tokens : job.done_tokens + self._chunk]
+        chunk = tokens[job.done_tokens : job.done_tokens + self._chunk]
         self._batch.clear()
-        self._batch.add_embedded(piece, job.done_tokens, 0)
+        self._batch.add_embedded(chunk, job.done_tokens, 0)
         self._run()
         row = self._row(0)
         if job.done_tokens == 0:
-            job.vectors.append(row * len(piece) if self._pooling == _POOL_MEAN else row)
+            job.vectors.append(row * len(chunk) if self._pooling == _POOL_MEAN else row)
         elif self._pooling == _POOL_MEAN:
-            job.vectors[-1] += row * len(piece)
+            job.vectors[-1] += row * len(chunk)
         elif self._pooling != _POOL_CLS:  # the last token, or the score read at it
             job.vectors[-1] = row
-        job.done_tokens += len(piece)
+        job.done_tokens += len(chunk)
         if job.done_tokens == len(tokens):
             if self._pooling == _POOL_MEAN:
                 job.vectors[-1] /= len(tokens)

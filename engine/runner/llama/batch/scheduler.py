@@ -149,7 +149,7 @@ class Scheduler(BaseScheduler[LlamaSequence]):
         cache = self._kv.acquire(sequence.shareable, sequence.key)
         if cache is not None:
             shared = usable = len(cache.tokens)
-            if sequence.media is not None:  # a picture is shared whole or not at all
+            if sequence.media is not None:  # an image is shared whole or not at all
                 usable = sequence.media.whole(shared)
             elif self._loaded.keeps_partial:
                 usable = usable_prefix(self._loaded.settings, shared, len(sequence.tokens))
@@ -193,7 +193,7 @@ class Scheduler(BaseScheduler[LlamaSequence]):
             if sequence.media is not None:
                 span = sequence.media.at(start)
                 if span is not None:
-                    self._put_picture(sequence, sequence.cache, span, out)
+                    self._put_image(sequence, sequence.cache, span, out)
                     budget -= span.n_tokens
                     continue
                 take = min(take, sequence.media.text_until(start, len(sequence.tokens)) - start)
@@ -205,8 +205,8 @@ class Scheduler(BaseScheduler[LlamaSequence]):
             prefilled.append(sequence)
             sequence.row = batch.add_prompt(tokens, position, sequence.cache.seq_id, last=last)
 
-    def _put_picture(self, sequence: LlamaSequence, cache: CachedSequence, span: Span, out: list[Output]) -> None:
-        """Encode one picture into the cache, beside the batch."""
+    def _put_image(self, sequence: LlamaSequence, cache: CachedSequence, span: Span, out: list[Output]) -> None:
+        """Encode one image into the cache, beside the batch."""
         assert self._vision is not None
         room = self._kv.make_room(span.n_tokens)
         code = self._vision.put(span, sequence.position(span.start), cache.seq_id) if room else NO_ROOM
@@ -224,9 +224,9 @@ class Scheduler(BaseScheduler[LlamaSequence]):
     def _commit_batch(self, seconds: float) -> None:
         owners = {s.cache.seq_id: (s, s.cache) for s in self._running if s.cache is not None}
         runs = self._batch.runs()
-        for seq_id, pieces in runs:
-            self._kv.commit(owners[seq_id][1], pieces, alone=len(runs) == 1)
-        self.efforts.step(seconds, ((owners[seq_id][0], len(pieces)) for seq_id, pieces in runs))
+        for seq_id, tokens in runs:
+            self._kv.commit(owners[seq_id][1], tokens, alone=len(runs) == 1)
+        self.efforts.step(seconds, ((owners[seq_id][0], len(tokens)) for seq_id, tokens in runs))
 
     def _sample(self, out: list[Output]) -> None:
         rows, now = None, 0.0

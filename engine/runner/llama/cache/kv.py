@@ -123,8 +123,8 @@ class KVCache:
         if not self._keeps_partial or any(s.in_use for s in self._cells.sequences):
             return False
         lost = source.tokens[length:]
-        pictures = min(lost) < 0  # they cost more than their rows
-        if pictures or len(lost) > length // COPIES_PER_TOKEN:
+        images = min(lost) < 0  # they cost more than their rows
+        if images or len(lost) > length // COPIES_PER_TOKEN:
             if not self._in_order:
                 return False
             self.spilling.spill(source)

@@ -1,1 +1,1 @@
-"""Pictures in prompts."""
+"""Images in prompts."""

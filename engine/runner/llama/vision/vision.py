@@ -1,7 +1,7 @@
-"""Pictures in prompts through libmtmd: decoded here, in the runner, and put into the KV cache as embeddings.
+"""Images in prompts through libmtmd: decoded here, in the runner, and put into the KV cache as embeddings.
 
-A picture takes places in the token list like text does. Each place holds a negative number made from the picture's
-hash, so prefixes with the same picture are found and shared by the same code as text.
+An image takes entries in the token list like text does. Each holds a negative number made from the image's
+hash, so prefixes with the same image are found and shared by the same code as text.
 """
 
 import ctypes
@@ -17,11 +17,11 @@ import msgspec
 import numpy as np
 
 from engine.runner.llama.native.model import FLASH_ATTN, LoadedModel, LoadFailed
-from engine.runner.llama.vision.picture import PictureRefused, check_picture
+from engine.runner.llama.vision.image import ImageRefused, check_image
 from engine.types import GenerationRequest
 
-# Pictures in one prompt. Each costs seconds to encode on a CPU; a whole conversation of screenshots stays below.
-MAX_PICTURES: Final = 64
+# Images in one prompt. Each costs seconds to encode on a CPU; a whole conversation of screenshots stays below.
+MAX_IMAGES: Final = 64
 # ggml's levels of log messages. Below warnings libmtmd writes the prompt's text, which belongs in no log.
 _LOG_CALLBACK: Final = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 _LOG_WARN: Final = 3
@@ -29,7 +29,7 @@ _LOG_ERROR: Final = 4
 
 
 class Span(msgspec.Struct, frozen=True):
-    """One encoded piece of a picture: `n_tokens` places from `start` on, which count as `n_pos` positions."""
+    """One encoded part of an image: `n_tokens` entries from `start` on, which count as `n_pos` positions."""
 
     start: int
     n_tokens: int
@@ -44,7 +44,7 @@ class Span(msgspec.Struct, frozen=True):
 
 @dataclass
 class Media:
-    """The pictures of one prompt. `close` frees them."""
+    """The images of one prompt. `close` frees them."""
 
     chunks: Any
     api: Any
@@ -52,15 +52,15 @@ class Media:
 
     @property
     def shifted(self) -> bool:
-        """Indices and positions differ (M-RoPE counts a picture's sides, not its tokens)."""
+        """Indices and positions differ (M-RoPE counts an image's sides, not its tokens)."""
         return any(span.n_pos != span.n_tokens for span in self.spans)
 
     def position(self, index: int) -> int:
-        """The position of an index that is not inside a picture, or begins one."""
+        """The position of an index that is not inside an image, or begins one."""
         return index - sum(span.n_tokens - span.n_pos for span in self.spans if span.end <= index)
 
     def at(self, index: int) -> Span | None:
-        """The picture that begins at this index."""
+        """The image that begins at this index."""
         return next((span for span in self.spans if span.start == index), None)
 
     def text_until(self, index: int, end: int) -> int:
@@ -68,11 +68,11 @@ class Media:
         return min((span.start for span in self.spans if span.start >= index), default=end)
 
     def whole(self, index: int) -> int:
-        """`index`, or the beginning of the picture that it would cut."""
+        """`index`, or the beginning of the image that it would cut."""
         return next((span.start for span in self.spans if span.start < index < span.end), index)
 
     def close(self) -> None:
-        """Free the native pictures."""
+        """Free the native images."""
         if self.chunks is not None:
             self.api.mtmd_input_chunks_free(self.chunks)
             self.chunks = None
@@ -109,18 +109,18 @@ class Vision:
         self.marker = api.mtmd_default_marker().decode()
 
     def read(self, request: GenerationRequest) -> tuple[list[int], Media]:
-        """A prompt's token ids and its pictures.
+        """A prompt's token ids and its images.
 
-        Raises: PictureRefused: a picture that cannot be decoded, too many, or as many markers as pictures are not
+        Raises: ImageRefused: an image that cannot be decoded, too many, or as many markers as images are not
             in the prompt.
         """
         if not isinstance(request.prompt, str):
-            raise PictureRefused("pictures need a prompt of text, not of token ids")
-        if len(request.images) > MAX_PICTURES:
-            raise PictureRefused(f"there are {len(request.images)} pictures; at most {MAX_PICTURES} are read")
+            raise ImageRefused("pictures need a prompt of text, not of token ids")
+        if len(request.images) > MAX_IMAGES:
+            raise ImageRefused(f"there are {len(request.images)} pictures; at most {MAX_IMAGES} are read")
         markers = request.prompt.count(self.marker)
         if markers != len(request.images):
-            raise PictureRefused(
+            raise ImageRefused(
                 f"the prompt has {markers} places for {len(request.images)} pictures: the chat template lost some, "
                 f"or the text contains {self.marker}"
             )
@@ -136,20 +136,20 @@ class Vision:
                 api.mtmd_bitmap_free(bitmap)
         if code:
             media.close()
-            raise PictureRefused("a picture could not be prepared for this model")
+            raise ImageRefused("a picture could not be prepared for this model")
         try:
             return self._lay_out(media), media
-        except PictureRefused:
+        except ImageRefused:
             media.close()
             raise
 
     def _decode(self, data: bytes) -> Any:
-        check_picture(data)
+        check_image(data)
         buffer = (ctypes.c_uint8 * len(data)).from_buffer_copy(data)
         options = self._api.mtmd_helper_init_opt_default()
         made = self._api.mtmd_helper_bitmap_init_from_buf_wrapper(self._context, buffer, len(data), False, options)
         if not made.bitmap:
-            raise PictureRefused("the picture is damaged and cannot be decoded")
+            raise ImageRefused("the picture is damaged and cannot be decoded")
         return made.bitmap
 
     def _tokenize(self, request: GenerationRequest, media: Media, bitmaps: list[Any]) -> int:
@@ -162,7 +162,7 @@ class Vision:
         return int(self._api.mtmd_tokenize(self._context, media.chunks, ctypes.byref(text), array, len(bitmaps)))
 
     def _lay_out(self, media: Media) -> list[int]:
-        """Text tokens as they are, pictures as negative numbers; fills `media.spans`."""
+        """Text tokens as they are, images as negative numbers; fills `media.spans`."""
         api = self._api
         tokens: list[int] = []
         seen: Counter[bytes] = Counter()
@@ -175,7 +175,7 @@ class Vision:
                 tokens.extend(pointer[: size.value])
                 continue
             if count > self._loaded.n_ubatch and api.mtmd_decode_use_non_causal(self._context, chunk):
-                raise PictureRefused(
+                raise ImageRefused(
                     f"the picture takes {count} tokens at once; this model is loaded with n_ubatch "
                     f"{self._loaded.n_ubatch}"
                 )
@@ -184,11 +184,11 @@ class Vision:
             tokens.extend(_image_tokens(name, seen[name], count))
             seen[name] += 1
         if not tokens or tokens[-1] < 0:
-            raise PictureRefused("the prompt ends with a picture; text must follow it")
+            raise ImageRefused("the prompt ends with a picture; text must follow it")
         return tokens
 
     def put(self, span: Span, position: int, seq_id: int) -> int:
-        """Encode a picture and put it into the cache; what llama_decode said, or -1 when encoding failed."""
+        """Encode an image and put it into the cache; what llama_decode said, or -1 when encoding failed."""
         api = self._api
         if api.mtmd_encode_chunk(self._context, span.chunk):
             return -1
@@ -222,7 +222,7 @@ def _quiet(api: Any) -> Any:
 
 
 def _image_tokens(name: bytes, part: int, count: int) -> list[int]:
-    """`count` negative numbers that stand for one part of one picture, the same in every process."""
+    """`count` negative numbers that stand for one part of one image, the same in every process."""
     stream = hashlib.shake_256(name + part.to_bytes(4, "big")).digest(4 * count)
     numbers = np.frombuffer(stream, "<i4") | np.int32(-(1 << 31))
     return [int(n) for n in numbers]

@@ -1,4 +1,4 @@
-"""What a picture's first bytes say: its format and size, read here before any native code decodes it.
+"""What an image's first bytes say: its format and size, read here before any native code decodes it.
 
 The decoder in libmtmd also takes sound and, in some builds, starts ffmpeg for whatever it does not know; only the
 formats below reach it. A few kilobytes can claim to be a billion pixels, so the claimed size is checked first.
@@ -18,23 +18,23 @@ _FRAMES: Final = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _BARE: Final = frozenset({0x01, *range(0xD0, 0xD9)})
 
 
-class PictureRefused(ValueError):
-    """Not a picture that can be decoded here; the message says why."""
+class ImageRefused(ValueError):
+    """Not an image that can be decoded here; the message says why."""
 
 
-def check_picture(data: bytes) -> tuple[int, int]:
+def check_image(data: bytes) -> tuple[int, int]:
     """Width and height in pixels that the header claims.
 
-    Raises: PictureRefused: another format, a broken header, or more than MAX_PIXELS.
+    Raises: ImageRefused: another format, a broken header, or more than MAX_PIXELS.
     """
     try:
         width, height = _size(data)
     except (struct.error, IndexError):
-        raise PictureRefused("the picture ends within its header") from None
+        raise ImageRefused("the picture ends within its header") from None
     if width <= 0 or height <= 0:
-        raise PictureRefused(f"the picture claims a size of {width} x {height} pixels")
+        raise ImageRefused(f"the picture claims a size of {width} x {height} pixels")
     if width * height > MAX_PIXELS:
-        raise PictureRefused(f"the picture has {width} x {height} pixels; at most {MAX_PIXELS} are decoded")
+        raise ImageRefused(f"the picture has {width} x {height} pixels; at most {MAX_PIXELS} are decoded")
     return width, height
 
 
@@ -51,8 +51,8 @@ def _size(data: bytes) -> tuple[int, int]:
         width, height = struct.unpack_from("<ii", data, 18)
         return width, abs(height)
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
-        raise PictureRefused("WebP pictures cannot be decoded here; send PNG or JPEG")
-    raise PictureRefused("this is no PNG, JPEG, GIF or BMP picture")
+        raise ImageRefused("WebP pictures cannot be decoded here; send PNG or JPEG")
+    raise ImageRefused("this is no PNG, JPEG, GIF or BMP picture")
 
 
 def _jpeg_size(data: bytes) -> tuple[int, int]:
@@ -60,7 +60,7 @@ def _jpeg_size(data: bytes) -> tuple[int, int]:
     at = 2
     while True:
         if data[at] != 0xFF:  # noqa: PLR2004 - every segment begins so
-            raise PictureRefused("the JPEG picture is broken")
+            raise ImageRefused("the JPEG picture is broken")
         mark = data[at + 1]
         if mark == 0xFF:  # noqa: PLR2004 - fill bytes
             at += 1
