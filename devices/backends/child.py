@@ -1,7 +1,6 @@
 """Run one probe child under a time limit and say, in every case, how it ended."""
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -12,10 +11,10 @@ from typing import Any
 
 import msgspec
 
+from devices.child_answer import answer_in
 from devices.environment import without_secrets
 from devices.process_memory import bound_memory, processor_s
 
-MAX_OUTPUT_BYTES = 1 << 20
 STDERR_CHARACTERS = 400
 # A child that computes but gets little of a busy processor is waited for this much longer than the limit.
 PATIENCE = 6
@@ -58,7 +57,7 @@ def run_child(argv: Sequence[str], timeout_s: float, env: Mapping[str, str] | No
     except subprocess.TimeoutExpired:
         kill_tree(process)
         return Outcome(None, f"it gave no answer within {timeout_s:g} s", time.monotonic() - started)
-    answer = _parsed(stdout)
+    answer = answer_in(stdout)
     reason = _failure(process.returncode, answer, stderr)
     return Outcome(None if reason else answer, reason, time.monotonic() - started)
 
@@ -128,18 +127,6 @@ def kill_group(pid: int) -> None:
         return
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
-
-
-def _parsed(stdout: bytes) -> Mapping[str, Any] | None:
-    """The last line that is a JSON object: native libraries print around it."""
-    for line in reversed(stdout[:MAX_OUTPUT_BYTES].splitlines()):
-        if line.lstrip().startswith(b"{"):
-            try:
-                found = json.loads(line)
-            except (ValueError, RecursionError):
-                return None
-            return found if isinstance(found, dict) else None
-    return None
 
 
 def _signal_name(number: int) -> str:

@@ -5,13 +5,13 @@ the one that scores highest on this processor is loaded, as ggml itself would.
 """
 
 import ctypes
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
 from devices.backends.libraries import best_variant, ggml_library
 from devices.backends.symbols import ggml_functions
+from devices.child_answer import write_answer
 
 DEVICE_KINDS = {0: "cpu", 1: "gpu", 2: "igpu", 3: "accel"}
 TRIAL_BYTES = 1 << 20
@@ -113,9 +113,9 @@ def main() -> int:
     try:
         found = report(Path(sys.argv[1]), sys.argv[2:])
     except (OSError, AttributeError) as error:
-        print(json.dumps({"error": str(error)}), flush=True)  # noqa: T201 - the parent reads it
+        write_answer({"error": str(error)})
         return 1
-    print(json.dumps(found), flush=True)  # noqa: T201 - the parent reads it
+    write_answer(found)
     return 0
 
 

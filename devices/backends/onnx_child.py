@@ -1,8 +1,9 @@
 """Child process: import ONNX Runtime, list its execution providers and devices, print JSON. It may die."""
 
-import json
 import os
 import sys
+
+from devices.child_answer import write_answer
 
 # The official wheels send telemetry unless this is set before the import.
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
@@ -37,9 +38,9 @@ def main() -> int:
     try:
         found = report()
     except (ImportError, OSError, RuntimeError) as error:
-        print(json.dumps({"error": str(error)}), flush=True)  # noqa: T201 - the parent reads it
+        write_answer({"error": str(error)})
         return 1
-    print(json.dumps(found), flush=True)  # noqa: T201 - the parent reads it
+    write_answer(found)
     return 0
 
 

@@ -3,7 +3,6 @@
 Usage: python -m devices.backends.openvino_child FOLDER LIBRARY
 """
 
-import json
 import os
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ from msgspec.structs import asdict
 
 from devices.backends.child import run_child
 from devices.backends.openvino import environment, offered, target_of
+from devices.child_answer import write_answer
 from devices.child_command import child_command
 
 # Each device is opened beside the others' time: an NPU's driver starts within a second.
@@ -40,9 +40,9 @@ def main() -> int:
     try:
         found = report(sys.argv[1], sys.argv[2])
     except OSError as error:
-        print(json.dumps({"error": str(error)}), flush=True)  # noqa: T201 - the parent reads it
+        write_answer({"error": str(error)})
         return 1
-    print(json.dumps(found), flush=True)  # noqa: T201 - the parent reads it
+    write_answer(found)
     return 0
 
 

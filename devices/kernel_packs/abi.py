@@ -2,7 +2,6 @@
 
 import ctypes
 import hashlib
-import json
 import os
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ import msgspec
 
 from devices.backends.libraries import ggml_library
 from devices.backends.symbols import ggml_functions
+from devices.child_answer import write_answer
 from devices.errors import PackRefused
 from devices.kernel_packs.manifest import Manifest, this_platform
 
@@ -90,7 +90,7 @@ def main() -> int:
         answer = {"ggml_version": (ggml.ggml_version() or b"").decode()}
     except (OSError, AttributeError) as error:
         answer = {"error": str(error)}
-    print(json.dumps(answer), flush=True)  # noqa: T201 - the parent reads it
+    write_answer(answer)
     return 0
 
 

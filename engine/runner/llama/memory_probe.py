@@ -5,7 +5,6 @@ Usage: python -m engine.runner.llama.memory_probe SETTINGS_JSON
 
 import contextlib
 import ctypes
-import json
 import os
 import re
 import sys
@@ -14,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from devices.child_answer import write_answer
 from devices.process_memory import process_memory
 from engine.errors import ConstraintRefused
 from engine.runner.generation.constrain import ConstraintCompiler
@@ -119,7 +119,7 @@ def main() -> int:
         report = dry_run(msgspec.json.decode(sys.argv[1].encode(), type=LoadSettings))
     except (KernelsMissing, NoWorker, llama_model.LoadFailed, msgspec.DecodeError) as error:
         report = {"error": str(error)}
-    print(json.dumps(report), flush=True)  # noqa: T201 - the parent reads it
+    write_answer(report)
     return 0
 
 

@@ -4,12 +4,12 @@ Usage: python -m engine.runner.llama.operations_child SETTINGS_JSON. Prints one 
 may also end or hang it: the parent waits for so long and no longer.
 """
 
-import json
 import sys
 from typing import Any
 
 import msgspec
 
+from devices.child_answer import write_answer
 from engine.runner.llama.native import model as llama_model
 from engine.runner.llama.native.binding import KernelsMissing, start_backends
 from engine.runner.llama.native.device_check import prompts
@@ -49,7 +49,7 @@ def main() -> int:
         }
     except (KernelsMissing, llama_model.LoadFailed, msgspec.DecodeError, ValueError, AttributeError) as error:
         answer = {"error": str(error)}
-    print(json.dumps(answer), flush=True)  # noqa: T201 - the parent reads it
+    write_answer(answer)
     return 0
 
 

@@ -3,7 +3,6 @@
 Usage: python -m engine.runner.llama.reference_child SETTINGS_JSON TARGET. Prints one JSON line.
 """
 
-import json
 import sys
 import time
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import msgspec
 
 from devices.atomic_file import write_atomically
+from devices.child_answer import write_answer
 from engine.runner.engine_args import computing
 from engine.runner.llama.native import model as llama_model
 from engine.runner.llama.native.binding import KernelsMissing, start_backends
@@ -67,9 +67,9 @@ def main() -> int:
         found = compute(start_backends(), reference_settings(settings))
         write_atomically(target, msgspec.msgpack.encode(found))
     except (KernelsMissing, llama_model.LoadFailed, msgspec.DecodeError, ValueError, OSError) as error:
-        print(json.dumps({"error": str(error)}), flush=True)  # noqa: T201 - the parent reads it
+        write_answer({"error": str(error)})
         return 0
-    print(json.dumps({"rows": found.rows, "seconds": time.monotonic() - started}), flush=True)  # noqa: T201
+    write_answer({"rows": found.rows, "seconds": time.monotonic() - started})
     return 0
 
 

@@ -4,11 +4,11 @@ Usage: python -m engine.runner.llama.rpc_worker PORT THREADS [attached], or desc
 An attached one ends when its input is closed, so that it does not outlive who started it.
 """
 
-import json
 import os
 import sys
 import threading
 
+from devices.child_answer import write_answer
 from devices.process_memory import process_memory
 from engine.runner.llama.native.binding import KernelsMissing, start_backends
 from engine.runner.llama.native.rpc import NoWorker, describe, serve
@@ -20,7 +20,7 @@ def main(*arguments: str) -> int:
         if arguments == ("describe",):
             found = describe(start_backends())
             held = process_memory(os.getpid())
-            print(json.dumps({"devices": found, "held_bytes": held.rss_bytes if held else 0}), flush=True)  # noqa: T201
+            write_answer({"devices": found, "held_bytes": held.rss_bytes if held else 0})
             return 0
         port, threads, *options = arguments
         if options:

@@ -5,13 +5,13 @@ JSON line: `{"error": …}`, or a DeviceCheck.
 """
 
 import ctypes
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from devices.child_answer import write_answer
 from engine.runner.llama.native import model as llama_model
 from engine.runner.llama.native.binding import KernelsMissing, load_api, start_backends
 from engine.runner.llama.native.device_check import NotComparable, compare, is_wrong, read_reference
@@ -51,7 +51,7 @@ def main() -> int:
         answer = {"error": str(error)}
     except (ValueError, AttributeError, TypeError, OSError, ctypes.ArgumentError) as error:
         answer = {"error": f"a call into it failed: {type(error).__name__}: {error}"}
-    print(json.dumps(answer), flush=True)  # noqa: T201 - the parent reads it
+    write_answer(answer)
     return 0
 
 

@@ -6,9 +6,9 @@ onnxruntime-genai opens itself.
 """
 
 import ctypes
-import json
 import sys
 
+from devices.child_answer import write_answer
 from engine.runner import onnx_libraries as libraries
 
 
@@ -38,9 +38,9 @@ def main() -> int:
     try:
         found = report(sys.argv[1:])
     except Exception as error:  # noqa: BLE001 - whatever a vendor's library throws is the answer
-        print(json.dumps({"error": libraries.reason(error)}), flush=True)  # noqa: T201 - the parent reads it
+        write_answer({"error": libraries.reason(error)})
         return 1
-    print(json.dumps(found), flush=True)  # noqa: T201 - the parent reads it
+    write_answer(found)
     return 0
 
 

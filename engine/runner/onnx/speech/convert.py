@@ -3,7 +3,6 @@
 Usage: python -m engine.runner.onnx.speech.convert FOLDER OUT SECONDS; answers with one JSON object.
 """
 
-import json
 import math
 import os
 import shutil
@@ -11,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
+from devices.child_answer import write_answer
 from engine.runner.onnx.speech.moonshine import SPARE_TOKENS, TOKENS_A_SECOND
 from engine.runner.onnx.speech.weights import read_weights
 from engine.runner.onnx_libraries import reason
@@ -41,7 +41,7 @@ def convert(folder: Path, out: Path, seconds: float) -> dict[str, Any]:
 
 if __name__ == "__main__":
     try:
-        sys.stdout.write(json.dumps(convert(Path(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3]))) + "\n")
+        write_answer(convert(Path(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3])))
     except Exception as error:  # noqa: BLE001 - ONNX Runtime has many; the parent reports it
-        sys.stdout.write(json.dumps({"error": reason(error)}) + "\n")
+        write_answer({"error": reason(error)})
         sys.exit(1)
