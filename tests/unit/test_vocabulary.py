@@ -35,6 +35,10 @@ BANNED = {
 BANNED_IN = {
     "engine/runner": {
         "_kept": "cacheable",
+        "draw": "sample",
+        "drawing": "sampling",
+        "drawn": "sampled",
+        "draws": "samples",
         "foresight": "predictor",
         "giver": "victim",
         "giving_way": "to_preempt",

@@ -1,7 +1,7 @@
 """Structured output: which token may come next, decided by llguidance.
 
-The tokenizer table is built once per model. A step asks first whether the token that was drawn freely is allowed
-(microseconds); only if not, the row of logits is masked and drawn from again, which gives the same distribution
+The tokenizer table is built once per model. A step asks first whether the token that was sampled freely is allowed
+(microseconds); only if not, the row of logits is masked and sampled from again, which gives the same distribution
 as masking always. Nothing here raises on a token: a grammar that fails ends its own request.
 """
 
@@ -157,7 +157,7 @@ class TokenConstraint:
             self.error = "no token of this vocabulary can continue the output"
 
     def accept(self, token: int) -> None:
-        """Note the token that was drawn. A failed grammar sets `error`."""
+        """Note the token that was sampled. A failed grammar sets `error`."""
         if token in self._vocabulary.ends:
             return
         piece = self._vocabulary.pieces[token]

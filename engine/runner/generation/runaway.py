@@ -120,7 +120,7 @@ class RepeatWatch:
 
 
 class NoiseWatch:
-    """Follows how unlikely the model itself finds what is drawn from it.
+    """Follows how unlikely the model itself finds what is sampled from it.
 
     Text that a model writes in earnest costs 1 to 3 nats a token, digits and hashes up to 4.2; where the sampling
     cut nothing off and the text fell apart, 6 and more. Every fourth token is looked at, which costs less than 1 %
@@ -134,7 +134,7 @@ class NoiseWatch:
         self._nats: deque[float] = deque(maxlen=_SAMPLES)
 
     def before(self, row: Any) -> None:
-        """The logits (n_vocab,) that the next token is drawn from, before anything changes them."""
+        """The logits (n_vocab,) that the next token is sampled from, before anything changes them."""
         self._count += 1
         self._log_sum = None
         if self._count % _EVERY == 0:
@@ -142,7 +142,7 @@ class NoiseWatch:
             self._log_sum = top + math.log(float(np.exp(row - top).sum()))
 
     def sampled(self, logit: float) -> None:
-        """The logit of the token that was drawn."""
+        """The logit of the token that was sampled."""
         if self._log_sum is None:
             return
         self._nats.append(max(self._log_sum - logit, 0.0))

@@ -78,7 +78,7 @@ def load(
     _graphs: list[Any],
     compiling: Callable[[float], None] = lambda _: None,
 ) -> LoadedFixed:
-    """Load the folder and draw one token from it. `compiling` hears how far a first compile is, 0 to 1.
+    """Load the folder and sample one token from it. `compiling` gets how far a first compile is, 0 to 1.
 
     Raises: LoadFailed.
     """

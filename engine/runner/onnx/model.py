@@ -57,7 +57,7 @@ def read_checked(path: str) -> tuple[OnnxFolder, list[Any]]:
 
 
 def load(settings: LoadSettings, folder: OnnxFolder, graphs: list[Any]) -> LoadedFolder:
-    """Load a generating folder and draw one token from it.
+    """Load a generating folder and sample one token from it.
 
     Raises: LoadFailed: refused settings, a broken folder, a missing provider, or an output that is not a number.
     """

@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from engine.runner.generation.sampler import NotFinite, Sampler
-from engine.runner.llama.batch.whole_draw import ANY_SEED, WholeDraw, same_generator, skip
+from engine.runner.llama.batch.full_vocab_sampler import ANY_SEED, FullVocabSampler, same_generator, skip
 from engine.runner.llama.native import chain
 from engine.types import SamplingParams
 
@@ -52,14 +52,14 @@ class ChainSampler(Sampler):
         self._cut_top_k = in_default_order and params.top_k > 0 and params.dry_multiplier <= 0
         self._cut_top_k = self._cut_top_k and params.top_n_sigma <= 0
         self._plain = not (self._cut_min_p or self._cut_top_p or self._cut_top_k)
-        self._whole: WholeDraw | None = None
+        self._full_vocab: FullVocabSampler | None = None
         if (
             self._plain
             and self._chain is not None
             and _temperature_alone(params, self.seed)
             and same_generator(api)
         ):
-            self._whole = WholeDraw(self.seed, params.temperature)
+            self._full_vocab = FullVocabSampler(self.seed, params.temperature)
 
     def accept(self, token: int) -> None:
         """Note a token that is now part of the sequence."""
@@ -74,12 +74,12 @@ class ChainSampler(Sampler):
     def _choose(self, row: Any, best: int) -> int:
         if self._chain is None:
             return best
-        if self._whole is not None:
-            token = self._whole.token(row, best)
+        if self._full_vocab is not None:
+            token = self._full_vocab.sample(row, best)
             if token is not None:
                 return token
-            skip(self._api, self._chain, self._whole.behind)
-            self._whole.behind = 0
+            skip(self._api, self._chain, self._full_vocab.behind)
+            self._full_vocab.behind = 0
         if self._plain:
             return self._run_chain(np.arange(len(row), dtype=np.int32), row)
         ids: Any
@@ -131,7 +131,7 @@ class ChainSampler(Sampler):
 
 
 def _temperature_alone(p: SamplingParams, seed: int) -> bool:
-    """Nothing but the temperature and the draw is left of a chain that cuts nothing in advance."""
+    """Nothing but the temperature and the sampling is left of a chain that cuts nothing in advance."""
     return (
         p.order is None
         and 0 <= seed < ANY_SEED

@@ -55,7 +55,7 @@ STAGES: Final[dict[str, Stage]] = {
 
 
 def build(api: Any, vocab: Any, p: SamplingParams, n_ctx: int, seed: int) -> tuple[Any, Any]:
-    """The chain before the penalties (None when nothing comes before them), and the one that ends by drawing.
+    """The chain before the penalties (None when nothing comes before them), and the one that samples.
 
     Free both with `llama_sampler_free`. Raises: KeyError: an unknown stage in `p.order`.
     """
@@ -65,8 +65,8 @@ def build(api: Any, vocab: Any, p: SamplingParams, n_ctx: int, seed: int) -> tup
     first = [STAGES[name](api, vocab, p, n_ctx) for name in order[:split]]
     before = _chain(api, [s for s in first if s is not None])
     after = tuple(name for name in order[split:] if name != PENALTIES)
-    drawing = _chain(api, _stages(api, vocab, p, n_ctx, after))
-    return before, drawing
+    sampling = _chain(api, _stages(api, vocab, p, n_ctx, after))
+    return before, sampling
 
 
 def _chain(api: Any, stages: list[Any]) -> Any:

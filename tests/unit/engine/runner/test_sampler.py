@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from engine.runner.generation.sampler import NotFinite, token_logprob
-from engine.runner.llama.batch import whole_draw
+from engine.runner.llama.batch import full_vocab_sampler
 from engine.runner.llama.batch.sampler import ChainSampler, _highest, _nucleus
 from engine.runner.llama.native.binding import start_backends
 from engine.types import SamplingParams
@@ -269,8 +269,8 @@ def test_a_draw_by_temperature_alone_is_the_chains(vocab, size, temperature):
     """Sums over blocks draw what llama.cpp draws; where they cannot tell, its chain goes on at the same number."""
     rng = np.random.default_rng(size)
     blocks, whole = (make(vocab, seed=5, temperature=temperature) for _ in range(2))
-    assert blocks._whole is not None
-    whole._whole = None
+    assert blocks._full_vocab is not None
+    whole._full_vocab = None
     asked = []
     run_chain = blocks._run_chain
     blocks._run_chain = lambda ids, logits: asked.append(len(ids)) or run_chain(ids, logits)
@@ -302,13 +302,13 @@ def test_a_draw_by_temperature_alone_is_the_chains(vocab, size, temperature):
 )
 def test_other_stages_leave_the_draw_to_the_chain(vocab, params):
     sampler = make(vocab, **params)
-    assert sampler._whole is None
+    assert sampler._full_vocab is None
     sampler.close()
 
 
 def test_the_random_numbers_are_those_that_the_standard_of_c_demands():
     """[rand.predef]: the 10,000th number of a std::mt19937 with its own seed is 4123659995."""
-    generator = whole_draw.mersenne_twister(5489)
+    generator = full_vocab_sampler.mersenne_twister(5489)
     for _ in range(9999):
         generator.getrandbits(32)
     assert generator.getrandbits(32) == 4123659995

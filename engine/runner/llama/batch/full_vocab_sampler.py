@@ -1,4 +1,4 @@
-"""Drawing from the whole vocabulary by temperature alone: llama.cpp's own draws, with sums over blocks."""
+"""Sampling from the whole vocabulary by temperature alone: llama.cpp's own tokens, by sums over blocks."""
 
 import ctypes
 import random
@@ -10,15 +10,15 @@ import numpy as np
 BLOCK: Final = 64
 # Weights here and there differ by the last digits of exp (numpy: 2.5 units, C libraries: 1), sums by less.
 MARGIN: Final = 1e-6
-# llama.cpp takes this seed for a wish to have one made up.
+# llama.cpp takes this seed as a request to make one up.
 ANY_SEED: Final = 0xFFFFFFFF
 
 
-class WholeDraw:
-    """The draws of llama.cpp's last stage with this seed, in a quarter of its time.
+class FullVocabSampler:
+    """Samples what llama.cpp's last stage would with this seed, in a quarter of its time.
 
-    Where the random number lies so near the edge of a token that rounding could decide, `token` is None and the
-    chain has to draw; its generator is `behind` by that many numbers then.
+    Where the random number lies so near the edge of a token that rounding could decide, `sample` gives None and the
+    chain has to sample; its generator is `behind` by that many numbers then.
     """
 
     def __init__(self, seed: int, temperature: float) -> None:
@@ -26,10 +26,10 @@ class WholeDraw:
         self._temperature = np.float32(temperature)
         self.behind = 0
 
-    def token(self, row: Any, best: int) -> int | None:
-        """The token drawn from a row (n_vocab,) float32 whose likeliest is `best`."""
+    def sample(self, row: Any, best: int) -> int | None:
+        """The token sampled from a row (n_vocab,) float32 whose likeliest is `best`."""
         number = self._random.getrandbits(64) / 2**64
-        found = _at(row, row[best], self._temperature, number)
+        found = _token_at(row, row[best], self._temperature, number)
         self.behind += found is not None
         return found
 
@@ -42,12 +42,12 @@ def mersenne_twister(seed: int) -> random.Random:
     words = [seed]
     for i in range(1, 624):
         words.append((1812433253 * (words[-1] ^ words[-1] >> 30) + i) & 0xFFFFFFFF)
-    generator = random.Random()  # noqa: S311 - draws tokens, no secrets
+    generator = random.Random()  # noqa: S311 - samples tokens, no secrets
     generator.setstate((3, (*words, 624), None))
     return generator
 
 
-def _at(row: Any, top: Any, temperature: Any, number: float) -> int | None:
+def _token_at(row: Any, top: Any, temperature: Any, number: float) -> int | None:
     """The token at `number` (0 to 1) of the summed probabilities, None near the edge of one."""
     weights = np.empty(-(-len(row) // BLOCK) * BLOCK, np.float32)
     weights[len(row) :] = 0
@@ -70,28 +70,28 @@ def _at(row: Any, top: Any, temperature: Any, number: float) -> int | None:
     return block * BLOCK + offset
 
 
-def skip(api: Any, chain: Any, draws: int) -> None:
-    """Let a chain draw `draws` times from two tokens: its generator is then where others have drawn as often."""
+def skip(api: Any, chain: Any, count: int) -> None:
+    """Let a chain sample `count` times from two tokens: its generator is then where as many samples leave it."""
     array, _owner = _even(api, 2)
-    for _ in range(draws):
+    for _ in range(count):
         api.llama_sampler_apply(chain, ctypes.byref(array))
 
 
 @cache
 def same_generator(api: Any) -> bool:
-    """llama.cpp's draws are those made here: C++ leaves to its library how a fraction is made of random bits."""
-    mine, seed = WholeDraw(2026, 1.0), 2026
+    """llama.cpp samples what is sampled here: C++ leaves to its library how a fraction is made of random bits."""
+    mine, seed = FullVocabSampler(2026, 1.0), 2026
     stage = api.llama_sampler_init_dist(seed)
     row = np.zeros(4096, np.float32)
     try:
         for _ in range(8):
             array, _owner = _even(api, len(row))
             api.llama_sampler_apply(stage, ctypes.byref(array))
-            token = mine.token(row, 0)
+            token = mine.sample(row, 0)
             if token is not None and token != array.selected:
                 return False
             skip(api, stage, 1)
-            mine.token(row, 0)
+            mine.sample(row, 0)
     finally:
         api.llama_sampler_free(stage)
     return True
