@@ -17,7 +17,15 @@ from engine.dispatch.placer import Placer
 from engine.errors import BadModelFile, EnvironmentFault, InputFault
 from engine.onnx.folder import OnnxFolder
 from engine.paths import installed_speech
-from engine.runner.onnx.speech.protocol import Answer, Heard, Listen, Refused, Request, Said, Transcribe
+from engine.runner.onnx.speech.protocol import (
+    Answer,
+    DetectSpeech,
+    Refused,
+    Request,
+    SpeechSegments,
+    Transcribe,
+    Transcript,
+)
 from engine.server.models import ServedModels
 from quantize.onnx.request import SPEECH_FACTS as FACTS
 
@@ -52,17 +60,17 @@ class ChildDied(SpeechFailed):
     """It ended by itself, or was ended."""
 
 
-class Piece(msgspec.Struct, frozen=True, kw_only=True):
+class Segment(msgspec.Struct, frozen=True, kw_only=True):
     """What was said between two times, in seconds, and how sure model and voice detector are."""
 
     start: float
     end: float
-    said: Said
+    transcript: Transcript
     no_speech: float
 
 
 class Speech:
-    """Hears one recording at a time, in a child that starts with the first one.
+    """Transcribes one recording at a time, in a child that starts with the first one.
 
     `choose` says where a folder of fixed shapes would run now.
     """
@@ -76,8 +84,8 @@ class Speech:
         self._turn = asyncio.Lock()
         self._going: asyncio.TimerHandle | None = None
 
-    async def hear(self, sound: bytes) -> AsyncGenerator[Heard | Piece, None]:
-        """What a recording is like, then each piece of it as it is understood.
+    async def transcribe(self, sound: bytes) -> AsyncGenerator[SpeechSegments | Segment, None]:
+        """What a recording is like, then each segment of it as it is transcribed.
 
         Raises: NoSpeechModel; InputFault: it cannot be read; SpeechFailed.
         """
@@ -86,21 +94,21 @@ class Speech:
             child = self._started()
             cache = str(self._cache)
             try:
-                asked = Listen(sound=sound, folder=str(folder), provider=provider, cache=cache)
-                heard = await self._listen(child, asked)
-                assert isinstance(heard, Heard)
-                for note in heard.notes:
+                asked = DetectSpeech(sound=sound, folder=str(folder), provider=provider, cache=cache)
+                found = await self._detect(child, asked)
+                assert isinstance(found, SpeechSegments)
+                for note in found.notes:
                     log.info("speech: %s", note)
-                yield heard
-                for start, end, chance in heard.pieces:
-                    said = await self._ask(child, Transcribe(first_s=start, last_s=end))
-                    assert isinstance(said, Said)
-                    yield Piece(start=start, end=end, said=said, no_speech=1 - chance)
+                yield found
+                for start, end, chance in found.segments:
+                    transcript = await self._ask(child, Transcribe(first_s=start, last_s=end))
+                    assert isinstance(transcript, Transcript)
+                    yield Segment(start=start, end=end, transcript=transcript, no_speech=1 - chance)
             finally:
                 self._going = asyncio.get_running_loop().call_later(IDLE_S, self._leave)
 
     def _place(self) -> tuple[Path, str]:
-        """The folder that hears now, and the provider of one of fixed shapes (empty: the processor).
+        """The folder that transcribes now, and the provider of one of fixed shapes (empty: the processor).
 
         Raises: NoSpeechModel: neither is here. SpeechFailed: the device that is asked for cannot be used.
         """
@@ -128,7 +136,7 @@ class Speech:
         log.info("speech on %s: %s", provider or "the processor", "; ".join(choice.reasons))
         return (fixed, provider) if provider or missing else (self._folder, "")
 
-    async def _listen(self, child: BoundedChild, request: Listen) -> Answer:
+    async def _detect(self, child: BoundedChild, request: DetectSpeech) -> Answer:
         """A child that was ended while it waited is told from one that a recording ends: by a second try."""
         try:
             return await self._ask(child, request)

@@ -15,12 +15,12 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from engine.errors import InputFault
-from engine.runner.onnx.speech.protocol import Heard
+from engine.runner.onnx.speech.protocol import SpeechSegments
 from engine.server.body import Body, fault
 from engine.server.errors import NotServed
 from engine.server.ignored import ignored_header
 from engine.server.openai.errors import SHAPE
-from engine.server.speech import NAME, Piece
+from engine.server.speech import NAME, Segment
 from engine.server.sse import EventStream, while_connected
 from engine.server.state import ServerState, server_state
 
@@ -104,16 +104,15 @@ async def transcriptions(request: Request) -> Response:
     headers = ignored_header(body.ignored())
     if body.stream:
         return EventStream(_stream(state, sound), SHAPE, headers=headers)
-    heard, pieces = await while_connected(request, _whole(state, sound))
+    speech, segments = await while_connected(request, _whole(state, sound))
     if body.response_format in ("text", "srt", "vtt"):
-        text = {"text": _plain, "srt": _srt, "vtt": _vtt}[body.response_format](pieces)
+        text = {"text": _plain, "srt": _srt, "vtt": _vtt}[body.response_format](segments)
         return PlainTextResponse(text, headers=headers)
-    told: dict[str, Any] = {"text": _plain(pieces).rstrip("\n")}
+    told: dict[str, Any] = {"text": _plain(segments).rstrip("\n")}
     if body.response_format == "verbose_json":
-        segments = [_segment(index, piece) for index, piece in enumerate(pieces)]
-        told = {"task": "transcribe", "language": "english", "duration": round(heard.seconds, 3), **told}
-        told["segments"] = segments
-    return JSONResponse({**told, "usage": _usage(heard)}, headers=headers)
+        told = {"task": "transcribe", "language": "english", "duration": round(speech.seconds, 3), **told}
+        told["segments"] = [_segment(index, segment) for index, segment in enumerate(segments)]
+    return JSONResponse({**told, "usage": _usage(speech)}, headers=headers)
 
 
 @router.post("/v1/audio/translations", include_in_schema=False)
@@ -163,32 +162,32 @@ def _typed(name: str, value: str) -> object:
     return value
 
 
-async def _whole(state: ServerState, sound: bytes) -> tuple[Heard, list[Piece]]:
-    heard: Heard | None = None
-    pieces = []
-    async with aclosing(state.speech.hear(sound)) as found:
+async def _whole(state: ServerState, sound: bytes) -> tuple[SpeechSegments, list[Segment]]:
+    speech: SpeechSegments | None = None
+    segments = []
+    async with aclosing(state.speech.transcribe(sound)) as found:
         async for item in found:
-            if isinstance(item, Heard):
-                heard = item
+            if isinstance(item, SpeechSegments):
+                speech = item
             else:
-                pieces.append(item)
-    assert heard is not None
-    return heard, pieces
+                segments.append(item)
+    assert speech is not None
+    return speech, segments
 
 
 async def _stream(state: ServerState, sound: bytes) -> AsyncGenerator[bytes, None]:
-    heard: Heard | None = None
+    speech: SpeechSegments | None = None
     texts: list[str] = []
-    async with aclosing(state.speech.hear(sound)) as found:
+    async with aclosing(state.speech.transcribe(sound)) as found:
         async for item in found:
-            if isinstance(item, Heard):
-                heard = item
-            elif item.said.text:
-                delta = f" {item.said.text}" if texts else item.said.text
-                texts.append(item.said.text)
+            if isinstance(item, SpeechSegments):
+                speech = item
+            elif item.transcript.text:
+                delta = f" {item.transcript.text}" if texts else item.transcript.text
+                texts.append(item.transcript.text)
                 yield _event({"type": "transcript.text.delta", "delta": delta})
-    assert heard is not None
-    done = {"type": "transcript.text.done", "text": " ".join(texts), "usage": _usage(heard)}
+    assert speech is not None
+    done = {"type": "transcript.text.done", "text": " ".join(texts), "usage": _usage(speech)}
     yield _event(done)
 
 
@@ -196,27 +195,27 @@ def _event(told: dict[str, Any]) -> bytes:
     return b"data: " + msgspec.json.encode(told) + b"\n\n"
 
 
-def _usage(heard: Heard) -> dict[str, Any]:
-    return {"type": "duration", "seconds": math.ceil(heard.seconds)}
+def _usage(speech: SpeechSegments) -> dict[str, Any]:
+    return {"type": "duration", "seconds": math.ceil(speech.seconds)}
 
 
-def _plain(pieces: list[Piece]) -> str:
-    return " ".join(piece.said.text for piece in pieces if piece.said.text) + "\n"
+def _plain(segments: list[Segment]) -> str:
+    return " ".join(segment.transcript.text for segment in segments if segment.transcript.text) + "\n"
 
 
-def _srt(pieces: list[Piece]) -> str:
+def _srt(segments: list[Segment]) -> str:
     blocks = [
-        f"{index}\n{_clock(piece.start, ',')} --> {_clock(piece.end, ',')}\n{piece.said.text}\n"
-        for index, piece in enumerate((p for p in pieces if p.said.text), 1)
+        f"{index}\n{_clock(segment.start, ',')} --> {_clock(segment.end, ',')}\n{segment.transcript.text}\n"
+        for index, segment in enumerate((p for p in segments if p.transcript.text), 1)
     ]
     return "\n".join(blocks)
 
 
-def _vtt(pieces: list[Piece]) -> str:
+def _vtt(segments: list[Segment]) -> str:
     blocks = [
-        f"{_clock(piece.start, '.')} --> {_clock(piece.end, '.')}\n{piece.said.text}\n"
-        for piece in pieces
-        if piece.said.text
+        f"{_clock(segment.start, '.')} --> {_clock(segment.end, '.')}\n{segment.transcript.text}\n"
+        for segment in segments
+        if segment.transcript.text
     ]
     return "\n".join(["WEBVTT\n", *blocks])
 
@@ -228,17 +227,17 @@ def _clock(seconds: float, mark: str) -> str:
     return f"{hours:02}:{minutes:02}:{rest // 1000:02}{mark}{rest % 1000:03}"
 
 
-def _segment(index: int, piece: Piece) -> dict[str, Any]:
-    text = piece.said.text.encode()
+def _segment(index: int, segment: Segment) -> dict[str, Any]:
+    text = segment.transcript.text.encode()
     return {
         "id": index,
         "seek": 0,
-        "start": round(piece.start, 3),
-        "end": round(piece.end, 3),
-        "text": piece.said.text,
-        "tokens": list(piece.said.tokens),
+        "start": round(segment.start, 3),
+        "end": round(segment.end, 3),
+        "text": segment.transcript.text,
+        "tokens": list(segment.transcript.tokens),
         "temperature": 0.0,
-        "avg_logprob": round(piece.said.mean_logprob, 4),
+        "avg_logprob": round(segment.transcript.mean_logprob, 4),
         "compression_ratio": round(len(text) / len(zlib.compress(text)), 3) if text else 0.0,
-        "no_speech_prob": round(piece.no_speech, 4),
+        "no_speech_prob": round(segment.no_speech, 4),
     }

@@ -1,4 +1,4 @@
-"""Child process: reads one recording after the other, and tells where speech is and what was said.
+"""Child process: reads one recording after the other, and answers where speech is and what was said.
 
 Usage: python -m engine.runner.onnx.speech.child MEMORY_BYTES TIME_S
 """
@@ -13,13 +13,20 @@ from devices.cores import allowed_cores
 from engine.chat.child_service import serve
 from engine.runner.onnx.speech.fixed import FixedMoonshine
 from engine.runner.onnx.speech.moonshine import Moonshine
-from engine.runner.onnx.speech.protocol import Heard, Listen, Refused, Request, Said, Transcribe
+from engine.runner.onnx.speech.protocol import (
+    DetectSpeech,
+    Refused,
+    Request,
+    SpeechSegments,
+    Transcribe,
+    Transcript,
+)
 from engine.runner.onnx.speech.sound import RATE, BadSound, Samples, read_sound
 from engine.runner.onnx.speech.voice import LONGEST_S, WINDOW, VoiceDetector, speech
 from quantize.onnx.request import SPEECH_FACTS as FACTS
 
 
-class Listener:
+class Transcriber:
     """The models, loaded with the first recording, and the recording that is being read."""
 
     def __init__(self) -> None:
@@ -31,14 +38,14 @@ class Listener:
         """One request."""
         request = msgspec.msgpack.decode(body, type=Request)
         try:
-            answer = self._listen(request) if isinstance(request, Listen) else self._transcribe(request)
+            answer = self._detect(request) if isinstance(request, DetectSpeech) else self._transcribe(request)
         except BadSound as error:
             return msgspec.msgpack.encode(Refused(message=str(error), sound=True))
         except Exception as error:  # noqa: BLE001 - ONNX Runtime has many; the next recording may be read
             return msgspec.msgpack.encode(Refused(message=" ".join(str(error).split())[:300] or repr(error)))
         return msgspec.msgpack.encode(answer)
 
-    def _listen(self, request: Listen) -> Heard:
+    def _detect(self, request: DetectSpeech) -> SpeechSegments:
         self._samples = read_sound(request.sound)
         if self._models is None or self._loaded != (request.folder, request.provider):
             self._models = None
@@ -47,20 +54,20 @@ class Listener:
         model = self._models[1]
         longest, notes = (model.longest_s, model.notes) if isinstance(model, FixedMoonshine) else (LONGEST_S, [])
         chances = self._models[0].probabilities(self._samples)
-        pieces = tuple(
+        segments = tuple(
             (first / RATE, last / RATE, float(np.mean(chances[first // WINDOW : last // WINDOW + 1])))
             for first, last in speech(chances, len(self._samples), longest)
         )
-        return Heard(seconds=len(self._samples) / RATE, pieces=pieces, notes=tuple(notes))
+        return SpeechSegments(seconds=len(self._samples) / RATE, segments=segments, notes=tuple(notes))
 
-    def _transcribe(self, request: Transcribe) -> Said:
+    def _transcribe(self, request: Transcribe) -> Transcript:
         assert self._models is not None
         first, last = round(request.first_s * RATE), round(request.last_s * RATE)
         text, tokens, logprob = self._models[1].transcribe(self._samples[first:last])
-        return Said(text=re.sub(r"\s+", " ", text), tokens=tuple(tokens), mean_logprob=logprob)
+        return Transcript(text=re.sub(r"\s+", " ", text), tokens=tuple(tokens), mean_logprob=logprob)
 
 
-def _load(request: Listen) -> tuple[VoiceDetector, Moonshine | FixedMoonshine]:
+def _load(request: DetectSpeech) -> tuple[VoiceDetector, Moonshine | FixedMoonshine]:
     folder = Path(request.folder)
     threads = min(4, allowed_cores())
     detector = VoiceDetector(folder / "silero_vad.onnx")
@@ -71,4 +78,4 @@ def _load(request: Listen) -> tuple[VoiceDetector, Moonshine | FixedMoonshine]:
 
 
 if __name__ == "__main__":
-    serve(Listener().answer)
+    serve(Transcriber().answer)

@@ -3,8 +3,8 @@
 import msgspec
 
 
-class Listen(msgspec.Struct, frozen=True, kw_only=True, tag="listen"):
-    """Read a recording; `folder` has the models. Answered by `Heard`.
+class DetectSpeech(msgspec.Struct, frozen=True, kw_only=True, tag="detect_speech"):
+    """Read a recording; `folder` has the models. Answered by `SpeechSegments`.
 
     `provider` runs graphs of fixed shapes (empty: the processor); what it compiles is kept below `cache`.
     """
@@ -16,25 +16,25 @@ class Listen(msgspec.Struct, frozen=True, kw_only=True, tag="listen"):
 
 
 class Transcribe(msgspec.Struct, frozen=True, kw_only=True, tag="transcribe"):
-    """Write down a piece of the last recording. Answered by `Said`."""
+    """Transcribe a segment of the last recording. Answered by `Transcript`."""
 
     first_s: float
     last_s: float
 
 
-class Heard(msgspec.Struct, frozen=True, kw_only=True, tag="heard"):
-    """How long the recording is, and where in it somebody speaks: from, to (seconds) and how likely (0 to 1).
+class SpeechSegments(msgspec.Struct, frozen=True, kw_only=True, tag="speech_segments"):
+    """How long the recording is, and its segments of speech: from, to (seconds) and how likely (0 to 1).
 
     `notes` say where the model's operators are, where that is not the processor.
     """
 
     seconds: float
-    pieces: tuple[tuple[float, float, float], ...]
+    segments: tuple[tuple[float, float, float], ...]
     notes: tuple[str, ...] = ()
 
 
-class Said(msgspec.Struct, frozen=True, kw_only=True, tag="said"):
-    """The words of a piece, the tokens they were made of, and the mean of their log probabilities (nats)."""
+class Transcript(msgspec.Struct, frozen=True, kw_only=True, tag="transcript"):
+    """The words of a segment, the tokens they were made of, and the mean of their log probabilities (nats)."""
 
     text: str
     tokens: tuple[int, ...] = ()
@@ -48,5 +48,5 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
     sound: bool = False
 
 
-Request = Listen | Transcribe
-Answer = Heard | Said | Refused
+Request = DetectSpeech | Transcribe
+Answer = SpeechSegments | Transcript | Refused
