@@ -9,7 +9,7 @@ T = TypeVar("T")
 # The longest wait without a look at anything else.
 SLICE_S: Final = 0.25
 # Pauses are not owed without end: after this much the engine continues.
-MOST_OWED_S: Final = 10.0
+MAX_OWED_S: Final = 10.0
 
 
 class DutyCycle:
@@ -27,7 +27,7 @@ class DutyCycle:
 
     def stepped(self, seconds: float) -> None:
         """A step ran so long."""
-        self.owed_s = min(MOST_OWED_S, self.owed_s + seconds * (1 / self.duty - 1))
+        self.owed_s = min(MAX_OWED_S, self.owed_s + seconds * (1 / self.duty - 1))
 
     def pause(self, inbox: "queue.SimpleQueue[T]") -> T | None:
         """Pause for some of what is owed, unless a message arrives: then that, at once."""

@@ -16,7 +16,7 @@ _METADATA: Final = re.compile(r"(?P<key>[^=]{1,127})=(?P<kind>int|float|bool|str
 # repeated groups and with few repetitions ends soon in both.
 _REPEATED_GROUP: Final = re.compile(r"\)[*+?{]")
 _REPETITION: Final = re.compile(r"(?<!\\)[*+{]")
-MOST_REPETITIONS: Final = 4
+MAX_REPETITIONS: Final = 4
 
 CacheType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"]
 Tokens = Annotated[int, Meta(ge=1, lt=1 << 24)]
@@ -137,10 +137,10 @@ def _override(text: str) -> Override:
     if match is None:
         raise BadEngineArg("override_tensor", f"{text!r} is not PATTERN=BUFFER, such as exps=CPU")
     pattern = match["pattern"]
-    if _REPEATED_GROUP.search(pattern) or len(_REPETITION.findall(pattern)) > MOST_REPETITIONS:
+    if _REPEATED_GROUP.search(pattern) or len(_REPETITION.findall(pattern)) > MAX_REPETITIONS:
         raise BadEngineArg(
             "override_tensor",
-            f"the pattern {pattern!r} repeats a group or has more than {MOST_REPETITIONS} repetitions",
+            f"the pattern {pattern!r} repeats a group or has more than {MAX_REPETITIONS} repetitions",
         )
     try:
         re.compile(pattern, re.ASCII)

@@ -58,7 +58,7 @@ class RunnerProcess:
         self._watchdog = Watchdog(process.pid, self._give_up)
         self.died: RunnerDied | None = None
         self.facts: ModelFacts | None = None
-        self.last_heard = time.monotonic()
+        self.last_message_at = time.monotonic()
 
     @property
     def pid(self) -> int:
@@ -220,7 +220,7 @@ class RunnerProcess:
 
     @staticmethod
     async def end_all() -> None:
-        """End whoever is left and hear of it: what still hangs on a loop complains when that is closed."""
+        """End whoever is left and wait for it: what still hangs on a loop complains when that is closed."""
         loop = asyncio.get_running_loop()
         left = [runner for runner in list(_living) if runner.loop is loop]
         if left:
@@ -228,7 +228,7 @@ class RunnerProcess:
             await asyncio.sleep(0)  # their pipes are closed behind them
 
     async def end(self) -> None:
-        """End it at once, and hear of it."""
+        """End it at once, and wait for it."""
         self.kill()
         await asyncio.wait([self._reader_task, self._stderr_task], timeout=SHUTDOWN_S)
 
@@ -277,11 +277,11 @@ class RunnerProcess:
         try:
             frames = protocol.FrameReader()
             while data := await reader.read(READ_BYTES):
-                before, self.last_heard = self.last_heard, time.monotonic()
+                before, self.last_message_at = self.last_message_at, time.monotonic()
                 bodies = frames.feed(data)
                 for body in bodies:
                     self._dispatch(protocol.decode_from_runner(body))
-                if len(bodies) > 1 or self.last_heard - before < GATHER_S:
+                if len(bodies) > 1 or self.last_message_at - before < GATHER_S:
                     await asyncio.sleep(GATHER_S)
         except ConnectionError:
             pass
@@ -299,9 +299,9 @@ class RunnerProcess:
         elif isinstance(message, protocol.Fault):
             self._on_fault(message)
         elif isinstance(message, protocol.Heartbeat):
-            self._watchdog.heard(message.step_s)
+            self._watchdog.on_heartbeat(message.step_s)
         elif isinstance(message, protocol.Hello):
-            self._watchdog.heard(0.0)
+            self._watchdog.on_heartbeat(0.0)
             _resolve(self._hello, message)
         elif isinstance(message, protocol.Loaded):
             _resolve(self._loaded, message.facts)

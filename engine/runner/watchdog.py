@@ -22,7 +22,7 @@ STALL_S: Final = 300.0
 LOOKS: Final = 3
 # The least share of a limit that one who works computes, however busy the machine: 1 s in a step's 300 s, of which
 # the heartbeats themselves take a tenth, and one tick of the clocks of processor time in the 3 s of an end.
-LEAST_FRACTION: Final = 1 / 300
+MIN_FRACTION: Final = 1 / 300
 # One that was told to end, computes and gets little of a busy processor has this much longer.
 PATIENCE: Final = 6
 # A limit that is reached is passed a moment later.
@@ -54,7 +54,7 @@ class Standstill:
             return waited_s > limit_s
         if self._begun is None:
             self._begun = self._moved = spent
-        elif spent - self._moved >= LEAST_FRACTION * limit_s:
+        elif spent - self._moved >= MIN_FRACTION * limit_s:
             self._moved, self._moved_s = spent, waited_s
         if waited_s <= limit_s:
             return False
@@ -85,7 +85,7 @@ class Watchdog:
         else:
             self._threads = max(settings.n_threads, settings.n_threads_batch) or os.cpu_count() or 1
 
-    def heard(self, step_s: float) -> None:
+    def on_heartbeat(self, step_s: float) -> None:
         """A sign of life; its present step has taken `step_s` seconds so far (0: there is none)."""
         if not step_s:
             self._step.begin()

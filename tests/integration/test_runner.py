@@ -395,7 +395,7 @@ def test_a_runner_that_hangs_is_noticed_and_stopped(bundled_model, monkeypatch):
         await runner.load(LoadSettings(path=str(bundled_model), n_ctx=1024, n_threads=1))
         # A busy machine may let a sound one be silent for a while, so it is watched so closely from here on only.
         monkeypatch.setattr(watchdog, "SILENCE_S", 6.0)
-        runner._watchdog.heard(0.0)  # the wait that had begun has the old limit
+        runner._watchdog.on_heartbeat(0.0)  # the wait that had begun has the old limit
         await runner.stats()
         os.kill(runner.pid, signal.SIGSTOP)
         with pytest.raises(RunnerDied, match="stuck"):

@@ -49,6 +49,7 @@ BANNED_IN = {
         "_known": "cached, computed, measured",
         "n_known": "n_cached, n_vocab",
         "kept_prefix": "usable_prefix",
+        "heard": "on_heartbeat, segments",
         "place": "index, position, address",
         "places": "indices, positions, addresses",
         "reading": "prefill, job",

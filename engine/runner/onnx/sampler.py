@@ -10,7 +10,7 @@ from engine.runner.onnx.errors import UnsupportedParameter
 from engine.types import SamplingParams
 
 # llama.cpp runs XTC only on distributions with at least this many candidates above the threshold.
-_XTC_LEAST: Final = 2
+_XTC_MIN_TOKENS: Final = 2
 
 
 class NumpySampler(Sampler):
@@ -107,7 +107,7 @@ def _xtc(logits: Any, p: SamplingParams, random: Any) -> tuple[Any, Any]:
     if p.xtc_probability <= 0 or p.xtc_threshold > 0.5 or random.random() > p.xtc_probability:  # noqa: PLR2004
         return _all(logits)
     likely = int((_probabilities(logits) >= p.xtc_threshold).sum())
-    chosen = np.arange(likely - 1 if likely >= _XTC_LEAST else 0, len(logits))
+    chosen = np.arange(likely - 1 if likely >= _XTC_MIN_TOKENS else 0, len(logits))
     return chosen, logits[chosen]
 
 

@@ -53,7 +53,7 @@ class Following:
     def waits(self, sequence: LlamaSequence, prefilled: list[LlamaSequence]) -> bool:
         """Others compute in this step what this one needs next, and that saves more than a step costs."""
         assert sequence.cache is not None
-        least = max(MIN_GAIN, self._pace.step_rows(STEP_ROWS))
+        min_gain = max(MIN_GAIN, self._pace.step_rows(STEP_ROWS))
         have = len(sequence.cache.tokens)
         for other in prefilled:
             assert other.cache is not None
@@ -61,9 +61,9 @@ class Following:
             if at >= common:
                 continue
             if self._kv.truncatable:
-                if common - max(have, at) >= least:
+                if common - max(have, at) >= min_gain:
                     return True
-            elif common - have >= least and common in other.cache.planned:  # it stops there
+            elif common - have >= min_gain and common in other.cache.planned:  # it stops there
                 return True
         return False
 

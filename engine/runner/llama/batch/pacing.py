@@ -16,7 +16,7 @@ from engine.types import Event
 # What a prompt may add to a step while others generate, or as much again as their rows take, when that is more. It
 # grows with the requests that wait for their first token for each that generates: wide steps prefill faster.
 PROMPT_STEP_S: Final = 0.1
-MOST_STRETCH: Final = 5
+MAX_STRETCH: Final = 5
 # A processor is as efficient with this many rows as with hundreds. Measured: docs/log.md, engine.
 MIN_CHUNK: Final = 16
 # On processors llama.cpp's fused attention takes a step's rows in tiles of this many, and one by one below
@@ -50,7 +50,7 @@ class Pace:
         """
         if not generating:
             return self._loaded.n_batch
-        stretch = min(max(1.0, waiting / generating), MOST_STRETCH)
+        stretch = min(max(1.0, waiting / generating), MAX_STRETCH)
         added_s = max(PROMPT_STEP_S, self._answers_s(generating)) * stretch
         wanted = int(added_s / self._prompt_row_s) if self._prompt_row_s else 0
         whole = TILE_ROWS if depth >= DEEP and in_tiles(self._loaded.settings) else ROWS_AT_ONCE

@@ -12,11 +12,11 @@ from engine.runner.protocol import LoadSettings
 from engine.runner.quick_texts import NotQuick, QuickTexts
 
 # Building the graph and trying it takes half a second of processor, which fewer texts would not earn back.
-FEWEST: Final = 16
+MIN_TEXTS: Final = 16
 # The weights are in memory a second time, in 8 bits, and this is in no estimate.
 MAX_BYTES: Final = 128 << 20
 # With the vector that llama.cpp makes. Rows on disk are rounded to 8 bits as well (docs/log.md, "Documents").
-LEAST_COSINE: Final = 0.98
+MIN_COSINE: Final = 0.98
 # It must take less than this share of llama.cpp's processor time.
 WORTH: Final = 0.8
 ROUNDS: Final = 3
@@ -41,7 +41,7 @@ class QuickChoice:
 
     def wanted(self, left: int) -> bool:
         """Whether so many texts are embedded so, or it is to be found out with the first of them."""
-        return self._texts is not None or (self._untried and left >= FEWEST)
+        return self._texts is not None or (self._untried and left >= MIN_TEXTS)
 
     @property
     def texts_a_step(self) -> int:
@@ -72,7 +72,7 @@ class QuickChoice:
             raise NotQuick(f"in 8 bits their vectors have {quick.size} numbers, not {row.size}")
         cosine = float(row @ quick / max(float(np.linalg.norm(row) * np.linalg.norm(quick)), 1e-12))
         took = f"{len(text)} tokens: {quick_s * 1000:.1f} ms of processor in 8 bits, {slow_s * 1000:.1f} without"
-        if not cosine >= LEAST_COSINE:  # a NaN neither
+        if not cosine >= MIN_COSINE:  # a NaN neither
             raise NotQuick(f"in 8 bits their vectors differ (cosine {cosine:.3f})")
         if quick_s > WORTH * slow_s:
             raise NotQuick(took)

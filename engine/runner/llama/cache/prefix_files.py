@@ -29,8 +29,8 @@ _MAX_HEADER: Final = 64 << 20
 # States that wait for a slow disk stand in memory beside all others.
 MAX_WAITING_BYTES: Final = 256 << 20
 # A cache must not take the space that chats and downloads need: it leaves a tenth of the disk free, 2 GiB at most.
-LEAST_FREE_FRAC: Final = 0.1
-MOST_FREE_BYTES: Final = 2 << 30
+MIN_FREE_FRAC: Final = 0.1
+MAX_FREE_BYTES: Final = 2 << 30
 
 
 class _FileHeader(msgspec.Struct):
@@ -131,7 +131,7 @@ class PrefixFiles:
     def _write_file(self, entry: StoredPrefix, data: Any, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         disk = shutil.disk_usage(path.parent)
-        if disk.free - entry.size < min(LEAST_FREE_FRAC * disk.total, MOST_FREE_BYTES):
+        if disk.free - entry.size < min(MIN_FREE_FRAC * disk.total, MAX_FREE_BYTES):
             raise OSError(errno.ENOSPC, "the rest of the disk is for other things")
         temporary = path.with_suffix(f".{os.getpid()}.part")
         header = msgspec.msgpack.encode(

@@ -43,10 +43,10 @@ class Sharing:
         if not self._rewinding.rewind(target, source, length):
             self._cells.drop(target)
 
-    def follow(self, target: CachedSequence, source: CachedSequence, length: int, least: int) -> int:
-        """Let a running sequence have `length` tokens of another if that gains it `least`; returns its gain."""
+    def follow(self, target: CachedSequence, source: CachedSequence, length: int, min_gain: int) -> int:
+        """Let a running sequence have `length` tokens of another if that gains it `min_gain`; returns its gain."""
         have = len(target.tokens)
-        if length - have < least or self._rewinding.usable(source, length) != length:
+        if length - have < min_gain or self._rewinding.usable(source, length) != length:
             return 0
         # Without cells of its own none would be left over.
         if self._rewinding.truncatable and target.shared == have:

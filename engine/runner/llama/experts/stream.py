@@ -244,7 +244,7 @@ class ExpertStream:
         row, number = expert
         victim: _Expert | None = None
         while self._used_bytes + self._sizes[row] > self._capacity_bytes:
-            victim = self._least(row if prefetch else -1)
+            victim = self._choose_victim(row if prefetch else -1)
             if victim is not None:
                 self._there[victim] = False
                 self._used_bytes -= self._sizes[victim[0]]
@@ -277,7 +277,7 @@ class ExpertStream:
         self._there[job.expert] = True
         self._coming.pop(job.expert, None)
 
-    def _least(self, spared: int) -> _Expert | None:
+    def _choose_victim(self, spared: int) -> _Expert | None:
         """Of what is in memory the expert that is used least, but none of layer `spared` nor of those in work."""
         row, wanted = self._needed
         while True:

@@ -32,8 +32,8 @@ EMPTY: Final = frozenset({"NONE", "RESHAPE", "VIEW", "PERMUTE", "TRANSPOSE"})
 # products are summed in half precision or of 8-bit activations, and 1e-7 elsewhere; half-precision math of some
 # drivers is allowed ten times that.
 PRODUCTS: Final = frozenset({"MUL_MAT", "MUL_MAT_ID", "FLASH_ATTN_EXT", "OUT_PROD", "SSM_SCAN", "GATED_DELTA_NET"})
-MOST_OF_PRODUCTS: Final = 5e-4
-MOST: Final = 1e-6
+MAX_PRODUCT_ERROR: Final = 5e-4
+MAX_ERROR: Final = 1e-6
 PROMPT_TOKENS: Final = 40
 SINGLE_TOKENS: Final = 3
 WORDS: Final = {
@@ -252,7 +252,7 @@ def relative_error(right: Any, found: Any) -> float:
 
 
 def _most(kind: str) -> float:
-    return MOST_OF_PRODUCTS if kind in PRODUCTS else MOST
+    return MAX_PRODUCT_ERROR if kind in PRODUCTS else MAX_ERROR
 
 
 def named(operations: list[Operation], most: int = 3) -> str:

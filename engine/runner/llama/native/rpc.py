@@ -19,7 +19,7 @@ CONNECT_S: Final = 5.0
 _CPU: Final = 0
 _GPUS: Final = frozenset({1, 2})
 _ENDPOINT: Final = re.compile(r"127\.0\.0\.1:(?P<port>\d{1,5})")
-_MOST_PORT: Final = 65535
+_MAX_PORT: Final = 65535
 
 
 class NoWorker(Exception):
@@ -92,7 +92,7 @@ def _check(endpoint: str) -> None:
     import socket  # noqa: PLC0415 - few models have workers
 
     match = _ENDPOINT.fullmatch(endpoint)
-    if match is None or not 0 < int(match["port"]) <= _MOST_PORT:
+    if match is None or not 0 < int(match["port"]) <= _MAX_PORT:
         raise NoWorker(f"rpc: {endpoint!r} is not {LOOPBACK}:PORT; reach other machines through a tunnel (ssh -L)")
     try:
         with contextlib.closing(socket.create_connection((LOOPBACK, int(match["port"])), timeout=CONNECT_S)):

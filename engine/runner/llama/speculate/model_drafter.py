@@ -10,7 +10,7 @@ import numpy as np
 from engine.runner.llama.native.batch import Logits
 
 # A token that is itself given less than this ends the draft: it is wrong more often than not.
-LEAST_PROBABILITY: Final = 0.3
+MIN_PROBABILITY: Final = 0.3
 # Weight of the newest draft in what drafting a token costs.
 NEWEST: Final = 0.2
 
@@ -42,7 +42,7 @@ class ModelDrafter(abc.ABC):
             token = int(row.argmax())
             if token >= self._n_vocab:
                 break
-            if not forced and not LEAST_PROBABILITY * float(np.exp(row - row[token]).sum()) <= 1:
+            if not forced and not MIN_PROBABILITY * float(np.exp(row - row[token]).sum()) <= 1:
                 break
             found.append(token)
             if len(found) == length or not read(token):

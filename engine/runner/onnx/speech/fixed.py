@@ -88,7 +88,7 @@ class FixedMoonshine:
                 raise LoadFailed(choice.explain(reason(error))) from error
             sessions.append(session)
             self.notes += [note] if note else []
-        self._hear, self._say = sessions
+        self._encoder, self._decoder = sessions
         self._outputs = [[one.name for one in session.get_outputs()] for session in sessions]
 
     @property
@@ -110,7 +110,7 @@ class FixedMoonshine:
         mask = np.full((1, 1, 1, s.frames), _MASKED, np.float32)
         mask[..., :frames] = 0
         given = {"sound": sound, "weights": weights, "mask": mask}
-        heard = dict(zip(self._outputs[0], self._hear.run(self._outputs[0], given), strict=True))
+        encoded = dict(zip(self._outputs[0], self._encoder.run(self._outputs[0], given), strict=True))
         past = self._empty()
         written = np.full((1, 1, 1, s.tokens + 1), _MASKED, np.float32)
         written[..., -1] = 0
@@ -126,9 +126,9 @@ class FixedMoonshine:
                 "written": written,
                 "mask": mask,
                 **past,
-                **heard,
+                **encoded,
             }
-            results = dict(zip(self._outputs[1], self._say.run(self._outputs[1], given), strict=True))
+            results = dict(zip(self._outputs[1], self._decoder.run(self._outputs[1], given), strict=True))
             last, chance = log_probability(results["logits"][0, -1])
             total += chance
             if last == END:

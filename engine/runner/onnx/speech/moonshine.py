@@ -44,8 +44,8 @@ class Moonshine:
         """The words of one piece of speech, their tokens, and the mean of their log probabilities."""
         if len(samples) < SHORTEST:
             samples = np.pad(samples, (0, SHORTEST - len(samples)))
-        heard = np.ones((1, len(samples)), np.int64)
-        (hidden,) = self._encoder.run(None, {"input_values": samples[None], "attention_mask": heard})
+        attention_mask = np.ones((1, len(samples)), np.int64)
+        (hidden,) = self._encoder.run(None, {"input_values": samples[None], "attention_mask": attention_mask})
         past = {one.name: np.zeros((1, one.shape[1], 0, one.shape[3]), np.float32) for one in self._past}
         tokens: list[int] = []
         total = 0.0
@@ -54,7 +54,7 @@ class Moonshine:
             given = {
                 "input_ids": np.array([[last]], np.int64),
                 "encoder_hidden_states": hidden,
-                "encoder_attention_mask": heard,
+                "encoder_attention_mask": attention_mask,
                 "use_cache_branch": np.array([bool(tokens)]),
                 **past,
             }

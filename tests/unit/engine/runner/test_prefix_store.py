@@ -231,10 +231,10 @@ def test_a_file_under_anothers_name_is_deleted(tmp_path):
     assert not list(tmp_path.glob("*/*.kv"))
 
 
-@pytest.mark.parametrize("bound", ["LEAST_FREE_FRAC", "MOST_FREE_BYTES"])
+@pytest.mark.parametrize("bound", ["MIN_FREE_FRAC", "MAX_FREE_BYTES"])
 def test_the_rest_of_the_disk_is_left_to_others(tmp_path, monkeypatch, bound, capsys):
     """Chats and downloads need it more than prefixes, which are computed again in seconds."""
-    everything = {"LEAST_FREE_FRAC": 1.0, "MOST_FREE_BYTES": 1 << 60}
+    everything = {"MIN_FREE_FRAC": 1.0, "MAX_FREE_BYTES": 1 << 60}
     for name, value in everything.items():
         monkeypatch.setattr(prefix_files, name, value if name != bound else 0)
     store = disk_store(tmp_path)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from bert_shape import write_bert
 
-from engine.runner.llama.batch.quick import FEWEST, QuickChoice
+from engine.runner.llama.batch.quick import MIN_TEXTS, QuickChoice
 from engine.runner.onnx_libraries import onnxruntime
 from engine.runner.protocol import LoadSettings
 from engine.runner.quick_texts import NotQuick, QuickTexts
@@ -73,8 +73,8 @@ def choice(source, **changed):
 def test_it_is_taken_where_it_is_faster_and_measured_once(tmp_path):
     source = write_bert(tmp_path / "bert.gguf")
     exact, chosen = Exact(source, tmp_path / "floats", seconds=0.2), choice(source)
-    assert not chosen.wanted(FEWEST - 1)
-    assert chosen.wanted(FEWEST)
+    assert not chosen.wanted(MIN_TEXTS - 1)
+    assert chosen.wanted(MIN_TEXTS)
     found = chosen.rows(TEXTS, exact)
     assert min(cosine(row, exact(text)) for text, row in zip(TEXTS, found, strict=True)) > 0.995
     asked = exact.asked
