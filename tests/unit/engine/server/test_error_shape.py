@@ -1,0 +1,76 @@
+"""Whose words an error is told in: those of the router that took the request, else of the path's protocol."""
+
+import asyncio
+
+import httpx2
+import pytest
+from fastapi import FastAPI
+
+from engine.errors import ModelNotFound
+from engine.server.anthropic import errors as anthropic
+from engine.server.error_shape import refusal_body, shape_of_path
+from engine.server.handlers import HANDLERS
+from engine.server.last_resort import LastResort
+from engine.server.ollama import errors as ollama
+from engine.server.openai import errors as openai
+from engine.server.protocol_router import protocol_router
+
+
+async def missing():
+    """No model has this name."""
+    raise ModelNotFound("nobody")
+
+
+async def broken():
+    """A bug."""
+    raise ZeroDivisionError
+
+
+def answers(shape, *asked):
+    """What an application answers whose routes of this shape lie where no protocol's prefix leads to it."""
+    router = protocol_router(shape, prefix="/elsewhere", tags=["test"])
+    router.add_api_route("/missing", missing, methods=["POST"])
+    router.add_api_route("/broken", broken, methods=["POST"])
+    app = FastAPI()
+    app.add_middleware(LastResort)
+    app.include_router(router)
+    for raised, handler in HANDLERS.items():
+        app.add_exception_handler(raised, handler)
+
+    async def ask():
+        transport = httpx2.ASGITransport(app, raise_app_exceptions=False)
+        async with httpx2.AsyncClient(transport=transport, base_url="http://server") as client:
+            return [await client.request(method, path) for method, path in asked]
+
+    return asyncio.run(ask())
+
+
+def test_a_router_tells_errors_in_its_shape_wherever_its_routes_lie():
+    found, bug, method = answers(
+        anthropic.SHAPE,
+        ("POST", "/elsewhere/missing"),
+        ("POST", "/elsewhere/broken"),
+        ("GET", "/elsewhere/missing"),
+    )
+    assert (found.status_code, found.json()["error"]["type"]) == (404, "not_found_error")
+    assert (bug.status_code, bug.json()["error"]["type"]) == (500, "api_error")
+    assert (method.status_code, method.json()["type"]) == (405, "error")
+    (found,) = answers(ollama.SHAPE, ("POST", "/elsewhere/missing"))
+    assert isinstance(found.json()["error"], str)
+    (found,) = answers(openai.SHAPE, ("POST", "/elsewhere/missing"))
+    assert found.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("path", "shape"),
+    [
+        ("/v1/messages/nothing", anthropic.SHAPE),
+        ("/api/nothing", ollama.SHAPE),
+        ("/api/v0/nothing", openai.SHAPE),
+        ("/v1/nothing", openai.SHAPE),
+        ("/nothing", openai.SHAPE),
+    ],
+)
+def test_where_no_route_lies_the_path_decides(path, shape):
+    assert shape_of_path(path) is shape
+    assert refusal_body({"path": path}, 404, "not_found", "no") == shape.refusal(404, "not_found", "no")
