@@ -36,7 +36,7 @@ from engine.server.manage import stats as manage_stats
 from engine.server.manage import upstreams as manage_upstreams
 from engine.server.ollama import models as ollama_models
 from engine.server.ollama import routes as ollama
-from engine.server.openai import absent, audio, completions, embeddings, files, models, vector_stores
+from engine.server.openai import audio, completions, embeddings, files, models, unsupported, vector_stores
 from engine.server.openai import routes as chat
 from engine.server.openapi import complete
 from engine.server.responses import compaction, conversations
@@ -59,7 +59,7 @@ def every_route(state: ServerState) -> FastAPI:
     app.add_middleware(LastResort)
     for early in (models, chat, completions):
         app.include_router(early.router.documented())
-    for module in (llama_server, kept_streams, audio, fim, embeddings, tokens, lmstudio, absent):
+    for module in (llama_server, kept_streams, audio, fim, embeddings, tokens, lmstudio, unsupported):
         app.include_router(module.router)
     for module in (responses, compaction, conversations, anthropic, ollama, ollama_models):
         app.include_router(module.router)
