@@ -85,7 +85,7 @@ def test_a_very_long_text_is_followed_in_bounded_memory():
         guard.feed(f"word{i} and {i * 7} more ")
     assert guard.found is None
     assert len(guard._words) <= 16_000
-    assert len(guard._places) <= 16_000
+    assert len(guard._last_seen) <= 16_000
     guard.feed("the same words once more " * 80)
     assert guard.found is not None
 
