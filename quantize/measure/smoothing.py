@@ -77,14 +77,24 @@ class _Channels(Tap):
         self.tokens = 0
         self._scales = scales
         self._first = next(iter(widths), "")
+        self._left = set(widths)
 
     def wants(self, weight: str, node: GgmlTensor) -> bool:
         """The first reader of each seam."""
         del node
         return weight in self.squares
 
+    def takes(self, address: int, node: GgmlTensor) -> bool:
+        """End a window's graph with the last of them: what follows, the head's product too, is for nobody."""
+        return super().takes(address, node) and bool(self._left)
+
+    def ended(self) -> None:
+        """The next window shows all of them again."""
+        self._left = set(self.squares)
+
     def take(self, weight: str, node: GgmlTensor) -> None:
         """Add what a window shows."""
+        self._left.discard(weight)
         values = read_floats(tensor_at(node.src[1]))
         rows = values.reshape(-1, values.shape[-1])
         self.tokens += len(rows) if weight == self._first else 0
