@@ -114,8 +114,9 @@ class MomentSums:
             self._turn.wait_for(lambda: all(w in passed or w in self._ended for w in waits_for))
         for expert, rows in parts:
             add_gram(self.sums[name][expert], rows)
-            for block, sums in self.peaks[name].items():
-                highest = np.abs(rows).reshape(len(rows), -1, block).max(axis=2)
+            highest, block = np.abs(rows), 1
+            for longer, sums in self.peaks[name].items():  # each a multiple of the one before
+                highest, block = highest.reshape(len(rows), -1, longer // block).max(axis=2), longer
                 sums[expert] += np.einsum("tb,tb->b", highest, highest, dtype=np.float64)
             self.tokens[name][expert] += len(rows)
         with self._turn:
