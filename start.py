@@ -21,11 +21,21 @@ ROOT = os.path.dirname(os.path.abspath(__file__))
 VENV = os.path.join(ROOT, ".venv")
 MARKER = os.path.join(VENV, "tessera-ready")
 OPTIONS = ("--no-system", "--no-gui", "--no-model", "--wheels")
-# The tests of a file share its servers; most wait for processes, so one file more at a time than cores pays.
-WHOLE_RUN = ["-n", str(max(2, min(4, 1 + (os.cpu_count() or 2)))), "--dist", "loadfile"]
+# A process of tests grows to 1.2 GB, and has servers and models beside it.
+BYTES_A_PROCESS = 3 << 30
 # The plugin of the window's tests loads Qt, so the quick run goes without it (see tests/quick.py).
 QUICK_RUN = ["-p", "no:pytest-qt", "-n", "2", "--dist", "worksteal", "tests/unit"]
 LOCKS = {"desktop": "desktop.txt", "server": "base.txt", "test": "dev.txt"}
+
+
+def whole_run() -> "list[str]":
+    """How all tests are run: most files wait for processes, so two files more at a time than cores pay."""
+    try:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # Windows has no such call
+        memory = 3 * BYTES_A_PROCESS
+    files = min(4, 2 + (os.cpu_count() or 2), memory // BYTES_A_PROCESS)
+    return ["-n", str(max(2, files)), "--dist", "loadfile"]  # the tests of a file share its servers
 
 
 def venv_python() -> str:
@@ -150,7 +160,7 @@ def main() -> int:
         # The tests start hundreds of processes, which would each compile a thousand modules anew.
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
         quick = QUICK_RUN if "--quick" in rest else []
-        whole = WHOLE_RUN if all(told.startswith("--durations") for told in rest[1:]) else []
+        whole = whole_run() if all(told.startswith("--durations") for told in rest[1:]) else []
         return run([venv_python(), "-m", "pytest", *whole, *rest[1:], *quick])
     return run([venv_python(), "-m", "app", *rest])
 
