@@ -110,6 +110,18 @@ def test_debug_shows_the_traceback():
 
 
 def test_interrupting_stops_the_answer_and_leaves_no_server():
+    rest, notes = interrupted()
+    while f"{WHOLE_ANSWER} tokens," in notes:  # on a crowded computer it was at its end before it was interrupted
+        rest, notes = interrupted()
+    assert "stopped" in notes
+    assert rest.partition("\n")[2].strip(), "the next question is answered"
+
+
+WHOLE_ANSWER = 64  # tokens of the toy's
+
+
+def interrupted():
+    """What a chat prints once its first answer was interrupted and the next one given, and what it notes."""
     process = subprocess.Popen(
         [sys.executable, "-m", "app", "chat", "-t", "0"],
         cwd=ROOT,
@@ -129,5 +141,4 @@ def test_interrupting_stops_the_answer_and_leaves_no_server():
         process.stdin.close()
         rest, notes = process.stdout.read(), process.stderr.read()
         assert process.wait(90) == 0
-        assert "stopped" in notes
-        assert rest.partition("\n")[2].strip(), "the next question is answered"
+        return rest, notes
