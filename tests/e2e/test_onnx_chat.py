@@ -7,7 +7,6 @@ import subprocess
 import sys
 import urllib.request
 
-import anthropic
 import ollama
 import openai
 import pytest
@@ -67,6 +66,8 @@ def test_structured_output_and_tools(onnx_server, client):
 
 
 def test_the_other_clients(onnx_server):
+    import anthropic  # takes a second, which every process of the tests would spend when it collects
+
     with anthropic.Anthropic(base_url=onnx_server.url, api_key="unused", max_retries=0) as claude:
         said = claude.messages.create(model=onnx_server.model, max_tokens=8, messages=ASK)
         assert said.content[0].text

@@ -1,8 +1,8 @@
 """The official client over scripted answers: every block, event and stop reason."""
 
+import importlib
 import json
 
-import anthropic
 import httpx2
 import pytest
 
@@ -15,8 +15,14 @@ CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</
 HI = [{"role": "user", "content": "Hi"}]
 
 
+@pytest.fixture(scope="module")
+def anthropic():
+    """The client's package: importing it takes a second, which every process would spend in collecting."""
+    return importlib.import_module("anthropic")
+
+
 @pytest.fixture
-def client(qwen):
+def client(qwen, anthropic):
     with anthropic.Anthropic(base_url=qwen.url, api_key="unused", max_retries=0) as made:
         yield made
 
@@ -157,7 +163,7 @@ def test_count_tokens_is_what_would_run(qwen, client):
     assert counted == answer.usage.input_tokens
 
 
-def test_overflow_says_what_clients_compact_on(qwen, client):
+def test_overflow_says_what_clients_compact_on(qwen, client, anthropic):
     big = [{"role": "user", "content": "x" * (1 << 20)}]
     with pytest.raises(anthropic.BadRequestError, match="prompt is too long: ") as caught:
         client.messages.create(model="spark", max_tokens=5, messages=big)
@@ -189,7 +195,7 @@ def test_what_cannot_be_honoured_is_refused(qwen, change, words):
     assert words in answer.json()["error"]["message"]
 
 
-def test_unknown_model_and_unknown_fields(qwen, client):
+def test_unknown_model_and_unknown_fields(qwen, client, anthropic):
     with pytest.raises(anthropic.NotFoundError):
         client.messages.create(model="claude-nothing", max_tokens=5, messages=HI)
     qwen.say("ok")
@@ -211,7 +217,7 @@ def test_models_as_the_client_lists_them(client):
     assert client.models.retrieve("spark").display_name
 
 
-def test_a_model_is_what_the_clients_types_say(qwen, client):
+def test_a_model_is_what_the_clients_types_say(qwen, client, anthropic):
     """Its own types, held strictly: abilities are an object there, while OpenAI's clients read a list."""
     listed, single = next(iter(client.models.list())), client.models.retrieve("spark")
     for model in (listed, single):
@@ -223,7 +229,7 @@ def test_a_model_is_what_the_clients_types_say(qwen, client):
     assert isinstance(plain["capabilities"], list)
 
 
-def test_an_unknown_model_is_refused_in_the_clients_own_shape(qwen, client):
+def test_an_unknown_model_is_refused_in_the_clients_own_shape(qwen, client, anthropic):
     with pytest.raises(anthropic.NotFoundError) as caught:
         client.models.retrieve("zz")
     assert caught.value.body["type"] == "error"
@@ -232,7 +238,7 @@ def test_an_unknown_model_is_refused_in_the_clients_own_shape(qwen, client):
     assert plain["error"]["code"] == "model_not_found"
 
 
-def test_a_dead_runner_is_an_error_event(qwen, client):
+def test_a_dead_runner_is_an_error_event(qwen, client, anthropic):
     qwen.say("loaded")  # a runner that dies while it is tried out is another story
     client.messages.create(model="spark", max_tokens=5, messages=HI)
     qwen.say("never", die=9)
