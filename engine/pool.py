@@ -21,6 +21,7 @@ from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
 from engine.time_spent import current_clock
 from engine.types import Event, GenerationRequest, Started
+from engine.wording import sentence
 
 log = logging.getLogger(__name__)
 
@@ -251,8 +252,9 @@ class Pool:
                 fallback = await self._admission.retry(model.id, model.settings, error)
                 if fallback is None:
                     raise
-                log.warning("model=%s could not be loaded (%s); trying: %s", model.id, error, fallback.change)
-                model.notes.append(f"It failed to load ({error}), so it was tried again: {fallback.change}.")
+                change = sentence(fallback.change)
+                log.warning("model=%s could not be loaded (%s); trying: %s", model.id, error, change)
+                model.notes.append(f"It failed to load ({error}), so it was tried again: {change}.")
                 model.settings = fallback.settings
             else:
                 await self._admission.compared(model.settings, model.facts.device_check)
@@ -343,8 +345,9 @@ class Pool:
             if fallback is None:
                 model.crashes.extend([time.monotonic()] * MAX_CRASHES)  # every way was tried just now
                 return False
-            log.warning("model=%s died at its first token (%s); trying: %s", model.id, error, fallback.change)
-            model.notes.append(f"It failed at its first token ({error}), so it was tried again: {fallback.change}.")
+            change = sentence(fallback.change)
+            log.warning("model=%s died at its first token (%s); trying: %s", model.id, error, change)
+            model.notes.append(f"It failed at its first token ({error}), so it was tried again: {change}.")
             model.settings, model.runner = fallback.settings, None
             await self._load(model, None)
         return True

@@ -19,11 +19,10 @@ if TYPE_CHECKING:
 
     from devices.engine_versions.store import VersionStore
     from devices.host import Host
+    from engine.api.machine import ComparedDevice, FitReport, ModelPlacement  # noqa: TC004 - for annotations elsewhere
     from engine.dispatch.engine_versions import Compared  # noqa: TC004 - for annotations elsewhere
     from engine.dispatch.placer import Placer
-    from engine.dispatch.types import Placement  # noqa: TC004 - for annotations elsewhere
-    from engine.dispatch.verify import Row  # noqa: TC004 - for annotations elsewhere
-    from engine.fit.types import FitReport  # noqa: TC004 - for annotations elsewhere
+    from engine.dispatch.verify import Row
     from engine.library.catalogue import Catalogue
     from engine.library.foreign import ForeignFolder
     from engine.library.hub.names import HubName
@@ -46,15 +45,15 @@ __all__ = [
     "DEFAULT_CONTEXT",
     "Chosen",
     "Compared",
+    "ComparedDevice",
     "FitReport",
     "ModelEntry",
+    "ModelPlacement",
     "Option",
     "OwnBuild",
     "Paths",
-    "Placement",
     "RepoHit",
     "RepoPlan",
-    "Row",
     "Services",
     "__version__",
     "is_plain_text",
@@ -129,8 +128,9 @@ class Services:
         from engine.dispatch.hub_fit import fit_estimator  # noqa: PLC0415 - see the top
         from engine.library.hub.client import HubClient  # noqa: PLC0415 - see the top
         from engine.library.hub.plan import plan_repository  # noqa: PLC0415 - see the top
+        from engine.wording import sentence  # noqa: PLC0415 - see the top
 
-        estimate = fit_estimator(self.placer)
+        estimate = fit_estimator(self.placer, sentence)
         return plan_repository(HubClient(), self.paths, repo, revision=revision, estimate=estimate, refresh=refresh)
 
     def planned(self, model: str, label: str | None, revision: str | None) -> "tuple[RepoPlan, Option]":
@@ -222,12 +222,13 @@ class Services:
 
     def fit(
         self, model: str, machine: "Host | None" = None, projector: str | None = None, **overrides: Any
-    ) -> "tuple[FitReport, Placement]":
+    ) -> "tuple[FitReport, ModelPlacement]":
         """What a model, a file or a repository needs on this machine or a recorded one, and where it runs.
 
         `overrides` as in engine.dispatch.types.
         Raises: ModelNotFound, the errors of HubClient and of reading the file.
         """
+        from engine.api.placing import fit_report, model_placement  # noqa: PLC0415 - see the top
         from engine.dispatch.machine_state import MachineState  # noqa: PLC0415 - see the top
         from engine.dispatch.placer import Placer  # noqa: PLC0415 - see the top
         from engine.dispatch.resources import open_resources  # noqa: PLC0415 - see the top
@@ -238,7 +239,7 @@ class Services:
         shape, settings = find(model, self.catalogue, placer, projector)
         exact = os.path.isfile(settings.path) and machine is None  # noqa: PTH113 - pathlib is not imported here
         placement = placer.judge_shape(model, shape, settings, Overrides(**overrides), exact=exact)
-        return placer.report(model, placement, shape), placement
+        return fit_report(placer.report(model, placement, shape)), model_placement(placement)
 
     def measured(self, model: str | None = None) -> "list[Report]":
         """What was measured on this machine, oldest first."""
@@ -286,7 +287,7 @@ class Services:
                 )
         return {name: entry.path for name, entry in found.items() if entry is not None}
 
-    def verify_devices(self, path: "Path", tell: "Callable[[Row], None]") -> "list[Row]":
+    def verify_devices(self, path: "Path", tell: "Callable[[ComparedDevice], None]") -> "list[ComparedDevice]":
         """Every usable GPU and NPU beside the CPU's own kernels, on one model; what is wrong is not used any more.
 
         tell: called with each row as it is found. Raises: BadModelFile; EnvironmentFault: there is no such device.
@@ -300,7 +301,8 @@ class Services:
         machine = resources.machine.full()
         if not any(comparable(d, r) for d in machine.devices for r in d.runtimes):
             raise EnvironmentFault("No GPU is usable here, and no other device; `tessera doctor` says why.")
-        return asyncio.run(verify(str(path), machine, resources.checks, tell))
+        rows = verify(str(path), machine, resources.checks, lambda row: tell(_compared(row)))
+        return [_compared(row) for row in asyncio.run(rows)]
 
     def shipped_engine(self) -> str:
         """The version of llama-cpp-python that came with the program."""
@@ -340,3 +342,12 @@ class Services:
         """Close the library where it was opened here."""
         if self._given is None and "catalogue" in vars(self):
             self.catalogue.close()
+
+
+def _compared(row: "Row") -> "ComparedDevice":
+    from msgspec.structs import asdict  # noqa: PLC0415 - see the top
+
+    from engine.api.machine import ComparedDevice  # noqa: PLC0415 - see the top
+    from engine.wording import sentence  # noqa: PLC0415 - see the top
+
+    return ComparedDevice(**asdict(row) | {"what": sentence(row.what), "reason": sentence(row.reason)})

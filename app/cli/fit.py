@@ -11,7 +11,7 @@ from app.cli.from_settings import obey_offline
 from app.cli.kv_choices import KV_CHOICES
 
 if TYPE_CHECKING:
-    from engine.services import FitReport, Placement
+    from engine.services import FitReport, ModelPlacement
 
 
 @click.command("fit")
@@ -68,7 +68,7 @@ def command(
     raise SystemExit(0 if report.fits else 1)
 
 
-def _as_json(report: "FitReport", placement: "Placement") -> dict[str, object]:
+def _as_json(report: "FitReport", placement: "ModelPlacement") -> dict[str, object]:
     import msgspec  # noqa: PLC0415 - see command
 
     built: dict[str, object] = msgspec.to_builtins(report)
@@ -77,7 +77,7 @@ def _as_json(report: "FitReport", placement: "Placement") -> dict[str, object]:
     return built
 
 
-def _print(report: "FitReport", placement: "Placement") -> None:
+def _print(report: "FitReport", placement: "ModelPlacement") -> None:
     from app.cli.shown import console, escape, table  # noqa: PLC0415 - see command
     from app.format import size  # noqa: PLC0415 - see command
 

@@ -8,7 +8,7 @@ import click
 from app.cli.say import say
 
 if TYPE_CHECKING:
-    from engine.services import Row
+    from engine.services import ComparedDevice
 
 WRONG_EXIT = 1
 
@@ -29,7 +29,7 @@ def command(ctx: click.Context, models: tuple[str, ...], *, as_json: bool) -> No
     from devices.as_json import to_json  # noqa: PLC0415 - see above
     from engine.services import Services  # noqa: PLC0415 - see above
 
-    rows: dict[str, list[Row]] = {}
+    rows: dict[str, list[ComparedDevice]] = {}
     with closing(Services()) as services:
         for name, path in services.gguf_files(models).items():
             if not as_json:
@@ -41,7 +41,7 @@ def command(ctx: click.Context, models: tuple[str, ...], *, as_json: bool) -> No
         ctx.exit(WRONG_EXIT)
 
 
-def _tell(row: "Row") -> None:
+def _tell(row: "ComparedDevice") -> None:
     right = row.check is not None and row.state == "right"
     numbers = f"KL divergence {row.check.kld_mean:.1e}" if right and row.check else row.reason
     say(f"  {row.device} ({row.backend}), {row.what}: {row.state}. {numbers}")

@@ -19,19 +19,23 @@ from devices.types import (
     System,
     SystemMemory,
 )
-from engine.dispatch.types import Alternative, Streaming
-from engine.fit.types import FitReport, Need
+from engine.dispatch.types import Streaming
+from engine.fit.types import FitOption, Need
+from engine.reasons import Reason
 from engine.runner.protocol import LoadSettings
+from engine.types import DeviceCheck
 
 __all__ = [
     "Alternative",
     "Audit",
     "BackendReport",
+    "ComparedDevice",
     "Device",
     "DeviceCores",
     "DeviceMemory",
     "Evidence",
     "Finding",
+    "FitOption",
     "FitReport",
     "Kind",
     "LedgerState",
@@ -46,6 +50,7 @@ __all__ = [
     "PlacementAnswer",
     "Pool",
     "ProcessMemory",
+    "Reason",
     "Reservation",
     "Runtime",
     "State",
@@ -181,10 +186,22 @@ class LedgerState(msgspec.Struct, frozen=True, kw_only=True):
     audits: tuple[Audit, ...] = ()
 
 
+class Alternative(msgspec.Struct, frozen=True, kw_only=True):
+    """A choice that lost: how fast it was expected to be, and why it lost; `reason_detail` has that as facts."""
+
+    device: str
+    backend: str
+    n_gpu_layers: int
+    decode_tok_s: float | None
+    reason: str
+    reason_detail: Reason | None = None
+
+
 class ModelPlacement(msgspec.Struct, frozen=True, kw_only=True):
     """Where a model runs and how; `engine.dispatch.types.Placement` explains the fields.
 
-    The fields of `settings` stand beside it too.
+    The fields of `settings` stand beside it too. `reasons` and `energy` are English sentences; `reason_details` and
+    `energy_detail` are the same as kinds with values, for programs and for other languages.
     """
 
     device: str
@@ -199,14 +216,40 @@ class ModelPlacement(msgspec.Struct, frozen=True, kw_only=True):
     measured_on: Literal["stand-in", "model"] | None = None
     tokens_per_joule: float | None = None
     energy: str = ""
+    energy_detail: Reason | None = None
     streaming: Streaming | None = None
     reasons: tuple[str, ...] = ()
+    reason_details: tuple[Reason, ...] = ()
     alternatives: tuple[Alternative, ...] = ()
     n_ctx: int = 0
     n_gpu_layers: int = 0
     n_threads: int = 0
     type_k: str = ""
     type_v: str = ""
+
+
+class ComparedDevice(msgspec.Struct, frozen=True, kw_only=True):
+    """One way of computing on one device beside the CPU's. `state`: right, wrong, failed (no load), or skipped."""
+
+    device: str
+    backend: str
+    what: str
+    state: str
+    reason: str = ""
+    check: DeviceCheck | None = None
+
+
+class FitReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Does it fit: needed and available per device, and what to do if not. `note_details`: the notes as facts."""
+
+    model: str
+    fits: bool
+    need: Need
+    available_bytes: dict[str, int]
+    largest_context: int
+    fit_options: tuple[FitOption, ...] = ()
+    notes: tuple[str, ...] = ()
+    note_details: tuple[Reason, ...] = ()
 
 
 class PlacementAnswer(msgspec.Struct, frozen=True, kw_only=True):

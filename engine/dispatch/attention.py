@@ -9,13 +9,12 @@ from devices.backends.tiles import ATTENTION
 from engine.dispatch.history import Use
 from engine.fit.shape import ModelShape
 from engine.measurements.attention import AttentionSpeed, Heads
+from engine.reasons import Reason, because
 from engine.runner.protocol import LoadSettings
 
 # Where this machine's own measurement is not there yet, a rule from one processor stands in:
 # without it attention is a matrix product over all cells: on x86 one row takes 1.15 of the time in a text of 50
 # tokens, .9 at 400, .7 at 2,000 and .46 at 6,000, and a prompt of 6,000 tokens .7. Measured: docs/log.md, engine.
-PLAIN_WHY: Final = "plain attention: from some hundred tokens on it is faster than the fused one on this processor"
-LONG_CHATS_WHY: Final = "this model mostly answers one long text at a time"
 # It also walks over the cells of other requests, which the fused one skips. So a model that may answer more than
 # this at once gets it only where its use so far says that it pays: long texts, hardly ever two at once. One behind
 # 1,500 tokens decodes 1.3 times as fast, four behind 1,000 .96, eight of 100 .92. Measured: docs/log.md, engine.
@@ -71,18 +70,19 @@ def pays(measured: AttentionSpeed, use: Use | None) -> bool:
     return measured.nearest(usual_tokens(use)).plain_to_fused <= WORTHWHILE
 
 
-def measured_words(settings: LoadSettings, measured: AttentionSpeed | None, use: Use | None) -> str:
-    """What this machine's measurement said of the attention that `settings` have, for a placement's card."""
+def why_measured(settings: LoadSettings, measured: AttentionSpeed | None, use: Use | None) -> Reason | None:
+    """What this machine's measurement said of the attention that `settings` have."""
     if measured is None or ATTENTION in settings.tiles:
-        return ""
+        return None
     point = measured.nearest(usual_tokens(use))
-    told = (
-        f"attention measured here for heads like these: a turn of {point.length} tokens takes "
-        f"{point.plain_to_fused:.2f} times as long with the plain one as with the fused one"
-    )
-    if settings.flash_attn == "off" or not pays(measured, use):
-        return told
-    return f"{told}, which stays where several may ask at once, for long caches and quantized ones"
+    fused = settings.flash_attn != "off" and pays(measured, use)
+    kind = "attention_stays_fused" if fused else "attention_measured"
+    return because(kind, tokens=point.length, plain_to_fused=point.plain_to_fused)
+
+
+def why_plain(settings: LoadSettings) -> Reason:
+    """Why they have plain attention where nothing was measured."""
+    return because("plain_attention" if settings.n_parallel <= MOST_PARALLEL else "plain_attention_by_use")
 
 
 def usual_tokens(use: Use | None) -> float:

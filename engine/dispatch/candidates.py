@@ -11,7 +11,7 @@ from devices.backends.tiles import tiles_library
 from devices.memory import Ledger
 from devices.types import Device, Machine, Runtime
 from engine.dispatch import openvino, streaming
-from engine.dispatch.attention import heads_of, measured_words, plain_attention
+from engine.dispatch.attention import heads_of, plain_attention, why_measured
 from engine.dispatch.file_weights import file_weights
 from engine.dispatch.history import PlacementHistory
 from engine.dispatch.priors import BACKENDS, bandwidth_gbs
@@ -26,6 +26,7 @@ from engine.fit.shape import ModelShape
 from engine.fit.types import DryRun, Need
 from engine.measurements.attention import AttentionSpeed, attention_key
 from engine.measurements.keys import machine_key
+from engine.reasons import Reason
 from engine.runner.engine_args import overrides
 from engine.runner.protocol import LoadSettings
 
@@ -58,7 +59,7 @@ class Question(msgspec.Struct, frozen=True):
 class Candidate(msgspec.Struct, frozen=True):
     """A place to run, whether it fits and how fast it is expected to be.
 
-    `others`: GPUs beside `device`; `attention`: what this machine measured of both ways of attention, in words.
+    `others`: GPUs beside `device`; `attention`: what this machine measured of both ways of attention.
     """
 
     device: Device
@@ -68,7 +69,7 @@ class Candidate(msgspec.Struct, frozen=True):
     fits: bool
     speed: Speed
     others: tuple[Device, ...] = ()
-    attention: str = ""
+    attention: Reason | None = None
     streaming: Streaming | None = None
 
     @property
@@ -114,7 +115,7 @@ def on_processor(asked: Question, dry_run: DryRunner) -> Candidate:
         need = need_at(shape, tried, isa, None, (tried, run) if run else None, correction)
         speed = expected(shape, tried, ((cpu, "cpu", 1.0),), None, asked.memory, asked.owner)
         return Candidate(
-            cpu, None, tried, need, asked.fits(need), speed, attention=measured_words(tried, measured, use)
+            cpu, None, tried, need, asked.fits(need), speed, attention=why_measured(tried, measured, use)
         )
 
     plain = plain_attention(settings, shape, isa, use, measured)

@@ -6,18 +6,18 @@ from devices.backends.openvino import BACKEND
 from devices.memory import Ledger
 from devices.types import Machine, Runtime
 from engine.dispatch import openvino, streaming
-from engine.dispatch.attention import LONG_CHATS_WHY, MOST_PARALLEL, PLAIN_WHY
+from engine.dispatch.attention import why_plain
 from engine.dispatch.candidates import Candidate, DryRunner, Question, on_gpus, on_processor, through_openvino
 from engine.dispatch.cells import cap_kv_cells, grown
-from engine.dispatch.file_weights import FILE_WEIGHTS_WHY
 from engine.dispatch.history import PlacementHistory
-from engine.dispatch.npu_rule import Offer, Verdict, busy_igpu, judge, power_words, why_npu
-from engine.dispatch.priors import BACKENDS, NPU_LARGEST_PARAMETERS
-from engine.dispatch.prompt_tiles import tiles_why
+from engine.dispatch.npu_rule import Offer, Verdict, busy_igpu, judge, why_npu, why_power
+from engine.dispatch.priors import NPU_LARGEST_PARAMETERS
+from engine.dispatch.prompt_tiles import why_tiles
 from engine.dispatch.speculation import with_speculation
 from engine.dispatch.types import Alternative, Overrides, Placement
 from engine.fit.context import resize_context
 from engine.fit.shape import ModelShape
+from engine.reasons import Reason, because
 from engine.runner.protocol import LoadSettings
 
 # A GPU that is not at least this much faster than the CPU is not worth its driver's risks.
@@ -49,7 +49,7 @@ def place(
         usual = _best(pinned or found, found[0])
         npu = next((c for c in intel if c.device.kind == "npu" and c.fits), None)
         why = _why_npu(asked)
-        verdict = _judged(npu, usual, why, asked) if npu is not None and why else None
+        verdict = _judged(npu, usual, why, asked) if npu is not None and why is not None else None
         chosen = npu if npu is not None and verdict is not None and verdict.take else usual
         return [*found, *intel], bool(pinned), chosen, verdict
 
@@ -63,11 +63,12 @@ def place(
     reasons = _reasons(chosen, overrides, machine, shape, pinned)
     if chosen.backend == BACKEND and chosen.device.kind == "npu":
         npu = _offer(chosen, memory, owner)
-        first = verdict.reasons if verdict is not None else (power_words(chosen.device.vendor, npu),)
+        first = verdict.reasons if verdict is not None else (why_power(chosen.device.vendor, npu),)
         reasons = (reasons[0], *first, *reasons[1:])
     if overrides.device and not pinned:
-        why = openvino.pin_refused(shape, ahead, machine, overrides.device) or "is not usable here"
-        reasons = (f"{overrides.device} {why}, so another device was chosen", *reasons)
+        why = openvino.pin_refused(shape, ahead, machine, overrides.device)
+        refused = because("pin_refused", device=overrides.device, why=why) if why is not None else None
+        reasons = (refused or because("pin_not_usable", device=overrides.device), *reasons)
     others = tuple(_alternative(c, chosen, overrides, verdict) for c in candidates if c is not chosen)
     return Placement(
         device=chosen.device.id,
@@ -97,18 +98,18 @@ def requested_settings(base: LoadSettings, overrides: Overrides) -> LoadSettings
     )
 
 
-def _why_npu(asked: Question) -> str:
-    """Why an NPU should be tried for this model, or nothing: it is too large, or a device is wished."""
+def _why_npu(asked: Question) -> Reason | None:
+    """Why an NPU should be tried for this model; None: it is too large, or a device is wished."""
     if (
         asked.overrides.device is not None
         or sum(t.num_values for t in asked.shape.tensors) > NPU_LARGEST_PARAMETERS
     ):
-        return ""
+        return None
     busy = busy_igpu(asked.machine, asked.ledger, asked.owner)
     return why_npu(asked.overrides, igpu_busy=busy, side_work=False)
 
 
-def _judged(npu: Candidate, usual: Candidate, why: str, asked: Question) -> Verdict:
+def _judged(npu: Candidate, usual: Candidate, why: Reason, asked: Question) -> Verdict:
     offers = (_offer(c, asked.memory, asked.owner) for c in (npu, usual))
     return judge(why, npu.device.vendor, *offers)
 
@@ -144,10 +145,10 @@ def _best(candidates: list[Candidate], cpu: Candidate) -> Candidate:
 
 def _reasons(
     chosen: Candidate, overrides: Overrides, machine: Machine, shape: ModelShape, pinned: bool
-) -> tuple[str, ...]:
+) -> tuple[Reason, ...]:
     reasons = []
-    if pinned:
-        reasons.append(f"you pinned {overrides.device}")
+    if pinned and overrides.device:
+        reasons.append(because("pinned", device=overrides.device))
     if chosen.backend == BACKEND and chosen.runtime:
         reasons += _why_openvino(chosen, chosen.runtime, shape)
     elif chosen.device.kind == "cpu":
@@ -155,105 +156,116 @@ def _reasons(
     else:
         reasons += _why_gpu(chosen, shape)
     if chosen.settings.mtp:
-        reasons.append("the file's own head guesses ahead where that pays")
+        reasons.append(because("own_head"))
     if chosen.speed.measured:
-        reasons.append("the speed was measured on this machine")
-    if overrides.mode == "quiet" or overrides.on_battery:
-        reasons.append("half the cores stay free: " + ("quiet" if overrides.mode == "quiet" else "on battery"))
+        reasons.append(because("speed_measured"))
+    if overrides.mode == "quiet":
+        reasons.append(because("half_the_cores_quiet"))
+    elif overrides.on_battery:
+        reasons.append(because("half_the_cores_on_battery"))
     if not chosen.fits:
-        reasons.append("it does not fit the memory that is free now")
+        reasons.append(because("fits_not_now"))
     return tuple(reasons)
 
 
-def _why_gpu(chosen: Candidate, shape: ModelShape) -> list[str]:
+def _why_gpu(chosen: Candidate, shape: ModelShape) -> list[Reason]:
     layers, kept = len(shape.layers), chosen.settings.cpu_expert_layers
     on_gpu = min(chosen.settings.n_gpu_layers, layers)
-    where = "all layers fit" if on_gpu == layers else f"{on_gpu} of {layers} layers fit"
+    names = tuple(device.name for device in (chosen.device, *chosen.others))
     if kept:
-        where = f"all layers fit without the experts of {kept} of {layers}"
-    reasons = [f"{where} on {' and '.join(device.name for device in (chosen.device, *chosen.others))}"]
-    if kept:
-        used = f"{shape.experts_used} of {shape.experts}" if shape.experts_used else "a few"
-        reasons.append(f"those experts stay on the processor: a token reads {used} of them, but all of the rest")
+        reasons = [because("layers_fit_without_experts", layers=kept, all_layers=layers, devices=names)]
+        if shape.experts_used:
+            reasons.append(because("experts_on_processor", used=shape.experts_used, experts=shape.experts))
+        else:
+            reasons.append(because("few_experts_on_processor"))
+    elif on_gpu == layers:
+        reasons = [because("all_layers_fit", devices=names)]
+    else:
+        reasons = [because("some_layers_fit", layers=on_gpu, all_layers=layers, devices=names)]
     if chosen.others:
-        shares = " and ".join(f"{share:.0f}" for share in chosen.settings.tensor_split)
-        reasons.append(f"no single GPU here holds as much: layers are shared out by free memory ({shares})")
-    reasons.append(f"{chosen.backend}: {BACKENDS[chosen.backend].why}")
+        shares = tuple(f"{share:.0f}" for share in chosen.settings.tensor_split)
+        reasons.append(because("layers_shared_out", shares=shares))
+    reasons.append(because(f"backend_{chosen.backend}"))
     if chosen.device.kind == "igpu":
-        reasons.append("the file is read, not mapped: mapped weights would be held twice in shared memory")
+        reasons.append(because("file_is_read"))
         if shape.experts and not kept and on_gpu == layers:
-            reasons.append("its experts too: they share this memory with the processor, which reads it slower")
+            reasons.append(because("experts_in_shared_memory"))
     return reasons
 
 
-def _why_openvino(chosen: Candidate, runtime: Runtime, shape: ModelShape) -> list[str]:
-    reasons = [f"{runtime.device_name}: {BACKENDS[BACKEND].why}, one request at a time"]
+def _why_openvino(chosen: Candidate, runtime: Runtime, shape: ModelShape) -> list[Reason]:
+    reasons = [because("openvino", device=runtime.device_name)]
     if chosen.device.kind == "npu":
-        reasons.append(f"a context of {chosen.settings.n_ctx}: it is compiled in")
+        reasons.append(because("context_compiled_in", n_ctx=chosen.settings.n_ctx))
     if chosen.device.kind != "cpu":
-        reasons.append(openvino.UNTRIED)
+        reasons.append(because("untried_on_this"))
     cost = openvino.cost(shape, runtime)
-    return [*reasons, cost] if cost else reasons
+    return [*reasons, cost] if cost is not None else reasons
 
 
-def _why_processor(chosen: Candidate, machine: Machine, *, pinned: bool) -> list[str]:
+def _why_processor(chosen: Candidate, machine: Machine, *, pinned: bool) -> list[Reason]:
     gpus = [d for d in machine.devices if d.kind in {"igpu", "dgpu"}]
     reasons = []
     if not gpus:
-        reasons.append("this machine has no GPU")
+        reasons.append(because("no_gpu"))
     elif not any(d.state == "usable" for d in gpus):
-        reasons.append(f"no GPU is usable ({gpus[0].name}: {gpus[0].reason or gpus[0].state})")
+        reasons.append(because("no_usable_gpu", device=gpus[0].name, why=gpus[0].reason or gpus[0].state))
     elif not pinned and chosen.fits:
-        reasons.append("no GPU here is expected to be faster than the processor")
-    count = chosen.settings.n_threads
-    reasons.append(f"{count} {'thread' if count == 1 else 'threads'}: one for each fast core that may be used")
+        reasons.append(because("no_faster_gpu"))
+    count, given = chosen.settings.n_threads, chosen.settings.engine_args
+    reasons.append(because("one_thread") if count == 1 else because("threads", threads=count))
     if chosen.streaming is not None:
-        reasons += streaming.words(chosen.streaming)
-    elif not chosen.settings.repack and chosen.settings.engine_args.repack is None:
-        reasons.append(FILE_WEIGHTS_WHY)
-    if chosen.settings.tiles and chosen.settings.engine_args.tiles is None:
-        reasons += tiles_why(chosen.settings)
-    if chosen.attention:
+        reasons += streaming.reasons(chosen.streaming)
+    elif not chosen.settings.repack and given.repack is None:
+        reasons.append(because("file_weights"))
+    if chosen.settings.tiles and given.tiles is None:
+        reasons += why_tiles(chosen.settings)
+    if chosen.attention is not None:
         reasons.append(chosen.attention)
     elif chosen.settings.flash_attn == "off":
-        few = chosen.settings.n_parallel <= MOST_PARALLEL
-        reasons.append(PLAIN_WHY if few else f"{PLAIN_WHY}, and {LONG_CHATS_WHY}")
+        reasons.append(why_plain(chosen.settings))
     return reasons
 
 
 def _alternative(
     candidate: Candidate, chosen: Candidate, overrides: Overrides, verdict: Verdict | None
 ) -> Alternative:
+    pinned = bool(overrides.device) and _is_pinned(chosen, overrides.device)
+    speed = candidate.speed
     if not candidate.fits:
-        reason = "it does not fit there"
-    elif candidate.backend == BACKEND and not (overrides.device and _is_pinned(chosen, overrides.device)):
-        reason = f"only where you pin {candidate.settings.devices[0]}"
-        if candidate.device.kind == "npu":
-            reason += ", when quiet, on battery or beside a busy integrated GPU"
-            reason += f"; now not: {verdict.reasons[0]}" if verdict is not None and not verdict.take else ""
+        reason = because("fits_not_there")
+    elif candidate.backend == BACKEND and not pinned:
+        reason = _only_pinned(candidate, verdict)
     elif candidate.device.kind != "cpu" and candidate.settings.n_gpu_layers == 0:
-        reason = "not one layer fits there"
-    elif overrides.device and _is_pinned(chosen, overrides.device):
-        reason = "you pinned another device"
+        reason = because("no_layer_fits_there")
+    elif pinned:
+        reason = because("pinned_elsewhere")
     else:
-        speed = candidate.speed
-        reason = f"expected to be slower ({speed.decode_tok_s:.1f} tok/s, reads {speed.prefill_tok_s:.0f})"
+        reason = because("slower", decode_tok_s=speed.decode_tok_s, prefill_tok_s=speed.prefill_tok_s)
     return Alternative(
         device=candidate.device.id,
         backend=candidate.backend,
         n_gpu_layers=candidate.settings.n_gpu_layers,
-        decode_tok_s=round(candidate.speed.decode_tok_s, 1) or None,
+        decode_tok_s=round(speed.decode_tok_s, 1) or None,
         reason=reason,
     )
+
+
+def _only_pinned(candidate: Candidate, verdict: Verdict | None) -> Reason:
+    """Why a device of OpenVINO was not taken."""
+    device = candidate.settings.devices[0]
+    if candidate.device.kind != "npu":
+        return because("only_pinned", device=device)
+    if verdict is None or verdict.take:
+        return because("only_pinned_npu", device=device)
+    return because("only_pinned_npu_not_now", device=device, why=verdict.reasons[0])
 
 
 def _npus(machine: Machine, shape: ModelShape) -> list[Alternative]:
     """NPUs that take no GGUF file as they are, with their reason."""
     parameters = sum(t.num_values for t in shape.tensors)
     small = parameters <= NPU_LARGEST_PARAMETERS
-    reason = "it runs ONNX models only; " + (
-        "worth it for this size on battery or beside a busy GPU" if small else "too slow for a model of this size"
-    )
+    reason = because("npu_onnx_only" if small else "npu_onnx_only_large")
     return [
         Alternative(device=d.id, backend="onnx", n_gpu_layers=0, decode_tok_s=None, reason=reason)
         for d in machine.devices

@@ -11,6 +11,7 @@ from engine.fit.need import CPU
 from engine.fit.report import ledger_amounts, overdraft, refusal
 from engine.fit.types import FitReport, Need, Part
 from engine.flm.detect import PREFIX, FlmModel, installed_model, tag_of
+from engine.reasons import Reason, because
 from engine.runner.protocol import LoadSettings
 from engine.vllm.detect import PREFIX as VLLM
 
@@ -34,7 +35,6 @@ def place_external(settings: LoadSettings, machine: Machine, ledger: Ledger, own
         return place_remote(settings)
     model = installed_model(tag_of(settings.path))
     npu = next((d for d in machine.devices if d.kind == "npu" and d.vendor == "AMD"), None)
-    seen = "FastFlowLM runs it on its own" if npu else "FastFlowLM runs it on its own, though no NPU was found here"
     return Placement(
         device=npu.id if npu else "npu",
         device_name=npu.name if npu else "NPU",
@@ -43,7 +43,7 @@ def place_external(settings: LoadSettings, machine: Machine, ledger: Ledger, own
         settings=settings,
         need=flm_need(settings, model),
         fits=overdraft(ledger, flm_need(settings, model), owner) is None,
-        reasons=(seen, _memory_words(model), "not tried on hardware by this project"),
+        reasons=(because("flm" if npu else "flm_without_npu"), _why_memory(model), because("untried")),
     )
 
 
@@ -100,22 +100,20 @@ def flm_report(model_id: str, placement: Placement, machine: Machine, ledger: Le
         need=placement.need,
         available_bytes={CPU: free},
         largest_context=placement.need.n_ctx if placement.fits else 0,
-        notes=("FastFlowLM does not tell what its cache takes; its list tells the weights.",),
+        notes=(because("flm_cache"),),
     )
 
 
-def _memory_words(model: FlmModel) -> str:
+def _why_memory(model: FlmModel) -> Reason:
     if not model.footprint_bytes:
-        return f"its list does not say how much memory it takes; {UNKNOWN_BYTES / 1e9:.0f} GB are set aside"
-    return (
-        f"its list says {model.footprint_bytes / 1e9:.1f} GB of memory, which are set aside; its cache is not told"
-    )
+        return because("flm_memory_unknown", gb=UNKNOWN_BYTES / 1e9)
+    return because("flm_memory", gb=model.footprint_bytes / 1e9)
 
 
-def place_remote(settings: LoadSettings, why: str = "") -> Placement:
+def place_remote(settings: LoadSettings, why: Reason | None = None) -> Placement:
     """On an upstream: its device is `remote:` and its name."""
     name, _, model = settings.path.removeprefix(UPSTREAM).partition("/")
-    seen = f"{name} runs it as {model}; its memory is not in this ledger, its speed is not predicted"
+    seen = because("upstream", upstream=name, model=model)
     return Placement(
         device=f"remote:{name}",
         device_name=name,
@@ -124,5 +122,5 @@ def place_remote(settings: LoadSettings, why: str = "") -> Placement:
         settings=settings,
         need=Need(n_ctx=settings.n_ctx, kv_cells=0, n_sequences=1, type_k="", type_v="", n_gpu_layers=0, parts=()),
         fits=True,
-        reasons=(why, seen) if why else (seen,),
+        reasons=(why, seen) if why is not None else (seen,),
     )

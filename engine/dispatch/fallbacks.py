@@ -1,4 +1,4 @@
-"""What to try next when a load fails or the first token crashes: one change at a time, each told to the user."""
+"""What to try next when a load fails or the first token crashes: one change at a time."""
 
 import msgspec
 
@@ -6,6 +6,7 @@ from devices.types import Machine
 from engine.dispatch.load_settings import DEFAULT_PARALLEL
 from engine.dispatch.openvino import is_openvino
 from engine.dispatch.types import Fallback
+from engine.reasons import because
 from engine.runner.protocol import LoadSettings
 
 SMALLEST_UBATCH = 128
@@ -33,20 +34,17 @@ def _fallbacks(settings: LoadSettings, machine: Machine) -> list[Fallback]:
     if is_openvino(settings):
         return [_processor(settings)]
     if settings.mtp or settings.max_rollback:
-        fallbacks.append(
-            Fallback(settings=replace(settings, mtp=False, max_rollback=0), change="do without guesses ahead")
-        )
+        plain = replace(settings, mtp=False, max_rollback=0)
+        fallbacks.append(Fallback(settings=plain, change=because("without_guesses")))
     if settings.devices:
-        for name, backend in other_backends(settings.devices[0], machine):
-            one = replace(settings, devices=(name,), tensor_split=())
-            fallbacks.append(Fallback(settings=one, change=f"use {backend} instead ({name})"))
+        fallbacks += _on_other_backends(settings, machine)
     smaller = settings.n_ubatch // 2
     if smaller >= SMALLEST_UBATCH:
         reduced = replace(settings, n_ubatch=smaller, n_batch=min(settings.n_batch, 4 * smaller))
-        fallbacks.append(Fallback(settings=reduced, change=f"read prompts in pieces of {smaller} tokens"))
+        fallbacks.append(Fallback(settings=reduced, change=because("shorter_pieces", tokens=smaller)))
     if (settings.type_k, settings.type_v) != ("f16", "f16"):
         plain = replace(settings, type_k="f16", type_v="f16", flash_attn="auto")
-        fallbacks.append(Fallback(settings=plain, change="keep the context in f16"))
+        fallbacks.append(Fallback(settings=plain, change=because("cache_in_f16")))
     if settings.n_gpu_layers or settings.devices:
         fallbacks.append(_processor(settings))
     return [*fallbacks, *_of_weights(settings)]
@@ -60,38 +58,31 @@ def _of_weights(settings: LoadSettings) -> list[Fallback]:
         found.append(as_in_file(settings))
     if settings.use_mmap and not settings.expert_bytes:  # what is streamed does not fit otherwise
         mapped = msgspec.structs.replace(settings, use_mmap=False)
-        found.append(Fallback(settings=mapped, change="read the file instead of mapping it"))
+        found.append(Fallback(settings=mapped, change=because("read_the_file")))
     return found
 
 
 def without_tiles(settings: LoadSettings) -> Fallback:
     """The same with llama.cpp's own kernels only."""
-    return Fallback(
-        settings=msgspec.structs.replace(settings, tiles=()), change="compute with llama.cpp's own kernels only"
-    )
+    return Fallback(settings=msgspec.structs.replace(settings, tiles=()), change=because("llama_kernels_only"))
 
 
 def as_in_file(settings: LoadSettings) -> Fallback:
     """The same without rewritten weights."""
-    return Fallback(
-        settings=msgspec.structs.replace(settings, repack=False), change="use the weights as the file has them"
-    )
+    return Fallback(settings=msgspec.structs.replace(settings, repack=False), change=because("weights_as_in_file"))
 
 
 def sound_fallbacks(settings: LoadSettings, machine: Machine) -> list[Fallback]:
     """What to try where a device computes wrongly, in order: without flash attention, other backends, the CPU."""
-    replace = msgspec.structs.replace
-    name = ", ".join(settings.devices)
     fallbacks = []
     if is_openvino(settings):
         return [_processor(settings)]
     if settings.flash_attn != "off":
         plain = without_flash_attention(settings)
-        fallbacks.append(Fallback(settings=plain, change=f"run on {name} without flash attention"))
+        change = because("without_flash_attention", devices=settings.devices)
+        fallbacks.append(Fallback(settings=plain, change=change))
     if settings.devices:
-        for other, backend in other_backends(settings.devices[0], machine):
-            one = replace(settings, devices=(other,), tensor_split=())
-            fallbacks.append(Fallback(settings=one, change=f"use {backend} instead ({other})"))
+        fallbacks += _on_other_backends(settings, machine)
     return [*fallbacks, _processor(settings)]
 
 
@@ -108,7 +99,17 @@ def _processor(settings: LoadSettings) -> Fallback:
         cpu = msgspec.structs.replace(
             cpu, n_parallel=DEFAULT_PARALLEL, max_draft=MAX_DRAFT, n_batch=2048, n_ubatch=512
         )
-    return Fallback(settings=cpu, change="run on the processor")
+    return Fallback(settings=cpu, change=because("on_processor"))
+
+
+def _on_other_backends(settings: LoadSettings, machine: Machine) -> list[Fallback]:
+    return [
+        Fallback(
+            settings=msgspec.structs.replace(settings, devices=(name,), tensor_split=()),
+            change=because("other_backend", backend=backend, device=name),
+        )
+        for name, backend in other_backends(settings.devices[0], machine)
+    ]
 
 
 def other_backends(device_name: str, machine: Machine) -> list[tuple[str, str]]:

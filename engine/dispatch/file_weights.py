@@ -12,10 +12,6 @@ from quantize.files.gguf_file import TensorInfo
 # llama.cpp rewrites some types for kernels that take eight rows of a weight at once, and has kernels that multiply
 # tiles of the file's own blocks, which it uses only where a weight was not rewritten. For 4 bits (K) and VNNI these
 # take .68 to .73 of the time for 64 to 512 rows of a prompt; without VNNI 1.25. Measured: docs/log.md, engine.
-FILE_WEIGHTS_WHY: Final = (
-    "weights as the file has them, not rewritten: this processor multiplies prompts by them in two thirds of the "
-    "time, and a copy is saved"
-)
 # An answer's token is one row, which they multiply more slowly: a thread takes so many GB/s of the file's weights,
 # and 16 of the copy. That costs nothing where memory delivers less than this to all threads together, and half as
 # much time again where it delivers more. Measured: docs/log.md, "weights as the file has them, again".

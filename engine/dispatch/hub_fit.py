@@ -1,17 +1,23 @@
 """The library's question about a file it has not fetched: does it fit here, and how fast would it be?"""
 
+from collections.abc import Callable
+
 from engine.dispatch.load_settings import default_context
 from engine.dispatch.placer import Placer
 from engine.fit.shape import shape_of
 from engine.library.hub.plan import FitEstimator
 from engine.library.hub.types import FitEstimate
 from engine.library.types import Details
+from engine.reasons import Reason
 from engine.runner.protocol import LoadSettings
 from quantize.files.gguf_file import GgufFile
 
 
-def fit_estimator(placer: Placer) -> FitEstimator:
-    """An estimator that counts what the ledger has promised; by formulas, as it is asked about dozens of files."""
+def fit_estimator(placer: Placer, say: Callable[[Reason], str] | None = None) -> FitEstimator:
+    """An estimator that counts what the ledger has promised; by formulas, as it is asked about dozens of files.
+
+    `say` puts its reasons into words; without it there are none.
+    """
 
     def estimate(parts: tuple[GgufFile, ...], details: Details) -> FitEstimate | None:
         tensors = [tensor for part in parts for tensor in part.tensors]
@@ -27,7 +33,7 @@ def fit_estimator(placer: Placer) -> FitEstimator:
             available_bytes=sum(placer.ledger.available(device) for device in need.devices),
             decode_tok_s=placement.decode_tok_s,
             device=placement.device_name,
-            reasons=placement.reasons,
+            reasons=tuple(map(say, placement.reasons)) if say is not None else (),
             measured_on=placement.measured_on,
             streamed=placement.streaming is not None,
         )

@@ -36,6 +36,7 @@ from engine.errors import (
 from engine.fit.need import exact_parts
 from engine.fit.report import fit_report, ledger_amounts, refusal
 from engine.flm.detect import PREFIX
+from engine.reasons import because
 from engine.runner.buffers import BufferLog
 from engine.runner.engine_args import NO_ARGS
 from engine.runner.protocol import LoadSettings
@@ -277,9 +278,8 @@ class MemoryAdmission:
             self._record(plain, found, error.reason, words)
         fallback = self._placer.sound(settings, read_shape(settings.path))
         if fallback is not None and words:
-            where = ", ".join(settings.devices)
-            told = f"{words} on {where} is wrong with this driver: {fallback.change}"
-            return msgspec.structs.replace(fallback, change=told)
+            change = because("wrong_operations", operations=words, devices=settings.devices, change=fallback.change)
+            return msgspec.structs.replace(fallback, change=change)
         return fallback
 
     async def retry(self, model_id: str, settings: LoadSettings, error: EngineError) -> Fallback | None:
@@ -306,7 +306,7 @@ class MemoryAdmission:
             del self._tried[model_id]
             self._history.remember(model_id, {})  # the next load starts with a free choice
         else:
-            log.warning("model=%s failed, next: %s", model_id, fallback.change)
+            log.warning("model=%s failed, next: %s", model_id, fallback.change.kind)
             tried.append(fallback.settings)
         return fallback
 

@@ -7,6 +7,7 @@ import msgspec
 from devices.memory import Ledger
 from devices.types import Machine
 from engine.dispatch.types import Overrides
+from engine.reasons import Reason, because
 
 # Watts above idle while a model answers, NPU and integrated GPU. Source: FastFlowLM on Ryzen AI Max 395, users'
 # reports (11.5-14.4 W), and llama.cpp's Vulkan run on the same computer (52 W); see the reference of devices.
@@ -15,7 +16,8 @@ _PUBLISHED_W: Final = {"AMD": (13, 52)}
 # else. Source: Miller (1968), Card et al. (1991): ten seconds hold attention.
 USUAL_PROMPT: Final = 1000
 PATIENCE_S: Final = 10.0
-QUIET: Final = "quiet"
+QUIET: Final = because("quiet")
+ON_BATTERY: Final = because("on_battery")
 
 
 class Offer(msgspec.Struct, frozen=True):
@@ -35,29 +37,29 @@ class Verdict(msgspec.Struct, frozen=True):
     """Whether the NPU gets the model, and why or why not."""
 
     take: bool
-    reasons: tuple[str, ...]
+    reasons: tuple[Reason, ...]
 
 
-def why_npu(overrides: Overrides, *, igpu_busy: bool, side_work: bool) -> str:
+def why_npu(overrides: Overrides, *, igpu_busy: bool, side_work: bool) -> Reason | None:
     """Why an NPU should get this model, or nothing. `side_work`: embeddings, speech and the like, not a chat."""
     if overrides.mode == "quiet":
         return QUIET
     if overrides.on_battery:
-        return "on battery"
+        return ON_BATTERY
     if igpu_busy:
-        return f"{'side work' if side_work else 'a small model'} beside the integrated GPU, which is busy"
-    return ""
+        return because("side_work_beside_gpu" if side_work else "small_model_beside_gpu")
+    return None
 
 
-def judge(why: str, vendor: str, npu: Offer, other: Offer | None) -> Verdict:
+def judge(why: Reason, vendor: str, npu: Offer, other: Offer | None) -> Verdict:
     """The rule behind `why`: energy that was measured here decides, then how long the first token takes.
 
     Who wants it quiet waits; who saves energy or shares the GPU does not wait longer than PATIENCE_S.
     """
-    energy = power_words(vendor, npu, other)
-    waits = _first_token_words(npu, other)
+    energy = why_power(vendor, npu, other)
+    waits = _first_token(npu, other)
     measured = npu.tokens_per_joule, other.tokens_per_joule if other else None
-    if why == "on battery" and measured[0] and measured[1] and measured[0] <= measured[1]:
+    if why == ON_BATTERY and measured[0] and measured[1] and measured[0] <= measured[1]:
         return Verdict(False, (energy,))
     if (
         why != QUIET
@@ -68,22 +70,26 @@ def judge(why: str, vendor: str, npu: Offer, other: Offer | None) -> Verdict:
     return Verdict(True, (why, energy, waits))
 
 
-def power_words(vendor: str, npu: Offer, other: Offer | None = None) -> str:
-    """The energy sentence of a placement on an NPU: what meters found here, else what is published."""
+def why_power(vendor: str, npu: Offer, other: Offer | None = None) -> Reason:
+    """The energy of a placement on an NPU: what meters found here, else what is published."""
     if npu.tokens_per_joule is None:
         return expected_power(vendor)
-    told = f"on NPU: {npu.tokens_per_joule:.3g} tokens per joule measured here"
     if other is None or other.tokens_per_joule is None:
-        return told
-    return f"{told}, {other.tokens_per_joule:.3g} on {other.name}"
+        return because("npu_energy", tokens_per_joule=npu.tokens_per_joule)
+    return because(
+        "npu_energy_beside",
+        tokens_per_joule=npu.tokens_per_joule,
+        other=other.tokens_per_joule,
+        device=other.name,
+    )
 
 
-def expected_power(vendor: str) -> str:
-    """The energy sentence of a placement on an NPU, as long as no meter here has told."""
+def expected_power(vendor: str) -> Reason:
+    """The energy of a placement on an NPU, as long as no meter here has told."""
     if vendor not in _PUBLISHED_W:
-        return "on NPU: less power than the GPU expected; no figure is published, not measured here"
+        return because("npu_power_unpublished")
     npu, gpu = _PUBLISHED_W[vendor]
-    return f"on NPU: {npu} W instead of {gpu} W expected (published), not measured here"
+    return because("npu_power_published", npu_w=npu, gpu_w=gpu)
 
 
 def busy_igpu(machine: Machine, ledger: Ledger, owner: str = "") -> bool:
@@ -92,10 +98,14 @@ def busy_igpu(machine: Machine, ledger: Ledger, owner: str = "") -> bool:
     return any(device in igpus for held in ledger.reservations() if held.owner != owner for device in held.amounts)
 
 
-def _first_token_words(npu: Offer, other: Offer | None) -> str:
-    told = f"first token of a prompt of {USUAL_PROMPT:,} tokens after about {_seconds(npu)} there"
-    return f"{told}, {_seconds(other)} on {other.name} (expected)" if other else f"{told} (expected)"
+def _first_token(npu: Offer, other: Offer | None) -> Reason:
+    if other is None:
+        return because("npu_first_token", tokens=USUAL_PROMPT, npu=_seconds(npu))
+    return because(
+        "npu_first_token_beside", tokens=USUAL_PROMPT, npu=_seconds(npu), other=_seconds(other), device=other.name
+    )
 
 
-def _seconds(offer: Offer) -> str:
-    return f"{offer.first_token_s:.1f} s" if offer.first_token_s < float("inf") else "an unknown time"
+def _seconds(offer: Offer) -> Reason:
+    known = offer.first_token_s < float("inf")
+    return because("seconds", seconds=offer.first_token_s) if known else because("unknown_time")

@@ -18,6 +18,7 @@ from engine.fit.report import ledger_amounts, overdraft, refusal
 from engine.fit.types import FitReport, Need, Part
 from engine.onnx.folder import OnnxFolder, read_folder
 from engine.onnx.providers import ADAPTERS, UNTRIED, Adapter, adapter_of
+from engine.reasons import Reason, because
 from engine.runner.protocol import LoadSettings
 from quantize.errors import QuantizeError
 
@@ -25,7 +26,6 @@ from quantize.errors import QuantizeError
 OVERHEAD_BYTES: Final = 110 << 20
 # Scratch of one prompt piece of 256 tokens beside the widest layer, generously.
 COMPUTE_BYTES: Final = 64 << 20
-NPU_RULE: Final = "an NPU is taken when quiet, on battery, pinned, or for side work beside a busy integrated GPU"
 
 
 def is_folder(path: str) -> bool:
@@ -98,7 +98,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
 
     provider: str = ""
     device: Device | None = None
-    reasons: tuple[str, ...] = ()
+    reasons: tuple[Reason, ...] = ()
     alternatives: tuple[Alternative, ...] = ()
 
 
@@ -127,21 +127,23 @@ def choose_provider(
         if problem:
             raise BadModelFile(str(folder.path), problem)
         device = next((d for d in npus if d.vendor in adapter.vendors), None)
-        return Choice(provider=adapter.provider, device=device, reasons=("you pinned it", _tried(adapter)))
+        return Choice(
+            provider=adapter.provider, device=device, reasons=(because("pinned_provider"), _tried(adapter))
+        )
     why = _npu_reason(folder, overrides, igpu_busy)
     found: list[Alternative] = []
     for npu in npus:
         adapter = _for_vendor([npu], machine.system)
         no = _not_usable(npu, adapter, folder, environ)
-        if not no and why and adapter is not None and not pin:
+        if no is None and why is not None and adapter is not None and not pin:
             told = (why, expected_power(npu.vendor), _tried(adapter))
             return Choice(provider=adapter.provider, device=npu, reasons=told)
-        reason = no or ("you pinned the processor" if pin else NPU_RULE)
+        reason = no or because("pinned_processor" if pin else "npu_rule")
         found.append(Alternative(device=npu.id, backend="onnx", n_gpu_layers=0, decode_tok_s=None, reason=reason))
-    reasons = ["you pinned the processor"] if pin else []
-    if why and npus and not pin:
-        reasons.append(f"{why}, but {found[0].reason}")
-    reasons.append("ONNX models run on the processor here" if npus else "this machine has no NPU")
+    reasons = [because("pinned_processor")] if pin else []
+    if why is not None and npus and not pin:
+        reasons.append(because("npu_wanted_but", why=why, problem=found[0].reason))
+    reasons.append(because("onnx_on_processor" if npus else "no_npu"))
     return Choice(reasons=tuple(reasons), alternatives=tuple(found))
 
 
@@ -173,8 +175,10 @@ def _compiled(folder: OnnxFolder, adapter: Adapter, npus: list[Device], environ:
     if problem:
         raise BadModelFile(str(folder.path), problem)
     device = next((d for d in npus if d.vendor in adapter.vendors), None)
-    which = f" (release {folder.release})" if folder.release else ""
-    return Choice(device=device, reasons=(f"it was compiled for {adapter.title}{which}", _tried(adapter)))
+    compiled = because("compiled_for", provider=adapter.title)
+    if folder.release:
+        compiled = because("compiled_for_release", provider=adapter.title, release=folder.release)
+    return Choice(device=device, reasons=(compiled, _tried(adapter)))
 
 
 def _pinned(overrides: Overrides, npus: list[Device]) -> str:
@@ -186,7 +190,7 @@ def _pinned(overrides: Overrides, npus: list[Device]) -> str:
     return next(("npu" for d in npus if d.id.lower() == wanted), "")
 
 
-def _npu_reason(folder: OnnxFolder, overrides: Overrides, igpu_busy: bool) -> str:
+def _npu_reason(folder: OnnxFolder, overrides: Overrides, igpu_busy: bool) -> Reason | None:
     """Why an NPU should get this, or nothing."""
     side_work = folder.kind != "generate"  # a chat in ONNX may be of any size
     return why_npu(overrides, igpu_busy=igpu_busy and side_work, side_work=side_work)
@@ -204,18 +208,23 @@ def _for_vendor(npus: list[Device], system: str) -> Adapter | None:
 _NPU_PROVIDERS: Final = ("RyzenAI", "OpenVINO", "QNN")
 
 
-def _not_usable(npu: Device, adapter: Adapter | None, folder: OnnxFolder, environ: Mapping[str, str]) -> str:
+def _not_usable(
+    npu: Device, adapter: Adapter | None, folder: OnnxFolder, environ: Mapping[str, str]
+) -> Reason | None:
     if npu.state not in {"usable", "present"}:
-        return f"{npu.name}: {npu.reason}"
+        return because("device_problem", device=npu.name, why=npu.reason)
     if adapter is None:
-        return f"no execution provider for {npu.name} is known"
+        return because("no_provider", device=npu.name)
     if adapter.genai_name == "RyzenAI":
-        return f"{npu.name} runs models that AMD has compiled for it, not this one"
-    return adapter.problem(folder.release, environ)
+        return because("npu_compiled_only", device=npu.name)
+    problem = adapter.problem(folder.release, environ)
+    return because("as_told", text=problem) if problem else None
 
 
-def _tried(adapter: Adapter) -> str:
-    return f"{adapter.title}: {adapter.tried}" if adapter.tried != UNTRIED else f"{adapter.title} was {UNTRIED}"
+def _tried(adapter: Adapter) -> Reason:
+    if adapter.tried == UNTRIED:
+        return because("provider_untried", provider=adapter.title)
+    return because("provider_tried", provider=adapter.title, tried=adapter.tried)
 
 
 def folder_report(model_id: str, placement: Placement, machine: Machine, ledger: Ledger) -> FitReport:
@@ -231,5 +240,5 @@ def folder_report(model_id: str, placement: Placement, machine: Machine, ledger:
         need=placement.need,
         available_bytes={"cpu": free},
         largest_context=int(largest),
-        notes=("ONNX Runtime keeps the cache in 32 bits, allocated in full for each sequence.",),
+        notes=(because("onnx_cache"),),
     )

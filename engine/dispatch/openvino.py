@@ -14,10 +14,10 @@ from devices.types import Device, Machine, Runtime
 from engine.fit.need import CPU
 from engine.fit.shape import ModelShape
 from engine.fit.types import Need, Part
+from engine.reasons import Reason, because
 from engine.runner.protocol import LoadSettings
 from quantize.ggml_types import GgmlType
 
-UNTRIED: Final = "not tried on this hardware by this project"
 # An NPU's graphs have the context compiled in; beyond this its memory does not hold the attention mask.
 NPU_CONTEXT: Final = 4096
 # The runtime's libraries and what compiling leaves behind; and how often it holds the weights: as ggml's backend
@@ -33,37 +33,34 @@ def is_openvino(settings: LoadSettings) -> bool:
     return any(name.startswith(f"{BACKEND}:") for name in settings.devices)
 
 
-def refusal(shape: ModelShape, settings: LoadSettings, runtime: Runtime) -> str:
-    """Why this model cannot run there; empty when it can be tried."""
+def refusal(shape: ModelShape, settings: LoadSettings, runtime: Runtime) -> Reason | None:
+    """Why this model cannot run there; None when it can be tried."""
     strange = sorted(kind.name for kind in set(_types(shape)) - _TAKEN)
     if strange:
-        taken = ", ".join(sorted(kind.name for kind in _TAKEN))
-        return f"OpenVINO takes no {strange[0]} weights (it takes {taken})"
+        taken = tuple(sorted(kind.name for kind in _TAKEN))
+        return because("openvino_type", type=strange[0], taken=taken)
     if shape.recurrent and runtime.device_name == NPU:
-        return "models with a recurrent state do not run on Intel's NPU"
+        return because("npu_recurrent")
     if settings.embeddings:
-        return "OpenVINO is used for models that generate text; embeddings run on the processor"
+        return because("openvino_embeddings")
     if settings.lora:
-        return "adapters are not applied by OpenVINO"
-    if settings.mmproj_path:
-        return "pictures are not read by OpenVINO"
-    return ""
+        return because("openvino_adapters")
+    return because("openvino_pictures") if settings.mmproj_path else None
 
 
-def cost(shape: ModelShape, runtime: Runtime) -> str:
-    """What the file's types lose there, in words for the dispatch card; empty when nothing."""
+def cost(shape: ModelShape, runtime: Runtime) -> Reason | None:
+    """What the file's types lose there; None when nothing."""
     kinds = _types(shape)
     total = sum(kinds.values())
     if runtime.device_name == NPU:
         share = sum(n for kind, n in kinds.items() if not kind.traits.is_float) / total
-        return f"{share:.0%} of the weights are rounded again, to 4 bits in groups of 128" if share else ""
+        return because("weights_rounded_again", share=share) if share else None
     rounded = [kind for kind in kinds if kind.traits.openvino == "rounded"]
     if rounded:
         share = sum(kinds[kind] for kind in rounded) / total
-        names = ", ".join(kind.name for kind in rounded)
-        return f"{share:.0%} of the weights ({names}) lose their offsets: quantize with `--device npu` instead"
-    widened = ", ".join(kind.name for kind in kinds if kind.traits.openvino == "widened")
-    return f"{widened} weights are kept as 8 bits with one scale a row" if widened else ""
+        return because("weights_lose_offsets", share=share, types=tuple(kind.name for kind in rounded))
+    widened = tuple(kind.name for kind in kinds if kind.traits.openvino == "widened")
+    return because("weights_widened", types=widened) if widened else None
 
 
 def settings_for(base: LoadSettings, runtime: Runtime, device: Device) -> LoadSettings:
@@ -89,15 +86,14 @@ def settings_for(base: LoadSettings, runtime: Runtime, device: Device) -> LoadSe
     return settings
 
 
-def pin_refused(shape: ModelShape, settings: LoadSettings, machine: Machine, pin: str) -> str:
-    """Why the device of OpenVINO that the user pinned is not used; empty where the pin is another's."""
+def pin_refused(shape: ModelShape, settings: LoadSettings, machine: Machine, pin: str) -> Reason | None:
+    """Why the device of OpenVINO that the user pinned is not used; None where the pin is another's."""
     for device in machine.devices:
         for runtime in device.runtimes:
             names = {runtime.device_name.lower(), f"{device.id}/{runtime.backend}".lower()}
             if runtime.backend == BACKEND and pin.lower() in names:
-                why = refusal(shape, settings, runtime)
-                return f"cannot run this model ({why})" if why else ""
-    return ""
+                return refusal(shape, settings, runtime)
+    return None
 
 
 def need(found: Need) -> Need:

@@ -23,7 +23,6 @@ from engine.dispatch.split import shared_out
 from engine.dispatch.streaming import disk_gbs
 from engine.dispatch.tuned import Tuned, pinned_elsewhere, tuned_settings
 from engine.dispatch.types import NO_OVERRIDES, Fallback, Overrides, Placement
-from engine.energy.words import energy_words
 from engine.errors import BadModelFile, InputFault
 from engine.fit.context import largest_context, need_at
 from engine.fit.dry_run import DryRunFailed, dry_run
@@ -32,6 +31,7 @@ from engine.fit.shape import ModelShape, model_shape
 from engine.fit.types import WORKERS, DryRun, FitReport, Need, Part
 from engine.measurements.keys import machine_key, shape_key
 from engine.onnx.folder import OnnxFolder
+from engine.reasons import Reason, because
 from engine.runner.engine_args import given
 from engine.runner.protocol import LoadSettings
 from quantize.errors import QuantizeError
@@ -101,8 +101,9 @@ class Placer:
         """The placement with what answers there gave for a joule so far."""
         learnt = self.history.tokens_per_joule(model_id, placed.device, placed.backend)
         known = learnt if learnt is not None else placed.tokens_per_joule
-        told = energy_words(known, metered=self.machine.metered)
-        return msgspec.structs.replace(placed, tokens_per_joule=known, energy=told)
+        unknown = because("energy_not_yet" if self.machine.metered else "energy_no_meter")
+        energy = because("tokens_per_joule", tokens_per_joule=known) if known is not None else unknown
+        return msgspec.structs.replace(placed, tokens_per_joule=known, energy=energy)
 
     def judge_shape(
         self,
@@ -159,15 +160,14 @@ class Placer:
         report = self.results.newest(where, which)
         if report is None or report.backend != (",".join(placement.settings.devices) or "cpu"):
             return placement
-        speed, on = report.decode_tok_s, "a stand-in" if report.stand_in else "this model"
-        reason = f"{speed:.1f} tok/s measured here on {on}, behind {report.points[0].length} tokens"
-        return msgspec.structs.replace(
+        speed, kind = report.decode_tok_s, "measured_on_stand_in" if report.stand_in else "measured_on_model"
+        measured = msgspec.structs.replace(
             placement,
             decode_tok_s=round(speed, 1),
             basis="measured",
             measured_on="stand-in" if report.stand_in else "model",
-            reasons=(*placement.reasons, reason),
         )
+        return _because(measured, because(kind, tok_s=speed, tokens=report.points[0].length))
 
     def _with_tuned(
         self,
@@ -183,12 +183,9 @@ class Placer:
         gpu, backend = offload_target(settings, machine)
         need = self.need(shape, settings, machine, gpu, backend)
         if settings.devices and gpu is None:
-            missing = f"tuned for {settings.devices[0]}, which is not usable now"
-            return msgspec.structs.replace(placement, reasons=(*placement.reasons, missing))
+            return _because(placement, because("tuned_elsewhere", device=settings.devices[0]))
         if overdraft(self.ledger, need, model_id) is not None:
-            return msgspec.structs.replace(
-                placement, reasons=(*placement.reasons, "the settings tuned here do not fit the memory free now")
-            )
+            return _because(placement, because("tuned_fits_not"))
         device = machine.device(gpu or "cpu")
         return msgspec.structs.replace(
             placement,
@@ -217,7 +214,7 @@ class Placer:
             )
         need = self.need(shape, settings, machine, gpu, backend)
         device = machine.device(gpu or "cpu")
-        told = ", ".join(f"{name} {value}" for name, value in args.items())
+        arguments = tuple(f"{name} {value}" for name, value in args.items())
         return msgspec.structs.replace(
             placement,
             device=gpu or "cpu",
@@ -226,7 +223,7 @@ class Placer:
             settings=settings,
             need=need,
             fits=overdraft(self.ledger, need, model_id) is None,
-            reasons=(*placement.reasons, f"your engine arguments: {told}"),
+            reasons=(*placement.reasons, because("engine_arguments", arguments=arguments)),
         )
 
     def try_engine_args(self, settings: LoadSettings) -> None:
@@ -263,7 +260,9 @@ class Placer:
             return placement
         gpu, backend = offload_target(fallback.settings, machine)
         device = machine.device(gpu or "cpu")
-        which = f" ({verdict.operations} is wrong with this driver)" if verdict.operations else ""
+        reason = because("wrong_results", what=verdict.what, change=fallback.change)
+        if verdict.operations:
+            reason = because("wrong_results_of", **reason.values, operations=verdict.operations)
         return msgspec.structs.replace(
             placement,
             device=gpu or "cpu",
@@ -271,7 +270,7 @@ class Placer:
             backend=backend,
             settings=fallback.settings,
             need=self.need(shape, fallback.settings, machine, gpu, backend),
-            reasons=(*placement.reasons, f"wrong results with {verdict.what}{which}: {fallback.change}"),
+            reasons=(*placement.reasons, reason),
         )
 
     def _with_prefixes(self, model_id: str, placement: Placement, wanted_bytes: int, machine: Machine) -> Placement:
@@ -372,6 +371,10 @@ class Placer:
         except DryRunFailed as error:
             log.warning("no dry run of %s: %s", settings.path, error)
             return None
+
+
+def _because(placement: Placement, reason: Reason) -> Placement:
+    return msgspec.structs.replace(placement, reasons=(*placement.reasons, reason))
 
 
 def offload_target(settings: LoadSettings, machine: Machine) -> tuple[str | None, str]:

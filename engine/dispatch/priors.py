@@ -24,21 +24,20 @@ class BackendPrior(msgspec.Struct, frozen=True):
 
     decode: float
     n_ubatch: int
-    why: str
     prefill: float = 1.0
 
 
 # Source: kyuz0/amd-strix-halo-toolboxes logs (May and August 2026): RADV decodes 0-17 % faster than ROCm, ROCm
 # prefills -5 to +43 %; ubatch from lhl/strix-halo-testing.
 BACKENDS: dict[str, BackendPrior] = {
-    "cuda": BackendPrior(1.0, 512, "NVIDIA's own kernels"),
-    "metal": BackendPrior(1.0, 512, "Apple's own kernels"),
-    "vulkan": BackendPrior(0.98, 1024, "decodes fastest on AMD's integrated GPUs"),
-    "rocm": BackendPrior(0.92, 2048, "reads long prompts fastest on AMD, decodes a little slower", 1.1),
-    "sycl": BackendPrior(0.9, 512, "Intel's own kernels"),
-    "openvino": BackendPrior(0.5, 512, "Intel's own runtime: the same file on its CPU, GPU or NPU"),
-    "opencl": BackendPrior(0.7, 512, "the only kernels for Adreno"),
-    "cpu": BackendPrior(1.0, 512, "always there"),
+    "cuda": BackendPrior(1.0, 512),
+    "metal": BackendPrior(1.0, 512),
+    "vulkan": BackendPrior(0.98, 1024),
+    "rocm": BackendPrior(0.92, 2048, 1.1),
+    "sycl": BackendPrior(0.9, 512),
+    "openvino": BackendPrior(0.5, 512),
+    "opencl": BackendPrior(0.7, 512),
+    "cpu": BackendPrior(1.0, 512),
 }
 # Two backends on one NVIDIA or Intel GPU: the vendor's own wins.
 GENERIC_ON_NVIDIA = 0.9

@@ -8,6 +8,7 @@ from devices.backends.tiles import ATTENTION
 from engine.dispatch.attention import heads_of
 from engine.fit.repack import NOT_MULTIPLIED, is_repacked
 from engine.fit.shape import BLOCK, ModelShape
+from engine.reasons import Reason, because
 from engine.runner.protocol import LoadSettings
 from quantize.files.gguf_file import TensorInfo
 from quantize.ggml_types import TILED, GgmlType
@@ -15,12 +16,10 @@ from quantize.ggml_types import TILED, GgmlType
 # llama.cpp multiplies Q4_1 and Q5_1 row by row: ours take .21 to .22 of a prompt's time there; .39 and .5 where it
 # has tiles of its own, of fewer operations for each byte; .56 and .64 of what it rewrote (Q4_0, Q4_K).
 # Measured: docs/log.md, "tiles for prompts", "rewritten weights by our kernels".
-TILES_WHY: Final = "prompts by our own kernels: llama.cpp's take 1.5 to 4 times as long for weights in {}"
 # Every product is a step of its own then, at whose ends threads meet: too dear for a few weights of many.
 LEAST_SHARE: Final = 0.1
 _MATRIX: Final = 2
 # Measured: docs/log.md, "attention of our own".
-ATTENTION_WHY: Final = "attention by our own kernels: in long texts llama.cpp's take two to three times as long"
 ATTENTION_ISA: Final = frozenset({"avx2", "fma", "f16c"})
 # Values of a head that one step of its vectors takes. Source: installers/tiles/attend.cpp, `is_read`.
 HEAD_STEP: Final = 16
@@ -57,11 +56,11 @@ def tile_attention(settings: LoadSettings, shape: ModelShape, isa: frozenset[str
     return msgspec.structs.replace(settings, tiles=(*settings.tiles, ATTENTION))
 
 
-def tiles_why(settings: LoadSettings) -> list[str]:
-    """What the dispatch card says of them."""
-    types = [name for name in settings.tiles if name != ATTENTION]
-    found = [TILES_WHY.format(" and ".join(types))] if types else []
-    return [*found, ATTENTION_WHY] if ATTENTION in settings.tiles else found
+def why_tiles(settings: LoadSettings) -> list[Reason]:
+    """What they are expected to save."""
+    types = tuple(name for name in settings.tiles if name != ATTENTION)
+    found = [because("own_prompt_kernels", types=types)] if types else []
+    return [*found, because("own_attention_kernels")] if ATTENTION in settings.tiles else found
 
 
 def _is_weight(tensor: TensorInfo) -> bool:

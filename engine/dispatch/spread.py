@@ -14,6 +14,7 @@ from engine.fit.report import machine_isa, overdraft
 from engine.fit.shape import ModelShape
 from engine.fit.spread import Holder, spread_need, unit_bytes
 from engine.fit.types import DryRun, Need
+from engine.reasons import Reason, because
 from engine.remotes.registry import BACKEND, RemoteRegistry, device_id, remote_of
 from engine.remotes.types import PREFIX, Link, RemoteDevice
 from engine.runner.protocol import LoadSettings, RemoteLayers
@@ -123,18 +124,16 @@ class Spreading:
         plan = self._best(here.settings, shape, usable, most=bool(pinned)) if usable else None
         if plan is None:
             why = self._why_not(pinned, here)
-            return msgspec.structs.replace(here, reasons=(*here.reasons, why)) if why else here
+            return msgspec.structs.replace(here, reasons=(*here.reasons, why)) if why is not None else here
         if here.fits and not pinned and (plan.decode_tok_s or 0) < FASTER * (here.decode_tok_s or 0):
             return here
-        first = (
-            "you pinned it there" if pinned else "it does not fit here alone" if not here.fits else "it is faster"
-        )
+        first = because("pinned_there" if pinned else "faster_there" if here.fits else "not_here_alone")
         kept = Alternative(
             device=here.device,
             backend=here.backend,
             n_gpu_layers=here.settings.n_gpu_layers,
             decode_tok_s=here.decode_tok_s,
-            reason="this computer alone" if here.fits else "this computer alone has not the memory",
+            reason=because("here_alone" if here.fits else "here_alone_too_small"),
         )
         return msgspec.structs.replace(
             plan, reasons=(first, *plan.reasons), alternatives=(kept, *here.alternatives)
@@ -144,16 +143,16 @@ class Spreading:
         device = self._machine.device(far.id)
         return device is not None and device.state == "usable"
 
-    def _why_not(self, pinned: str, here: Placement) -> str:
+    def _why_not(self, pinned: str, here: Placement) -> Reason | None:
         bad = [d for d in self._machine.devices if d.kind == "remote" and d.state != "usable"]
         named = next((d for d in bad if remote_of(d.id) == pinned), None)
         if named is not None:
-            return f"{pinned} cannot be used now: {named.reason}"
+            return because("remote_unusable", remote=pinned, why=named.reason)
         if pinned:
-            return f"{pinned} has not room for one layer, or was never checked: tessera remote check {pinned}"
+            return because("remote_too_small", remote=pinned)
         if not here.fits and bad:
-            return f"{remote_of(bad[0].id)} cannot be used now: {bad[0].reason}"
-        return ""
+            return because("remote_unusable", remote=remote_of(bad[0].id), why=bad[0].reason)
+        return None
 
     def _best(
         self, base: LoadSettings, shape: ModelShape, usable: Sequence[Far], *, most: bool
@@ -259,19 +258,20 @@ class Spreading:
         n_layers = len(shape.layers)
         names = list(dict.fromkeys(layers.remote for layers in settings.remotes))
         crossing = crossing_bytes(shape, settings)
-        told = []
+        shares = []
         for (layers, _), (up, down) in zip(_named(settings), crossing, strict=True):
             last = layers is settings.remotes[-1]
-            which = f"{layers.layers - last} of {n_layers} layers" if layers.layers > last else "the output"
-            told.append(
-                f"{which} on {layers.remote}, {up / 1e3:.0f} kB per token there and {down / 1e3:.0f} kB back"
-            )
+            share = because("output_on_remote", remote=layers.remote, up_kb=up / 1e3, down_kb=down / 1e3)
+            if layers.layers > last:
+                there = layers.layers - last
+                share = because("layers_on_remote", layers=there, all_layers=n_layers, **share.values)
+            shares.append(share)
         known = {far.id: far for far in _known(self._registry)}
         devices = [d for d in devices_of(settings, self._machine) if d is not None]
         measured = all(self._history.speed_gbs(d, BACKEND) for d in devices)
         links = {known[d].remote: known[d].link for d in devices if d in known}
         ways = [
-            f"the way to {name}: {link.rtt_s * 1000:.1f} ms there and back, {link.down_bytes_s / 1e6:.0f} MB/s"
+            because("remote_link", remote=name, rtt_ms=link.rtt_s * 1000, down_mb_s=link.down_bytes_s / 1e6)
             for name, link in links.items()
         ]
         return Placement(
@@ -284,7 +284,7 @@ class Spreading:
             fits=True,
             decode_tok_s=round(tok_s, 1) or None,
             basis="measured" if measured else "prior",
-            reasons=(f"{'; '.join(told)}, {tok_s:.1f} tok/s expected", *ways),
+            reasons=(because("spread", shares=tuple(shares), tok_s=tok_s), *ways),
         )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from engine.dispatch.resources import Resources
 from engine.dispatch.types import Streaming
 from engine.expert_use import ExpertUse, folder_of, use_store
 from engine.fit.shape import ModelShape
+from engine.reasons import Reason, because
 from engine.runner.expert_tensors import held_bytes, least_bytes, reader_bytes, stacks
 from engine.runner.protocol import LoadSettings
 from quantize.files.gguf_file import TensorInfo
@@ -120,18 +121,20 @@ def forecast(
     )
 
 
-def words(found: Streaming) -> tuple[str, ...]:
-    """Why and how, for the placement's card."""
-    kept, whole = found.kept_bytes / GIB, found.expert_bytes / GIB
-    why = f"its experts do not fit: {kept:.1f} of {whole:.1f} GiB are kept by use, the rest is read when asked for"
+def reasons(found: Streaming) -> tuple[Reason, ...]:
+    """Why and how."""
+    why = because("experts_by_use", kept_gib=found.kept_bytes / GIB, all_gib=found.expert_bytes / GIB)
+    hits = because("experts_asked_guessed", hit_rate=found.hit_rate, tok_s=found.decode_tok_s)
     if found.seen_tokens:
-        ground = f"by what {found.seen_tokens} tokens asked for here"
-    else:
-        ground = "a guess until it was used here"
-    hits = f"{found.hit_rate:.0%} of what a token asks for is in memory ({ground}), {found.decode_tok_s:.1f} tok/s"
-    disk = "measured here" if found.disk_measured else "a guess"
-    worst = f"at worst {found.worst_hit_rate:.0%} and {found.worst_tok_s:.1f} tok/s"
-    return why, hits, f"{worst}; the disk reads {found.disk_gbs:.2f} GB/s ({disk})"
+        seen, rate = found.seen_tokens, found.hit_rate
+        hits = because("experts_asked_seen", hit_rate=rate, tokens=seen, tok_s=found.decode_tok_s)
+    worst = because(
+        "experts_worst" if found.disk_measured else "experts_worst_guessed",
+        hit_rate=found.worst_hit_rate,
+        tok_s=found.worst_tok_s,
+        disk_gbs=found.disk_gbs,
+    )
+    return why, hits, worst
 
 
 def prompt_tok_s(shape: ModelShape, found: Streaming, n_ubatch: int, compute_tok_s: float) -> float:

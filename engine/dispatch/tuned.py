@@ -10,6 +10,7 @@ from engine.dispatch.openvino import is_openvino
 from engine.dispatch.types import Overrides, Placement
 from engine.json_store import JsonStore
 from engine.measurements.tuning import Choice, Goal, Knobs, TuneReport
+from engine.reasons import Reason, because
 from engine.runner.protocol import LoadSettings
 
 KEPT = 1000
@@ -43,30 +44,33 @@ class Tuned(msgspec.Struct, frozen=True, kw_only=True):
         """What only one result is kept of."""
         return self.machine_key, self.shape_key, self.prompt_tokens, self.goal
 
-    def reasons(self) -> tuple[str, ...]:
+    def reasons(self) -> tuple[Reason, ...]:
         """For the dispatch card: what was measured, and each choice with its measurement."""
         day = time.strftime("%Y-%m-%d", time.localtime(self.measured_at))
-        took = (
-            f"a turn of {self.prompt_tokens} tokens takes {self.turn_s:.2f} s "
-            f"({self.prefill_tok_s:.0f} tok/s read, {self.decode_tok_s:.1f} tok/s written)"
+        took = because(
+            "turn_took",
+            tokens=self.prompt_tokens,
+            turn_s=self.turn_s,
+            prefill_tok_s=self.prefill_tok_s,
+            decode_tok_s=self.decode_tok_s,
         )
+        first = because("tuned", day=day, took=took, gain=self._gained())
         if self.goal == "energy" and self.tokens_per_joule is not None:
-            per_joule = f"{self.tokens_per_joule:.3g} tokens per joule, {self._saved()}"
-            first = f"tuned here for energy on {day}: {per_joule}; {took}"
-            return (first, *(choice.words() for choice in self.choices))
-        return (f"tuned here on {day}: {took}, {self._gained()}", *(choice.words() for choice in self.choices))
+            each = self.tokens_per_joule
+            first = because("tuned_for_energy", day=day, tokens_per_joule=each, gain=self._saved(), took=took)
+        return (first, *(because("as_told", text=choice.words()) for choice in self.choices))
 
-    def _gained(self) -> str:
+    def _gained(self) -> Reason:
         if self.default_turn_s is None:
-            return "the defaults do not work"
+            return because("defaults_fail")
         gain = self.default_turn_s / self.turn_s - 1 if self.turn_s > 0 else 0.0
-        return f"{gain:.0%} faster than the defaults" if gain >= TOLD_GAIN else "no setting beat the defaults"
+        return because("gain_faster", gain=gain) if gain >= TOLD_GAIN else because("gain_none")
 
-    def _saved(self) -> str:
+    def _saved(self) -> Reason:
         if not self.tokens_per_joule or not self.default_tokens_per_joule:
-            return "the defaults do not work"
+            return because("defaults_fail")
         gain = self.tokens_per_joule / self.default_tokens_per_joule - 1
-        return f"{gain:.0%} more than the defaults" if gain >= TOLD_GAIN else "no setting clearly saved more"
+        return because("gain_saved", gain=gain) if gain >= TOLD_GAIN else because("gain_saved_none")
 
 
 def tuned_of(report: TuneReport, machine_key: str, shape_key: str) -> Tuned:

@@ -5,6 +5,7 @@ from typing import Literal
 import msgspec
 
 from engine.fit.types import Need
+from engine.reasons import Reason
 from engine.runner.protocol import LoadSettings
 
 Mode = Literal["quiet", "balanced", "fast"]
@@ -55,14 +56,14 @@ class Alternative(msgspec.Struct, frozen=True, kw_only=True):
     backend: str
     n_gpu_layers: int
     decode_tok_s: float | None
-    reason: str
+    reason: Reason
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True):
     """Where a model runs and how. `settings` is what the runner gets; speeds are predictions, None if unknown.
 
     `basis` says what the speed rests on: a measurement on this machine or a prior; `measured_on` whether this shape
-    itself was measured. `tokens_per_joule` was measured here; `energy` tells it, or why it is not known.
+    itself was measured. `tokens_per_joule` was measured here; `energy` has it, or why it is not known.
     `streaming`: its experts are more than memory, and this is what that costs.
     """
 
@@ -77,14 +78,14 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
     basis: Literal["measured", "prior", "unknown"] = "unknown"
     measured_on: Literal["stand-in", "model"] | None = None
     tokens_per_joule: float | None = None
-    energy: str = ""
+    energy: Reason | None = None
     streaming: Streaming | None = None
-    reasons: tuple[str, ...] = ()
+    reasons: tuple[Reason, ...] = ()
     alternatives: tuple[Alternative, ...] = ()
 
 
 class Fallback(msgspec.Struct, frozen=True, kw_only=True):
-    """What is tried after a failure; `change` says in words for the user what it changes."""
+    """What is tried after a failure; `change` is what it changes."""
 
     settings: LoadSettings
-    change: str
+    change: Reason

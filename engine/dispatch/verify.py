@@ -15,6 +15,7 @@ from engine.dispatch.placer import read_shape
 from engine.dispatch.priors import BACKENDS
 from engine.errors import BadModelFile, DeviceCheckFailed, RunnerDied, SelfCheckFailed
 from engine.fit.shape import ModelShape
+from engine.reasons import Reason, because
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
 from engine.types import DeviceCheck
@@ -28,24 +29,24 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
     device: str
     backend: str
-    what: str
+    what: Reason
     state: str
-    reason: str = ""
+    reason: Reason | None = None
     check: DeviceCheck | None = None
 
 
-def combinations(path: str, shape: ModelShape, name: str) -> list[tuple[str, LoadSettings]]:
+def combinations(path: str, shape: ModelShape, name: str) -> list[tuple[Reason, LoadSettings]]:
     """What is tried on one backend device: attention, cache types, and layers left on the CPU."""
     layers = len(shape.layers)
     base = LoadSettings(path=path, n_ctx=CONTEXT, n_parallel=1, devices=(name,), n_gpu_layers=layers + 1)
     replace = msgspec.structs.replace
-    found = [("without flash attention", replace(base, flash_attn="off"))]
+    found = [(because("check_without_flash"), replace(base, flash_attn="off"))]
     for cache in CACHE_TYPES:
-        what = "flash attention" if cache == "f16" else f"flash attention, {cache} cache"
+        what = because("check_flash") if cache == "f16" else because("check_flash_cache", cache=cache)
         found.append((what, replace(base, flash_attn="on", type_k=cache, type_v=cache)))
     if layers > 1:
         half = replace(base, flash_attn="on", n_gpu_layers=layers // 2)
-        found.append((f"{layers // 2} of {layers} layers", half))
+        found.append((because("check_layers", layers=layers // 2, all_layers=layers), half))
     return found
 
 
@@ -71,22 +72,21 @@ async def verify(path: str, machine: Machine, checks: DeviceChecks, tell: Callab
                 tried = combinations(path, shape, runtime.device_name)
                 if runtime.backend == BACKEND:
                     base = LoadSettings(path=path, n_ctx=CONTEXT)
-                    tried = [("as it is used", openvino.settings_for(base, runtime, device))]
+                    tried = [(because("check_as_used"), openvino.settings_for(base, runtime, device))]
                 for what, settings in tried:
-                    row = await _row(settings, shape, machine, fresh, checks)
-                    row = msgspec.structs.replace(row, device=device.id, backend=runtime.backend, what=what)
+                    row = Row(device=device.id, backend=runtime.backend, what=what, state="skipped")
+                    row = await _compared(row, settings, shape, machine, fresh, checks)
                     rows.append(row)
                     tell(row)
     return rows
 
 
-async def _row(
-    settings: LoadSettings, shape: ModelShape, machine: Machine, fresh: DeviceChecks, checks: DeviceChecks
+async def _compared(
+    row: Row, settings: LoadSettings, shape: ModelShape, machine: Machine, fresh: DeviceChecks, checks: DeviceChecks
 ) -> Row:
     to_load = await asyncio.to_thread(fresh.to_compare, settings, shape, machine)
-    row = Row(device="", backend="", what="", state="skipped", reason="the CPU could not compute a reference")
     if to_load.reference_path is None:
-        return row
+        return msgspec.structs.replace(row, reason=because("no_reference"))
     runner = await RunnerProcess.start("llama", settings.path)
     try:
         facts = await runner.load(to_load)
@@ -95,11 +95,13 @@ async def _row(
         found = msgspec.convert(numbers, DeviceCheck) if numbers else None
         words, _ = await asyncio.to_thread(checks.wrong_operations, settings)
         checks.record(settings, shape, machine, found, error.reason, words)
-        reason = f"{error.reason}: {words}" if words else error.reason
+        reason = because("as_told", text=error.reason)
+        if words:
+            reason = because("check_wrong", why=error.reason, operations=words)
         return msgspec.structs.replace(row, state="wrong", reason=reason, check=found)
     except (RunnerDied, BadModelFile) as error:
-        return msgspec.structs.replace(row, state="failed", reason=str(error))
+        return msgspec.structs.replace(row, state="failed", reason=because("as_told", text=str(error)))
     finally:
         await runner.stop()
     checks.record(settings, shape, machine, facts.device_check)
-    return msgspec.structs.replace(row, state="right", reason="", check=facts.device_check)
+    return msgspec.structs.replace(row, state="right", check=facts.device_check)

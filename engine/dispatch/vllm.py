@@ -12,6 +12,7 @@ from engine.dispatch.types import Placement
 from engine.fit.need import CPU
 from engine.fit.report import ledger_amounts, overdraft, refusal
 from engine.fit.types import FitReport, Need, Part
+from engine.reasons import because
 from engine.runner.protocol import LoadSettings
 from engine.vllm.detect import VllmModel, describe, folder_of
 
@@ -33,9 +34,7 @@ def place_vllm(settings: LoadSettings, machine: Machine, ledger: Ledger, owner: 
     chosen = _on(settings, model, gpu, gpus)
     need = vllm_need(chosen, model, gpu)
     cpu = machine.device(CPU)
-    told = "no GPU of NVIDIA, so vLLM must be its CPU build"
-    if gpu is not None:
-        told = f"vLLM takes {need.device_bytes(gpu.id) / 1e9:.1f} GB of it"
+    where = because("vllm_gpu", gb=need.device_bytes(gpu.id) / 1e9) if gpu else because("vllm_processor")
     return Placement(
         device=gpu.id if gpu else CPU,
         device_name=gpu.name if gpu else cpu.name if cpu else CPU,
@@ -44,7 +43,7 @@ def place_vllm(settings: LoadSettings, machine: Machine, ledger: Ledger, owner: 
         settings=chosen,
         need=need,
         fits=overdraft(ledger, need, owner) is None,
-        reasons=("vLLM runs it, started and ended by Tessera", told, "not tried on hardware by this project"),
+        reasons=(because("vllm"), where, because("untried")),
     )
 
 
@@ -104,7 +103,7 @@ def vllm_report(model_id: str, placement: Placement, machine: Machine, ledger: L
         need=placement.need,
         available_bytes=free,
         largest_context=placement.need.n_ctx if placement.fits else 0,
-        notes=("What vLLM takes beside weights and cache is set aside by experience, not measured here.",),
+        notes=(because("vllm_memory"),),
     )
 
 

@@ -12,6 +12,7 @@ from engine.fit.context import largest_context, need_at
 from engine.fit.need import amounts
 from engine.fit.shape import ModelShape
 from engine.fit.types import WORKERS, DryRun, FitOption, FitReport, Need
+from engine.reasons import Reason, because
 from engine.runner.expert_tensors import least_bytes, stacks
 from engine.runner.protocol import LoadSettings
 
@@ -99,10 +100,10 @@ def refusal(report: FitReport, device_names: Mapping[str, str]) -> NotEnoughMemo
     )
 
 
-def _notes(shape: ModelShape, settings: LoadSettings) -> tuple[str, ...]:
+def _notes(shape: ModelShape, settings: LoadSettings) -> tuple[Reason, ...]:
     notes = []
     if shape.context_train and settings.n_ctx > shape.context_train:
-        notes.append(f"The model was trained for {shape.context_train} tokens; beyond that its answers degrade.")
+        notes.append(because("beyond_training", tokens=shape.context_train))
     if not shape.layers:
-        notes.append("The header names no layers: the cache could not be predicted.")
+        notes.append(because("no_layers"))
     return tuple(notes)

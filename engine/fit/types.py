@@ -4,6 +4,8 @@ from typing import Final, Literal
 
 import msgspec
 
+from engine.reasons import Reason
+
 Basis = Literal["formula", "probe", "prior"]
 PartName = Literal[
     "weights",
@@ -114,4 +116,4 @@ class FitReport(msgspec.Struct, frozen=True, kw_only=True):
     available_bytes: dict[str, int]
     largest_context: int
     fit_options: tuple[FitOption, ...] = ()
-    notes: tuple[str, ...] = ()
+    notes: tuple[Reason, ...] = ()

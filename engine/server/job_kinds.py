@@ -13,6 +13,7 @@ from engine.measure_jobs.work import BenchService
 from engine.paths import Paths
 from engine.quantize_jobs import convert as converting
 from engine.quantize_jobs import job as quantizing
+from engine.wording import sentence
 
 if TYPE_CHECKING:
     from engine.library.hub.plan import FitEstimator
@@ -48,4 +49,4 @@ def _gates(paths: Paths, placer: Placer, admission: MemoryAdmission, named: "Tas
 def _fit_estimator(placer: Placer) -> "FitEstimator":
     from engine.dispatch.hub_fit import fit_estimator  # noqa: PLC0415 - a quarter of a second, needed only online
 
-    return fit_estimator(placer)
+    return fit_estimator(placer, sentence)

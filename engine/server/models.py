@@ -19,6 +19,7 @@ from engine.library.catalogue import Catalogue
 from engine.library.default_model import default_model
 from engine.library.types import ModelEntry
 from engine.loaded_model import REMOTE, VLLM
+from engine.reasons import because
 from engine.resolving import Resolved
 from engine.runner.engine_args import NO_ARGS
 from engine.runner.protocol import LoadSettings
@@ -113,7 +114,7 @@ class ServedModels:
             model_id=model if model == f"{name}/{way.model}" else f"{model}@{name}",
             engine=REMOTE,
             settings=settings,
-            placement=place_remote(settings, f"your rule: {way.rule.words()}"),
+            placement=place_remote(settings, because("upstream_rule", rule=way.rule.words())),
             ran_on=way.words(),
         )
 

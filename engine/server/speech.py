@@ -27,6 +27,7 @@ from engine.runner.onnx.speech.protocol import (
     Transcript,
 )
 from engine.server.models import ServedModels
+from engine.wording import sentences
 from quantize.onnx.request import SPEECH_FACTS as FACTS
 
 log = logging.getLogger(__name__)
@@ -133,7 +134,7 @@ class Speech:
         except BadModelFile as error:
             raise SpeechFailed(f"The speech model cannot run on {pin}: {error.reason}") from error
         provider = choice.provider
-        log.info("speech on %s: %s", provider or "the processor", "; ".join(choice.reasons))
+        log.info("speech on %s: %s", provider or "the processor", "; ".join(sentences(choice.reasons)))
         return (fixed, provider) if provider or missing else (self._folder, "")
 
     async def _detect(self, child: BoundedChild, request: DetectSpeech) -> Answer:

@@ -33,6 +33,7 @@ from engine.paths import user_paths  # noqa: E402
 from engine.runner.process import RunnerProcess  # noqa: E402
 from engine.runner.protocol import LoadSettings  # noqa: E402
 from engine.types import Delta, GenerationRequest, SamplingParams, Started  # noqa: E402
+from engine.wording import sentences  # noqa: E402
 from quantize.files.gguf_split import read_gguf_model  # noqa: E402
 
 LAYERS, EMBEDDING, WIDTH, USED = 16, 1024, 512, 4
@@ -133,7 +134,7 @@ def run(kind: str, path: Path, tokens: int, sibling: Path) -> dict[str, object]:
             at = msgspec.structs.replace(placed.settings, expert_bytes=0)
     found = asyncio.run(measured(at, tokens))
     peak = max(int(p.read_text()) for p in (GROUPS / "memory" / "mixtures").glob("memory.max_usage_in_bytes"))
-    told: dict[str, object] = {"fits": placed.fits, "reasons": placed.reasons, "peak_mib": peak / 2**20}
+    told: dict[str, object] = {"fits": placed.fits, "reasons": sentences(placed.reasons), "peak_mib": peak / 2**20}
     if placed.streaming is not None:
         told |= {"hit_rate": placed.streaming.hit_rate, "tok_s": placed.streaming.decode_tok_s}
         told |= {"worst_tok_s": placed.streaming.worst_tok_s, "needed_mib": placed.need.total_bytes / 2**20}

@@ -9,7 +9,7 @@ from PySide6.QtWidgets import QApplication, QLabel
 from app.gui.language import install_language, texts_of
 from tests.gui.translatable import every_text
 
-FIELD = re.compile(r"\{\{?\w+\}?\}|%\d")
+FIELD = re.compile(r"\{\{?\w+\}?\}|\{\w+(?=:)|%\d")
 
 
 def test_every_text_has_its_german_one_and_none_is_left_over():
@@ -64,3 +64,32 @@ def said(page):
     for bar in page.findChildren(QTabBar):
         found += [bar.tabText(place) for place in range(bar.count())]
     return found
+
+
+def test_a_dispatch_card_gives_its_reasons_in_german(qtbot, german):
+    from app.gui.devices.placement import placement_card
+    from engine.api.machine import Alternative, ModelPlacement, PlacementAnswer
+    from engine.reasons import because
+    from engine.wording import sentence
+
+    lost = because("slower", decode_tok_s=4.25, prefill_tok_s=1234.0)
+    why = (because("measured_on_model", tok_s=42.04, tokens=128), because("from_a_newer_server"))
+    other = Alternative(
+        device="gpu0", backend="vulkan", n_gpu_layers=9, decode_tok_s=9.0, reason=sentence(lost), reason_detail=lost
+    )
+    placed = ModelPlacement(
+        device="cpu",
+        backend="cpu",
+        reasons=("42.0 tok/s", "It is known to the server alone."),
+        reason_details=why,
+        alternatives=(other,),
+        energy_detail=because("energy_not_yet"),
+        energy="energy not measured yet",
+    )
+    card = placement_card("m", "M", PlacementAnswer(placement=placed), lambda *_: None)
+    qtbot.addWidget(card)
+    shown = "\n".join(said(card))
+    assert "42,0 Token/s hier mit diesem Modell gemessen, hinter 128 Token" in shown
+    assert "It is known to the server alone." in shown
+    assert "vermutlich langsamer (4,2 Token/s, liest 1234)" in shown
+    assert "Energie noch nicht gemessen" in shown

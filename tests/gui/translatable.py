@@ -21,6 +21,7 @@ from app.gui.shortcuts import SHORTCUTS
 from app.settings import SETTINGS
 from app.suggestions import FOR_A_MODEL, FOR_THE_TOY
 from engine.api.jobs import JobKind
+from engine.wording.dispatch import DISPATCH
 
 ROOT = Path(__file__).resolve().parents[2]
 CALLS = {"tr": 0, "_tr": 0, "translate": 1}
@@ -59,6 +60,7 @@ def tables():
     found |= {*BACKENDS.values(), *JOBS.values()}
     found |= {kind.title for kind in JobKind} | {name for _, name in _CACHES} | {item.hint for item in SNIPPETS}
     found |= {source(name) for name in ("", "user", "file", "generation_config", "model_card", "llama.cpp")}
+    found |= set(DISPATCH.values())
     found |= {"unknown", "{n} s", "{n} min", "{h} h {m} min"}  # app.format's
     return found
 

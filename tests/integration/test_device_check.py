@@ -17,6 +17,7 @@ from engine.runner.llama.native.device_check import Reference, compare_rows, is_
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
 from engine.types import DeviceCheck
+from engine.wording import sentence
 from tests.shapes import SHAPES, write_shape
 
 GPU = Device(
@@ -186,7 +187,7 @@ def test_verdicts_outlive_the_process_and_are_asked_once(bundled_model, tmp_path
 
 def test_ways_around_a_wrong_device_in_their_order(bundled_model):
     settings = offloaded(bundled_model, type_k="q8_0", type_v="q8_0")
-    changes = [fallback.change for fallback in sound_fallbacks(settings, MACHINE)]
+    changes = [sentence(fallback.change) for fallback in sound_fallbacks(settings, MACHINE)]
     assert changes == ["run on Vulkan0 without flash attention", "use rocm instead (ROCm0)", "run on the processor"]
     plain = sound_fallbacks(settings, MACHINE)[0].settings
     assert (plain.flash_attn, plain.type_k, plain.type_v) == ("off", "q8_0", "f16")

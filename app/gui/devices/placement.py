@@ -7,6 +7,7 @@ from PySide6.QtCore import QCoreApplication
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QPushButton
 
 from app.gui import formatted
+from app.gui.reasons import all_translated, translated
 from app.gui.widgets.basics import button, card, label, row, stack
 from engine.api.machine import Alternative, ModelPlacement, PlacementAnswer
 
@@ -32,7 +33,7 @@ def placement_card(model: str, title: str, answer: PlacementAnswer, pin: Pin) ->
     facts = _facts(placement)
     if facts:
         column.addWidget(label(facts, "small", wrap=True))
-    for reason in placement.reasons:
+    for reason in all_translated(placement.reason_details, placement.reasons):
         column.addWidget(label(f"• {_sentence(reason)}", "", wrap=True))
     if placement.alternatives:
         column.addWidget(label(_tr("Also possible"), "small"))
@@ -50,7 +51,8 @@ def _alternative(model: str, item: Alternative, pin: Pin) -> QHBoxLayout:
     line = _where(item)
     if item.decode_tok_s:
         line += " · " + _tr("about {n} tokens/s").format(n=formatted.whole(item.decode_tok_s))
-    text = label(f"{line}: {item.reason}" if item.reason else line, "small", wrap=True)
+    reason = translated(item.reason_detail, item.reason)
+    text = label(f"{line}: {reason}" if reason else line, "small", wrap=True)
     made = row(text)
     made.setStretch(0, 1)
     if item.decode_tok_s:  # without a speed it cannot run there at all
@@ -95,8 +97,7 @@ def _facts(placement: ModelPlacement) -> str:
     if placement.tokens_per_joule:
         parts.append(_tr("{n} tokens per joule").format(n=formatted.decimal(placement.tokens_per_joule)))
     elif placement.energy:
-        unknown = _tr("energy not measured: no meter here")
-        parts.append(_tr("energy not measured yet") if "yet" in placement.energy else unknown)
+        parts.append(translated(placement.energy_detail, placement.energy))
     return " · ".join(parts)
 
 

@@ -14,8 +14,8 @@ from devices.doctor import build_summary, diagnose
 from devices.memory import Reservation
 from devices.types import Machine
 from engine.api import machine as api
+from engine.api.placing import fit_report, model_placement
 from engine.dispatch.placer import Placer
-from engine.dispatch.types import Placement
 from engine.errors import InputFault
 from engine.onnx.providers import ADAPTERS
 from engine.remotes.registry import remote_of
@@ -106,9 +106,9 @@ async def placement(
     model = state.pool.get(entry.id)
     loaded = model.placement if model is not None and model.ready else None
     return api.PlacementAnswer(
-        placement=_placement(placed),
-        fit=report,
-        loaded=_placement(loaded) if loaded else None,
+        placement=model_placement(placed),
+        fit=fit_report(report),
+        loaded=model_placement(loaded) if loaded else None,
         pinned=placer.history.pin(entry.id),
     )
 
@@ -133,18 +133,6 @@ def _check_pin(machine: Machine, wanted: str) -> None:
 
 def _placer(request: Request) -> Placer:
     return server_state(request).placer
-
-
-def _placement(placed: Placement) -> api.ModelPlacement:
-    settings = placed.settings
-    return api.ModelPlacement(
-        **msgspec.structs.asdict(placed),
-        n_ctx=settings.n_ctx,
-        n_gpu_layers=settings.n_gpu_layers,
-        n_threads=settings.n_threads,
-        type_k=settings.type_k,
-        type_v=settings.type_v,
-    )
 
 
 def _ledger(placer: Placer) -> api.LedgerState:

@@ -25,6 +25,7 @@ from engine.server.models import ServedModels
 from engine.server.state import ServerState
 from engine.server.utilization import Utilization
 from engine.settings.aliases import Aliases
+from engine.wording import sentences
 
 
 @pytest.fixture(autouse=True)
@@ -84,7 +85,7 @@ def test_a_resting_computer_measures_and_the_next_load_goes_by_it(tmp_path, monk
             assert not list((state.paths.cache / "stand-ins").iterdir())
             assert idle_attention.OWNER not in {r.owner for r in state.placer.ledger.reservations()}
             placed = state.placer.choose("spark", loaded.settings)
-            assert any("attention measured here" in reason for reason in placed.reasons)
+            assert any("attention measured here" in reason for reason in sentences(placed.reasons))
         # Kept for the next start.
         assert Placer(open_resources(home_paths(tmp_path))).history.attention(key).points == (point,)
 

@@ -25,6 +25,7 @@ from engine.fit.need import kv_layer_bytes
 from engine.measurements.attention import AttentionSpeed, AttentionTimes, Heads, attention_key
 from engine.measurements.keys import machine_key
 from engine.runner.protocol import LoadSettings
+from engine.wording import sentence, sentences
 from tests.machines import machines
 from tests.mtp_model import write_mtp_model
 from tests.shapes import scaled, write_hollow
@@ -79,8 +80,8 @@ def test_an_integrated_gpu_gets_everything_through_vulkan(shape, path):
     assert placement.settings.n_ubatch == 1024
     assert placement.settings.flash_attn == "on"
     assert placement.settings.use_mmap is False
-    assert any("all layers fit" in reason for reason in placement.reasons)
-    losers = {(a.device, a.backend): a.reason for a in placement.alternatives}
+    assert any("all layers fit" in reason for reason in sentences(placement.reasons))
+    losers = {(a.device, a.backend): sentence(a.reason) for a in placement.alternatives}
     assert "slower" in losers[(IGPU, "rocm")]
     assert "slower" in losers[("cpu", "cpu")]
 
@@ -95,12 +96,12 @@ def test_a_pin_beats_everything(shape, path):
     ):
         placement = placed(shape, path, HALO, Overrides(device=pin))
         assert placement.backend == expected
-        assert placement.reasons[0].startswith("you pinned")
+        assert sentences(placement.reasons)[0].startswith("you pinned")
 
 
 def test_a_pin_that_cannot_be_honoured_is_said(shape, path):
     placement = placed(shape, path, HALO, Overrides(device="cuda"))
-    assert "cuda is not usable here" in placement.reasons[0]
+    assert "cuda is not usable here" in sentences(placement.reasons)[0]
 
 
 def test_a_measurement_on_this_machine_beats_the_prior(shape, path):
@@ -109,7 +110,7 @@ def test_a_measurement_on_this_machine_beats_the_prior(shape, path):
     placement = placed(shape, path, HALO, memory=memory)
     assert placement.backend == "rocm"
     assert placement.basis == "measured"
-    assert any("measured on this machine" in reason for reason in placement.reasons)
+    assert any("measured on this machine" in reason for reason in sentences(placement.reasons))
 
 
 def test_layers_are_split_when_not_all_fit(shape, path):
@@ -147,22 +148,22 @@ def test_layers_on_a_small_gpu_come_before_cells_to_spare(shape, path):
 def test_a_gpu_without_room_leaves_the_processor(shape, path):
     placement = placed(shape, path, with_gpu_memory(HALO, IGPU, 1 << 20))
     assert placement.device == "cpu"
-    assert any(a.reason == "not one layer fits there" for a in placement.alternatives)
+    assert any(sentence(a.reason) == "not one layer fits there" for a in placement.alternatives)
 
 
 def test_without_a_gpu_the_reason_says_so(shape, path):
     placement = placed(shape, path, MACHINES["vm-firecracker"])
     assert placement.device == "cpu"
-    assert placement.reasons[0] == "this machine has no GPU"
+    assert sentences(placement.reasons)[0] == "this machine has no GPU"
     assert placement.settings.n_threads == 2
     unusable = placed(shape, path, MACHINES["sh-linux-driver-failed"])
-    assert "refused this GPU" in unusable.reasons[0]
+    assert "refused this GPU" in sentences(unusable.reasons)[0]
 
 
 def test_npus_are_named_with_their_reason(shape, path):
     placement = placed(shape, path, MACHINES["sh-flow-z13-linux-gtt96"])
     (npu,) = [a for a in placement.alternatives if a.backend == "onnx"]
-    assert "ONNX models only" in npu.reason
+    assert "ONNX models only" in sentence(npu.reason)
 
 
 def test_threads_follow_fast_cores_affinity_quota_and_mode(shape, path):
@@ -202,7 +203,7 @@ def test_the_files_own_head_guesses_where_it_fits_and_nothing_else_does(tmp_path
 
     def uses_it(machine=HALO, **changes):
         found = placed(shape, file, machine, Overrides(device="cpu"), settings=base(file, **changes))
-        assert found.settings.mtp == any("own head" in reason for reason in found.reasons)
+        assert found.settings.mtp == any("own head" in reason for reason in sentences(found.reasons))
         assert (found.need.part_bytes("draft") > 0) == found.settings.mtp
         return found.settings.mtp
 
@@ -233,7 +234,7 @@ def test_a_model_of_long_chats_attends_plainly_at_its_next_load(shape, path):
         book = Ledger(lambda: HALO)
         overrides = Overrides(device="cpu", n_parallel=8)
         found = place(shape, base(path), overrides, HALO, book, memory, owner=owner)
-        said = any("one long text at a time" in reason for reason in found.reasons)
+        said = any("one long text at a time" in reason for reason in sentences(found.reasons))
         assert said == (found.settings.flash_attn == "off")
         return found.settings.flash_attn
 
@@ -259,7 +260,7 @@ def test_what_was_measured_here_beats_the_rule_by_instruction_sets(shape, path):
         assert heads_of(shape) == heads
         memory.record_attention(attention_key(machine_key(machine), heads, threads), AttentionSpeed(points))
         found = place(shape, base(path), wished, machine, Ledger(lambda: machine), memory, owner="m")
-        assert any("attention measured here" in reason for reason in found.reasons)
+        assert any("attention measured here" in reason for reason in sentences(found.reasons))
         return found.settings.flash_attn
 
     arm = next(m for m in MACHINES.values() if m.arch in {"arm64", "aarch64"} and "avx2" not in m.devices[0].isa)
@@ -351,7 +352,7 @@ def test_a_placement_travels_as_json(shape, path):
 def test_every_recorded_machine_gets_a_placement_that_fits_or_says_not(shape, path, name):
     placement = placed(shape, path, MACHINES[name])
     assert placement.reasons
-    assert placement.fits or "it does not fit the memory that is free now" in placement.reasons
+    assert placement.fits or "it does not fit the memory that is free now" in sentences(placement.reasons)
 
 
 def test_the_ladder_goes_from_backend_to_processor(path):
@@ -362,7 +363,7 @@ def test_the_ladder_goes_from_backend_to_processor(path):
         if fallback is None:
             break
         tried.append(fallback.settings)
-        changes.append(fallback.change)
+        changes.append(sentence(fallback.change))
         assert len(tried) < 40
     assert changes[0] == "use rocm instead (ROCm0)"
     assert "read prompts in pieces of 256 tokens" in changes

@@ -21,6 +21,7 @@ from engine.fit.shape import Layer, ModelShape
 from engine.measurements.tuning import knobs_of
 from engine.runner.engine_args import EngineArgs
 from engine.runner.protocol import LoadSettings
+from engine.wording import sentences
 from quantize.files.gguf_file import TensorInfo
 from quantize.ggml_types import BLOCK_SIZES, GgmlType
 from tests.machines import machines
@@ -109,7 +110,7 @@ def test_a_strix_halo_takes_all_of_it_experts_too(name):
     at = plan.settings
     assert (at.n_gpu_layers, at.cpu_expert_layers, at.use_mmap, at.flash_attn) == (LAYERS + 1, 0, False, "on")
     assert at.n_ubatch == (1024 if plan.backend == "vulkan" else 2048)
-    said = " ".join(plan.reasons)
+    said = " ".join(sentences(plan.reasons))
     for reason in ("all layers fit on AMD Radeon 8060S", "its experts too", "read, not mapped"):
         assert reason in said
 
@@ -134,7 +135,7 @@ def test_the_speed_is_what_others_measured(name, backend, depth, told):
 def test_what_no_memory_holds_is_said():
     plan, _ = placed(machine("sh-windows-rocm714"))  # 32 GiB
     assert not plan.fits
-    assert "it does not fit the memory that is free now" in plan.reasons
+    assert "it does not fit the memory that is free now" in sentences(plan.reasons)
 
 
 def test_what_no_memory_holds_is_streamed_on_linux():
@@ -167,7 +168,7 @@ def test_a_driver_that_grants_less_leaves_a_few_experts_to_the_processor():
     tighter = placed(limited(40 * GIB), Overrides(device="vulkan"))[0]
     assert tighter.settings.cpu_expert_layers > at.cpu_expert_layers
     assert whole.decode_tok_s > plan.decode_tok_s > tighter.decode_tok_s
-    said = " ".join(plan.reasons)
+    said = " ".join(sentences(plan.reasons))
     assert f"without the experts of {at.cpu_expert_layers} of {LAYERS}" in said
     assert "4 of 128" in said
 
@@ -198,7 +199,7 @@ def test_several_cards_share_what_one_cannot_hold():
     book.reserve("big", ledger_amounts(plan.need))
     for device in plan.need.devices:
         assert plan.need.device_bytes(device) <= book.available(device, found, exclude="big")
-    assert "shared out by free memory" in " ".join(plan.reasons)
+    assert "shared out by free memory" in " ".join(sentences(plan.reasons))
     alone, _ = placed(found, Overrides(device="CUDA1"))
     assert alone.settings.devices == ("CUDA1",), "a pin that names one card means that one alone"
     assert alone.settings.cpu_expert_layers > 0

@@ -8,10 +8,10 @@ from devices.memory import Ledger
 from devices.recording import RecordedHost
 from devices.report import recorded_report
 from engine.dispatch.choose import place
-from engine.dispatch.file_weights import FILE_WEIGHTS_WHY
 from engine.dispatch.history import PlacementHistory
 from engine.dispatch.placer import read_shape
 from engine.dispatch.types import Overrides
+from engine.reasons import because
 from engine.runner.engine_args import EngineArgs
 from engine.runner.protocol import LoadSettings
 from quantize.ggml_types import GgmlType
@@ -63,7 +63,7 @@ def test_4_bit_weights_are_read_as_they_are_where_tiles_are_faster(path):
     shape = of_types(read_shape(path), GgmlType.Q4_K)
     found = placed(shape, path)
     assert found.settings.repack is False
-    assert FILE_WEIGHTS_WHY in found.reasons
+    assert because("file_weights") in found.reasons
     weights = next(part for part in found.need.parts if part.name == "weights")
     assert weights.mapped_bytes == weights.num_bytes  # no copy beside the file's pages
 
@@ -82,7 +82,7 @@ def test_4_bit_weights_are_read_as_they_are_where_tiles_are_faster(path):
 def test_other_types_keep_their_kernels(path, types):
     found = placed(of_types(read_shape(path), *types), path)
     assert found.settings.repack is True
-    assert FILE_WEIGHTS_WHY not in found.reasons
+    assert because("file_weights") not in found.reasons
 
 
 def test_a_mix_is_decided_by_most_of_what_would_be_rewritten(path):
@@ -116,4 +116,4 @@ def test_what_the_user_asked_for_stays(path, wish):
     shape = of_types(read_shape(path), GgmlType.Q4_K)
     found = placed(shape, path, repack=wish, engine_args=EngineArgs(repack=wish))
     assert found.settings.repack is wish
-    assert FILE_WEIGHTS_WHY not in found.reasons
+    assert because("file_weights") not in found.reasons

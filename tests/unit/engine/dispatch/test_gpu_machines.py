@@ -13,6 +13,7 @@ from engine.dispatch.history import PlacementHistory
 from engine.dispatch.types import NO_OVERRIDES, Overrides
 from engine.fit.report import fit_report, ledger_amounts
 from engine.runner.protocol import LoadSettings
+from engine.wording import sentences
 from quantize.ggml_types import GgmlType
 from tests.fake_models import shape
 from tests.machines import machines
@@ -68,7 +69,7 @@ def test_the_discrete_gpu_is_chosen_and_gets_all_layers_that_fit(laptop):
     assert placement.settings.devices == ("CUDA0",)
     assert placement.settings.n_gpu_layers == LAYERS + 1
     assert placement.settings.use_mmap is True
-    assert placement.reasons[0].startswith("all layers fit")
+    assert sentences(placement.reasons)[0].startswith("all layers fit")
     assert {(a.device, a.backend) for a in placement.alternatives} >= {("cpu", "cpu"), ("0000:00:02.0", "vulkan")}
     reserve(placement, book)
 
@@ -77,7 +78,7 @@ def test_a_larger_file_is_split_and_the_split_is_the_largest_that_fits(laptop):
     placement, book = placed(laptop, GgmlType.Q8_0, Overrides(device="cuda"))
     layers = placement.settings.n_gpu_layers
     assert 0 < layers < LAYERS
-    assert f"{layers} of {LAYERS} layers fit" in " ".join(placement.reasons)
+    assert f"{layers} of {LAYERS} layers fit" in " ".join(sentences(placement.reasons))
     assert placement.fits
     reserve(placement, book)
     more, _ = placed(laptop, GgmlType.Q8_0, Overrides(device="cuda", n_gpu_layers=layers + 1))
@@ -141,7 +142,9 @@ def test_no_machine_is_promised_more_than_it_has(name):
         if pin in backends:
             assert placement.backend == pin
             layers = placement.settings.n_gpu_layers
-            assert layers == LAYERS + 1 or f"{layers} of {LAYERS} layers fit" in " ".join(placement.reasons)
+            assert layers == LAYERS + 1 or f"{layers} of {LAYERS} layers fit" in " ".join(
+                sentences(placement.reasons)
+            )
 
 
 @pytest.mark.parametrize("name", ["sh-linux-amdvlk-vs-rocm", "sh-framework-desktop-linux", "sh-windows-rocm714"])
@@ -160,4 +163,4 @@ def test_a_driver_that_failed_leaves_the_processor_and_says_why():
     machine = recorded_report(RecordedHost(RECORDINGS["sh-linux-driver-failed"]))
     placement, _ = placed(machine)
     assert placement.device == "cpu"
-    assert "refused this GPU" in placement.reasons[0]
+    assert "refused this GPU" in sentences(placement.reasons)[0]

@@ -17,11 +17,13 @@ from engine.dispatch.npu_rule import PATIENCE_S, Offer, judge
 from engine.dispatch.placer import read_shape
 from engine.dispatch.types import NO_OVERRIDES, Overrides
 from engine.onnx.folder import OnnxFolder
+from engine.reasons import because
 from engine.runner.protocol import LoadSettings
+from engine.wording import sentence, sentences
 from tests.machines import machines
 from tests.shapes import scaled, write_hollow
 
-BATTERY = "on battery"
+BATTERY = because("on_battery")
 
 
 def opened(name):
@@ -75,18 +77,18 @@ def npu_of(machine):
             "4 tokens per joule measured here, 3 on GPU",
         ),
         (BATTERY, Offer("NPU", 200, 4.0), Offer("GPU", 900), True, "4 tokens per joule measured here"),
-        ("quiet", Offer("NPU", 20, 1.0), Offer("GPU", 900, 3.0), True, "after about 50.0 s there"),
-        ("quiet", Offer("NPU", 0), None, True, "an unknown time"),
+        (because("quiet"), Offer("NPU", 20, 1.0), Offer("GPU", 900, 3.0), True, "after about 50.0 s there"),
+        (because("quiet"), Offer("NPU", 0), None, True, "an unknown time"),
     ],
 )
 def test_joules_that_were_measured_decide_then_the_first_token(why, npu, other, take, said):
     verdict = judge(why, "AMD", npu, other)
     assert verdict.take == take
-    assert said in "; ".join(verdict.reasons)
+    assert said in "; ".join(sentences(verdict.reasons))
 
 
 def test_published_watts_are_told_as_such_until_a_meter_told():
-    told = "; ".join(judge(BATTERY, "AMD", Offer("NPU", 500), Offer("GPU", 900)).reasons)
+    told = "; ".join(sentences(judge(BATTERY, "AMD", Offer("NPU", 500), Offer("GPU", 900)).reasons))
     assert "on NPU: 13 W instead of 52 W expected (published), not measured here" in told
 
 
@@ -96,14 +98,14 @@ def test_an_npu_that_openvino_opened_is_taken_quiet_on_battery_and_beside_a_busy
     for overrides in (Overrides(mode="quiet"), Overrides(on_battery=True)):
         found = placed(shape, machine, overrides)
         assert found.device == npu_of(machine).id
-        assert any("first token of a prompt of 1,000 tokens" in r for r in found.reasons)
+        assert any("first token of a prompt of 1,000 tokens" in r for r in sentences(found.reasons))
     assert placed(shape, machine).device != npu_of(machine).id
     igpu = next(d for d in machine.devices if d.kind == "igpu")
     ledger = Ledger(lambda: machine)
     ledger.reserve("other", {igpu.id: Amount(1 << 20)}, "k")
     beside = placed(shape, machine, ledger=ledger)
     assert beside.device == npu_of(machine).id
-    assert "a small model beside the integrated GPU, which is busy" in beside.reasons
+    assert "a small model beside the integrated GPU, which is busy" in sentences(beside.reasons)
     ledger.release("other")
     ledger.reserve("m", {igpu.id: Amount(1 << 20)}, "k")  # the model itself is no reason to move it
     assert placed(shape, machine, ledger=ledger).device != npu_of(machine).id
@@ -118,7 +120,7 @@ def test_joules_of_this_computer_take_the_model_from_the_npu_again(shape):
     history.record_energy("m", usual.device, usual.backend, 5.0)
     found = placed(shape, machine, Overrides(on_battery=True), history=history)
     assert (found.device, found.backend) == (usual.device, usual.backend)
-    [why] = [a.reason for a in found.alternatives if a.device == npu.id]
+    [why] = [sentence(a.reason) for a in found.alternatives if a.device == npu.id]
     assert "now not: on NPU: 2 tokens per joule measured here, 5 on" in why
     assert placed(shape, machine, Overrides(mode="quiet"), history=history).device == npu.id
 
@@ -130,7 +132,7 @@ def test_a_slow_first_token_keeps_a_model_off_the_npu_unless_it_must_be_quiet(sh
     machine = replace(machine, devices=tuple(slow if d.kind == "npu" else d for d in machine.devices))
     found = placed(large, machine, Overrides(on_battery=True))
     assert found.device != slow.id
-    [why] = [a.reason for a in found.alternatives if a.device == slow.id]
+    [why] = [sentence(a.reason) for a in found.alternatives if a.device == slow.id]
     assert "now not: first token of a prompt of 1,000 tokens after about" in why
     assert placed(large, machine, Overrides(mode="quiet")).device == slow.id
     assert PATIENCE_S == 10
@@ -156,12 +158,12 @@ def test_dictation_and_embeddings_go_to_recorded_npus_beside_a_busy_gpu(name, pr
     chosen = onnx.choose_provider(SPEECH, settings, NO_OVERRIDES, machine, True, {})
     if usable:
         assert chosen.provider == provider
-        assert "side work beside the integrated GPU, which is busy" in chosen.reasons
-        assert any("not tried on hardware" in reason for reason in chosen.reasons)
-        assert any("not measured here" in reason for reason in chosen.reasons)
+        assert "side work beside the integrated GPU, which is busy" in sentences(chosen.reasons)
+        assert any("not tried on hardware" in reason for reason in sentences(chosen.reasons))
+        assert any("not measured here" in reason for reason in sentences(chosen.reasons))
     else:
         assert chosen.provider == ""
-        assert "side work beside the integrated GPU, which is busy, but" in chosen.reasons[0]
+        assert "side work beside the integrated GPU, which is busy, but" in sentences(chosen.reasons)[0]
     assert onnx.choose_provider(SPEECH, settings, NO_OVERRIDES, machine, False, {}).provider == ""
     pinned = onnx.choose_provider(SPEECH, settings, Overrides(device="cpu"), machine, True, {})
     assert pinned.provider == ""
@@ -173,6 +175,6 @@ def test_strix_halos_npu_gets_fastflowlms_models_and_says_that_it_was_not_tried(
     settings = LoadSettings(path="flm:llama3.2:1b", n_ctx=4096)
     found = place_external(settings, machine, Ledger(lambda: machine), "m")
     assert found.device == npu_of(machine).id
-    assert "not tried on hardware by this project" in found.reasons
+    assert "not tried on hardware by this project" in sentences(found.reasons)
     assert found.need.total_bytes > 3_000_000_000
     assert found.fits

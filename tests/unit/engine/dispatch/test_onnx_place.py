@@ -6,11 +6,13 @@ from msgspec.structs import replace
 from devices.memory import Ledger
 from devices.recording import RecordedHost
 from devices.report import recorded_report
-from engine.dispatch.onnx import NPU_RULE, choose_provider, onnx_need, place_folder
+from engine.dispatch.onnx import choose_provider, onnx_need, place_folder
 from engine.dispatch.types import NO_OVERRIDES, Overrides
 from engine.errors import BadModelFile
 from engine.onnx.folder import OnnxFolder
+from engine.reasons import because
 from engine.runner.protocol import LoadSettings
+from engine.wording import sentence, sentences
 from tests.machines import machines
 
 MACHINES = {name: recorded_report(RecordedHost(recording)) for name, recording in machines().items()}
@@ -51,7 +53,7 @@ def choose(folder, machine, overrides=NO_OVERRIDES, busy=False, environ=None, **
 def test_without_a_wish_it_is_the_processor_and_the_npu_is_told_why(folder, plugin):
     choice = choose(folder, with_npu("Intel"))
     assert choice.provider == ""
-    assert choice.alternatives[0].reason == NPU_RULE
+    assert choice.alternatives[0].reason == because("npu_rule")
 
 
 @pytest.mark.parametrize(
@@ -67,8 +69,8 @@ def test_quiet_battery_and_pins_take_the_npu(folder, plugin, overrides, said):
     choice = choose(folder, machine, overrides)
     assert choice.provider == "OpenVINOExecutionProvider"
     assert choice.device.kind == "npu"
-    assert said in choice.reasons[0]
-    assert "not tried on hardware" in "; ".join(choice.reasons)
+    assert said in sentences(choice.reasons)[0]
+    assert "not tried on hardware" in "; ".join(sentences(choice.reasons))
 
 
 def test_side_work_goes_there_while_the_integrated_gpu_chats(folder, plugin):
@@ -83,8 +85,8 @@ def test_side_work_goes_there_while_the_integrated_gpu_chats(folder, plugin):
 def test_a_wish_that_cannot_be_had_says_so_and_stays_on_the_processor(folder):
     choice = choose(folder, with_npu("Intel"), Overrides(mode="quiet"))
     assert choice.provider == ""
-    assert "quiet" in choice.reasons[0]
-    assert "pip install" in choice.reasons[0]
+    assert "quiet" in sentences(choice.reasons)[0]
+    assert "pip install" in sentences(choice.reasons)[0]
 
 
 def test_a_pin_that_cannot_be_had_is_an_error(folder):
@@ -95,7 +97,7 @@ def test_a_pin_that_cannot_be_had_is_an_error(folder):
 def test_amds_npu_takes_compiled_folders_only(folder):
     choice = choose(folder, with_npu("AMD"), Overrides(mode="quiet"))
     assert choice.provider == ""
-    assert "compiled for it" in choice.alternatives[0].reason
+    assert "compiled for it" in sentence(choice.alternatives[0].reason)
 
 
 def test_a_compiled_folder_without_its_runtime_says_what_to_install(folder):

@@ -21,6 +21,7 @@ from engine.dispatch.placer import offload_target, read_shape
 from engine.dispatch.types import NO_OVERRIDES, Overrides
 from engine.runner.llama.native.binding import KernelsMissing, start_backends
 from engine.runner.protocol import LoadSettings
+from engine.wording import sentence, sentences
 from quantize.ggml_types import GgmlType
 from tests.machines import machines
 from tests.shapes import scaled, write_hollow
@@ -69,7 +70,7 @@ def test_each_device_of_openvino_is_a_runtime_of_the_device_it_is(laptop):
 def test_without_a_wish_llama_cpps_own_kernels_are_taken(shape, path, laptop):
     placement = placed(shape, path, laptop)
     assert placement.backend == "cpu"
-    reasons = {a.backend: a.reason for a in placement.alternatives}
+    reasons = {a.backend: sentence(a.reason) for a in placement.alternatives}
     assert "pin openvino:" in reasons["openvino"]
 
 
@@ -94,8 +95,8 @@ def test_quiet_battery_and_a_pin_take_the_npu_and_say_what_is_not_known(shape, p
     placement = placed(shape, path, laptop, overrides)
     assert placement.settings.devices == ("openvino:NPU",)
     assert placement.settings.n_ctx == openvino.NPU_CONTEXT == placement.settings.n_batch
-    said = "; ".join(placement.reasons)
-    assert openvino.UNTRIED in said
+    said = "; ".join(sentences(placement.reasons))
+    assert "not tried on this hardware by this project" in said
     assert "not measured here" in said
 
 
@@ -117,7 +118,7 @@ def test_the_card_says_what_a_type_costs(shape, laptop, kind, on_cpu, on_npu):
     for where, said in (("cpu", on_cpu), ("npu", on_npu)):
         runtime = next(r for r in laptop.device(where).runtimes if r.backend == "openvino")
         cost = openvino.cost(retyped(shape, kind), runtime)
-        assert said in cost
+        assert said in sentence(cost)
         assert bool(said) == bool(cost)
 
 
@@ -125,8 +126,9 @@ def test_types_and_features_it_does_not_take_are_refused_with_the_reason(shape, 
     odd = retyped(shape, GgmlType.IQ4_XS)
     placement = placed(odd, path, laptop, Overrides(device="openvino:CPU"))
     assert placement.backend == "cpu"
-    assert "IQ4_XS" in placement.reasons[0]
-    assert "adapters" in placed(shape, path, laptop, Overrides(device="openvino:CPU"), lora=("a.gguf",)).reasons[0]
+    assert "IQ4_XS" in sentences(placement.reasons)[0]
+    adapted = placed(shape, path, laptop, Overrides(device="openvino:CPU"), lora=("a.gguf",))
+    assert "adapters" in sentence(adapted.reasons[0])
 
 
 def test_after_a_failure_the_processor_gets_back_what_openvino_went_without(shape, path, laptop):
@@ -184,7 +186,7 @@ def test_recorded_npus_get_their_remedy_and_no_gguf_file_without_it(shape, path,
     assert remedy in (npu.fix_hint or "")
     placement = placed(shape, path, machine, Overrides(on_battery=True))
     assert placement.device != npu.id
-    assert why_not_there in next(a.reason for a in placement.alternatives if a.device == npu.id)
+    assert why_not_there in next(sentence(a.reason) for a in placement.alternatives if a.device == npu.id)
 
 
 def test_lunar_lakes_npu_takes_small_models_on_battery_once_openvino_opened_it(shape, path):
@@ -193,7 +195,7 @@ def test_lunar_lakes_npu_takes_small_models_on_battery_once_openvino_opened_it(s
     machine = merged(replace(found, backends=(*found.backends, report)))
     placement = placed(shape, path, machine, Overrides(on_battery=True))
     assert placement.settings.devices == ("openvino:NPU",)
-    assert openvino.UNTRIED in "; ".join(placement.reasons)
+    assert "not tried on this hardware by this project" in "; ".join(sentences(placement.reasons))
     assert any(f.id == "openvino_untried" for f in diagnose(machine))
 
 

@@ -16,13 +16,15 @@ from engine.dispatch.engine_args import decided
 from engine.dispatch.fallbacks import next_fallback
 from engine.dispatch.history import PlacementHistory
 from engine.dispatch.placer import read_shape
-from engine.dispatch.prompt_tiles import ATTENTION_WHY, TILE_KERNELS, prompt_tiles, tile_attention
+from engine.dispatch.prompt_tiles import TILE_KERNELS, prompt_tiles, tile_attention
 from engine.dispatch.types import Overrides
 from engine.fit.need import tile_bytes
 from engine.measurements.tuning import knobs_of
+from engine.reasons import because
 from engine.runner.engine_args import EngineArgs
 from engine.runner.protocol import LoadSettings
 from engine.server.openai.receipts import plan_of
+from engine.wording import sentence, sentences
 from quantize.ggml_types import GgmlType
 from tests.machines import machines
 from tests.shapes import scaled, write_hollow
@@ -80,15 +82,15 @@ def test_types_that_llama_cpp_multiplies_slowly(path, kind):
     found = placed(of_types(read_shape(path), kind), path)
     assert found.settings.tiles == (kind.name, ATTENTION)
     why = f"our own kernels: llama.cpp's take 1.5 to 4 times as long for weights in {kind.name}"
-    assert any(why in reason for reason in found.reasons)
+    assert any(why in reason for reason in sentences(found.reasons))
 
 
 @pytest.mark.parametrize("kind", [GgmlType.IQ4_NL, GgmlType.Q4_K, GgmlType.Q2_K, GgmlType.F16, GgmlType.BF16])
 def test_other_types_keep_llama_cpps_kernels(path, kind):
     found = placed(of_types(read_shape(path), kind), path)
     assert found.settings.tiles == (ATTENTION,)
-    assert not any("prompts by our own kernels" in reason for reason in found.reasons)
-    assert ATTENTION_WHY in found.reasons
+    assert not any("prompts by our own kernels" in reason for reason in sentences(found.reasons))
+    assert because("own_attention_kernels") in found.reasons
 
 
 def test_weights_that_llama_cpp_rewrote_are_read_so_and_no_other_way(path):
@@ -164,7 +166,7 @@ def test_a_gpus_settings_are_not_touched(path):
 def test_what_the_user_asked_for_stays(path, wish, tiles):
     found = placed(of_types(read_shape(path), GgmlType.Q8_0), path, engine_args=EngineArgs(tiles=wish))
     assert found.settings.tiles == tiles
-    assert not any("our own kernels" in reason for reason in found.reasons)
+    assert not any("our own kernels" in reason for reason in sentences(found.reasons))
 
 
 def test_what_they_keep_is_in_the_prediction(path):
@@ -182,7 +184,7 @@ def test_after_a_crash_llama_cpps_own_kernels_are_tried(path):
     tried, changes = [settings], []
     while (fallback := next_fallback(tried[-1], HOST, tuple(tried))) is not None:
         tried.append(fallback.settings)
-        changes.append(fallback.change)
+        changes.append(sentence(fallback.change))
     assert "compute with llama.cpp's own kernels only" in changes
     assert tried[-1].tiles == ()
 

@@ -21,6 +21,7 @@ from engine.library.hub.plan import _mark_best
 from engine.library.hub.types import Choice, FitEstimate, Option, RepoFile
 from engine.runner.engine_args import EngineArgs
 from engine.runner.protocol import LoadSettings
+from engine.wording import sentences
 from quantize.files.gguf_file import TensorInfo
 from quantize.ggml_types import BLOCK_SIZES, GgmlType
 
@@ -97,7 +98,7 @@ def test_what_does_not_fit_is_streamed_within_what_is_free_and_says_what_that_co
         assert 0 < cost.worst_hit_rate < cost.hit_rate < 1
         assert 0 < cost.worst_tok_s < cost.decode_tok_s
         assert plan.decode_tok_s == pytest.approx(cost.decode_tok_s, abs=0.1)
-        said = " ".join(plan.reasons)
+        said = " ".join(sentences(plan.reasons))
         for words in (
             "are kept by use",
             f"{cost.hit_rate:.0%}",
@@ -161,7 +162,7 @@ def test_what_was_used_here_decides(tmp_path):
     known, _ = placed(8, path=str(tmp_path / "mixture.gguf"), cache_dir=cache)
     assert known.streaming.seen_tokens == 5000
     assert known.streaming.hit_rate > 0.9
-    assert "by what 5000 tokens asked for here" in " ".join(known.reasons)
+    assert "by what 5000 tokens asked for here" in " ".join(sentences(known.reasons))
 
 
 def test_heads_that_guess_ahead_are_not_streamed():

@@ -12,6 +12,7 @@ from engine.measurements.reports import Point, Report, Spread
 from engine.measurements.tuning import Choice, Knobs
 from engine.paths import Paths
 from engine.runner.protocol import LoadSettings
+from engine.wording import sentence, sentences
 
 pytestmark = pytest.mark.native
 
@@ -59,7 +60,7 @@ def test_a_load_gets_what_was_tuned_and_says_why(placer, bundled_model):
     assert placed.settings.n_ctx == 1024
     assert placed.decode_tok_s == 321.0
     assert placed.basis == "measured"
-    told = " ".join(placed.reasons)
+    told = " ".join(sentences(placed.reasons))
     assert "20% faster than the defaults" in told
     assert "ubatch 128: 1.60 s for a turn against 1.90 s with 512" in told
     assert placer.choose("m", settings).settings.n_ubatch == 96
@@ -71,7 +72,7 @@ def test_defaults_that_do_not_work_are_kept_and_told():
     made = tuned("here", "small", default_turn_s=None)
     kept = msgspec.json.decode(msgspec.json.encode(made), type=Tuned)
     assert kept == made
-    assert "the defaults do not work" in kept.reasons()[0]
+    assert "the defaults do not work" in sentence(kept.reasons()[0])
 
 
 def test_what_the_user_asked_for_stays(placer, bundled_model):
@@ -93,7 +94,7 @@ def test_a_device_that_is_gone_is_not_used(placer, bundled_model):
     settings = LoadSettings(path=str(bundled_model), n_ctx=1024, n_threads=2)
     placed = placer.placement("m", settings, exact=False)
     assert placed.settings.devices == ()
-    assert any("Vulkan7" in reason for reason in placed.reasons)
+    assert any("Vulkan7" in reason for reason in sentences(placed.reasons))
 
 
 def test_settings_that_do_not_fit_now_are_not_used(placer, bundled_model, monkeypatch):
@@ -103,7 +104,7 @@ def test_settings_that_do_not_fit_now_are_not_used(placer, bundled_model, monkey
     settings = LoadSettings(path=str(bundled_model), n_ctx=1024, n_threads=2)
     placed = placer.placement("m", settings, exact=False)
     assert placed.settings.n_ubatch != 96
-    assert any("do not fit" in reason for reason in placed.reasons)
+    assert any("do not fit" in reason for reason in sentences(placed.reasons))
 
 
 def test_another_machine_build_or_shape_is_tuned_anew(placer, bundled_model):
@@ -137,10 +138,10 @@ def test_the_goal_that_was_tuned_for_last_decides(paths):
 
 
 def test_what_energy_was_tuned_to_is_told_in_tokens_per_joule():
-    told = tuned("m", "s", goal="energy", tokens_per_joule=3.0, default_tokens_per_joule=2.0).reasons()[0]
+    told = sentence(tuned("m", "s", goal="energy", tokens_per_joule=3.0, default_tokens_per_joule=2.0).reasons()[0])
     assert "3 tokens per joule, 50% more than the defaults" in told
     assert "321.0 tok/s written" in told
-    same = tuned("m", "s", goal="energy", tokens_per_joule=2.0, default_tokens_per_joule=2.0).reasons()[0]
+    same = sentence(tuned("m", "s", goal="energy", tokens_per_joule=2.0, default_tokens_per_joule=2.0).reasons()[0])
     assert "no setting clearly saved more" in same
 
 
@@ -168,12 +169,8 @@ def test_a_speed_measured_on_a_stand_in_is_told(placer, bundled_model):
     placed = placer.placement("m", LoadSettings(path=str(bundled_model), n_ctx=1024, n_threads=2), exact=False)
     assert placed.decode_tok_s == 42.0
     assert placed.basis == "measured"
-    assert "42.0 tok/s measured here on a stand-in, behind 128 tokens" in placed.reasons
+    assert "42.0 tok/s measured here on a stand-in, behind 128 tokens" in sentences(placed.reasons)
     real = msgspec.structs.replace(report, stand_in=False, started_at=0.5)
     placer.results.add(real)
-    assert (
-        "on this model"
-        in placer.placement(
-            "m", LoadSettings(path=str(bundled_model), n_ctx=1024, n_threads=2), exact=False
-        ).reasons[-1]
-    )
+    settings = LoadSettings(path=str(bundled_model), n_ctx=1024, n_threads=2)
+    assert "on this model" in sentence(placer.placement("m", settings, exact=False).reasons[-1])

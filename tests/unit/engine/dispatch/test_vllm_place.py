@@ -14,6 +14,7 @@ from engine.dispatch.vllm import GPU_WORK_BYTES, HOST_BYTES
 from engine.errors import BadModelFile, NotEnoughMemory
 from engine.runner.protocol import LoadSettings
 from engine.vllm.detect import describe
+from engine.wording import sentences
 from tests.machines import machines
 
 GB, GIB = 10**9, 1 << 30
@@ -101,7 +102,7 @@ def test_without_a_gpu_the_cpu_build_gets_whole_gibibytes_of_cache(folder):
     there = machine()
     placed = place_external(settings(folder), there, Ledger(lambda: there))
     assert (placed.device, placed.settings.provider) == ("cpu", "cpu")
-    assert "CPU build" in " ".join(placed.reasons)
+    assert "CPU build" in " ".join(sentences(placed.reasons))
     kv = placed.need.part_bytes("kv")
     assert kv == 3 * GIB  # 2.25 rounded up
     assert placed.need.device_bytes("cpu") == WEIGHTS + kv + HOST_BYTES

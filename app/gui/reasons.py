@@ -1,0 +1,42 @@
+"""Why a model runs where it runs, in the language and with the numbers of the window."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from PySide6.QtCore import QCoreApplication, QLocale
+
+from engine.reasons import Reason
+from engine.wording import Wording
+
+
+class _Translated(Wording):
+    def __init__(self) -> None:
+        super().__init__(lambda text: QCoreApplication.translate("reasons", text))
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        text = super().format_field(value, format_spec)
+        if not isinstance(value, int | float):
+            return text
+        locale = QLocale()
+        return text.translate({ord("."): locale.decimalPoint(), ord(","): locale.groupSeparator()})
+
+
+_TRANSLATED = _Translated()
+msgspec.json.Decoder(Reason)  # msgspec learns the class now: not in two threads at once (see app/client/http.py)
+
+
+def translated(reason: Reason | None, english: str) -> str:
+    """The sentence of a reason; `english`, as the server says it, where this window does not know its kind."""
+    if reason is None:
+        return english
+    try:
+        return _TRANSLATED.sentence(reason)
+    except (LookupError, TypeError, ValueError):
+        return english
+
+
+def all_translated(reasons: Sequence[Reason], english: Sequence[str]) -> list[str]:
+    """Several; an older server has none of them as facts."""
+    if len(reasons) != len(english):
+        return list(english)
+    return [translated(*both) for both in zip(reasons, english, strict=True)]

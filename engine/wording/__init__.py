@@ -1,0 +1,43 @@
+"""What a person reads of the engine's decisions: one template a kind, with named places for its values."""
+
+import string
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+from engine.reasons import Reason
+from engine.wording.dispatch import CHECKS, DISPATCH
+from engine.wording.fit import FIT
+
+TEMPLATES: Final = {**DISPATCH, **CHECKS, **FIT}
+
+
+class Wording(string.Formatter):
+    """Composes sentences; `translated` gives a template in the reader's language."""
+
+    def __init__(self, translated: Callable[[str], str] = str) -> None:
+        self._translated = translated
+
+    def sentence(self, reason: Reason) -> str:
+        """A reason as a person reads it."""
+        return self.vformat(self._translated(TEMPLATES[reason.kind]), (), reason.values)
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        """One value; where it is several, the specification is what stands between them."""
+        if isinstance(value, Reason):
+            return self.sentence(value)
+        if isinstance(value, tuple):
+            return (format_spec or ", ").join(self.format_field(one, "") for one in value)
+        return str(super().format_field(value, format_spec))
+
+
+_ENGLISH: Final = Wording()
+
+
+def sentence(reason: Reason | None) -> str:
+    """A reason in English; empty where there is none."""
+    return _ENGLISH.sentence(reason) if reason is not None else ""
+
+
+def sentences(reasons: Iterable[Reason]) -> tuple[str, ...]:
+    """Several."""
+    return tuple(map(_ENGLISH.sentence, reasons))

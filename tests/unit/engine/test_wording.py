@@ -1,0 +1,131 @@
+"""What decides states facts: no sentence stands there, and every fact that it states has one in engine.wording."""
+
+import ast
+import re
+import string
+from functools import cache
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from engine.dispatch.priors import BACKENDS
+from engine.reasons import Reason, because
+from engine.wording import TEMPLATES, Wording, sentence, sentences
+
+ROOT = Path(__file__).resolve().parents[3]
+DECIDING = ("engine/dispatch",)
+# Three words of letters in a row, with or without values between them.
+SENTENCE = re.compile(r"[A-Za-z']{2,}[,:;]?( [A-Za-z'{}]{1,}[,:;]?){2,}")
+# What no person is shown: log messages.
+LOGGED = {"debug", "info", "warning", "error", "exception"}
+
+
+@cache
+def parsed(folder):
+    return [(path, ast.parse(path.read_text("utf-8"))) for path in sorted((ROOT / folder).rglob("*.py"))]
+
+
+def text_of(node):
+    """A string, or an f-string with {} for its values; None for what is neither."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    if isinstance(node, ast.JoinedStr):
+        return "".join(part.value if isinstance(part, ast.Constant) else "{}" for part in node.values)
+    return None
+
+
+def written(node):
+    """Every string below a node that is neither documentation nor logged nor part of an error."""
+    if isinstance(node, ast.Raise) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
+        return
+    called = getattr(node, "func", None)
+    if getattr(called, "attr", "") in LOGGED or getattr(called, "id", "").endswith("Fault"):
+        return
+    text = text_of(node)
+    if text is not None:
+        yield node, text
+        return
+    for child in ast.iter_child_nodes(node):
+        yield from written(child)
+
+
+def stated():
+    """Every `because(...)`: where, the kinds it may have, and the names of its values (None: not all are seen)."""
+    for path, tree in (*parsed("engine"), *parsed("app")):
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "because":
+                kinds = {text for _, text in written(node.args[0])}
+                names = {keyword.arg for keyword in node.keywords}
+                yield f"{path.relative_to(ROOT)}:{node.lineno}", kinds, None if None in names else names
+
+
+def places(template):
+    return {name for _, name, _, _ in string.Formatter().parse(template) if name}
+
+
+@pytest.mark.parametrize("folder", DECIDING)
+def test_no_sentence_stands_where_things_are_decided(folder):
+    found = [
+        f"{path.relative_to(ROOT)}:{node.lineno}: {text}"
+        for path, tree in parsed(folder)
+        for node, text in written(tree)
+        if SENTENCE.search(text)
+    ]
+    assert found == [], "state a reason (engine.reasons) and put its sentence into engine.wording"
+
+
+def test_a_sentence_where_things_are_decided_is_found():
+    code = '"""In a sentence."""\nlog.info("said to nobody at all")\nwhy = f"{n} layers fit there"'
+    assert [text for _, text in written(ast.parse(code)) if SENTENCE.search(text)] == ["{} layers fit there"]
+
+
+def test_every_fact_has_a_sentence_with_places_for_its_values():
+    wrong = []
+    seen = set()
+    for where, kinds, names in stated():
+        for kind in kinds - {"backend_{}"}:
+            seen.add(kind)
+            if kind not in TEMPLATES:
+                wrong.append(f"{where}: {kind} has no sentence")
+            elif names is not None and places(TEMPLATES[kind]) != names:
+                wrong.append(f"{where}: {kind} has {sorted(names)}, its sentence {sorted(places(TEMPLATES[kind]))}")
+    assert wrong == []
+    assert len(seen) > 100
+
+
+def test_every_sentence_is_said_somewhere():
+    said = set()
+    for path, tree in parsed("engine"):
+        if "wording" not in path.parts:
+            said |= {text for node in ast.walk(tree) if (text := text_of(node)) is not None}
+    assert sorted(kind for kind in TEMPLATES if kind not in said and not kind.startswith("backend_")) == []
+
+
+def test_every_backend_of_a_gpu_has_a_sentence():
+    assert {f"backend_{name}" for name in BACKENDS} - TEMPLATES.keys() == {"backend_cpu", "backend_openvino"}
+
+
+def test_values_and_reasons_stand_in_a_sentence():
+    shares = (because("output_on_remote", remote="desk", up_kb=1.6, down_kb=12), "the rest")
+    spread = because("spread", shares=shares, tok_s=2.34)
+    assert (
+        sentence(spread) == "the output on desk, 2 kB per token there and 12 kB back; the rest, 2.3 tok/s expected"
+    )
+    assert sentences((because("all_layers_fit", devices=("A", "B")), because("no_npu"))) == (
+        "all layers fit on A and B",
+        "this machine has no NPU",
+    )
+    assert sentence(None) == ""
+
+
+def test_a_reason_crosses_the_wire_whole():
+    told = because(
+        "npu_wanted_but", why=because("quiet"), problem=because("openvino_type", type="X", taken=("A", "B"))
+    )
+    assert msgspec.json.decode(msgspec.json.encode(told), type=Reason) == told
+
+
+def test_another_language_has_sentences_of_its_own():
+    german = Wording({TEMPLATES["no_npu"]: "keine NPU", TEMPLATES["npu_wanted_but"]: "{why}, aber {problem}"}.get)
+    assert german.sentence(because("npu_wanted_but", why=because("no_npu"), problem="x")) == "keine NPU, aber x"
