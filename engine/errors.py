@@ -4,6 +4,9 @@ import errno
 from collections.abc import Mapping
 from typing import Final
 
+from engine.reasons import Reason
+from engine.wording import with_command
+
 
 class EngineError(Exception):
     """Base of every error the engine raises on purpose. `code` is stable and scriptable."""
@@ -125,8 +128,10 @@ class NotEnoughMemory(EnvironmentFault):
 
     code = "not_enough_memory"
 
-    def __init__(self, needed_bytes: int, available_bytes: int, device: str, options: tuple[str, ...] = ()) -> None:
-        ways = f" To make it fit: {'; '.join(options)}." if options else ""
+    def __init__(
+        self, needed_bytes: int, available_bytes: int, device: str, options: tuple[Reason, ...] = ()
+    ) -> None:
+        ways = f" To make it fit: {'; '.join(map(with_command, options))}." if options else ""
         super().__init__(
             f"{_size(needed_bytes)} are needed on {device}, {_size(available_bytes)} are available.{ways}"
         )
@@ -134,6 +139,10 @@ class NotEnoughMemory(EnvironmentFault):
         self.available_bytes = available_bytes
         self.device = device
         self.options = options
+
+    def facts(self) -> dict[str, object]:
+        """The fields; options as a person reads them."""
+        return {**super().facts(), "options": [with_command(option) for option in self.options]}
 
 
 def _size(num_bytes: int) -> str:

@@ -20,7 +20,7 @@ from devices.types import (
     SystemMemory,
 )
 from engine.dispatch.types import Streaming
-from engine.fit.types import FitOption, Need
+from engine.fit.types import Need, OptionKind
 from engine.reasons import Reason
 from engine.runner.protocol import LoadSettings
 from engine.types import DeviceCheck
@@ -237,6 +237,21 @@ class ComparedDevice(msgspec.Struct, frozen=True, kw_only=True):
     state: str
     reason: str = ""
     check: DeviceCheck | None = None
+
+
+class FitOption(msgspec.Struct, frozen=True, kw_only=True):
+    """A trade-off that needs less memory: its text, the flags that ask for it, and what the load then needs.
+
+    `detail` has the text as facts.
+    """
+
+    kind: OptionKind
+    text: str
+    flags: str
+    needed_bytes: int
+    saved_bytes: int
+    cost: float
+    detail: Reason | None = None
 
 
 class FitReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,8 +4,8 @@ import msgspec
 
 from engine.api import machine as api
 from engine.dispatch.types import Alternative, Placement
-from engine.fit.types import FitReport
-from engine.wording import sentence, sentences
+from engine.fit.types import FitOption, FitReport
+from engine.wording import command, sentence, sentences
 
 
 def model_placement(placed: Placement) -> api.ModelPlacement:
@@ -30,10 +30,26 @@ def model_placement(placed: Placement) -> api.ModelPlacement:
 
 def fit_report(report: FitReport) -> api.FitReport:
     """A report in words."""
-    found = msgspec.structs.asdict(report)
-    return api.FitReport(**found | {"notes": sentences(report.notes), "note_details": report.notes})
+    found = msgspec.structs.asdict(report) | {
+        "fit_options": tuple(map(_option, report.fit_options)),
+        "notes": sentences(report.notes),
+        "note_details": report.notes,
+    }
+    return api.FitReport(**found)
 
 
 def _alternative(other: Alternative) -> api.Alternative:
     found = msgspec.structs.asdict(other)
     return api.Alternative(**found | {"reason": sentence(other.reason), "reason_detail": other.reason})
+
+
+def _option(way: FitOption) -> api.FitOption:
+    return api.FitOption(
+        kind=way.kind,
+        text=sentence(way.change),
+        flags=command(way.change),
+        needed_bytes=way.needed_bytes,
+        saved_bytes=way.saved_bytes,
+        cost=way.cost,
+        detail=way.change,
+    )

@@ -24,8 +24,8 @@ def draft_shape(path: str) -> ModelShape:
         info = Path(path).stat()
         return _read(path, info.st_mtime_ns, info.st_size)
     except OSError as error:
-        reason = f"the draft model cannot be read: {error.strerror}"
-        raise exhausted(error) or BadModelFile(path, reason) from error
+        fault = exhausted(error)
+        raise fault or BadModelFile(path, f"the draft model cannot be read: {error.strerror}") from error
     except QuantizeError as error:
         raise BadModelFile(path, f"the draft model: {error}") from error
 

@@ -2,13 +2,13 @@
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Literal
 
 import msgspec
 
 from engine.fit.context import largest_context, resize_context
 from engine.fit.shape import ModelShape
-from engine.fit.types import FitOption, Need
+from engine.fit.types import FitOption, Need, OptionKind
+from engine.reasons import Reason, because
 from engine.runner.protocol import LoadSettings
 from quantize.errors import QuantizeError
 from quantize.ggml_types import BLOCK_SIZES
@@ -41,7 +41,7 @@ def fit_options(
     *,
     on_disk: bool = True,
 ) -> tuple[FitOption, ...]:
-    """Ways that make the load fit. `held` are other loaded models and their bytes, `name` is what commands call it.
+    """Ways that make the load fit. `held` are other loaded models and their bytes, `name` is the model's.
 
     `estimate` gives the need at other settings, `fits` judges it. Single steps first; two of them together only
     where a single one does not do.
@@ -65,8 +65,8 @@ def _caches(settings: LoadSettings, estimate: Estimate, fits: Judge, needed: int
             continue
         need = estimate(msgspec.structs.replace(settings, type_k=kv_type, type_v=kv_type, flash_attn="on"))
         if fits(need):
-            text = f"keep the context in {kv_type} instead of {settings.type_k}"
-            found.append(_way("kv", text, f"--kv {kv_type}", need, needed, cost))
+            change = because("option_kv", kv_type=kv_type, before=settings.type_k)
+            found.append(_way("kv", change, need, needed, cost))
     return found
 
 
@@ -77,7 +77,7 @@ def _parallel(settings: LoadSettings, estimate: Estimate, fits: Judge, needed: i
     need = estimate(single)
     if not fits(need):
         return []
-    return [_way("parallel", "answer one request at a time", "--parallel 1", need, needed, PARALLEL_COST)]
+    return [_way("parallel", because("option_parallel"), need, needed, PARALLEL_COST)]
 
 
 def _contexts(settings: LoadSettings, estimate: Estimate, fits: Judge, needed: int) -> list[FitOption]:
@@ -86,25 +86,17 @@ def _contexts(settings: LoadSettings, estimate: Estimate, fits: Judge, needed: i
     eight_bit = {"type_k": "q8_0", "type_v": "q8_0", "flash_attn": "on", "n_parallel": 1, "kv_cells": 0}
     compact = msgspec.structs.replace(settings, **eight_bit)
     longest = 0
-    for base, extra, cost in ((settings, "", 0.0), (compact, " --kv q8_0 --parallel 1", 1.2)):
+    for base, cost in ((settings, 0.0), (compact, 1.2)):
         n_ctx = largest_context(base, settings.n_ctx, lambda s: fits(estimate(s)))
         if not SHORTEST <= n_ctx < settings.n_ctx or n_ctx <= longest:
             continue
         longest = n_ctx
         need = estimate(resize_context(base, n_ctx))
         loss = CONTEXT_COST + math.log2(settings.n_ctx / n_ctx) + (2.0 if n_ctx < WORTHWHILE_CONTEXT else 0.0)
-        text = f"use a context of {n_ctx} tokens instead of {settings.n_ctx}"
-        text += ", 8-bit, one request at a time" if extra else ""
-        found.append(
-            FitOption(
-                kind="combined" if extra else "context",
-                text=text,
-                flags=f"--ctx {n_ctx}{extra}",
-                needed_bytes=need.total_bytes,
-                saved_bytes=needed - need.total_bytes,
-                cost=cost + loss,
-            )
-        )
+        change = because("option_context", n_ctx=n_ctx, before=settings.n_ctx)
+        if base is compact:
+            change = because("option_compact_context", **change.values)
+        found.append(_way("combined" if base is compact else "context", change, need, needed, cost + loss))
     return found
 
 
@@ -119,9 +111,11 @@ def _offload(
     for layers in range(asked - 1, -1, -1):
         need = estimate(msgspec.structs.replace(settings, n_gpu_layers=layers))
         if fits(need):
-            text = f"keep {layers} of {total - 1} layers on the GPU" if layers else "run it on the processor"
+            change = because("option_processor")
+            if layers:
+                change = because("option_layers", layers=layers, all_layers=total - 1)
             cost = OFFLOAD_COST + MOST_OFFLOAD_COST * (asked - layers) / total
-            return [_way("offload", text, f"--layers {layers}", need, needed, cost)]
+            return [_way("offload", change, need, needed, cost)]
     return []
 
 
@@ -135,21 +129,11 @@ def _mixes(
         smaller = _with_weights(need, saved)
         if saved > 0 and fits(smaller):
             budget = max(1, (shape.file_bytes - saved) // MIB)
-            text = f"quantize it to {mix}, or let Tessera choose a mix of that size"
-            flags = f"tessera quantize {name} --budget {budget}MiB"
+            change = because("option_quantize", mix=mix, budget_mib=budget, model=name)
             if not on_disk:
-                text = f"fetch a smaller quantization, of {mix}'s {budget} MiB"
-                flags = f"tessera models pull {name.partition(':')[0]} --plan"
-            found.append(
-                FitOption(
-                    kind="quantization",
-                    text=text,
-                    flags=flags,
-                    needed_bytes=smaller.total_bytes,
-                    saved_bytes=saved,
-                    cost=1.0 + MIX_COSTS[mix],
-                )
-            )
+                repository = name.partition(":")[0]
+                change = because("option_fetch", mix=mix, budget_mib=budget, repository=repository)
+            found.append(_way("quantization", change, smaller, smaller.total_bytes + saved, 1.0 + MIX_COSTS[mix]))
             break  # the best one that fits; worse ones save memory nobody needs
     return found
 
@@ -203,8 +187,7 @@ def _unloads(need: Need, held: Mapping[str, int]) -> list[FitOption]:
     return [
         FitOption(
             kind="unload",
-            text=f"stop {owner}, which holds {size / GIB:.1f} GiB",
-            flags=f"tessera models unload {owner}",
+            change=because("option_unload", model=owner, held_gib=size / GIB),
             needed_bytes=need.total_bytes,
             saved_bytes=size,
             cost=UNLOAD_COST,
@@ -213,14 +196,6 @@ def _unloads(need: Need, held: Mapping[str, int]) -> list[FitOption]:
     ]
 
 
-def _way(
-    kind: Literal["kv", "parallel", "offload"], text: str, flags: str, need: Need, needed: int, cost: float
-) -> FitOption:
-    return FitOption(
-        kind=kind,
-        text=text,
-        flags=flags,
-        needed_bytes=need.total_bytes,
-        saved_bytes=needed - need.total_bytes,
-        cost=cost,
-    )
+def _way(kind: OptionKind, change: Reason, need: Need, needed: int, cost: float) -> FitOption:
+    saved = needed - need.total_bytes
+    return FitOption(kind=kind, change=change, needed_bytes=need.total_bytes, saved_bytes=saved, cost=cost)

@@ -91,12 +91,11 @@ def overdraft(ledger: Ledger, need: Need, owner: str = "") -> Overdrawn | None:
 def refusal(report: FitReport, device_names: Mapping[str, str]) -> NotEnoughMemory:
     """The error a load that does not fit is refused with: needed, available and the cheapest ways out."""
     device = max(report.need.devices, key=lambda d: report.need.device_bytes(d) - report.available_bytes.get(d, 0))
-    options = tuple(f"{way.text} ({way.flags})" for way in report.fit_options[:NUM_OPTIONS])
     return NotEnoughMemory(
         report.need.device_bytes(device),
         report.available_bytes.get(device, 0),
         device_names.get(device, device),
-        options,
+        tuple(way.change for way in report.fit_options[:NUM_OPTIONS]),
     )
 
 

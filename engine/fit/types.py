@@ -6,6 +6,7 @@ import msgspec
 
 from engine.reasons import Reason
 
+OptionKind = Literal["kv", "context", "parallel", "quantization", "offload", "unload", "combined"]
 Basis = Literal["formula", "probe", "prior"]
 PartName = Literal[
     "weights",
@@ -97,11 +98,10 @@ class DryRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FitOption(msgspec.Struct, frozen=True, kw_only=True):
-    """A trade-off that needs less memory: its text, the flags that ask for it, and what the load then needs."""
+    """A trade-off that needs less memory: what changes, and what the load then needs."""
 
-    kind: Literal["kv", "context", "parallel", "quantization", "offload", "unload", "combined"]
-    text: str
-    flags: str
+    kind: OptionKind
+    change: Reason
     needed_bytes: int
     saved_bytes: int
     cost: float

@@ -6,9 +6,9 @@ from typing import Any, Final
 
 from engine.reasons import Reason
 from engine.wording.dispatch import CHECKS, DISPATCH
-from engine.wording.fit import FIT
+from engine.wording.fit import COMMANDS, FIT, OPTIONS
 
-TEMPLATES: Final = {**DISPATCH, **CHECKS, **FIT}
+TEMPLATES: Final = {**DISPATCH, **CHECKS, **FIT, **OPTIONS}
 
 
 class Wording(string.Formatter):
@@ -41,3 +41,13 @@ def sentence(reason: Reason | None) -> str:
 def sentences(reasons: Iterable[Reason]) -> tuple[str, ...]:
     """Several."""
     return tuple(map(_ENGLISH.sentence, reasons))
+
+
+def command(reason: Reason) -> str:
+    """What is typed for an option of engine.fit."""
+    return _ENGLISH.vformat(COMMANDS[reason.kind], (), reason.values)
+
+
+def with_command(reason: Reason) -> str:
+    """Such an option, and what is typed for it."""
+    return f"{sentence(reason)} ({command(reason)})"

@@ -20,6 +20,7 @@ from engine.resolving import Resolved
 from engine.runner.buffers import BufferLog
 from engine.runner.protocol import LoadSettings
 from engine.types import Delta, GenerationRequest, ModelFacts, Started
+from engine.wording import command
 from tests.machines import machines
 from tests.shapes import scaled, write_shape
 
@@ -105,7 +106,7 @@ def test_on_a_shrunken_machine_with_three_ways_out(path, paths):
     error = refused.value
     assert error.needed_bytes > error.available_bytes > 0
     assert len(error.options) == 3
-    assert "--kv q8_0" in error.options[0]
+    assert "--kv q8_0" in command(error.options[0])
 
 
 async def _acquire(pool):

@@ -6,13 +6,12 @@ from pathlib import Path
 import click
 
 from app.cli.main import COMMANDS, cli
+from engine.wording.fit import COMMANDS as WAYS
 
 ROOT = Path(__file__).resolve().parents[3]
 SOURCES = [p for package in ("app", "devices", "engine", "quantize") for p in (ROOT / package).rglob("*.py")]
 PAGES = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
-NAMED = re.compile(
-    r"(?:`|: |\btype |\bwith |, or |flags=f?\"|flags = f?\")tessera ([a-z][a-z-]*)((?: [^\s`\"';,)]+)*)"
-)
+NAMED = re.compile(r"(?:`|: |\btype |\bwith |, or |: \")tessera ([a-z][a-z-]*)((?: [^\s`\"';,)]+)*)")
 PROSE = {"without"}
 
 
@@ -60,7 +59,8 @@ def test_the_check_sees_what_does_not_exist():
 
 
 def test_the_flags_of_a_way_out_are_options_of_fit_and_serve():
-    ways = set(re.findall(r'f?"(--[a-z]+) ', (ROOT / "engine/fit/fit_options.py").read_text(encoding="utf-8")))
+    typed = [words for words in WAYS.values() if not words.startswith("tessera ")]
+    ways = {word for words in typed for word in words.split() if word.startswith("--")}
     assert ways >= {"--kv", "--ctx", "--parallel", "--layers"}
     assert ways <= options(found("fit"))
     assert ways - {"--layers"} <= options(found("serve"))

@@ -11,10 +11,10 @@ import pytest
 
 from engine.dispatch.priors import BACKENDS
 from engine.reasons import Reason, because
-from engine.wording import TEMPLATES, Wording, sentence, sentences
+from engine.wording import COMMANDS, TEMPLATES, Wording, sentence, sentences
 
 ROOT = Path(__file__).resolve().parents[3]
-DECIDING = ("engine/dispatch",)
+DECIDING = ("engine/dispatch", "engine/fit")
 # Three words of letters in a row, with or without values between them.
 SENTENCE = re.compile(r"[A-Za-z']{2,}[,:;]?( [A-Za-z'{}]{1,}[,:;]?){2,}")
 # What no person is shown: log messages.
@@ -60,8 +60,10 @@ def stated():
                 yield f"{path.relative_to(ROOT)}:{node.lineno}", kinds, None if None in names else names
 
 
-def places(template):
-    return {name for _, name, _, _ in string.Formatter().parse(template) if name}
+def places(kind):
+    """Names of the values that a kind's sentence and command show."""
+    templates = TEMPLATES[kind], COMMANDS.get(kind, "")
+    return {name for template in templates for _, name, _, _ in string.Formatter().parse(template) if name}
 
 
 @pytest.mark.parametrize("folder", DECIDING)
@@ -88,8 +90,8 @@ def test_every_fact_has_a_sentence_with_places_for_its_values():
             seen.add(kind)
             if kind not in TEMPLATES:
                 wrong.append(f"{where}: {kind} has no sentence")
-            elif names is not None and places(TEMPLATES[kind]) != names:
-                wrong.append(f"{where}: {kind} has {sorted(names)}, its sentence {sorted(places(TEMPLATES[kind]))}")
+            elif names is not None and places(kind) != names:
+                wrong.append(f"{where}: {kind} has {sorted(names)}, its sentence {sorted(places(kind))}")
     assert wrong == []
     assert len(seen) > 100
 

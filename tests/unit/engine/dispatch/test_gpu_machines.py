@@ -13,7 +13,7 @@ from engine.dispatch.history import PlacementHistory
 from engine.dispatch.types import NO_OVERRIDES, Overrides
 from engine.fit.report import fit_report, ledger_amounts
 from engine.runner.protocol import LoadSettings
-from engine.wording import sentences
+from engine.wording import command, sentences
 from quantize.ggml_types import GgmlType
 from tests.fake_models import shape
 from tests.machines import machines
@@ -96,7 +96,7 @@ def test_too_many_pinned_layers_can_be_given_up(laptop):
     report = fit_report("big", shape(GgmlType.Q8_0), placement.settings, laptop, book, gpu=RTX_4060)
     (way,) = [way for way in report.fit_options if way.kind == "offload"]
     free, _ = placed(laptop, GgmlType.Q8_0, Overrides(device="cuda"))
-    assert way.flags == f"--layers {free.settings.n_gpu_layers}"
+    assert command(way.change) == f"--layers {free.settings.n_gpu_layers}"
     at = msgspec.structs.replace(placement.settings, n_gpu_layers=free.settings.n_gpu_layers)
     assert fit_report("big", shape(GgmlType.Q8_0), at, laptop, Ledger(lambda: laptop), gpu=RTX_4060).fits
 

@@ -10,6 +10,7 @@ from devices.recording import RecordedHost
 from engine.dispatch.placer import read_shape
 from engine.fit.report import fit_report, refusal
 from engine.runner.protocol import LoadSettings
+from engine.wording import command, sentence
 from tests.machines import machines
 from tests.shapes import scaled, write_hollow
 
@@ -63,7 +64,8 @@ def test_what_does_not_fit_names_ways_that_do(path):
 def test_the_ways_out_really_fit(path):
     found = report(path, 450)
     for way in found.fit_options:
-        words = dict(zip(way.flags.split()[::2], way.flags.split()[1::2], strict=True))
+        flags = command(way.change).split()
+        words = dict(zip(flags[::2], flags[1::2], strict=True))
         at = LoadSettings(
             path=path, n_ctx=int(words.get("--ctx", 32768)), n_parallel=int(words.get("--parallel", 4))
         )
@@ -94,7 +96,7 @@ def test_other_models_are_offered_to_be_stopped(path):
     at = LoadSettings(path=path, n_ctx=32768, n_parallel=4)
     found = fit_report("m", read_shape(path), at, here, book)
     assert not found.fits
-    assert any(way.kind == "unload" and "other" in way.text for way in found.fit_options)
+    assert any(way.kind == "unload" and "other" in sentence(way.change) for way in found.fit_options)
 
 
 def test_a_refusal_carries_the_numbers_and_three_ways(path):
@@ -104,7 +106,9 @@ def test_a_refusal_carries_the_numbers_and_three_ways(path):
     assert error.available_bytes == found.available_bytes["cpu"]
     assert error.device == "AMD EPYC"
     assert len(error.options) == 3
-    assert "--kv q8_0" in error.options[0]
+    assert "--kv q8_0" in command(error.options[0])
+    assert error.facts()["options"][0] == "keep the context in q8_0 instead of f16 (--kv q8_0)"
+    assert str(error).endswith(f"To make it fit: {'; '.join(error.facts()['options'])}.")
 
 
 def test_a_smaller_mix_is_sized_tensor_by_tensor(path):
