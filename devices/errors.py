@@ -40,6 +40,14 @@ class EngineVersionRefused(DevicesError):
         self.reason = reason
 
 
+class EngineVersionRolledBack(EngineVersionRefused):
+    """The version in use failed its check; `used_again` is the one before it."""
+
+    def __init__(self, reason: str, used_again: str) -> None:
+        super().__init__(f"{reason}. Version {used_again} is used again")
+        self.used_again = used_again
+
+
 class Overdrawn(DevicesError):
     """A reservation would exceed a pool: bytes needed and available, on `pool`."""
 

@@ -1,17 +1,23 @@
-"""The engine's error tree: facts as fields; words are made where a person or a client reads them."""
+"""The engine's error tree: facts as fields; engine.wording has what a person or a client reads."""
 
 import errno
 from collections.abc import Mapping
 from typing import Final
 
-from engine.reasons import Reason
-from engine.wording import with_command
+from engine.reasons import Reason, because
+from engine.wording import sentence, with_command
 
 
 class EngineError(Exception):
     """Base of every error the engine raises on purpose. `code` is stable and scriptable."""
 
     code = "engine_error"
+
+    def __init__(self, what: str | Reason = "") -> None:
+        super().__init__(what)
+
+    def __str__(self) -> str:
+        return sentence(self.args[0])
 
     def facts(self) -> dict[str, object]:
         """The error's fields, for logs and JSON."""
@@ -29,9 +35,9 @@ class InputFault(EngineError):
 
     code = "invalid_request"
 
-    def __init__(self, message: str, param: str | None = None) -> None:
-        super().__init__(message)
-        self.message = message
+    def __init__(self, what: str | Reason, param: str | None = None) -> None:
+        super().__init__(what)
+        self.message = str(self)
         self.param = param
 
 
@@ -47,8 +53,8 @@ class ModelNotFound(InputFault):
     code = "model_not_found"
 
     def __init__(self, model: str, known: tuple[str, ...] = ()) -> None:
-        hint = f" Known models: {', '.join(known)}." if known else ""
-        super().__init__(f"There is no model named {model!r} here.{hint}", "model")
+        lost = because("no_model", model=model)
+        super().__init__(because("no_model_but", model=model, known=known) if known else lost, "model")
         self.model = model
         self.known = known
 
@@ -58,10 +64,10 @@ class BadModelFile(InputFault):
 
     code = "bad_model_file"
 
-    def __init__(self, path: str, reason: str) -> None:
-        super().__init__(f"{path} cannot be loaded: {reason}", "model")
+    def __init__(self, path: str, reason: str | Reason) -> None:
+        super().__init__(because("bad_model_file", path=path, why=reason), "model")
         self.path = path
-        self.reason = reason
+        self.reason = sentence(reason)
 
 
 class SelfCheckFailed(BadModelFile):
@@ -70,7 +76,7 @@ class SelfCheckFailed(BadModelFile):
     code = "self_check_failed"
 
     def __init__(self, path: str, reason: str) -> None:
-        super().__init__(path, f"the check after loading failed: {reason}")
+        super().__init__(path, because("check_failed", why=reason))
 
 
 class DeviceCheckFailed(SelfCheckFailed):
@@ -90,11 +96,9 @@ class ContextOverflow(InputFault):
     code = "context_length_exceeded"
 
     def __init__(self, prompt_tokens: int, context_tokens: int, *, at_least: bool = False) -> None:
-        super().__init__(
-            f"The prompt has {'at least ' if at_least else ''}{prompt_tokens} tokens, but this model runs with a "
-            f"context of {context_tokens}. Shorten the prompt or load the model with a larger context.",
-            "messages",
-        )
+        kind = "context_overflow_at_least" if at_least else "context_overflow"
+        what = because(kind, prompt_tokens=prompt_tokens, context_tokens=context_tokens)
+        super().__init__(what, "messages")
         self.prompt_tokens = prompt_tokens
         self.context_tokens = context_tokens
 
@@ -105,7 +109,7 @@ class ModelNotLoaded(EnvironmentFault):
     code = "model_not_loaded"
 
     def __init__(self, model: str) -> None:
-        super().__init__(f'{model} is not loaded, and a request with "priority": "side" loads no model.')
+        super().__init__(because("model_not_loaded", model=model))
         self.model = model
 
 
@@ -115,10 +119,7 @@ class BatterySpent(EnvironmentFault):
     code = "battery_budget_spent"
 
     def __init__(self, percent: float, spent_percent: float) -> None:
-        super().__init__(
-            f"At most {percent:g} % of the battery may be spent; {spent_percent:.1f} % are, and this request does "
-            "not fit into the rest. Plug the computer in, or lift the bound: tessera power --free"
-        )
+        super().__init__(because("battery_spent", percent=percent, spent_percent=spent_percent))
         self.percent = percent
         self.spent_percent = spent_percent
 
@@ -131,10 +132,11 @@ class NotEnoughMemory(EnvironmentFault):
     def __init__(
         self, needed_bytes: int, available_bytes: int, device: str, options: tuple[Reason, ...] = ()
     ) -> None:
-        ways = f" To make it fit: {'; '.join(map(with_command, options))}." if options else ""
-        super().__init__(
-            f"{_size(needed_bytes)} are needed on {device}, {_size(available_bytes)} are available.{ways}"
-        )
+        needed, available = _size(needed_bytes), _size(available_bytes)
+        what = because("not_enough_memory", needed=needed, device=device, available=available)
+        if options:
+            what = because("not_enough_memory_but", **what.values, options=tuple(map(with_command, options)))
+        super().__init__(what)
         self.needed_bytes = needed_bytes
         self.available_bytes = available_bytes
         self.device = device
@@ -145,8 +147,9 @@ class NotEnoughMemory(EnvironmentFault):
         return {**super().facts(), "options": [with_command(option) for option in self.options]}
 
 
-def _size(num_bytes: int) -> str:
-    return f"{num_bytes / (1 << 30):.1f} GiB" if num_bytes >= 10 << 30 else f"{num_bytes >> 20} MiB"
+def _size(num_bytes: int) -> Reason:
+    large = num_bytes >= 10 << 30
+    return because("gib", gib=num_bytes / (1 << 30)) if large else because("mib", mib=num_bytes >> 20)
 
 
 class RunnerDied(EnvironmentFault):
@@ -185,7 +188,7 @@ class OutOfResources(EnvironmentFault):
     code = "out_of_resources"
 
     def __init__(self, what: str) -> None:
-        super().__init__(f"The system has no more {what} at the moment; try again later.")
+        super().__init__(because("out_of_resources", what=what))
         self.what = what
 
 

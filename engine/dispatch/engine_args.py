@@ -8,6 +8,7 @@ from engine.dispatch.prompt_tiles import TILE_KERNELS
 from engine.errors import InputFault
 from engine.fit.context import resize_context
 from engine.fit.dry_run import DryRunFailed
+from engine.reasons import because
 from engine.runner.engine_args import EngineArgs
 from engine.runner.protocol import LoadSettings
 
@@ -51,4 +52,4 @@ def decided(settings: LoadSettings) -> LoadSettings:
 
 def refused(error: DryRunFailed) -> InputFault:
     """What a caller is told whose arguments llama.cpp does not take."""
-    return InputFault(f"llama.cpp does not load the model with these engine_args: {error}.", "engine_args")
+    return InputFault(because("engine_args_refused", why=str(error)), "engine_args")

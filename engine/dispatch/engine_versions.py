@@ -12,7 +12,7 @@ from devices.child_command import child_command
 from devices.engine_versions.folder import VARIABLE
 from devices.engine_versions.names import SHIPPED
 from devices.engine_versions.store import EngineVersion, VersionStore
-from devices.errors import EngineVersionRefused
+from devices.errors import EngineVersionRefused, EngineVersionRolledBack
 from engine.runner.protocol import LoadSettings
 from engine.types import DeviceCheck
 
@@ -63,7 +63,7 @@ def use(
 
 
 def verify(store: VersionStore, models: Sequence[Path], tell: Callable[[Compared], None]) -> None:
-    """Compare the version in use; one that fails is rolled back. Raises: EngineVersionRefused: it was."""
+    """Compare the version in use; one that fails is rolled back. Raises: EngineVersionRolledBack: it was."""
     name = store.chosen()
     if name is None:
         return
@@ -71,7 +71,7 @@ def verify(store: VersionStore, models: Sequence[Path], tell: Callable[[Compared
         compare(store, name, models, tell)
     except EngineVersionRefused as error:
         before = store.rollback()
-        raise EngineVersionRefused(f"{error.reason}. Version {before or SHIPPED} is used again") from error
+        raise EngineVersionRolledBack(error.reason, before or SHIPPED) from error
 
 
 def compare(store: VersionStore, name: str, models: Sequence[Path], tell: Callable[[Compared], None]) -> None:

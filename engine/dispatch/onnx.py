@@ -122,7 +122,7 @@ def choose_provider(
     if pin and pin.lower() not in {"cpu", "cpuexecutionprovider"}:
         adapter = adapter_of(pin) or _for_vendor(npus, machine.system)
         if adapter is None:
-            raise BadModelFile(str(folder.path), f"no provider for {pin!r} is known on this computer")
+            raise BadModelFile(str(folder.path), because("provider_unknown", pin=pin))
         problem = adapter.problem(folder.release, environ)
         if problem:
             raise BadModelFile(str(folder.path), problem)

@@ -209,9 +209,7 @@ class Placer:
         settings = decided(placement.settings)
         gpu, backend = offload_target(settings, machine)
         if settings.devices and gpu is None:
-            raise InputFault(
-                f"{settings.devices[0]} of engine_args.devices is not a usable device here.", "engine_args.devices"
-            )
+            raise InputFault(because("engine_args_device", device=settings.devices[0]), "engine_args.devices")
         need = self.need(shape, settings, machine, gpu, backend)
         device = machine.device(gpu or "cpu")
         arguments = tuple(f"{name} {value}" for name, value in args.items())

@@ -9,6 +9,7 @@ from engine.errors import BadModelFile, exhausted
 from engine.fit.need import CPU, compute_prior, kv_layer_bytes
 from engine.fit.shape import ModelShape, model_shape
 from engine.fit.types import Need, Part
+from engine.reasons import because
 from engine.runner.limits import mtp_settings
 from engine.runner.protocol import LoadSettings
 from quantize.errors import QuantizeError
@@ -24,10 +25,10 @@ def draft_shape(path: str) -> ModelShape:
         info = Path(path).stat()
         return _read(path, info.st_mtime_ns, info.st_size)
     except OSError as error:
-        fault = exhausted(error)
-        raise fault or BadModelFile(path, f"the draft model cannot be read: {error.strerror}") from error
+        reason = because("draft_unreadable", why=error.strerror)
+        raise exhausted(error) or BadModelFile(path, reason) from error
     except QuantizeError as error:
-        raise BadModelFile(path, f"the draft model: {error}") from error
+        raise BadModelFile(path, because("draft_bad", why=str(error))) from error
 
 
 @lru_cache(maxsize=16)

@@ -10,8 +10,10 @@ from devices.backends.child import run_child
 from devices.backends.libraries import library_folder
 from devices.child_command import child_command
 from devices.engine_versions.folder import child_variables, chosen_version
+from engine.errors import EnvironmentFault
 from engine.fit.types import DryRun
 from engine.json_store import JsonStore
+from engine.reasons import because
 from engine.runner.protocol import LoadSettings
 
 log = logging.getLogger(__name__)
@@ -25,7 +27,7 @@ RELEVANT = (
 )  # fmt: skip
 
 
-class DryRunFailed(Exception):
+class DryRunFailed(EnvironmentFault):
     """llama.cpp refused the file or the settings, died or hung; the message says which."""
 
 
@@ -48,7 +50,7 @@ def dry_run(settings: LoadSettings, cache: Path | None = None, timeout_s: float 
     try:
         found = msgspec.convert(outcome.answer, DryRun)
     except msgspec.ValidationError as error:
-        raise DryRunFailed(f"its answer could not be read: {error}") from error
+        raise DryRunFailed(because("probe_unreadable", why=str(error))) from error
     if cache is not None:
         _write(cache, {**stored, key: found})
     return found

@@ -9,6 +9,7 @@ from engine.library.hub.plan import FitEstimator, plan_repository
 from engine.library.hub.types import FitEstimate, RepoPlan
 from engine.library.types import Details
 from engine.paths import Paths
+from engine.reasons import because
 from quantize.files.gguf_file import GgufFile
 
 
@@ -35,5 +36,5 @@ def hub_parts(name: str, paths: Paths, estimate: FitEstimator | None = None) -> 
     choice = choose(plan, wanted).choice
     parts = found.get(sum(file.size_bytes for file in choice.files))
     if parts is None:
-        raise BadModelFile(name, "its headers could not be read")
+        raise BadModelFile(name, because("headers_unreadable"))
     return parts

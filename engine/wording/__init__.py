@@ -6,9 +6,10 @@ from typing import Any, Final
 
 from engine.reasons import Reason
 from engine.wording.dispatch import CHECKS, DISPATCH
+from engine.wording.errors import ERRORS
 from engine.wording.fit import COMMANDS, FIT, OPTIONS
 
-TEMPLATES: Final = {**DISPATCH, **CHECKS, **FIT, **OPTIONS}
+TEMPLATES: Final = {**DISPATCH, **CHECKS, **FIT, **OPTIONS, **ERRORS}
 
 
 class Wording(string.Formatter):
@@ -33,9 +34,9 @@ class Wording(string.Formatter):
 _ENGLISH: Final = Wording()
 
 
-def sentence(reason: Reason | None) -> str:
-    """A reason in English; empty where there is none."""
-    return _ENGLISH.sentence(reason) if reason is not None else ""
+def sentence(what: Reason | str | None) -> str:
+    """A reason in English, or what is in words already; empty where there is none."""
+    return _ENGLISH.sentence(what) if isinstance(what, Reason) else what or ""
 
 
 def sentences(reasons: Iterable[Reason]) -> tuple[str, ...]:
