@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from engine.reasons import Reason, because
-from engine.wording import sentence, with_command
+from engine.wording import sentence, sentences, with_command
 
 
 class EngineError(Exception):
@@ -18,6 +18,11 @@ class EngineError(Exception):
 
     def __str__(self) -> str:
         return sentence(self.args[0])
+
+    @property
+    def detail(self) -> Reason | None:
+        """Its message as a kind with values, for other languages; None where it was written where it was raised."""
+        return self.args[0] if isinstance(self.args[0], Reason) else None
 
     def facts(self) -> dict[str, object]:
         """The error's fields, for logs and JSON."""
@@ -144,7 +149,7 @@ class NotEnoughMemory(EnvironmentFault):
 
     def facts(self) -> dict[str, object]:
         """The fields; options as a person reads them."""
-        return {**super().facts(), "options": [with_command(option) for option in self.options]}
+        return {**super().facts(), "options": sentences(map(with_command, self.options))}
 
 
 def _size(num_bytes: int) -> Reason:

@@ -302,7 +302,8 @@ class JobRegistry:
         except (Cancelled, quantize.errors.Cancelled):
             self._update(job_id, state="cancelled")
         except (EngineError, quantize.errors.QuantizeError) as error:
-            facts = msgspec.to_builtins(error.facts(), enc_hook=str)
+            detail = error.detail if isinstance(error, EngineError) else None
+            facts = msgspec.to_builtins(error.facts() | ({"detail": detail} if detail else {}), enc_hook=str)
             asked = isinstance(error, InputFault | quantize.errors.InputFault)
             fault = Fault(code=error.code, message=str(error), facts=facts, blame="request" if asked else "machine")
             _log.warning("job failed id=%s code=%s", job_id, error.code)

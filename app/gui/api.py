@@ -2,9 +2,10 @@
 
 from PySide6.QtCore import QCoreApplication
 
-from app.client import ServerUnreachable
+from app.client import ApiError, ServerUnreachable
 from app.error_text import describe
 from app.gui import formatted
+from app.gui.reasons import translated
 from engine.api.jobs import Job
 
 
@@ -14,9 +15,12 @@ def error_message(error: BaseException) -> str:
         return QCoreApplication.translate(
             "api", "The server does not answer. It may be starting; if not, start it on the Server page."
         )
-    return formatted.sentence(describe(error))
+    facts = error.facts if isinstance(error, ApiError) else {}
+    return formatted.sentence(translated(facts.get("detail"), describe(error)))
 
 
 def failure_of(job: Job) -> str:
     """Why a job failed or stands still, for a banner or its card; empty where nobody knows."""
-    return formatted.sentence(job.error.message) if job.error is not None else ""
+    if job.error is None:
+        return ""
+    return formatted.sentence(translated(job.error.facts.get("detail"), job.error.message))

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 from PySide6.QtCore import QCoreApplication, QLocale
 
 from engine.reasons import Reason
@@ -25,12 +26,10 @@ _TRANSLATED = _Translated()
 msgspec.json.Decoder(Reason)  # msgspec learns the class now: not in two threads at once (see app/client/http.py)
 
 
-def translated(reason: Reason | None, english: str) -> str:
-    """The sentence of a reason; `english`, as the server says it, where this window does not know its kind."""
-    if reason is None:
-        return english
+def translated(reason: object, english: str) -> str:
+    """The sentence of a reason, also as JSON has it; `english`, the server's, where its kind is not known here."""
     try:
-        return _TRANSLATED.sentence(reason)
+        return _TRANSLATED.sentence(msgspec.convert(reason, Reason))
     except (LookupError, TypeError, ValueError):
         return english
 

@@ -49,6 +49,6 @@ def command(reason: Reason) -> str:
     return _ENGLISH.vformat(COMMANDS[reason.kind], (), reason.values)
 
 
-def with_command(reason: Reason) -> str:
-    """Such an option, and what is typed for it."""
-    return f"{sentence(reason)} ({command(reason)})"
+def with_command(option: Reason) -> Reason:
+    """Such an option, with what is typed for it."""
+    return Reason("with_command", {"option": option, "command": command(option)})

@@ -10,6 +10,7 @@ FIT: Final = {
     "vllm_memory": "What vLLM takes beside weights and cache is set aside by experience, not measured here.",
 }
 OPTIONS: Final = {
+    "with_command": "{option} ({command})",
     "option_kv": "keep the context in {kv_type} instead of {before}",
     "option_parallel": "answer one request at a time",
     "option_context": "use a context of {n_ctx} tokens instead of {before}",

@@ -93,3 +93,20 @@ def test_a_dispatch_card_gives_its_reasons_in_german(qtbot, german):
     assert "It is known to the server alone." in shown
     assert "vermutlich langsamer (4,2 Token/s, liest 1234)" in shown
     assert "Energie noch nicht gemessen" in shown
+
+
+def test_an_error_of_the_server_is_told_in_german(german):
+    from app.client import ApiError
+    from app.gui.api import error_message
+    from engine.errors import NotEnoughMemory
+    from engine.reasons import because
+    from engine.server.openai.errors import openai_body
+
+    option = because("option_unload", model="other", held_gib=1.5)
+    body = openai_body(NotEnoughMemory(12 << 30, 5 << 20, "EPYC", (option,)))["error"]
+    told = error_message(ApiError(507, body["code"], body["message"], None, {"detail": body["detail"]}))
+    assert told.startswith(
+        "12,0 GiB werden auf EPYC gebraucht, 5 MiB sind verfügbar. Damit es passt: other entladen,"
+    )
+    assert told.endswith("das 1,5 GiB hält (tessera models unload other).")
+    assert error_message(ApiError(400, "x", "Only the server knows this.")) == "Only the server knows this."

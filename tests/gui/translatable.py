@@ -22,6 +22,8 @@ from app.settings import SETTINGS
 from app.suggestions import FOR_A_MODEL, FOR_THE_TOY
 from engine.api.jobs import JobKind
 from engine.wording.dispatch import DISPATCH
+from engine.wording.errors import ERRORS
+from engine.wording.fit import OPTIONS
 
 ROOT = Path(__file__).resolve().parents[2]
 CALLS = {"tr": 0, "_tr": 0, "translate": 1}
@@ -60,7 +62,7 @@ def tables():
     found |= {*BACKENDS.values(), *JOBS.values()}
     found |= {kind.title for kind in JobKind} | {name for _, name in _CACHES} | {item.hint for item in SNIPPETS}
     found |= {source(name) for name in ("", "user", "file", "generation_config", "model_card", "llama.cpp")}
-    found |= set(DISPATCH.values())
+    found |= {*DISPATCH.values(), *OPTIONS.values(), *ERRORS.values()}
     found |= {"unknown", "{n} s", "{n} min", "{h} h {m} min"}  # app.format's
     return found
 

@@ -3,15 +3,20 @@
 from typing import Literal
 
 from engine.api.protocols.base import ReadAnswer
+from engine.reasons import Reason
 
 
 class ErrorDetail(ReadAnswer):
-    """What went wrong: words for a person, a `code` for a program, the field in `param` if one is to blame."""
+    """What went wrong: words for a person, a `code` for a program, the field in `param` if one is to blame.
+
+    `detail`: the words as a kind with values, where Tessera has them so.
+    """
 
     message: str
     type: str
     param: str | None
     code: str | None
+    detail: Reason | None = None
 
 
 class Error(ReadAnswer):

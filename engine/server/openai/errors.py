@@ -3,6 +3,8 @@
 import json
 from typing import Any, Final
 
+import msgspec
+
 from engine import errors
 from engine.api.protocols.errors import Error
 from engine.server.errors import ErrorShape, lookup
@@ -34,6 +36,8 @@ def openai_body(error: Exception, path: str = "") -> dict[str, Any]:
         "param": getattr(error, "param", None),
         "code": error.code if isinstance(error, errors.EngineError) else "internal",
     }
+    if isinstance(error, errors.EngineError) and error.detail is not None:
+        body["detail"] = msgspec.to_builtins(error.detail)
     if isinstance(error, errors.ContextOverflow):
         body["param"] = _PROMPT_FIELDS.get(path, error.param)
         body["prompt_tokens"] = error.prompt_tokens
