@@ -1,6 +1,7 @@
 """One connection to one server. Synchronous; one client per thread that streams."""
 
 import json
+import threading
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from http import HTTPStatus
@@ -21,6 +22,9 @@ FIRST_S: Final = 30.0
 # Loading a large model from a slow disk takes minutes; the server pings in between.
 READ_S: Final = 600.0
 NO_QUERY: Final[Mapping[str, Any]] = {}
+# msgspec learns a class at its first use, and a thread that meets one half learnt ends the process.
+_LEARNING: Final = threading.Lock()
+_DECODERS: Final[dict[Any, msgspec.json.Decoder[Any]]] = {}
 
 
 class ChatClient(ChatRoutes):
@@ -136,9 +140,17 @@ def _encoded(body: Body) -> bytes:
 
 def _decoded(raw: bytes, kind: type[T], path: str) -> T:
     try:
-        return msgspec.json.decode(raw, type=kind)
+        found: T = _decoder(kind).decode(raw)
     except (ValueError, RecursionError) as error:
         raise UnexpectedAnswer(path, str(error)) from error
+    return found
+
+
+def _decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
+    if kind not in _DECODERS:
+        with _LEARNING:
+            _DECODERS.setdefault(kind, msgspec.json.Decoder(kind))
+    return _DECODERS[kind]
 
 
 def _raise_error(status: int, payload: str) -> None:
