@@ -28,7 +28,7 @@ _PROCESSOR: Final = {
     "one_thread": "1 thread: one for each fast core that may be used",
     "threads": "{threads} threads: one for each fast core that may be used",
     "file_weights": "weights as the file has them, not rewritten: this processor multiplies prompts by them in two thirds of the time, and a copy is saved",
-    "own_prompt_kernels": "prompts by our own kernels: llama.cpp's take 1.5 to 4 times as long for weights in {types: and }",
+    "own_prompt_kernels": "prompts by our own kernels: llama.cpp's take 1.1 to 4 times as long for weights in {types: and }",
     "own_attention_kernels": "attention by our own kernels: in long texts llama.cpp's take two to three times as long",
     "plain_attention": "plain attention: from some hundred tokens on it is faster than the fused one on this processor",
     "plain_attention_by_use": "plain attention: from some hundred tokens on it is faster than the fused one on this processor, and this model mostly answers one long text at a time",
