@@ -21,6 +21,7 @@ from devices.backends.libraries import library_folder
 from devices.errors import PackRefused
 from devices.kernel_packs.abi import installed_abi
 from devices.kernel_packs.manifest import this_platform
+from devices.learned import learned
 from engine.paths import user_paths
 
 _TIMEOUT: Final = httpx2.Timeout(10.0)
@@ -96,7 +97,7 @@ def fetch(name: str, settings: Settings) -> Path:
         data = _get(client, f"{address}/index.json", MAX_INDEX_BYTES)
         check_signature(data, _get(client, f"{address}/index.json.minisig", MAX_INDEX_BYTES).decode(), keys)
         try:
-            index = msgspec.json.decode(data, type=Index)
+            index = msgspec.json.decode(data, type=learned(Index))
         except (ValueError, RecursionError) as error:
             raise PackRefused(f"the index cannot be read: {error}") from error
         here = [p for p in index.packs if p.name == name and p.platform == this_platform()]

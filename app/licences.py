@@ -11,6 +11,8 @@ import msgspec
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
+from devices.learned import learned
+
 ASSETS: Final = Path(__file__).resolve().parent.parent / "assets"
 # What a source tree's tests need is no part of the program; an installed program has none of it.
 EXTRAS: Final = ("", "gui")
@@ -148,7 +150,7 @@ def _brought() -> list[Component]:
         data = (ASSETS / BROUGHT).read_bytes()
     except OSError:
         return []  # a source tree uses those of its system
-    return msgspec.json.decode(data, type=list[Component])
+    return msgspec.json.decode(data, type=learned(list[Component]))
 
 
 def _ours() -> list[Component]:

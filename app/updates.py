@@ -4,6 +4,7 @@ from typing import Final
 
 import msgspec
 
+from devices.learned import learned
 from engine.version import __version__
 
 # Where releases are announced: `latest.json` for programs, the folder itself for people.
@@ -43,7 +44,7 @@ def newer_version(releases: str) -> str | None:
                 found += chunk
                 if len(found) > MAX_BYTES:
                     raise UpdateUnknown(f"{address} is larger than {MAX_BYTES} bytes")
-        published = Version(msgspec.json.decode(found, type=Latest).version)
+        published = Version(msgspec.json.decode(found, type=learned(Latest)).version)
     except (httpx2.HTTPError, InvalidVersion, ValueError, RecursionError) as error:
         raise UpdateUnknown(f"{address}: {error}") from error
     return str(published) if published > Version(__version__) else None

@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 
+from devices.learned import learned
 from devices.types import BackendReport, Device, Machine
 
 
@@ -25,7 +26,7 @@ def backend_reports(value: object) -> tuple[BackendReport, ...]:
     found = []
     for item in value if isinstance(value, list | tuple) else ():
         try:
-            found.append(msgspec.convert(item, BackendReport))
+            found.append(msgspec.convert(item, learned(BackendReport)))
         except msgspec.ValidationError:
             continue
     return tuple(found)

@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from devices.atomic_file import write_atomically
+from devices.learned import learned
 from engine.errors import EnvironmentFault
 
 log = logging.getLogger(__name__)
@@ -127,14 +128,14 @@ class JsonStore(Generic[T]):
 
     def _decode(self, raw: bytes) -> T:
         try:
-            version = msgspec.json.decode(raw, type=_Version).version
+            version = msgspec.json.decode(raw, type=learned(_Version)).version
         except msgspec.ValidationError:  # a list, or a table with a row of that name
             version = None
         if version is None:
-            return msgspec.json.decode(raw, type=self._kind)
+            return msgspec.json.decode(raw, type=learned(self._kind))
         if version > self._version:
             raise msgspec.ValidationError(
                 f"it has form {version} of a newer program, {self._version} is known here"
             )
-        envelope: _Envelope[T] = msgspec.json.decode(raw, type=self._envelope)
+        envelope: _Envelope[T] = msgspec.json.decode(raw, type=learned(self._envelope))
         return envelope.data

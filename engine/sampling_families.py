@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from devices.learned import learned
 from engine.sampling import Layer
 
 
@@ -25,7 +26,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
 def families() -> tuple[Family, ...]:
     """The whole table."""
     raw = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-    return msgspec.convert(raw["family"], tuple[Family, ...])
+    return msgspec.convert(raw["family"], learned(tuple[Family, ...]))
 
 
 def of_card(architecture: str, names: Iterable[str]) -> tuple[Layer, Layer] | None:

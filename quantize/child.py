@@ -11,16 +11,19 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
 from devices.child_command import child_command
 from devices.environment import without_secrets
+from devices.learned import learned
 from devices.process_memory import bound_memory
 from quantize.arithmetic import environment_of
 from quantize.errors import Cancelled, DiskFull, EnvironmentFault, InputFault, QuantizeError
 from quantize.evidence import CancelCheck, OnProgress, Progress, encode
+
+T = TypeVar("T")
 
 _STDERR_LINES: Final = 40
 _POLL_S: Final = 0.1
@@ -174,7 +177,7 @@ class Child:
     def take(self, event: dict[str, Any]) -> None:
         """What its process says, in the thread that listens."""
         if event["kind"] == "progress":
-            self.progress.append(msgspec.convert(event["value"], Progress))
+            self.progress.append(msgspec.convert(event["value"], learned(Progress)))
             return
         if event["kind"] == "result":
             self.result = event["value"]
@@ -225,6 +228,17 @@ def run_task(
     Raises: Cancelled: `cancelled()` became true; the child is gone. ChildDied. Whatever the task raised.
     """
     return run_tasks([(task, request)], lambda _index, progress: on_progress(progress), cancelled)[0]
+
+
+def answer_of(
+    kind: type[T],
+    task: str,
+    request: Mapping[str, Any] | msgspec.Struct,
+    on_progress: OnProgress,
+    cancelled: CancelCheck,
+) -> T:
+    """The answer of `run_task` as what it is."""
+    return msgspec.convert(run_task(task, request, on_progress, cancelled), learned(kind))
 
 
 def run_tasks(

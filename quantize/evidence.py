@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from devices.learned import learned
 from quantize.ggml_types import USUAL
 from quantize.types import Rounding
 
@@ -38,7 +39,7 @@ def encode(value: object) -> bytes:
 
 def decode(raw: bytes | str, kind: type[T]) -> T:
     """A request from JSON."""
-    return msgspec.json.decode(raw, type=kind, dec_hook=lambda found, value: found(value))
+    return msgspec.json.decode(raw, type=learned(kind), dec_hook=lambda found, value: found(value))
 
 
 OnProgress = Callable[[Progress], None]

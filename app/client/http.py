@@ -1,7 +1,6 @@
 """One connection to one server. Synchronous; one client per thread that streams."""
 
 import json
-import threading
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from http import HTTPStatus
@@ -13,6 +12,7 @@ from app.client.asking import Body
 from app.client.chat_routes import ChatRoutes
 from app.client.errors import ApiError, ServerUnreachable, UnexpectedAnswer
 from app.client.wire import Closed, Failed, Reply, Wire
+from devices.learned import learned
 from engine.version import __version__
 
 T = TypeVar("T")
@@ -22,8 +22,7 @@ FIRST_S: Final = 30.0
 # Loading a large model from a slow disk takes minutes; the server pings in between.
 READ_S: Final = 600.0
 NO_QUERY: Final[Mapping[str, Any]] = {}
-# msgspec learns a class at its first use, and a thread that meets one half learnt ends the process.
-_LEARNING: Final = threading.Lock()
+# Made once for each kind of answer.
 _DECODERS: Final[dict[Any, msgspec.json.Decoder[Any]]] = {}
 
 
@@ -148,8 +147,7 @@ def _decoded(raw: bytes, kind: type[T], path: str) -> T:
 
 def _decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
     if kind not in _DECODERS:
-        with _LEARNING:
-            _DECODERS.setdefault(kind, msgspec.json.Decoder(kind))
+        _DECODERS[kind] = msgspec.json.Decoder(learned(kind))
     return _DECODERS[kind]
 
 

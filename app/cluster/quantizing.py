@@ -16,6 +16,7 @@ import ray
 
 from app.cluster.types import NAMESPACE, ClusterFile
 from app.evals.gate_tasks import NAMED_TASKS
+from devices.learned import learned
 from engine.dispatch.memory_admission import MemoryAdmission
 from engine.jobs import Control, Progress
 from engine.paths import Paths
@@ -63,7 +64,7 @@ def quantize_on_cluster(
             admission = MemoryAdmission(services.placer)
             gates = Gatekeeper(services.placer, admission, paths.cache / "quantize", NAMED_TASKS)
             done = make_file(services.catalogue, options, Control(show), resources, executor, lambda: gates)
-        return msgspec.convert(done["report"], QuantizeReport)
+        return msgspec.convert(done["report"], learned(QuantizeReport))
     finally:
         ray.shutdown()
 
@@ -131,7 +132,7 @@ def _perform(
     try:
         if software() != wanted:
             raise OtherSoftware(f"a computer of the cluster has {software()}; this one has {wanted}")
-        parcel = msgspec.msgpack.decode(raw, type=Parcel)
+        parcel = msgspec.msgpack.decode(raw, type=learned(Parcel))
         with tempfile.TemporaryDirectory(prefix="tessera-") as room:
             return node, None, perform(parcel, source, dict(zip(names, contents, strict=True)), Path(room))
     except (QuantizeError, OSError) as error:

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 from PySide6.QtCore import QCoreApplication, QLocale
 
+from devices.learned import learned
 from engine.reasons import Reason
 from engine.wording import Wording
 
@@ -23,13 +24,12 @@ class _Translated(Wording):
 
 
 _TRANSLATED = _Translated()
-msgspec.json.Decoder(Reason)  # msgspec learns the class now: not in two threads at once (see app/client/http.py)
 
 
 def translated(reason: object, english: str) -> str:
     """The sentence of a reason, also as JSON has it; `english`, the server's, where its kind is not known here."""
     try:
-        return _TRANSLATED.sentence(msgspec.convert(reason, Reason))
+        return _TRANSLATED.sentence(msgspec.convert(reason, learned(Reason)))
     except (LookupError, TypeError, ValueError):
         return english
 

@@ -9,6 +9,7 @@ import msgspec
 
 from app.worker.facts import FactsOf
 from devices.child_command import child_command
+from devices.learned import learned
 from devices.process_memory import process_memory
 from engine.remotes import wire
 
@@ -47,7 +48,7 @@ class Worker:
                 if not raw.endswith(b"\n"):
                     return
                 try:
-                    ask = msgspec.json.decode(raw, type=wire.Ask)
+                    ask = msgspec.json.decode(raw, type=learned(wire.Ask))
                 except msgspec.MsgspecError:
                     return
                 if session is not None and session.returncode is not None:

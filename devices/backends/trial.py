@@ -16,6 +16,7 @@ from devices.atomic_file import write_atomically
 from devices.backends import libraries, openvino
 from devices.backends.child import Outcome, run_child
 from devices.child_command import child_command
+from devices.learned import learned
 from devices.types import BackendDevice, BackendReport, Machine
 
 # Source: Ollama gives a library 30 s, 90 s on Windows, where antivirus reads it first; drivers answer within 5.
@@ -74,7 +75,7 @@ def _report(trial: Trial, outcome: Outcome, machine: Machine) -> BackendReport:
         return BackendReport(trial.backend, trial.library, "failed", outcome.reason, fix, seconds=outcome.seconds)
     answer = outcome.answer
     try:
-        devices = msgspec.convert(answer.get("devices", []), tuple[BackendDevice, ...])
+        devices = msgspec.convert(answer.get("devices", []), learned(tuple[BackendDevice, ...]))
         features = msgspec.convert(answer.get("features", []), tuple[str, ...])
         refused = msgspec.convert(answer.get("refused", []), tuple[str, ...])
     except msgspec.ValidationError as error:

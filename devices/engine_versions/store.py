@@ -12,6 +12,7 @@ import msgspec
 from devices.atomic_file import write_atomically
 from devices.engine_versions.names import PACKAGE, SHIPPED, VERSION_NAME
 from devices.errors import EngineVersionRefused
+from devices.learned import learned
 
 STATE: Final = "in_use.json"
 
@@ -146,7 +147,7 @@ class VersionStore:
     def state(self) -> InUse:
         """What is written; the shipped version for all where nothing readable is."""
         try:
-            return msgspec.json.decode((self.folder / STATE).read_bytes(), type=InUse)
+            return msgspec.json.decode((self.folder / STATE).read_bytes(), type=learned(InUse))
         except (OSError, ValueError, RecursionError):
             return InUse()
 

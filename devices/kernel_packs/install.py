@@ -12,6 +12,7 @@ from devices.errors import PackRefused
 from devices.kernel_packs import manifest as manifests
 from devices.kernel_packs.abi import check_fits, installed_abi
 from devices.kernel_packs.store import Pack, PackStore
+from devices.learned import learned
 from devices.types import BackendDevice
 
 # A driver's first start compiles shaders; on Windows antivirus reads the library first.
@@ -66,7 +67,7 @@ def try_pack(pack: Pack) -> Trial:
         needs = " ".join(f"It needs {need}: {way}." for need, way in pack.manifest.needs.items())
         raise PackRefused(f"its library does not load here: {outcome.reason}. {needs}".strip())
     try:
-        devices = msgspec.convert(outcome.answer.get("devices", []), tuple[BackendDevice, ...])
+        devices = msgspec.convert(outcome.answer.get("devices", []), learned(tuple[BackendDevice, ...]))
     except msgspec.ValidationError as error:
         raise PackRefused(f"what its library lists cannot be read: {error}") from error
     return Trial(devices=devices, version=str(outcome.answer.get("version", "")), seconds=outcome.seconds)

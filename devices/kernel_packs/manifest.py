@@ -10,6 +10,7 @@ from typing import Final
 import msgspec
 
 from devices.errors import PackRefused
+from devices.learned import learned
 
 FORMAT: Final = 1
 NAME: Final = "manifest.json"
@@ -70,7 +71,7 @@ def parse(data: bytes) -> Manifest:
     if len(data) > MAX_MANIFEST_BYTES:
         raise PackRefused(f"its manifest has {len(data)} bytes, at most {MAX_MANIFEST_BYTES} are read")
     try:
-        found = msgspec.json.decode(data, type=Manifest)
+        found = msgspec.json.decode(data, type=learned(Manifest))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise PackRefused(f"its manifest cannot be read: {error}") from error
     if found.format != FORMAT:

@@ -16,6 +16,7 @@ from devices.atomic_file import write_atomically
 from devices.errors import PackRefused
 from devices.kernel_packs import manifest as manifests
 from devices.kernel_packs.manifest import Manifest
+from devices.learned import learned
 
 IN_USE: Final = "in_use.json"
 _CHUNK: Final = 1 << 20
@@ -129,7 +130,7 @@ class PackStore:
 
     def _in_use(self, name: str) -> InUse:
         try:
-            return msgspec.json.decode((self.folder / name / IN_USE).read_bytes(), type=InUse)
+            return msgspec.json.decode((self.folder / name / IN_USE).read_bytes(), type=learned(InUse))
         except (OSError, ValueError, RecursionError):
             return InUse(digest=None)
 

@@ -4,6 +4,7 @@ from typing import TypeVar
 
 import msgspec
 
+from devices.learned import learned
 from engine.job_types import ENDED, Fault, Job, JobKind, JobState, Progress
 from engine.measurements.reports import Point, Report, TypePrices
 from engine.measurements.tuning import Knobs, TuneReport
@@ -71,9 +72,9 @@ class BenchPartial(msgspec.Struct, frozen=True, kw_only=True):
 
 def result_of(job: Job, kind: type[T]) -> T | None:
     """The result of a job that is done; None for any other. Raises: msgspec.ValidationError: it is not a `kind`."""
-    return None if job.result is None else msgspec.convert(job.result, kind)
+    return None if job.result is None else msgspec.convert(job.result, learned(kind))
 
 
 def partial_of(job: Job) -> BenchPartial:
     """What is known of a measurement under way."""
-    return msgspec.convert(job.progress.partial, BenchPartial)
+    return msgspec.convert(job.progress.partial, learned(BenchPartial))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from devices.learned import learned
 from engine.measurements.tuning import Budget, Knobs, Outcome, Trial
 
 TRIES = 2
@@ -40,7 +41,7 @@ class Journal:
         self._begun: dict[tuple[Knobs, Budget], int] = {}
         for line in self._lines():
             try:
-                found = msgspec.json.decode(line, type=_Head | _Begun | _Ended)
+                found = msgspec.json.decode(line, type=learned(_Head | _Begun | _Ended))
             except (ValueError, RecursionError):
                 continue
             if isinstance(found, _Head):

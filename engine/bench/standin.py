@@ -21,6 +21,7 @@ import msgspec
 import numpy as np
 
 from devices.child_command import child_command
+from devices.learned import learned
 from engine.bench import shapes
 from engine.errors import EnvironmentFault, InputFault
 from engine.library.hub import header_cache
@@ -214,7 +215,7 @@ def main() -> None:
     elif options.header:
         spec = spec_of_header(options.header)
     elif options.dimensions:
-        dims = msgspec.json.decode(options.dimensions, type=shapes.Dimensions)
+        dims = msgspec.json.decode(options.dimensions, type=learned(shapes.Dimensions))
         spec = spec_of_dimensions("probe", dims, options.type, uniform=True)
     else:
         spec = spec_of_shape(options.shape, options.type)

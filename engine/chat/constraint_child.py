@@ -5,6 +5,7 @@ from typing import Any, Final
 import llguidance
 import msgspec
 
+from devices.learned import learned
 from engine.chat import child_service
 from engine.chat.constraint_protocol import Trial, Verdict
 from engine.errors import ConstraintRefused
@@ -35,7 +36,7 @@ class Checker:
 
     def answer(self, body: bytes) -> bytes:
         """One trial to one verdict, both msgpack."""
-        trial = msgspec.msgpack.decode(body, type=Trial)
+        trial = msgspec.msgpack.decode(body, type=learned(Trial))
         return msgspec.msgpack.encode(self.check(trial))
 
     def check(self, trial: Trial) -> Verdict:

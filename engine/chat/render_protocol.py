@@ -4,6 +4,7 @@ from typing import Any, Final
 
 import msgspec
 
+from devices.learned import learned
 from engine.chat.types import ChatTemplate, Message, Rendered, ToolDefinition
 
 # Longest prompt a template may make, in characters; 64 MiB of text are far beyond any context.
@@ -38,5 +39,5 @@ class RenderAnswer(msgspec.Struct, frozen=True, kw_only=True, tag="rendered"):
 Answer = RenderAnswer | RenderRefused
 
 encode = msgspec.msgpack.Encoder().encode
-decode_job = msgspec.msgpack.Decoder(RenderJob).decode
-decode_answer = msgspec.msgpack.Decoder(Answer).decode
+decode_job = msgspec.msgpack.Decoder(learned(RenderJob)).decode
+decode_answer = msgspec.msgpack.Decoder(learned(Answer)).decode

@@ -7,6 +7,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from devices.learned import learned
 from engine.chat.bounded_child import BoundedChild, ChildFailed
 from engine.chat.constraint_protocol import Trial, Verdict
 from engine.chat.reasoning import Markers, open_markers
@@ -130,7 +131,7 @@ class ConstraintChecker:
         except UnicodeEncodeError:
             return Verdict(kind="", source="", problem="it is not valid Unicode")
         try:
-            return msgspec.msgpack.decode(await self.child.ask(body), type=Verdict)
+            return msgspec.msgpack.decode(await self.child.ask(body), type=learned(Verdict))
         except ChildFailed as failure:
             why = f"takes more than {self._timeout_s:g} s" if failure.timed_out else "needs too much memory"
             return Verdict(kind="", source="", problem=f"preparing it {why}")

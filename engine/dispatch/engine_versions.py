@@ -13,6 +13,7 @@ from devices.engine_versions.folder import VARIABLE
 from devices.engine_versions.names import SHIPPED
 from devices.engine_versions.store import EngineVersion, VersionStore
 from devices.errors import EngineVersionRefused, EngineVersionRolledBack
+from devices.learned import learned
 from engine.runner.protocol import LoadSettings
 from engine.types import DeviceCheck
 
@@ -83,7 +84,7 @@ def compare(store: VersionStore, name: str, models: Sequence[Path], tell: Callab
             reference = str(Path(work) / f"{number}.msgpack")
             _answer(child_command("engine.runner.llama.reference_child", settings, reference), SHIPPED)
             answer = _answer(child_command("engine.runner.llama.version_check", settings, reference), name)
-            tell(Compared(model=str(model), check=msgspec.convert(answer, DeviceCheck)))
+            tell(Compared(model=str(model), check=msgspec.convert(answer, learned(DeviceCheck))))
 
 
 def _answer(argv: Sequence[str], version: str) -> object:

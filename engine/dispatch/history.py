@@ -7,6 +7,7 @@ from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 
+from devices.learned import learned
 from engine.json_store import JsonStore
 from engine.measurements.attention import AttentionSpeed
 
@@ -213,7 +214,7 @@ def _sound_rows(table: Any, kind: Any) -> dict[str, Any]:
     found = {}
     for name, row in table.items() if isinstance(table, dict) else ():
         with contextlib.suppress(msgspec.ValidationError):
-            found[name] = msgspec.convert(row, kind)
+            found[name] = msgspec.convert(row, learned(kind))
     return found
 
 

@@ -7,6 +7,7 @@ import logging
 import msgspec
 
 from devices.errors import Overdrawn
+from devices.learned import learned
 from devices.memory import Amount
 from devices.process_memory import first_child, process_memory
 from devices.types import ProcessMemory
@@ -269,7 +270,7 @@ class MemoryAdmission:
     def _sound(self, settings: LoadSettings, error: SelfCheckFailed) -> Fallback | None:
         """Keep that these settings compute wrongly; returns the next that are not known to."""
         numbers = error.numbers if isinstance(error, DeviceCheckFailed) else None
-        found = msgspec.convert(numbers, DeviceCheck) if numbers else None
+        found = msgspec.convert(numbers, learned(DeviceCheck)) if numbers else None
         words, kinds = self._checks.wrong_operations(settings)
         self._record(settings, found, error.reason, words)
         if kinds and FLASH_ATTENTION not in kinds and settings.flash_attn != "off":

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from devices.backends.openvino import BACKEND
+from devices.learned import learned
 from devices.types import Device, Machine, Runtime
 from engine.dispatch import openvino
 from engine.dispatch.device_checks import DeviceChecks
@@ -92,7 +93,7 @@ async def _compared(
         facts = await runner.load(to_load)
     except SelfCheckFailed as error:
         numbers = error.numbers if isinstance(error, DeviceCheckFailed) else None
-        found = msgspec.convert(numbers, DeviceCheck) if numbers else None
+        found = msgspec.convert(numbers, learned(DeviceCheck)) if numbers else None
         words, _ = await asyncio.to_thread(checks.wrong_operations, settings)
         checks.record(settings, shape, machine, found, error.reason, words)
         reason = because("as_told", text=error.reason)

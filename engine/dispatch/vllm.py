@@ -6,6 +6,7 @@ from typing import Final
 import msgspec
 
 from devices.errors import Overdrawn
+from devices.learned import learned
 from devices.memory import Ledger
 from devices.types import Device, Machine
 from engine.dispatch.types import Placement
@@ -122,4 +123,6 @@ def _on(settings: LoadSettings, model: VllmModel, gpu: Device | None, gpus: list
 
 
 def _part(name: str, device: str, num_bytes: int) -> Part:
-    return msgspec.convert({"name": name, "device": device, "num_bytes": num_bytes, "basis": "prior"}, Part)
+    return msgspec.convert(
+        {"name": name, "device": device, "num_bytes": num_bytes, "basis": "prior"}, learned(Part)
+    )

@@ -9,6 +9,7 @@ from typing import Final
 
 import msgspec
 
+from devices.learned import learned
 from engine.documents.errors import NoCollection
 from engine.errors import InputFault
 from engine.json_store import JsonStore
@@ -68,7 +69,9 @@ class Definitions:
             if prefix == "col" and any(d.name.casefold() == name.casefold() for d in every):
                 raise InputFault(f"There is a collection named {name!r} already.", "name")
             new_id = f"{prefix}_{secrets.token_hex(ID_BYTES)}"
-            made = msgspec.convert({"id": new_id, "name": name, "created_at": time.time(), **fields}, Definition)
+            made = msgspec.convert(
+                {"id": new_id, "name": name, "created_at": time.time(), **fields}, learned(Definition)
+            )
             self._store.put((*every, made))
             return made
 

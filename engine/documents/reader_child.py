@@ -13,6 +13,7 @@ from typing import Final
 
 import msgspec
 
+from devices.learned import learned
 from engine.chat.child_service import serve
 from engine.documents.cut import Cutter
 from engine.documents.types import Page, PageRead, ReadAnswer, ReadRequest, Unreadable
@@ -36,7 +37,7 @@ _READERS: Final = {
     "mbox": ("mail", "mbox"),
     "picture": ("ocr", "picture"),
 }
-_decode = msgspec.msgpack.Decoder(ReadRequest).decode
+_decode = msgspec.msgpack.Decoder(learned(ReadRequest)).decode
 
 
 class _Open:

@@ -8,6 +8,7 @@ from typing import Final
 
 import msgspec
 
+from devices.learned import learned
 from engine.chat.bounded_child import BoundedChild, ChildFailed
 from engine.documents.types import PageRead, ReadAnswer, ReadRequest
 
@@ -17,7 +18,7 @@ OCR_PAGE_LIMIT_S: Final = 120.0
 MEMORY_BYTES: Final = 3 << 29
 # A page of 200 dots an inch needs 1.4 GB and leaves pieces of the heap behind; past the limit a new child goes on.
 OCR_MEMORY_BYTES: Final = 1 << 31
-_decode = msgspec.msgpack.Decoder(ReadAnswer).decode
+_decode = msgspec.msgpack.Decoder(learned(ReadAnswer)).decode
 
 
 class Reader:

@@ -14,6 +14,7 @@ from typing import Final
 import apsw
 import msgspec
 
+from devices.learned import learned
 from engine.documents.errors import CollectionUnusable
 from engine.documents.stemming import TOKENIZER, Stemmer
 from engine.documents.types import PageRead
@@ -358,8 +359,8 @@ def _digest(heading: str, text: str) -> bytes:
 
 
 def _document(row: tuple[object, ...]) -> DocumentRow:
-    return msgspec.convert(dict(zip(DocumentRow.__struct_fields__, row, strict=True)), DocumentRow)
+    return msgspec.convert(dict(zip(DocumentRow.__struct_fields__, row, strict=True)), learned(DocumentRow))
 
 
 def _chunk(row: tuple[object, ...]) -> ChunkRow:
-    return msgspec.convert(dict(zip(ChunkRow.__struct_fields__, row, strict=True)), ChunkRow)
+    return msgspec.convert(dict(zip(ChunkRow.__struct_fields__, row, strict=True)), learned(ChunkRow))

@@ -10,6 +10,7 @@ from devices.backends.child import run_child
 from devices.backends.libraries import library_folder
 from devices.child_command import child_command
 from devices.engine_versions.folder import child_variables, chosen_version
+from devices.learned import learned
 from engine.errors import EnvironmentFault
 from engine.fit.types import DryRun
 from engine.json_store import JsonStore
@@ -48,7 +49,7 @@ def dry_run(settings: LoadSettings, cache: Path | None = None, timeout_s: float 
     if outcome.answer is None:
         raise DryRunFailed(outcome.reason)
     try:
-        found = msgspec.convert(outcome.answer, DryRun)
+        found = msgspec.convert(outcome.answer, learned(DryRun))
     except msgspec.ValidationError as error:
         raise DryRunFailed(because("probe_unreadable", why=str(error))) from error
     if cache is not None:

@@ -3,8 +3,6 @@
 import os
 from pathlib import Path
 
-import msgspec
-
 from engine.errors import InputFault
 from engine.jobs import Control
 from engine.library.catalogue import Catalogue
@@ -12,7 +10,7 @@ from engine.library.converter.environment import installed
 from engine.library.converter.run import convert_with
 from engine.library.errors import CannotWrite
 from engine.library.types import ModelEntry, Origin
-from quantize.child import run_task
+from quantize.child import answer_of
 from quantize.convert.folder import Converted, ConvertRequest
 from quantize.errors import ConverterNeeded
 from quantize.evidence import Progress
@@ -55,7 +53,7 @@ def _written(catalogue: Catalogue, folder: Path, out: Path, float_type: FloatTyp
 
     request = ConvertRequest(folder=folder, out=out, float_type=float_type)
     try:
-        return msgspec.convert(run_task("convert", request, tell, lambda: control.stopping), Converted)
+        return answer_of(Converted, "convert", request, tell, lambda: control.stopping)
     except ConverterNeeded:
         converter = installed(catalogue.paths.converter)
         if converter is None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from devices.learned import learned
 from engine.library.scan import Candidate, model_file
 
 _log = logging.getLogger(__name__)
@@ -61,7 +62,7 @@ def _layers(path: Path) -> dict[str, str]:
     try:
         if path.is_symlink() or not path.is_file() or path.stat().st_size > _MAX_MANIFEST_BYTES:
             return {}
-        manifest = msgspec.json.decode(path.read_bytes(), type=_Manifest)
+        manifest = msgspec.json.decode(path.read_bytes(), type=learned(_Manifest))
     except (OSError, ValueError, RecursionError) as error:
         _log.info("no manifest path=%s error=%s", path, type(error).__name__)
         return {}

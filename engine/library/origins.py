@@ -5,6 +5,7 @@ from pathlib import Path, PurePosixPath
 
 import msgspec
 
+from devices.learned import learned
 from engine.library.types import Origin, OriginKind
 from engine.paths import BUNDLED_MODELS, Paths, installed_models, is_installed
 from quantize.files.gguf_split import parse_split_name
@@ -31,7 +32,7 @@ def read_note(folder: Path) -> DownloadNote | None:
     try:
         if path.stat().st_size > _MAX_NOTE_BYTES:
             return None
-        return msgspec.json.decode(path.read_bytes(), type=DownloadNote)
+        return msgspec.json.decode(path.read_bytes(), type=learned(DownloadNote))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, RecursionError) as error:

@@ -8,6 +8,7 @@ from typing import Literal
 
 import msgspec
 
+from devices.learned import learned
 from engine.library.hub.types import JobName, Starter
 
 Recommended = Literal["", "reading_speed", "quickest", "smallest"]
@@ -28,7 +29,7 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True):
 def starters() -> tuple[Starter, ...]:
     """The whole table."""
     raw = tomllib.loads(Path(__file__).with_name("starters.toml").read_text(encoding="utf-8"))
-    return msgspec.convert(raw["model"], tuple[Starter, ...])
+    return msgspec.convert(raw["model"], learned(tuple[Starter, ...]))
 
 
 def starter_repo(name: str) -> str | None:

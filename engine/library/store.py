@@ -11,6 +11,7 @@ from typing import Any
 import apsw
 import msgspec
 
+from devices.learned import learned
 from engine.library.types import ModelEntry
 
 _log = logging.getLogger(__name__)
@@ -41,7 +42,7 @@ class Store:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock = threading.RLock()
-        self._decoder = msgspec.json.Decoder(ModelEntry)
+        self._decoder = msgspec.json.Decoder(learned(ModelEntry))
         self._encoder = msgspec.json.Encoder()
         self._decoded: dict[str, ModelEntry] = {}
         self._decoded_at: tuple[object, int] | None = None

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from devices.learned import learned
 from engine.errors import InputFault
 from engine.library.catalogue import Catalogue, key_of
 from engine.library.errors import CannotWrite
@@ -129,7 +130,7 @@ class Trash:
         if "/" in ticket or "\\" in ticket or ticket.startswith("."):
             raise InputFault(f"{ticket!r} is not in the trash", "ticket")
         try:
-            return msgspec.json.decode((self._folder / ticket / _TICKET).read_bytes(), type=_Record)
+            return msgspec.json.decode((self._folder / ticket / _TICKET).read_bytes(), type=learned(_Record))
         except (OSError, ValueError, RecursionError) as error:
             raise InputFault(f"{ticket!r} is not in the trash", "ticket") from error
 

@@ -12,6 +12,7 @@ from devices.backends.libraries import library_folder
 from devices.backends.tiles import tiles_library
 from devices.host import Host
 from devices.host_real import RealHost
+from devices.learned import learned
 from engine.autotune.journal import Journal
 from engine.autotune.run import Step, tune
 from engine.autotune.space import dimensions
@@ -215,7 +216,7 @@ def register(registry: JobRegistry, bench_service: BenchService) -> None:
     """Teach a registry the kind `measure`: one at a time."""
     registry.register(
         JobKind.MEASURE,
-        lambda params, control: run(bench_service, msgspec.convert(params, Task), control),
+        lambda params, control: run(bench_service, msgspec.convert(params, learned(Task)), control),
         parallel=1,
     )
 

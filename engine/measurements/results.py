@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from devices.learned import learned
 from engine.measurements.keys import llama_cpp_version
 from engine.measurements.reports import Report, Spread
 
@@ -34,7 +35,7 @@ class Results:
         found = []
         for line in self._path.read_bytes().splitlines():
             try:
-                found.append(msgspec.json.decode(line, type=Report))
+                found.append(msgspec.json.decode(line, type=learned(Report)))
             except (ValueError, RecursionError):
                 continue
         return [r for r in found if model is None or r.model == model]

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from devices.learned import learned
 from engine.jobs import Control, JobKind, JobRegistry
 from engine.library.catalogue import Catalogue
 from engine.quantize_jobs.onnx import convert
@@ -40,7 +41,7 @@ def register(registry: JobRegistry, open_catalogue: Callable[[], Catalogue]) -> 
     """Teach a registry the kind `convert`; one at a time, for it reads and writes whole models."""
 
     def run(params: dict[str, Any], control: Control) -> dict[str, Any]:
-        task = msgspec.convert(params, ToGguf | ToOnnx | Fetch)
+        task = msgspec.convert(params, learned(ToGguf | ToOnnx | Fetch))
         with closing(open_catalogue()) as catalogue:
             if isinstance(task, Fetch):
                 return _fetched(catalogue, control)

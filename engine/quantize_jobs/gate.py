@@ -9,6 +9,7 @@ from typing import Final
 
 import msgspec
 
+from devices.learned import learned
 from engine.dispatch.load_settings import default_context, usable_cores
 from engine.dispatch.memory_admission import MemoryAdmission
 from engine.dispatch.placer import Placer, read_shape
@@ -135,7 +136,7 @@ class KeptAnswers:
             lines = []
         for line in lines:
             try:
-                key, said = msgspec.json.decode(line, type=tuple[str, Said])
+                key, said = msgspec.json.decode(line, type=learned(tuple[str, Said]))
             except (ValueError, RecursionError):
                 continue  # cut off
             self.said[key] = said

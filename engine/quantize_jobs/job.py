@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import msgspec
 
 import quantize.errors
+from devices.learned import learned
 from engine.dispatch.resources import Resources
 from engine.errors import EnvironmentFault, InputFault
 from engine.jobs import Control, JobKind, JobRegistry
@@ -47,7 +48,7 @@ def options_of(params: dict[str, Any]) -> QuantizeOptions:
         locks = [dict(zip(("pattern", "type", "at_least"), lock, strict=True)) for lock in params.get("locks", ())]
         known = {k: v for k, v in params.items() if k not in {"source", "plan_only"}}
         params = {**known, "model": params["source"], "locks": locks}
-    return msgspec.convert(params, QuantizeOptions)
+    return msgspec.convert(params, learned(QuantizeOptions))
 
 
 def predict(

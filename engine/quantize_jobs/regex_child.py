@@ -4,6 +4,7 @@ import re
 
 import msgspec
 
+from devices.learned import learned
 from engine.chat import child_service
 
 
@@ -16,7 +17,7 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
 
 def answer(body: bytes) -> bytes:
     """Whether it is in it, both msgpack."""
-    search = msgspec.msgpack.decode(body, type=Search)
+    search = msgspec.msgpack.decode(body, type=learned(Search))
     return msgspec.msgpack.encode(re.search(search.pattern, search.text) is not None)
 
 

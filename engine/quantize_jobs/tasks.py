@@ -9,6 +9,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
+from devices.learned import learned
 from engine.chat.bounded_child import BoundedChild, ChildFailed
 from engine.chat.query import ChatQuery
 from engine.chat.types import Message
@@ -120,7 +121,7 @@ def own_tasks(path: Path) -> TaskSet:
 def _line(path: Path, number: int, raw: str) -> _Line:
     where = f"{path.name}, line {number}: "
     try:
-        line = msgspec.json.decode(raw, type=_Line)
+        line = msgspec.json.decode(raw, type=learned(_Line))
     except (ValueError, RecursionError) as error:
         raise InputFault(f"{where}{error}", "gate") from error
     if (line.answer is None) == (line.regex is None):

@@ -8,12 +8,13 @@ from typing import Final
 import msgspec
 
 from devices.child_command import child_command
+from devices.learned import learned
 from engine.remotes import wire
 from engine.remotes.errors import RemoteFault
 
 # Without its input the process ends by itself; one that does not is ended.
 END_S: Final = 2.0
-_MESSAGES: Final = msgspec.json.Decoder(wire.Said)
+_MESSAGES: Final = msgspec.json.Decoder(learned(wire.Said))
 
 
 class Tunnel:

@@ -16,6 +16,7 @@ from typing import Any, Final
 import asyncssh
 import msgspec
 
+from devices.learned import learned
 from engine.remotes import wire
 from engine.remotes.types import Link, Remote, RemoteFacts, State
 
@@ -219,7 +220,7 @@ class _Worker:
 
 async def _main() -> int:
     try:
-        order = msgspec.json.decode(sys.stdin.buffer.readline(), type=wire.Order)
+        order = msgspec.json.decode(sys.stdin.buffer.readline(), type=learned(wire.Order))
     except msgspec.MsgspecError as error:
         sys.stderr.write(f"tunnel: {error}\n")
         return 2

@@ -5,6 +5,7 @@ from typing import Final, Literal
 
 import msgspec
 
+from devices.learned import learned
 from engine.remotes.types import Link, Remote, RemoteFacts, State
 
 # Nothing but an answer with facts is longer than a few hundred bytes.
@@ -99,6 +100,6 @@ async def read_told(readline: Callable[[], Awaitable[bytes]]) -> Told:
     if not raw.endswith(b"\n"):
         raise EOFError
     try:
-        return msgspec.json.decode(raw, type=Told)
+        return msgspec.json.decode(raw, type=learned(Told))
     except msgspec.MsgspecError as error:
         raise Unreadable(str(error)) from error

@@ -8,6 +8,7 @@ from typing import Final
 
 import msgspec
 
+from devices.learned import learned
 from engine.frames import LENGTH
 from engine.runner.engine_args import NO_ARGS, EngineArgs
 from engine.types import Event, GenerationRequest, ModelFacts
@@ -285,8 +286,8 @@ ToRunner = Load | Submit | Cancel | Credit | Tokenize | Detokenize | Embed | Sta
 FromRunner = Hello | Heartbeat | Progress | Loaded | Events | Tokens | Pieces | Embedded | Fault | Stats
 
 _encoder = msgspec.msgpack.Encoder()
-decode_to_runner = msgspec.msgpack.Decoder(ToRunner).decode
-decode_from_runner = msgspec.msgpack.Decoder(FromRunner).decode
+decode_to_runner = msgspec.msgpack.Decoder(learned(ToRunner)).decode
+decode_from_runner = msgspec.msgpack.Decoder(learned(FromRunner)).decode
 
 
 def frame(message: ToRunner | FromRunner) -> bytes:

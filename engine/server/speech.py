@@ -10,6 +10,7 @@ from typing import Final
 import msgspec
 
 from devices.errors import Overdrawn
+from devices.learned import learned
 from devices.memory import Amount, Ledger
 from engine.chat.bounded_child import BoundedChild, ChildFailed
 from engine.dispatch.onnx import Choice
@@ -164,7 +165,7 @@ class Speech:
             why = "took too long" if error.timed_out else "ran out of memory" if error.out_of_memory else "ended"
             kind = SpeechFailed if error.timed_out else ChildDied
             raise kind(f"The process that hears {why}; it is started anew with the next recording.") from error
-        found: Answer = msgspec.msgpack.decode(answer, type=Answer)
+        found: Answer = msgspec.msgpack.decode(answer, type=learned(Answer))
         if isinstance(found, Refused) and found.sound:
             raise InputFault(f"file: the recording cannot be read: {found.message}.", "file")
         if isinstance(found, Refused):

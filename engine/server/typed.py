@@ -20,6 +20,7 @@ from fastapi.routing import APIRoute
 from msgspec import inspect as inspection
 from starlette.responses import Response
 
+from devices.learned import learned
 from engine.errors import InputFault
 
 T = TypeVar("T")
@@ -73,7 +74,7 @@ def decode(raw: bytes, kind: type[T]) -> T:
     Raises: InputFault: not JSON, nested too deeply, or a field that is wrong or unknown; `param` names it.
     """
     try:
-        body = msgspec.json.decode(raw, type=kind)
+        body = msgspec.json.decode(raw, type=learned(kind))
         unknown = next(_unknown(inspection.type_info(kind), msgspec.json.decode(raw)), None)
     except msgspec.ValidationError as error:
         raise _fault(str(error)) from None

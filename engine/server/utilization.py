@@ -13,6 +13,7 @@ from prometheus_client.registry import Collector
 
 from devices.host import Host
 from devices.host_real import RealHost
+from devices.learned import learned
 from devices.types import Machine
 from devices.usage import Usage, UsageSampler
 from engine.api import stats as api
@@ -128,4 +129,4 @@ def _gauge(name: str, words: str, value: float) -> GaugeMetricFamily:
 
 
 def _on_wire(usage: Usage) -> api.Usage:
-    return msgspec.convert(usage, api.Usage, from_attributes=True)
+    return msgspec.convert(usage, learned(api.Usage), from_attributes=True)

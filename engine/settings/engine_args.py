@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from devices.learned import learned
 from engine.errors import InputFault
 from engine.json_store import JsonStore
 from engine.library.types import ModelEntry
@@ -21,7 +22,7 @@ class EngineArgsStore:
         """The arguments of this model; those that a newer program wrote and this one does not know are left out."""
         kept = self._store.get().get(model_id, {})
         try:
-            return msgspec.convert(kept, EngineArgs, strict=False) if kept else NO_ARGS
+            return msgspec.convert(kept, learned(EngineArgs), strict=False) if kept else NO_ARGS
         except msgspec.ValidationError:
             return NO_ARGS
 

@@ -4,6 +4,7 @@ from typing import Any, Final
 
 import msgspec
 
+from devices.learned import learned
 from engine.upstreams.types import Kind, Known
 
 MOST_MODELS: Final = 2000
@@ -38,7 +39,7 @@ class _List(msgspec.Struct):
 def read_list(body: bytes) -> tuple[Kind, tuple[Known, ...]]:
     """Kind and models. Raises: NoList."""
     try:
-        rows = msgspec.json.decode(body, type=_List).data
+        rows = msgspec.json.decode(body, type=learned(_List)).data
     except (ValueError, RecursionError) as error:
         raise NoList(f"it answers /v1/models with no list of models ({error})") from error
     kind: Kind = "openai"

@@ -5,6 +5,7 @@ from typing import Any, Final
 
 import msgspec
 
+from devices.learned import learned
 from engine.chat.conversation import AnswerLogprobs
 from engine.chat.events import AnswerEvent, CallArguments, CallEnded, CallStarted, ReasoningDelta, TextDelta
 from engine.types import FinishReason, TokenLogprob, Usage
@@ -68,7 +69,7 @@ class _Chunk(msgspec.Struct):
     error: dict[str, Any] | str | None = None
 
 
-_decode = msgspec.json.Decoder(_Chunk).decode
+_decode = msgspec.json.Decoder(learned(_Chunk)).decode
 _REASONS: Final[dict[str, FinishReason]] = {"length": "length", "max_tokens": "length", "abort": "error"}
 
 

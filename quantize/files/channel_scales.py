@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from devices.learned import learned
+
 KEY = "tessera.smoothing"
 _MOST_BYTES = 64 << 20  # some hundred times what a model of 70 billion weights has
 
@@ -36,7 +38,7 @@ def read_channel_scales(text: str) -> ChannelScales | None:
     try:
         unpacked = zlib.decompressobj()
         raw = unpacked.decompress(base64.b64decode(text, validate=True), _MOST_BYTES)
-        return msgspec.json.decode(raw, type=ChannelScales) if unpacked.eof else None
+        return msgspec.json.decode(raw, type=learned(ChannelScales)) if unpacked.eof else None
     except (binascii.Error, zlib.error, ValueError, RecursionError):
         return None
 

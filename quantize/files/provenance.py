@@ -2,6 +2,8 @@
 
 import msgspec
 
+from devices.learned import learned
+
 KEY = "tessera.quantization"
 # Room for the JSON below; the rest is filled with spaces, so that measurements can be written in afterwards.
 _BYTES = 768
@@ -52,7 +54,7 @@ def blank() -> bytes:
 def read_provenance(text: str) -> Provenance | None:
     """What a file says; None if it is no such text."""
     try:
-        return msgspec.json.decode(text.encode(), type=Provenance)
+        return msgspec.json.decode(text.encode(), type=learned(Provenance))
     except (ValueError, RecursionError):
         return None
 

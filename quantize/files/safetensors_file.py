@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from devices.learned import learned
 from quantize.errors import BadFile, IncompleteFile, RefusedFormat
 from quantize.files.byte_source import ByteSource, FileSource
 
@@ -219,7 +220,7 @@ def read_index(path: str | os.PathLike[str]) -> dict[str, str]:
     if raw.count(b":") > 2 * _MAX_INDEX_TENSORS:
         raise BadFile(str(path), f"more than {_MAX_INDEX_TENSORS} tensors")
     try:
-        return msgspec.json.decode(raw, type=_Index).weight_map
+        return msgspec.json.decode(raw, type=learned(_Index)).weight_map
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadFile(str(path), f"no valid index: {str(error)[:200]}") from error
 

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import psutil
 
+from devices.learned import learned
 from quantize.errors import DiskFull, SourceChanged, Unreadable
 from quantize.evidence import MeasureRequest
 from quantize.files.gguf_split import model_files
@@ -143,7 +144,7 @@ class WorkFolder:
     def groups(self) -> tuple[Group, ...] | None:
         """What the survey found, in the order of the model; None before it ran."""
         raw = read_json(self.path / "groups.json")
-        return None if raw is None else msgspec.convert(raw, tuple[Group, ...])
+        return None if raw is None else msgspec.convert(raw, learned(tuple[Group, ...]))
 
     def moments(self, group: Group) -> npt.NDArray[np.float32] | None:
         """(experts, width, width) mean outer products of the inputs, mapped; None if they are not there."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from quantize import errors
-from quantize.child import HERE, Executor, kept_workers, run_task
+from quantize.child import HERE, Executor, answer_of, kept_workers, run_task
 from quantize.convert.folder import Converted, ConvertRequest, Prepared
 from quantize.errors import InvalidOption
 from quantize.evidence import CancelCheck, Measured, MeasureRequest, OnProgress, Progress, RoundRequest
@@ -204,7 +204,7 @@ class _Job:
         """The plan for a folder that was never converted."""
         task = ConvertRequest(folder=self.request.source, out=self.output.path)
         with self._phase("prepare"):
-            found = msgspec.convert(run_task("prepare", task, self.on_progress, self.cancelled), Prepared)
+            found = answer_of(Prepared, "prepare", task, self.on_progress, self.cancelled)
         self.warnings.append(_EXPECTED)
         self._spend(found.spec, found.file_bytes)
         head = found.header_bytes + provenance_bytes()
@@ -287,7 +287,7 @@ class _Job:
         out = self.output.partial("source")
         task = ConvertRequest(folder=self.request.source, out=out)
         with self._phase("convert"):
-            done = msgspec.convert(run_task("convert", task, self.on_progress, self.cancelled), Converted)
+            done = answer_of(Converted, "convert", task, self.on_progress, self.cancelled)
         self.warnings += done.notes
         return out
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from devices.learned import learned
 from quantize.arithmetic import arithmetic_here
 from quantize.errors import InvalidOption, Unreadable
 from quantize.files.output_file import write_beside
@@ -44,7 +45,7 @@ def read_plan(path: Path) -> PlanFile:
                 "differently. Use the program that made it, or ask for a new plan",
             )
     try:
-        return msgspec.json.decode(raw, type=PlanFile)
+        return msgspec.json.decode(raw, type=learned(PlanFile))
     except (ValueError, RecursionError) as error:
         raise InvalidOption("--plan", f"{path} is damaged: {error}") from error
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import msgspec
 
+from devices.learned import learned
 from quantize.files.output_file import write_beside
 from quantize.files.provenance import Provenance
 from quantize.ggml_types import TIME_UNIT
@@ -30,7 +31,7 @@ def write_report(path: Path, report: QuantizeReport) -> None:
 def read_report(path: Path) -> QuantizeReport | None:
     """The report in a file; None if there is none, or one of another version."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=QuantizeReport)
+        return msgspec.json.decode(path.read_bytes(), type=learned(QuantizeReport))
     except (OSError, ValueError, RecursionError):
         return None
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from quantize.child import run_task
+from quantize.child import answer_of
 from quantize.evidence import CancelCheck, Measured, MeasureRequest, OnProgress, decode, encode
 from quantize.files.gguf_split import GgufModel, read_gguf_model
 from quantize.files.imatrix import Importance, read_imatrix, write_imatrix
@@ -65,7 +65,7 @@ def smoothed(
     output.require_room(room)
     out = output.partial("smooth")
     task = SmoothRequest(measure=measure, out=out)
-    found = msgspec.convert(run_task("smooth", task, on_progress, cancelled), Smoothed)
+    found = answer_of(Smoothed, "smooth", task, on_progress, cancelled)
     return Basis(out if found.changed else measure.source, found)
 
 

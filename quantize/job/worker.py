@@ -10,6 +10,7 @@ from typing import Any, TextIO
 import msgspec
 import psutil
 
+from devices.learned import learned
 from quantize.child import described
 from quantize.errors import QuantizeError
 from quantize.evidence import Progress, decode
@@ -31,7 +32,7 @@ def main() -> int:
     lines: SimpleQueue[str] = SimpleQueue()
     threading.Thread(target=_listen, args=(lines,), daemon=True).start()
     while True:
-        order = msgspec.json.decode(lines.get(), type=_Order)
+        order = msgspec.json.decode(lines.get(), type=learned(_Order))
         try:
             kind, run = task_named(order.task)
             answer = run(decode(bytes(order.request), kind), _Sender(out, order.task))

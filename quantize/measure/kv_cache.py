@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import msgspec
 import numpy as np
 
+from devices.learned import learned
 from quantize.child import run_task
 from quantize.evidence import CancelCheck, MeasureRequest, OnProgress, Step
 from quantize.files.work_folder import WorkFolder, read_json
@@ -62,7 +63,7 @@ def kv_damage(request: KvRequest, on_progress: OnProgress, cancelled: CancelChec
     if known is None:
         known = run_task("kv", request, on_progress, cancelled)
         folder.keep_json(path, known)
-    return msgspec.convert(known, tuple[KvDamage, ...])
+    return msgspec.convert(known, learned(tuple[KvDamage, ...]))
 
 
 def with_damage(options: tuple[KvOption, ...], found: tuple[KvDamage, ...], n_ctx: int) -> tuple[KvOption, ...]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from devices.learned import learned
 from quantize.child import HERE, Executor, run_task
 from quantize.evidence import CancelCheck, Evidence, Measured, MeasureRequest, OnProgress, Progress, TensorEvidence
 from quantize.files.work_folder import Group, WorkFolder, file_sha256, read_json, write_json
@@ -51,7 +52,7 @@ def measure(
         _measure_errors(request, folder, groups, on_progress, cancelled, executor)
         write_importance(folder, groups, request.calibration.name)
         found = run_task("alpha", AlphaRequest(measure=request), on_progress, cancelled)
-    evidence = _assemble(request, folder, groups, msgspec.convert(found, Swapped))
+    evidence = _assemble(request, folder, groups, msgspec.convert(found, learned(Swapped)))
     write_json(_evidence_file(request, folder), evidence)
     return Measured(evidence=evidence, imatrix=folder.imatrix, folder=folder.path)
 
@@ -62,7 +63,7 @@ def measured_before(request: MeasureRequest) -> Measured | None:
     known = read_json(_evidence_file(request, folder))
     if known is None or not folder.imatrix.exists():
         return None
-    return Measured(evidence=msgspec.convert(known, Evidence), imatrix=folder.imatrix, folder=folder.path)
+    return Measured(evidence=msgspec.convert(known, learned(Evidence)), imatrix=folder.imatrix, folder=folder.path)
 
 
 def measure_inputs(request: MeasureRequest, on_progress: OnProgress, cancelled: CancelCheck) -> Path:

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from devices.learned import learned
 from quantize.evidence import MeasureRequest, Step
 from quantize.files.channel_scales import KEY, ChannelScales, read_channel_scales
 from quantize.files.gguf_write import GgufWriter, TensorSlot, copied_metadata, scalar
@@ -116,7 +117,7 @@ def smooth(request: SmoothRequest, send: Step) -> Smoothed:
         found = _found(request, send)
         folder.keep_json(known, found)
         return found
-    found = msgspec.convert(before, Smoothed)
+    found = msgspec.convert(before, learned(Smoothed))
     if found.changed:
         _write(SourceWeights(request.measure.source), request.out, found)
     return found

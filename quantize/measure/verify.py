@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from quantize.child import run_task
+from quantize.child import answer_of
 from quantize.errors import InputFault
 from quantize.evidence import CancelCheck, OnProgress, Step, VerifyRequest
 from quantize.measure.divergence import Comparison, compare
@@ -54,7 +54,7 @@ def verify(request: VerifyRequest, on_progress: OnProgress, cancelled: CancelChe
     Raises: Cancelled. ChildDied: a file made llama.cpp fall. TextTooShort, VocabularyDiffers, NotFinite,
     Unreadable.
     """
-    return msgspec.convert(run_task("verify", request, on_progress, cancelled), tuple[FileReport, ...])
+    return answer_of(tuple[FileReport, ...], "verify", request, on_progress, cancelled)
 
 
 def verify_files(request: VerifyRequest, send: Step) -> tuple[FileReport, ...]:

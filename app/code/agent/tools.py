@@ -21,6 +21,7 @@ from app.code.index.walk import is_ignored
 from app.tools.consent import Consent, ConsentRequest
 from app.tools.shown import shown_argv, shown_line, shown_text
 from app.tools.types import ToolOutcome, ToolRefused, ToolSpec
+from devices.learned import learned
 
 _MAX_LINES = 400
 _MAX_RESULT_CHARS = 24_000
@@ -166,7 +167,7 @@ class Toolbox:
             return ToolOutcome(f"There is no tool {name!r}. Tools: {', '.join(self._tools)}.", ok=False)
         kind, tool = self._tools[name]
         try:
-            outcome = tool(msgspec.convert(json.loads(arguments or "{}"), kind))
+            outcome = tool(msgspec.convert(json.loads(arguments or "{}"), learned(kind)))
         except (ValueError, RecursionError) as error:
             return ToolOutcome(f"The arguments of {name} are not usable: {error}", ok=False)
         except (CodeError, ToolRefused, OSError) as error:

@@ -7,10 +7,11 @@ from typing import IO
 import msgspec
 
 from app.code.agent.types import AgentEvent, Called, Thought
+from devices.learned import learned
 
 _MAX_LINE_BYTES = 8 << 20
 _encoder = msgspec.json.Encoder()
-_decoder = msgspec.json.Decoder(AgentEvent)
+_decoder = msgspec.json.Decoder(learned(AgentEvent))
 
 
 class Transcript:

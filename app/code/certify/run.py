@@ -14,6 +14,7 @@ from app.code.certify.cases import Case
 from app.code.certify.suite import suite
 from app.tools.types import ToolRefused, decode_arguments
 from devices.atomic_file import write_atomically
+from devices.learned import learned
 
 # Raised when cases change, so that only like is compared with like.
 SUITE_VERSION = 1
@@ -143,7 +144,7 @@ class CertificateStore:
     def load(self, model: str, suite_name: str = OWN) -> Certificate | None:
         """The model's certificate, if it was made with the present suite."""
         try:
-            found = msgspec.json.decode(self._path(model, suite_name).read_bytes(), type=Certificate)
+            found = msgspec.json.decode(self._path(model, suite_name).read_bytes(), type=learned(Certificate))
         except (OSError, ValueError, RecursionError):
             return None
         return found if (found.model, found.suite_version) == (model, SUITE_VERSION) else None

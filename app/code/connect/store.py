@@ -9,6 +9,7 @@ import msgspec
 from app.code.connect.types import Endpoint, FileEdit, Integration, read_config
 from app.code.errors import FileChanged, InputFault
 from devices.atomic_file import write_atomically
+from devices.learned import learned
 
 
 class NotConnected(InputFault):
@@ -109,7 +110,7 @@ class ConnectStore:
 
     def _read(self, name: str) -> _Record | None:
         try:
-            return msgspec.json.decode(self._record_path(name).read_bytes(), type=_Record)
+            return msgspec.json.decode(self._record_path(name).read_bytes(), type=learned(_Record))
         except (FileNotFoundError, ValueError, RecursionError):
             return None
 

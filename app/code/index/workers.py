@@ -14,6 +14,7 @@ import msgspec
 
 from app.code.index.worker import ParsedFile
 from devices.child_command import child_command
+from devices.learned import learned
 from engine.frames import read_frame, write_frame
 
 # Paths sent at once: enough to keep a worker busy, few enough to share the work evenly.
@@ -118,7 +119,7 @@ class _Worker:
             stderr=subprocess.DEVNULL,
             cwd=Path(__file__).resolve().parents[3],
         )
-        self._decoder = msgspec.msgpack.Decoder(ParsedFile)
+        self._decoder = msgspec.msgpack.Decoder(learned(ParsedFile))
         self._stalled = False
         self.alive = True
 

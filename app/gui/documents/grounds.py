@@ -11,6 +11,7 @@ from app.db.records import Message
 from app.gui.api import error_message
 from app.gui.services import Services
 from app.gui.widgets.basics import button, label, stack
+from devices.learned import learned
 from engine.api.collections import Grounds, PageText, Passage
 
 _SENTENCE_CHARS = 120
@@ -21,7 +22,7 @@ def grounds_of(message: Message) -> Grounds | None:
     """What an answer was made from; None where no collection was asked."""
     found = message.facts.get("grounds")
     try:
-        return msgspec.convert(found, Grounds) if found else None
+        return msgspec.convert(found, learned(Grounds)) if found else None
     except msgspec.ValidationError:
         return None
 

@@ -26,6 +26,7 @@ from typing import Final
 import msgspec
 
 from devices.child_command import interpreter
+from devices.learned import learned
 from devices.programs import installed_program
 from engine.errors import EnvironmentFault
 from engine.jobs import Control
@@ -85,7 +86,7 @@ def installed(folder: Path) -> Converter | None:
     """The converter of the present locks, if it is there."""
     place = folder / _key()
     try:
-        ready = msgspec.json.decode((place / _READY).read_bytes(), type=_Ready)
+        ready = msgspec.json.decode((place / _READY).read_bytes(), type=learned(_Ready))
     except (OSError, ValueError):
         return None
     return Converter(folder=place, num_bytes=ready.num_bytes)

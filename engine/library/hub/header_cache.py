@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 
 from devices.atomic_file import write_atomically
+from devices.learned import learned
 from quantize.files.gguf_file import Entry, GgufFile, TensorInfo, Value
 from quantize.ggml_types import GgmlType
 
@@ -58,7 +59,7 @@ def recall(folder: Path, sha256: str, name: str) -> GgufFile | None:
     try:
         if path.stat().st_size > _MAX_BYTES:
             return None
-        kept = msgspec.msgpack.decode(path.read_bytes(), type=KeptHeader)
+        kept = msgspec.msgpack.decode(path.read_bytes(), type=learned(KeptHeader))
         tensors = tuple(
             TensorInfo(tensor, tuple(shape), GgmlType(kind), offset, nbytes)
             for tensor, shape, kind, offset, nbytes in kept.tensors

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from devices.learned import learned
 from engine.library.hub.types import OwnBuild
 from quantize.errors import QuantizeError
 from quantize.files.gguf_file import GgufFile, TensorInfo
@@ -66,7 +67,7 @@ def remembered(folder: Path, facts: tuple[object, ...], build: Callable[[], OwnB
     """The build kept in `folder` for these facts (hashes of files, a limit), or a new one, then kept."""
     path = folder / f"{hashlib.sha256(repr((VERSION, *facts)).encode()).hexdigest()}.json"
     try:
-        return msgspec.json.decode(path.read_bytes(), type=OwnBuild | None)
+        return msgspec.json.decode(path.read_bytes(), type=learned(OwnBuild | None))
     except (OSError, ValueError, RecursionError):
         made = build()
     try:

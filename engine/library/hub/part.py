@@ -7,6 +7,8 @@ from pathlib import Path
 
 import msgspec
 
+from devices.learned import learned
+
 _log = logging.getLogger(__name__)
 
 
@@ -42,7 +44,7 @@ class Part:
 
     def _read(self, identity: str, size_bytes: int) -> Journal | None:
         try:
-            journal = msgspec.json.decode(self.journal_path.read_bytes(), type=Journal)
+            journal = msgspec.json.decode(self.journal_path.read_bytes(), type=learned(Journal))
         except FileNotFoundError:
             return None
         except (OSError, ValueError, RecursionError) as error:

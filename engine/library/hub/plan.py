@@ -9,6 +9,7 @@ from typing import Protocol
 
 import msgspec
 
+from devices.learned import learned
 from engine.errors import EngineError
 from engine.library.hub import header_cache
 from engine.library.hub.client import HubClient
@@ -96,7 +97,7 @@ def _recall_listing(path: Path, repo: str) -> Repository | None:
     try:
         if not 0 <= time.time() - path.stat().st_mtime < _LISTING_S:
             return None
-        found = msgspec.json.decode(path.read_bytes(), type=Repository)
+        found = msgspec.json.decode(path.read_bytes(), type=learned(Repository))
     except (OSError, ValueError, RecursionError):
         return None
     return found if found.repo == repo else None

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from devices.child_answer import write_answer
+from devices.learned import learned
 from devices.process_memory import process_memory
 from engine.errors import ConstraintRefused
 from engine.runner.generation.constrain import ConstraintCompiler
@@ -116,7 +117,7 @@ def main() -> int:
     """Print the report, or why there is none."""
     assert service is not None  # imported so that this process weighs what a runner weighs
     try:
-        report = dry_run(msgspec.json.decode(sys.argv[1].encode(), type=LoadSettings))
+        report = dry_run(msgspec.json.decode(sys.argv[1].encode(), type=learned(LoadSettings)))
     except (KernelsMissing, NoWorker, llama_model.LoadFailed, msgspec.DecodeError) as error:
         report = {"error": str(error)}
     write_answer(report)

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from devices.child_answer import write_answer
+from devices.learned import learned
 from engine.runner.llama.native import model as llama_model
 from engine.runner.llama.native.binding import KernelsMissing, start_backends
 from engine.runner.llama.native.device_check import prompts
@@ -38,7 +39,7 @@ def compare(api: Any, settings: LoadSettings) -> list[Operation]:
 def main() -> int:
     """Print what was found."""
     try:
-        settings = msgspec.json.decode(sys.argv[1].encode(), type=LoadSettings)
+        settings = msgspec.json.decode(sys.argv[1].encode(), type=learned(LoadSettings))
         found = compare(start_backends(settings.devices), settings)
         wrong = [o for o in found if o.wrong]
         answer = {

@@ -12,6 +12,7 @@ import msgspec
 
 from devices.atomic_file import write_atomically
 from devices.child_answer import write_answer
+from devices.learned import learned
 from engine.runner.engine_args import computing
 from engine.runner.llama.native import model as llama_model
 from engine.runner.llama.native.binding import KernelsMissing, start_backends
@@ -63,7 +64,7 @@ def main() -> int:
     started = time.monotonic()
     target = Path(sys.argv[2])
     try:
-        settings = msgspec.json.decode(sys.argv[1].encode(), type=LoadSettings)
+        settings = msgspec.json.decode(sys.argv[1].encode(), type=learned(LoadSettings))
         found = compute(start_backends(), reference_settings(settings))
         write_atomically(target, msgspec.msgpack.encode(found))
     except (KernelsMissing, llama_model.LoadFailed, msgspec.DecodeError, ValueError, OSError) as error:

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from devices.child_answer import write_answer
+from devices.learned import learned
 from engine.runner.llama.native import model as llama_model
 from engine.runner.llama.native.binding import KernelsMissing, load_api, start_backends
 from engine.runner.llama.native.device_check import NotComparable, compare, is_wrong, read_reference
@@ -45,7 +46,7 @@ def check(settings: LoadSettings, reference: Path) -> dict[str, Any]:
 def main() -> int:
     """Print the answer."""
     try:
-        settings = msgspec.json.decode(sys.argv[1].encode(), type=LoadSettings)
+        settings = msgspec.json.decode(sys.argv[1].encode(), type=learned(LoadSettings))
         answer = check(settings, Path(sys.argv[2]))
     except (KernelsMissing, llama_model.LoadFailed, msgspec.DecodeError, NotComparable) as error:
         answer = {"error": str(error)}

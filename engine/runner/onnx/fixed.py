@@ -12,6 +12,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
+from devices.learned import learned
 from engine.runner.onnx.errors import LoadFailed
 from quantize.onnx.fixed import MASKED
 from quantize.onnx.fixed_folder import FACTS, GRAPHS, FixedFacts
@@ -23,7 +24,7 @@ def read_facts(folder: Path) -> FixedFacts:
     """The folder's facts. Raises: LoadFailed."""
     try:
         with (folder / FACTS).open("rb") as file:
-            found = msgspec.json.decode(file.read(_MAX_FACTS_BYTES), type=FixedFacts)
+            found = msgspec.json.decode(file.read(_MAX_FACTS_BYTES), type=learned(FixedFacts))
     except (OSError, ValueError, RecursionError) as error:
         raise LoadFailed(f"{FACTS} cannot be read: {error}") from error
     sizes = (found.piece, found.past, found.layers, found.embd, found.vocab, found.kv_heads, found.head_dim)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 import numpy as np
 
+from devices.learned import learned
 from engine.api.collections import Collection, PageText, Passage, SearchAnswer, SearchRequest
 from engine.documents.definitions import Definition
 from engine.documents.errors import NoCollection, NoDocument
@@ -203,7 +204,7 @@ class CollectionService:
                 "embedded_by": live.store.fact("embedding_model") if counts.embedded else "",
                 "problems": tuple(problems),
             },
-            Collection,
+            learned(Collection),
         )
 
 

@@ -11,6 +11,7 @@ from devices.as_json import to_json
 from devices.backends import openvino
 from devices.backends.tiles import BACKEND as TILES
 from devices.doctor import build_summary, diagnose
+from devices.learned import learned
 from devices.memory import Reservation
 from devices.types import Machine
 from engine.api import machine as api
@@ -34,7 +35,7 @@ async def devices(request: Request, *, fresh: bool = False) -> api.Machine:
     placer = _placer(request)
     machine = await asyncio.to_thread(placer.machine.full, fresh=fresh)
     found = {**to_json(machine), "findings": to_json(list(diagnose(machine))), "build": build_summary(machine)}
-    return msgspec.convert(found, api.Machine)
+    return msgspec.convert(found, learned(api.Machine))
 
 
 @router.get("/devices/live")
@@ -146,7 +147,7 @@ def _ledger(placer: Placer) -> api.LedgerState:
         available_bytes={d.id: registry.available(d.id, machine) for d in machine.devices if d.kind != "npu"},
         other_programs_bytes=_others(machine, ours),
         reservations=tuple(_reservation(r) for r in held),
-        audits=msgspec.convert(audits, tuple[api.Audit, ...], from_attributes=True),
+        audits=msgspec.convert(audits, learned(tuple[api.Audit, ...]), from_attributes=True),
     )
 
 

@@ -8,6 +8,7 @@ import msgspec
 from fastapi import APIRouter, Request
 from pydantic import ValidationError
 
+from devices.learned import learned
 from engine.api.receipts import VERSION, Exchange, Parts, Receipt, Replayed, ReplayRequest
 from engine.chat.structured import ConstraintImpossible
 from engine.errors import EngineError, InputFault
@@ -124,7 +125,7 @@ class _Replay:
     async def _with_plan(self, model: LoadedModel, asked: GenerationRequest) -> str:
         old = {name: value for name, value in self._receipt.plan.items() if name in (*receipts.PLAN, "n_threads")}
         try:
-            wanted = msgspec.convert(old, _Plan)
+            wanted = msgspec.convert(old, learned(_Plan))
         except msgspec.ValidationError as error:
             raise InputFault(f"receipt.plan: {error}.", "receipt.plan") from None
         pool = self._state.pool
@@ -173,7 +174,7 @@ class _Replay:
         """What the model was asked; a receipt comes from anywhere, so it is checked like any request."""
         asked = _checked(CompletionRequest, {**self._receipt.asked, "model": self._model, "deterministic": True})
         try:
-            form = msgspec.convert(self._receipt.format, _Format)
+            form = msgspec.convert(self._receipt.format, learned(_Format))
         except msgspec.ValidationError as error:
             raise InputFault(f"receipt.format: {error}.", "receipt.format") from None
         marks = [] if form.reasoning is None else [form.reasoning.start, form.reasoning.end, form.reasoning.close]

@@ -6,6 +6,7 @@ import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from devices.learned import learned
 from engine.addresses import is_plain_text
 from engine.api import upstreams as api
 from engine.errors import InputFault
@@ -67,7 +68,7 @@ async def remove_upstream(request: Request, name: str) -> None:
 async def put_rule(request: Request, body: api.UpstreamRule) -> api.Upstreams:
     """Let requests for a model leave this machine."""
     state = server_state(request)
-    state.links.registry.add_rule(msgspec.convert(body, Rule, from_attributes=True))
+    state.links.registry.add_rule(msgspec.convert(body, learned(Rule), from_attributes=True))
     return _all(state)
 
 
@@ -82,7 +83,7 @@ def _all(state: ServerState) -> api.Upstreams:
     kept = state.links.registry.kept
     return api.Upstreams(
         upstreams=tuple(_row(state, u) for u in kept.upstreams),
-        rules=msgspec.convert(kept.rules, tuple[api.UpstreamRule, ...], from_attributes=True),
+        rules=msgspec.convert(kept.rules, learned(tuple[api.UpstreamRule, ...]), from_attributes=True),
     )
 
 

@@ -20,6 +20,7 @@ from typing import Any, BinaryIO, Final
 import msgspec
 import numpy as np
 
+from devices.learned import learned
 from engine.runner.llama.cache.prefix_index import Key, StoredPrefix
 from engine.runner.llama.cache.state_buffer import state_buffer
 
@@ -161,7 +162,7 @@ class PrefixFiles:
             (length,) = _HEADER.unpack(file.read(_HEADER.size))
             if length > _MAX_HEADER:
                 return None
-            header = msgspec.msgpack.decode(file.read(length), type=_FileHeader)
+            header = msgspec.msgpack.decode(file.read(length), type=learned(_FileHeader))
         except (struct.error, ValueError, RecursionError):
             return None
         return header if header.fingerprint == self._fingerprint else None

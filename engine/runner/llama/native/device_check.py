@@ -13,6 +13,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
+from devices.learned import learned
 from engine.runner.llama.native.batch import Batch, Logits
 from engine.runner.llama.native.model import LoadedModel
 from engine.runner.llama.native.vocabulary import LlamaVocabulary
@@ -263,7 +264,7 @@ def is_doubtful(found: DeviceCheck, floor: float = WRONG_KLD_MEAN) -> bool:
 def read_reference(path: Path) -> Reference | None:
     """A stored reference; None where there is none that can be read."""
     try:
-        found = msgspec.msgpack.decode(path.read_bytes(), type=Reference)
+        found = msgspec.msgpack.decode(path.read_bytes(), type=learned(Reference))
     except (OSError, ValueError, RecursionError):
         return None
     size = 4 * found.rows * found.width

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from devices.cores import allowed_cores
+from devices.learned import learned
 from engine.chat.child_service import serve
 from engine.runner.onnx.speech.fixed import FixedMoonshine
 from engine.runner.onnx.speech.moonshine import Moonshine
@@ -36,7 +37,7 @@ class Transcriber:
 
     def answer(self, body: bytes) -> bytes:
         """One request."""
-        request = msgspec.msgpack.decode(body, type=Request)
+        request = msgspec.msgpack.decode(body, type=learned(Request))
         try:
             answer = self._detect(request) if isinstance(request, DetectSpeech) else self._transcribe(request)
         except BadSound as error:

@@ -8,6 +8,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
+from devices.learned import learned
 from engine.onnx.folder import OnnxFolder
 from engine.runner.onnx.errors import LoadFailed
 from engine.runner.onnx.providers import CPU, chosen_provider
@@ -38,7 +39,7 @@ def read_facts(folder: Path) -> SpeechShape:
     """The folder's facts. Raises: BadSpeechModel."""
     try:
         with (folder / FACTS).open("rb") as file:
-            found = msgspec.json.decode(file.read(_MAX_FACTS_BYTES), type=SpeechShape)
+            found = msgspec.json.decode(file.read(_MAX_FACTS_BYTES), type=learned(SpeechShape))
     except (OSError, ValueError, RecursionError) as error:
         raise BadSpeechModel(f"{FACTS} cannot be read: {error}") from error
     sizes = (found.samples, found.tokens, found.layers, found.embd, found.heads, found.vocab)
