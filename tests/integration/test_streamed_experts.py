@@ -18,6 +18,7 @@ from engine.runner.expert_tensors import held_bytes, least_bytes, stacks
 from engine.runner.llama import loading
 from engine.runner.llama.experts import stream
 from engine.runner.llama.experts.predictor import ExpertPredictor
+from engine.runner.llama.experts.readers import Readers, ReadJob
 from engine.runner.llama.native.batch import Batch
 from engine.runner.llama.native.binding import start_backends
 from engine.runner.protocol import LoadSettings
@@ -203,3 +204,38 @@ def test_after_wrong_predictions_none_are_made_for_a_while():
     for _ in range(40):
         predictor.note(4, 0)
     assert predictor._pause > 0
+
+
+class Arriving(dict):
+    """Jobs of which one is done just before somebody looks for it, as a reader's thread may do it."""
+
+    def __init__(self, stream_, jobs):
+        super().__init__(jobs)
+        self._stream, self._last = stream_, dict(jobs)
+
+    def get(self, key, default=None):
+        for job in self._last.values():
+            self._stream._arrived(job)
+        return super().get(key, default)
+
+    def __contains__(self, key):
+        self.get(key)
+        return super().__contains__(key)
+
+
+def test_an_expert_that_arrives_while_it_is_asked_for_is_counted_once():
+    found = stream.ExpertStream.__new__(stream.ExpertStream)
+    found._there, found._score = np.zeros((2, 4), bool), np.zeros((2, 4))
+    found._sizes, found._used_bytes, found._capacity_bytes = [100, 100], 100, 800
+    found._counts, found._prefetched = stream._Counts(), []
+    found._readers = Readers(0, found._arrived)
+    job = ReadJob((1, 2), ())
+    found._coming = Arriving(found, {(1, 2): job})
+    found._ensure_loaded(1, np.array([2]))
+    assert found._there[1, 2]
+    assert found._used_bytes == 100
+    found._there[1, 2] = False
+    found._coming = Arriving(found, {(1, 2): job})
+    found._prefetch(1, [2])
+    assert found._prefetched == []
+    assert found._used_bytes == 100

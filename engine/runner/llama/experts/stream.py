@@ -206,14 +206,14 @@ class ExpertStream:
         self._counts.asked += len(wanted)
         self._counts.there += len(wanted) - len(missing)
         if missing:
-            found = (self._coming.get((row, expert)) or self._read_job((row, expert)) for expert in missing)
+            found = (self._coming.get((row, expert)) or self._absent_job((row, expert)) for expert in missing)
             self._readers.wait_for([job for job in found if job is not None])
             self._counts.waited_s += time.monotonic() - begun
 
     def _prefetch(self, row: int, experts: Iterable[int]) -> None:
         """Read what the next layer will probably ask for while this one is computed, in this order."""
-        absent = (e for e in experts if not self._there[row, e] and (row, e) not in self._coming)
-        found = (self._read_job((row, expert), prefetch=True) for expert in absent)
+        absent = (e for e in experts if (row, e) not in self._coming)
+        found = (self._absent_job((row, expert), prefetch=True) for expert in absent)
         self._prefetched = [job for job in found if job is not None]
         self._readers.ahead(self._prefetched)
 
@@ -238,6 +238,13 @@ class ExpertStream:
             self._used_bytes += self._sizes[job.victim[0]]
 
     # ------------------------------------------------------------------ what is kept
+
+    def _absent_job(self, expert: _Expert, *, prefetch: bool = False) -> ReadJob | None:
+        """A job for an expert that is not coming; None also where it has come.
+
+        Looked at in this order: a reader says that one is there before it says that it no longer comes.
+        """
+        return None if self._there[expert] else self._read_job(expert, prefetch=prefetch)
 
     def _read_job(self, expert: _Expert, *, prefetch: bool = False) -> ReadJob | None:
         """A job that reads an expert, in place of one that is used less; None where all are needed more."""
