@@ -3,17 +3,24 @@
 import json
 import os
 import secrets
+import signal
 import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 ROOT = Path(__file__).resolve().parent.parent
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # servers are compiled, as an installed program is
 START_S = 120  # a crowded machine imports for long; a server that ended is told at once
+
+# A shell that starts the tests in the background lets what it starts ignore Ctrl-C, and children inherit that.
+HEARS_INTERRUPTS: dict[str, Any] = (
+    {} if sys.platform == "win32" else {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
+)
 
 
 class RunningServer:

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from servers import HEARS_INTERRUPTS
 from shapes import Q, scaled, write_shape
 
 pytestmark = pytest.mark.e2e
@@ -123,6 +124,7 @@ def test_interrupting_stops_the_answer_and_leaves_no_server():
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        **HEARS_INTERRUPTS,
     )
     with process:
         process.stdin.write("Tell me all you know about files and folders and what to do with them.\n")

@@ -9,7 +9,7 @@ import time
 
 import httpx2
 import pytest
-from servers import ROOT
+from servers import HEARS_INTERRUPTS, ROOT
 from small_folder import small_file
 
 SPARK = ROOT / "assets" / "models" / "spark-f16.gguf"
@@ -20,9 +20,7 @@ def start(server, *arguments, **options):
     env = {**os.environ, "TESSERA_HOME": str(server.home)}
     command = [sys.executable, "-m", "app", *arguments]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    # A shell lets what it starts in the background ignore Ctrl-C, and that is inherited.
-    heard = {} if sys.platform == "win32" else {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
-    return subprocess.Popen(command, env={**env, "PYTHONPATH": str(ROOT)}, **heard, **pipes, **options)
+    return subprocess.Popen(command, env={**env, "PYTHONPATH": str(ROOT)}, **HEARS_INTERRUPTS, **pipes, **options)
 
 
 def jobs(server):
