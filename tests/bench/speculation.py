@@ -76,6 +76,29 @@ def misleading(rng: random.Random) -> tuple[list[int], list[int]]:
     return text[:200], text[200:500]
 
 
+async def generated(runner: RunnerProcess, request: GenerationRequest) -> tuple[list[int], Done]:
+    """The tokens of an answer, and its end."""
+    ids: list[int] = []
+    async for event in runner.generate(request):
+        if isinstance(event, Done):
+            done = event
+        else:
+            ids += getattr(event, "token_ids", ())
+    return ids, done
+
+
+def report(what: str, pairs: list[tuple[float, float]], done: Done) -> None:
+    """Print the speeds with drafts and without, and what became of the last answer's drafts."""
+    ratios = [on / off for on, off in pairs]
+    print(
+        f"{what}: with {statistics.median(on for on, _ in pairs):.1f} tok/s, off "
+        f"{statistics.median(off for _, off in pairs):.1f}, ratio {statistics.median(ratios):.3f} "
+        f"({min(ratios):.3f}..{max(ratios):.3f}); last: {done.timings.draft_tokens} drafted, "
+        f"{done.timings.draft_accepted} right",
+        flush=True,
+    )
+
+
 async def speed(
     runner: RunnerProcess, prompt: list[int], answer: list[int], *, speculate: bool | None
 ) -> tuple[float, Done]:
@@ -89,12 +112,7 @@ async def speed(
         speculate=speculate,
         ignore_eos=True,
     )
-    ids: list[int] = []
-    async for event in runner.generate(request):
-        if isinstance(event, Done):
-            done = event
-        else:
-            ids += getattr(event, "token_ids", ())
+    ids, done = await generated(runner, request)
     if ids[: len(answer)] != answer:
         raise SystemExit("the answer was not the forced text")
     return (len(answer) - 1) / done.timings.decode_s, done
@@ -109,12 +127,7 @@ async def written(runner: RunnerProcess, *, speculate: bool | None) -> tuple[flo
         constraint=Constraint(kind="json_schema", source=json.dumps(SCHEMA)),
         speculate=speculate,
     )
-    ids: list[int] = []
-    async for event in runner.generate(request):
-        if isinstance(event, Done):
-            done = event
-        else:
-            ids += getattr(event, "token_ids", ())
+    ids, done = await generated(runner, request)
     return (len(ids) - 1) / done.timings.decode_s, done, ids
 
 
@@ -129,20 +142,12 @@ async def measure(options: argparse.Namespace) -> None:
         rng = random.Random(1)
         for name, (prompt, answer) in (("edited file", edited_file()), ("misleading text", misleading(rng))):
             await speed(runner, prompt, answer[:20], speculate=False)
-            ratios, on_speeds, off_speeds = [], [], []
+            pairs = []
             for _ in range(options.rounds):
                 on, done = await speed(runner, prompt, answer, speculate=None)
                 off, _ = await speed(runner, prompt, answer, speculate=False)
-                ratios.append(on / off)
-                on_speeds.append(on)
-                off_speeds.append(off)
-            print(
-                f"{name}, {len(prompt)} + {len(answer)} tokens: with {statistics.median(on_speeds):.1f} tok/s, off "
-                f"{statistics.median(off_speeds):.1f}, ratio {statistics.median(ratios):.3f} "
-                f"({min(ratios):.3f}..{max(ratios):.3f}); last: {done.timings.draft_tokens} guessed, "
-                f"{done.timings.draft_accepted} right",
-                flush=True,
-            )
+                pairs.append((on, off))
+            report(f"{name}, {len(prompt)} + {len(answer)} tokens", pairs, done)
         await written(runner, speculate=False)
         pairs = []
         for _ in range(options.rounds):
@@ -151,14 +156,7 @@ async def measure(options: argparse.Namespace) -> None:
             if with_drafts != without:
                 print("the object differs from that without drafts: steps of other widths round otherwise")
             pairs.append((on, off))
-        ratios = [on / off for on, off in pairs]
-        print(
-            f"object by a schema, {len(with_drafts)} tokens: "
-            f"with {statistics.median(on for on, _ in pairs):.1f} tok/s, off "
-            f"{statistics.median(off for _, off in pairs):.1f}, ratio {statistics.median(ratios):.3f} "
-            f"({min(ratios):.3f}..{max(ratios):.3f}); last: {done.timings.draft_tokens} drafted, "
-            f"{done.timings.draft_accepted} right"
-        )
+        report(f"object by a schema, {len(with_drafts)} tokens", pairs, done)
     finally:
         await runner.stop()
 
