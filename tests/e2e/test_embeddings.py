@@ -181,7 +181,8 @@ def test_tokenize_and_back(server):
 
 def test_lm_studio_list_tells_the_loaded_context(server):
     httpx2.post(f"{server.url}/tokenize", json={"model": "spark", "content": "x"})
-    [entry] = httpx2.get(f"{server.url}/api/v0/models").json()["data"]
+    listed = httpx2.get(f"{server.url}/api/v0/models").json()["data"]
+    [entry] = [model for model in listed if model["id"] == "spark"]
     assert entry["state"] == "loaded"
     assert entry["loaded_context_length"] == 1024
     assert entry["type"] == "llm"

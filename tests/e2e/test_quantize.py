@@ -97,7 +97,10 @@ def test_a_job_makes_a_model_that_can_be_used(server):
             "max_tokens": 4,
         }
         answer = client.post("/v1/chat/completions", json=body)
+        removed = client.delete(f"/tessera/v1/models/{body['model']}")  # the server is shared
     assert answer.status_code == 200, answer.text
+    assert removed.is_success, removed.text
+    assert not made.exists()
 
 
 def test_a_cancelled_job_leaves_nothing(server):
