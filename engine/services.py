@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from devices.engine_versions.store import VersionStore
     from devices.host import Host
+    from engine.api.hub import Proposal
     from engine.api.machine import ComparedDevice, FitReport, ModelPlacement  # noqa: TC004 - for annotations elsewhere
     from engine.dispatch.engine_versions import Compared  # noqa: TC004 - for annotations elsewhere
     from engine.dispatch.placer import Placer
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from engine.library.foreign import ForeignFolder
     from engine.library.hub.names import HubName
     from engine.library.hub.types import Option, OwnBuild, RepoHit, RepoPlan  # noqa: TC004 - for annotations elsewhere
-    from engine.library.starters import Proposal
     from engine.library.trash import Removed
     from engine.library.types import ModelEntry  # noqa: TC004 - for annotations elsewhere
     from engine.measurements.reports import Report
@@ -159,10 +159,20 @@ class Services:
 
     def starters(self) -> "tuple[Proposal, ...]":
         """Models to begin with that fit this machine."""
+        from engine.api.hub import Proposal  # noqa: PLC0415 - see the top
         from engine.library.machine import memory_bytes  # noqa: PLC0415 - see the top
         from engine.library.starters import propose  # noqa: PLC0415 - see the top
+        from engine.wording import sentence  # noqa: PLC0415 - see the top
 
-        return propose(memory_bytes())
+        return tuple(
+            Proposal(
+                starter=found.starter,
+                reason=sentence(found.reason),
+                reason_detail=found.reason,
+                expected_bytes=found.starter.expected_bytes,
+            )
+            for found in propose(memory_bytes())
+        )
 
     def quantize_target(self, options: "QuantizeOptions") -> "Path":
         """Where `tessera quantize` puts the file of these options if nobody says. Raises: ModelNotFound."""

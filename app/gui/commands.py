@@ -9,6 +9,7 @@ from PySide6.QtWidgets import QWidget
 from app.db import conversations
 from app.db.records import Conversation
 from app.gui.services import Services
+from app.gui.shortcuts import native_keys
 from app.gui.widgets.palette import Entry, Palette
 
 
@@ -49,7 +50,7 @@ class Commands(QObject):
             self._runs[key] = run
             found.append(Entry(key, title, detail))
 
-        add(self.tr("New chat"), window.new_chat, "Ctrl+N")
+        add(self.tr("New chat"), window.new_chat, native_keys("Ctrl+N"))
         add(self.tr("Choose a model"), lambda: (window.show_page("chat"), chat.bar.picker.open()))
         add(self.tr("System prompt and sampling"), lambda: (window.show_page("chat"), chat.options.show()))
         for name, title in window.titled_pages():

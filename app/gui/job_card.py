@@ -158,10 +158,15 @@ def amount_of(progress: Progress) -> str:
         return f"{formatted.whole(100 * done / total)} %"
     if progress.unit != "bytes":
         return tr("{done} of {total} {unit}").format(
-            done=formatted.whole(done), total=formatted.whole(total), unit=progress.unit
+            done=formatted.whole(done), total=formatted.whole(total), unit=_unit_words(progress.unit)
         )
     text = tr("{done} of {total}").format(done=formatted.size(done), total=formatted.size(total))
     return f"{text} · {formatted.size(progress.speed)}/s" if progress.speed else text
+
+
+def _unit_words(unit: str) -> str:
+    known = {"settings": tr("settings"), "runs": tr("runs"), "types": tr("precisions")}
+    return known.get(unit, unit)
 
 
 def tr(text: str) -> str:

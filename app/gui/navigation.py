@@ -7,6 +7,7 @@ from PySide6.QtCore import QEvent, QSize, Qt, Signal
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QButtonGroup, QFrame, QSizePolicy, QToolButton, QVBoxLayout
 
+from app.gui.shortcuts import native_keys
 from app.gui.theme import Theme
 from app.gui.widgets.basics import PAGE_MARGIN, PAGE_WIDTH, SCROLL_BAR, clear, row
 
@@ -48,7 +49,7 @@ class Rail(QFrame):
             made.setText(entry.title)
             made.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
             made.setAccessibleName(entry.title)
-            made.setToolTip(f"{entry.title} (Ctrl+{position + 1})")
+            made.setToolTip(f"{entry.title} ({native_keys(f'Ctrl+{position + 1}')})")
             made.setFocusPolicy(Qt.FocusPolicy.TabFocus)
             made.clicked.connect(lambda _=False, name=entry.name: self.chosen.emit(name))
             self._group.addButton(made)

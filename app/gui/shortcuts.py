@@ -35,13 +35,15 @@ SHORTCUTS: tuple[Shortcut, ...] = (
 )
 
 
+def native_keys(keys: str) -> str:
+    """`Ctrl+N` as this system and language write it."""
+    return QKeySequence(keys).toString(QKeySequence.SequenceFormat.NativeText)
+
+
 def shown_keys(shortcut: Shortcut, num_pages: int = 9) -> str:
     """The keys as this system writes them."""
-    native = QKeySequence.SequenceFormat.NativeText
-    first = QKeySequence(shortcut.keys).toString(native)
-    if shortcut.name != PAGES:
-        return first
-    return f"{first} … {QKeySequence(f'Ctrl+{num_pages}').toString(native)}"
+    first = native_keys(shortcut.keys)
+    return first if shortcut.name != PAGES else f"{first} … {native_keys(f'Ctrl+{num_pages}')}"
 
 
 def words_of(shortcut: Shortcut) -> str:

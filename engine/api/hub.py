@@ -17,6 +17,7 @@ from engine.library.hub.types import (
     Starter,
 )
 from engine.library.types import Details
+from engine.reasons import Reason
 
 __all__ = [
     "Choice",
@@ -48,12 +49,15 @@ class SearchResults(msgspec.Struct, frozen=True, kw_only=True):
 class Proposal(msgspec.Struct, frozen=True, kw_only=True):
     """A starter that fits, why this one, and what to expect of it here (`expected_tok_s` None: not known).
 
+    `reason` is an English sentence, `reason_detail` the same as facts.
+
     At most one is `recommended`: the largest to chat with that writes as fast as people read, else the quickest,
     or, where no speed is known, the smallest.
     """
 
     starter: Starter
     reason: str = ""
+    reason_detail: Reason | None = None
     expected_bytes: int = 0
     expected_tok_s: float | None = None
     recommended: Literal["", "reading_speed", "quickest", "smallest"] = ""

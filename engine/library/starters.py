@@ -10,19 +10,28 @@ import msgspec
 
 from devices.learned import learned
 from engine.library.hub.types import JobName, Starter
+from engine.reasons import Reason, because
 
 Recommended = Literal["", "reading_speed", "quickest", "smallest"]
 
 _PROPOSALS = 3
 # 238 words a minute of some 1.3 tokens. Source: Brysbaert 2019, "How many words do we read per minute?"
 _READING_TOK_S = 5.2
+_USES: dict[JobName, str] = {
+    "chat": "starter_chat",
+    "coding": "starter_coding",
+    "fim": "starter_fim",
+    "embedding": "starter_embedding",
+    "vision": "starter_vision",
+    "tiny": "starter_tiny",
+}
 
 
 class Proposal(msgspec.Struct, frozen=True, kw_only=True):
     """A starter that fits, and why this one."""
 
     starter: Starter
-    reason: str
+    reason: Reason
 
 
 @cache
@@ -65,17 +74,8 @@ def recommend(offered: Sequence[tuple[Starter, float]]) -> tuple[str, Recommende
     return min(talkers, key=lambda pair: pair[0].expected_bytes)[0].id, "smallest"
 
 
-def _reason(starter: Starter, memory_bytes: int) -> str:
-    uses = {
-        "chat": "The largest chat model of the list that fits",
-        "coding": "The largest coding model of the list that fits",
-        "fim": "Completes code while you type",
-        "embedding": "Finds documents by meaning",
-        "vision": "Reads pictures",
-        "tiny": "Small and quick, for everyday questions on any machine",
-    }
-    share = starter.expected_bytes / memory_bytes
-    sparse = (
-        f"; reads only {starter.active / 1e9:.1f} B parameters a token, so it is fast" if starter.active else ""
-    )
-    return f"{uses[starter.job]}: about {share:.0%} of the memory at 4 bits{sparse}"
+def _reason(starter: Starter, memory_bytes: int) -> Reason:
+    use, share = because(_USES[starter.job]), starter.expected_bytes / memory_bytes
+    if starter.active:
+        return because("starter_fits_sparse", use=use, share=share, active_b=starter.active / 1e9)
+    return because("starter_fits", use=use, share=share)

@@ -8,8 +8,9 @@ from engine.reasons import Reason
 from engine.wording.dispatch import CHECKS, DISPATCH
 from engine.wording.errors import ERRORS
 from engine.wording.fit import COMMANDS, FIT, OPTIONS
+from engine.wording.library import LIBRARY
 
-TEMPLATES: Final = {**DISPATCH, **CHECKS, **FIT, **OPTIONS, **ERRORS}
+TEMPLATES: Final = {**DISPATCH, **CHECKS, **FIT, **OPTIONS, **LIBRARY, **ERRORS}
 
 
 class Wording(string.Formatter):

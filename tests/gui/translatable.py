@@ -4,6 +4,7 @@ import ast
 from functools import cache
 from pathlib import Path
 
+from app.code.connect.registry import INTEGRATIONS
 from app.gui.chat.sampling_fields import KNOBS
 from app.gui.devices.facts import BACKENDS, KINDS, PARTS
 from app.gui.devices.page import _STATES
@@ -24,6 +25,7 @@ from engine.api.jobs import JobKind
 from engine.wording.dispatch import DISPATCH
 from engine.wording.errors import ERRORS
 from engine.wording.fit import OPTIONS
+from engine.wording.library import LIBRARY
 
 ROOT = Path(__file__).resolve().parents[2]
 CALLS = {"tr": 0, "_tr": 0, "translate": 1}
@@ -62,7 +64,9 @@ def tables():
     found |= {*BACKENDS.values(), *JOBS.values()}
     found |= {kind.title for kind in JobKind} | {name for _, name in _CACHES} | {item.hint for item in SNIPPETS}
     found |= {source(name) for name in ("", "user", "file", "generation_config", "model_card", "llama.cpp")}
-    found |= {*DISPATCH.values(), *OPTIONS.values(), *ERRORS.values()}
+    found |= {*DISPATCH.values(), *OPTIONS.values(), *LIBRARY.values(), *ERRORS.values()}
+    # Others are commands and addresses.
+    found |= {item.install for item in INTEGRATIONS.values() if item.install.startswith(("install ", "add "))}
     found |= {"unknown", "{n} s", "{n} min", "{h} h {m} min"}  # app.format's
     return found
 

@@ -73,7 +73,7 @@ class ConnectPage(Page):
         remove.setAccessibleName(self.tr("Remove {name}").format(name=integration.title))
         self._states[name] = state
         self.buttons[name] = (connect, remove)
-        hint = integration.install
+        hint = self.tr(integration.install)  # a command, an address, or what to do
         if integration.launch is not None:
             hint += " · " + self.tr("starts without any change by: {command}").format(
                 command=f"tessera launch {name}"

@@ -10,7 +10,13 @@ from engine.api.machine import Device, LiveDevice, Machine, Pool, Reservation
 
 KINDS = {"cpu": "Processor", "igpu": "Integrated GPU", "dgpu": "Graphics card", "npu": "NPU", "remote": "Remote"}
 # What runs models, in words; other names are those of products.
-BACKENDS = {"cpu": "GGUF models", "onnx": "ONNX models", "rpc": "Other computers (RPC)"}
+BACKENDS = {
+    "cpu": "GGUF models",
+    "onnx": "ONNX models",
+    "rpc": "Other computers (RPC)",
+    "tiles": "Our own kernels for prompts",
+}
+_RUNS_NOTHING_ALONE = {"tiles"}  # computes parts of what another backend runs
 _PRODUCTS = {
     "cuda": "CUDA",
     "vulkan": "Vulkan",
@@ -70,7 +76,11 @@ def device_facts(device: Device) -> str:
         parts.append(f"{device.driver} {device.driver_version or ''}".strip())
     if device.memory.bandwidth_gbs:
         parts.append(tr("{n} GB/s").format(n=formatted.whole(device.memory.bandwidth_gbs)))
-    usable = [backend_words(run.backend) for run in device.runtimes if run.state == "usable"]
+    usable = [
+        backend_words(run.backend)
+        for run in device.runtimes
+        if run.state == "usable" and run.backend not in _RUNS_NOTHING_ALONE
+    ]
     if usable:
         parts.append(tr("runs {backends}").format(backends=", ".join(usable)))
     return " · ".join(parts)

@@ -138,4 +138,7 @@ class FrontierPlot(Chart):
 
 def size_words(num_bytes: int, bpw: float) -> str:
     """5.5 MiB · 4.9 bits per weight."""
-    return f"{formatted.size(num_bytes)} · {formatted.decimal(bpw, 2)} bits" if bpw else formatted.size(num_bytes)
+    if not bpw:
+        return formatted.size(num_bytes)
+    bits = QCoreApplication.translate("fit", "{n} bits").format(n=formatted.decimal(bpw, 2))
+    return f"{formatted.size(num_bytes)} · {bits}"

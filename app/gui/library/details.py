@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from PySide6.QtCore import Qt
+from PySide6.QtCore import QCoreApplication, Qt
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QDialog, QFrame, QGridLayout, QPlainTextEdit, QScrollArea, QWidget
 
 from app.gui import formatted
-from app.gui.library.model_card import facts_of
+from app.gui.library.model_card import capability_words, facts_of, origin_words
 from app.gui.markdown.view import MarkdownView
 from app.gui.theme import Theme
 from app.gui.widgets.basics import button, label, row, rule, stack
@@ -100,23 +100,27 @@ class DetailsDialog(QDialog):
 
 
 def _rows(model: Model) -> list[tuple[str, str]]:
-    details, origin = model.details, model.origin
+    details = model.details
     rows = [
-        ("API identifier", model.id),
-        ("File", model.path),
-        ("From", origin.repo or origin.app or origin.kind),
-        ("License", details.license or "not stated"),
-        ("Capabilities", ", ".join(model.capabilities)),
+        (_tr("API identifier"), model.id),
+        (_tr("File"), model.path),
+        (_tr("From"), origin_words(model.origin)),
+        (_tr("License"), details.license or _tr("not stated")),
+        (_tr("Capabilities"), ", ".join(map(capability_words, model.capabilities))),
     ]
     by_source: dict[str, list[str]] = {}
     for name, fact in model.sampling.items():
         by_source.setdefault(formatted.source(fact.source), []).append(f"{name} {fact.value:g}")
-    rows += [("Sampling", f"{', '.join(values)} ({source})") for source, values in by_source.items()]
+    rows += [(_tr("Sampling"), f"{', '.join(values)} ({source})") for source, values in by_source.items()]
     types = details.type_bytes
     if types:
         ordered = sorted(types.items(), key=lambda item: -item[1])
-        rows.append(("Tensors", ", ".join(f"{name} {formatted.size(size)}" for name, size in ordered)))
+        rows.append((_tr("Tensors"), ", ".join(f"{name} {formatted.size(size)}" for name, size in ordered)))
     sums = [file.sha256 for file in model.files if file.sha256]
     if sums:
         rows.append(("SHA-256", "\n".join(sums)))
     return rows
+
+
+def _tr(text: str) -> str:
+    return QCoreApplication.translate("details", text)

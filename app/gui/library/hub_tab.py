@@ -9,6 +9,7 @@ from PySide6.QtWidgets import QFrame, QLineEdit, QVBoxLayout, QWidget
 from app.gui import formatted
 from app.gui.api import error_message
 from app.gui.library.recommended import download_name, name_row, recommendation
+from app.gui.reasons import translated
 from app.gui.services import Services
 from app.gui.widgets.basics import Banner, button, card, clear, label, row, stack
 from app.gui.widgets.flow import Flow
@@ -114,7 +115,11 @@ class HubTab(QWidget):
             text = stack(
                 name_row(formatted.model_name(starter.repo), proposal),
                 label(facts, "small", wrap=True),
-                label(recommendation(proposal) or proposal.reason, "small", wrap=True),
+                label(
+                    recommendation(proposal) or translated(proposal.reason_detail, proposal.reason),
+                    "small",
+                    wrap=True,
+                ),
                 spacing=4,
             )
             line = row(sizes, get)

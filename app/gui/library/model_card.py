@@ -12,7 +12,7 @@ from app.gui.widgets.basics import IconButton, LabelKind, button, label, row, st
 from app.gui.widgets.flow import Flow
 from app.gui.widgets.mosaic import Mosaic, tiles_of_types
 from app.gui.widgets.popups import Menu
-from engine.api.library import Model
+from engine.api.library import Model, Origin
 
 # Share of the certificate's cases from which a model is fit for coding agents.
 _GOOD = 0.8
@@ -138,6 +138,29 @@ def facts_of(model: Model) -> str:
         parts.append(_tr("{n} bits per weight").format(n=formatted.decimal(model.bits_per_weight, 2)))
     parts.append(details.architecture or model.format)
     return " · ".join(parts)
+
+
+def capability_words(name: str) -> str:
+    """What a model can be used for, in words."""
+    plain = {"chat": _tr("chat"), "completion": _tr("completion")}
+    return _tr(_CAN[name]) if name in _CAN else plain.get(name, name)
+
+
+def origin_words(origin: Origin) -> str:
+    """Where a model is from: its repository or the application that owns it, where there is one."""
+    return (
+        origin.repo
+        or origin.app
+        or {
+            "bundled": _tr("Comes with Tessera"),
+            "installed": _tr("Comes with Tessera"),
+            "built": _tr("Made here"),
+            "linked": _tr("Linked"),
+            "file": _tr("A file on this computer"),
+            "hub": "Hugging Face",
+            "remote": _tr("Another server"),
+        }.get(origin.kind, origin.kind)
+    )
 
 
 def chips_of(model: Model, tool_calls_frac: float | None = None) -> list[tuple[str, LabelKind]]:

@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 from fastapi import APIRouter, Request
 
-from engine.api.hub import Folder, Folders, Option, Proposal, RepoPlan, SearchResults, Starters, Updates
+from engine.api.hub import Folder, Folders, Option, RepoPlan, SearchResults, Starters, Updates
 from engine.api.jobs import Job, JobKind
 from engine.api.library import (
     Freed,
@@ -198,7 +198,9 @@ async def show_starters(request: Request) -> Starters:
     speeds = [round(services.placer.expected_tok_s(proposal.starter.bytes_per_token), 1) for proposal in found]
     first, why = starters.recommend([(p.starter, speed) for p, speed in zip(found, speeds, strict=True)])
     told = [
-        _proposal(proposal, speed, why if proposal.starter.id == first else "")
+        msgspec.structs.replace(
+            proposal, expected_tok_s=speed or None, recommended=why if proposal.starter.id == first else ""
+        )
         for proposal, speed in zip(found, speeds, strict=True)
     ]
     return Starters(proposals=tuple(sorted(told, key=lambda proposal: not proposal.recommended)))
@@ -277,14 +279,3 @@ def _without_template(option: Option) -> Option:
     """An option for the wire; a template of a file that is not here is nobody's need."""
     details = msgspec.structs.replace(option.details, chat_template=None) if option.details else None
     return msgspec.structs.replace(option, details=details)
-
-
-def _proposal(proposal: starters.Proposal, speed: float, recommended: starters.Recommended) -> Proposal:
-    starter = proposal.starter
-    return Proposal(
-        starter=starter,
-        reason=proposal.reason,
-        expected_bytes=starter.expected_bytes,
-        expected_tok_s=speed or None,
-        recommended=recommended,
-    )
