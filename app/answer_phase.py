@@ -10,7 +10,7 @@ from typing import Literal
 from engine.api.chat import ChatChunk
 
 # From so many seconds on the words say how long it has taken.
-_TELL_FROM_S = 1.0
+_MIN_SHOWN_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -61,4 +61,4 @@ def phase_text(phase: Phase, seconds: float, tr: Callable[[str], str], number: C
         }[phase.name]
     if phase.before:
         words = f"{words} · " + tr("{n} before this one").format(n=phase.before)
-    return words if seconds < _TELL_FROM_S else f"{words} · " + tr("{n} s").format(n=int(seconds))
+    return words if seconds < _MIN_SHOWN_S else f"{words} · " + tr("{n} s").format(n=int(seconds))

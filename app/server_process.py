@@ -78,11 +78,11 @@ class ServerProcess:
         finally:
             timer.cancel()
         try:
-            told = json.loads(line)
+            address = json.loads(line)
         except ValueError:
             self.stop()
             raise ServerNotStarted("; ".join(self._stderr)) from None
-        return kind(told["url"], told["token"])
+        return kind(address["url"], address["token"])
 
     def stop(self) -> None:
         """End the server and wait for it."""

@@ -36,10 +36,10 @@ def build_summary(machine: Machine) -> str:
     libraries = {r.backend: r.library for r in machine.backends if r.state == "usable"}
     cpu = libraries.get("cpu", "no CPU library")
     gpu = [name for name in built if name in {b.name for b in BACKENDS} - WITHOUT_DEVICE]
-    told = f"Kernels: {cpu}; {_prompt_kernels(machine)}"
-    told += f"GPU backends built: {', '.join(gpu) if gpu else 'none (CPU only)'}."
+    summary = f"Kernels: {cpu}; {_prompt_kernels(machine)}"
+    summary += f"GPU backends built: {', '.join(gpu) if gpu else 'none (CPU only)'}."
     used = [f"{d.name} ({r.device_name})" for d in machine.devices for r in d.runtimes if r.backend in gpu]
-    return f"{told} They see {', '.join(used)}." if used else told
+    return f"{summary} They see {', '.join(used)}." if used else summary
 
 
 def _prompt_kernels(machine: Machine) -> str:

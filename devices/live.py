@@ -55,8 +55,8 @@ class LiveReader:
         row = nvidia.get(short_address(device.pci or ""))
         if row is not None:
             busy = _decimal(row[1])
-            told = watts if watts is not None else _decimal(row[3])
-            return LiveDevice(device.id, None if busy is None else _share(busy / 100), _decimal(row[2]), told)
+            power_w = watts if watts is not None else _decimal(row[3])
+            return LiveDevice(device.id, None if busy is None else _share(busy / 100), _decimal(row[2]), power_w)
         if device.pci is None or self._host.system != "linux":
             return LiveDevice(device.id)
         folder = f"/sys/bus/pci/devices/{device.pci}"

@@ -62,11 +62,11 @@ class UsageSampler:
         now = self._clock()
         memory = psutil.virtual_memory()
         draws = self._meters.read()
-        told = {draw.part: draw.watts for draw in draws}
-        devices = tuple(self._device(d, now, told.get(d.id)) for d in self._devices)
+        metered = {draw.part: draw.watts for draw in draws}
+        devices = tuple(self._device(d, now, metered.get(d.id)) for d in self._devices)
         parts = parts_w(draws, self._all)
         for used in devices:  # NVIDIA's command knows what its library did not tell
-            if used.power_w is not None and used.device not in told:
+            if used.power_w is not None and used.device not in metered:
                 parts[used.device] = used.power_w
         return Usage(
             at=time.time(),
@@ -97,8 +97,8 @@ class UsageSampler:
         if suspended(self._host, device.pci):
             return DeviceUsage(device=device.id, kind=device.kind, busy_frac=0.0)
         if device.vendor == "NVIDIA" and device.kind != "npu":
-            busy, used, told = self._nvidia_row(device, now)
-            return DeviceUsage(device.id, device.kind, busy, used, watts if watts is not None else told)
+            busy, used, own_watts = self._nvidia_row(device, now)
+            return DeviceUsage(device.id, device.kind, busy, used, watts if watts is not None else own_watts)
         if device.kind == "npu":
             rate = self._rate(f"{base}/npu", read_number(self._host, f"{base}/npu_busy_time_us"), now)
             busy = None if rate is None else min(1.0, rate / 1e6)

@@ -309,7 +309,7 @@ class Pool:
             model = await self.acquire(model.id, loads=request.priority != "side")
         if self.hooks.admits is not None:
             self.hooks.admits(model, request)
-        told_start = False
+        sent_start = False
         while True:
             runner = model.runner
             assert runner is not None
@@ -322,9 +322,9 @@ class Pool:
                 running = partial(getattr, runner, "active_requests")
                 async with aclosing(self.hooks.watch(model, self._admission, generation, running)) as events:
                     async for event in events:
-                        if isinstance(event, Started) and told_start:
+                        if isinstance(event, Started) and sent_start:
                             continue
-                        told_start = told_start or isinstance(event, Started)
+                        sent_start = sent_start or isinstance(event, Started)
                         yield event
             except RunnerDied as error:
                 if not await self._replaced(model, runner, error):

@@ -297,7 +297,7 @@ class Services:
                 )
         return {name: entry.path for name, entry in found.items() if entry is not None}
 
-    def verify_devices(self, path: "Path", tell: "Callable[[ComparedDevice], None]") -> "list[ComparedDevice]":
+    def verify_devices(self, path: "Path", on_row: "Callable[[ComparedDevice], None]") -> "list[ComparedDevice]":
         """Every usable GPU and NPU beside the CPU's own kernels, on one model; what is wrong is not used any more.
 
         tell: called with each row as it is found. Raises: BadModelFile; EnvironmentFault: there is no such device.
@@ -311,7 +311,7 @@ class Services:
         machine = resources.machine.full()
         if not any(comparable(d, r) for d in machine.devices for r in d.runtimes):
             raise EnvironmentFault("No GPU is usable here, and no other device; `tessera doctor` says why.")
-        rows = verify(str(path), machine, resources.checks, lambda row: tell(_compared(row)))
+        rows = verify(str(path), machine, resources.checks, lambda row: on_row(_compared(row)))
         return [_compared(row) for row in asyncio.run(rows)]
 
     def shipped_engine(self) -> str:
@@ -321,27 +321,31 @@ class Services:
         return shipped_version()
 
     def install_engine(
-        self, store: "VersionStore", wheel: "Path", models: "Iterable[str]", tell: "Callable[[Compared], None]"
+        self,
+        store: "VersionStore",
+        wheel: "Path",
+        models: "Iterable[str]",
+        on_row: "Callable[[Compared], None]",
     ) -> str:
         """Add a wheel's version once its numbers are right; its name. Raises: EngineVersionRefused, OSError."""
         from engine.dispatch.engine_versions import install  # noqa: PLC0415 - see the top
 
-        return install(store, wheel, self._golden(models), tell).version
+        return install(store, wheel, self._golden(models), on_row).version
 
     def use_engine(
-        self, store: "VersionStore", version: str, model: str | None, tell: "Callable[[Compared], None]"
+        self, store: "VersionStore", version: str, model: str | None, on_row: "Callable[[Compared], None]"
     ) -> None:
         """Check a version again and use it, for all models or for one. Raises: EngineVersionRefused, InputFault."""
         from engine.dispatch.engine_versions import use  # noqa: PLC0415 - see the top
 
         path = self.gguf_files((model,))[model] if model else None
-        use(store, version, self._golden(), tell, for_model=path)
+        use(store, version, self._golden(), on_row, for_model=path)
 
-    def verify_engine(self, store: "VersionStore", tell: "Callable[[Compared], None]") -> None:
+    def verify_engine(self, store: "VersionStore", on_row: "Callable[[Compared], None]") -> None:
         """Check the version in use again. Raises: EngineVersionRefused: it was rolled back."""
         from engine.dispatch.engine_versions import verify  # noqa: PLC0415 - see the top
 
-        verify(store, self._golden(), tell)
+        verify(store, self._golden(), on_row)
 
     def _golden(self, models: "Iterable[str]" = ()) -> "list[Path]":
         """The bundled model's file, and those of these installed models. Raises: InputFault."""

@@ -104,7 +104,7 @@ class _Worker:
         assert self._child is not None
         for line in self.process.stdout:
             self._child.take(json.loads(line))
-        self._child.told_all.set()
+        self._child.all_sent.set()
 
     def _read_stderr(self) -> None:
         assert self.process.stderr is not None
@@ -162,7 +162,7 @@ class Child:
         self.result: Any = None
         self.error: QuantizeError | None = None
         self.progress: deque[Progress] = deque(maxlen=64)
-        self.told_all = threading.Event()
+        self.all_sent = threading.Event()
         self._answered = self._goes_on = self._given_back = False
         self._worker: _Worker = _worker(environment_of(request))
         self._kept = _KEPT.get()
@@ -185,7 +185,7 @@ class Child:
             self.error = rebuilt(event["value"])
         self._answered, self._goes_on = True, event["goes_on"]
         if self._goes_on:
-            self.told_all.set()
+            self.all_sent.set()
 
     def poll(self) -> bool:
         """Whether it has ended. Raises: the task's own error. ChildDied: it ended without an answer."""
@@ -193,7 +193,7 @@ class Child:
             self._give_back()
         else:
             try:  # one that closed its output is about to end
-                self._worker.process.wait(_POLL_S if self.told_all.is_set() else 0)
+                self._worker.process.wait(_POLL_S if self.all_sent.is_set() else 0)
             except subprocess.TimeoutExpired:
                 return False
             self._worker.close()
@@ -217,7 +217,7 @@ class Child:
 
     def wait(self, seconds: float) -> None:
         """Until its output ends, or so long."""
-        self.told_all.wait(seconds)
+        self.all_sent.wait(seconds)
 
 
 def run_task(

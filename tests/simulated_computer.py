@@ -56,7 +56,7 @@ class Computer:
             active = Active("m", self.cpu_s, works=bool(self.cpu_s))
             busy = self.cpu_s + self.other_s
             self.ledger.interval(self.now, took, {"cpu": metered}, busy, CORES, {7: active})
-            self.ledger.told(7, self.effort.all_s, {r.id: r.own_s for r in self.running})
+            self.ledger.add_step_times(7, self.effort.all_s, {r.id: r.own_s for r in self.running})
             self.sampled, self.energy, self.cpu_s, self.other_s = self.now, 0.0, 0.0, 0.0
 
     def step(self, other_w=0.0):

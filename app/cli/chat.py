@@ -282,10 +282,10 @@ class Conversation:
         self._messages.append({"role": "assistant", "content": answer})
         if calls.calls and self._tools is not None and not stopped:
             return calls.calls
-        self._tell(answer, last, stopped=stopped, as_json=as_json)
+        self._print_end(answer, last, stopped=stopped, as_json=as_json)
         return []
 
-    def _tell(self, answer: str, last: "Answer | None", *, stopped: bool, as_json: bool) -> None:
+    def _print_end(self, answer: str, last: "Answer | None", *, stopped: bool, as_json: bool) -> None:
         """What is known at the end."""
         if self._receipt_path is not None and last is not None and last.receipt is not None:
             self._receipt_path.write_bytes(msgspec.json.format(msgspec.json.encode(last.receipt), indent=1))
@@ -293,7 +293,7 @@ class Conversation:
         timings = last.timings if last else None
         finish = "cancelled" if stopped else last.finish_reason if last else None
         if as_json:
-            told = {
+            fields = {
                 "model": self._model,
                 "answer": answer,
                 "finish_reason": finish,
@@ -301,7 +301,7 @@ class Conversation:
                 "timings": msgspec.to_builtins(timings),
                 **({"runaway": msgspec.to_builtins(last.runaway)} if last and last.runaway else {}),
             }
-            click.echo(json.dumps(told, ensure_ascii=False))
+            click.echo(json.dumps(fields, ensure_ascii=False))
             return
         say()
         if last is not None and last.ran_on:

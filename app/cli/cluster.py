@@ -62,7 +62,7 @@ def up(host: str, port: int, door: int, memory: int | None) -> None:
     ray = _ray("--head", f"--node-ip-address={host}", f"--port={port}", "--include-dashboard=false", memory=memory)
     try:
         _wait(ray, known)
-        _tell_server(known)
+        _print_server(known)
         say("On the other computers, with the same version of Tessera and the models fetched:")
         say(f"  tessera cluster join {known.address}")
         say(f"They ask for this token once: {known.token}")
@@ -111,15 +111,15 @@ def deploy(model: str, most: int, least: int, parallel: int, ctx: int | None, *,
         found = client.model(model)
         need = client.placement(found.id).placement.need
     predicted = sum(part.num_bytes for part in need.parts) if need is not None else found.size_bytes
-    told = Deployed(
+    deployment = Deployed(
         model=found.id, num_bytes=found.size_bytes, memory_bytes=predicted + BESIDE_BYTES, parallel=parallel,
         n_ctx=ctx, least=min(least, most), most=most, affinity=affinity,
     )  # fmt: skip
-    say(f"{found.id}: {told.memory_bytes / 1e9:.2f} GB a replica, {told.least} to {most} of them.")
+    say(f"{found.id}: {deployment.memory_bytes / 1e9:.2f} GB a replica, {deployment.least} to {most} of them.")
     from app.cluster import deploying  # noqa: PLC0415 - Ray
 
     deploying.connect(known)
-    deploying.deploy(told)
+    deploying.deploy(deployment)
     say(f"It answers as {UPSTREAM}/{found.id}.")
 
 
@@ -212,7 +212,7 @@ def _wait(ray: "subprocess.Popen[bytes]", known: ClusterFile) -> None:
             return
 
 
-def _tell_server(known: ClusterFile) -> None:
+def _print_server(known: ClusterFile) -> None:
     """The running server sees the cluster as an upstream; whoever starts one wants its models used."""
     with connected(here=True) as client:
         client.put_upstream(UPSTREAM, UpstreamRequest(url=known.door, kind="tessera", key=known.token))

@@ -63,7 +63,7 @@ def add(
             found = client.make_collection(request)
         if not no_wait:
             found = _wait(client, found.id)
-        _tell(found)
+        _print_collection(found)
 
 
 @command.command("list")
@@ -82,7 +82,7 @@ def list_collections() -> None:
 def show(name: str) -> None:
     """Everything about one collection."""
     with connected() as client:
-        _tell(client.collection(name))
+        _print_collection(client.collection(name))
 
 
 @command.command("unread")
@@ -164,7 +164,7 @@ def refresh(name: str) -> None:
     """Look at the files now, and wait until they are read."""
     with connected() as client:
         client.refresh_collection(name)
-        _tell(_wait(client, name))
+        _print_collection(_wait(client, name))
 
 
 @command.command("remove")
@@ -176,7 +176,7 @@ def remove(name: str, source: Path | None) -> None:
 
     with connected() as client:
         if source is not None:
-            _tell(client.change_collection(name, CollectionChange(remove=(str(source.absolute()),))))
+            _print_collection(client.change_collection(name, CollectionChange(remove=(str(source.absolute()),))))
         else:
             say(f"{client.remove_collection(name).name} is forgotten; its files stay.")
 
@@ -219,7 +219,7 @@ def _amount(found: "Collection") -> str:
     return f"{found.documents} documents, {found.pages} pages, {size(found.index_bytes)}"
 
 
-def _tell(found: "Collection") -> None:
+def _print_collection(found: "Collection") -> None:
     from app.tools.shown import shown_text  # noqa: PLC0415 - keeps --help fast
 
     say(f"{found.name}: {_amount(found)} on disk, {_state(found)}")

@@ -32,8 +32,8 @@ def command(as_json: bool, replay: Path | None) -> None:
         raise click.ClickException(f"{error}. Make one with `tessera devices --record FILE`.") from error
     findings = diagnose(machine) if replay else (*diagnose(machine), *_accelerators(machine))
     if as_json:
-        told = {"build": build_summary(machine), "meters": to_json(list(machine.meters))}
-        click.echo(json.dumps({"findings": to_json(list(findings)), **told}, indent=2))
+        build = {"build": build_summary(machine), "meters": to_json(list(machine.meters))}
+        click.echo(json.dumps({"findings": to_json(list(findings)), **build}, indent=2))
     else:
         _print(findings, f"{build_summary(machine)}\n{meter_summary(machine)}")
     raise SystemExit(1 if any(finding.severity == "error" for finding in findings) else 0)

@@ -65,7 +65,7 @@ def install_version(version: str, models: tuple[str, ...], *, use_now: bool) -> 
         wheel = Path(version) if version.endswith(".whl") else _built(version, Path(work))
         if not wheel.is_file():
             raise EngineVersionRefused(f"there is no file {wheel}")
-        found = _services().install_engine(_store(), wheel, models, _tell)
+        found = _services().install_engine(_store(), wheel, models, _print_compared)
         if use_now:
             _store().use(found)
     say(
@@ -81,7 +81,7 @@ def install_version(version: str, models: tuple[str, ...], *, use_now: bool) -> 
 def use_version(version: str, model: str | None) -> None:
     """Use an installed VERSION, or `shipped`, from the next load of a model on. It is checked again before."""
     with _refusals(version):
-        _services().use_engine(_store(), version, model, _tell)
+        _services().use_engine(_store(), version, model, _print_compared)
     say(f"{shown_text(model) if model else 'Every model'} uses {version} from its next load on.")
 
 
@@ -93,7 +93,7 @@ def verify_version() -> None:
         say("The shipped version is in use.")
         return
     with _refusals(chosen):
-        _services().verify_engine(_store(), _tell)
+        _services().verify_engine(_store(), _print_compared)
     say(f"{chosen}: sound.")
 
 
@@ -151,7 +151,7 @@ def _refusals(what: str) -> Iterator[None]:
         ) from error
 
 
-def _tell(compared: "Compared") -> None:
+def _print_compared(compared: "Compared") -> None:
     check = compared.check
     say(
         f"  {shown_text(Path(compared.model).name)}: {check.rows} rows, KL divergence from the shipped version "

@@ -89,7 +89,7 @@ def command(
 def _facts(made: "list[Evaluation]") -> dict[str, object]:
     from quantize.intervals import paired, wilson  # noqa: PLC0415 - see command
 
-    told: dict[str, object] = {
+    payload: dict[str, object] = {
         "models": [
             {
                 "model": one.model,
@@ -103,8 +103,8 @@ def _facts(made: "list[Evaluation]") -> dict[str, object]:
     }
     if len(made) > 1:
         change, low, high = paired(*([r.passed for r in one.results] for one in made))
-        told["difference"] = {"value": change, "interval_95": (low, high)}
-    return told
+        payload["difference"] = {"value": change, "interval_95": (low, high)}
+    return payload
 
 
 def _words(made: "list[Evaluation]") -> str:

@@ -52,7 +52,7 @@ def install_pack(source: str, *, as_json: bool) -> None:
         click.echo(json.dumps(_described(pack, trial), indent=2))
         return
     say(f"{pack.manifest.name} {pack.manifest.version} is in use from the next load of a model on.")
-    _tell_devices(trial)
+    _print_devices(trial)
 
 
 @command.command("verify")
@@ -68,7 +68,7 @@ def verify_packs(name: str | None) -> None:
         with _refusals(pack.manifest.name):
             trial = verify(pack)
         say(f"{pack.manifest.name} {pack.manifest.version}: sound, loaded in {trial.seconds:.1f} s.")
-        _tell_devices(trial)
+        _print_devices(trial)
 
 
 @command.command("rollback")
@@ -108,7 +108,7 @@ class _refusals:  # noqa: N801 - reads as a statement
             ) from error
 
 
-def _tell_devices(trial: "Trial") -> None:
+def _print_devices(trial: "Trial") -> None:
     for device in trial.devices:
         size = f", {device.total_bytes >> 20} MiB" if device.total_bytes else ""
         say(f"  {device.name}: {device.description}{size}")

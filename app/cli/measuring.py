@@ -19,7 +19,7 @@ def measure(start: "Callable[[Client], Job]", on_interrupt: Literal["pause", "ca
 
     try:
         with this_computers_server() as client:
-            return finish(client, start(client), Measured, _tell, on_interrupt=on_interrupt)
+            return finish(client, start(client), Measured, _print_progress, on_interrupt=on_interrupt)
     finally:
         _line("")
 
@@ -29,7 +29,7 @@ def place_of(model: str | None) -> str | None:
     return str(Path(model).absolute()) if model is not None and Path(model).is_file() else model
 
 
-def _tell(progress: "Progress") -> None:
+def _print_progress(progress: "Progress") -> None:
     count = f"{progress.done}" + (f" of {progress.total}" if progress.total else "")
     _line(f"{progress.note} ({count} {progress.unit})" if progress.done else progress.note)
 

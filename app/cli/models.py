@@ -85,11 +85,11 @@ def as_dict(entry: "ModelEntry") -> dict[str, Any]:
     """An entry as JSON, with what is derived from it."""
     import msgspec  # noqa: PLC0415 - see list
 
-    told: dict[str, Any] = msgspec.to_builtins(entry)
-    told["size_bytes"] = entry.size_bytes
-    told["capabilities"] = list(entry.capabilities)
-    told["bits_per_weight"] = round(entry.bits_per_weight, 2)
-    return told
+    payload: dict[str, Any] = msgspec.to_builtins(entry)
+    payload["size_bytes"] = entry.size_bytes
+    payload["capabilities"] = list(entry.capabilities)
+    payload["bits_per_weight"] = round(entry.bits_per_weight, 2)
+    return payload
 
 
 def _print_table(entries: tuple["ModelEntry", ...]) -> None:

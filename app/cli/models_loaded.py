@@ -24,8 +24,8 @@ def loaded_command(as_json: bool) -> None:
         models = client.loaded()
         held = {r.owner: r.predicted_bytes for r in client.ledger().reservations}
     if as_json:
-        told = [{**msgspec.to_builtins(model), "memory_bytes": held.get(model.id)} for model in models]
-        click.echo(json.dumps({"models": told}))
+        rows = [{**msgspec.to_builtins(model), "memory_bytes": held.get(model.id)} for model in models]
+        click.echo(json.dumps({"models": rows}))
         return
     for model in models:
         memory = size(held[model.id]) if model.id in held else ""

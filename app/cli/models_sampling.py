@@ -40,16 +40,16 @@ def sampling_command(model: str, changes: tuple[str, ...], reset: bool, as_json:
             overrides.set(entry.id, {**overrides.get(entry.id), **dict(map(_change, changes))})
         usual, plain = services.sampling(entry)
     if as_json:
-        told = {"id": entry.id, "sampling": usual.facts()}
-        click.echo(json.dumps(told if plain == usual else {**told, "without_reasoning": plain.facts()}))
+        payload = {"id": entry.id, "sampling": usual.facts()}
+        click.echo(json.dumps(payload if plain == usual else {**payload, "without_reasoning": plain.facts()}))
         return
-    _tell(usual)
+    _print_sampling(usual)
     if plain != usual:
         say("without reasoning:")
-        _tell(plain)
+        _print_sampling(plain)
 
 
-def _tell(chosen: "Chosen") -> None:
+def _print_sampling(chosen: "Chosen") -> None:
     for name, fact in chosen.facts().items():
         link = f", {fact['link']}" if "link" in fact else ""
         say(f"{name:<20}{fact['value']:<8g}{_WORDS[fact['source']]}{link}")

@@ -50,7 +50,7 @@ def add(name: str, where: str, ssh_port: int, port: int, identity: str, host_key
             if not fingerprint.strip():
                 raise click.ClickException("Nothing was added.") from None
             row = client.put_remote(name, _with_key(request, fingerprint.strip()))
-    _tell(row)
+    _print_row(row)
     words = {
         "unfit": f"Layers of a model go to {name} when it does not fit here.",
         "faster": f"Layers of a model go to {name} when it does not fit here, or would be faster.",
@@ -91,7 +91,7 @@ def check(name: str) -> None:
     """Look whether a worker is there with the same kernels, and measure the way to it."""
     with connected() as client:
         row = client.check_remote(name)
-    _tell(row)
+    _print_row(row)
     if row.state != "ok":
         raise click.ClickException(f"{name} cannot be used: {row.reason}")
 
@@ -105,7 +105,7 @@ def remove(name: str) -> None:
     say(f"{name} is forgotten.")
 
 
-def _tell(row: RemoteRow) -> None:
+def _print_row(row: RemoteRow) -> None:
     say(f"{row.name}: {row.state}" + (f", {row.reason}" if row.reason else f", {_way(row)}"))
     for device in row.devices:
         say(f"  {device.description}: {device.free_bytes / 1e9:.1f} of {device.total_bytes / 1e9:.1f} GB free")

@@ -26,7 +26,7 @@ def add(name: str, url: str, kind: str | None, *, ask_key: bool, use_all: bool) 
         row = client.put_upstream(name, UpstreamRequest(url=url, kind=kind, key=key))  # type: ignore[arg-type]
         if use_all:
             client.put_upstream_rule(UpstreamRule(model=f"{name}/*", upstream=name))
-    _tell(row)
+    _print_row(row)
     if row.plain_text:
         say("Not encrypted: whoever shares the network can read what is sent there. Use https or a tunnel.")
     if not use_all:
@@ -40,7 +40,7 @@ def key(name: str, *, remove: bool) -> None:
     """Give a server another key. It is asked for, so that it is in no history."""
     given = None if remove else click.prompt("Key", hide_input=True)
     with connected() as client:
-        _tell(client.set_upstream_key(name, given))
+        _print_row(client.set_upstream_key(name, given))
 
 
 @command.command("list")
@@ -69,7 +69,7 @@ def check(name: str) -> None:
     """Look whether a server is there and takes the key."""
     with connected() as client:
         row = client.check_upstream(name)
-    _tell(row)
+    _print_row(row)
     if row.state != "ok":
         raise click.ClickException(f"{name} is not well: {row.reason}")
 
@@ -108,7 +108,7 @@ def unroute(model: str) -> None:
     say(f"Requests for {model} stay here.")
 
 
-def _tell(row: UpstreamRow) -> None:
+def _print_row(row: UpstreamRow) -> None:
     say(f"{row.name}: {row.url}, {_state(row)}")
     if row.key == "file":
         say("There is no keyring here: the key is kept in a file that only this user can read.")

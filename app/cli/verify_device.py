@@ -34,14 +34,14 @@ def command(ctx: click.Context, models: tuple[str, ...], *, as_json: bool) -> No
         for name, path in services.gguf_files(models).items():
             if not as_json:
                 say(f"{name}:")
-            rows[name] = services.verify_devices(path, lambda row: None if as_json else _tell(row))
+            rows[name] = services.verify_devices(path, lambda row: None if as_json else _print_row(row))
     if as_json:
         click.echo(json.dumps({name: to_json(found) for name, found in rows.items()}, indent=2))
     if any(row.state in {"wrong", "failed"} for found in rows.values() for row in found):
         ctx.exit(WRONG_EXIT)
 
 
-def _tell(row: "ComparedDevice") -> None:
+def _print_row(row: "ComparedDevice") -> None:
     right = row.check is not None and row.state == "right"
     numbers = f"KL divergence {row.check.kld_mean:.1e}" if right and row.check else row.reason
     say(f"  {row.device} ({row.backend}), {row.what}: {row.state}. {numbers}")

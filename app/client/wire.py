@@ -100,8 +100,8 @@ class Wire:
             yield rest.decode("utf-8", "replace")
 
     def _target(self, path: str, query: Mapping[str, Any]) -> str:
-        told = {k: str(v).lower() if isinstance(v, bool) else "" if v is None else v for k, v in query.items()}
-        asked = f"{path}{'&' if '?' in path else '?'}{urlencode(told, doseq=True)}" if told else path
+        fields = {k: str(v).lower() if isinstance(v, bool) else "" if v is None else v for k, v in query.items()}
+        asked = f"{path}{'&' if '?' in path else '?'}{urlencode(fields, doseq=True)}" if fields else path
         return quote(f"{self._prefix}{asked}", safe=_PLAIN)
 
     def _connection(self, connect_s: float) -> http.client.HTTPConnection:

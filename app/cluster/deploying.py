@@ -32,20 +32,20 @@ def connect(known: ClusterFile) -> None:
     serve.start(proxy_location="Disabled")
 
 
-def deploy(told: Deployed, down_s: float = DOWN_S) -> None:
+def deploy(deployment: Deployed, down_s: float = DOWN_S) -> None:
     """Deploy a model, or replace a deployment of it replica by replica. Blocks until one serves."""
     router = RequestRouterConfig()
-    if told.affinity:
-        _remember_on_head(told.model)
+    if deployment.affinity:
+        _remember_on_head(deployment.model)
         # A node with so many more answers than another is no longer preferred for what it remembers.
         router = RequestRouterConfig(
             request_router_class=ROUTER,
-            request_router_kwargs={"imbalanced_threshold": told.parallel, "do_eviction": True},
+            request_router_kwargs={"imbalanced_threshold": deployment.parallel, "do_eviction": True},
         )
     scaling = AutoscalingConfig(
-        min_replicas=told.least,
-        max_replicas=told.most,
-        target_ongoing_requests=told.parallel,
+        min_replicas=deployment.least,
+        max_replicas=deployment.most,
+        target_ongoing_requests=deployment.parallel,
         upscale_delay_s=UP_S,
         downscale_delay_s=down_s,
         metrics_interval_s=1.0,
@@ -55,14 +55,14 @@ def deploy(told: Deployed, down_s: float = DOWN_S) -> None:
         name=DEPLOYMENT,
         autoscaling_config=scaling,
         request_router_config=router,
-        max_ongoing_requests=2 * told.parallel,
+        max_ongoing_requests=2 * deployment.parallel,
         max_replicas_per_node=1,
-        ray_actor_options={"num_cpus": 1, "memory": told.memory_bytes},
+        ray_actor_options={"num_cpus": 1, "memory": deployment.memory_bytes},
         health_check_period_s=HEALTH_S,
         health_check_timeout_s=5 * HEALTH_S,
         graceful_shutdown_timeout_s=END_S,
     )
-    serve.run(made.bind(told), name=told.model, route_prefix=None)
+    serve.run(made.bind(deployment), name=deployment.model, route_prefix=None)
 
 
 def _remember_on_head(model: str) -> None:

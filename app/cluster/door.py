@@ -158,10 +158,10 @@ class _Answer:
 
     def __init__(self, handle: Any, asked: Asked, model: str) -> None:
         self._handle, self._asked, self._model = handle, asked, model
-        self._told = False
+        self._sent = False
 
     async def pieces(self, *, streams: bool) -> AsyncGenerator[tuple[int, str] | bytes, None]:
-        """Status and type, then bytes. Before the first token nothing is told that could not be taken back."""
+        """Status and type, then bytes. Before the first token nothing is sent that could not be taken back."""
         until = time.monotonic() + PATIENCE_S
         while True:
             try:
@@ -171,8 +171,8 @@ class _Answer:
             except TaskCancelledError:
                 raise
             except RayError as error:
-                log.warning("model=%s lost a replica, first token told: %s: %r", self._model, self._told, error)
-                if self._told:
+                log.warning("model=%s lost a replica, first token sent: %s: %r", self._model, self._sent, error)
+                if self._sent:
                     yield _event(f"The node that answered with {self._model} was lost in the middle; ask again.")
                     return
                 if time.monotonic() > until:
@@ -189,12 +189,12 @@ class _Answer:
         try:
             async for piece in response:
                 held.append(piece)
-                self._told = self._told or (streams and _begins(reader, piece))
-                if self._told:
+                self._sent = self._sent or (streams and _begins(reader, piece))
+                if self._sent:
                     for each in held:
                         yield each
                     held.clear()
-            self._told = True
+            self._sent = True
             for each in held:
                 yield each
         finally:

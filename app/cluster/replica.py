@@ -20,22 +20,22 @@ class ModelNotHere(RuntimeError):
 class Replica:
     """Ray makes one where its memory is free; the server ends with this process, however that ends."""
 
-    def __init__(self, told: Deployed) -> None:
-        self._told = told
-        arguments = ["--parallel", str(told.parallel), "--ttl", "0"]
-        arguments += ["--ctx", str(told.n_ctx)] if told.n_ctx else []
+    def __init__(self, deployment: Deployed) -> None:
+        self._deployment = deployment
+        arguments = ["--parallel", str(deployment.parallel), "--ttl", "0"]
+        arguments += ["--ctx", str(deployment.n_ctx)] if deployment.n_ctx else []
         self._server = ServerProcess(*arguments)
         self._client = self._server.connect(Client)
         self._check_file()
-        self._client.load(told.model)
-        self._http = HttpClient(told.model, self._client.url)
+        self._client.load(deployment.model)
+        self._http = HttpClient(deployment.model, self._client.url)
         self._key = {"authorization": f"Bearer {self._client.token}"}
 
     def _check_file(self) -> None:
         here = {m.id: m.size_bytes for m in self._client.library()}
-        if here.get(self._told.model) != self._told.num_bytes:
-            found = "another file" if self._told.model in here else "no model"
-            raise ModelNotHere(f"{socket.gethostname()} has {found} under the name {self._told.model}")
+        if here.get(self._deployment.model) != self._deployment.num_bytes:
+            found = "another file" if self._deployment.model in here else "no model"
+            raise ModelNotHere(f"{socket.gethostname()} has {found} under the name {self._deployment.model}")
 
     async def check_health(self) -> None:
         """Ray asks this every few seconds, and replaces a replica that raises."""
@@ -46,7 +46,7 @@ class Replica:
         """The model's row in its server's list."""
         async with self._http.request("GET", "/v1/models", headers=self._key) as answer:
             rows = msgspec.json.decode(await answer.read())["data"]
-        found: dict[str, Any] = next(row for row in rows if row["id"] == self._told.model)
+        found: dict[str, Any] = next(row for row in rows if row["id"] == self._deployment.model)
         return found
 
     async def answer(self, asked: Asked) -> AsyncGenerator[tuple[int, str] | bytes, None]:

@@ -79,7 +79,7 @@ class Git:
             raise GitFailed(arguments, "git is not installed")
         if repository is None:
             raise GitFailed(arguments, "not in a git repository")
-        with borrowed(repository, program) as environment, tempfile.TemporaryFile() as told:
+        with borrowed(repository, program) as environment, tempfile.TemporaryFile() as errors:
             try:
                 child = subprocess.Popen(
                     [program, "--no-pager", "--no-optional-locks", *arguments],
@@ -87,7 +87,7 @@ class Git:
                     env=dict(environment),
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
-                    stderr=told,
+                    stderr=errors,
                 )
             except OSError as error:
                 raise GitFailed(arguments, str(error)) from error
@@ -110,6 +110,6 @@ class Git:
             if late.is_set():
                 raise GitFailed(arguments, f"no answer within {_TIMEOUT_S} s")
             if child.returncode and not cut:
-                told.seek(0)
-                raise GitFailed(arguments, told.read(_MAX_STDERR_BYTES).decode("utf-8", "replace"))
+                errors.seek(0)
+                raise GitFailed(arguments, errors.read(_MAX_STDERR_BYTES).decode("utf-8", "replace"))
         return data.decode("utf-8", "replace")

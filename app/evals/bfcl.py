@@ -33,8 +33,8 @@ def cases(wheel: Path, per_category: int = PER_CATEGORY) -> list[Case]:
         rows = _lines(wheel, f"{_DATA}/BFCL_v4_{name}.json")
         answers = {}
         if category != "irrelevance":
-            told = _lines(wheel, f"{_DATA}/possible_answer/BFCL_v4_{name}.json")
-            answers = {row["id"]: row["ground_truth"] for row in told}
+            expected = _lines(wheel, f"{_DATA}/possible_answer/BFCL_v4_{name}.json")
+            answers = {row["id"]: row["ground_truth"] for row in expected}
         chosen = min(per_category, len(rows))
         for i in range(chosen):
             row = rows[i * len(rows) // chosen]

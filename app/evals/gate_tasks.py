@@ -21,13 +21,13 @@ def _certify() -> "TaskSet":
     from quantize.job.gate import GateTask  # noqa: PLC0415
 
     cases = suite()
-    told = GateTask(
+    task = GateTask(
         name="certify",
         cases=len(cases),
         prompt_tokens=_CERTIFY_PROMPT * len(cases),
         answer_tokens=_CERTIFY_ANSWER * len(cases),
     )
-    return TaskSet(told=told, load=lambda: tuple(map(_of_case, cases)))
+    return TaskSet(task=task, load=lambda: tuple(map(_of_case, cases)))
 
 
 def _of_case(case: "Case") -> "Task":
@@ -60,13 +60,13 @@ def _evaluate() -> "TaskSet":
     why = missing()
     if why is not None:
         raise EnvironmentFault(f"Programs of a model run only in a sandbox, and {why}.")
-    told = GateTask(
+    task = GateTask(
         name="evaluate",
         cases=PROBLEMS,
         prompt_tokens=_PROBLEM_PROMPT * PROBLEMS,
         answer_tokens=_PROBLEM_ANSWER * PROBLEMS,
     )
-    return TaskSet(told=told, load=_problems)
+    return TaskSet(task=task, load=_problems)
 
 
 def _problems() -> "tuple[Task, ...]":

@@ -128,8 +128,8 @@ def written(client: Client, model: str, problem: Problem) -> str:
 def completed(client: Client, model: str, problem: Problem) -> str:
     """The program a base model completes."""
     body = {"model": model, "prompt": problem.prompt, "stop": STOPS}
-    told = client.post("/v1/completions", _Completion, {**body, **_ALWAYS})
-    return problem.prompt + told.choices[0].text
+    answer = client.post("/v1/completions", _Completion, {**body, **_ALWAYS})
+    return problem.prompt + answer.choices[0].text
 
 
 def program_of(problem: Problem, answer: str) -> str:

@@ -62,12 +62,12 @@ class Desktop:
         self.window.tray.set_wanted(now.flag("window.tray"))
         settings.changed.connect(self._on_setting)
         settings.save_failed.connect(
-            lambda reason: self.window.banner.tell(
+            lambda reason: self.window.banner.notify(
                 self.window.tr("The settings could not be saved: {reason}").format(reason=reason), "bad"
             )
         )
         for problem in settings.now.problems:
-            self.window.banner.tell(
+            self.window.banner.notify(
                 self.window.tr("A setting was not usable and is at its default: {problem}").format(problem=problem),
                 "warn",
             )
@@ -84,7 +84,7 @@ class Desktop:
         QTimer.singleShot(_BACKUP_AFTER_MS, self.window, self._back_up)
         self.updates.start()
 
-    def tell_recovery(self) -> None:
+    def show_recovery(self) -> None:
         """If the chats were damaged: say so, keep the file, offer the backup."""
         opened = self.services.store.opened
         if opened.quarantined is None:
@@ -93,7 +93,7 @@ class Desktop:
             name=opened.quarantined.name
         )
         if not opened.restorable:
-            self.window.banner.tell(words, "bad")
+            self.window.banner.notify(words, "bad")
             return
         newest = opened.restorable[0]
 
@@ -102,18 +102,18 @@ class Desktop:
             self.background.watch(
                 future,
                 lambda _: self.window.chat.sidebar.refresh(),
-                lambda error: self.window.banner.tell(error_message(error), "bad"),
+                lambda error: self.window.banner.notify(error_message(error), "bad"),
                 self.window,
             )
 
         action = self.window.tr("Restore the backup {name}").format(name=newest.name)
-        self.window.banner.tell(words, "bad", (action, restore))
+        self.window.banner.notify(words, "bad", (action, restore))
 
-    def tell_crash(self, report: str) -> None:
+    def show_crash(self, report: str) -> None:
         """Something broke, now or in the run before: offer the report, which stays on this computer."""
         words = self.window.tr("Something went wrong. A report without names or chats is on this computer.")
         copy = self.window.tr("Copy the report")
-        self.window.banner.tell(words, "bad", (copy, lambda: QGuiApplication.clipboard().setText(report)))
+        self.window.banner.notify(words, "bad", (copy, lambda: QGuiApplication.clipboard().setText(report)))
 
     def close(self) -> None:
         """Join every thread, stop the server this window started, close the store."""
@@ -146,7 +146,7 @@ class Desktop:
         self.background.run(
             lambda: self.services.store.back_up_daily(keep),
             None,
-            lambda error: self.window.banner.tell(
+            lambda error: self.window.banner.notify(
                 self.window.tr("The daily copy of your chats failed: {reason}").format(reason=error_message(error)),
                 "warn",
             ),
@@ -176,13 +176,13 @@ def run(files: list[str]) -> int:
     desktop = Desktop(app, store, ServerLink())
     termination = Termination(desktop.window.quit_now, app)
     instance.opened.connect(desktop.window.open_files)
-    crashes.reported.connect(desktop.tell_crash)
+    crashes.reported.connect(desktop.show_crash)
     desktop.start()
     if crashes.earlier_fault:
-        desktop.tell_crash(crashes.report(crashes.earlier_fault))
-    desktop.tell_recovery()
+        desktop.show_crash(crashes.report(crashes.earlier_fault))
+    desktop.show_recovery()
     if unwritable is not None:
-        desktop.window.banner.tell(
+        desktop.window.banner.notify(
             desktop.window.tr("Nothing will be kept after closing: {reason}").format(reason=str(unwritable)), "bad"
         )
     desktop.window.open_files([str(Path(name).absolute()) for name in files])

@@ -76,9 +76,9 @@ def adopted(pid: int) -> ChildServer | None:
     import psutil  # noqa: PLC0415 - not before the window is shown
 
     try:
-        told = json.loads(_note().read_text("utf-8"))
-        process = psutil.Process(int(told["pid"]))
-        same = abs(process.create_time() - float(told["started"])) < _SAME_START_S
+        saved = json.loads(_note().read_text("utf-8"))
+        process = psutil.Process(int(saved["pid"]))
+        same = abs(process.create_time() - float(saved["started"])) < _SAME_START_S
     except (OSError, ValueError, KeyError, TypeError, psutil.Error):
         return None
     return ChildServer(process) if same and process.pid == pid else None

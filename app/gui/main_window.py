@@ -271,7 +271,7 @@ class MainWindow(QMainWindow):
         if lost and not self._sure:
             event.ignore()
             self.tray.show_window()
-            self.banner.tell(
+            self.banner.notify(
                 question(lost), "warn", (self.tr("Close"), self.quit_now), (self.tr("Stay"), lambda: None)
             )
             return

@@ -67,8 +67,8 @@ def _portal(space: str, key: str) -> object:
     place = ("org.freedesktop.portal.Desktop", "/org/freedesktop/portal/desktop", "org.freedesktop.portal.Settings")
     asked = QDBusMessage.createMethodCall(*place, "ReadOne")
     asked.setArguments([space, key])
-    told = bus.call(asked, timeout=_PORTAL_MS).arguments()
-    if len(told) != 1:  # an error has a name and its words
+    values = bus.call(asked, timeout=_PORTAL_MS).arguments()
+    if len(values) != 1:  # an error has a name and its words
         return None
-    value = told[0]
+    value = values[0]
     return value.variant() if hasattr(value, "variant") else value

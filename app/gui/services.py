@@ -181,4 +181,4 @@ class Services:
 
     def ask(self, banner: Banner, work: Callable[[], T], on_done: Callable[[T], object]) -> None:
         """Run `work` in the background, then `on_done`; what went wrong is said on the banner of the page."""
-        self.background.run(work, on_done, lambda error: banner.tell(error_message(error), "bad"), banner)
+        self.background.run(work, on_done, lambda error: banner.notify(error_message(error), "bad"), banner)

@@ -22,7 +22,7 @@ class Supervisor(QObject):
         self._services, self._link, self._banner = services, link, banner
         self._restarted_at: float | None = None
         self._starting = False
-        self._told = False  # that it ended; what comes next is the user's decision
+        self._reported = False  # that it ended; what comes next is the user's decision
         self._timer = QTimer(self)
         self._timer.setInterval(_LOOK_MS)
         self._timer.timeout.connect(self._look)
@@ -39,7 +39,7 @@ class Supervisor(QObject):
     def _begin(self, when_there: str) -> None:
         if self._starting:
             return
-        self._starting, self._told = True, False
+        self._starting, self._reported = True, False
         now = self._services.settings.now
         host, port, offline = now.text("server.host"), now.integer("server.port"), now.flag("network.offline")
 
@@ -47,27 +47,27 @@ class Supervisor(QObject):
             self._starting = False
             self._services.models.start()
             if when_there:
-                self._banner.tell(when_there, "info")
+                self._banner.notify(when_there, "info")
 
         def failed(error: Exception) -> None:
             self._starting = False
-            self._banner.tell(error_message(error), "bad", (self.tr("Try again"), self.start))
+            self._banner.notify(error_message(error), "bad", (self.tr("Try again"), self.start))
 
         self._services.background.run(lambda: self._link.start(host, port, offline=offline), started, failed, self)
 
     def _look(self) -> None:
-        if self._starting or self._told or not self._link.crashed:
+        if self._starting or self._reported or not self._link.crashed:
             return
         now, reason = time.monotonic(), self._link.exit_words
         self._services.models.refresh()
         if self._restarted_at is None or now - self._restarted_at > _TRUST_S:
             self._restarted_at = now
             words = self.tr("The server ended unexpectedly ({reason}) and is starting again.")
-            self._banner.tell(words.format(reason=reason), "warn")
+            self._banner.notify(words.format(reason=reason), "warn")
             self._begin(self.tr("The server ended unexpectedly ({reason}). It runs again.").format(reason=reason))
             return
-        self._told = True
-        self._banner.tell(
+        self._reported = True
+        self._banner.notify(
             self.tr("The server ended again ({reason}). Its log on the Server page says more.").format(
                 reason=reason
             ),

@@ -38,7 +38,7 @@ class UpdateNotice(QObject):
             return
         self._services.background.run(
             lambda: newer_version(self.releases),
-            self._tell,
+            self._show_version,
             self._on_error,
             self,
         )
@@ -47,10 +47,12 @@ class UpdateNotice(QObject):
         log.info("no look for a newer version: %s", error)
         self.looked.emit()
 
-    def _tell(self, version: str | None) -> None:
+    def _show_version(self, version: str | None) -> None:
         self.looked.emit()
         if version is None:
             return
         words = self.tr("Tessera {new} is out; this is {own}.").format(new=version, own=__version__)
         page = QUrl(self.releases)
-        self._banner.tell(words, "info", (self.tr("Open the release page"), lambda: QDesktopServices.openUrl(page)))
+        self._banner.notify(
+            words, "info", (self.tr("Open the release page"), lambda: QDesktopServices.openUrl(page))
+        )

@@ -42,23 +42,23 @@ class FactsOf:
             host=self._host,
             version=__version__,
             kernel=kernel_name(),
-            devices=tuple(self._device(told, machine, held_bytes) for told in self._served),
+            devices=tuple(self._device(served, machine, held_bytes) for served in self._served),
             session_bytes=self._session_bytes,
         )
 
-    def _device(self, told: dict[str, Any], machine: Machine, held_bytes: int) -> RemoteDevice:
-        device = self._matching(told["name"], machine)
-        free, total = int(told["free_bytes"]), int(told["total_bytes"])
+    def _device(self, served: dict[str, Any], machine: Machine, held_bytes: int) -> RemoteDevice:
+        device = self._matching(served["name"], machine)
+        free, total = int(served["free_bytes"]), int(served["total_bytes"])
         if device is not None:
             free = self._resources.ledger.available(device.id, machine)
             total = device.memory.physical_bytes or total
-        if told["kind"] == "cpu" and self._memory_bytes is not None:
+        if served["kind"] == "cpu" and self._memory_bytes is not None:
             total = min(total, self._memory_bytes)
             free = min(free, max(0, self._memory_bytes - held_bytes))
         return RemoteDevice(
-            name=told["name"],
-            description=told["description"],
-            kind=told["kind"],
+            name=served["name"],
+            description=served["description"],
+            kind=served["kind"],
             total_bytes=total,
             free_bytes=free,
             gbs=self._gbs(device),

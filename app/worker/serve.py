@@ -52,14 +52,16 @@ class Worker:
                 except msgspec.MsgspecError:
                     return
                 if session is not None and session.returncode is not None:
-                    writer.write(wire.line(wire.Told(error="llama.cpp ended over there in the middle of its work")))
+                    writer.write(
+                        wire.line(wire.Answer(error="llama.cpp ended over there in the middle of its work"))
+                    )
                     await writer.drain()
                     return
                 if ask.do == "open" and session is None:
-                    session, told = await self._open()
+                    session, answer = await self._open()
                 else:
-                    told = await self._answer(ask, reader, session)
-                writer.write(wire.line(told))
+                    answer = await self._answer(ask, reader, session)
+                writer.write(wire.line(answer))
                 if ask.do == "source":
                     await self._send(writer, min(ask.num_bytes, wire.MOST_MEASURED_BYTES))
                 await writer.drain()
@@ -74,15 +76,15 @@ class Worker:
 
     async def _answer(
         self, ask: wire.Ask, reader: asyncio.StreamReader, session: asyncio.subprocess.Process | None
-    ) -> wire.Told:
+    ) -> wire.Answer:
         if ask.do == "facts":
             held = sum(_held(s) for s in self._sessions)
-            return wire.Told(facts=await asyncio.to_thread(self._facts.now, held))
+            return wire.Answer(facts=await asyncio.to_thread(self._facts.now, held))
         if ask.do == "sink":
             left = min(ask.num_bytes, wire.MOST_MEASURED_BYTES)
             while left > 0:
                 left -= len(await reader.readexactly(min(left, _CHUNK)))
-        return wire.Told(held_bytes=_held(session) if session is not None else 0)
+        return wire.Answer(held_bytes=_held(session) if session is not None else 0)
 
     async def _send(self, writer: asyncio.StreamWriter, num_bytes: int) -> None:
         chunk = bytes(_CHUNK)
@@ -91,10 +93,10 @@ class Worker:
             num_bytes -= len(chunk)
             await writer.drain()
 
-    async def _open(self) -> tuple[asyncio.subprocess.Process | None, wire.Told]:
+    async def _open(self) -> tuple[asyncio.subprocess.Process | None, wire.Answer]:
         """A process of llama.cpp's RPC server, on a port of its own, for one client."""
         if len(self._sessions) >= MOST_SESSIONS:
-            return None, wire.Told(error=f"it already has {MOST_SESSIONS} sessions")
+            return None, wire.Answer(error=f"it already has {MOST_SESSIONS} sessions")
         port = _free_port()
         session = await asyncio.create_subprocess_exec(
             *child_command("engine.runner.llama.rpc_worker", str(port), str(self._threads), "attached"),
@@ -112,8 +114,8 @@ class Worker:
             await self._end(session)
         if session.returncode is not None:
             self._sessions.discard(session)
-            return None, wire.Told(error="llama.cpp's RPC server did not start over there")
-        return session, wire.Told(port=port, held_bytes=_held(session))
+            return None, wire.Answer(error="llama.cpp's RPC server did not start over there")
+        return session, wire.Answer(port=port, held_bytes=_held(session))
 
     async def _end(self, session: asyncio.subprocess.Process) -> None:
         with contextlib.suppress(ProcessLookupError):

@@ -29,7 +29,7 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     device: str
 
 
-class Told(msgspec.Struct, frozen=True, kw_only=True):
+class TextDigest(msgspec.Struct, frozen=True, kw_only=True):
     """The text of an answer before reasoning and calls are read from it: characters and their SHA-256."""
 
     num_chars: int
@@ -52,7 +52,7 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     format: dict[str, Any] = {}
     route: Literal["chat", "completions"]
     body: dict[str, Any]
-    answer: Told
+    answer: TextDigest
 
 
 class ReplayRequest(msgspec.Struct, frozen=True, kw_only=True):

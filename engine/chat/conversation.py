@@ -254,8 +254,8 @@ def template_source(facts: ModelFacts, query: ChatQuery) -> str | None:
 
 def _thinks(query: ChatQuery) -> bool | None:
     """Whether the request switches reasoning on or off; None: it leaves that to the model."""
-    told = template_variables(query)
-    switch = told.get("enable_thinking", told.get("thinking"))
+    variables = template_variables(query)
+    switch = variables.get("enable_thinking", variables.get("thinking"))
     return switch if isinstance(switch, bool) else None
 
 

@@ -29,7 +29,7 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def install(
-    store: VersionStore, wheel: Path, models: Sequence[Path], tell: Callable[[Compared], None]
+    store: VersionStore, wheel: Path, models: Sequence[Path], on_row: Callable[[Compared], None]
 ) -> EngineVersion:
     """Add the version in a wheel and compare it on these models. It is not used yet.
 
@@ -38,7 +38,7 @@ def install(
     """
     version = store.add(wheel)
     try:
-        compare(store, version.version, models, tell)
+        compare(store, version.version, models, on_row)
     except EngineVersionRefused:
         store.remove(version.version)
         raise
@@ -49,7 +49,7 @@ def use(
     store: VersionStore,
     name: str,
     models: Sequence[Path],
-    tell: Callable[[Compared], None],
+    on_row: Callable[[Compared], None],
     *,
     for_model: Path | None = None,
 ) -> None:
@@ -59,23 +59,23 @@ def use(
     Raises: EngineVersionRefused: it is not installed or fails; what was used stays in use.
     """
     if name != SHIPPED:
-        compare(store, name, (for_model,) if for_model else models, tell)
+        compare(store, name, (for_model,) if for_model else models, on_row)
     store.use(None if name == SHIPPED else name, str(for_model) if for_model else None)
 
 
-def verify(store: VersionStore, models: Sequence[Path], tell: Callable[[Compared], None]) -> None:
+def verify(store: VersionStore, models: Sequence[Path], on_row: Callable[[Compared], None]) -> None:
     """Compare the version in use; one that fails is rolled back. Raises: EngineVersionRolledBack: it was."""
     name = store.chosen()
     if name is None:
         return
     try:
-        compare(store, name, models, tell)
+        compare(store, name, models, on_row)
     except EngineVersionRefused as error:
         before = store.rollback()
         raise EngineVersionRolledBack(error.reason, before or SHIPPED) from error
 
 
-def compare(store: VersionStore, name: str, models: Sequence[Path], tell: Callable[[Compared], None]) -> None:
+def compare(store: VersionStore, name: str, models: Sequence[Path], on_row: Callable[[Compared], None]) -> None:
     """Structs, loading and numbers of a version, in children. Raises: EngineVersionRefused."""
     store.package(name)
     with tempfile.TemporaryDirectory(prefix="tessera-engine-") as work:
@@ -84,7 +84,7 @@ def compare(store: VersionStore, name: str, models: Sequence[Path], tell: Callab
             reference = str(Path(work) / f"{number}.msgpack")
             _answer(child_command("engine.runner.llama.reference_child", settings, reference), SHIPPED)
             answer = _answer(child_command("engine.runner.llama.version_check", settings, reference), name)
-            tell(Compared(model=str(model), check=msgspec.convert(answer, learned(DeviceCheck))))
+            on_row(Compared(model=str(model), check=msgspec.convert(answer, learned(DeviceCheck))))
 
 
 def _answer(argv: Sequence[str], version: str) -> object:

@@ -43,11 +43,15 @@ def folder_at(path: str) -> OnnxFolder:
 
 def onnx_need(folder: OnnxFolder, settings: LoadSettings) -> Need:
     """What the load takes: ONNX Runtime keeps 16-bit weights as 32 bits, and a full cache for each sequence."""
-    told = folder.own.get("resident_bytes")
+    stated = folder.own.get("resident_bytes")
     files = sum(p.stat().st_size for g in folder.graphs for p in g.parent.iterdir() if p.is_file())
     kv = folder.kv_bytes(settings.n_ctx) * settings.n_parallel
     parts = (
-        Part(name="weights", device="cpu", num_bytes=told if isinstance(told, int) and told > 0 else files),
+        Part(
+            name="weights",
+            device="cpu",
+            num_bytes=stated if isinstance(stated, int) and stated > 0 else files,
+        ),
         Part(name="kv", device="cpu", num_bytes=kv),
         Part(name="compute", device="cpu", num_bytes=COMPUTE_BYTES, basis="prior"),
         Part(name="overhead", device="cpu", num_bytes=OVERHEAD_BYTES, basis="prior"),
@@ -136,8 +140,8 @@ def choose_provider(
         adapter = _for_vendor([npu], machine.system)
         no = _not_usable(npu, adapter, folder, environ)
         if no is None and why is not None and adapter is not None and not pin:
-            told = (why, expected_power(npu.vendor), _tried(adapter))
-            return Choice(provider=adapter.provider, device=npu, reasons=told)
+            chosen_for = (why, expected_power(npu.vendor), _tried(adapter))
+            return Choice(provider=adapter.provider, device=npu, reasons=chosen_for)
         reason = no or because("pinned_processor" if pin else "npu_rule")
         found.append(Alternative(device=npu.id, backend="onnx", n_gpu_layers=0, decode_tok_s=None, reason=reason))
     reasons = [because("pinned_processor")] if pin else []

@@ -36,7 +36,7 @@ class Far(msgspec.Struct, frozen=True):
     """One device of a worker, with the way to it."""
 
     remote: str
-    told: RemoteDevice
+    device: RemoteDevice
     index: int
     of: int
     session_bytes: int
@@ -45,7 +45,7 @@ class Far(msgspec.Struct, frozen=True):
     @property
     def id(self) -> str:
         """In the machine's list."""
-        return device_id(self.remote, self.told)
+        return device_id(self.remote, self.device)
 
 
 def pinned_to(registry: RemoteRegistry, pin: str | None) -> str:
@@ -83,8 +83,8 @@ def need(
                 device=found or f"{PREFIX}{layers.remote}",
                 buffer=name,
                 layers=layers.layers,
-                process_bytes=far.session_bytes if far is not None and far.told.kind == "cpu" else 0,
-                on_processor=far is None or far.told.kind == "cpu",
+                process_bytes=far.session_bytes if far is not None and far.device.kind == "cpu" else 0,
+                on_processor=far is None or far.device.kind == "cpu",
             )
         )
     return spread_need(shape, settings, machine_isa(machine), tuple(holders), run)
@@ -96,9 +96,11 @@ def _known(registry: RemoteRegistry) -> list[Far]:
         seen = registry.seen(remote.name)
         if seen.facts is None:
             continue
-        told = seen.facts.devices
+        offered = seen.facts.devices
         link = seen.link or UNMEASURED
-        found += [Far(remote.name, d, i, len(told), seen.facts.session_bytes, link) for i, d in enumerate(told)]
+        found += [
+            Far(remote.name, d, i, len(offered), seen.facts.session_bytes, link) for i, d in enumerate(offered)
+        ]
     return found
 
 
@@ -198,12 +200,12 @@ class Spreading:
         return _settings(base, shares, count)
 
     def _holder(self, far: Far, layers: int) -> Holder:
-        on_processor = far.told.kind == "cpu"
+        on_processor = far.device.kind == "cpu"
         size = far.session_bytes if on_processor else 0
         return Holder(device=far.id, buffer="RPC0", layers=layers, process_bytes=size, on_processor=on_processor)
 
     def _gbs(self, far: Far) -> float:
-        return self._history.speed_gbs(far.id, BACKEND) or far.told.gbs
+        return self._history.speed_gbs(far.id, BACKEND) or far.device.gbs
 
     def _tok_s(self, shape: ModelShape, settings: LoadSettings) -> float:
         """Tokens a second: weights read here and there, and the link."""

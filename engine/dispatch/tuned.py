@@ -15,7 +15,7 @@ from engine.runner.protocol import LoadSettings
 
 KEPT = 1000
 # Below this it would read "0 % faster".
-TOLD_GAIN = 0.005
+MIN_REPORTED_GAIN = 0.005
 
 
 class Tuned(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,13 +64,13 @@ class Tuned(msgspec.Struct, frozen=True, kw_only=True):
         if self.default_turn_s is None:
             return because("defaults_fail")
         gain = self.default_turn_s / self.turn_s - 1 if self.turn_s > 0 else 0.0
-        return because("gain_faster", gain=gain) if gain >= TOLD_GAIN else because("gain_none")
+        return because("gain_faster", gain=gain) if gain >= MIN_REPORTED_GAIN else because("gain_none")
 
     def _saved(self) -> Reason:
         if not self.tokens_per_joule or not self.default_tokens_per_joule:
             return because("defaults_fail")
         gain = self.tokens_per_joule / self.default_tokens_per_joule - 1
-        return because("gain_saved", gain=gain) if gain >= TOLD_GAIN else because("gain_saved_none")
+        return because("gain_saved", gain=gain) if gain >= MIN_REPORTED_GAIN else because("gain_saved_none")
 
 
 def tuned_of(report: TuneReport, machine_key: str, shape_key: str) -> Tuned:

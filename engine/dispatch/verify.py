@@ -57,7 +57,7 @@ def comparable(device: Device, runtime: Runtime) -> bool:
     return not own and runtime.state == "usable" and runtime.backend in BACKENDS
 
 
-async def verify(path: str, machine: Machine, checks: DeviceChecks, tell: Callable[[Row], None]) -> list[Row]:
+async def verify(path: str, machine: Machine, checks: DeviceChecks, on_row: Callable[[Row], None]) -> list[Row]:
     """Every combination on every usable device; what is found is kept for dispatch. Raises: BadModelFile.
 
     tell: called with each row as it is found.
@@ -78,7 +78,7 @@ async def verify(path: str, machine: Machine, checks: DeviceChecks, tell: Callab
                     row = Row(device=device.id, backend=runtime.backend, what=what, state="skipped")
                     row = await _compared(row, settings, shape, machine, fresh, checks)
                     rows.append(row)
-                    tell(row)
+                    on_row(row)
     return rows
 
 

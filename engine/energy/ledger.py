@@ -117,7 +117,7 @@ class JouleLedger:
                 joules += above / max(1, sharing)
         return joules
 
-    def told(self, key: int, all_s: float, own_s: Mapping[int, float]) -> None:
+    def add_step_times(self, key: int, all_s: float, own_s: Mapping[int, float]) -> None:
         """A runner's counts: seconds of all its steps, and each present request's share of them, since its load."""
         runner = self._runners.setdefault(key, _Runner())
         grown = {n: max(0.0, s - runner.own_s.get(n, 0.0)) for n, s in own_s.items()}

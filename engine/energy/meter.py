@@ -154,7 +154,7 @@ class EnergyMeter:
 
     def warm(self, pid: int, effort: Effort) -> None:
         """A request ended that is not counted."""
-        self._ledger.told(pid, effort.all_s, {})
+        self._ledger.add_step_times(pid, effort.all_s, {})
 
     async def _look(self) -> tuple[float, dict[str, float], float]:
         """Seconds since the look before, watts by part, and seconds that all processors were busy."""

@@ -202,12 +202,12 @@ def _caches(
         ("recurrent", states, dry_run.recurrent_bytes if dry_run else None),
     )
     basis: Basis = "probe" if dry_run else "formula"
-    for name, layers, told in caches:
+    for name, layers, reported in caches:
         total = sum(layers)
         on_gpu = sum(layers[layers_from:]) if gpu and offloaded else 0
-        if told is not None:  # llama.cpp's own total, split as the formula splits
-            on_gpu = on_gpu * told // total if total else 0
-            total = told
+        if reported is not None:  # llama.cpp's own total, split as the formula splits
+            on_gpu = on_gpu * reported // total if total else 0
+            total = reported
         parts.append(Part(name=name, device=CPU, num_bytes=total - on_gpu, basis=basis))
         if gpu:
             parts.append(Part(name=name, device=gpu, num_bytes=on_gpu, basis=basis))

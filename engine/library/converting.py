@@ -48,12 +48,12 @@ def convert_folder(
 def _written(catalogue: Catalogue, folder: Path, out: Path, float_type: FloatType, control: Control) -> Converted:
     """Write `out` with our converter, or with llama.cpp's where only that knows the family."""
 
-    def tell(progress: Progress) -> None:
+    def on_progress(progress: Progress) -> None:
         control.report("converting", int(progress.done), int(progress.total))
 
     request = ConvertRequest(folder=folder, out=out, float_type=float_type)
     try:
-        return answer_of(Converted, "convert", request, tell, lambda: control.stopping)
+        return answer_of(Converted, "convert", request, on_progress, lambda: control.stopping)
     except ConverterNeeded:
         converter = installed(catalogue.paths.converter)
         if converter is None:

@@ -67,13 +67,13 @@ def predict(
     from quantize.job.execute import quantize as run_quantize  # noqa: PLC0415 - as above
 
     source = source_of(catalogue, options.model)
-    gate = told_task(options, named or {})
+    gate = gate_task(options, named or {})
     if not options.goals:
         options = msgspec.structs.replace(options, budget_bytes=max(source.num_bytes, 1))
     try:
         out = target_of(source, options, catalogue.paths)
-        with texts_of(options) as told:
-            preview = build_request(told, source.path, out, catalogue.paths, resources, gate, plan_only=True)
+        with texts_of(options) as given:
+            preview = build_request(given, source.path, out, catalogue.paths, resources, gate, plan_only=True)
             return run_quantize(preview, lambda _: None, lambda: False)
     except quantize.errors.QuantizeError as error:
         raise _engine_error(error) from error
@@ -103,7 +103,7 @@ def make(
     if options.gate is not None and open_gates is not None:
         gates = open_gates()
         tasks = gates.tasks(options.gate)
-        judge, gate = gates.judge(tasks), tasks.told
+        judge, gate = gates.judge(tasks), tasks.task
     elif options.gate is not None:
         raise InputFault("Nobody here can ask a model tasks.", "gate")
 
@@ -111,8 +111,8 @@ def make(
         control.report(at.phase, round(_BAR * (at.share or 0.0)), _BAR, "", at.detail, left_s=at.left_s)
 
     try:
-        with texts_of(options) as told:
-            request = build_request(told, source.path, out, catalogue.paths, resources, gate)
+        with texts_of(options) as given:
+            request = build_request(given, source.path, out, catalogue.paths, resources, gate)
             report = run_quantize(request, progress, lambda: control.stopping, executor, judge)
     except quantize.errors.Cancelled:
         control.check()  # a pause, not a cancellation
@@ -123,19 +123,19 @@ def make(
     return {"model": made, "path": str(out), "report": as_json(report)}
 
 
-def told_task(options: QuantizeOptions, named: "TaskSets") -> "GateTask | None":
+def gate_task(options: QuantizeOptions, named: "TaskSets") -> "GateTask | None":
     """What the gate of these options asks; None without one. Raises: InputFault: no task. EnvironmentFault."""
     if options.gate is None:
         return None
     from engine.quantize_jobs.tasks import task_set  # noqa: PLC0415 - not while the server starts
 
-    return task_set(options.gate, named).told
+    return task_set(options.gate, named).task
 
 
 def as_json(report: QuantizeReport) -> dict[str, Any]:
     """A report as plain values."""
-    told: dict[str, Any] = msgspec.to_builtins(report, enc_hook=str)
-    return told
+    plain: dict[str, Any] = msgspec.to_builtins(report, enc_hook=str)
+    return plain
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True):

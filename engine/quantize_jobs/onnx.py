@@ -64,10 +64,10 @@ def convert(
         source=path.absolute(), out=target, accuracy_level=accuracy_level, all_logits=all_logits, fixed=fixed
     )
 
-    def tell(progress: Progress) -> None:
+    def on_progress(progress: Progress) -> None:
         control.report("converting", int(progress.done), int(progress.total))
 
-    done: dict[str, Any] = run_task("onnx", request, tell, lambda: control.stopping)
+    done: dict[str, Any] = run_task("onnx", request, on_progress, lambda: control.stopping)
     found = catalogue.add(target, Origin(kind="built"))
     return found.id, done
 

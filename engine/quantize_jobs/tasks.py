@@ -62,7 +62,7 @@ class TaskSet(msgspec.Struct, frozen=True, kw_only=True):
     Answers are checked within `checking`, which holds what that takes.
     """
 
-    told: GateTask
+    task: GateTask
     load: Callable[[], tuple[Task, ...]]
     checking: Callable[[], AbstractContextManager[object]] = nullcontext
 
@@ -104,7 +104,7 @@ def own_tasks(path: Path) -> TaskSet:
         raise InputFault(
             f"{path} has {len(lines)} tasks; a file has {LEAST_CASES} to {MOST_CASES}, one on a line.", "gate"
         )
-    told = GateTask(
+    task = GateTask(
         name=path.name,
         cases=len(lines),
         prompt_tokens=sum(len(line.prompt) + len(line.system or "") for line in lines) // _CHARS_A_TOKEN,
@@ -115,7 +115,7 @@ def own_tasks(path: Path) -> TaskSet:
     def load() -> tuple[Task, ...]:
         return tuple(_task(f"task {n}", line, search) for n, line in enumerate(lines, 1))
 
-    return TaskSet(told=told, load=load, checking=lambda: closing(search))
+    return TaskSet(task=task, load=load, checking=lambda: closing(search))
 
 
 def _line(path: Path, number: int, raw: str) -> _Line:
@@ -173,8 +173,8 @@ class _Search:
         try:
             reply = self._child.ask_blocking(msgspec.msgpack.encode(Search(pattern=pattern, text=text)))
         except ChildFailed as failure:
-            told = f"The regex {pattern!r} takes longer than {_SEARCH_S:g} s on an answer."
-            raise InputFault(told, "gate") from failure
+            problem = f"The regex {pattern!r} takes longer than {_SEARCH_S:g} s on an answer."
+            raise InputFault(problem, "gate") from failure
         return msgspec.msgpack.decode(reply, type=bool)
 
     def close(self) -> None:

@@ -74,10 +74,10 @@ class RemoteRegistry:
     def devices(self) -> tuple[Device, ...]:
         """Their devices, as those of a machine. What was never seen has none."""
         return tuple(
-            _device(remote, seen, index, told)
+            _device(remote, seen, index, reported)
             for remote in self.remotes
             if (seen := self.seen(remote.name)).facts is not None
-            for index, told in enumerate(seen.facts.devices)
+            for index, reported in enumerate(seen.facts.devices)
         )
 
 
@@ -93,9 +93,9 @@ def check_names(name: str, user: str, host: str) -> None:
         raise InputFault(f"{host!r} is no host's name or address.", "host")
 
 
-def device_id(remote: str, told: RemoteDevice) -> str:
+def device_id(remote: str, reported: RemoteDevice) -> str:
     """A device of a worker in the machine's list."""
-    return f"{PREFIX}{remote}/{told.name}"
+    return f"{PREFIX}{remote}/{reported.name}"
 
 
 def remote_of(device: str) -> str:
@@ -103,28 +103,28 @@ def remote_of(device: str) -> str:
     return device.removeprefix(PREFIX).partition("/")[0] if device.startswith(PREFIX) else ""
 
 
-def _device(remote: Remote, seen: Seen, index: int, told: RemoteDevice) -> Device:
+def _device(remote: Remote, seen: Seen, index: int, reported: RemoteDevice) -> Device:
     usable = seen.state in {"ok", "slow", "unknown"}
     runtime = Runtime(
         backend=BACKEND,
         device_name=f"{remote.name}:{index}",
         index=index,
-        total_bytes=told.total_bytes,
-        free_bytes=told.free_bytes,
+        total_bytes=reported.total_bytes,
+        free_bytes=reported.free_bytes,
         state="usable" if usable else "failed",
         reason="" if usable else seen.reason,
     )
     return Device(
-        id=device_id(remote.name, told),
+        id=device_id(remote.name, reported),
         kind="remote",
         vendor="",
-        name=f"{told.description} on {remote.name}",
+        name=f"{reported.description} on {remote.name}",
         state="usable" if usable else "failed",
         memory=Memory(
-            physical_bytes=told.total_bytes,
-            dedicated_bytes=told.total_bytes,
-            available_bytes=told.free_bytes,
-            bandwidth_gbs=told.gbs,
+            physical_bytes=reported.total_bytes,
+            dedicated_bytes=reported.total_bytes,
+            available_bytes=reported.free_bytes,
+            bandwidth_gbs=reported.gbs,
             bandwidth_source=f"tessera worker on {remote.name}",
         ),
         reason="" if usable else seen.reason,

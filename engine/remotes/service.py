@@ -61,9 +61,9 @@ class Remotes:
 
     async def _host_key(self, remote: Remote) -> wire.HostKey:
         async with _tunnel(wire.Order(do="key", remote=remote)) as tunnel:
-            async for said in tunnel.said():
-                if isinstance(said, wire.HostKey):
-                    return said
+            async for message in tunnel.messages():
+                if isinstance(message, wire.HostKey):
+                    return message
         raise RemoteFault(remote.name, "unreachable", f"{remote.host} showed no host key")
 
     async def check(self, name: str) -> Seen:
@@ -71,9 +71,10 @@ class Remotes:
         remote = self.registry.get(name)
         try:
             async with _tunnel(wire.Order(do="check", remote=remote, kernel=self.kernel)) as tunnel:
-                async for said in tunnel.said():
-                    if isinstance(said, wire.Checked):
-                        self.registry.saw(name, Seen(state="ok", at=time.time(), facts=said.facts, link=said.link))
+                async for message in tunnel.messages():
+                    if isinstance(message, wire.Checked):
+                        seen = Seen(state="ok", at=time.time(), facts=message.facts, link=message.link)
+                        self.registry.saw(name, seen)
         except RemoteFault as fault:
             self.saw(fault, look_again=False)
         return self.registry.seen(name)

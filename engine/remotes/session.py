@@ -30,10 +30,9 @@ class Session:
         self._limit_s = max(SLOW_LEAST_S, SLOW_FACTOR * measured_rtt_s)
         self._late = 0
         self._notice = notice
-        self._facts: asyncio.Future[RemoteFacts] = asyncio.get_running_loop().create_future()
         self._ready = asyncio.Event()
         self._closing = False
-        self._told: RemoteFacts | None = None
+        self._facts: RemoteFacts | None = None
         self._listening = asyncio.create_task(self._listen())
 
     @property
@@ -42,7 +41,7 @@ class Session:
         return self._tunnel.pid
 
     async def opened(self) -> RemoteFacts:
-        """What the worker told, once its session listens. Raises: RemoteFault."""
+        """What the worker reported, once its session listens. Raises: RemoteFault."""
         ready, ended = asyncio.create_task(self._ready.wait()), asyncio.create_task(self.lost.wait())
         try:
             await asyncio.wait({ready, ended}, return_when=asyncio.FIRST_COMPLETED)
@@ -51,19 +50,19 @@ class Session:
             ended.cancel()
         if self.fault is not None:
             raise self.fault
-        assert self._told is not None
-        return self._told
+        assert self._facts is not None
+        return self._facts
 
     async def _listen(self) -> None:
         try:
-            async for said in self._tunnel.said():
-                if isinstance(said, wire.Checked):
-                    self._told = said.facts
-                elif isinstance(said, wire.Opened):
-                    self.port = said.port
+            async for message in self._tunnel.messages():
+                if isinstance(message, wire.Checked):
+                    self._facts = message.facts
+                elif isinstance(message, wire.Opened):
+                    self.port = message.port
                     self._ready.set()
-                elif isinstance(said, wire.Beat):
-                    self._beat(said)
+                elif isinstance(message, wire.Beat):
+                    self._beat(message)
             fault = RemoteFault(self.name, "lost", "its tunnel ended")
         except RemoteFault as error:
             fault = error
@@ -79,8 +78,10 @@ class Session:
         if self._late == SLOW_BEATS and not self.slow:
             self.slow = True
             usual, now = self._limit_s / SLOW_FACTOR, beat.rtt_s
-            said = f"the way there has become slow: an answer takes {now:.2f} s, {usual:.3f} s when it was measured"
-            self._notice(RemoteFault(self.name, "slow", said))
+            reason = (
+                f"the way there has become slow: an answer takes {now:.2f} s, {usual:.3f} s when it was measured"
+            )
+            self._notice(RemoteFault(self.name, "slow", reason))
 
     async def close(self) -> None:
         """End it: the tunnel, its port here, and the worker's process over there."""

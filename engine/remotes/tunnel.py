@@ -14,11 +14,11 @@ from engine.remotes.errors import RemoteFault
 
 # Without its input the process ends by itself; one that does not is ended.
 END_S: Final = 2.0
-_MESSAGES: Final = msgspec.json.Decoder(learned(wire.Said))
+_MESSAGES: Final = msgspec.json.Decoder(learned(wire.Message))
 
 
 class Tunnel:
-    """Made by `start`; `said` yields what it says, and raises what ended it."""
+    """Made by `start`; `messages` yields what it says, and raises what ended it."""
 
     def __init__(self, name: str, process: asyncio.subprocess.Process) -> None:
         self.name = name
@@ -43,7 +43,7 @@ class Tunnel:
         """The child's."""
         return self._process.pid
 
-    async def said(self) -> AsyncIterator[wire.Said]:
+    async def messages(self) -> AsyncIterator[wire.Message]:
         """What it says until it ends. Raises: RemoteFault: why it ended."""
         stream = self._process.stdout
         assert stream is not None

@@ -1,6 +1,6 @@
 """Child process: the SSH connection to one worker. It lives as long as its input is kept open.
 
-Usage: python -m engine.remotes.tunnel_child, with an `Order` as the first line of its input. Tells `Said` lines.
+Usage: python -m engine.remotes.tunnel_child, with an `Order` as the first line of its input. Writes `Message`s.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ class _Fault(Exception):
         self.state: State = state
 
 
-def _say(message: wire.Said) -> None:
+def _send(message: wire.Message) -> None:
     sys.stdout.buffer.write(wire.line(message))
     sys.stdout.buffer.flush()
 
@@ -56,28 +56,28 @@ async def _run(order: wire.Order) -> None:
         worker = await _Worker.reach(connection, order.remote)
         facts = await worker.facts()
         if facts.kernel != order.kernel:
-            said = f"its llama.cpp is {facts.kernel or 'unknown'}, this computer's is {order.kernel or 'unknown'}"
-            raise _Fault("other_kernel", said)
+            reason = f"its llama.cpp is {facts.kernel or 'unknown'}, this computer's is {order.kernel or 'unknown'}"
+            raise _Fault("other_kernel", reason)
         if order.do == "check":
-            _say(wire.Checked(facts=facts, link=await worker.measure()))
+            _send(wire.Checked(facts=facts, link=await worker.measure()))
             return
-        _say(wire.Checked(facts=facts))
+        _send(wire.Checked(facts=facts))
         port = await worker.open()
         listener = await connection.forward_local_port("127.0.0.1", 0, "127.0.0.1", port)
-        _say(wire.Opened(port=listener.get_port()))
+        _send(wire.Opened(port=listener.get_port()))
         while True:
             await asyncio.sleep(wire.BEAT_S)
             rtt_s, held = await worker.beat()
-            _say(wire.Beat(rtt_s=rtt_s, held_bytes=held))
+            _send(wire.Beat(rtt_s=rtt_s, held_bytes=held))
 
 
 async def _show_key(remote: Remote) -> None:
-    with _told_plainly(remote):
+    with _as_faults(remote):
         key = await asyncio.wait_for(asyncssh.get_server_host_key(remote.host, remote.port), CONNECT_S + LOGIN_S)
     if key is None:
         raise _Fault("unreachable", f"{remote.host} shows no host key")
     line = key.export_public_key("openssh").decode().strip()
-    _say(wire.HostKey(line=line, fingerprint=key.get_fingerprint("sha256"), known=_known(remote, key)))
+    _send(wire.HostKey(line=line, fingerprint=key.get_fingerprint("sha256"), known=_known(remote, key)))
 
 
 def _known(remote: Remote, key: Any) -> Any:
@@ -94,14 +94,14 @@ def _known(remote: Remote, key: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _told_plainly(remote: Remote) -> Any:
+def _as_faults(remote: Remote) -> Any:
     """SSH's many ways of failing as the few that a user can act on."""
     where = f"{remote.host} port {remote.port}"
     try:
         yield
     except asyncssh.HostKeyNotVerifiable:
-        said = f"{where} shows another host key than the one that was accepted, so nothing was sent to it"
-        raise _Fault("changed_key", said) from None
+        reason = f"{where} shows another host key than the one that was accepted, so nothing was sent to it"
+        raise _Fault("changed_key", reason) from None
     except asyncssh.PermissionDenied:
         raise _Fault("refused", f"{where} takes none of your SSH keys for the user {remote.user}") from None
     except TimeoutError:
@@ -122,7 +122,7 @@ def _own_key(remote: Remote) -> Any:
 @contextlib.asynccontextmanager
 async def _connected(remote: Remote) -> AsyncIterator[Any]:
     keys = {"client_keys": [_own_key(remote)], "agent_path": None} if remote.identity else {}
-    with _told_plainly(remote):
+    with _as_faults(remote):
         trusted = asyncssh.import_public_key(remote.host_key)
         connection = await asyncssh.connect(
             remote.host,
@@ -158,42 +158,42 @@ class _Worker:
             raise _Fault("no_worker", f"no worker answers at {where} ({error.reason})") from None
         return cls(reader, writer, where)
 
-    async def ask(self, question: wire.Ask, within_s: float = wire.SILENT_S, payload: bytes = b"") -> wire.Told:
+    async def ask(self, question: wire.Ask, within_s: float = wire.SILENT_S, payload: bytes = b"") -> wire.Answer:
         try:
             async with asyncio.timeout(within_s):
                 self._writer.write(wire.line(question) + payload)
                 await self._writer.drain()
-                told = await wire.read_told(self._reader.readline)
+                answer = await wire.read_answer(self._reader.readline)
         except TimeoutError:
             raise _Fault("lost", f"nothing was heard from it for {within_s:.0f} s") from None
         except (wire.Unreadable, asyncssh.Error, OSError, EOFError, ValueError) as error:
             if isinstance(error, wire.Unreadable):
                 raise _Fault("no_worker", f"what answers at {self._name} is no Tessera worker") from None
             raise _Fault("lost", "the connection to it ended") from None
-        if told.error:
-            raise _Fault("lost", told.error)
-        return told
+        if answer.error:
+            raise _Fault("lost", answer.error)
+        return answer
 
     async def facts(self) -> RemoteFacts:
         """Raises: _Fault: whatever listens there is none of ours."""
         try:
-            told = await self.ask(wire.Ask(do="facts"), LOGIN_S)
+            answer = await self.ask(wire.Ask(do="facts"), LOGIN_S)
         except _Fault as fault:
             raise _Fault("no_worker", f"at {self._name} no Tessera worker answers ({fault})") from None
-        if told.facts is None:
+        if answer.facts is None:
             raise _Fault("no_worker", f"what answers at {self._name} is no Tessera worker")
-        return told.facts
+        return answer.facts
 
     async def open(self) -> int:
-        told = await self.ask(wire.Ask(do="open"), OPEN_S)
-        if not told.port:
+        answer = await self.ask(wire.Ask(do="open"), OPEN_S)
+        if not answer.port:
             raise _Fault("no_worker", "the worker opened no session")
-        return told.port
+        return answer.port
 
     async def beat(self) -> tuple[float, int]:
         began = time.perf_counter()
-        told = await self.ask(wire.Ask(do="ping"))
-        return time.perf_counter() - began, told.held_bytes
+        answer = await self.ask(wire.Ask(do="ping"))
+        return time.perf_counter() - began, answer.held_bytes
 
     async def measure(self) -> Link:
         """Seconds there and back, and bytes a second, as a session would have them."""
@@ -238,10 +238,10 @@ async def _main() -> int:
     except asyncio.CancelledError:
         return 0
     except _Fault as fault:
-        _say(wire.Failed(state=fault.state, reason=str(fault)))
+        _send(wire.Failed(state=fault.state, reason=str(fault)))
         return 1
     except (asyncssh.Error, OSError, asyncio.IncompleteReadError) as error:
-        _say(wire.Failed(state="lost", reason=f"the connection to it ended ({error})"))
+        _send(wire.Failed(state="lost", reason=f"the connection to it ended ({error})"))
         return 1
     return 0
 

@@ -27,8 +27,8 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     num_bytes: int = 0
 
 
-class Told(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The answer. `port` is a session's, on the worker's loopback; `held_bytes` what its process holds now."""
+class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A worker's answer. `port` is a session's, on the worker's loopback; `held_bytes` what its process holds."""
 
     facts: RemoteFacts | None = None
     port: int = 0
@@ -82,7 +82,7 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     reason: str
 
 
-Said = HostKey | Checked | Opened | Beat | Failed
+Message = HostKey | Checked | Opened | Beat | Failed
 
 
 def line(message: msgspec.Struct) -> bytes:
@@ -94,12 +94,12 @@ class Unreadable(Exception):
     """The other side says what is none of these."""
 
 
-async def read_told(readline: Callable[[], Awaitable[bytes]]) -> Told:
+async def read_answer(readline: Callable[[], Awaitable[bytes]]) -> Answer:
     """The next answer of a worker. Raises: Unreadable; EOFError: it left."""
     raw = await readline()
     if not raw.endswith(b"\n"):
         raise EOFError
     try:
-        return msgspec.json.decode(raw, type=learned(Told))
+        return msgspec.json.decode(raw, type=learned(Answer))
     except msgspec.MsgspecError as error:
         raise Unreadable(str(error)) from error

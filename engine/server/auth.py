@@ -166,8 +166,8 @@ def running_server_url(path: Path, own: str) -> str | None:
     `own` is where this process listens: a crashed server's file may name the address taken over from it.
     """
     try:
-        told = json.loads(path.read_text())
-        url, pid = str(told["url"]), int(told["pid"])
+        note = json.loads(path.read_text())
+        url, pid = str(note["url"]), int(note["pid"])
         if pid == os.getpid() or url == own:
             return None
         parts = urlsplit(url)

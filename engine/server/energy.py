@@ -70,9 +70,9 @@ class EnergyService:
         works = model.runner.active_requests > 0 or pid in self._worked
         return Active(model.id, cpu_s - before, frozenset(held) - {"cpu"}, works)
 
-    def heard(self, pid: int, stats: Stats) -> None:
+    def on_stats(self, pid: int, stats: Stats) -> None:
         """A runner's counts, asked once a second while it works."""
-        self.ledger.told(pid, stats.all_s, stats.own_s)
+        self.ledger.add_step_times(pid, stats.all_s, stats.own_s)
 
     async def metered(self, model: LoadedModel, done: Done) -> Done:
         """The end of a request with its joules, where they are measured."""
@@ -94,7 +94,7 @@ class EnergyService:
             self._placer.history.record_energy(model.id, placed.device, placed.backend, tokens / joules)
         return msgspec.structs.replace(done, timings=msgspec.structs.replace(done.timings, joules=joules))
 
-    def told(self) -> api.Energy:
+    def snapshot(self) -> api.Energy:
         """As statistics show it."""
         if not self.ledger.measured:
             return api.Energy(note=NO_METER)

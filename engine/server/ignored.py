@@ -14,9 +14,9 @@ def ignored_header(names: list[str]) -> dict[str, str]:
         return {}
     names = _grouped(names)
     shown = (name[:64].encode("ascii", "replace").decode() for name in names[:MOST_NAMES])
-    told = ", ".join("".join(c if c.isprintable() else "?" for c in name) for name in shown)
+    listed = ", ".join("".join(c if c.isprintable() else "?" for c in name) for name in shown)
     more = f", and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-    return {"x-tessera-ignored": told + more}
+    return {"x-tessera-ignored": listed + more}
 
 
 def _grouped(names: list[str]) -> list[str]:

@@ -46,7 +46,7 @@ class LastResort:
             await self._app(scope, receive, watched)
         except asyncio.CancelledError:  # the server ends and has waited long enough for its answers
             if not started:
-                await _tell(scope, Stopping(), send)
+                await _send_error(scope, Stopping(), send)
         except Exception as error:
             if started:
                 raise
@@ -55,10 +55,10 @@ class LastResort:
                 log.exception("unexpected error")
             else:
                 log.warning("request refused, the system has no more %s: %s", fault.what, error)
-            await _tell(scope, fault or error, send)
+            await _send_error(scope, fault or error, send)
 
 
-async def _tell(scope: Scope, error: Exception, send: Send) -> None:
+async def _send_error(scope: Scope, error: Exception, send: Send) -> None:
     body = json.dumps(error_body(scope, error)).encode()
     headers = [
         (b"content-type", b"application/json"),

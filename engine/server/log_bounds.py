@@ -24,8 +24,11 @@ log = logging.getLogger(__name__)
 
 def ignored_in_a_line() -> None:
     """What Python cannot raise is one line: an event loop half made for want of descriptors, taken apart."""
-    sys.unraisablehook = lambda told: log.warning(
-        "ignored in %s: %s: %s", getattr(told.object, "__qualname__", "?"), told.exc_type.__name__, told.exc_value
+    sys.unraisablehook = lambda raised: log.warning(
+        "ignored in %s: %s: %s",
+        getattr(raised.object, "__qualname__", "?"),
+        raised.exc_type.__name__,
+        raised.exc_value,
     )
 
 

@@ -30,7 +30,7 @@ from engine.settings.drafts import Drafts, unfit_draft
 from engine.settings.engine_args import EngineArgsStore
 from engine.settings.sampling import SamplingOverrides, recommended_for
 from engine.upstreams.registry import UpstreamRegistry
-from engine.upstreams.types import PREFIX, UNTOLD_CONTEXT, Way
+from engine.upstreams.types import ASSUMED_CONTEXT, PREFIX, Way
 from engine.vllm.entries import vllm_entries
 
 # The name of whatever model answers when a client names none, unless an alias says otherwise.
@@ -246,4 +246,4 @@ class ServedModels:
 
 def _remote_settings(path: str, n_ctx: int) -> LoadSettings:
     """Another server chose its own; here they name the model and what is known of its context."""
-    return LoadSettings(path=path, n_ctx=n_ctx or UNTOLD_CONTEXT)
+    return LoadSettings(path=path, n_ctx=n_ctx or ASSUMED_CONTEXT)

@@ -74,7 +74,7 @@ class PowerService:
         self._budget = BatteryBudget(limits.battery_percent) if limits.battery_percent is not None else None
         self._battery_age_s = BATTERY_S
         if limits.cap_w is None:
-            self._tell(Pace())
+            self._send_pace(Pace())
 
     def close(self) -> None:
         """The system's own settings are as they were."""
@@ -97,7 +97,7 @@ class PowerService:
         if works == worked:  # a look at work that began or ended meanwhile says little of either
             duty = self._keeper.pace.duty if works else 0.0
             self._keeper.look(seconds, self._power_w, duty)
-        self._tell(self._keeper.pace)
+        self._send_pace(self._keeper.pace)
 
     def _look_at_battery(self, seconds: float) -> None:
         self._battery_age_s += seconds
@@ -107,7 +107,7 @@ class PowerService:
             if self._battery is not None:
                 self._budget.look(self._battery)
 
-    def _tell(self, pace: Pace) -> None:
+    def _send_pace(self, pace: Pace) -> None:
         for model in self._pool.loaded:
             runner = model.runner
             if isinstance(runner, RunnerProcess) and self._paced.get(runner.pid, Pace()) != pace:

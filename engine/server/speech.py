@@ -125,9 +125,9 @@ class Speech:
         pin = os.environ.get("TESSERA_SPEECH_DEVICE")
         if not (fixed / FACTS).is_file():
             if pin not in {None, "", "cpu"}:
-                told = "`tessera onnx convert speech --fixed` makes the form that NPUs take"
+                hint = "`tessera onnx convert speech --fixed` makes the form that NPUs take"
                 raise SpeechFailed(
-                    f"TESSERA_SPEECH_DEVICE is {pin}, but the speech model is not there yet: {told}."
+                    f"TESSERA_SPEECH_DEVICE is {pin}, but the speech model is not there yet: {hint}."
                 )
             return self._folder, ""
         try:

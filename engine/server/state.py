@@ -78,7 +78,7 @@ class ServerState:
         self.history = WorkHistory(self.pool)
         self.speech = speech_of(self.placer, self.models, self.paths.cache)
         self.energy = EnergyService(self.pool, self.utilization, self.placer)
-        self.history.told = self.energy.heard
+        self.history.on_stats = self.energy.on_stats
         self.power = PowerService(self.pool, self.models, self.energy.ledger, self.paths.config / "power.json")
         self.energy.also = self.power.sampled
         if self.utilization is not None:

@@ -29,7 +29,7 @@ class WorkHistory:
         self._seen: dict[int, Stats] = {}  # by the runner's process
         self._rested: dict[int, float] = {}  # when a runner had last been used that was then seen at rest
         self._sums = [0, 0, 0]  # prompt, cached and generated tokens
-        self.told: Callable[[int, Stats], None] = lambda _pid, _stats: None
+        self.on_stats: Callable[[int, Stats], None] = lambda _pid, _stats: None
 
     async def sample(self) -> None:
         """Keep how it is now."""
@@ -74,7 +74,7 @@ class WorkHistory:
             self._rested.pop(pid, None)
         else:
             self._rested[pid] = used
-        self.told(pid, now)
+        self.on_stats(pid, now)
         before = self._seen.get(pid)
         self._seen[pid] = now
         for place, name in enumerate(("prompt_tokens", "cached_tokens", "generated_tokens")):

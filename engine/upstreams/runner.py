@@ -18,7 +18,7 @@ from engine.upstreams.link import OK, UpstreamLink, encode
 from engine.upstreams.registry import UpstreamRegistry
 from engine.upstreams.replies import refusal
 from engine.upstreams.stream import ChatReader
-from engine.upstreams.types import UNTOLD_CONTEXT, Health, Known
+from engine.upstreams.types import ASSUMED_CONTEXT, Health, Known
 
 # What an answer of another server is made of.
 Piece = Event | AnswerEvent | AnswerLogprobs
@@ -207,7 +207,7 @@ def _chat_body(request: ForwardedChat) -> dict[str, Any]:
 
 
 def _facts(known: Known, health: Health, settings: LoadSettings) -> ModelFacts:
-    n_ctx = known.n_ctx or max(settings.n_ctx, UNTOLD_CONTEXT)
+    n_ctx = known.n_ctx or max(settings.n_ctx, ASSUMED_CONTEXT)
     return ModelFacts(
         architecture="remote",
         description=f"{known.name} ({health.kind})",

@@ -11,7 +11,7 @@ Kind = Literal["openai", "vllm", "sglang", "llama-server", "tessera"]
 # What a runner gets as a path: PREFIX, the upstream's name, a slash, the model's name there.
 PREFIX: Final = UPSTREAM
 # What is assumed of a model whose context nobody tells: its server refuses what is too long.
-UNTOLD_CONTEXT: Final = 131_072
+ASSUMED_CONTEXT: Final = 131_072
 
 
 class Upstream(msgspec.Struct, frozen=True, kw_only=True):

@@ -187,9 +187,9 @@ def _put_general(recipe: Recipe, source: Checkpoint) -> None:
     writer = gguf.GGUFWriter(None, recipe.metadata.architecture)
     writer.add_type("model")
     # gguf takes what the publisher's generation_config.json holds unchecked, and misses the repeat penalty.
-    told = checked(source.optional_json("generation_config.json"), GENERATION_CONFIG_NAMES)
+    recommended = checked(source.optional_json("generation_config.json"), GENERATION_CONFIG_NAMES)
     for theirs, ours in GGUF_NAMES.items():
-        setattr(facts, f"sampling_{theirs}", told.get(ours))
+        setattr(facts, f"sampling_{theirs}", recommended.get(ours))
     facts.set_gguf_meta_model(writer)
     put_written(recipe.metadata, writer)
 

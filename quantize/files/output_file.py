@@ -75,11 +75,11 @@ class Output:
         path = self.path.with_name(f".{self.path.name}.{os.getpid()}.{kind}.partial")
         if path not in self._partials:
             self._partials.append(path)
-            if self._guard is not None and not _tell(self._guard, [path]):
+            if self._guard is not None and not _send_paths(self._guard, [path]):
                 # Somebody ended it: another one takes its place and learns of all files.
                 self._guard.wait()
                 self._guard = _new_guard()
-                _tell(self._guard, self._partials)
+                _send_paths(self._guard, self._partials)
         return path
 
     def require_room(self, needed_bytes: int) -> None:
@@ -161,7 +161,7 @@ def _new_guard() -> "subprocess.Popen[str]":
     )
 
 
-def _tell(guard: "subprocess.Popen[str]", paths: Sequence[Path]) -> bool:
+def _send_paths(guard: "subprocess.Popen[str]", paths: Sequence[Path]) -> bool:
     """Name files to the guard; False: it is gone."""
     assert guard.stdin is not None
     try:

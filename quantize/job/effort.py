@@ -84,14 +84,14 @@ def spend(shape: JobShape, time_s: float, rates: Rates) -> Spent:
     fitting = [(e, s) for e, s in needed if s <= time_s]
     effort, seconds = min(fitting or needed[:1], key=lambda pair: pair[0].kld_factor)
     better = [(e, s) for e, s in needed if e.kld_factor < effort.kld_factor]
-    told = []
+    hints = []
     if not fitting:
-        told.append(f"even the quickest way takes about {_words(seconds)}")
+        hints.append(f"even the quickest way takes about {_words(seconds)}")
     if better:
         more, longer = min(better, key=lambda pair: pair[1])
         gain = 1 - more.kld_factor / effort.kld_factor
-        told.append(f"{_words(longer)} in all ({more.name}) should lower the KL divergence by about {gain:.0%}")
-    return Spent(effort=effort, seconds=seconds, more="; ".join(told))
+        hints.append(f"{_words(longer)} in all ({more.name}) should lower the KL divergence by about {gain:.0%}")
+    return Spent(effort=effort, seconds=seconds, more="; ".join(hints))
 
 
 def job_shape(

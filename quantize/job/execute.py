@@ -96,7 +96,7 @@ class _Job:
         self.asked_all = self.fresh = False
         self.source_sha256 = self.text_sha256 = ""
         self.kv_damage: tuple[KvDamage, ...] = ()
-        self.basis, self.told_bytes = Basis(), 0
+        self.basis, self.scale_header_bytes = Basis(), 0
         self.known: Known = (None, 0)
         self.warnings: list[str] = []
         self.identity: Identity = ()
@@ -159,12 +159,12 @@ class _Job:
             check_source(request.plan, spec, source_hash)
             check_texts(request.plan, request.calibration, request.imatrix)
         self.basis = self._basis(source, model.file_bytes)
-        self.told_bytes = self.basis.told_bytes(model, spec)
+        self.scale_header_bytes = self.basis.scale_header_bytes(model, spec)
         measured = None if request.plan else self._measured(source)
         found = request.imatrix or (measured.imatrix if measured else None)
         imatrix = self._inputs(self.basis.path) if request.plan else found
         self._measure_cache(source)
-        head = header_bytes(model, spec) + self.told_bytes
+        head = header_bytes(model, spec) + self.scale_header_bytes
         question = question_of(self.request, self.rounding, spec, head, measured, imatrix)
         report = self._planned(question, source_hash, model.file_bytes)
         if request.plan_only:
@@ -302,7 +302,7 @@ class _Job:
         if self.request.tier == "instant":
             return None
         if self.request.plan_only:
-            found, self.told_bytes = self.known
+            found, self.scale_header_bytes = self.known
             self.warnings += () if found else (_EXPECTED,)
             return found
         with self._phase("measure"):
@@ -310,7 +310,7 @@ class _Job:
             self.fresh = never_measured(copy)
             found = measure(copy, self.on_progress, self.cancelled, self.executor)
             if self.basis.even.changed:
-                remember(self._measure_request(source), found, self.told_bytes)
+                remember(self._measure_request(source), found, self.scale_header_bytes)
             return found
 
     def _measure_cache(self, source: Path) -> None:

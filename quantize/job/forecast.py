@@ -175,9 +175,9 @@ def _core_seconds(shape: JobShape) -> dict[str, float]:
         phases["write"] += weights / _WRITE_WEIGHTS
         phases["verify"] = _VERIFY_RUNS * (evaluated(shape.verify_tokens, 0.5) + weights / 1e9) + _LOAD_S
     if shape.gate is not None:
-        told = shape.gate
+        gate = shape.gate
         read_s = 2 * weights * (1 + _GATE_FILE_FRAC) / _DECODE_BYTES * shape.threads  # memory serves all cores
-        phases["gate"] = 2 * evaluated(told.prompt_tokens, 0.0) + told.answer_tokens * read_s + 4 * _LOAD_S
+        phases["gate"] = 2 * evaluated(gate.prompt_tokens, 0.0) + gate.answer_tokens * read_s + 4 * _LOAD_S
     return phases
 
 

@@ -87,14 +87,14 @@ def likely(check: GateCheck) -> str:
 
 def lines(gate: GateReport) -> list[str]:
     """What a person wants to know of a gate, a line for each file that was asked."""
-    told = []
+    texts = []
     for check in gate.checks:
         whose = "" if check.mix == "ours" else "stock mix, "
         end = "vetoed" if check.vetoed else "kept"
-        told.append(f"task {gate.task}: {whose}{counts(check)}; {likely(check)} (p = {check.p_value:.3f}): {end}")
+        texts.append(f"task {gate.task}: {whose}{counts(check)}; {likely(check)} (p = {check.p_value:.3f}): {end}")
     if gate.reference:
-        told.append(gate.reference)
-    return told
+        texts.append(gate.reference)
+    return texts
 
 
 def could_veto(gate: GateReport) -> bool:

@@ -57,10 +57,10 @@ def ask_gate(
         # A third file takes longer than was told: the bar waits at its end.
         shift, total = float(turn * task.cases), 2.0 * task.cases
 
-        def tell(at: Progress) -> None:
+        def forward(at: Progress) -> None:
             on_progress(msgspec.structs.replace(at, done=min(total, shift + at.done), total=total))
 
-        found = judge.ask(model, sha256, tell, cancelled)
+        found = judge.ask(model, sha256, forward, cancelled)
         asked += found.asked
         return found.passed
 

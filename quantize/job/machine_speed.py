@@ -40,6 +40,6 @@ def _probed(_when: int) -> float:
 
 def _threads() -> int:
     """As many as numpy's library computes with: what it was told, else the cores this process may use."""
-    told = os.environ.get("OPENBLAS_NUM_THREADS", "")
+    setting = os.environ.get("OPENBLAS_NUM_THREADS", "")
     allowed = allowed_cores()
-    return min(int(told), allowed) if told.isdecimal() and int(told) > 0 else allowed
+    return min(int(setting), allowed) if setting.isdecimal() and int(setting) > 0 else allowed

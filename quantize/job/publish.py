@@ -33,8 +33,8 @@ def publish(
     stamp(chosen, provenance)
     digest = file_sha256(chosen) if given or exports else ""
     if given and report.shipped == "ours":
-        told = same_or_not(given, digest, force=request.force)
-        report = msgspec.structs.replace(report, warnings=(*report.warnings, told))
+        note = same_or_not(given, digest, force=request.force)
+        report = msgspec.structs.replace(report, warnings=(*report.warnings, note))
     exported = plan_of(request, report, rounded, provenance, digest) if exports else None
     if exports and not exported:
         report = msgspec.structs.replace(report, warnings=(*report.warnings, NO_PLAN))

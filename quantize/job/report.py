@@ -51,8 +51,8 @@ def summary(report: QuantizeReport) -> list[str]:
         how = "" if kv.type_k == kv.type_v else " (engine arguments cache_type_k and cache_type_v)"
         lines.append(f"KV cache {kv.type_k}/{kv.type_v}{how}: {kv.num_bytes:,} bytes at {plan.goal.n_ctx} tokens")
     for what, by_context in report.kv_damage.items():
-        told = ", ".join(f"{kld:.5f} up to {n} tokens" for n, kld in by_context.items())
-        lines.append(f"cache with {what.upper()}: KL divergence {told}")
+        listed = ", ".join(f"{kld:.5f} up to {n} tokens" for n, kld in by_context.items())
+        lines.append(f"cache with {what.upper()}: KL divergence {listed}")
     time = f"decoding {plan.decode_cost:.2f}x the time of {TIME_UNIT.name}"
     lines.append(f"predicted KL divergence {plan.damage:.5f}, {time}")
     if report.ours is not None:

@@ -36,8 +36,8 @@ class Basis(msgspec.Struct, frozen=True):
     path: Path = Path()
     even: Smoothed = _AS_IT_IS
 
-    def told_bytes(self, source: GgufModel, spec: ModelSpec) -> int:
-        """How much longer than the source's the header is, which says how it was scaled."""
+    def scale_header_bytes(self, source: GgufModel, spec: ModelSpec) -> int:
+        """How much longer than the source's the header is: it holds the scales."""
         return (
             header_bytes(read_gguf_model(self.path), spec) - header_bytes(source, spec) if self.even.changed else 0
         )
@@ -69,18 +69,18 @@ def smoothed(
     return Basis(out if found.changed else measure.source, found)
 
 
-def remember(measure: MeasureRequest, measured: Measured, told_bytes: int) -> None:
+def remember(measure: MeasureRequest, measured: Measured, scale_bytes: int) -> None:
     """Keep what is known of a source's smoothed copy with the source's own measurements. Raises: DiskFull.
 
-    `told_bytes` is how much longer its header is, which says how it was scaled.
+    `scale_bytes` is how much longer its header is: it holds the scales.
     """
-    write_json(_known(measure), {"measured": msgspec.json.decode(encode(measured)), "told_bytes": told_bytes})
+    write_json(_known(measure), {"measured": msgspec.json.decode(encode(measured)), "told_bytes": scale_bytes})
 
 
 def is_whole(known: Known, *, even: bool) -> bool:
     """Whether a job will find all that it measures; `even`: of the smoothed copy."""
-    measured, told_bytes = known
-    return measured is not None and (told_bytes > 0 or not even)
+    measured, scale_bytes = known
+    return measured is not None and (scale_bytes > 0 or not even)
 
 
 def known_before(measure: MeasureRequest, *, even: bool) -> Known:

@@ -99,17 +99,17 @@ def cache_key(model: GgufModel, accuracy_level: int, *, all_logits: bool, fixed:
 def _existing(folder: Path, key: str) -> Converted:
     """The folder, if it was made from the same file. Raises: InvalidOption."""
     try:
-        told = json.loads((folder / FACTS_NAME).read_bytes()[:_MAX_FACTS_BYTES])
+        facts = json.loads((folder / FACTS_NAME).read_bytes()[:_MAX_FACTS_BYTES])
     except (OSError, ValueError):
-        told = None
+        facts = None
     data = next((folder / name for name in _DATA if (folder / name).is_file()), None)
-    if not isinstance(told, dict) or told.get("key") != key or data is None:
+    if not isinstance(facts, dict) or facts.get("key") != key or data is None:
         raise InvalidOption("OUT", f"{folder} exists already; choose another name")
     return Converted(
         folder=str(folder),
-        architecture=str(told.get("architecture")),
+        architecture=str(facts.get("architecture")),
         data_bytes=data.stat().st_size,
-        notices=tuple(str(n) for n in told.get("notices", ())),
+        notices=tuple(str(n) for n in facts.get("notices", ())),
         cached=True,
     )
 
@@ -154,10 +154,10 @@ def _write_texts(model: GgufModel, shape: DecoderShape, tokenizer: dict[str, Any
     head = model.parts[0]
     _write_json(folder / "tokenizer.json", tokenizer)
     _write_json(folder / "tokenizer_config.json", tokenizer_config(head))
-    told = from_gguf(head.metadata)
-    if told:
+    sampling = from_gguf(head.metadata)
+    if sampling:
         ours = {ours: theirs for theirs, ours in GENERATION_CONFIG_NAMES.items()}
-        values = {ours[name]: value for name, value in told.items() if name in ours}
+        values = {ours[name]: value for name, value in sampling.items() if name in ours}
         _write_json(folder / "generation_config.json", {"do_sample": True, **values})
     _write_json(folder / "genai_config.json", genai_config(shape, _id(model, "bos"), end_tokens(head)))
 

@@ -111,8 +111,8 @@ def export(source: Path, out: Path, *, tokens: int = 128, form: Form = "float") 
         (made / "1_Pooling" / "config.json").write_bytes(msgspec.json.encode(encoder.pooling_config(shape)))
         made.rename(out)
     size = sum(path.stat().st_size for path in out.glob("model.onnx*"))
-    told = f"One text of at most {tokens} tokens at once; {form}; {UNTRIED}."
-    return Exported(folder=str(out), form=form, graph_bytes=size, notices=(told,))
+    notice = f"One text of at most {tokens} tokens at once; {form}; {UNTRIED}."
+    return Exported(folder=str(out), form=form, graph_bytes=size, notices=(notice,))
 
 
 def calibration_texts(words: dict[str, Any], tokens: int) -> dict[str, Any]:

@@ -353,13 +353,13 @@ def _assemble(question: Question, goal: Goal, outcome: _Outcome) -> QuantPlan:
         decode_cost=_decode_cost(question, picks),
         device=question.device,
         locks=question.locks,
-        stock=tuple(_told(s, with_types=s is rival) for s in stock),
+        stock=tuple(_stock_report(s, with_types=s is rival) for s in stock),
         best_stock=rival.name if rival else None,
         notes=_notes(question),
     )
 
 
-def _told(plan: StockPlan, *, with_types: bool) -> StockPlan:
+def _stock_report(plan: StockPlan, *, with_types: bool) -> StockPlan:
     """What an answer says of a stock mix: the types of all tensors only of the one to beat."""
     types = plan.types if with_types else {}
     return StockPlan(name=plan.name, file_bytes=plan.file_bytes, damage=plan.damage, types=types)

@@ -24,7 +24,7 @@ MAKERS = {
     "Empty": (2,),
     "set_words": (0, 1),
     "setAccessibleName": (0,),
-    "tell": (2, 3, 4),
+    "notify": (2, 3, 4),
 }
 # What presses in a walk; of all its words one is the control's.
 PRESSES = {"click", "hover", "choose", "fill", "menu", "more", "command", "tick"}

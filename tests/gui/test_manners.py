@@ -191,7 +191,7 @@ def test_offscreen_there_is_no_tray(qapp, desktop):
 
 def test_a_crash_leaves_a_redacted_report_that_can_be_copied(qtbot, desktop, tmp_path):
     crashes = CrashReports(tmp_path / "crashes")
-    crashes.reported.connect(desktop.tell_crash)
+    crashes.reported.connect(desktop.show_crash)
     logging.getLogger().addHandler(crashes.log)
     logging.getLogger("t").warning("authorization: Bearer hf_abcdefghijkl in %s/models", str(Path.home()))
     error = ValueError("a broken slot")

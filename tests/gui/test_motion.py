@@ -9,7 +9,7 @@ from app.gui.widgets.basics import Banner
 def shown(qtbot, theme):
     banner = Banner(theme)
     qtbot.addWidget(banner)
-    banner.tell("Something happened.")
+    banner.notify("Something happened.")
     return banner
 
 

@@ -66,7 +66,7 @@ def request(folder, gate, **changes):
 def run(keeper, folder, tasks, judge=None, **changes):
     asked = keeper.tasks(str(tasks))
     seen = []
-    job = request(folder, asked.told, **changes)
+    job = request(folder, asked.task, **changes)
     return quantize(job, seen.append, lambda: False, judge=judge or keeper.judge(asked)), seen
 
 
@@ -170,7 +170,7 @@ def test_a_cancelled_gate_ends_its_runner_and_leaves_nothing(tmp_path, keeper, t
     seen = []
     with pytest.raises(Cancelled):
         quantize(
-            request(tmp_path, asked.told),
+            request(tmp_path, asked.task),
             seen.append,
             lambda: sum(p.phase == "gate" for p in seen) > 3,
             judge=keeper.judge(asked),
@@ -204,7 +204,7 @@ def test_a_job_killed_in_the_midst_asks_only_what_is_left(tmp_path, keeper, task
     from quantize.evidence import encode
 
     asked = keeper.tasks(str(tasks))
-    job = encode(request(tmp_path, asked.told)).decode()
+    job = encode(request(tmp_path, asked.task)).decode()
     command = [sys.executable, "-c", JOB, job, str(tmp_path / "cache"), str(tasks)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
     assert process.stdout.readline() == "there\n", process.stderr.read()
@@ -234,11 +234,11 @@ class Counting:
 def test_tool_calls_and_formats_are_asked_through_the_same_road(tmp_path, keeper):
     asked = keeper.tasks("certify")
     loaded = asked.load()
-    assert len(loaded) == asked.told.cases >= 30
+    assert len(loaded) == asked.task.cases >= 30
     chosen = {"weather", "two cities", "person", "forced tool", "use the result", "request at the end"}
     some = tuple(replace(task, query=replace(task.query, max_tokens=24)) for task in loaded if task.name in chosen)
     assert len(some) == len(chosen)
-    few = TaskSet(told=asked.told, load=lambda: some)
+    few = TaskSet(task=asked.task, load=lambda: some)
     found = keeper.judge(few).ask(SPARK, file_sha256(SPARK), lambda _: None, lambda: False)
     assert len(found.passed) == len(some)
     kept = next((tmp_path / "cache" / "gate").iterdir()).read_text("utf-8")
@@ -251,7 +251,7 @@ def test_a_gate_without_anybody_to_ask_is_refused_before_any_work(tmp_path, keep
     from quantize.errors import InvalidOption
 
     with pytest.raises(InvalidOption, match="nobody here"):
-        quantize(request(tmp_path, keeper.tasks(str(tasks)).told), lambda _: None, lambda: False)
+        quantize(request(tmp_path, keeper.tasks(str(tasks)).task), lambda _: None, lambda: False)
     with pytest.raises(InputFault):
         keeper.tasks(str(tmp_path / "absent.jsonl"))
     assert made(tmp_path) == set()

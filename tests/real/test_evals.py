@@ -114,7 +114,7 @@ def test_the_gate_asks_problems_that_their_own_solutions_pass(tmp_path, monkeypa
     solutions = {row["task_id"]: row["canonical_solution"] for row in rows}
     tasks = NAMED_TASKS["evaluate"]()
     loaded = tasks.load()
-    assert len(loaded) == tasks.told.cases == 50
+    assert len(loaded) == tasks.task.cases == 50
     for task in loaded[:3]:
         solution = solutions[task.name]
         assert task.check(Said(solution, completed=True)) is None

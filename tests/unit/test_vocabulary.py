@@ -32,7 +32,18 @@ BANNED = {
     "workshop": "bench service",
 }
 # Whole names and parts of names that only these packages may not have.
+_TOLD = "payload, fields, rows, sent, reported: what it is"
 BANNED_IN = {
+    "app": {"tells": "prints, shows", "told": _TOLD},
+    "devices": {"tells": "reports", "told": _TOLD},
+    "engine/chat": {"tell": "report, on_row", "told": _TOLD},
+    "engine/dispatch": {"tell": "report, on_row", "told": _TOLD},
+    "engine/fit": {"tell": "report", "told": _TOLD},
+    "engine/library": {"tell": "report, on_progress", "told": _TOLD},
+    "engine/pool": {"tell": "report", "told": _TOLD},
+    "engine/remotes": {"said": "message", "tell": "send", "told": _TOLD},
+    "engine/server": {"tell": "send, report, publish", "tells": "includes, reports", "told": _TOLD},
+    "quantize": {"told": _TOLD},
     "engine/runner": {
         "_kept": "cacheable",
         "draw": "sample",

@@ -61,7 +61,7 @@ class Agent:
 
     def work(self, task: str) -> Ended:
         """Work on a task until the model answers without a call, or the steps are used up."""
-        self._tell(UserAsked(task))
+        self._emit(UserAsked(task))
         self.messages.append({"role": "user", "content": task})
         owner = {spec.name: tools for tools in self.tools for spec in tools.specs()}
         specs = [spec.as_openai() for tools in self.tools for spec in tools.specs()]
@@ -71,7 +71,7 @@ class Agent:
                 return self._end(Ended("cancelled"))
             turn = self.model.turn(self.messages, specs)
             if turn.text or not turn.calls:
-                self._tell(Thought(turn.text))
+                self._emit(Thought(turn.text))
             self.messages.append(_assistant(turn))
             if not turn.calls:
                 return self._end(Ended("answered"))
@@ -87,7 +87,7 @@ class Agent:
     def _carry_out(
         self, owner: dict[str, Tools], number: int, call_id: str, name: str, arguments: str
     ) -> ToolOutcome:
-        self._tell(Called(call_id, name, arguments))
+        self._emit(Called(call_id, name, arguments))
         if self.cancelled.is_set():
             outcome = ToolOutcome("Cancelled by the person.", ok=False)
         elif number >= _MAX_CALLS_PER_TURN:
@@ -96,15 +96,15 @@ class Agent:
             outcome = owner[name].call(name, arguments)
         else:
             outcome = ToolOutcome(f"There is no tool {name!r}. Tools: {', '.join(owner)}.", ok=False)
-        self._tell(Returned(call_id, outcome.text, outcome.ok))
+        self._emit(Returned(call_id, outcome.text, outcome.ok))
         self.messages.append({"role": "tool", "tool_call_id": call_id, "content": outcome.text})
         return outcome
 
     def _end(self, ended: Ended) -> Ended:
-        self._tell(ended)
+        self._emit(ended)
         return ended
 
-    def _tell(self, event: AgentEvent) -> None:
+    def _emit(self, event: AgentEvent) -> None:
         self.on_event(event)
 
 

@@ -90,7 +90,7 @@ class _Notes(msgspec.Struct, frozen=True):
     notes: tuple[str, ...] = ()
 
 
-class _Told(msgspec.Struct, frozen=True):
+class _Answer(msgspec.Struct, frozen=True):
     tessera: _Notes = _Notes()
 
 
@@ -101,8 +101,8 @@ def template_has_tools(client: Client, model: str) -> bool:
     """
     tool = {"type": "function", "function": {"name": "noop", "parameters": {"type": "object", "properties": {}}}}
     asked = {"model": model, "messages": [{"role": "user", "content": "Hi"}], "tools": [tool], "max_tokens": 1}
-    told = client.post("/v1/chat/completions", _Told, asked)
-    return not any("has no tools" in note for note in told.tessera.notes)
+    answer = client.post("/v1/chat/completions", _Answer, asked)
+    return not any("has no tools" in note for note in answer.tessera.notes)
 
 
 def run_case(client: Client, model: str, case: Case) -> CaseResult:

@@ -215,7 +215,7 @@ class BenchPage(Page):
         except ValueError:
             lengths = []
         if not lengths or not all(1 <= n <= _LONGEST for n in lengths):
-            self.banner.tell(self.tr("Prompt lengths are numbers such as 128,512,2048."), "warn")
+            self.banner.notify(self.tr("Prompt lengths are numbers such as 128,512,2048."), "warn")
             return None
         if what == "shape":
             return kind(shape=name, lengths=tuple(lengths), type=self.mix.currentText())
@@ -274,15 +274,15 @@ class BenchPage(Page):
         self.note.hide()
         self._on_model()
         if job.state == "failed" and job.error is not None:
-            self.banner.tell(failure_of(job), "bad")
+            self.banner.notify(failure_of(job), "bad")
         found = result_of(job, Measured)
         if found is not None and found.reports:
-            self.banner.tell("\n".join(map(self._tuned, found.reports)), "ok")
+            self.banner.notify("\n".join(map(self._tuned, found.reports)), "ok")
         self._services.ask(self.banner, self._services.api.bench_results, self._show_results)
 
     def _tuned(self, report: TuneReport) -> str:
         best = report.best
-        told = self.tr(
+        text = self.tr(
             "{model}, {length} tokens: {now} s a turn, {before} s before. Threads {threads}, ubatch {ubatch}, "
             "flash attention {flash}, cache {cache}."
         ).format(
@@ -296,12 +296,12 @@ class BenchPage(Page):
             cache=best.kv_type,
         )
         if report.tokens_per_joule is None:
-            return told
+            return text
         now, before = report.tokens_per_joule, report.default_tokens_per_joule
         energy = self.tr("{now} tokens per joule, {before} before.").format(
             now=formatted.decimal(now, 2), before="?" if before is None else formatted.decimal(before, 2)
         )
-        return f"{told} {energy}"
+        return f"{text} {energy}"
 
     # ------------------------------------------------------------------ results
 
@@ -371,6 +371,6 @@ class BenchPage(Page):
 
     def _saved(self, path: Path, done: bool) -> None:
         if done:
-            self.banner.tell(self.tr("Saved as {path}.").format(path=path), "ok")
+            self.banner.notify(self.tr("Saved as {path}.").format(path=path), "ok")
         else:
-            self.banner.tell(self.tr("{path} could not be written.").format(path=path), "bad")
+            self.banner.notify(self.tr("{path} could not be written.").format(path=path), "bad")

@@ -24,10 +24,10 @@ _MARGIN = 0.05
 
 
 class Compactor(QObject):
-    """`changed`: the folds are others now. `told`: what happened, in words for the banner."""
+    """`changed`: the folds are others now. `noticed`: what happened, in words for the banner."""
 
     changed = Signal()
-    told = Signal(str)
+    noticed = Signal(str)
     _kept = Signal(int, object)
 
     def __init__(self, services: Services, project: ProjectOfChat, parent: QObject) -> None:
@@ -94,12 +94,12 @@ class Compactor(QObject):
         def done(made: int) -> None:
             if made:
                 words = self.tr("The older part of this chat was summarized. Every summary opens to its originals.")
-                self.told.emit(words)
+                self.noticed.emit(words)
             if then is not None:
                 then()
 
         def failed(error: Exception) -> None:
-            self.told.emit(
+            self.noticed.emit(
                 self.tr("The older part could not be summarized: {reason}").format(reason=error_message(error))
             )
             if then is not None:
@@ -142,7 +142,7 @@ class Compactor(QObject):
                 self.changed.emit()
 
         def failed(error: Exception) -> None:
-            self.told.emit(error_message(error))
+            self.noticed.emit(error_message(error))
 
         self._services.background.watch(self._services.store.submit(write), show, failed, self)
 

@@ -21,7 +21,7 @@ class ContextWatch(QObject):
         self._services = services
         self._controller, self._composer, self._banner = controller, composer, banner
         controller.compactor.changed.connect(self.refresh)
-        controller.compactor.told.connect(banner.tell)
+        controller.compactor.noticed.connect(banner.notify)
         self._warned: tuple[int, int | None, str] | None = None
 
     def n_ctx(self) -> int:
@@ -40,8 +40,8 @@ class ContextWatch(QObject):
         warn = self._services.settings.now.integer("chat.context_warn_percent") / 100
         meter = self._composer.meter
         meter.show_counts(used, self._composer.draft_tokens(), self.n_ctx(), warn)
-        told = path and path[-1].facts.get("error_code") == "context_length_exceeded"
-        if meter.level != "ok" and not self._controller.busy and not told:
+        overflow = path and path[-1].facts.get("error_code") == "context_length_exceeded"
+        if meter.level != "ok" and not self._controller.busy and not overflow:
             self._warn(used, meter.level, alone=not path)
 
     def _fold(self) -> None:
@@ -54,7 +54,7 @@ class ContextWatch(QObject):
         self._warned = here
         draft, total = number(self._composer.draft_tokens()), number(self.n_ctx())
         if alone:
-            self._banner.tell(
+            self._banner.notify(
                 self.tr(
                     "What you are writing has about {draft} tokens; this model takes {total} with its answer. "
                     "Shorten it, attach less, or choose a model with a longer context."
@@ -65,7 +65,7 @@ class ContextWatch(QObject):
         words = self.tr("This chat is close to the model's limit: {used} of {total} tokens.")
         if level == "bad":
             words = self.tr("With what you are writing, this chat needs {used} tokens; the model takes {total}.")
-        self._banner.tell(
+        self._banner.notify(
             words.format(used=number(used + self._composer.draft_tokens()), total=total),
             "warn",
             (self.tr("Summarize the older part"), self._fold),

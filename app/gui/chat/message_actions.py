@@ -68,7 +68,7 @@ class MessageActions(QObject):
             self.asked_anew.emit(chat.tree[question].content)
 
     def _ask_remove(self, message_id: int) -> None:
-        self._banner.tell(
+        self._banner.notify(
             self.tr("Delete this message and everything after it? This cannot be undone."),
             "warn",
             (self.tr("Delete"), lambda: self._controller.remove(message_id)),
@@ -82,5 +82,5 @@ class MessageActions(QObject):
         place = next(n for n, message in enumerate(path) if message.id == message_id)
         future = self._services.store.submit(turns.fork, self._controller.conversation, path[: place + 1])
         self._services.background.watch(
-            future, made, lambda error: self._banner.tell(error_message(error), "bad"), self
+            future, made, lambda error: self._banner.notify(error_message(error), "bad"), self
         )

@@ -108,7 +108,7 @@ class ChatPage(QSplitter):
         self.composer.sent.connect(self._on_sent)
         self.composer.stopped.connect(chat.stop)
         self.composer.draft_changed.connect(self._on_draft)
-        self.composer.failed.connect(lambda text: self.banner.tell(text, "warn"))
+        self.composer.failed.connect(lambda text: self.banner.notify(text, "warn"))
         self._welcome.asked.connect(lambda text: self._on_sent(text, ()) if self.composer.ready else None)
         self._welcome.library_pressed.connect(self.library_wanted)
         self._welcome.pull_pressed.connect(self.pull_wanted)
@@ -126,11 +126,11 @@ class ChatPage(QSplitter):
         self.projects.changed.connect(lambda: chat.project.follow(chat.conversation))
         self.import_export.imported.connect(self.sidebar.refresh)
         self.import_export.exported.connect(self._on_exported)
-        self.import_export.failed.connect(lambda text: self.banner.tell(text, "bad"))
+        self.import_export.failed.connect(lambda text: self.banner.notify(text, "bad"))
         self.bar.chosen.connect(self._on_model_chosen)
         self.bar.second_chosen.connect(self.transcript.pair_with)
         self.bar.picker.more_wanted.connect(self.library_wanted)
-        self.bar.picker.failed.connect(lambda text: self.banner.tell(text, "bad"))
+        self.bar.picker.failed.connect(lambda text: self.banner.notify(text, "bad"))
         self.bar.fold_pressed.connect(lambda: self.sidebar.setVisible(not self.sidebar.isVisible()))
         self.bar.tools_pressed.connect(self.tools.toggle)
         self.bar.tune_pressed.connect(lambda: self.options.setVisible(not self.options.isVisible()))
@@ -275,7 +275,7 @@ class ChatPage(QSplitter):
     def _on_save_failed(self, text: str, attachments: tuple[Attachment, ...], reason: str) -> None:
         if text or attachments:
             self.composer.set_draft(text, attachments)
-        self.banner.tell(
+        self.banner.notify(
             self.tr("This could not be saved: {reason}. Your text is still here.").format(reason=reason), "bad"
         )
 
@@ -284,7 +284,7 @@ class ChatPage(QSplitter):
             self._services.models.refresh()
 
     def _on_exported(self, path: str) -> None:
-        self.banner.tell(
+        self.banner.notify(
             self.tr("Exported to {path}").format(path=path),
             "ok",
             (self.tr("Show in folder"), lambda: show_in_folder(path)),
@@ -298,7 +298,7 @@ class ChatPage(QSplitter):
         if self.controller.conversation.id in ids:
             self.new_chat()
         words = self.tr("Chat deleted.") if len(ids) == 1 else self.tr("{n} chats deleted.").format(n=len(ids))
-        self.banner.tell(words, "info", (self.tr("Undo"), undo))
+        self.banner.notify(words, "info", (self.tr("Undo"), undo))
 
     def _ask_anew(self, text: str) -> None:
         self.new_chat()

@@ -73,4 +73,4 @@ class Projects(QObject):
         self._services.background.watch(self._services.store.submit(find), go_on, self._failed, self)
 
     def _failed(self, error: Exception) -> None:
-        self._banner.tell(error_message(error), "bad")
+        self._banner.notify(error_message(error), "bad")

@@ -86,14 +86,14 @@ class SamplingFields(QWidget):
     def _show(self) -> None:
         self._showing = True
         for knob in KNOBS:
-            told = self._recommended.get(knob.name)
-            usual = float(told.value if told is not None else knob.neutral)
+            recommended = self._recommended.get(knob.name)
+            usual = float(recommended.value if recommended is not None else knob.neutral)
             is_own = knob.name in self.own
             value = self.own.get(knob.name, usual)
             field = self.fields[knob.name]
             if field.value() != value:  # setting it writes its text again, also while somebody types there
                 field.setValue(int(value) if knob.whole else value)  # type: ignore[arg-type]
-            source = formatted.source(told.source if told is not None else "")
+            source = formatted.source(recommended.source if recommended is not None else "")
             form = self.tr("This chat's own; otherwise {value} ({source})") if is_own else "{source}"
             self.states[knob.name].setText(form.format(value=f"{usual:g}", source=source))
             self.resets[knob.name].setEnabled(is_own)

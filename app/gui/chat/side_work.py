@@ -66,11 +66,11 @@ class _Aside(QObject):
                 stream.close()
             return whole, time.monotonic() - begun
 
-        def told(result: tuple[WholeAnswer, float]) -> None:
+        def on_answer(result: tuple[WholeAnswer, float]) -> None:
             if not cancelled.is_set():
                 done(*result)
 
-        self._services.background.run(work, told, lambda _: None, self)
+        self._services.background.run(work, on_answer, lambda _: None, self)
 
 
 class Titles(_Aside):

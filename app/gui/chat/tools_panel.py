@@ -125,8 +125,8 @@ class ToolsPanel(QFrame):
         for key, kept in sorted(decisions.items()):
             state = self.tr("always") if kept.decision == "always" else self.tr("never")
             text = label(f"{shown_line(key)[:_MAX_SHOWN]}: {state}", "small", wrap=True)
-            told = self.tr("Ask again for {name}").format(name=key)
-            forget = IconButton(self._services.theme, "close", told, partial(self._forget, key))
+            hint = self.tr("Ask again for {name}").format(name=key)
+            forget = IconButton(self._services.theme, "close", hint, partial(self._forget, key))
             line = row(text, forget, spacing=4)
             line.setStretch(0, 1)
             self._kept.addLayout(line)

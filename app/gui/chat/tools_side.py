@@ -28,7 +28,7 @@ class ToolsSide(QObject):
         self._panel: ToolsPanel | None = None
         controller.tools.consent_wanted.connect(self.card.ask)
         controller.tools.consent_over.connect(self.card.hide)
-        controller.tools.not_started.connect(lambda text: banner.tell(text, "warn"))
+        controller.tools.not_started.connect(lambda text: banner.notify(text, "warn"))
         controller.conversation_changed.connect(self._on_conversation)
         self.card.decided.connect(controller.tools.decide)
         controller.busy_changed.connect(self._on_busy)

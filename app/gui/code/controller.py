@@ -191,7 +191,7 @@ class CodeController(QObject):
                 project.index.update(paths)
                 return paths, project.index.database.paths(), project.edits.can_undo
 
-        self._run(work, lambda result: self._tell_written(self.written, result))
+        self._run(work, lambda result: self._emit_written(self.written, result))
 
     def undo(self) -> None:
         """Take the last applied edits back."""
@@ -205,9 +205,9 @@ class CodeController(QObject):
                 project.index.update(paths)
                 return paths, project.index.database.paths(), project.edits.can_undo
 
-        self._run(work, lambda result: self._tell_written(self.taken_back, result))
+        self._run(work, lambda result: self._emit_written(self.taken_back, result))
 
-    def _tell_written(self, signal: SignalInstance, result: tuple[tuple[str, ...], list[str], bool]) -> None:
+    def _emit_written(self, signal: SignalInstance, result: tuple[tuple[str, ...], list[str], bool]) -> None:
         touched, paths, can_undo = result
         self.undo_changed.emit(can_undo)
         signal.emit(touched)

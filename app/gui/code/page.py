@@ -153,7 +153,7 @@ class CodePage(QWidget):
         self._services.models.changed.connect(self._on_models)
         self.composer.sent.connect(self._on_sent)
         self.composer.stopped.connect(control.stop)
-        self.composer.failed.connect(lambda text: self.banner.tell(text, "warn"))
+        self.composer.failed.connect(lambda text: self.banner.notify(text, "warn"))
         self.destroyed.connect(control.close_project)
 
     def _show_hint(self, *, shown: bool) -> None:
@@ -240,7 +240,7 @@ class CodePage(QWidget):
                 return
             text = QGuiApplication.clipboard().text()[:_MAX_PASTED]
             if not text.strip():
-                self.banner.tell(self.tr("Select lines of a file, or copy the code or the output first."))
+                self.banner.notify(self.tr("Select lines of a file, or copy the code or the output first."))
                 return
             kind: Any = "output" if name == "output" else "selection"
             title = self.tr("Output") if name == "output" else self.tr("Selected code")
@@ -301,19 +301,19 @@ class CodePage(QWidget):
     def _on_written(self, paths: tuple[str, ...]) -> None:
         self.review.clear()
         undo = (self.tr("Undo"), self.controller.undo)
-        self.banner.tell(self.tr("Written: %1").replace("%1", ", ".join(paths)), "ok", undo)
+        self.banner.notify(self.tr("Written: %1").replace("%1", ", ".join(paths)), "ok", undo)
 
     def _on_taken_back(self, paths: tuple[str, ...]) -> None:
-        self.banner.tell(self.tr("Taken back: %1").replace("%1", ", ".join(paths)), "ok")
+        self.banner.notify(self.tr("Taken back: %1").replace("%1", ", ".join(paths)), "ok")
 
     def _on_failed(self, error: Exception) -> None:
         if isinstance(error, UncommittedChanges | GitFailed):
             chosen = self.review.chosen
             anyway = (self.tr("Write anyway"), lambda: self.controller.apply(chosen, allow_uncommitted=True))
-            self.banner.tell(error_message(error), "warn", anyway)
+            self.banner.notify(error_message(error), "warn", anyway)
             return
         self.transcript.end()
-        self.banner.tell(error_message(error), "bad")
+        self.banner.notify(error_message(error), "bad")
 
     def _on_busy(self, *, busy: bool) -> None:
         ready = self.controller.has_project and self.model.count() > 0

@@ -139,7 +139,9 @@ class ConnectPage(Page):
     def _endpoint(self) -> Endpoint | None:
         choice = self._services.models.get(self.model.currentData() or "")
         if choice is None or not self._link.url:
-            self.banner.tell(self.tr("The server does not run yet, or has no model. See the Server page."), "warn")
+            self.banner.notify(
+                self.tr("The server does not run yet, or has no model. See the Server page."), "warn"
+            )
             return None
         return Endpoint(url=self._link.url, model=choice.id, context=choice.n_ctx, key=PLACEHOLDER_KEY, fim=True)
 
@@ -148,12 +150,12 @@ class ConnectPage(Page):
         if endpoint is None:
             return
         if integration.edits is None:
-            self._tell_steps(integration, endpoint)
+            self._show_steps(integration, endpoint)
             return
 
         def show(edits: list[FileEdit]) -> None:
             if not edits:
-                self.banner.tell(
+                self.banner.notify(
                     self.tr("{name} is connected to this model already.").format(name=integration.title)
                 )
                 return
@@ -169,7 +171,7 @@ class ConnectPage(Page):
 
         self._services.ask(self.banner, lambda: self._store.planned_removal(integration), show)
 
-    def _tell_steps(self, integration: Integration, endpoint: Endpoint) -> None:
+    def _show_steps(self, integration: Integration, endpoint: Endpoint) -> None:
         self._write = None
         self._what.setText(integration.title)
         self._place_review(integration)
@@ -207,7 +209,7 @@ class ConnectPage(Page):
         def show(backups: list[Path]) -> None:
             self.review.hide()
             kept = [self.tr("Backup: {path}").format(path=path) for path in backups]
-            self.banner.tell("\n".join([self._done_words, *kept]), "ok")
+            self.banner.notify("\n".join([self._done_words, *kept]), "ok")
             self._refresh()
 
         self._services.ask(self.banner, write, show)

@@ -106,7 +106,7 @@ class DevicesPage(Page):
         def failed(error: Exception) -> None:
             self._asked.discard(what)
             if not (isinstance(error, ApiError) and error.status in {0, 404}):
-                self.banner.tell(error_message(error), "warn")
+                self.banner.notify(error_message(error), "warn")
 
         self._services.background.run(ask, done, failed, self)
 
@@ -228,7 +228,7 @@ class DevicesPage(Page):
             words = self.tr("{name} will run on {where} when it is next loaded.").format(
                 name=self._services.models.title(model), where=where
             )
-            self.banner.tell(words, "ok")
+            self.banner.notify(words, "ok")
             if answer.unloaded:  # it was idle: bring it back where it was wanted
                 self._services.ask(
                     self.banner, lambda: self._services.api.load(model), lambda _: self._refresh_ledger()

@@ -44,8 +44,8 @@ class GroundsCard(QFrame):
             lines.append(made)
         loose = [answer[s.start : s.end] for s in grounds.checked if not s.carried]
         if loose:
-            told = self.tr("Not in these passages, as far as a comparison of words and meaning tells:")
-            lines.append(label(told, "small", wrap=True))
+            text = self.tr("Not in these passages, as far as a comparison of words and meaning tells:")
+            lines.append(label(text, "small", wrap=True))
             lines += [label(f"\u2022 {text[:_SENTENCE_CHARS]}", "small", wrap=True) for text in loose]
         self._problem = label("", "small", wrap=True)
         self._problem.hide()

@@ -82,7 +82,7 @@ class DocumentsPage(Page):
         self._services.background.run(work, self._show, self._fail, parent=self)
 
     def _fail(self, error: Exception) -> None:
-        self.banner.tell(error_message(error), "bad")
+        self.banner.notify(error_message(error), "bad")
 
     def _show(self, found: Sequence[Collection]) -> None:
         if found == self._shown:

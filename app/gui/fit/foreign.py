@@ -38,10 +38,10 @@ class ForeignFamily(QObject):
         if model is None:
             return
         if state.installed:
-            told = self.tr("Tessera's converter does not know the family of {name}; llama.cpp's does, and is here.")
-            self._banner.tell(told.format(name=model.name), "warn", (self.tr("Convert it"), self._convert))
+            text = self.tr("Tessera's converter does not know the family of {name}; llama.cpp's does, and is here.")
+            self._banner.notify(text.format(name=model.name), "warn", (self.tr("Convert it"), self._convert))
             return
-        told = self.tr(
+        text = self.tr(
             "Tessera's converter does not know the family of {name}; llama.cpp's does. Getting it downloads about "
             "{download} and takes {disk} of disk, about {time} over a fast line."
         ).format(
@@ -50,7 +50,7 @@ class ForeignFamily(QObject):
             disk=formatted.size(state.disk_bytes),
             time=formatted.duration(state.seconds),
         )
-        self._banner.tell(told, "warn", (self.tr("Get it and convert"), self._fetch))
+        self._banner.notify(text, "warn", (self.tr("Get it and convert"), self._fetch))
 
     def _fetch(self) -> None:
         self._begin(self._services.api.fetch_converter, self._on_fetched)
@@ -83,6 +83,6 @@ class ForeignFamily(QObject):
         if then is None:
             return
         if job.error is not None:
-            self._banner.tell(failure_of(job), "bad")
+            self._banner.notify(failure_of(job), "bad")
         elif job.state == "done":
             then(job)

@@ -236,9 +236,9 @@ class FitPage(Page):
         if isinstance(error, ApiError) and error.code == NEEDED and chosen is not None:
             self._foreign.offer(chosen)
         elif isinstance(error, ApiError) and error.status == 404 and error.code != "model_not_found":  # noqa: PLR2004
-            self.banner.tell(self.tr("This server cannot make models fit yet."), "warn")
+            self.banner.notify(self.tr("This server cannot make models fit yet."), "warn")
         else:
-            self.banner.tell(error_message(error), "warn", (self.tr("Try again"), self._anew))
+            self.banner.notify(error_message(error), "warn", (self.tr("Try again"), self._anew))
 
     def _show_forecast(self, sketch: QuantizeSketch, model: str) -> None:
         if self._refused:  # what a finished job says stays
@@ -350,7 +350,7 @@ class FitPage(Page):
         if job.kind is not JobKind.QUANTIZE:
             return
         if job.state == "failed" and job.error is not None:
-            self.banner.tell(failure_of(job), "bad")
+            self.banner.notify(failure_of(job), "bad")
         made = result_of(job, Quantized) if job.state == "done" else None
         if made is None:
             return
@@ -358,7 +358,9 @@ class FitPage(Page):
         clear(self._report)
         self._report.addWidget(report_card(self._services.theme, made.report))
         if made.report.out is None:
-            self.banner.tell(self.tr("Nothing was kept: it did the task clearly worse than the original."), "warn")
+            self.banner.notify(
+                self.tr("Nothing was kept: it did the task clearly worse than the original."), "warn"
+            )
             return
         chat = (self.tr("Chat with it"), lambda: self.chat_wanted.emit(made.model))
-        self.banner.tell(self.tr("Done: {name} is in your library.").format(name=made.model), "ok", chat)
+        self.banner.notify(self.tr("Done: {name} is in your library.").format(name=made.model), "ok", chat)

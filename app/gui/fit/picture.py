@@ -56,8 +56,8 @@ class PlanPicture(QFrame):
             widget.setVisible(stock is not None)
         if stock is not None:
             self.rival.show_tiles(tiles_of_tensors(plan.tensors, stock.types))
-            told = self.tr("Stock mix {name} · {size}")
-            self._rival_name.setText(told.format(name=stock.name, size=formatted.size(stock.file_bytes)))
+            text = self.tr("Stock mix {name} · {size}")
+            self._rival_name.setText(text.format(name=stock.name, size=formatted.size(stock.file_bytes)))
         self.plot.show_here(plan.file_bytes)
 
     def resizeEvent(self, event: QResizeEvent) -> None:

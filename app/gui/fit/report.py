@@ -45,11 +45,11 @@ def _verdict(report: QuantizeReport) -> str:
     if report.shipped == "nothing" and report.gate:
         return _tr("Nothing was kept. Choose a larger file, or measure more thoroughly. The original is untouched.")
     if report.shipped == "stock" and _vetoed_ours(report):
-        told = _tr("{size}. Ours did the task clearly worse, the stock mix {name} did not and was written.")
-        return told.format(size=size, name=report.stock_mix or "")
+        text = _tr("{size}. Ours did the task clearly worse, the stock mix {name} did not and was written.")
+        return text.format(size=size, name=report.stock_mix or "")
     if report.shipped == "stock":
-        told = _tr("{size}. Ours was not clearly better than the stock mix {name}, which was written.")
-        return told.format(size=size, name=report.stock_mix or "")
+        text = _tr("{size}. Ours was not clearly better than the stock mix {name}, which was written.")
+        return text.format(size=size, name=report.stock_mix or "")
     ratio = report.kld_ratio
     if ratio:
         return _tr("{size}. Its loss is {n} % of that of {name}, the usual mix of this size.").format(
@@ -66,7 +66,7 @@ def gate_words(report: QuantizeReport) -> list[str]:
     """What the task said of each file that was asked: counts, and the interval of what was lost."""
     if report.gate is None:
         return []
-    told = []
+    lines = []
     for check in report.gate.checks:
         if check.mix == "ours":
             text = _tr("Task {task}: {before} of {cases} right before, {after} after.")
@@ -80,33 +80,33 @@ def gate_words(report: QuantizeReport) -> list[str]:
             likely, low, high = _tr("A likely gain of {low} to {high} points."), -high, -low
         else:
             likely, low = _tr("Between {low} points better and {high} worse: no clear loss."), -low
-        told.append(f"{counts} {likely.format(low=formatted.whole(low), high=formatted.whole(high))}")
+        lines.append(f"{counts} {likely.format(low=formatted.whole(low), high=formatted.whole(high))}")
     if not could_veto(report.gate):
-        told.append(_tr("The original itself does so few of them that this task could not veto."))
+        lines.append(_tr("The original itself does so few of them that this task could not veto."))
     if report.gate.reference:
-        told.append(_tr("Compared with the original in 8 bits: as it is it does not fit into the free memory."))
-    return told
+        lines.append(_tr("Compared with the original in 8 bits: as it is it does not fit into the free memory."))
+    return lines
 
 
 def _how(report: QuantizeReport) -> list[str]:
     """How the file was made, where that is not the usual way."""
-    told = []
+    lines = []
     if report.smoothed:
         text = _tr("{n} of its inputs were evened out: LoRA adapters of the original fit here, not elsewhere.")
-        told.append(text.format(n=report.smoothed))
+        lines.append(text.format(n=report.smoothed))
     if report.gpu_layers:
-        told.append(_tr("Measured with {n} layers on the GPU.").format(n=report.gpu_layers))
-    return told
+        lines.append(_tr("Measured with {n} layers on the GPU.").format(n=report.gpu_layers))
+    return lines
 
 
 def own_words(report: QuantizeReport) -> list[str]:
     """What is gained on the user's own text, and what is lost elsewhere, beside the stock mix of the same size."""
     if report.own is None or report.own.ratio is None:
         return []
-    told = [_change(_tr("On your own text: {change}."), report.own.ratio)]
+    lines = [_change(_tr("On your own text: {change}."), report.own.ratio)]
     if report.ours is not None and report.ours.ratio is not None:
-        told.append(_change(_tr("On text of all kinds: {change}."), report.ours.ratio))
-    return told
+        lines.append(_change(_tr("On text of all kinds: {change}."), report.ours.ratio))
+    return lines
 
 
 def _change(text: str, ratio: Interval) -> str:

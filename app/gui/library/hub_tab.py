@@ -135,7 +135,7 @@ class HubTab(QWidget):
             self.show_starters()
             return
         if self._services.settings.now.flag("network.offline"):
-            self.banner.tell(self.tr("Tessera is set to offline. Change it in Settings to search."), "info")
+            self.banner.notify(self.tr("Tessera is set to offline. Change it in Settings to search."), "info")
             return
         self.banner.hide()
         task, size, sort = self.task.currentData(), self.parameters.currentData(), self.sort.currentData()
@@ -276,18 +276,18 @@ class HubTab(QWidget):
     def _failing(self, again: Callable[[], object]) -> Callable[[Exception], None]:
         """Tells an error; `again` does what failed once more."""
 
-        def tell(error: Exception) -> None:
+        def show_error(error: Exception) -> None:
             self._note.setText("")
-            self.banner.tell(error_message(error), "warn", (self.tr("Try again"), again))
+            self.banner.notify(error_message(error), "warn", (self.tr("Try again"), again))
 
-        return tell
+        return show_error
 
 
 def speed_words(tok_s: float, measured_on: str | None) -> str:
     """How fast a file that was not fetched would be here, and what that rests on."""
-    told = {
+    texts = {
         "stand-in": QCoreApplication.translate("HubTab", "about {n} tok/s here (measured on a stand-in)"),
         "model": QCoreApplication.translate("HubTab", "about {n} tok/s here (measured)"),
     }
     unmeasured = QCoreApplication.translate("HubTab", "about {n} tokens/s")
-    return told.get(measured_on or "", unmeasured).format(n=formatted.whole(tok_s))
+    return texts.get(measured_on or "", unmeasured).format(n=formatted.whole(tok_s))

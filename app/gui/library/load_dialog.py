@@ -80,7 +80,7 @@ class LoadDialog(QDialog):
         grid.setColumnStretch(0, 1)
         grid.setHorizontalSpacing(24)
         grid.setVerticalSpacing(12)
-        for number, (name, told, field) in enumerate(
+        for number, (name, hint, field) in enumerate(
             (
                 (
                     self.tr("Layers on the GPU"),
@@ -97,7 +97,7 @@ class LoadDialog(QDialog):
             )
         ):
             texts = QWidget()
-            texts.setLayout(stack(label(name), label(told, "small"), spacing=2))
+            texts.setLayout(stack(label(name), label(hint, "small"), spacing=2))
             grid.addWidget(texts, number, 0)
             grid.addWidget(field, number, 1, Qt.AlignmentFlag.AlignVCenter)
         head = row(label(self.tr("Context length")), 1, self._context_words, self.own_context, spacing=12)
@@ -155,12 +155,12 @@ class LoadDialog(QDialog):
             return top
         return min(top, round(_SMALLEST * 2 ** (self.context.value() / 8) / 256) * 256)
 
-    def _show(self, told: ModelLoadSettings) -> None:
-        self._context_train = told.context_train
-        top = max(told.context_train or _UNKNOWN_TRAIN, 2 * _SMALLEST)
+    def _show(self, settings: ModelLoadSettings) -> None:
+        self._context_train = settings.context_train
+        top = max(settings.context_train or _UNKNOWN_TRAIN, 2 * _SMALLEST)
         self.context.setRange(0, math.ceil(8 * math.log2(top / _SMALLEST)))
         self._showing = True
-        user = told.user
+        user = settings.user
         self.own_context.setChecked(user.n_ctx is None)
         if user.n_ctx is not None:
             self.context.setValue(round(8 * math.log2(max(user.n_ctx, _SMALLEST) / _SMALLEST)))

@@ -69,7 +69,7 @@ class LibraryPage(Page):
             self.content.addWidget(widget)
         self.while_visible(_REFRESH_MS, self.refresh, self._look)
         jobs.finished.connect(self._on_job_finished)
-        jobs.failed.connect(lambda text: self.banner.tell(text, "bad"))
+        jobs.failed.connect(lambda text: self.banner.notify(text, "bad"))
         services.models.reachable_changed.connect(lambda _: self.refresh())
         services.theme.changed.connect(self._rebuild)
 
@@ -94,7 +94,7 @@ class LibraryPage(Page):
             self._asking = False
             if isinstance(error, ApiError) and error.status == 0:
                 return  # that the server is away is told for the whole window
-            self.banner.tell(error_message(error), "bad")
+            self.banner.notify(error_message(error), "bad")
 
         def show(models: list[tuple[Model, float | None]]) -> None:
             self._asking = False
@@ -132,14 +132,14 @@ class LibraryPage(Page):
         self.refresh()
         if new.added:
             return
-        told = self.tr("{name} is in the library already.")
+        text = self.tr("{name} is in the library already.")
         if Path(path).is_dir():
-            told = self.tr("No new model is in {name}. Models that are put there appear here by themselves.")
-        self.banner.tell(told.format(name=Path(path).name or path), "info")
+            text = self.tr("No new model is in {name}. Models that are put there appear here by themselves.")
+        self.banner.notify(text.format(name=Path(path).name or path), "info")
 
     def offer(self, path: str) -> None:
         """A model was dropped on the window: ask what to do with it."""
-        self.banner.tell(
+        self.banner.notify(
             self.tr("Add {name} to the library?").format(name=Path(path).name),
             "info",
             (self.tr("Use it where it is"), lambda: self.add(path, link=True)),
@@ -154,13 +154,13 @@ class LibraryPage(Page):
         def show(found: Updates) -> None:
             self._newer = {update.model: update.size_bytes for update in found.updates}
             self._rebuild()
-            told = [
+            lines = [
                 self.tr("{n} models have a newer version.").format(n=len(self._newer))
                 if self._newer
                 else self.tr("Every downloaded model is the newest version."),
                 *(f"{repo}: {reason}" for repo, reason in found.problems.items()),
             ]
-            self.banner.tell("\n".join(told), "warn" if found.problems else "info")
+            self.banner.notify("\n".join(lines), "warn" if found.problems else "info")
 
         self._services.ask(self.banner, self._services.api.updates, show)
 
@@ -179,7 +179,7 @@ class LibraryPage(Page):
     def _is_offline(self) -> bool:
         offline = self._services.settings.now.flag("network.offline")
         if offline:
-            self.banner.tell(self.tr("Tessera is set to offline. Change it in Settings to download."), "info")
+            self.banner.notify(self.tr("Tessera is set to offline. Change it in Settings to download."), "info")
         return offline
 
     def verify(self, model: str) -> None:
@@ -192,7 +192,7 @@ class LibraryPage(Page):
         def done(removed: Removed) -> None:
             self.refresh()
             self._services.models.refresh()
-            self.banner.tell(
+            self.banner.notify(
                 self.tr("{name} was removed.").format(name=name),
                 "info",
                 (self.tr("Undo"), lambda: self._restore(removed.ticket)),
@@ -238,7 +238,7 @@ class LibraryPage(Page):
         self._check.setVisible(any(model.origin.kind == "hub" for model, _ in models))
 
     def _ask_remove(self, model: str, name: str) -> None:
-        self.banner.tell(
+        self.banner.notify(
             self.tr("Remove {name}? It can be brought back until the trash is emptied.").format(name=name),
             "warn",
             (self.tr("Remove"), lambda: self.remove(model, name)),
@@ -327,30 +327,30 @@ class LibraryPage(Page):
         if position == 1:
             self.hub.show_starters()
 
-    def _tell_checked(self, job: Job) -> None:
+    def _show_check(self, job: Job) -> None:
         """A check that ran to its end may have found the file damaged, or nothing to compare it with."""
         found = result_of(job, Verification)
         if found is None:
             return
         bad = [Path(file.path).name for file in found.files if not file.ok]
         if bad:
-            told = self.tr("{name} is damaged: {files} is not what it was. Download or copy it again.")
-            self.banner.tell(told.format(name=job.title, files=", ".join(bad)), "bad")
+            text = self.tr("{name} is damaged: {files} is not what it was. Download or copy it again.")
+            self.banner.notify(text.format(name=job.title, files=", ".join(bad)), "bad")
         elif found.basis == "none":
-            told = self.tr("{name} was read whole. Its checksum is kept, so that a later check can compare.")
-            self.banner.tell(told.format(name=job.title), "info")
+            text = self.tr("{name} was read whole. Its checksum is kept, so that a later check can compare.")
+            self.banner.notify(text.format(name=job.title), "info")
         else:
-            self.banner.tell(self.tr("{name} is as it should be.").format(name=job.title), "ok")
+            self.banner.notify(self.tr("{name} is as it should be.").format(name=job.title), "ok")
 
     def _on_job_finished(self, job: Job) -> None:
         if job.state == "failed":
-            self.banner.tell(f"{title_of(job)}. {failure_of(job)}".rstrip(), "bad")
+            self.banner.notify(f"{title_of(job)}. {failure_of(job)}".rstrip(), "bad")
         if job.state != "done":
             return
         self.refresh()
         if job.kind is JobKind.VERIFY:
-            self._tell_checked(job)
+            self._show_check(job)
         elif job.kind in {JobKind.PULL, JobKind.IMPORT, JobKind.CONVERT}:
             made = result_of(job, ModelMade)
             actions = [(self.tr("Chat with it"), lambda: self.chat_wanted.emit(made.model))] if made else []
-            self.banner.tell(self.tr("{name} is ready.").format(name=job.title), "ok", *actions)
+            self.banner.notify(self.tr("{name} is ready.").format(name=job.title), "ok", *actions)

@@ -110,7 +110,9 @@ class ElsewhereCard(QFrame):
             self._link.disconnect()
             for field in (self.url, self.key):
                 field.clear()
-            self._banner.tell(self.tr("{url} is used now: {count} models.").format(url=address, count=count), "ok")
+            self._banner.notify(
+                self.tr("{url} is used now: {count} models.").format(url=address, count=count), "ok"
+            )
             self.refresh()
             self.moved.emit()
 
@@ -119,7 +121,7 @@ class ElsewhereCard(QFrame):
     def _failed(self, error: Exception) -> None:
         self._refresh_buttons()
         # The one that was asked, not this window's: "start it" would be the wrong advice.
-        self._banner.tell(formatted.sentence(str(error)), "bad")
+        self._banner.notify(formatted.sentence(str(error)), "bad")
 
     def _back(self) -> None:
         self._remote.forget()

@@ -165,7 +165,7 @@ class ServerPage(Page):
         self._services.background.run(self._link.stop, stopped, self._on_error, self)
 
     def _on_error(self, error: Exception) -> None:
-        self.banner.tell(error_message(error), "bad")
+        self.banner.notify(error_message(error), "bad")
         self.refresh()
 
     def _copy_address(self) -> None:

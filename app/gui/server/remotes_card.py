@@ -123,7 +123,7 @@ class RemotesCard(RowsCard[Remotes]):
             if isinstance(error, ApiError) and error.code == "unknown_host_key":
                 self._ask_whether(name, request, str(error))
             else:
-                self._banner.tell(error_message(error), "bad")
+                self._banner.notify(error_message(error), "bad")
 
         self._services.background.run(lambda: self._services.api.put_remote(name, request), done, failed, self)
 

@@ -333,7 +333,7 @@ class Banner(QFrame):
         """The words shown."""
         return self._text.text()
 
-    def tell(self, text: str, tone: Tone = "info", *actions: tuple[str, Callable[[], object]]) -> None:
+    def notify(self, text: str, tone: Tone = "info", *actions: tuple[str, Callable[[], object]]) -> None:
         """Show a message; each action is a button."""
         clear(self._actions)
         for words, on_click in actions:

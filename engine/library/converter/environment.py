@@ -265,7 +265,7 @@ class _Making:
             try:
                 while process.poll() is None:
                     self._control.check()
-                    self._tell(note)
+                    self._report(note)
                     time.sleep(_POLL_S)
             except BaseException:
                 process.kill()
@@ -276,7 +276,7 @@ class _Making:
             last = next((line for line in reversed(lines) if line.startswith("ERROR")), "".join(lines[-1:]))
             raise NoConverter(f"{failed}: {last[:300] or f'exit code {process.returncode}'}")
 
-    def _tell(self, note: str) -> None:
+    def _report(self, note: str) -> None:
         done = size_on_disk(self._fetched) + size_on_disk(self._temporary)
         self._control.report("fetching", min(done, DOWNLOAD_BYTES), DOWNLOAD_BYTES, note=note)
 

@@ -45,7 +45,7 @@ async def look_up(request: Request) -> Response:
     """Which of these conversations have a stream, and how far it is. Nobody learns of others."""
     body = await parse(request, LookupRequest)
     state, owner = server_state(request), owner_of(request.scope)
-    told: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     for name in dict.fromkeys(body.conversation_ids):
-        told += state.streams.look(owner, name) if name else []
-    return JSONResponse(told, headers=ignored_header(body.ignored()))
+        rows += state.streams.look(owner, name) if name else []
+    return JSONResponse(rows, headers=ignored_header(body.ignored()))

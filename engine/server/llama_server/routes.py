@@ -110,9 +110,9 @@ async def _stream(state: ServerState, body: NativeRequest) -> AsyncGenerator[byt
     answers = [CompletionAnswer(model, body, sampling, index) for index in range(len(generations))]
     async with aclosing(merge(generations)) as events:
         async for index, event in events:
-            told = answers[index].feed(event)
-            if told is not None:
-                yield sse(told)
+            chunk = answers[index].feed(event)
+            if chunk is not None:
+                yield sse(chunk)
     for answer in answers:
         yield sse(answer.end(""))
 
@@ -143,8 +143,8 @@ async def chat_input_tokens(request: Request) -> Response:
     """Tokens that a conversation's prompt has, exactly as it would run."""
     body = await parse(request, TemplateRequest)
     turn = await prepare_turn(server_state(request), body.model, to_query(body))
-    told = {"object": "response.input_tokens", "input_tokens": await turn.prompt_tokens()}
-    return JSONResponse(told, headers=ignored_header(body.ignored()))
+    payload = {"object": "response.input_tokens", "input_tokens": await turn.prompt_tokens()}
+    return JSONResponse(payload, headers=ignored_header(body.ignored()))
 
 
 def _loaded(state: ServerState, name: str | None) -> LoadedModel | None:
@@ -181,20 +181,20 @@ async def slots(request: Request, model: str | None = None, fail_on_no_slot: int
     """How many requests each loaded model can take at once, and how many it has; never what they say."""
     state = server_state(request)
     wanted = (await state.models.entry(model)).id if model else None
-    told: list[dict[str, Any]] = []
+    slots: list[dict[str, Any]] = []
     for found in state.pool.loaded:
         if wanted is not None and found.id != wanted:
             continue
         assert found.runner is not None
         assert found.facts is not None
         stats = await asyncio.wait_for(found.runner.stats(), 5)
-        told += [
+        slots += [
             {"id": slot, "model": found.id, "n_ctx": found.facts.n_ctx, "is_processing": slot < stats.active}
             for slot in range(found.settings.n_parallel)
         ]
-    if fail_on_no_slot and told and all(slot["is_processing"] for slot in told):
+    if fail_on_no_slot and slots and all(slot["is_processing"] for slot in slots):
         raise NoSlot
-    return told
+    return slots
 
 
 class NoSlot(EnvironmentFault):

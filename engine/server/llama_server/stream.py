@@ -105,9 +105,9 @@ class CompletionAnswer:
             self._text.append(event.text)
             self._tokens += event.token_ids
             self._entries += event.logprobs
-            told = {"index": self._index, "content": event.text, "tokens": list(event.token_ids), "stop": False}
+            payload = {"index": self._index, "content": event.text, "tokens": list(event.token_ids), "stop": False}
             counts = {"tokens_predicted": len(self._tokens), "tokens_evaluated": self._started.prompt_tokens}
-            return {**told, **counts, **self._probabilities(list(event.logprobs))}
+            return {**payload, **counts, **self._probabilities(list(event.logprobs))}
         return None
 
     def end(self, content: str | None = None) -> dict[str, Any]:
@@ -119,7 +119,7 @@ class CompletionAnswer:
             "stop": list(self._body.stops()),
             "stream": streamed,
         }
-        told = {
+        payload = {
             "index": self._index,
             "content": "".join(self._text) if content is None else content,
             "prompt": self._prompt,
@@ -130,7 +130,7 @@ class CompletionAnswer:
             "tessera": {"sampling": self._sampling.facts()},
             "has_new_line": any("\n" in text for text in self._text),
         }
-        return chosen_fields({**told, **({} if streamed else self._probabilities(self._entries))}, self._fields)
+        return chosen_fields({**payload, **({} if streamed else self._probabilities(self._entries))}, self._fields)
 
     @property
     def _fields(self) -> list[str] | None:

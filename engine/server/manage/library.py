@@ -197,13 +197,13 @@ async def show_starters(request: Request) -> Starters:
     found = await asyncio.to_thread(services.starters)
     speeds = [round(services.placer.expected_tok_s(proposal.starter.bytes_per_token), 1) for proposal in found]
     first, why = starters.recommend([(p.starter, speed) for p, speed in zip(found, speeds, strict=True)])
-    told = [
+    proposals = [
         msgspec.structs.replace(
             proposal, expected_tok_s=speed or None, recommended=why if proposal.starter.id == first else ""
         )
         for proposal, speed in zip(found, speeds, strict=True)
     ]
-    return Starters(proposals=tuple(sorted(told, key=lambda proposal: not proposal.recommended)))
+    return Starters(proposals=tuple(sorted(proposals, key=lambda proposal: not proposal.recommended)))
 
 
 @router.get("/hub/updates")

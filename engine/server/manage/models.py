@@ -112,8 +112,8 @@ async def set_load_settings(request: Request, model: str, body: LoadChoices) -> 
     if loaded is not None:
         loaded.pinned = body.keep_loaded
     unloaded = bool(loaded and loaded.ready and loaded.idle) and await state.pool.unload(entry.id)
-    told = _load_settings(state.models, entry)
-    return msgspec.structs.replace(told, unloaded=unloaded)
+    found = _load_settings(state.models, entry)
+    return msgspec.structs.replace(found, unloaded=unloaded)
 
 
 def _load_settings(models: ServedModels, entry: ModelEntry) -> ModelLoadSettings:

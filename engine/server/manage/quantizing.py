@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request
 
 from engine.api.jobs import Job, JobKind
 from engine.api.quantizing import PlanForecast, QuantizeOptions, QuantizeSketch
-from engine.quantize_jobs.job import predict, room_for, source_of, told_task
+from engine.quantize_jobs.job import gate_task, predict, room_for, source_of
 from engine.server.state import server_state
 from engine.server.typed import TypedRoute
 
@@ -34,7 +34,7 @@ async def start(request: Request, body: QuantizeOptions) -> Job:
     """Start the job (see /tessera/v1/jobs); its result names the new model and carries the report."""
     state = server_state(request)
     body.check()
-    await asyncio.to_thread(told_task, body, state.named_tasks)
+    await asyncio.to_thread(gate_task, body, state.named_tasks)
     catalogue = await state.models.catalogue()
     source = await asyncio.to_thread(source_of, catalogue, body.model)
     await asyncio.to_thread(room_for, source, body, catalogue.paths)

@@ -28,9 +28,9 @@ async def list_remotes(request: Request) -> api.Remotes:
 async def put_remote(request: Request, name: str, body: api.RemoteRequest) -> api.RemoteRow:
     """Add a worker or change it, and look at it. Its host's key must be known, or said with the request."""
     state = server_state(request)
-    told = msgspec.structs.asdict(body)
-    expected = told.pop("host_key")
-    await state.remotes.add(Remote(name=name, host_key="", **told), expected)
+    fields = msgspec.structs.asdict(body)
+    expected = fields.pop("host_key")
+    await state.remotes.add(Remote(name=name, host_key="", **fields), expected)
     return _row(state, state.remotes.registry.get(name))
 
 

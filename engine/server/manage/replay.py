@@ -74,7 +74,7 @@ class _Replay:
         _, mark = await self._now()
         return Replayed(
             text=text,
-            same=receipts.is_told(text, self._receipt.answer),
+            same=receipts.begins_with(text, self._receipt.answer),
             changed=tuple(name for name, _, _ in self._changes(await self._parts(model, mark))),
         )
 
@@ -83,7 +83,7 @@ class _Replay:
         model = await self._state.pool.acquire(self._model)
         asked, mark = await self._now()
         text = await self._text(model, asked)
-        same = receipts.is_told(text, self._receipt.answer)
+        same = receipts.begins_with(text, self._receipt.answer)
         parts, plan = await self._parts(model, mark), receipts.plan_of(model.settings)
         changes = self._changes(parts)
         then = await self._then()
@@ -98,7 +98,7 @@ class _Replay:
                 exchanged.append(Exchange(part=name, then=old, now=new, reason=reason))
                 continue
             try:
-                found = receipts.is_told(await way(), self._receipt.answer)
+                found = receipts.begins_with(await way(), self._receipt.answer)
             except EngineError as error:
                 exchanged.append(Exchange(part=name, then=old, now=new, reason=str(error)))
             else:

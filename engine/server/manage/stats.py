@@ -56,9 +56,9 @@ async def snapshot(state: ServerState, earlier: dict[str, tuple[float, RunnerSta
     for model in state.pool.known:
         numbers = await _ask(model)
         now = time.monotonic()
-        told = _model(describe(model), numbers, now, earlier.get(model.id))
+        row = _model(describe(model), numbers, now, earlier.get(model.id))
         runner = model.facts.phases if model.facts is not None else ()
-        models.append(msgspec.structs.replace(told, load=model.phases.all(), runner=runner))
+        models.append(msgspec.structs.replace(row, load=model.phases.all(), runner=runner))
         if numbers is not None:
             earlier[model.id] = (now, numbers)
     return Stats(
@@ -71,7 +71,7 @@ async def snapshot(state: ServerState, earlier: dict[str, tuple[float, RunnerSta
         rss_bytes=psutil.Process().memory_info().rss + sum(m.rss_bytes for m in models),
         memory_available_bytes=psutil.virtual_memory().available,
         utilization=state.utilization.newest() if state.utilization else None,
-        energy=state.energy.told(),
+        energy=state.energy.snapshot(),
         start=state.start.all(),
     )
 

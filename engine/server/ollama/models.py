@@ -132,7 +132,7 @@ async def show(request: Request) -> Response:
     template = entry.chat_template or ""
     if "fim" in entry.capabilities:  # clients look for this before they send a suffix
         template += "{{- /* .Suffix */ -}}"
-    told = {
+    payload = {
         "license": entry.details.license or "",
         "modelfile": f"FROM {entry.id}\n",
         "parameters": f"num_ctx {n_ctx}",
@@ -143,28 +143,28 @@ async def show(request: Request) -> Response:
         "modified_at": datetime.fromtimestamp(entry.added_at, UTC).isoformat(),
         "context_length": n_ctx,
     }
-    return JSONResponse(told, headers=ignored_header(body.ignored()))
+    return JSONResponse(payload, headers=ignored_header(body.ignored()))
 
 
 def _model_info(entry: ModelEntry, verbose: bool) -> dict[str, Any]:
     """All keys of the file's header; long lists are null as in Ollama's short form."""
-    told: dict[str, Any] = {
+    payload: dict[str, Any] = {
         "general.architecture": entry.architecture,
         "general.basename": entry.name,
         "general.parameter_count": entry.details.n_params,
         f"{entry.architecture}.context_length": entry.context_train,
     }
     if entry.format != "gguf":
-        return told
+        return payload
     try:
         metadata = dict(read_gguf_model(entry.path).metadata)
         most = sys.maxsize if verbose else _FEW
         metadata.pop("tokenizer.chat_template", None)
         if not verbose:
             metadata.pop(SCALES_KEY, None)
-        return told | {key: _as_json(value, most) for key, value in metadata.items()}
+        return payload | {key: _as_json(value, most) for key, value in metadata.items()}
     except (QuantizeError, OSError):
-        return told
+        return payload
 
 
 def _as_json(value: Any, most: int) -> Any:
@@ -195,7 +195,7 @@ async def embed(request: Request) -> Response:
     model, vectors, answer = await while_connected(request, work)
     if keep(model, body.keep_alive) and model.idle:
         await state.pool.unload(model.id)
-    told: dict[str, Any] = {
+    payload: dict[str, Any] = {
         "model": body.model,
         "embeddings": [vector.tolist() for vector in vectors],
         "total_duration": int((time.monotonic() - begun) * NANO),
@@ -203,8 +203,8 @@ async def embed(request: Request) -> Response:
         "prompt_eval_count": sum(answer.token_counts),
     }
     if notes := _cuts(answer):
-        told["tessera"] = {"notes": notes}
-    return JSONResponse(told, headers=headers)
+        payload["tessera"] = {"notes": notes}
+    return JSONResponse(payload, headers=headers)
 
 
 @router.post("/embeddings", openapi_extra=openapi_body(OldEmbedBody))
@@ -220,10 +220,10 @@ async def embeddings(request: Request) -> Response:
     model, vectors, answer = await while_connected(request, work)
     if keep(model, body.keep_alive) and model.idle:
         await state.pool.unload(model.id)
-    told: dict[str, Any] = {"embedding": vectors[0].tolist()}
+    payload: dict[str, Any] = {"embedding": vectors[0].tolist()}
     if notes := _cuts(answer):
-        told["tessera"] = {"notes": notes}
-    return JSONResponse(told, headers=headers)
+        payload["tessera"] = {"notes": notes}
+    return JSONResponse(payload, headers=headers)
 
 
 def _cuts(answer: Embedded) -> list[str]:
@@ -325,7 +325,7 @@ async def _progress(state: ServerState, job_id: str) -> AsyncGenerator[bytes, No
                 yield json.dumps({"error": f"{job.title} was not fetched: {_why(job)}"}).encode() + b"\n"
                 return
             else:
-                told: dict[str, Any] = {"status": job.progress.phase or job.state}
+                payload: dict[str, Any] = {"status": job.progress.phase or job.state}
                 if job.progress.total:
-                    told |= {"total": job.progress.total, "completed": job.progress.done, "digest": job.title}
-                yield json.dumps(told).encode() + b"\n"
+                    payload |= {"total": job.progress.total, "completed": job.progress.done, "digest": job.title}
+                yield json.dumps(payload).encode() + b"\n"

@@ -61,9 +61,9 @@ async def generate(request: Request) -> Response:
     return await _answer(request, body, generate_query(body), chat=False)
 
 
-async def _only_load(request: Request, body: Running, told: dict[str, Any]) -> Response:
+async def _only_load(request: Request, body: Running, fields: dict[str, Any]) -> Response:
     state = server_state(request)
-    answer = {"model": body.model, "created_at": now(), **told, "done": True}
+    answer = {"model": body.model, "created_at": now(), **fields, "done": True}
     if body.keep_alive is not None and body.keep_alive in (0, "0"):
         entry = await state.models.entry(body.model)
         await state.pool.unload(entry.id)

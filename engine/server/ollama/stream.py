@@ -43,12 +43,12 @@ class Lines:
         return {"model": self._model, "created_at": now()}
 
     def _body(self, content: str, thinking: str, calls: list[dict[str, Any]] | None) -> dict[str, Any]:
-        told: dict[str, Any] = {"content": content} if self._chat else {"response": content}
+        fields: dict[str, Any] = {"content": content} if self._chat else {"response": content}
         if thinking:
-            told["thinking"] = thinking
+            fields["thinking"] = thinking
         if calls:
-            told["tool_calls"] = calls
-        return {"message": {"role": "assistant", **told}} if self._chat else told
+            fields["tool_calls"] = calls
+        return {"message": {"role": "assistant", **fields}} if self._chat else fields
 
     def feed(self, item: ChatEvent) -> bytes:
         """The line that an event becomes, or nothing. Calls are sent whole."""
@@ -76,7 +76,7 @@ class Lines:
 
     def end(self, item: AnswerFinished) -> dict[str, Any]:
         """The fields of the last line. Durations are in nanoseconds."""
-        told: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "done": True,
             "done_reason": "length" if item.finish_reason == "length" else "stop",
             "total_duration": int((time.monotonic() - self._begun + self._load_s) * NANO),
@@ -88,5 +88,5 @@ class Lines:
             "context_length": self._n_ctx,
         }
         if item.malformed:
-            told["malformed_tool_calls"] = list(item.malformed)
-        return told
+            fields["malformed_tool_calls"] = list(item.malformed)
+        return fields

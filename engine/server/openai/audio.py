@@ -108,11 +108,11 @@ async def transcriptions(request: Request) -> Response:
     if body.response_format in ("text", "srt", "vtt"):
         text = {"text": _plain, "srt": _srt, "vtt": _vtt}[body.response_format](segments)
         return PlainTextResponse(text, headers=headers)
-    told: dict[str, Any] = {"text": _plain(segments).rstrip("\n")}
+    payload: dict[str, Any] = {"text": _plain(segments).rstrip("\n")}
     if body.response_format == "verbose_json":
-        told = {"task": "transcribe", "language": "english", "duration": round(speech.seconds, 3), **told}
-        told["segments"] = [_segment(index, segment) for index, segment in enumerate(segments)]
-    return JSONResponse({**told, "usage": _usage(speech)}, headers=headers)
+        payload = {"task": "transcribe", "language": "english", "duration": round(speech.seconds, 3), **payload}
+        payload["segments"] = [_segment(index, segment) for index, segment in enumerate(segments)]
+    return JSONResponse({**payload, "usage": _usage(speech)}, headers=headers)
 
 
 @router.post("/v1/audio/translations", include_in_schema=False)
@@ -191,8 +191,8 @@ async def _stream(state: ServerState, sound: bytes) -> AsyncGenerator[bytes, Non
     yield _event(done)
 
 
-def _event(told: dict[str, Any]) -> bytes:
-    return b"data: " + msgspec.json.encode(told) + b"\n\n"
+def _event(payload: dict[str, Any]) -> bytes:
+    return b"data: " + msgspec.json.encode(payload) + b"\n\n"
 
 
 def _usage(speech: SpeechSegments) -> dict[str, Any]:

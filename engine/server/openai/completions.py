@@ -145,7 +145,7 @@ async def _complete(state: ServerState, body: CompletionRequest) -> dict[str, An
             logprobs[index] += [*event.prompt_logprobs, *event.logprobs]
         elif isinstance(event, Done):
             ends[index] = event
-    also = await claim.told() if claim is not None else None
+    also = await claim.report() if claim is not None else None
     per_prompt = body.n or 1
     usages = [ends[i].usage for i in range(len(texts))]
     usage = stream.usage_body(usages)
@@ -201,18 +201,18 @@ async def _stream(state: ServerState, body: CompletionRequest, ticket: QueueTick
     ends: dict[int, Done] = {}
     async for index, event in merge(begun.answers):
         if isinstance(event, Delta):
-            probabilities, told = None, event.text
+            probabilities, text = None, event.text
             if event.prompt_logprobs:  # with their probabilities the prompt comes with the first token
-                told = echoes[index] + told
+                text = echoes[index] + text
             begin = 0 if event.prompt_logprobs else len(texts[index])
             texts[index] += event.text
             if body.logprobs is not None:
                 entries = [*event.prompt_logprobs, *event.logprobs]
                 probabilities = _logprobs(entries, begin, texts[index])
-            yield writer.chunk(index, b'"text":' + msgspec.json.encode(told), None, probabilities)
+            yield writer.chunk(index, b'"text":' + msgspec.json.encode(text), None, probabilities)
         elif isinstance(event, Done):
             ends[index] = event
-            also = await claim.told() if claim is not None else None
+            also = await claim.report() if claim is not None else None
             report = stream.report(begun.notes, {index: event}, begun.sampling, also)
             yield writer.chunk(index, b'"text":""', event.finish_reason, extra=report)
     if body.wants_usage:

@@ -135,8 +135,8 @@ async def native_embeddings(request: Request) -> Response:
     inputs = body.inputs()
     name = body.model or (await chosen_model(state, None)).id
     _, vectors, _ = await while_connected(request, embed(state, name, inputs))
-    told = [{"index": index, "embedding": [vector.tolist()]} for index, vector in enumerate(vectors)]
-    return JSONResponse(told, headers=ignored_header(body.ignored()))
+    rows = [{"index": index, "embedding": [vector.tolist()]} for index, vector in enumerate(vectors)]
+    return JSONResponse(rows, headers=ignored_header(body.ignored()))
 
 
 @router.post("/v1/rerank", openapi_extra=openapi_body(RerankRequest))

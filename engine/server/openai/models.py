@@ -83,10 +83,10 @@ def _as_anthropic(described: dict[str, Any]) -> dict[str, Any]:
 def sampling_of(entry: ModelEntry, state: ServerState) -> dict[str, Any]:
     """How a chat that names no sampling is sampled, and who decided it; apart where reasoning counts."""
     found = state.models.recommended_for(entry)
-    told: dict[str, Any] = {"sampling": choose({}, found.layers(None)).facts()}
+    payload: dict[str, Any] = {"sampling": choose({}, found.layers(None)).facts()}
     if found.plain != found.layers(None):
-        told["sampling_without_reasoning"] = choose({}, found.plain).facts()
-    return told
+        payload["sampling_without_reasoning"] = choose({}, found.plain).facts()
+    return payload
 
 
 def _describe(entry: ModelEntry, state: ServerState) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from devices.types import Machine
-from engine.api.receipts import Parts, Promise, Receipt, Told
+from engine.api.receipts import Parts, Promise, Receipt, TextDigest
 from engine.chat.types import ChatTemplate
 from engine.errors import InputFault
 from engine.loaded_model import LoadedModel
@@ -37,8 +37,10 @@ def promise(model: LoadedModel) -> Promise:
         because.append(f"device: {model.engine} decides itself how it computes")
     elif model.settings.devices and model.settings.n_gpu_layers:
         because.append("device: steps have one shape, but that GPU kernels give equal bits was not shown")
-    told = msgspec.json.encode((__version__, model.id, plan_of(model.settings), build()))
-    return Promise(promised=not because, because=tuple(because), fingerprint=hashlib.sha256(told).hexdigest()[:16])
+    decisive = msgspec.json.encode((__version__, model.id, plan_of(model.settings), build()))
+    return Promise(
+        promised=not because, because=tuple(because), fingerprint=hashlib.sha256(decisive).hexdigest()[:16]
+    )
 
 
 def plan_of(settings: LoadSettings) -> dict[str, Any]:
@@ -106,7 +108,7 @@ class Claim:
                     self._text.append(event.text)
                 yield event
 
-    async def told(self) -> dict[str, Any]:
+    async def report(self) -> dict[str, Any]:
         """What the end of the answer says."""
         found: dict[str, Any] = {"deterministic": msgspec.to_builtins(promise(self._model))}
         if self._body.receipt and self._request is not None:
@@ -122,7 +124,7 @@ class Claim:
             format=format_of(request),
             route="completions" if self._template is None else "chat",
             body=self._body.model_dump(mode="json", exclude_none=True),
-            answer=told("".join(self._text)),
+            answer=digest_of("".join(self._text)),
         )
 
 
@@ -131,14 +133,14 @@ async def parts_now(state: ServerState, model: LoadedModel, template: str) -> Pa
     return await asyncio.to_thread(lambda: _parts_of(model, state.placer.machine_now(), template))
 
 
-def told(text: str) -> Told:
+def digest_of(text: str) -> TextDigest:
     """A text as receipts have it."""
-    return Told(num_chars=len(text), sha256=hashlib.sha256(text.encode()).hexdigest())
+    return TextDigest(num_chars=len(text), sha256=hashlib.sha256(text.encode()).hexdigest())
 
 
-def is_told(text: str, answer: Told) -> bool:
+def begins_with(text: str, answer: TextDigest) -> bool:
     """Whether a text begins with the answer of a receipt; a client may have left before its end."""
-    return told(text[: answer.num_chars]) == answer
+    return digest_of(text[: answer.num_chars]) == answer
 
 
 async def asked_of(model: LoadedModel, request: GenerationRequest) -> dict[str, Any]:

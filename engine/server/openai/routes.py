@@ -96,7 +96,7 @@ class _Started(NamedTuple):
 
     async def report(self, ends: dict[int, AnswerFinished]) -> dict[str, Any]:
         """What is reported about these choices beside their text."""
-        also = await self.claim.told() if self.claim is not None else None
+        also = await self.claim.report() if self.claim is not None else None
         return stream.report((*self.chat.notes, *self.model.notes), ends, self.chat.sampling, also)
 
 
@@ -107,9 +107,9 @@ async def _start(
     claim = claimed(state, model, body, chat.template)
     answers: list[AsyncIterator[ChatEvent]] = []
     for choice in range(body.n or 1):
-        told = bool(body.return_progress and body.stream)
+        progress = bool(body.return_progress and body.stream)
         seeded = msgspec.structs.replace(chat.request.sampling, seed=body.sampling(choice).get("seed"))
-        request = msgspec.structs.replace(chat.request, sampling=seeded, progress=told)
+        request = msgspec.structs.replace(chat.request, sampling=seeded, progress=progress)
         events = state.pool.generate(model, request)
         answers.append(read(chat.answer(), events if claim is None else claim.watch(request, events)))
     return _Started(model, chat, answers, grounded, claim)
@@ -162,7 +162,7 @@ async def _loading(
             await asyncio.wait((starting,), timeout=PROGRESS_S)
             if ticket.loading:
                 loading = True
-                yield writer.loading(ticket)
+                yield writer.load_progress(ticket)
     except BaseException:
         starting.cancel()
         raise
@@ -179,8 +179,8 @@ async def _stream(  # noqa: C901, PLR0912 - one branch for each kind of event
     greeted: set[int] = set()
     if body.return_progress:
         async with aclosing(_loading(starting, ticket, writer, greeted)) as waiting:
-            async for told in waiting:
-                yield told
+            async for chunk in waiting:
+                yield chunk
     started = await starting
     model, _, answers, grounded, _ = started
     writer.runs(model)
@@ -198,7 +198,7 @@ async def _stream(  # noqa: C901, PLR0912 - one branch for each kind of event
                 yield writer.text(index, event.text)
                 continue
         if isinstance(event, PromptProgress):
-            yield writer.reading(event)
+            yield writer.prefill_progress(event)
             continue
         if index not in greeted:
             greeted.add(index)

@@ -22,8 +22,8 @@ _encode = msgspec.json.encode
 
 def fingerprint(model: LoadedModel) -> str:
     """Changes when the same request may get another answer: with the program, the model or how it is loaded."""
-    told = _encode((__version__, model.id, model.engine, model.settings))
-    return f"fp_{hashlib.sha256(told).hexdigest()[:12]}"
+    identity = _encode((__version__, model.id, model.engine, model.settings))
+    return f"fp_{hashlib.sha256(identity).hexdigest()[:12]}"
 
 
 def usage_body(usages: list[Usage]) -> dict[str, Any]:
@@ -123,21 +123,21 @@ class ChunkWriter:
         tail = _encode({"usage": usage_body(usages), "timings": timings})
         return self._open + b"]," + tail[1:] + b"\n\n"
 
-    def reading(self, progress: PromptProgress) -> bytes:
-        """How much of the prompt is read, as llama-server tells it: `cache` of `processed` were known."""
-        told = {
+    def prefill_progress(self, progress: PromptProgress) -> bytes:
+        """How much of the prompt is computed, as llama-server reports it: `cache` of `processed` were cached."""
+        fields = {
             "total": progress.prompt_tokens,
             "cache": progress.cached_tokens,
             "processed": progress.processed,
         }
-        return self._open + b"]," + _encode({"prompt_progress": told})[1:] + b"\n\n"
+        return self._open + b"]," + _encode({"prompt_progress": fields})[1:] + b"\n\n"
 
-    def loading(self, ticket: QueueTicket) -> bytes:
+    def load_progress(self, ticket: QueueTicket) -> bytes:
         """How far the load of the model is, 0 to 1, and how many requests came before this one."""
-        told: dict[str, Any] = {"fraction": round(ticket.fraction, 3), "waiting": ticket.before}
+        fields: dict[str, Any] = {"fraction": round(ticket.fraction, 3), "waiting": ticket.before}
         if ticket.compiling:
-            told["compiling"] = True
-        return self._open + b"]," + _encode({"load_progress": told})[1:] + b"\n\n"
+            fields["compiling"] = True
+        return self._open + b"]," + _encode({"load_progress": fields})[1:] + b"\n\n"
 
 
 def delta(text: str) -> bytes:

@@ -251,8 +251,8 @@ async def search_results(
     for question in questions:
         for result in (await found_in(service, live, question, body)).results:
             content = [{"type": "text", "text": result.passage.text}]
-            found.setdefault(result.passage.id, {**result.told(), "content": content})
-    return sorted(found.values(), key=lambda told: -told["score"])[: body.max_num_results or 10]
+            found.setdefault(result.passage.id, {**result.payload(), "content": content})
+    return sorted(found.values(), key=lambda row: -row["score"])[: body.max_num_results or 10]
 
 
 class Result(NamedTuple):
@@ -263,7 +263,7 @@ class Result(NamedTuple):
     score: float
     attributes: dict[str, Any]
 
-    def told(self) -> dict[str, Any]:
+    def payload(self) -> dict[str, Any]:
         """What both the search and the tool tell of it, beside its text."""
         name = Path(self.passage.path).name
         return {"file_id": self.file_id, "filename": name, "score": self.score, "attributes": self.attributes}

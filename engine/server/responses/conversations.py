@@ -54,13 +54,13 @@ async def create(request: Request) -> Response:
     conversation = Conversation(body.metadata or {})
     _store(request).put(conversation)
     _store(request).add(conversation, body.items or [])
-    return JSONResponse(conversation.told(), headers=ignored_header(body.ignored()))
+    return JSONResponse(conversation.payload(), headers=ignored_header(body.ignored()))
 
 
 @router.get("/{conversation}")
 async def show(request: Request, conversation: str) -> dict[str, Any]:
     """One conversation."""
-    return _store(request).get(conversation).told()
+    return _store(request).get(conversation).payload()
 
 
 @router.post("/{conversation}", openapi_extra=openapi_body(UpdateBody))
@@ -69,7 +69,7 @@ async def update(request: Request, conversation: str) -> Response:
     body = await parse(request, UpdateBody)
     found = _store(request).get(conversation)
     found.metadata = body.metadata
-    return JSONResponse(found.told(), headers=ignored_header(body.ignored()))
+    return JSONResponse(found.payload(), headers=ignored_header(body.ignored()))
 
 
 @router.delete("/{conversation}")
@@ -107,4 +107,4 @@ async def delete_item(request: Request, conversation: str, item: str) -> dict[st
     """Take an item out; the conversation without it comes back."""
     found = _store(request).get(conversation)
     found.items.remove(found.find(item))
-    return found.told()
+    return found.payload()

@@ -66,17 +66,17 @@ class Found(NamedTuple):
     results: tuple[Result, ...]
     query: "ChatQuery"
 
-    def told(self) -> list[dict[str, Any]]:
+    def payload(self) -> list[dict[str, Any]]:
         """The results as an item of the answer holds them."""
-        return [{**result.told(), "text": result.passage.text} for result in self.results]
+        return [{**result.payload(), "text": result.passage.text} for result in self.results]
 
     def citations(self, text: str) -> list[dict[str, Any]]:
         """The files behind the numbers in brackets, each with its place in the text."""
         marks = [mark for mark in _CITED.finditer(text) if 0 < int(mark[1]) <= len(self.results)]
-        named = [(mark.start(), self.results[int(mark[1]) - 1].told()) for mark in marks]
+        named = [(mark.start(), self.results[int(mark[1]) - 1].payload()) for mark in marks]
         return [
-            {"type": "file_citation", "index": at, "file_id": told["file_id"], "filename": told["filename"]}
-            for at, told in named
+            {"type": "file_citation", "index": at, "file_id": fields["file_id"], "filename": fields["filename"]}
+            for at, fields in named
         ]
 
 

@@ -113,8 +113,8 @@ async def count_input(request: Request) -> Response:
     asked = await _understand(request, state, body)
     found = None if asked.search is None else await asked.search.run(state, body.model, asked.query)
     turn = await prepare_turn(state, body.model, asked.query if found is None else found.query)
-    told = {"object": "response.input_tokens", "input_tokens": await turn.prompt_tokens()}
-    return JSONResponse(told, headers=ignored_header(body.ignored()))
+    payload = {"object": "response.input_tokens", "input_tokens": await turn.prompt_tokens()}
+    return JSONResponse(payload, headers=ignored_header(body.ignored()))
 
 
 @router.get("/v1/responses/{response_id}/input_items")
@@ -224,10 +224,10 @@ async def _stream(state: ServerState, asked: _Asked, items: ItemStream) -> Async
         if asked.search is not None:
             yield items.search_begins()
             found = await asked.search.run(state, asked.body.model, query)
-            yield items.search_ended(found, told=_tells_results(asked))
+            yield items.search_ended(found, with_results=_includes_results(asked))
             query = found.query
         turn = await prepare_turn(state, asked.body.model, query)
-        _tell_sampling(asked, turn.chat.sampling)
+        _report_sampling(asked, turn.chat.sampling)
         async with aclosing(turn.events()) as events:
             async for item in events:
                 out = items.feed(item)
@@ -250,21 +250,21 @@ async def _run(state: ServerState, asked: _Asked, items: ItemStream) -> None:
     if asked.search is not None:
         items.search_begins()
         found = await asked.search.run(state, asked.body.model, query)
-        items.search_ended(found, told=_tells_results(asked))
+        items.search_ended(found, with_results=_includes_results(asked))
         query = found.query
     turn = await prepare_turn(state, asked.body.model, query)
-    _tell_sampling(asked, turn.chat.sampling)
+    _report_sampling(asked, turn.chat.sampling)
     async with aclosing(turn.events()) as events:
         async for item in events:
             items.feed(item)
     _keep(state, asked, items)
 
 
-def _tells_results(asked: _Asked) -> bool:
+def _includes_results(asked: _Asked) -> bool:
     return "file_search_call.results" in (asked.body.include or ())
 
 
-def _tell_sampling(asked: _Asked, sampling: Chosen) -> None:
+def _report_sampling(asked: _Asked, sampling: Chosen) -> None:
     """The response says how it is sampled, and who decided that."""
     asked.response["temperature"] = sampling.params.temperature
     asked.response["top_p"] = sampling.params.top_p

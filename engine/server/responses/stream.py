@@ -61,18 +61,18 @@ class ItemStream:
         """The files are searched from now on."""
         item: dict[str, Any] = {"id": new_id("fs", "_"), "type": "file_search_call", "status": "in_progress"}
         out = self._open({**item, "queries": [], "results": None}, item["type"])
-        place = self._place()
+        ids = self._ids()
         for state in ("in_progress", "searching"):
-            out += self._event(f"response.file_search_call.{state}", **place)
+            out += self._event(f"response.file_search_call.{state}", **ids)
         return out
 
-    def search_ended(self, found: "Found", *, told: bool) -> bytes:
-        """What was found, which the answer may cite from now on; with `told` the item holds it."""
+    def search_ended(self, found: "Found", *, with_results: bool) -> bytes:
+        """What was found, which the answer may cite from now on; `with_results`: the item holds the results."""
         self._found, self._kind = found, ""
         self._item |= {"status": "completed", "queries": [found.question] if found.question else []}
-        if told:
-            self._item["results"] = found.told()
-        out = self._event("response.file_search_call.completed", **self._place())
+        if with_results:
+            self._item["results"] = found.payload()
+        out = self._event("response.file_search_call.completed", **self._ids())
         return out + self._done()
 
     def feed(self, item: ChatEvent) -> bytes:
@@ -108,11 +108,11 @@ class ItemStream:
     # ------------------------------------------------------------------ items
 
     def _event(self, kind: str, **body: Any) -> bytes:
-        told = {"type": kind, "sequence_number": self._sequence, **body}
+        payload = {"type": kind, "sequence_number": self._sequence, **body}
         self._sequence += 1
-        return b"event: " + kind.encode() + b"\ndata: " + _encode(told) + b"\n\n"
+        return b"event: " + kind.encode() + b"\ndata: " + _encode(payload) + b"\n\n"
 
-    def _place(self) -> dict[str, Any]:
+    def _ids(self) -> dict[str, Any]:
         return {"item_id": self._item["id"], "output_index": len(self.output)}
 
     def _open(self, item: dict[str, Any], kind: str) -> bytes:
@@ -125,7 +125,7 @@ class ItemStream:
             out = self._close() + self._open_text(kind, part)
         self._item["content"][0]["text"] += text
         extra: dict[str, Any] = {"logprobs": []} if kind == "message" else {}
-        return out + self._event(f"response.{part}.delta", **self._place(), content_index=0, delta=text, **extra)
+        return out + self._event(f"response.{part}.delta", **self._ids(), content_index=0, delta=text, **extra)
 
     def _open_text(self, kind: str, part: str) -> bytes:
         item: dict[str, Any]
@@ -138,7 +138,7 @@ class ItemStream:
             empty |= {"annotations": [], "logprobs": []}
         out = self._open({**item, "content": []}, kind)
         self._item["content"].append(dict(empty))
-        return out + self._event("response.content_part.added", **self._place(), content_index=0, part=empty)
+        return out + self._event("response.content_part.added", **self._ids(), content_index=0, part=empty)
 
     def _open_call(self, call: CallStarted) -> bytes:
         item_id, call_id = new_id("fc", "_"), new_id("call", "_")
@@ -150,7 +150,7 @@ class ItemStream:
         self._arguments += delta
         if self._kind != "function_call":
             return b""  # free text is known once the JSON around it is complete
-        return self._event("response.function_call_arguments.delta", **self._place(), delta=delta)
+        return self._event("response.function_call_arguments.delta", **self._ids(), delta=delta)
 
     def _close(self) -> bytes:
         if not self._kind:
@@ -168,29 +168,29 @@ class ItemStream:
     def _close_text(self, kind: str) -> bytes:
         part = self._item["content"][0]
         extra: dict[str, Any] = {"logprobs": []} if kind == "message" else {}
-        place = {**self._place(), "content_index": 0}
-        out = self._cite(part, place) if kind == "message" and self._found else b""
-        out += self._event(f"response.{part['type']}.done", **place, text=part["text"], **extra)
-        return out + self._event("response.content_part.done", **place, part=part)
+        ids = {**self._ids(), "content_index": 0}
+        out = self._cite(part, ids) if kind == "message" and self._found else b""
+        out += self._event(f"response.{part['type']}.done", **ids, text=part["text"], **extra)
+        return out + self._event("response.content_part.done", **ids, part=part)
 
-    def _cite(self, part: dict[str, Any], place: dict[str, Any]) -> bytes:
+    def _cite(self, part: dict[str, Any], ids: dict[str, Any]) -> bytes:
         assert self._found is not None
         part["annotations"] = self._found.citations(part["text"])
         return b"".join(
-            self._event("response.output_text.annotation.added", **place, annotation_index=number, annotation=told)
-            for number, told in enumerate(part["annotations"])
+            self._event("response.output_text.annotation.added", **ids, annotation_index=number, annotation=made)
+            for number, made in enumerate(part["annotations"])
         )
 
     def _close_call(self, kind: str) -> bytes:
         self._calls.append(ToolCall(id=self._call_id, name=self._call_name, arguments=self._arguments))
         if kind == "custom_tool_call":
             text = self._item["input"] = custom_input(self._arguments)
-            return self._event("response.custom_tool_call_input.delta", **self._place(), delta=text) + self._event(
-                "response.custom_tool_call_input.done", **self._place(), input=text
+            return self._event("response.custom_tool_call_input.delta", **self._ids(), delta=text) + self._event(
+                "response.custom_tool_call_input.done", **self._ids(), input=text
             )
         self._item["arguments"] = self._arguments
         done = {"arguments": self._arguments, "name": self._item["name"]}
-        return self._event("response.function_call_arguments.done", **self._place(), **done)
+        return self._event("response.function_call_arguments.done", **self._ids(), **done)
 
     def _finish(self, end: AnswerFinished) -> bytes:
         cut = end.finish_reason == "length"

@@ -38,7 +38,7 @@ class Job:
         """Nothing more will come."""
         return self.items.response["status"] in _ENDED and (self.task is None or self.task.done())
 
-    def tell(self, chunk: bytes) -> None:
+    def publish(self, chunk: bytes) -> None:
         """More events; a chunk may hold several."""
         self.events += [event + b"\n\n" for event in chunk.split(b"\n\n") if event]
         self.wake()
@@ -86,7 +86,7 @@ class BackgroundJobs:
         try:
             async with aclosing(chunks) as source:
                 async for chunk in source:
-                    job.tell(chunk)
+                    job.publish(chunk)
         finally:
             if job.items.response["status"] not in _ENDED:
                 job.items.response["status"] = "cancelled"

@@ -33,7 +33,7 @@ class Conversation:
         self.items: list[dict[str, Any]] = []
         self.size_bytes = 0
 
-    def told(self) -> dict[str, Any]:
+    def payload(self) -> dict[str, Any]:
         """The conversation as OpenAI writes it; its items are asked for apart."""
         head = {"id": self.id, "object": "conversation", "created_at": self.created_at}
         return {**head, "metadata": self.metadata}

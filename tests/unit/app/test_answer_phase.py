@@ -14,7 +14,7 @@ from engine.server.openai.stream import ChunkWriter
 def told(phase):
     place = QueueTicket()
     place.take(SimpleNamespace(phase=phase, progress=0.5, waiting=0, ready=False))
-    line = ChunkWriter("chat.completion.chunk", "chatcmpl-1", "m").loading(place)
+    line = ChunkWriter("chat.completion.chunk", "chatcmpl-1", "m").load_progress(place)
     chunk = msgspec.json.decode(line.removeprefix(b"data: "), type=ChatChunk)
     return phase_text(phase_of(chunk), 0.1, lambda text: text, str)
 

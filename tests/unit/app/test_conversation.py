@@ -29,7 +29,7 @@ class _Pieces:
 def test_ctrl_c_just_as_an_answer_ends_goes_on_with_the_next_line(monkeypatch, capsys):
     server, pressed = Server(), []
     conversation = Conversation(server, "m", None, {})
-    tell = conversation._tell
+    tell = conversation._print_end
 
     def told(*arguments, **more):
         if not pressed:
@@ -37,7 +37,7 @@ def test_ctrl_c_just_as_an_answer_ends_goes_on_with_the_next_line(monkeypatch, c
             raise KeyboardInterrupt
         tell(*arguments, **more)
 
-    monkeypatch.setattr(conversation, "_tell", told)
+    monkeypatch.setattr(conversation, "_print_end", told)
     monkeypatch.setattr(sys, "stdin", io.StringIO("one\ntwo\n/exit\nthree\n"))
     conversation.talk()
     assert server.asked == ["one", "two"]

@@ -41,8 +41,8 @@ def test_answers_are_kept_of_the_files_asked_last(tmp_path):
 def test_a_file_of_tasks_is_read_with_what_it_will_take(tmp_path):
     lines = [GOOD, "", {**GOOD, "system": "Be brief.", "max_tokens": 10, "name": "sum"}, GOOD, GOOD, GOOD]
     tasks = own_tasks(written(tmp_path, *lines))
-    assert (tasks.told.name, tasks.told.cases) == ("tasks.jsonl", 5)
-    assert tasks.told.answer_tokens == (4 * 256 + 10) // 2
+    assert (tasks.task.name, tasks.task.cases) == ("tasks.jsonl", 5)
+    assert tasks.task.answer_tokens == (4 * 256 + 10) // 2
     loaded = tasks.load()
     assert [t.name for t in loaded] == ["task 1", "sum", "task 3", "task 4", "task 5"]
     assert [m.role for m in loaded[1].query.messages] == ["system", "user"]
@@ -105,7 +105,7 @@ def test_a_gate_is_a_known_name_or_a_whole_path(tmp_path):
     assert refused.value.param == "gate"
     QuantizeOptions(model="spark", bpw=4.5, gate="evaluate").check()
     path = written(tmp_path, *[GOOD] * 5)
-    assert task_set(str(path), {}).told.cases == 5
+    assert task_set(str(path), {}).task.cases == 5
 
 
 def test_an_expected_answer_stands_as_words_of_its_own():

@@ -58,7 +58,7 @@ def test_an_answer_is_told_its_joules_and_its_placement_learns():
         desk._cpu_s[os.getpid()] = used_s - 1.0  # a second of processor time in this second
         desk._cores = 1
         meters.on_sample(usage(30.0, cpu_frac=1.0), 1.0)
-        desk.heard(
+        desk.on_stats(
             os.getpid(),
             Stats(
                 id=1,
@@ -81,7 +81,7 @@ def test_an_answer_is_told_its_joules_and_its_placement_learns():
         body = timings_body(ended)
         assert body["tokens_per_joule"] == pytest.approx(5.0, rel=0.05)
         assert placer.history.tokens_per_joule("m", "cpu", "cpu") == pytest.approx(5.0, rel=0.05)
-        told = desk.told()
+        told = desk.snapshot()
         assert told.measured
         assert told.idle_w == {"cpu": 10.0}
         assert [(m.model, m.tokens) for m in told.models] == [("m", 100)]
@@ -97,7 +97,7 @@ def test_without_a_meter_answers_are_as_they_were_and_it_is_said():
         assert await desk.metered(model, ended) is ended
         assert meters.looks == 0
         assert "joules" not in timings_body(ended)
-        assert desk.told().note == NO_METER
+        assert desk.snapshot().note == NO_METER
         assert placer.history.tokens_per_joule("m", "cpu", "cpu") is None
 
     asyncio.run(run())
