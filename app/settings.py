@@ -266,10 +266,6 @@ class Settings:
         """The value of a whole-number row."""
         return int(self.values[name])
 
-    def number(self, name: str) -> float:
-        """The value of a number row."""
-        return float(self.values[name])
-
     def flag(self, name: str) -> bool:
         """The value of a yes-or-no row."""
         return bool(self.values[name])

@@ -67,7 +67,6 @@ class ModelChoice:
     title: str
     n_ctx: int = 0
     loaded: bool = False
-    vision: bool = False
     reasons: bool = False
     demo: bool = False
     default: bool = False
@@ -155,7 +154,6 @@ def choice_of(row: ModelRow) -> ModelChoice:
         title=row.name or row.id,
         n_ctx=row.context_length,
         loaded=row.state == "loaded",
-        vision="vision" in row.capabilities,
         reasons="reasoning" in row.capabilities,
         demo=row.demo,
         default=row.default,

@@ -114,13 +114,6 @@ class VersionStore:
         elif name != state.version:
             self._write(msgspec.structs.replace(state, version=name, previous=state.version))
 
-    def forget(self, model: str) -> None:
-        """The model uses what all use again."""
-        state = self.state()
-        models = {path: used for path, used in state.models.items() if path != model}
-        if models != state.models:
-            self._write(msgspec.structs.replace(state, models=models))
-
     def rollback(self) -> str | None:
         """Use what was used before the present version; None is the shipped one."""
         state = self.state()

@@ -31,10 +31,9 @@ class CallArguments(msgspec.Struct, frozen=True):
 
 
 class CallEnded(msgspec.Struct, frozen=True):
-    """A call is complete; `repaired`: what the model wrote was not the JSON that was sent on."""
+    """A call is complete."""
 
     index: int
-    repaired: bool = False
 
 
 class CallMalformed(msgspec.Struct, frozen=True):

@@ -60,10 +60,6 @@ class DeviceChecks:
         key = check_key(settings, shape, machine)
         return self._store.get().get(key) if key else None
 
-    def all(self) -> tuple[Verdict, ...]:
-        """Every stored verdict, oldest first."""
-        return tuple(self._store.get().values())
-
     def to_compare(self, settings: LoadSettings, shape: ModelShape, machine: Machine) -> LoadSettings:
         """The settings, with a reference where the device must be compared; computed where there is none yet."""
         key = check_key(settings, shape, machine)

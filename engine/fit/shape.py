@@ -41,7 +41,6 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True):
     value_values: int = 0
     sliding: bool = False
     state_bytes: int = 0
-    weight_bytes: int = 0
 
 
 class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
@@ -155,7 +154,6 @@ def _layer(head: GgufFile, index: int, tensors: list[TensorInfo], window: int, t
         value_values=values,
         sliding=sliding,
         state_bytes=_state_bytes(head) if recurrent else 0,
-        weight_bytes=sum(t.nbytes for t in tensors),
     )
 
 

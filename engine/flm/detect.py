@@ -53,15 +53,13 @@ class FlmModel(msgspec.Struct, frozen=True):
     num_params: int = 0
     footprint_bytes: int = 0
     chats: bool = True
-    thinks: bool = False
 
 
 class FlmReport(msgspec.Struct, frozen=True):
-    """What was found. `ready` is its own word on the NPU (None: it did not say)."""
+    """What was found; `problem` is why nothing runs, the program's own word on the NPU among others."""
 
     program: str | None
     version: str = ""
-    ready: bool | None = None
     models: tuple[FlmModel, ...] = ()
     problem: str = ""
 
@@ -88,12 +86,10 @@ def detect(timeout_s: float = TIMEOUT_S) -> FlmReport:
     if version is None:
         return FlmReport(program, problem=f"{program} gives no answer")
     validated = _json(_ask(program, timeout_s, "validate", "--json"))
-    ready = validated.get("ready") if isinstance(validated, dict) else None
     listed = _json(_ask(program, timeout_s, "list", "--filter", "installed", "--json"))
     return FlmReport(
         program,
         version.strip().splitlines()[-1][:80] if version.strip() else "",
-        ready if isinstance(ready, bool) else None,
         _models(listed),
         _not_ready(validated),
     )
@@ -196,7 +192,6 @@ def _model(tag: str, told: dict[str, Any]) -> FlmModel:
         num_params=_count(told.get("size"), _MAX_PARAMS),
         footprint_bytes=int(giga * 1e9),
         chats=not (kinds & _NOT_CHATS or tag.startswith(_NOT_CHAT_TAGS)),
-        thinks=details.get("think") is True,
     )
 
 

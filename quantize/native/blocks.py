@@ -40,7 +40,6 @@ class TypeTraits(msgspec.Struct, frozen=True):
     type_id: int
     block_values: int
     block_bytes: int
-    is_quantized: bool
     needs_importance: bool
 
     def row_bytes(self, row_values: int) -> int:
@@ -66,14 +65,8 @@ def type_traits(qtype: str) -> TypeTraits:
         type_id=type_id,
         block_values=int(raw.blck_size),
         block_bytes=int(raw.type_size),
-        is_quantized=bool(raw.is_quantized),
         needs_importance=bool(lib.ggml_quantize_requires_imatrix(type_id)),
     )
-
-
-def row_bytes(qtype: str, row_values: int) -> int:
-    """Bytes of one row of `row_values` weights. Raises: ValueError: unknown type, or not whole blocks."""
-    return type_traits(qtype).row_bytes(row_values)
 
 
 def quantize_rows(weights: Weights, qtype: str, importance: Weights | None = None, *, threads: int = 1) -> Blocks:

@@ -62,7 +62,9 @@ def main() -> None:
         begun = time.perf_counter()
         done = index.refresh()
         print(
-            f"first index: {done.num_files} files in {time.perf_counter() - begun:.1f} s", index.database.counts()
+            f"first index: {done.num_files} files in {time.perf_counter() - begun:.1f} s",
+            index.database.num_chunks(),
+            "chunks",
         )
         begun = time.perf_counter()
         index.refresh()

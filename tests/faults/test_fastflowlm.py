@@ -46,7 +46,7 @@ def ask(server, text, model="flm:llama3.2:1b", **options):
 def test_detection_says_what_is_there(program):
     report = detect.detect()
     assert report.version == "FLM v0.9.46"
-    assert report.ready is True
+    assert not report.problem
     assert [model.tag for model in report.models] == ["llama3.2:1b", "qwen3.5:2b", "whisper-v3:turbo"]
     llama, _, whisper = report.models
     assert (llama.family, llama.parameters, llama.quantization) == ("llama3", "1B", "Q4_1")

@@ -59,11 +59,6 @@ class Context:
         """Tokens of all pieces, estimated as their budget was."""
         return sum(piece.num_tokens for piece in self.pieces)
 
-    def without(self, key: str) -> "Context":
-        """The same context with one piece removed."""
-        kept = tuple(piece for piece in self.pieces if piece.key != key)
-        return Context(pieces=kept, left_out=self.left_out, budget_tokens=self.budget_tokens)
-
     def rendered(self) -> str:
         """All pieces as one text."""
         return "\n".join(piece.rendered() for piece in self.pieces)

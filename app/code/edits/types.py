@@ -13,8 +13,8 @@ Match = Literal["exact", "trailing space", "outer blank lines", "indentation", "
 class Hunk:
     """One requested change of one file.
 
-    `search` and `replace` are whole lines without line endings. `line_hint` is the 1-based line a unified
-    diff claims; it is never trusted on its own, since models count badly.
+    `search` and `replace` are whole lines without line endings. The line a unified diff claims is not kept, since
+    models count badly.
     """
 
     path: str
@@ -22,7 +22,6 @@ class Hunk:
     search: tuple[str, ...]
     replace: tuple[str, ...]
     source: HunkSource
-    line_hint: int | None = None
     ends_without_newline: bool = False
 
 

@@ -124,7 +124,6 @@ def _hunk(body: _Body, hint: str | None, path: str, old_name: str, new_name: str
         search=tuple(body.old),
         replace=tuple(body.new),
         source="diff",
-        line_hint=int(hint) if hint else None,
         ends_without_newline=body.no_newline,
     )
 

@@ -120,11 +120,6 @@ class IndexDatabase:
         )
         self._db.execute("DELETE FROM file WHERE path=?", (path,))
 
-    def counts(self) -> dict[str, int]:
-        """Rows of each table."""
-        tables = ("file", "symbol", "chunk")
-        return {t: self._db.execute(f"SELECT count(*) FROM {t}").get for t in tables}  # noqa: S608  # fixed names
-
     def paths(self, prefix: str = "", limit: int | None = None) -> list[str]:
         """Indexed paths below a folder (`prefix` ends in a slash, or is empty), sorted."""
         rows = self._db.execute(
@@ -165,16 +160,6 @@ class IndexDatabase:
             (path,),
         )
         return [SymbolHit(*row) for row in rows]
-
-    def complete(self, prefix: str, limit: int = 20) -> list[str]:
-        """Names of symbols that begin like that, for the input field."""
-        upper = prefix + "\U0010ffff"
-        rows = self._db.execute(
-            "SELECT DISTINCT name FROM symbol WHERE name >= ? COLLATE NOCASE AND name < ? COLLATE NOCASE"
-            " ORDER BY length(name), name LIMIT ?",
-            (prefix, upper, limit),
-        )
-        return [name for (name,) in rows]
 
     def num_chunks(self) -> int:
         """How many chunks there are, give or take those deleted."""

@@ -58,7 +58,6 @@ class MessageWidget(ColumnItem):
         self._reasoning: MarkdownView | None = None
         self._phase: PhaseLabel | None = None
         self._editor: MessageEditor | None = None
-        self._width = 0
         unit = theme.tokens.unit
         self._column = QVBoxLayout(self)
         self._column.setContentsMargins(0, unit, 0, unit)
@@ -104,7 +103,6 @@ class MessageWidget(ColumnItem):
 
     def fit(self, width: int) -> int:
         """Lay out for this width."""
-        self._width = width
         for view, inset in self._views:
             available = width - inset
             if view is self._body and self.message.role == "user":

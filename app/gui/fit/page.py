@@ -54,7 +54,6 @@ class FitPage(Page):
         self._models: list[Model] = []
         self._range = (0, 0)
         self._asked = 0
-        self._job = ""
         self._ours: dict[int, float] = {}  # what is drawn
         self._known: dict[int, float] = {}  # of it, what rests on what is known now
         self._sweeps = 0
@@ -339,7 +338,6 @@ class FitPage(Page):
         request = self._request()
 
         def started(job: Job) -> None:
-            self._job = job.id
             clear(self._report)
             self._jobs.started(job)
             self.verticalScrollBar().setValue(0)

@@ -38,7 +38,7 @@ class Fragment(NamedTuple):
 
 
 class LenientJson:
-    """One value. `feed` until `done`; `fragments` collects the output, `repaired` says whether it differs.
+    """One value. `feed` until `done`; `fragments` collects the output.
 
     `quote` is a multi-character string delimiter (Gemma's `<|"|>`); inside it nothing is escaped. `closers`
     are characters that end a value that stands alone, such as an argument of a Python call.
@@ -46,7 +46,6 @@ class LenientJson:
 
     def __init__(self, quote: str | None = None, closers: str = "") -> None:
         self.fragments: list[Fragment] = []
-        self.repaired = False
         self.member: str | None = None
         self._state = State.VALUE
         self._stack: list[list[str | int]] = []  # [closer, number of elements]
@@ -56,7 +55,6 @@ class LenientJson:
         self._is_key = False
         self._held = ""  # a bare word, an escape, or what follows a quote
         self._key: list[str] = []
-        self._commas = False
         self._after_colon = False
         self._half = ""  # the first half of an escaped surrogate pair
         self._skip = 0  # characters of a long quote still to pass
@@ -83,13 +81,11 @@ class LenientJson:
         if self.done:
             return
         if self._state in {State.STRING, State.QUOTE}:
-            self.repaired |= self._state is State.STRING
             self._held = "" if self._state is State.STRING else self._held
             self._end_string()
         elif self._state is State.BARE:
             self._end_bare(cut=True)
         while self._stack:
-            self.repaired = True
             self._close()
         if not self.done:
             self._write("null")
@@ -123,7 +119,6 @@ class LenientJson:
             return at + 1
         if state is State.COLON:
             self._write_colon()
-            self.repaired |= char != ":"
             return at + 1 if char in ":=" else at
         if char in "}])" and self._stack:
             self._closing(char)
@@ -141,15 +136,10 @@ class LenientJson:
 
     def _between(self, char: str, at: int) -> int:
         self._state = State.KEY if self._in_object() else State.VALUE
-        if char == ",":
-            self._commas = True
-            return at + 1
-        self.repaired = True
-        return at + 1 if char in ":;=" else at
+        return at + 1 if char in ",:;=" else at
 
     def _comma(self, char: str, at: int) -> int:
         """A separator where an element should begin: an empty value, or one separator too many."""
-        self.repaired = True
         if char == "," and self._after_value_expected():
             self._write("null")
             self._ended()
@@ -161,15 +151,12 @@ class LenientJson:
             if self._stack[-1][1]:
                 self._write(",")
             self._stack[-1][1] = int(self._stack[-1][1]) + 1
-        self._commas = False
         self._is_key = key
         if key:
             self._key = []
         if not key and char in "{[(":
-            self.repaired |= char == "("
             self._open("{" if char == "{" else "[")
         elif char in "\"'":
-            self.repaired |= char == "'"
             self._quote = char
             self._start_string()
         elif self._long_quote and char == self._long_quote[0]:
@@ -182,7 +169,6 @@ class LenientJson:
     def _open(self, char: str) -> None:
         if len(self._stack) >= MAX_DEPTH:
             # Deeper than any client reads: the value ends here as null, the rest is closed by finish().
-            self.repaired = True
             self._write("null")
             self._ended()
             return
@@ -192,10 +178,8 @@ class LenientJson:
         self._state = State.KEY if char == "{" else State.VALUE
 
     def _closing(self, char: str) -> None:
-        wanted = self._stack[-1][0]
         given = "]" if char == ")" else char
-        self.repaired |= self._commas or given != wanted
-        if given != wanted and all(level[0] != given for level in self._stack):
+        if all(level[0] != given for level in self._stack):
             return  # a closer of something that was never opened
         while self._stack[-1][0] != given:
             self._close()
@@ -205,9 +189,7 @@ class LenientJson:
         if self._state is State.COLON:
             self._write_colon()
         if self._after_value_expected():
-            self.repaired = True
             self._write("null")
-        self._commas = False
         closer, _ = self._stack[-1]
         self._after_colon = len(self._stack) > 1
         if len(self._stack) == 1:
@@ -245,7 +227,6 @@ class LenientJson:
     def _end_bare(self, *, cut: bool = False) -> None:
         word, self._held = self._held, ""
         if self._is_key:
-            self.repaired = True
             self._write(json.dumps(word))
             self._is_key = False
             self._state = State.COLON
@@ -253,7 +234,6 @@ class LenientJson:
         text = _NUMBER.fullmatch(word) and word
         if text is None:
             text = _CONSTANTS.get(word.lower())
-            self.repaired |= text != word
         if text is None and cut:
             text = next((c for c in ("true", "false", "null") if c.startswith(word)), None)
         self._write(text or number_or_string(word))
@@ -291,7 +271,6 @@ class LenientJson:
         elif char == '"':
             self._write('\\"')
         elif char < " ":
-            self.repaired = True
             self._write(escaped(char))
         else:
             self._write("\ufffd" if ord(char) in _SURROGATES else char)
@@ -324,11 +303,9 @@ class LenientJson:
             if char in _SIMPLE_ESCAPES:
                 self._write(unit)
             else:
-                self.repaired = True
                 self._write(_MENDED_ESCAPES.get(char) or "\\\\" + escaped(char))
             return at + 1
         if char not in _HEX:
-            self.repaired = True
             self._held = ""
             self._drop_half()
             self._write("\\\\" + unit[1:-1])
@@ -348,7 +325,6 @@ class LenientJson:
             return
         self._drop_half()
         if code in _LOW_SURROGATES:
-            self.repaired = True
             self._write("\\ufffd")
         elif code in _SURROGATES:
             self._half = unit
@@ -357,7 +333,6 @@ class LenientJson:
 
     def _drop_half(self) -> None:
         if self._half:
-            self.repaired = True
             self._half = ""
             self._write("\\ufffd")
 
@@ -371,7 +346,6 @@ class LenientJson:
         if char in ends or (self._is_key and char in ",}"):
             self._end_string()
             return at
-        self.repaired = True
         spaces, self._held = self._held, ""
         self._state = State.STRING
         self._write(('\\"' if self._quote == '"' else "'") + escaped(spaces))

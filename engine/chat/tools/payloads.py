@@ -104,10 +104,9 @@ class JsonPayload:
             value = json.loads(raw)
             if not any(self._is_arguments(key) for key in value):
                 others = {k: v for k, v in value.items() if k not in NAME_KEYS | {"id", "type", "tool_call_id"}}
-                self._stream.repaired |= bool(others)
                 self._stream.write(json.dumps(others, ensure_ascii=False))
             self._stream.end()
-            self._sink.end(repaired=self._stream.repaired or self._parser.repaired)
+            self._sink.end()
             return
         name, arguments = _nested(json.loads(raw))
         if name is None:
@@ -197,7 +196,7 @@ class NamedPayload:
         if self._stream is not None:
             if self._parser.done:
                 self._stream.end()
-            self._sink.end(repaired=self._stream.repaired or (self._parser.repaired and self._form.quote is None))
+            self._sink.end()
 
 
 class PythonPayload:
@@ -207,7 +206,6 @@ class PythonPayload:
         self._sink = sink
         self._held = ""
         self._name: str | None = None
-        self._key: str | None = None
         self._count = 0
         self._value: LenientJson | None = None
 
@@ -234,7 +232,7 @@ class PythonPayload:
             else:
                 self._held = self._held.lstrip(", \t\r\n")
                 if self._held.startswith(")"):
-                    self._close(repaired=False)
+                    self._close()
                     return self._held[1:]
                 if not self._key_read():
                     return None
@@ -248,7 +246,7 @@ class PythonPayload:
         if self._value is not None:
             self._value.finish()
             self._pour()
-        self._close(repaired=True)
+        self._close()
 
     def _key_read(self) -> bool:
         """`key=`, or a positional argument, which takes the name of the parameter in its place."""
@@ -270,6 +268,6 @@ class PythonPayload:
         if self._value is not None:
             self._sink.write("".join(fragment.text for fragment in self._value.take()))
 
-    def _close(self, *, repaired: bool) -> None:
+    def _close(self) -> None:
         self._sink.write("}")
-        self._sink.end(repaired=repaired)
+        self._sink.end()

@@ -32,7 +32,6 @@ class CallSink:
         self._id_style = id_style
         self._tools = {tool.name: tool for tool in tools}
         self._folded = {_fold(name): name for name in self._tools}
-        self._open = False
         self._wrote = ""
         self.count = 0
 
@@ -49,7 +48,6 @@ class CallSink:
         """A call of this function begins."""
         name = self._folded.get(_fold(name), name.strip())
         self._emit(CallStarted(self.count, new_call_id(self._id_style, name, self.count), name))
-        self._open = True
         self._wrote = ""
 
     def write(self, text: str) -> None:
@@ -58,19 +56,18 @@ class CallSink:
             self._wrote = self._wrote or text[:1]
             self._emit(CallArguments(self.count, text))
 
-    def end(self, *, repaired: bool = False) -> None:
+    def end(self) -> None:
         """The call is complete; one without arguments gets an empty object."""
         if not self._wrote:
             self.write("{}")
-        self._emit(CallEnded(self.count, repaired))
-        self._open = False
+        self._emit(CallEnded(self.count))
         self.count += 1
 
-    def whole(self, name: str, arguments: object, *, repaired: bool = True) -> None:
+    def whole(self, name: str, arguments: object) -> None:
         """A call whose arguments were only understood at its end."""
         self.start(name)
         self.write(self.as_object(name, arguments))
-        self.end(repaired=repaired)
+        self.end()
 
     def malformed(self, text: str) -> None:
         """Something that was meant to be a call."""
@@ -101,7 +98,6 @@ class ArgumentStream:
         self._name = name
         self._held: list[str] | None = None
         self._begun = False
-        self.repaired = False
 
     def write(self, text: str) -> None:
         """More text of the value."""
@@ -117,7 +113,6 @@ class ArgumentStream:
     def end(self) -> None:
         """The value is complete."""
         if self._held is not None:
-            self.repaired = True
             self._sink.write(self._sink.as_object(self._name, json.loads("".join(self._held))))
 
 

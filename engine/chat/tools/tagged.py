@@ -26,7 +26,6 @@ class TaggedPayload:
         self._stops = tuple(filter(None, (form.end, *stops)))
         self._held = ""
         self._stage = self._header
-        self._name = ""
         self._schema: dict[str, Any] = {}
         self._count = 0
         self._key = ""
@@ -35,7 +34,6 @@ class TaggedPayload:
         self._streaming = False
         self._started = False
         self._rest: str | None = None
-        self._repaired = False
         self._fresh = True  # at the first character of a value
 
     def feed(self, text: str) -> str | None:
@@ -56,7 +54,6 @@ class TaggedPayload:
             self._take_value("", last=True)
         elif self._stage == self._in_value:
             self._take_value(self._held, last=True)
-        self._repaired = True
         self._close()
 
     # Each stage returns whether it made progress.
@@ -87,7 +84,6 @@ class TaggedPayload:
         name = match["name"] if match else ("" if self._form.name else header.strip().strip("\"'"))
         if not name or any(char in name for char in "<>{}\n"):
             return False
-        self._name = name
         self._schema = self._sink.schema(name)
         self._sink.start(name)
         self._sink.write("{")
@@ -98,7 +94,6 @@ class TaggedPayload:
         found = earliest(self._held, (self._form.key_open, *self._stops))
         if found is None or found.mark is None:
             return False
-        self._repaired |= bool(self._held[: found.at].strip())
         if found.mark == self._form.key_open and not self._is_stop(found.at):
             self._held = self._held[found.at + len(found.mark) :]
             self._stage = self._in_key
@@ -194,7 +189,7 @@ class TaggedPayload:
 
     def _close(self) -> None:
         self._sink.write("}")
-        self._sink.end(repaired=self._repaired)
+        self._sink.end()
 
     def _over(self) -> bool:
         return False

@@ -137,9 +137,6 @@ class HubClient:
             revision=str(info.sha),
             files=tuple(files),
             license=license_name if isinstance(license_name, str) else None,
-            gated=bool(info.gated),
-            tags=tuple(info.tags or ()),
-            base_models=_base_models(card),
         )
 
     @contextmanager
@@ -260,9 +257,3 @@ def _hit(model: huggingface_hub.ModelInfo) -> RepoHit:
         context_train=context if isinstance(context, int) else None,
         license=next((tag.removeprefix(_LICENSE) for tag in model.tags or () if tag.startswith(_LICENSE)), None),
     )
-
-
-def _base_models(card: dict[str, Any]) -> tuple[str, ...]:
-    value = card.get("base_model")
-    names = [value] if isinstance(value, str) else value if isinstance(value, list) else []
-    return tuple(name for name in names if isinstance(name, str))

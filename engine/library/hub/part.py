@@ -117,12 +117,6 @@ class Part:
                 os.close(self._fd)
                 self._fd = -1
 
-    def discard(self) -> None:
-        """Remove the bytes and the journal."""
-        self.close()
-        self.path.unlink(missing_ok=True)
-        self.journal_path.unlink(missing_ok=True)
-
 
 def _segment_lengths(size: int, segment: int) -> list[int]:
     return [min(segment, size - start) for start in range(0, size, segment)] if segment > 0 else []

@@ -57,9 +57,6 @@ class Repository(msgspec.Struct, frozen=True, kw_only=True):
     revision: str
     files: tuple[RepoFile, ...]
     license: str | None = None
-    gated: bool = False
-    tags: tuple[str, ...] = ()
-    base_models: tuple[str, ...] = ()
 
 
 class FitEstimate(msgspec.Struct, frozen=True, kw_only=True):

@@ -92,7 +92,6 @@ def test_a_question_in_words_finds_the_file_and_a_removed_piece_stays_out(index)
     key = context.pieces[0].key
     again = assemble(index, "who deploys the spaceship?", 500, by_words, excluded=frozenset({key}))
     assert key not in keys(again)
-    assert context.without(key).used_tokens == context.used_tokens - context.pieces[0].num_tokens
 
 
 @pytest.mark.parametrize("unit", ["a", "A", "aA", "_", ".", "a1", "(", "a(", " "])

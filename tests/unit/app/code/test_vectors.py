@@ -46,7 +46,7 @@ def test_only_what_changed_is_embedded_again(index, project):
     vectors = VectorIndex(index, "m", meaning)
     vectors.update(60)
     first = len(meaning.texts)
-    assert first == index.database.counts()["chunk"]
+    assert first == index.database.num_chunks()
     assert vectors.update(60) == 0
     assert len(meaning.texts) == first
     (project / "tool.sh").write_text("sail() {\n  echo sailing the boat\n}\n")
@@ -62,7 +62,7 @@ def test_only_what_changed_is_embedded_again(index, project):
 def test_a_time_limit_stops_between_batches_and_another_model_starts_anew(index):
     index.refresh()
     slow = VectorIndex(index, "m", Meaning())
-    assert slow.update(-1) == index.database.counts()["chunk"]
+    assert slow.update(-1) == index.database.num_chunks()
     slow.update(60)
     other = VectorIndex(index, "other", Meaning(64))
     assert other.search("circle") == []

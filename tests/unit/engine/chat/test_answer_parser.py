@@ -151,18 +151,6 @@ def test_what_no_call_can_be_made_of_is_reported_not_said(text):
     assert len(malformed) == 1
 
 
-def test_repairs_are_reported():
-    parser = AnswerParser(BY_NAME["hermes"], TOOLS)
-    ended = [
-        e
-        for e in parser.feed("<tool_call>{'name': 'get_time', 'arguments': {}}</tool_call>")
-        if isinstance(e, CallEnded)
-    ]
-    assert ended == [CallEnded(0, repaired=True)]
-    parser = AnswerParser(BY_NAME["hermes"], TOOLS)
-    assert CallEnded(0, repaired=False) in parser.feed(f"<tool_call>{WELL}</tool_call>")
-
-
 def test_arguments_stream_before_the_call_is_complete():
     parser = AnswerParser(BY_NAME["qwen-coder"], TOOLS)
     events = parser.feed("<tool_call>\n<function=get_weather>\n<parameter=city>\nA long te")

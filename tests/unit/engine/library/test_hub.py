@@ -94,7 +94,7 @@ def test_not_found_and_gated(hub, client, caplog, monkeypatch):
         HubClient(hub.endpoint, token="hf_secret_canary").repository("org/gated")
     assert caught.value.has_token
     monkeypatch.setenv("HF_TOKEN", hub.token)
-    assert HubClient(hub.endpoint).repository("org/gated").gated
+    assert HubClient(hub.endpoint).repository("org/gated").files
     shown = caplog.text + str(caught.value) + repr(caught.value.facts()) + repr(HubClient(hub.endpoint))
     assert "canary" not in shown
     assert hub.token not in shown
