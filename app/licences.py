@@ -105,8 +105,8 @@ def _component(dist: metadata.Distribution) -> Component:
 
 def _licence(facts: metadata.PackageMetadata) -> str:
     """In the words of its makers, the most exact of them; empty where they say nothing."""
-    if said := KNOWN.get(canonicalize_name(facts["Name"])) or _field(facts, "License-Expression"):
-        return said
+    if licence := KNOWN.get(canonicalize_name(facts["Name"])) or _field(facts, "License-Expression"):
+        return licence
     words = _field(facts, "License").strip()
     if words and "\n" not in words and len(words) < 80:  # noqa: PLR2004 - longer is the text itself
         return words

@@ -213,5 +213,5 @@ def _run(argv: Sequence[str]) -> "subprocess.CompletedProcess[str]":
 def _ask(argv: Sequence[str]) -> None:
     done = _run(argv)
     if done.returncode:
-        said = (done.stderr or done.stdout).strip() or f"code {done.returncode}, no words"
-        raise ServiceFailed(f"`{shlex.join(argv)}` failed: {said}")
+        output = (done.stderr or done.stdout).strip() or f"code {done.returncode}, no words"
+        raise ServiceFailed(f"`{shlex.join(argv)}` failed: {output}")

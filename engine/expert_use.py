@@ -32,7 +32,7 @@ class ExpertUse(msgspec.Struct, frozen=True, kw_only=True):
     ranks: list[_Count] = []
 
     @property
-    def says_something(self) -> bool:
+    def is_meaningful(self) -> bool:
         """Whether enough was seen to expect the same again."""
         return self.tokens >= ENOUGH_TOKENS and len(self.ranks) == RANKS and sum(self.ranks) > 0
 

@@ -46,13 +46,13 @@ NOTHING_RECOMMENDED: Final = Recommended()
 class Chosen(msgspec.Struct, frozen=True, kw_only=True):
     """What is in force. `sources` names for each decided field who decided; all others are neutral.
 
-    `said` are the fields that the request named.
+    `explicit` are the fields that the request named.
     """
 
     params: SamplingParams
     sources: dict[str, Source]
     links: dict[str, str] = {}
-    said: tuple[str, ...] = ()
+    explicit: tuple[str, ...] = ()
 
     def facts(self) -> dict[str, dict[str, Any]]:
         """As answers and the lists of models tell it: value, who decided it, and where that is written."""
@@ -76,14 +76,14 @@ def choose(given: Mapping[str, Any], layers: Iterable[Layer] = (), source: Sourc
                 if layer.link:
                     links[name] = layer.link
     ordered = {name: sources[name] for name in BOUNDS if name in sources}
-    return Chosen(params=SamplingParams(**values), sources=ordered, links=links, said=tuple(given))
+    return Chosen(params=SamplingParams(**values), sources=ordered, links=links, explicit=tuple(given))
 
 
-def only_said(chosen: Chosen) -> Chosen:
+def only_explicit(chosen: Chosen) -> Chosen:
     """What is in force where another server answers: what the request named; all else is that server's choice."""
-    params = SamplingParams(**{name: getattr(chosen.params, name) for name in chosen.said})
-    sources = {name: source for name, source in chosen.sources.items() if name in chosen.said}
-    return Chosen(params=params, sources=sources, said=chosen.said)
+    params = SamplingParams(**{name: getattr(chosen.params, name) for name in chosen.explicit})
+    sources = {name: source for name, source in chosen.sources.items() if name in chosen.explicit}
+    return Chosen(params=params, sources=sources, explicit=chosen.explicit)
 
 
 def recommended(

@@ -97,7 +97,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     beginning is forgotten. `lora` are (adapter, scale). With `loop_guard` an answer that goes round in circles or
     turns into noise ends with `length`, and `Done.runaway` says why. With `progress` the reading of a long prompt
     is told. A `deterministic` request is computed in a context of its own, in steps whose shape depends on nothing
-    but itself, so that its tokens do not depend on what ran before or beside it. `said` are the fields of
+    but itself, so that its tokens do not depend on what ran before or beside it. `explicit` are the fields of
     `sampling` that the client named: only these are told to another server, which has defaults of its own.
     """
 
@@ -125,7 +125,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     lora: tuple[tuple[str, float], ...] = ()
     progress: bool = False
     deterministic: bool = False
-    said: tuple[str, ...] = ()
+    explicit: tuple[str, ...] = ()
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):

@@ -4,9 +4,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from app.cli.echo import echo
 from app.cli.measuring import measure, place_of
 from app.cli.numbers import Numbers
-from app.cli.say import say
 
 if TYPE_CHECKING:
     from engine.api.jobs import TuneReport
@@ -66,7 +66,7 @@ def command(
 def _show(report: "TuneReport") -> None:
     before_s = report.default_turn_s
     failed = sum(t.outcome.failure is not None for t in report.trials)
-    say(
+    echo(
         f"{report.model}, {report.prompt_tokens} tokens: {report.turn_s:.2f} s a turn "
         f"({report.prefill_tok_s:.0f} tok/s read, {report.decode_tok_s:.1f} tok/s written), "
         + ("the defaults do not work" if before_s is None else f"{before_s:.2f} s with the defaults")
@@ -74,9 +74,11 @@ def _show(report: "TuneReport") -> None:
     if report.tokens_per_joule is not None:
         before, noise = report.default_tokens_per_joule, report.joules_noise or 0.0
         against = f", {before:.3g} with the defaults" if before is not None else ""
-        say(f"  {report.tokens_per_joule:.3g} tokens per joule{against} (joules of one run scatter by {noise:.1%})")
+        echo(
+            f"  {report.tokens_per_joule:.3g} tokens per joule{against} (joules of one run scatter by {noise:.1%})"
+        )
     for choice in report.choices:
-        say(f"  {choice.words()}")
-    say(f"  {len(report.trials)} trials in {report.cost_s:.0f} s, {failed} of them bad")
+        echo(f"  {choice.words()}")
+    echo(f"  {len(report.trials)} trials in {report.cost_s:.0f} s, {failed} of them bad")
     if not report.complete:
-        say("  The time was over before the search was: run it again, and it goes on where it was.")
+        echo("  The time was over before the search was: run it again, and it goes on where it was.")

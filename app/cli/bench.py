@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from app.cli.echo import echo
 from app.cli.measuring import measure, place_of
 from app.cli.numbers import Numbers
-from app.cli.say import say
 
 if TYPE_CHECKING:
     from engine.api.jobs import Report
@@ -60,7 +60,7 @@ def command(
     if shape == "list":
         from engine.services import Services  # noqa: PLC0415 - the command's own imports wait until it runs
 
-        say("\n".join(Services().shapes()))
+        echo("\n".join(Services().shapes()))
         return
     if history:
         _history(model, as_json=as_json)
@@ -112,9 +112,9 @@ def _price_types(*, as_json: bool) -> None:
         click.echo(msgspec.json.encode(found).decode())
         return
     unit = found.ns_per_weight[TIME_UNIT.name]
-    say(f"decoding one weight, {found.threads} threads (the planner uses these from now on):")
+    echo(f"decoding one weight, {found.threads} threads (the planner uses these from now on):")
     for name, ns in sorted(found.ns_per_weight.items(), key=lambda item: item[1]):
-        say(f"  {name:8} {ns * 1000:6.1f} ps, {ns / unit:.2f} of {TIME_UNIT.name}")
+        echo(f"  {name:8} {ns * 1000:6.1f} ps, {ns / unit:.2f} of {TIME_UNIT.name}")
 
 
 def _history(model: str | None, *, as_json: bool) -> None:
@@ -135,7 +135,7 @@ def _history(model: str | None, *, as_json: bool) -> None:
             f"{p.length}: {p.prefill_tok_s.median:.0f}/{p.decode_tok_s.median:.1f}" for p in report.points
         )
         kind = " (stand-in)" if report.stand_in else ""
-        say(f"{when}  {report.model}{kind}, {report.backend}, {report.threads} threads: {speeds} tok/s")
+        echo(f"{when}  {report.model}{kind}, {report.backend}, {report.threads} threads: {speeds} tok/s")
 
 
 def _show(report: "Report", before: "Report | None") -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from app.cli.say import say
+from app.cli.echo import echo
 
 if TYPE_CHECKING:
     from app.code.certify.run import CaseResult, Certificate
@@ -44,7 +44,7 @@ def command(
     def show(result: "CaseResult") -> None:
         if not quiet and not as_json:
             mark = click.style("pass", fg="green") if result.passed else click.style("fail", fg="red")
-            say(f"{mark}  {result.category:13} {result.name:22} {result.reason or ''}"[:200].rstrip())
+            echo(f"{mark}  {result.category:13} {result.name:22} {result.reason or ''}"[:200].rstrip())
 
     store = CertificateStore(user_paths().state)
     made = []
@@ -80,16 +80,16 @@ def _table(made: "list[Certificate]") -> None:
 
     categories = list(made[0].by_category())
     width = max(len(certificate.model) for certificate in made)
-    say(f"{'':{width}}  {'all':>7}  " + "  ".join(f"{name:>12}" for name in categories))
+    echo(f"{'':{width}}  {'all':>7}  " + "  ".join(f"{name:>12}" for name in categories))
     for certificate in made:
         found = certificate.by_category()
         cells = "  ".join(f"{found[name][0]:>9}/{found[name][1]:<2}" for name in categories)
-        say(f"{certificate.model:{width}}  {certificate.pass_frac:>6.0%}   {cells}")
+        echo(f"{certificate.model:{width}}  {certificate.pass_frac:>6.0%}   {cells}")
     for certificate in made:
         shown = share_text(certificate.num_passed, len(certificate.results))
-        say(f"{certificate.model}: {shown}, 95 % interval")
+        echo(f"{certificate.model}: {shown}, 95 % interval")
         if not certificate.native_tools:
-            say(
+            echo(
                 f"{certificate.model}: its chat template has no place for tools; they were described in the system "
                 "message, in a generic form it was not trained on."
             )

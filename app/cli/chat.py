@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
+from app.cli.echo import echo
 from app.cli.phase_line import PhaseLine
 from app.cli.piped import asked
-from app.cli.say import say
 from app.tools.shown import shown_text
 
 if TYPE_CHECKING:
@@ -132,9 +132,9 @@ def _keep_on(client: "Client", model: str, device: str | None) -> None:
     client.pin(model, device)
     placed = client.placement(model).placement
     for reason in placed.reasons if device is not None else ():
-        say(reason, dim=True, err=True)
+        echo(reason, dim=True, err=True)
     for note in client.load(model).notes:
-        say(note, fg="yellow", err=True)
+        echo(note, fg="yellow", err=True)
 
 
 def default_model(client: "ChatClient") -> str:
@@ -146,7 +146,7 @@ def default_model(client: "ChatClient") -> str:
         raise click.ClickException("There is no model yet. Get one with: tessera models pull NAME")
     if chosen.demo:
         reason = Services().why_no_default_model() or "There is no other chat model here."
-        say(
+        echo(
             f"{chosen.name} answers: a toy for demonstrations, often wrong. {reason}\n"
             "Get SmolLM2 135M with `python3 start.py model`, or any other with `tessera models pull NAME`.",
             dim=True,
@@ -200,20 +200,20 @@ class Conversation:
 
     def talk(self) -> None:
         """Read, answer, repeat."""
-        say(f"{self._model}. {HELP}", err=True)
+        echo(f"{self._model}. {HELP}", err=True)
         going_on = True
         while going_on:
             try:
                 going_on = self._turn()
             except KeyboardInterrupt:  # at the prompt, or when an answer has just ended: the conversation goes on
-                say(err=True)
+                echo(err=True)
 
     def _turn(self) -> bool:
         """Read a line and do what it says; False: it was the last."""
         try:
             line = input("> ") if sys.stdin.isatty() else sys.stdin.readline()
         except EOFError:
-            say(err=True)
+            echo(err=True)
             return False
         if not line and not sys.stdin.isatty():
             return False
@@ -225,7 +225,7 @@ class Conversation:
         elif line == "/continue":
             self.go_on()
         elif line.startswith("/"):
-            say(HELP, err=True)
+            echo(HELP, err=True)
         elif line:
             self.ask(line, as_json=False)
         return True
@@ -238,7 +238,7 @@ class Conversation:
     def go_on(self) -> None:
         """More of the answer that was cut or stopped."""
         if not self._messages or self._messages[-1]["role"] != "assistant" or not self._messages[-1]["content"]:
-            say("There is no answer to continue.", err=True)
+            echo("There is no answer to continue.", err=True)
             return
         self._answer(self._messages[-1]["content"], as_json=False)
 
@@ -270,7 +270,7 @@ class Conversation:
                 last = piece
                 if not as_json:
                     line.show(piece.phase)
-                    say(shown_text(piece.text), nl=False)
+                    echo(shown_text(piece.text), nl=False)
                     sys.stdout.flush()
         except KeyboardInterrupt:
             stopped = True
@@ -303,16 +303,16 @@ class Conversation:
             }
             click.echo(json.dumps(fields, ensure_ascii=False))
             return
-        say()
+        echo()
         if last is not None and last.ran_on:
-            say(shown_text(last.ran_on), dim=True, err=True)
+            echo(shown_text(last.ran_on), dim=True, err=True)
         if last is not None and last.runaway and not stopped:
-            say(runaway_text(last.runaway), fg="yellow", err=True)
+            echo(runaway_text(last.runaway), fg="yellow", err=True)
         if stopped:
-            say("stopped", dim=True, err=True)
+            echo("stopped", dim=True, err=True)
         elif usage and timings:
             speed = f"{timings.tok_s:.1f} tok/s, first token after {timings.ttft_s * 1000:.0f} ms"
             if timings.joules:
                 speed += f", {timings.joules:.1f} J ({timings.tokens_per_joule:.3g} tokens per joule)"
             cut = ", cut at the limit" if finish == "length" and not (last and last.runaway) else ""
-            say(f"{usage.completion_tokens} tokens, {speed}{cut}", dim=True, err=True)
+            echo(f"{usage.completion_tokens} tokens, {speed}{cut}", dim=True, err=True)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from app.cli.say import say
+from app.cli.echo import echo
 from app.cli.tools import ask_person
 from app.client import ToolCall
 from app.tools.catalogue import offered, open_sources
@@ -22,7 +22,7 @@ class ChatTools:
         consent = ToolConsent(ConsentStore(), ask_person)
         sources, problems = open_sources(wanted, Path.cwd(), self._servers, consent)
         for problem in problems:
-            say(shown_text(problem), fg="yellow", err=True)
+            echo(shown_text(problem), fg="yellow", err=True)
         self._tools = Toolset(sources, consent)
 
     def as_openai(self) -> list[dict[str, Any]]:
@@ -36,7 +36,7 @@ class ChatTools:
         for number, call in zip(ids, calls, strict=True):
             outcome = self._tools.call(call.name, call.arguments)
             state = "" if outcome.ok else " failed or declined"
-            say(f"· {shown_text(self._tools.title(call.name))}{state}", fg="cyan", err=True)
+            echo(f"· {shown_text(self._tools.title(call.name))}{state}", fg="cyan", err=True)
             results.append({"role": "tool", "tool_call_id": number, "content": outcome.text})
         asked = [
             {"id": number, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}

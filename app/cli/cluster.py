@@ -14,8 +14,8 @@ from typing import Final
 import click
 
 from app.cli.connection import connected
+from app.cli.echo import echo
 from app.cli.quantize_options import Size
-from app.cli.say import say
 from app.cli.shown import console, table
 from app.cluster.types import DOOR_PORT, RAY_PORT, ClusterFile, Deployed, cluster_file
 from devices.child_command import interpreter
@@ -63,11 +63,11 @@ def up(host: str, port: int, door: int, memory: int | None) -> None:
     try:
         _wait(ray, known)
         _print_server(known)
-        say("On the other computers, with the same version of Tessera and the models fetched:")
-        say(f"  tessera cluster join {known.address}")
-        say(f"They ask for this token once: {known.token}")
+        echo("On the other computers, with the same version of Tessera and the models fetched:")
+        echo(f"  tessera cluster join {known.address}")
+        echo(f"They ask for this token once: {known.token}")
         if host != "127.0.0.1":
-            say("Ray encrypts nothing: keep it to a network of your own, or a VPN.")
+            echo("Ray encrypts nothing: keep it to a network of your own, or a VPN.")
         _serve(known, door)
     finally:
         _end(ray)
@@ -87,7 +87,7 @@ def join(address: str, memory: int | None) -> None:
     ray = _ray(f"--address={address}", memory=memory)
     store.put(known)
     try:
-        say("Part of the cluster until Ctrl+C.")
+        echo("Part of the cluster until Ctrl+C.")
         with contextlib.suppress(KeyboardInterrupt):
             ray.wait()
     finally:
@@ -115,12 +115,12 @@ def deploy(model: str, most: int, least: int, parallel: int, ctx: int | None, *,
         model=found.id, num_bytes=found.size_bytes, memory_bytes=predicted + BESIDE_BYTES, parallel=parallel,
         n_ctx=ctx, least=min(least, most), most=most, affinity=affinity,
     )  # fmt: skip
-    say(f"{found.id}: {deployment.memory_bytes / 1e9:.2f} GB a replica, {deployment.least} to {most} of them.")
+    echo(f"{found.id}: {deployment.memory_bytes / 1e9:.2f} GB a replica, {deployment.least} to {most} of them.")
     from app.cluster import deploying  # noqa: PLC0415 - Ray
 
     deploying.connect(known)
     deploying.deploy(deployment)
-    say(f"It answers as {UPSTREAM}/{found.id}.")
+    echo(f"It answers as {UPSTREAM}/{found.id}.")
 
 
 @command.command("status")
@@ -153,13 +153,13 @@ def down(model: str | None) -> None:
     deploying.connect(known)
     if model is not None:
         deploying.remove(model)
-        say(f"{model} is no longer in the cluster.")
+        echo(f"{model} is no longer in the cluster.")
         return
     deploying.shut_down()
     if known.pid:
         with contextlib.suppress(ProcessLookupError):
             os.kill(known.pid, signal.SIGTERM)
-    say("The cluster is down; the other computers leave by themselves.")
+    echo("The cluster is down; the other computers leave by themselves.")
 
 
 def known_cluster() -> ClusterFile:
@@ -224,7 +224,7 @@ def _serve(known: ClusterFile, port: int) -> None:
 
     from app.cluster.door import Door  # noqa: PLC0415 - Ray
 
-    say(f"Models that are deployed answer on your Tessera server as {UPSTREAM}/MODEL. Ends with Ctrl+C.")
+    echo(f"Models that are deployed answer on your Tessera server as {UPSTREAM}/MODEL. Ends with Ctrl+C.")
     sys.stdout.flush()
     uvicorn.run(Door(known.token).app, host="127.0.0.1", port=port, log_level="warning")
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import click
 
+from app.cli.echo import echo
 from app.cli.phase_line import PhaseLine
-from app.cli.say import say
 from app.client import Answer
 from app.code.agent.loop import Agent, ChatModel
 from app.code.agent.mcp_tools import McpTools
@@ -67,7 +67,7 @@ class CodeSession:
         done = self._project.index.refresh()
         if done.num_parsed:
             seconds = time.monotonic() - begun
-            say(f"{done.num_files} files, {done.num_parsed} indexed in {seconds:.1f} s", err=True)
+            echo(f"{done.num_files} files, {done.num_parsed} indexed in {seconds:.1f} s", err=True)
 
     def ask(self, question: str, excluded: frozenset[str] = frozenset()) -> None:
         """Answer a question and show what it would change."""
@@ -75,9 +75,9 @@ class CodeSession:
         self._context = self._talk.context_for(question, excluded=excluded)
         for left in self._context.left_out:
             if left.what.startswith("@"):
-                say(f"left out: {shown_text(left.what)}: {left.reason}", err=True)
+                echo(f"left out: {shown_text(left.what)}: {left.reason}", err=True)
         used, limit = self._context.used_tokens, self._context.budget_tokens
-        say(f"context: {len(self._context.pieces)} pieces, about {used} of {limit} tokens", err=True)
+        echo(f"context: {len(self._context.pieces)} pieces, about {used} of {limit} tokens", err=True)
         self._stream(self._assistant.ask(question, self._context))
         self._proposal = self._talk.proposal()
         self._show_proposal(self._proposal)
@@ -87,20 +87,20 @@ class CodeSession:
         try:
             for answer in answers:
                 line.show(answer.phase)
-                say(shown_text(answer.text), nl=False)
+                echo(shown_text(answer.text), nl=False)
         except KeyboardInterrupt:
-            say(" [stopped]", nl=False)
+            echo(" [stopped]", nl=False)
         finally:
             line.clear()
-        say()
+        echo()
 
     def _show_proposal(self, proposal: Proposal) -> None:
         if proposal.applicable:
-            say(f"{len(proposal.applicable)} edits have a place: /diff shows, /apply writes them.", err=True)
+            echo(f"{len(proposal.applicable)} edits have a place: /diff shows, /apply writes them.", err=True)
         for refused in proposal.refused:
-            say(f"refused: {shown_text(refused.hunk.path)}: {refused.reason}", err=True)
+            echo(f"refused: {shown_text(refused.hunk.path)}: {refused.reason}", err=True)
         for malformed in proposal.malformed:
-            say(f"not readable: {shown_text(malformed.path or 'an edit')}: {malformed.reason}", err=True)
+            echo(f"not readable: {shown_text(malformed.path or 'an edit')}: {malformed.reason}", err=True)
 
     def diff(self) -> None:
         """Show the proposed edits, numbered."""
@@ -110,24 +110,24 @@ class CodeSession:
             for hunk_id, outcome in zip(file.hunk_ids, file.result.outcomes, strict=True):
                 if isinstance(outcome, Applied):
                     note = "" if outcome.match == "exact" else f"  (differs from the file in {outcome.match})"
-                    say(f"[{hunk_id + 1}] {shown_text(file.path)}{note}", bold=True)
+                    echo(f"[{hunk_id + 1}] {shown_text(file.path)}{note}", bold=True)
                     for line in file_diff(file, (hunk_id,)).splitlines()[2:]:
                         colour = {"+": "green", "-": "red", "@": "cyan"}.get(line[:1])
-                        say(shown_text(line), fg=colour)
+                        echo(shown_text(line), fg=colour)
 
     def apply(self, numbers: tuple[int, ...]) -> bool:
         """Apply all edits that have a place, or the numbered ones; False when some could not be."""
         if self._proposal is None or not self._proposal.applicable:
-            say("There is nothing to apply.", err=True)
+            echo("There is nothing to apply.", err=True)
             return self._proposal is not None and not (self._proposal.refused or self._proposal.malformed)
         chosen = [number - 1 for number in numbers] or None
         try:
             paths = self._write(self._proposal, chosen)
         except CodeError as error:
-            say(shown_text(str(error)), err=True)
+            echo(shown_text(str(error)), err=True)
             return False
         self._project.index.update(paths)
-        say(f"written: {shown_text(', '.join(paths))}  (/undo takes it back)", err=True)
+        echo(f"written: {shown_text(', '.join(paths))}  (/undo takes it back)", err=True)
         return not (self._proposal.refused or self._proposal.malformed)
 
     def _write(self, proposal: Proposal, chosen: list[int] | None) -> tuple[str, ...]:
@@ -180,12 +180,12 @@ class CodeSession:
     def talk(self, *, as_agent: bool = False) -> None:
         """Read lines until the end of input."""
         self._interactive = True
-        say(f"{self._project.workspace.root} with {self._talk.model}. /help shows the commands.")
+        echo(f"{self._project.workspace.root} with {self._talk.model}. /help shows the commands.")
         while True:
             try:
                 line = input("> ").strip()
             except (EOFError, KeyboardInterrupt):
-                say()
+                echo()
                 return
             if line == "/quit":
                 return
@@ -195,12 +195,12 @@ class CodeSession:
                 elif line:
                     self.agent(line) if as_agent else self.ask(line)
             except (CodeError, BadMcpConfig) as error:
-                say(shown_text(str(error)), err=True)
+                echo(shown_text(str(error)), err=True)
 
     def _command(self, line: str) -> None:
         name, _, rest = line[1:].partition(" ")
         commands: dict[str, Callable[[str], object]] = {
-            "help": lambda _: say(HELP),
+            "help": lambda _: echo(HELP),
             "context": lambda _: self._show_context(),
             "drop": self._drop,
             "diff": lambda _: self.diff(),
@@ -214,14 +214,14 @@ class CodeSession:
         if name in commands:
             commands[name](rest.strip())
         else:
-            say(HELP)
+            echo(HELP)
 
     def _show_context(self) -> None:
         for number, piece in enumerate(self._context.pieces if self._context else (), 1):
             part = ", part of it" if piece.partial else ""
-            say(f"{number:3} {piece.num_tokens:6} tokens  {shown_text(piece.title)}  ({piece.reason}{part})")
+            echo(f"{number:3} {piece.num_tokens:6} tokens  {shown_text(piece.title)}  ({piece.reason}{part})")
         for left in self._context.left_out if self._context else ():
-            say(f"  - {shown_text(left.what)}: {left.reason}")
+            echo(f"  - {shown_text(left.what)}: {left.reason}")
 
     def _drop(self, text: str) -> None:
         pieces = self._context.pieces if self._context else ()
@@ -229,18 +229,18 @@ class CodeSession:
             del self._talk.messages[-2:]
             self.ask(self._question, self._excluded | {pieces[int(text) - 1].key})
         else:
-            say("Which one? /context numbers them.", err=True)
+            echo("Which one? /context numbers them.", err=True)
 
     def _retry(self) -> None:
         if self._proposal is not None and (self._proposal.refused or self._proposal.malformed):
             self.ask(repair_request(self._proposal))
         else:
-            say("Every edit has a place.", err=True)
+            echo("Every edit has a place.", err=True)
 
     def _undo(self) -> None:
         paths = self._project.edits.undo()
         self._project.index.update(paths)
-        say(f"taken back: {shown_text(', '.join(paths))}", err=True)
+        echo(f"taken back: {shown_text(', '.join(paths))}", err=True)
 
     def _new(self) -> None:
         del self._talk.messages[1:]
@@ -248,10 +248,10 @@ class CodeSession:
 
 
 def _ask_person(request: ConsentRequest) -> Decision:
-    say(f"\n{shown_text(request.title)}", bold=True)
-    say(shown_text(request.detail))
+    echo(f"\n{shown_text(request.title)}", bold=True)
+    echo(shown_text(request.detail))
     if request.warning:
-        say(shown_text(request.warning), fg="yellow")
+        echo(shown_text(request.warning), fg="yellow")
     try:
         answer = click.prompt("Allow? [y]es, [s]ession, [N]o", default="n", show_default=False).strip().lower()
     except (click.Abort, EOFError):
@@ -261,16 +261,16 @@ def _ask_person(request: ConsentRequest) -> Decision:
 
 def _show_event(event: AgentEvent) -> None:
     if isinstance(event, Thought) and event.text:
-        say(shown_text(event.text))
+        echo(shown_text(event.text))
     elif isinstance(event, Called):
-        say(f"· {shown_text(event.tool)[:80]} {shown_text(event.arguments)[:160]}", fg="cyan")
+        echo(f"· {shown_text(event.tool)[:80]} {shown_text(event.arguments)[:160]}", fg="cyan")
     elif isinstance(event, Returned) and not event.ok:
-        say(f"  {shown_text(event.text)[:300]}", fg="red")
+        echo(f"  {shown_text(event.text)[:300]}", fg="red")
     elif isinstance(event, Edited):
-        say(f"  {shown_text(event.path)}", bold=True)
-        say(shown_text(event.diff))
+        echo(f"  {shown_text(event.path)}", bold=True)
+        echo(shown_text(event.diff))
     elif isinstance(event, Planned):
         for item in event.items:
-            say(f"  {_MARKS[item.state]} {shown_text(item.text)}")
+            echo(f"  {_MARKS[item.state]} {shown_text(item.text)}")
     elif isinstance(event, Ended) and event.reason != "answered":
-        say(f"stopped: {event.reason}. {shown_text(event.detail)}", fg="yellow")
+        echo(f"stopped: {event.reason}. {shown_text(event.detail)}", fg="yellow")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from app.cli.connection import connected
-from app.cli.say import say
+from app.cli.echo import echo
 
 if TYPE_CHECKING:
     from app.client import Client
@@ -72,9 +72,9 @@ def list_collections() -> None:
     with connected() as client:
         found = client.collections()
     if not found:
-        say("There are no collections. Make one with: tessera collections add NAME PATH")
+        echo("There are no collections. Make one with: tessera collections add NAME PATH")
     for each in found:
-        say(f"{each.name}\t{_amount(each)}\t{_state(each)}")
+        echo(f"{each.name}\t{_amount(each)}\t{_state(each)}")
 
 
 @command.command("show")
@@ -97,18 +97,18 @@ def unread(name: str) -> None:
             batch = client.documents(name, after, problems=True)
             for document in batch.documents:
                 if document.problem:
-                    say(shown_text(f"{document.path}: {document.problem}"))
+                    echo(shown_text(f"{document.path}: {document.problem}"))
                     count += 1
                 if document.unread_pages:
                     for page in client.document_pages(name, document.id).pages:
                         if page.problem:
-                            say(shown_text(f"{document.path}, {page.label or page.number}: {page.problem}"))
+                            echo(shown_text(f"{document.path}, {page.label or page.number}: {page.problem}"))
                             count += 1
             if batch.after is None:
                 break
             after = batch.after
     if not count:
-        say("Everything was read.")
+        echo("Everything was read.")
 
 
 @command.command("search")
@@ -146,16 +146,16 @@ def ask(name: str, question: str, model: str) -> None:
         for piece in answer:
             grounds = piece.grounds or grounds
             if piece.text:
-                say(shown_text(piece.text), nl=False)
-        say()
+                echo(shown_text(piece.text), nl=False)
+        echo()
     if grounds is None:
         return
-    say(f"\n{grounds.why}", err=True)
+    echo(f"\n{grounds.why}", err=True)
     for number, passage in enumerate(grounds.passages, 1):
-        say(shown_text(f"[{number}] {passage.path}, {passage.label or f'part {passage.page}'}"), err=True)
+        echo(shown_text(f"[{number}] {passage.path}, {passage.label or f'part {passage.page}'}"), err=True)
     unsure = [c for c in grounds.checked if not c.carried]
     if unsure:
-        say(f"{len(unsure)} of {len(grounds.checked)} sentences are not carried by these passages.", err=True)
+        echo(f"{len(unsure)} of {len(grounds.checked)} sentences are not carried by these passages.", err=True)
 
 
 @command.command("refresh")
@@ -178,7 +178,7 @@ def remove(name: str, source: Path | None) -> None:
         if source is not None:
             _print_collection(client.change_collection(name, CollectionChange(remove=(str(source.absolute()),))))
         else:
-            say(f"{client.remove_collection(name).name} is forgotten; its files stay.")
+            echo(f"{client.remove_collection(name).name} is forgotten; its files stay.")
 
 
 def _wait(client: "Client", key: str) -> "Collection":
@@ -222,15 +222,15 @@ def _amount(found: "Collection") -> str:
 def _print_collection(found: "Collection") -> None:
     from app.tools.shown import shown_text  # noqa: PLC0415 - keeps --help fast
 
-    say(f"{found.name}: {_amount(found)} on disk, {_state(found)}")
+    echo(f"{found.name}: {_amount(found)} on disk, {_state(found)}")
     for source in found.sources:
-        say(shown_text(f"  {source}"))
+        echo(shown_text(f"  {source}"))
     if found.embedded:
-        say(f"  {found.embedded} of {found.chunks} passages by {found.embedded_by}")
+        echo(f"  {found.embedded} of {found.chunks} passages by {found.embedded_by}")
     for problem in found.problems:
-        say(shown_text(f"  {problem}"))
+        echo(shown_text(f"  {problem}"))
     if found.failed or found.unread_pages:
-        say(
+        echo(
             f"  Not read: {found.failed} documents, {found.unread_pages} pages; see: "
             f"tessera collections unread {found.name!r}"
         )
@@ -240,11 +240,11 @@ def _passages(answer: "SearchAnswer") -> None:
     from app.tools.shown import shown_text  # noqa: PLC0415 - keeps --help fast
 
     if not answer.found:
-        say("Nothing in the collection seems to bear on this; the nearest passages:", err=True)
+        echo("Nothing in the collection seems to bear on this; the nearest passages:", err=True)
     for number, passage in enumerate(answer.passages, 1):
         line = f", line {passage.line}" if passage.line else ""
-        say(shown_text(f"[{number}] {passage.path}, {passage.label or f'part {passage.page}'}{line}"))
+        echo(shown_text(f"[{number}] {passage.path}, {passage.label or f'part {passage.page}'}{line}"))
         text = " ".join(passage.text.split())
-        say(shown_text(f"    {text[:240]}{'…' if len(text) > 240 else ''}"))  # noqa: PLR2004 - three lines
+        echo(shown_text(f"    {text[:240]}{'…' if len(text) > 240 else ''}"))  # noqa: PLR2004 - three lines
     for note in answer.notes:
-        say(shown_text(note), err=True)
+        echo(shown_text(note), err=True)

@@ -2,7 +2,7 @@
 
 import click
 
-from app.cli.say import say
+from app.cli.echo import echo
 from app.client import Client
 from app.client.chosen import RemoteServer, parts_of
 from engine.services import is_plain_text
@@ -16,10 +16,10 @@ def command(url: str | None, *, off: bool) -> None:
     remote = RemoteServer()
     if off:
         remote.forget()
-        say("This computer's own server is used again.")
+        echo("This computer's own server is used again.")
         return
     if url is None:
-        say(f"Connected to {remote.url}." if remote.url else "This computer's own server is used.")
+        echo(f"Connected to {remote.url}." if remote.url else "This computer's own server is used.")
         return
     address, key = parts_of(url)
     key = key or click.prompt("Key", hide_input=True, default="", show_default=False) or None
@@ -27,10 +27,10 @@ def command(url: str | None, *, off: bool) -> None:
         models = client.chat_models()
         manages = client.trusted()
     where = remote.choose(address, key)
-    say(f"Connected to {address}: {len(models)} models. Back: tessera connect --off")
+    echo(f"Connected to {address}: {len(models)} models. Back: tessera connect --off")
     if where == "file":
-        say("There is no keyring here: the key is kept in a file that only this user can read.")
+        echo("There is no keyring here: the key is kept in a file that only this user can read.")
     if not manages:
-        say("The key may run models only; to manage it from here: tessera keys add NAME --manage, over there.")
+        echo("The key may run models only; to manage it from here: tessera keys add NAME --manage, over there.")
     if is_plain_text(address):
-        say("Not encrypted: whoever shares the network can read along. Use https or a tunnel.")
+        echo("Not encrypted: whoever shares the network can read along. Use https or a tunnel.")

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
+from app.cli.echo import echo
 from app.cli.progress import bar
-from app.cli.say import say
 from app.format import size
 
 if TYPE_CHECKING:
@@ -37,12 +37,12 @@ def show_command(architectures: bool, as_json: bool) -> None:
         click.echo(msgspec.json.encode(state).decode())
         return
     if state.installed:
-        say(f"llama.cpp's converter ({state.version}) is here: {size(state.bytes)} in {state.path}")
+        echo(f"llama.cpp's converter ({state.version}) is here: {size(state.bytes)} in {state.path}")
     else:
         kept = f" {size(state.bytes)} of an earlier try are here." if state.bytes else ""
-        say(f"llama.cpp's converter ({state.version}) is not here. {_cost(state)}{kept}")
+        echo(f"llama.cpp's converter ({state.version}) is not here. {_cost(state)}{kept}")
     if architectures:
-        say("\n".join(state.architectures))
+        echo("\n".join(state.architectures))
 
 
 @converter_command.command("install")
@@ -64,12 +64,12 @@ def remove_command(yes: bool) -> None:
     with this_computers_server() as client:
         state = client.converter()
         if not state.bytes:
-            say("llama.cpp's converter is not here.")
+            echo("llama.cpp's converter is not here.")
             return
         if not yes:
             click.confirm(f"Remove llama.cpp's converter, {size(state.bytes)}?", abort=True, err=True)
         freed = client.remove_converter().freed_bytes
-    say(f"Removed: {size(freed)} are free again.")
+    echo(f"Removed: {size(freed)} are free again.")
 
 
 def get_converter(client: "Client", *, ask: bool) -> None:
@@ -79,14 +79,14 @@ def get_converter(client: "Client", *, ask: bool) -> None:
 
     state = client.converter()
     if state.installed:
-        say("llama.cpp's converter is here.")
+        echo("llama.cpp's converter is here.")
         return
-    say(_cost(state), err=True)
+    echo(_cost(state), err=True)
     if ask:
         click.confirm("Get llama.cpp's converter?", abort=True, err=True)
     with bar() as show:
         made = finish(client, client.fetch_converter(), ConverterFetched, show)
-    say(f"llama.cpp's converter is ready: {size(made.bytes)} in {made.path}", err=True)
+    echo(f"llama.cpp's converter is ready: {size(made.bytes)} in {made.path}", err=True)
 
 
 def with_converter(client: "Client", work: Callable[[], T], *, ask: bool) -> T:
@@ -101,7 +101,7 @@ def with_converter(client: "Client", work: Callable[[], T], *, ask: bool) -> T:
     except JobFailed as error:
         if error.code != NEEDED:
             raise
-        say(error.message, err=True)
+        echo(error.message, err=True)
     get_converter(client, ask=ask)
     return work()
 

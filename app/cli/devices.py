@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from app.cli.say import say
+from app.cli.echo import echo
 
 if TYPE_CHECKING:
     from devices.types import Device, Machine
@@ -37,7 +37,7 @@ def command(as_json: bool, no_try: bool, fresh: bool, record: Path | None, repla
         return
     _print(machine)
     if record is not None:
-        say(f"\nRecorded in {record}, without serial numbers and names. Safe to attach to a report.")
+        echo(f"\nRecorded in {record}, without serial numbers and names. Safe to attach to a report.")
 
 
 def _machine(record: Path | None, replay: Path | None, *, no_try: bool, fresh: bool) -> "Machine":

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from app.cli.say import say
+from app.cli.echo import echo
 from app.tools.shown import shown_text
 from devices.child_command import interpreter
 from devices.engine_versions.folder import engines_folder
@@ -44,11 +44,11 @@ def list_versions(*, as_json: bool) -> None:
         shipped = {"version": shipped_version, "in_use": chosen is None}
         click.echo(json.dumps({"shipped": shipped, "versions": rows}, indent=2))
         return
-    say(f"{shipped_version} ({SHIPPED}){': in use' if chosen is None else ''}")
+    echo(f"{shipped_version} ({SHIPPED}){': in use' if chosen is None else ''}")
     for each in versions:
         states = ["in use"] * each.in_use + ["kept to go back to"] * each.previous
         states += [f"used for {shown_text(path)}" for path in each.models]
-        say(f"{each.version}, {each.num_bytes >> 20} MiB: {', '.join(states) or 'not used'}")
+        echo(f"{each.version}, {each.num_bytes >> 20} MiB: {', '.join(states) or 'not used'}")
 
 
 @command.command("install")
@@ -68,7 +68,7 @@ def install_version(version: str, models: tuple[str, ...], *, use_now: bool) -> 
         found = _services().install_engine(_store(), wheel, models, _print_compared)
         if use_now:
             _store().use(found)
-    say(
+    echo(
         f"{found} is in use from the next load of a model on."
         if use_now
         else f"{found} is installed. `tessera engine use {found}` uses it."
@@ -82,7 +82,7 @@ def use_version(version: str, model: str | None) -> None:
     """Use an installed VERSION, or `shipped`, from the next load of a model on. It is checked again before."""
     with _refusals(version):
         _services().use_engine(_store(), version, model, _print_compared)
-    say(f"{shown_text(model) if model else 'Every model'} uses {version} from its next load on.")
+    echo(f"{shown_text(model) if model else 'Every model'} uses {version} from its next load on.")
 
 
 @command.command("verify")
@@ -90,18 +90,18 @@ def verify_version() -> None:
     """Check the version in use again; one that fails is rolled back."""
     chosen = _store().chosen()
     if chosen is None:
-        say("The shipped version is in use.")
+        echo("The shipped version is in use.")
         return
     with _refusals(chosen):
         _services().verify_engine(_store(), _print_compared)
-    say(f"{chosen}: sound.")
+    echo(f"{chosen}: sound.")
 
 
 @command.command("rollback")
 def rollback() -> None:
     """Use the version that was in use before."""
     before = _store().rollback()
-    say(f"In use from the next load of a model on: {before or SHIPPED}.")
+    echo(f"In use from the next load of a model on: {before or SHIPPED}.")
 
 
 @command.command("remove")
@@ -110,7 +110,7 @@ def remove(version: str) -> None:
     """Remove a version; what used it uses the shipped one."""
     with _refusals(version):
         _store().remove(version)
-    say(f"{version} was removed. Models that are loaded keep it until they are unloaded.")
+    echo(f"{version} was removed. Models that are loaded keep it until they are unloaded.")
 
 
 def _store() -> VersionStore:
@@ -130,7 +130,7 @@ def _built(version: str, work: Path) -> Path:
         raise EngineVersionRefused(
             "an installed program has no compiler of its own; build the wheel elsewhere and give its file"
         )
-    say(f"Compiling llama-cpp-python {version}; four minutes on two cores that are free.")
+    echo(f"Compiling llama-cpp-python {version}; four minutes on two cores that are free.")
     done = subprocess.run(interpreter(str(script), version, str(work)), check=False)
     wheels = sorted(work.glob("*.whl"))
     if done.returncode or not wheels:
@@ -153,7 +153,7 @@ def _refusals(what: str) -> Iterator[None]:
 
 def _print_compared(compared: "Compared") -> None:
     check = compared.check
-    say(
+    echo(
         f"  {shown_text(Path(compared.model).name)}: {check.rows} rows, KL divergence from the shipped version "
         f"{check.kld_mean:.1e} in mean, {check.kld_max:.1e} at worst"
     )

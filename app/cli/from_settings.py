@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable
 
-from app.cli.say import say
+from app.cli.echo import echo
 
 
 def setting(name: str) -> Callable[[], str]:
@@ -15,7 +15,7 @@ def setting(name: str) -> Callable[[], str]:
         now = load()
         for problem in now.problems:
             if problem.name == name:
-                say(f"not usable, default in force: {problem}", err=True)
+                echo(f"not usable, default in force: {problem}", err=True)
         return str(now[name])
 
     return value

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from app.cli.say import say
+from app.cli.echo import echo
 from devices.errors import PackRefused
 
 if TYPE_CHECKING:
@@ -27,11 +27,11 @@ def list_packs(*, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps([_described(pack) for pack in packs], indent=2))
     elif not packs:
-        say("No kernel pack is installed. `tessera doctor` says whether one would help here.")
+        echo("No kernel pack is installed. `tessera doctor` says whether one would help here.")
     for pack in packs if not as_json else ():
         state = "in use" if pack.in_use else "kept to go back to" if pack.previous else "not used"
         found = pack.manifest
-        say(f"{found.name} {found.version} ({pack.folder.name}), {found.num_bytes >> 20} MiB: {state}")
+        echo(f"{found.name} {found.version} ({pack.folder.name}), {found.num_bytes >> 20} MiB: {state}")
 
 
 @command.command("install")
@@ -51,7 +51,7 @@ def install_pack(source: str, *, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(_described(pack, trial), indent=2))
         return
-    say(f"{pack.manifest.name} {pack.manifest.version} is in use from the next load of a model on.")
+    echo(f"{pack.manifest.name} {pack.manifest.version} is in use from the next load of a model on.")
     _print_devices(trial)
 
 
@@ -67,7 +67,7 @@ def verify_packs(name: str | None) -> None:
     for pack in packs:
         with _refusals(pack.manifest.name):
             trial = verify(pack)
-        say(f"{pack.manifest.name} {pack.manifest.version}: sound, loaded in {trial.seconds:.1f} s.")
+        echo(f"{pack.manifest.name} {pack.manifest.version}: sound, loaded in {trial.seconds:.1f} s.")
         _print_devices(trial)
 
 
@@ -78,7 +78,7 @@ def rollback(name: str) -> None:
     with _refusals(name):
         pack = _store().rollback(name)
     now = f"{pack.manifest.version} ({pack.folder.name})" if pack else "none: the shipped libraries are used"
-    say(f"{name} now: {now}. It counts from the next load of a model on.")
+    echo(f"{name} now: {now}. It counts from the next load of a model on.")
 
 
 @command.command("remove")
@@ -87,7 +87,7 @@ def remove(name: str) -> None:
     """Remove every build of a pack."""
     with _refusals(name):
         _store().remove(name)
-    say(f"{name} was removed. Models that are loaded keep it until they are unloaded.")
+    echo(f"{name} was removed. Models that are loaded keep it until they are unloaded.")
 
 
 class _refusals:  # noqa: N801 - reads as a statement
@@ -111,9 +111,9 @@ class _refusals:  # noqa: N801 - reads as a statement
 def _print_devices(trial: "Trial") -> None:
     for device in trial.devices:
         size = f", {device.total_bytes >> 20} MiB" if device.total_bytes else ""
-        say(f"  {device.name}: {device.description}{size}")
+        echo(f"  {device.name}: {device.description}{size}")
     if not trial.devices:
-        say("  It loads, but finds no device here. `tessera doctor` says what its driver needs.")
+        echo("  It loads, but finds no device here. `tessera doctor` says what its driver needs.")
 
 
 def _described(pack: "Pack", trial: "Trial | None" = None) -> dict[str, Any]:

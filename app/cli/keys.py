@@ -2,7 +2,7 @@
 
 import click
 
-from app.cli.say import say
+from app.cli.echo import echo
 from engine.services import Services
 
 
@@ -16,8 +16,8 @@ def command() -> None:
 @click.option("--manage", is_flag=True, help="May also load, fetch and delete models.")
 def add(name: str, *, manage: bool) -> None:
     """Make a key. It is shown this once."""
-    say(Services().keys.add(name, ("chat", "manage") if manage else ("chat",)))
-    say("Keep it now: only its hash is stored.", err=True)
+    echo(Services().keys.add(name, ("chat", "manage") if manage else ("chat",)))
+    echo("Keep it now: only its hash is stored.", err=True)
 
 
 @command.command("list")
@@ -25,9 +25,9 @@ def list_keys() -> None:
     """Names and scopes."""
     keys = Services().keys.all()
     for key in keys:
-        say(f"{key.name}\t{', '.join(key.scopes)}")
+        echo(f"{key.name}\t{', '.join(key.scopes)}")
     if not keys:
-        say("There are none: programs on this computer need none. Make one: tessera keys add NAME", err=True)
+        echo("There are none: programs on this computer need none. Make one: tessera keys add NAME", err=True)
 
 
 @command.command("remove")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from app.cli.say import say
+from app.cli.echo import echo
 from devices.programs import installed_program
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def command(
     if name is None:
         for known in INTEGRATIONS.values():
             mark = "connected" if store.connected(known.name) else ""
-            say(f"{known.name:14} {known.title:30} {known.kind:7} {mark}".rstrip())
+            echo(f"{known.name:14} {known.title:30} {known.kind:7} {mark}".rstrip())
         return
     if name not in INTEGRATIONS:
         raise click.UsageError(f"{name!r} is not known. Known: {', '.join(INTEGRATIONS)}.")
@@ -54,7 +54,7 @@ def command(
             return
         with connected() as client:
             endpoint = endpoint_of(client, model)
-            _say_limits(endpoint, integration)
+            _print_limits(endpoint, integration)
             if do == "connect" or integration.launch is None:
                 _connect(store, integration, endpoint, dry_run, yes)
                 return
@@ -64,12 +64,12 @@ def command(
         raise click.ClickException(str(error)) from error
 
 
-def _say_limits(endpoint: "Endpoint", integration: "Integration") -> None:
+def _print_limits(endpoint: "Endpoint", integration: "Integration") -> None:
     from app.code.connect.endpoint import AGENT_CONTEXT  # noqa: PLC0415 - with the command's own imports
 
-    say(f"{integration.title} on {endpoint.model}, context {endpoint.context} tokens, {endpoint.url}", err=True)
+    echo(f"{integration.title} on {endpoint.model}, context {endpoint.context} tokens, {endpoint.url}", err=True)
     if integration.kind == "agent" and endpoint.context < AGENT_CONTEXT:
-        say(
+        echo(
             f"Warning: coding agents need about {AGENT_CONTEXT} tokens of context; this model has "
             f"{endpoint.context} here. Choose another with --model, or serve it with a larger --ctx.",
             err=True,
@@ -81,7 +81,7 @@ def _connect(
 ) -> None:
     _write(store, integration, store.planned(integration, Path.home(), endpoint), dry_run, yes, removing=False)
     if integration.steps is not None:
-        say(integration.steps(endpoint))
+        echo(integration.steps(endpoint))
 
 
 def _write(
@@ -94,15 +94,15 @@ def _write(
     removing: bool,
 ) -> None:
     for edit in edits:
-        say(edit.diff(), nl=False)
+        echo(edit.diff(), nl=False)
     if dry_run or (not edits and not removing):
         return
     if edits and not yes and not click.confirm("Apply this?"):
         raise click.Abort
     backups = store.remove(integration, edits) if removing else store.connect(integration, edits)
     for backup in backups:
-        say(f"Backup: {backup}")
-    say(f"{integration.title}: {'removed' if removing else 'connected'}.")
+        echo(f"Backup: {backup}")
+    echo(f"{integration.title}: {'removed' if removing else 'connected'}.")
 
 
 def _start(
@@ -114,8 +114,8 @@ def _start(
     argv = [*launch.argv, *arguments]
     if dry_run:
         for key, value in launch.env.items():
-            say(f"{key}={value}")
-        say(shown_argv(argv))
+            echo(f"{key}={value}")
+        echo(shown_argv(argv))
         return 0
     program = installed_program(argv[0])
     if program is None:

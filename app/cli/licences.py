@@ -3,7 +3,7 @@
 import click
 import msgspec
 
-from app.cli.say import say
+from app.cli.echo import echo
 from app.tools.shown import shown_text
 
 
@@ -17,13 +17,13 @@ def command(name: str | None, *, as_json: bool) -> None:
     found = [each for each in components() if name is None or each.name.casefold() == name.casefold()]
     if name is not None and not found:
         if name.casefold() == "tessera":
-            say(own_licence())
+            echo(own_licence())
             return
         raise click.ClickException(f"Nothing here is named {shown_text(name)}; `tessera licences` lists all.")
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
     elif name is not None:
-        say(shown_text(found[0].text) or "Its package carries no text of its licence.")
+        echo(shown_text(found[0].text) or "Its package carries no text of its licence.")
     else:
         for each in found:
-            say(f"{each.name} {each.version}".strip() + f": {shown_text(each.licence)}")
+            echo(f"{each.name} {each.version}".strip() + f": {shown_text(each.licence)}")

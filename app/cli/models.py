@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from app.cli.converter import converter_command
+from app.cli.echo import echo
 from app.cli.models_engine_args import engine_args_command
 from app.cli.models_files import (
     convert_command,
@@ -18,7 +19,6 @@ from app.cli.models_files import (
 from app.cli.models_hub import pull_command, search_command, starters_command
 from app.cli.models_loaded import loaded_command, unload_command
 from app.cli.models_sampling import sampling_command
-from app.cli.say import say
 
 if TYPE_CHECKING:
     from engine.services import ModelEntry
@@ -149,7 +149,7 @@ def _print_details(entry: "ModelEntry") -> None:
     ]
     for label, value in rows:
         if value:
-            say(f"{label:<17}{value}")
+            echo(f"{label:<17}{value}")
     for file in entry.files:
-        say(f"{'file':<17}{file.path}")
-        say(f"{'':<17}sha256 {file.sha256 or 'not checked yet (tessera models verify)'}")
+        echo(f"{'file':<17}{file.path}")
+        echo(f"{'':<17}sha256 {file.sha256 or 'not checked yet (tessera models verify)'}")

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from app.cli.say import say
+from app.cli.echo import echo
 
 if TYPE_CHECKING:
     from engine.api.engine_args import EngineArgs
@@ -40,9 +40,9 @@ def engine_args_command(model: str, changes: tuple[str, ...], reset: bool, as_js
     for name, value in given(found.engine_args).items():
         click.echo(f"{name:<20}{json.dumps(value)}")
     if not given(found.engine_args):
-        say(f"{found.id} has no engine arguments: Tessera and the file decide.")
+        echo(f"{found.id} has no engine arguments: Tessera and the file decide.")
     if found.needed_bytes is not None:
-        say(f"Its next load needs {size(found.needed_bytes)}.")
+        echo(f"Its next load needs {size(found.needed_bytes)}.")
 
 
 def _changed(before: "EngineArgs", changes: tuple[str, ...]) -> "EngineArgs":

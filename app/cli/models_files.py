@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from app.cli.echo import echo
 from app.cli.progress import bar
-from app.cli.say import say
 
 if TYPE_CHECKING:
     from app.client import Client
@@ -62,9 +62,9 @@ def convert_command(folder: Path, out: Path | None, float_type: "FloatType", yes
         made = with_converter(client, converted, ask=not yes)
     if not as_json:
         for note in made.notes:
-            say(note, err=True)
+            echo(note, err=True)
     facts = {"model": made.model, "path": made.path, "type": made.type, "notes": made.notes}
-    _say(as_json, facts, f"{made.model} is ready: {made.path}")
+    _print_result(as_json, facts, f"{made.model} is ready: {made.path}")
 
 
 @click.command("link")
@@ -84,9 +84,9 @@ def link_command(where: str | None, as_json: bool) -> None:
             click.echo(json.dumps({"folders": [{"app": f.app, "path": str(f.path)} for f in found]}))
             return
         for folder in found:
-            say(f"{folder.app:<13}{folder.path}")
+            echo(f"{folder.app:<13}{folder.path}")
         if not found:
-            say("No other application's models were found. Give a folder: tessera models link PATH")
+            echo("No other application's models were found. Give a folder: tessera models link PATH")
         return
     place = Path(where).expanduser()
     with this_computers_server() as client:
@@ -94,9 +94,9 @@ def link_command(where: str | None, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({"added": added}))
     elif added:
-        say("\n".join(added))
+        echo("\n".join(added))
     else:
-        say("Linked. There is no new model in it.")
+        echo("Linked. There is no new model in it.")
 
 
 @click.command("verify")
@@ -117,7 +117,7 @@ def verify_command(model: str, as_json: bool) -> None:
         words = {"hub": "as the hub promised", "owner": "as its owner recorded", "earlier": "as last time"}
         for check in found.files:
             verdict = words.get(found.basis, "recorded") if check.ok else check.problem
-            say(f"{check.path}\n  sha256 {check.sha256}: {verdict}")
+            echo(f"{check.path}\n  sha256 {check.sha256}: {verdict}")
     if not found.ok:
         raise SystemExit(_BROKEN_EXIT)
 
@@ -132,7 +132,7 @@ def rename_command(model: str, name: str, as_json: bool) -> None:
 
     with this_computers_server() as client:
         entry = client.rename(client.model(model).id, name)
-    _say(as_json, {"model": entry.id, "name": entry.name}, f"{entry.id} is shown as {entry.name}.")
+    _print_result(as_json, {"model": entry.id, "name": entry.name}, f"{entry.id} is shown as {entry.name}.")
 
 
 @click.command("remove")
@@ -156,13 +156,13 @@ def remove_command(
     with this_computers_server() as client:
         if undo is not None:
             back = client.restore(undo)
-            _say(as_json, {"model": back.id}, f"{back.id} is back.")
+            _print_result(as_json, {"model": back.id}, f"{back.id} is back.")
         elif empty_trash:
             total = sum(r.freed_bytes for r in client.trash())
             if not yes:
                 click.confirm(f"Delete {_size(total)} for good?", abort=True, err=True)
             freed = client.empty_trash()
-            _say(as_json, {"freed_bytes": freed}, f"{_size(freed)} freed.")
+            _print_result(as_json, {"freed_bytes": freed}, f"{_size(freed)} freed.")
         elif model is not None:
             _remove(client, client.model(model), as_json=as_json, ask=not yes)
 
@@ -174,7 +174,7 @@ def _remove(client: "Client", entry: "Model", *, as_json: bool, ask: bool) -> No
         click.confirm(f"{what} {entry.id}?", abort=True, err=True)
     removed = client.remove(entry.id)
     done = "forgotten; its files stay where they are" if kept else "in the trash"
-    _say(
+    _print_result(
         as_json,
         {"model": entry.id, "ticket": removed.ticket, "files_kept": kept},
         f"{entry.id} is {done}. Undo with: tessera models remove --undo {removed.ticket}",
@@ -189,7 +189,7 @@ def _show_trash(*, as_json: bool) -> None:
     services.close()
     rows = [{"ticket": r.ticket, "model": r.entry.id, "bytes": r.freed_bytes} for r in found]
     lines = "\n".join(f"{r.ticket:<40}{_size(r.freed_bytes)}" for r in found)
-    _say(as_json, {"trash": rows}, lines or "The trash is empty.")
+    _print_result(as_json, {"trash": rows}, lines or "The trash is empty.")
 
 
 def _size(count: int) -> str:
@@ -198,5 +198,5 @@ def _size(count: int) -> str:
     return size(count)
 
 
-def _say(as_json: bool, facts: dict[str, Any], words: str) -> None:
+def _print_result(as_json: bool, facts: dict[str, Any], words: str) -> None:
     click.echo(json.dumps(facts) if as_json else words)

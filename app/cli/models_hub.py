@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from app.cli.echo import echo
 from app.cli.from_settings import obey_offline
 from app.cli.progress import ProgressBar
-from app.cli.say import say
 
 if TYPE_CHECKING:
     from app.client import Client
@@ -75,9 +75,9 @@ def starters_command(as_json: bool) -> None:
         return
     for proposal in proposals:
         starter = proposal.starter
-        say(f"{starter.id:<22}{starter.job:<11}about {size(starter.expected_bytes)}, {starter.license}")
-        say(f"  {proposal.reason}.")
-    say("\nGet one: tessera models pull " + (proposals[0].starter.id if proposals else "qwen3-0.6b"))
+        echo(f"{starter.id:<22}{starter.job:<11}about {size(starter.expected_bytes)}, {starter.license}")
+        echo(f"  {proposal.reason}.")
+    echo("\nGet one: tessera models pull " + (proposals[0].starter.id if proposals else "qwen3-0.6b"))
 
 
 @click.command("pull")
@@ -124,7 +124,7 @@ def pull_command(
     if as_json:
         click.echo(json.dumps({"model": made.model, "path": made.path, "size_bytes": made.size_bytes}))
     else:
-        say(f"{made.model} is ready. Try: tessera chat {made.model}")
+        echo(f"{made.model} is ready. Try: tessera chat {made.model}")
 
 
 def _begun(client: "Client", request: "PullRequest") -> "Job":
@@ -214,4 +214,4 @@ def _print_option(plan: "RepoPlan", option: "Option") -> None:
         fit = f"; needs {size(verdict.needed_bytes)} of {size(verdict.available_bytes)}"
         fit += "" if verdict.fits else ", which does not fit this machine"
     what = f"{plan.repository.repo} {option.choice.label}: {size(option.choice.size_bytes)}{fit}"
-    say(f"{what}. License: {plan.repository.license or 'not given'}.", err=True)
+    echo(f"{what}. License: {plan.repository.license or 'not given'}.", err=True)

@@ -4,7 +4,7 @@ import json
 
 import click
 
-from app.cli.say import say
+from app.cli.echo import echo
 
 
 @click.command("loaded")
@@ -29,11 +29,11 @@ def loaded_command(as_json: bool) -> None:
         return
     for model in models:
         memory = size(held[model.id]) if model.id in held else ""
-        say(f"{model.id:<32}{model.state:<12}{memory}")
+        echo(f"{model.id:<32}{model.state:<12}{memory}")
         for note in model.notes:
-            say(f"  {note}")
+            echo(f"  {note}")
     if not models:
-        say("No model is loaded.")
+        echo("No model is loaded.")
 
 
 @click.command("unload")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from app.cli.say import say
+from app.cli.echo import echo
 
 if TYPE_CHECKING:
     from engine.services import Chosen
@@ -45,14 +45,14 @@ def sampling_command(model: str, changes: tuple[str, ...], reset: bool, as_json:
         return
     _print_sampling(usual)
     if plain != usual:
-        say("without reasoning:")
+        echo("without reasoning:")
         _print_sampling(plain)
 
 
 def _print_sampling(chosen: "Chosen") -> None:
     for name, fact in chosen.facts().items():
         link = f", {fact['link']}" if "link" in fact else ""
-        say(f"{name:<20}{fact['value']:<8g}{_WORDS[fact['source']]}{link}")
+        echo(f"{name:<20}{fact['value']:<8g}{_WORDS[fact['source']]}{link}")
 
 
 def _change(text: str) -> tuple[str, float | int]:

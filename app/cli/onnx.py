@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from app.cli.say import say
+from app.cli.echo import echo
 
 if TYPE_CHECKING:
     from quantize.onnx.quark import Form
@@ -69,8 +69,8 @@ def convert_command(
         click.echo(msgspec.json.encode(done).decode())
         return
     for notice in done.notices:
-        say(notice, err=True)
-    say(f"{done.model} {'was converted before' if done.cached else 'is ready'}: {done.folder}")
+        echo(notice, err=True)
+    echo(f"{done.model} {'was converted before' if done.cached else 'is ready'}: {done.folder}")
 
 
 @command.command("quark")
@@ -92,8 +92,8 @@ def quark_command(source: Path, out: Path, context: int, form: "Form") -> None:
     except QuantizeError as error:
         raise click.ClickException(str(error)) from error
     for notice in done.notices:
-        say(notice, err=True)
-    say(f"{done.folder}: {done.graph_bytes / 1e6:.1f} MB")
+        echo(notice, err=True)
+    echo(f"{done.folder}: {done.graph_bytes / 1e6:.1f} MB")
 
 
 @command.command("providers")
@@ -107,4 +107,4 @@ def providers_command(as_json: bool) -> None:
         click.echo(json.dumps({"providers": [report.as_json() for report in found]}))
         return
     for report in found:
-        say(f"{report.title:<22}{report.state:<14}{report.detail}")
+        echo(f"{report.title:<22}{report.state:<14}{report.detail}")

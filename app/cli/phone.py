@@ -6,7 +6,7 @@ from urllib.parse import quote, urlsplit
 import click
 import segno
 
-from app.cli.say import say
+from app.cli.echo import echo
 from app.client import ApiError, running_server
 from engine.api.keys import KeyRequest
 
@@ -30,8 +30,8 @@ def command(name: str) -> None:
             raise click.ClickException(f"{error} Choose another: tessera phone --name NAME") from error
         link = f"{client.url}/chat#key={quote(made.key)}"
     segno.make(link, error="m", micro=False).terminal(compact=True)
-    say(link)
-    say(f"Whoever has this link may run models here. Take it back: tessera keys remove {name}")
+    echo(link)
+    echo(f"Whoever has this link may run models here. Take it back: tessera keys remove {name}")
 
 
 def _address() -> str:

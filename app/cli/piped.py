@@ -7,7 +7,7 @@ import threading
 
 import click
 
-from app.cli.say import say
+from app.cli.echo import echo
 
 # A pipe that stays open and empty is nobody's text (ssh and schedulers leave such ones); slower writers are told.
 _FIRST_BYTE_S = 3.0
@@ -54,7 +54,7 @@ def _piped() -> str:
     # A thread, for Windows cannot wait for a pipe with a time limit.
     threading.Thread(target=read, name="standard-input", daemon=True).start()
     if not begun.wait(_FIRST_BYTE_S):
-        say(f"Nothing came on standard input within {_FIRST_BYTE_S:.0f} s: asking without it.", err=True)
+        echo(f"Nothing came on standard input within {_FIRST_BYTE_S:.0f} s: asking without it.", err=True)
         return ""
     ended.wait()
     if sum(map(len, found)) > _MAX_BYTES:

@@ -2,7 +2,7 @@
 
 import click
 
-from app.cli.say import say
+from app.cli.echo import echo
 
 
 @click.command(help="Show or set what power models may draw: a mode, a cap in watts, a part of the battery.")
@@ -34,12 +34,12 @@ def command(
         return
     drawn = f"{now.power_w:.1f} W now" if now.power_w is not None else "not measured: no meter here"
     saver = ", the system saves power" if now.saver else ""
-    say(f"mode {now.mode}{saver}; power {drawn}")
+    echo(f"mode {now.mode}{saver}; power {drawn}")
     if now.limits.cap_w is not None:
         held = f"{now.threads or 'all'} threads, steps run {now.duty_frac:.0%} of the time"
-        say(f"cap {now.limits.cap_w:g} W: {held if now.measured else 'not held'}")
+        echo(f"cap {now.limits.cap_w:g} W: {held if now.measured else 'not held'}")
     if now.limits.battery_percent is not None:
         spent = f"{now.spent_percent:.1f} % spent" if now.spent_percent is not None else "not counted"
-        say(f"at most {now.limits.battery_percent:g} % of the battery: {spent}")
+        echo(f"at most {now.limits.battery_percent:g} % of the battery: {spent}")
     for note in now.notes:
-        say(note)
+        echo(note)

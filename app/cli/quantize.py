@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from app.cli.echo import echo
 from app.cli.quantize_options import Duration, LockOption, RoundingOption, Size, check_plan, gate_of
-from app.cli.say import say
 from engine.services import DEFAULT_CONTEXT
 
 if TYPE_CHECKING:
@@ -189,7 +189,7 @@ def _made(request: "QuantizeOptions", *, quiet: bool, ask: bool) -> "QuantizeRep
                 )
 
             made = with_converter(client, converted, ask=ask)
-            say(f"{made.model} was made by llama.cpp's converter: {made.path}", err=True)
+            echo(f"{made.model} was made by llama.cpp's converter: {made.path}", err=True)
             request = msgspec.structs.replace(request, model=made.path)
             return finish(client, client.quantize(request), Quantized, line.update).report
     finally:
@@ -250,11 +250,11 @@ def _print(report: "QuantizeReport", *, as_json: bool) -> None:
         click.echo(json.dumps(msgspec.to_builtins(report)))
         return
     if report.out:
-        say(report.out)
+        echo(report.out)
     for line in summary(report):
-        say(f"  {line}")
+        echo(f"  {line}")
     if report.out:
-        say(f"  report: {report_path(Path(report.out))}")
+        echo(f"  report: {report_path(Path(report.out))}")
 
 
 class _Line:

@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 
 import click
 
-from app.cli.say import say
+from app.cli.echo import echo
 from app.db.reading import chat_texts
 from engine.services import Services
 
@@ -41,9 +41,9 @@ def calibration_of(names: tuple[str, ...], services: Services, *, ask: bool) -> 
             )
     with TemporaryDirectory(prefix="calibration-") as scratch:
         found = services.own_text(places, Path(scratch), chats)
-        say(f"{found.characters:,} characters of {found.files} files and {len(chats)} chats", err=True)
+        echo(f"{found.characters:,} characters of {found.files} files and {len(chats)} chats", err=True)
         if found.held_out is None:
-            say("too little text to hold some out: what is gained on it cannot be told", err=True)
+            echo("too little text to hold some out: what is gained on it cannot be told", err=True)
             yield {"calibration": str(found.calibration)}
         else:
             yield {"calibration": str(found.calibration), "own_text": str(found.held_out)}

@@ -5,7 +5,7 @@ import getpass
 import click
 
 from app.cli.connection import connected
-from app.cli.say import say
+from app.cli.echo import echo
 from app.cli.shown import console, table
 from app.client import ApiError
 from engine.api.remotes import RemoteRequest, RemoteRow
@@ -43,7 +43,7 @@ def add(name: str, where: str, ssh_port: int, port: int, identity: str, host_key
         except ApiError as error:
             if error.code != "unknown_host_key":
                 raise
-            say(str(error))
+            echo(str(error))
             fingerprint = click.prompt(
                 "Its fingerprint, to accept it (nothing: not)", default="", show_default=False
             )
@@ -56,7 +56,7 @@ def add(name: str, where: str, ssh_port: int, port: int, identity: str, host_key
         "faster": f"Layers of a model go to {name} when it does not fit here, or would be faster.",
         "pinned": f"Layers go to {name} only for models pinned to it on their card in the window.",
     }
-    say(words[row.use])
+    echo(words[row.use])
 
 
 def _with_key(request: RemoteRequest, fingerprint: str) -> RemoteRequest:
@@ -71,7 +71,7 @@ def list_remotes() -> None:
     with connected() as client:
         found = client.remotes()
     if not found.remotes:
-        say("There are none. Over there: tessera worker. Here: tessera remote add NAME USER@HOST")
+        echo("There are none. Over there: tessera worker. Here: tessera remote add NAME USER@HOST")
         return
     rows = []
     for row in found.remotes:
@@ -82,7 +82,7 @@ def list_remotes() -> None:
     console().print(table(heads, rows, cut="devices"))
     for row in found.remotes:
         if row.reason:
-            say(f"{row.name}: {row.reason}")
+            echo(f"{row.name}: {row.reason}")
 
 
 @command.command("check")
@@ -102,13 +102,13 @@ def remove(name: str) -> None:
     """Forget a computer and its host key."""
     with connected() as client:
         client.remove_remote(name)
-    say(f"{name} is forgotten.")
+    echo(f"{name} is forgotten.")
 
 
 def _print_row(row: RemoteRow) -> None:
-    say(f"{row.name}: {row.state}" + (f", {row.reason}" if row.reason else f", {_way(row)}"))
+    echo(f"{row.name}: {row.state}" + (f", {row.reason}" if row.reason else f", {_way(row)}"))
     for device in row.devices:
-        say(f"  {device.description}: {device.free_bytes / 1e9:.1f} of {device.total_bytes / 1e9:.1f} GB free")
+        echo(f"  {device.description}: {device.free_bytes / 1e9:.1f} of {device.total_bytes / 1e9:.1f} GB free")
 
 
 def _way(row: RemoteRow) -> str:

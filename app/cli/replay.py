@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from app.cli.say import say
+from app.cli.echo import echo
 
 if TYPE_CHECKING:
     from engine.api.receipts import Exchange
@@ -41,13 +41,13 @@ def command(file: Path, *, explain: bool, model: str, old_model: str, as_json: b
     if as_json:
         click.echo(msgspec.json.encode(found).decode())
     else:
-        say(shown_text(found.text))
-        say("The same answer." if found.same else "Another answer.", err=True, bold=True)
+        echo(shown_text(found.text))
+        echo("The same answer." if found.same else "Another answer.", err=True, bold=True)
         for exchange in found.exchanged:
-            say(shown_text(sentence(exchange)), err=True)
+            echo(shown_text(sentence(exchange)), err=True)
         if not explain and found.changed:
             why = "" if found.same else " `tessera replay --explain` tries what it does."
-            say(f"Not as it was: {shown_text(', '.join(found.changed))}.{why}", err=True)
+            echo(f"Not as it was: {shown_text(', '.join(found.changed))}.{why}", err=True)
     sys.exit(0 if found.same else 1)
 
 

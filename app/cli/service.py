@@ -5,7 +5,7 @@ import json
 import click
 
 from app import service
-from app.cli.say import say
+from app.cli.echo import echo
 from app.tools.shown import shown_text
 from devices.child_command import own_command
 
@@ -24,11 +24,11 @@ def install(options: tuple[str, ...]) -> None:
         service.install(found)
     except (service.ServiceFailed, OSError) as error:
         raise click.ClickException(shown_text(str(error))) from error
-    say(f"Installed with {found.name}: {found.path}")
+    echo(f"Installed with {found.name}: {found.path}")
     for note in found.notes:
-        say(note)
+        echo(note)
     if not found.tried:
-        say(f"Nobody has tried this with {found.name} yet; `tessera service status` says whether it runs.")
+        echo(f"Nobody has tried this with {found.name} yet; `tessera service status` says whether it runs.")
 
 
 @command.command("status")
@@ -46,7 +46,7 @@ def status(*, as_json: bool) -> None:
         click.echo(json.dumps(facts, indent=2))
         return
     words = "not installed" if not seen.installed else "running" if seen.running else "installed, not running"
-    say(f"{words} ({seen.manager}, {seen.path})")
+    echo(f"{words} ({seen.manager}, {seen.path})")
 
 
 @command.command("remove")
@@ -56,4 +56,4 @@ def remove() -> None:
         there = service.remove(service.manager(own_command("serve")))
     except (service.ServiceFailed, OSError) as error:
         raise click.ClickException(shown_text(str(error))) from error
-    say("Removed." if there else "It was not installed.")
+    echo("Removed." if there else "It was not installed.")

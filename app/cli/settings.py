@@ -4,7 +4,7 @@ import json
 
 import click
 
-from app.cli.say import say
+from app.cli.echo import echo
 
 
 @click.group("settings")
@@ -25,9 +25,9 @@ def list_command(as_json: bool) -> None:
     for row in SETTINGS:
         origin = f" (from {row.environment})" if row.name in now.fixed else ""
         click.echo(f"{row.name} = {json.dumps(now[row.name])}{origin}")
-        say(f"    {row.description}")
+        echo(f"    {row.description}")
     for problem in now.problems:
-        say(f"not usable, default in force: {problem}", err=True)
+        echo(f"not usable, default in force: {problem}", err=True)
 
 
 @command.command("get")
@@ -38,7 +38,7 @@ def get_command(name: str) -> None:
 
     if name not in BY_NAME:
         raise click.BadParameter(_unknown(name), param_hint="NAME")
-    say(load()[name])
+    echo(load()[name])
 
 
 @command.command("set")
@@ -64,7 +64,7 @@ def path_command() -> None:
     """Print where the settings are kept."""
     from app.settings import settings_file  # noqa: PLC0415 - see list
 
-    say(settings_file())
+    echo(settings_file())
 
 
 def _unknown(name: str) -> str:

@@ -6,7 +6,7 @@ from typing import IO, TYPE_CHECKING
 
 import click
 
-from app.cli.say import say
+from app.cli.echo import echo
 from app.tools.shown import shown_text
 
 if TYPE_CHECKING:
@@ -31,9 +31,9 @@ def list_command(as_json: bool) -> None:
         click.echo(json.dumps({"tools": rows, "decided": {key: kept.decision for key, kept in decisions.items()}}))
         return
     for source in sources:
-        say(f"{shown_text(source.name):<20} {shown_text(source.detail)}")
+        echo(f"{shown_text(source.name):<20} {shown_text(source.detail)}")
     for key, kept in decisions.items():
-        say(f"{kept.decision}: {shown_text(key)}")
+        echo(f"{kept.decision}: {shown_text(key)}")
 
 
 @command.command("add", context_settings={"ignore_unknown_options": True})
@@ -82,7 +82,7 @@ def add_command(
         ServerList().add(servers)
     except BadMcpConfig as error:
         raise click.ClickException(str(error)) from error
-    say("added: " + ", ".join(shown_text(server.name) for server in servers), err=True)
+    echo("added: " + ", ".join(shown_text(server.name) for server in servers), err=True)
 
 
 @command.command("remove")
@@ -115,12 +115,12 @@ def forget_command(key: str) -> None:
 
 def ask_person(request: "ConsentRequest") -> "ToolDecision":
     """The question before a tool is used; without a person at the terminal the answer is no."""
-    say(f"\n{shown_text(request.title)}", bold=True, err=True)
-    say(shown_text(request.detail), err=True)
+    echo(f"\n{shown_text(request.title)}", bold=True, err=True)
+    echo(shown_text(request.detail), err=True)
     if request.warning:
-        say(shown_text(request.warning), fg="yellow", err=True)
+        echo(shown_text(request.warning), fg="yellow", err=True)
     if not sys.stdin.isatty():
-        say("Declined: nobody is there to be asked.", err=True)
+        echo("Declined: nobody is there to be asked.", err=True)
         return "no"
     words = "Allow? [y]es once, for this [c]hat, [a]lways, ne[v]er, [N]o"
     try:

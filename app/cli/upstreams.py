@@ -3,7 +3,7 @@
 import click
 
 from app.cli.connection import connected
-from app.cli.say import say
+from app.cli.echo import echo
 from app.cli.shown import console, table
 from engine.api.upstreams import UpstreamRequest, UpstreamRow, UpstreamRule
 
@@ -28,9 +28,9 @@ def add(name: str, url: str, kind: str | None, *, ask_key: bool, use_all: bool) 
             client.put_upstream_rule(UpstreamRule(model=f"{name}/*", upstream=name))
     _print_row(row)
     if row.plain_text:
-        say("Not encrypted: whoever shares the network can read what is sent there. Use https or a tunnel.")
+        echo("Not encrypted: whoever shares the network can read what is sent there. Use https or a tunnel.")
     if not use_all:
-        say(f"Nothing is sent there yet. To use its models: tessera upstreams route '{name}/*' {name}")
+        echo(f"Nothing is sent there yet. To use its models: tessera upstreams route '{name}/*' {name}")
 
 
 @command.command("key")
@@ -49,7 +49,7 @@ def list_upstreams() -> None:
     with connected() as client:
         found = client.upstreams(check=True)
     if not found.upstreams:
-        say("There are none. Add one: tessera upstreams add NAME URL")
+        echo("There are none. Add one: tessera upstreams add NAME URL")
         return
     rows = []
     for row in found.upstreams:
@@ -58,9 +58,9 @@ def list_upstreams() -> None:
         rows.append((row.name, row.url, row.kind, _state(row), row.key or "none", models + more))
     console().print(table(("name", "address", "kind", "state", "key", "models"), rows, cut="models"))
     for number, rule in enumerate(found.rules, 1):
-        say(f"rule {number}: {_words(rule)}")
+        echo(f"rule {number}: {_words(rule)}")
     if not found.rules:
-        say("No rules: nothing is sent to any of them.")
+        echo("No rules: nothing is sent to any of them.")
 
 
 @command.command("check")
@@ -80,7 +80,7 @@ def remove(name: str) -> None:
     """Forget a server, its key and its rules."""
     with connected() as client:
         client.remove_upstream(name)
-    say(f"{name} is forgotten, with its key and rules.")
+    echo(f"{name} is forgotten, with its key and rules.")
 
 
 @command.command("route")
@@ -96,7 +96,7 @@ def route(model: str, name: str, as_model: str | None, queue: int | None, *, unf
             UpstreamRule(model=model, upstream=name, as_model=as_model, queue=queue, unfit=unfit)
         ).rules
     for number, rule in enumerate(rules, 1):
-        say(f"rule {number}: {_words(rule)}")
+        echo(f"rule {number}: {_words(rule)}")
 
 
 @command.command("unroute")
@@ -105,13 +105,13 @@ def unroute(model: str) -> None:
     """Take back the rules for MODEL."""
     with connected() as client:
         client.remove_upstream_rule(model)
-    say(f"Requests for {model} stay here.")
+    echo(f"Requests for {model} stay here.")
 
 
 def _print_row(row: UpstreamRow) -> None:
-    say(f"{row.name}: {row.url}, {_state(row)}")
+    echo(f"{row.name}: {row.url}, {_state(row)}")
     if row.key == "file":
-        say("There is no keyring here: the key is kept in a file that only this user can read.")
+        echo("There is no keyring here: the key is kept in a file that only this user can read.")
 
 
 def _state(row: UpstreamRow) -> str:

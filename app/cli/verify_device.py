@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from app.cli.say import say
+from app.cli.echo import echo
 
 if TYPE_CHECKING:
     from engine.services import ComparedDevice
@@ -33,7 +33,7 @@ def command(ctx: click.Context, models: tuple[str, ...], *, as_json: bool) -> No
     with closing(Services()) as services:
         for name, path in services.gguf_files(models).items():
             if not as_json:
-                say(f"{name}:")
+                echo(f"{name}:")
             rows[name] = services.verify_devices(path, lambda row: None if as_json else _print_row(row))
     if as_json:
         click.echo(json.dumps({name: to_json(found) for name, found in rows.items()}, indent=2))
@@ -44,4 +44,4 @@ def command(ctx: click.Context, models: tuple[str, ...], *, as_json: bool) -> No
 def _print_row(row: "ComparedDevice") -> None:
     right = row.check is not None and row.state == "right"
     numbers = f"KL divergence {row.check.kld_mean:.1e}" if right and row.check else row.reason
-    say(f"  {row.device} ({row.backend}), {row.what}: {row.state}. {numbers}")
+    echo(f"  {row.device} ({row.backend}), {row.what}: {row.state}. {numbers}")

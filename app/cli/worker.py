@@ -9,8 +9,8 @@ import sys
 
 import click
 
+from app.cli.echo import echo
 from app.cli.quantize_options import Size
-from app.cli.say import say
 
 PORT = 50052
 
@@ -34,11 +34,11 @@ def command(port: int, threads: int, memory: int | None) -> None:
             raise click.ClickException(why) from error
     facts = FactsOf(socket.gethostname(), memory)
     for device in facts.now().devices:
-        say(f"{device.name}: {device.description}, {device.free_bytes / 1e9:.1f} GB free")
-    say(f"A worker on {LOOPBACK}:{port}: nobody but this computer reaches it. It ends with Ctrl+C.")
+        echo(f"{device.name}: {device.description}, {device.free_bytes / 1e9:.1f} GB free")
+    echo(f"A worker on {LOOPBACK}:{port}: nobody but this computer reaches it. It ends with Ctrl+C.")
     there = f"--port {port}" if port != PORT else ""
-    say("On the computer that has the model, with the same version of Tessera:")
-    say(f"  tessera remote add NAME {getpass.getuser()}@{socket.gethostname()} {there}".rstrip())
+    echo("On the computer that has the model, with the same version of Tessera:")
+    echo(f"  tessera remote add NAME {getpass.getuser()}@{socket.gethostname()} {there}".rstrip())
     sys.stdout.flush()
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(Worker(facts, threads).serve(port))

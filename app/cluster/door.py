@@ -132,8 +132,8 @@ class Door:
             handle = await self._handle(model)
         except (RayError, RayServeException) as error:
             return _fault(404, "model_not_found", f"The cluster has no model named {model!r}: {error}")
-        said = body.get("messages") or body.get("prompt") or body.get("input")
-        asked = Asked(request.url.path, raw, said if isinstance(said, str | list) and said else " ")
+        prompt = body.get("messages") or body.get("prompt") or body.get("input")
+        asked = Asked(request.url.path, raw, prompt if isinstance(prompt, str | list) and prompt else " ")
         pieces = _Answer(handle, asked, model).pieces(streams=body.get("stream") is True)
         try:
             first = await anext(pieces)

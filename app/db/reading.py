@@ -20,5 +20,5 @@ def chat_texts(path: Path) -> list[str]:
             connection.close()
     except apsw.Error as error:
         raise StoreUnreadable(path, str(error)) from error
-    texts = ["\n\n".join(m.content for m in said if m.role != "tool" and m.content) for said in found]
+    texts = ["\n\n".join(m.content for m in messages if m.role != "tool" and m.content) for messages in found]
     return [t for t in texts if t]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from app.code.certify.cases import Case
     from app.evals.human_eval import Problem
-    from engine.quantize_jobs.tasks import Said, Task, TaskSet
+    from engine.quantize_jobs.tasks import Task, TaskAnswer, TaskSet
 
 # Of 50 cases five lost ones and none won are a veto; all 164 would take three times as long.
 PROBLEMS: Final = 50
@@ -36,8 +36,8 @@ def _of_case(case: "Case") -> "Task":
     from engine.server.openai.schemas import ChatRequest  # noqa: PLC0415
     from engine.server.openai.translate import to_query  # noqa: PLC0415
 
-    def check(said: "Said") -> str | None:
-        return checked(case, said.text, [("", name, arguments) for name, arguments in said.calls])
+    def check(answer: "TaskAnswer") -> str | None:
+        return checked(case, answer.text, [("", name, arguments) for name, arguments in answer.calls])
 
     body = {
         "model": "",
@@ -86,8 +86,8 @@ def _of_problem(problem: "Problem") -> "Task":
     from engine.chat.types import Message  # noqa: PLC0415
     from engine.quantize_jobs.tasks import Task  # noqa: PLC0415
 
-    def check(said: "Said") -> str | None:
-        program = problem.prompt + said.text if said.completed else program_of(problem, said.text)
+    def check(answer: "TaskAnswer") -> str | None:
+        program = problem.prompt + answer.text if answer.completed else program_of(problem, answer.text)
         return tested(problem, program, sandbox=True)
 
     query = ChatQuery(

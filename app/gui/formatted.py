@@ -49,10 +49,10 @@ def model_name(repo: str) -> str:
 
 def sentence(text: str) -> str:
     """What a server or a library said, as a sentence: a capital first and an end; names stay as they are."""
-    said = text.strip()
-    if _WORD.match(said):
-        said = said[0].upper() + said[1:]
-    return said if not said or said[-1] in ".!?…:)" else f"{said}."
+    text = text.strip()
+    if _WORD.match(text):
+        text = text[0].upper() + text[1:]
+    return text if not text or text[-1] in ".!?…:)" else f"{text}."
 
 
 def files(number: int) -> str:

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from app.imports.types import Branches, Chat, ImportFailed, Said, rows_of, table_of, text_of
+from app.imports.types import Branches, Chat, ImportFailed, Message, rows_of, table_of, text_of
 
 _ROLES = {"user": "user", "human": "user", "assistant": "assistant"}
 
@@ -38,7 +38,7 @@ def jan(lines: str, thread: Any) -> Chat:
         key = text_of(row.get("id")) or str(number)
         role = _ROLES.get(text_of(row.get("role")))
         left = tuple(text_of(part.get("type")) for part in parts if "text" not in part)
-        branches.add(key, parent, _said(key, role, text, left_out=left))
+        branches.add(key, parent, _message(key, role, text, left_out=left))
         parent = key
     about = table_of(thread)
     assistant = next(iter(rows_of(about.get("assistants"))), {})
@@ -63,8 +63,8 @@ def _chatgpt(row: dict[str, Any]) -> Chat:
         hidden = facts.get("is_visually_hidden_from_conversation") or content.get("content_type") == "thoughts"
         left = tuple(text_of(part.get("content_type")) or "attachment" for part in others)
         parent = table_of(node).get("parent")
-        said = None if hidden else _said(key, _ROLES.get(role), text, model=named, left_out=left)
-        branches.add(key, parent if isinstance(parent, str) else None, said)
+        made = None if hidden else _message(key, _ROLES.get(role), text, model=named, left_out=left)
+        branches.add(key, parent if isinstance(parent, str) else None, made)
         model = named or model
     leaf = row.get("current_node")
     return _chat(text_of(row.get("title")), branches, leaf if isinstance(leaf, str) else None, model, system)
@@ -87,8 +87,8 @@ def _claude(row: dict[str, Any]) -> Chat:
         above = message.get("parent_message_uuid")
         parent = above if isinstance(above, str) and above in branches.rows else before
         role = _ROLES.get(text_of(message.get("sender")))
-        said = _said(key, role, text, reasoning=reasoning, documents=documents, left_out=left)
-        branches.add(key, parent, said)
+        made = _message(key, role, text, reasoning=reasoning, documents=documents, left_out=left)
+        branches.add(key, parent, made)
         before = key
     leaf = text_of(row.get("current_leaf_message_uuid"))
     return _chat(text_of(row.get("name")), branches, leaf or before, text_of(row.get("model")))
@@ -109,8 +109,8 @@ def _open_webui(row: dict[str, Any]) -> Chat:
         parent = message.get("parentId")
         left = tuple(text_of(item.get("name")) or "file" for item in rows_of(message.get("files")))
         role = _ROLES.get(text_of(message.get("role")))
-        said = _said(key, role, text, model=text_of(message.get("model")), left_out=left)
-        branches.add(key, parent if isinstance(parent, str) else None, said)
+        made = _message(key, role, text, model=text_of(message.get("model")), left_out=left)
+        branches.add(key, parent if isinstance(parent, str) else None, made)
         last = key
     models = chat.get("models")
     model = text_of(models[0]) if isinstance(models, list) and models else ""
@@ -141,7 +141,7 @@ def _lm_studio(row: dict[str, Any]) -> Chat:
             sender = table_of(version.get("senderInfo"))
             model = text_of(sender.get("senderName"))
             role = _ROLES.get(text_of(version.get("role")))
-            branches.add(key, before, _said(key, role, text, model=model, left_out=left))
+            branches.add(key, before, _message(key, role, text, model=model, left_out=left))
             if number == chosen:
                 after = key
         before = after
@@ -149,11 +149,11 @@ def _lm_studio(row: dict[str, Any]) -> Chat:
     return _chat(text_of(row.get("name")), branches, before, model, text_of(row.get("systemPrompt")))
 
 
-def _said(key: str, role: str | None, text: str, **more: Any) -> Said | None:
+def _message(key: str, role: str | None, text: str, **more: Any) -> Message | None:
     """A message; None where nobody said anything."""
     if role not in {"user", "assistant"} or not (text or more.get("documents") or more.get("left_out")):
         return None
-    return Said(key, None, "user" if role == "user" else "assistant", text, **more)
+    return Message(key, None, "user" if role == "user" else "assistant", text, **more)
 
 
 def _chat(title: str, branches: Branches, leaf: str | None, model: str = "", system: str = "") -> Chat:

@@ -13,7 +13,7 @@ class ImportFailed(Exception):
 
 
 @dataclass(frozen=True)
-class Said:
+class Message:
     """One message. `key` and `parent` are the export's own names; a message stands behind its parent."""
 
     key: str
@@ -31,7 +31,7 @@ class Chat:
     """A chat with all its branches; `leaf` is the message at the end of the one shown."""
 
     title: str
-    said: tuple[Said, ...]
+    messages: tuple[Message, ...]
     leaf: str | None = None
     model: str = ""
     system_prompt: str = ""
@@ -41,26 +41,26 @@ class Chat:
 class Branches:
     """Messages put in order: parents first, those that are not shown (system, tools, empty) skipped over."""
 
-    rows: dict[str, tuple[str | None, Said | None]] = field(default_factory=dict)
+    rows: dict[str, tuple[str | None, Message | None]] = field(default_factory=dict)
 
-    def add(self, key: str, parent: str | None, said: Said | None) -> None:
+    def add(self, key: str, parent: str | None, message: Message | None) -> None:
         """A node of the export; None where it holds nothing to show."""
-        self.rows[key] = (parent, said)
+        self.rows[key] = (parent, message)
 
     def shown(self, key: str | None) -> str | None:
         """The nearest message at or above a node that is shown."""
         seen: set[str] = set()
         while key is not None and key in self.rows and key not in seen:
             seen.add(key)
-            parent, said = self.rows[key]
-            if said is not None:
+            parent, message = self.rows[key]
+            if message is not None:
                 return key
             key = parent
         return None
 
-    def ordered(self) -> tuple[Said, ...]:
+    def ordered(self) -> tuple[Message, ...]:
         """Every message behind its parent. Nodes in a circle stand for themselves."""
-        done: dict[str, Said] = {}
+        done: dict[str, Message] = {}
         for key in self.rows:
             chain: list[str] = []
             current = self.shown(key)
@@ -68,18 +68,18 @@ class Branches:
                 chain.append(current)
                 current = self.shown(self.rows[current][0])
             for name in reversed(chain):
-                said = self.rows[name][1]
-                assert said is not None  # `shown` names messages only
+                message = self.rows[name][1]
+                assert message is not None  # `shown` names messages only
                 parent = self.shown(self.rows[name][0])
-                done[name] = Said(
+                done[name] = Message(
                     name,
                     parent if parent in done else None,
-                    said.role,
-                    said.text,
-                    said.reasoning,
-                    said.model,
-                    said.documents,
-                    said.left_out,
+                    message.role,
+                    message.text,
+                    message.reasoning,
+                    message.model,
+                    message.documents,
+                    message.left_out,
                 )
         return tuple(done.values())
 

@@ -26,19 +26,19 @@ def _add(connection: apsw.Connection, chat: Chat) -> None:
         system_prompt=chat.system_prompt,
     )
     ids: dict[str, int] = {}
-    for said in chat.said:
+    for message in chat.messages:
         written = messages.add(
             connection,
             made.id,
-            ids.get(said.parent) if said.parent is not None else None,
-            said.role,
-            said.text,
-            reasoning=said.reasoning,
-            model=said.model or chat.model if said.role == "assistant" else "",
-            facts={"left_out": list(said.left_out)} if said.left_out else {},
-            attachments=[Attachment(name, "text/plain", text) for name, text in said.documents]
-            + [Attachment(f"{name} (not in the export)", "") for name in said.left_out],
+            ids.get(message.parent) if message.parent is not None else None,
+            message.role,
+            message.text,
+            reasoning=message.reasoning,
+            model=message.model or chat.model if message.role == "assistant" else "",
+            facts={"left_out": list(message.left_out)} if message.left_out else {},
+            attachments=[Attachment(name, "text/plain", text) for name, text in message.documents]
+            + [Attachment(f"{name} (not in the export)", "") for name in message.left_out],
         )
-        ids[said.key] = written.id
+        ids[message.key] = written.id
     if chat.leaf in ids:
         conversations.update(connection, made.id, leaf_id=ids[chat.leaf])

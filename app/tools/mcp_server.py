@@ -45,7 +45,7 @@ class McpServer:
         self._names: dict[str, str] = {}
         self._changed = False
         self._calls: set[Future[ToolOutcome]] = set()
-        self._said = bytearray()
+        self._errors = bytearray()
         self.alive = False  # it answered last time
 
     @property
@@ -116,7 +116,7 @@ class McpServer:
         self._stack.close()
 
     def _last_words(self) -> str:
-        lines = self._said.decode("utf-8", "replace").strip().splitlines()
+        lines = self._errors.decode("utf-8", "replace").strip().splitlines()
         return f" (it said: {shown_text(lines[-1])[:300]})" if lines else ""
 
     def _connected(self, portal: "BlockingPortal") -> "AbstractContextManager[ClientSession]":
@@ -131,7 +131,7 @@ class McpServer:
         pipes = (
             http_pipes(config.url, config.headers, config.call_s)
             if config.url
-            else stdio_pipes(config.argv, dict(config.env), self._folder, self._said)
+            else stdio_pipes(config.argv, dict(config.env), self._folder, self._errors)
         )
         async with pipes as (read, write), ClientSession(read, write, message_handler=self._hear) as session:
             with anyio.fail_after(START_LIMIT_S):

@@ -17,7 +17,7 @@ _END_S: Final = 2.0
 # A server that talks without end is slowed down, so that reading it costs little of a processor.
 _BURST: Final = 500
 _PAUSE_S: Final = 0.2
-_MAX_SAID_BYTES: Final = 2000
+_MAX_ERROR_BYTES: Final = 2000
 
 
 async def bounded_lines(stream: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
@@ -37,11 +37,11 @@ async def bounded_lines(stream: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
 
 @asynccontextmanager
 async def stdio_pipes(
-    argv: tuple[str, ...], env: dict[str, str], folder: Path, said: bytearray
+    argv: tuple[str, ...], env: dict[str, str], folder: Path, errors: bytearray
 ) -> AsyncIterator[Any]:
     """Start a server and yield the (read, write) streams that an `mcp.ClientSession` takes; it ends with the block.
 
-    `said` gets the end of what it writes to its standard error.
+    `errors` gets the end of what it writes to its standard error.
 
     Raises: OSError: it cannot be started.
     """
@@ -85,7 +85,7 @@ async def stdio_pipes(
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(quietly, read)
             tasks.start_soon(quietly, write)
-            tasks.start_soon(_listen, process.stderr, said)
+            tasks.start_soon(_listen, process.stderr, errors)
             try:
                 yield from_server, to_server
             finally:
@@ -97,11 +97,11 @@ async def stdio_pipes(
                 await stream.aclose()
 
 
-async def _listen(stream: Any, said: bytearray) -> None:
+async def _listen(stream: Any, errors: bytearray) -> None:
     with contextlib.suppress(anyio.ClosedResourceError, anyio.BrokenResourceError, OSError):
         async for piece in stream:
-            said.extend(piece)
-            del said[:-_MAX_SAID_BYTES]
+            errors.extend(piece)
+            del errors[:-_MAX_ERROR_BYTES]
 
 
 async def _end(process: Any) -> None:

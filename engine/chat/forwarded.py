@@ -79,7 +79,7 @@ def forward_text(request: GenerationRequest, flavour: str) -> tuple[dict[str, An
     kind = flavour if flavour in _KNOWN else "openai"
     body: dict[str, Any] = {"prompt": request.prompt}
     silent: list[str] = []
-    _sampling({name: getattr(request.sampling, name) for name in request.said}, kind, body, silent)
+    _sampling({name: getattr(request.sampling, name) for name in request.explicit}, kind, body, silent)
     if request.sampling.seed is not None:  # each choice of a request has its own
         body["seed"] = request.sampling.seed
     _length(request, kind, body, silent, "max_tokens")
@@ -175,9 +175,9 @@ def _reasoning(query: ChatQuery, kind: str, body: dict[str, Any], silent: list[s
             silent.append("reasoning_budget")
 
 
-def _sampling(said: Mapping[str, Any], kind: str, body: dict[str, Any], silent: list[str]) -> None:
+def _sampling(explicit: Mapping[str, Any], kind: str, body: dict[str, Any], silent: list[str]) -> None:
     names = _SAMPLING.get(kind)  # None: it takes ours
-    for name, value in said.items():
+    for name, value in explicit.items():
         if value is None:
             continue
         if name in _STANDARD:

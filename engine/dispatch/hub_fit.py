@@ -13,10 +13,10 @@ from engine.runner.protocol import LoadSettings
 from quantize.files.gguf_file import GgufFile
 
 
-def fit_estimator(placer: Placer, say: Callable[[Reason], str] | None = None) -> FitEstimator:
+def fit_estimator(placer: Placer, describe: Callable[[Reason], str] | None = None) -> FitEstimator:
     """An estimator that counts what the ledger has promised; by formulas, as it is asked about dozens of files.
 
-    `say` puts its reasons into words; without it there are none.
+    `describe` puts its reasons into words; without it there are none.
     """
 
     def estimate(parts: tuple[GgufFile, ...], details: Details) -> FitEstimate | None:
@@ -33,7 +33,7 @@ def fit_estimator(placer: Placer, say: Callable[[Reason], str] | None = None) ->
             available_bytes=sum(placer.ledger.available(device) for device in need.devices),
             decode_tok_s=placement.decode_tok_s,
             device=placement.device_name,
-            reasons=tuple(map(say, placement.reasons)) if say is not None else (),
+            reasons=tuple(map(describe, placement.reasons)) if describe is not None else (),
             measured_on=placement.measured_on,
             streamed=placement.streaming is not None,
         )

@@ -102,7 +102,7 @@ def forecast(
     kept_bytes = min(whole, expert_bytes - reader_bytes(layers, shape.experts))
     part = kept_bytes / whole
     each_token = shape.experts_used * each_layer
-    hit = use.hit_rate(part) if use.says_something else part**SKEW
+    hit = use.hit_rate(part) if use.is_meaningful else part**SKEW
 
     def speed(rate: float) -> float:
         seconds = compute_s + LAYER_S * len(layers) + (1 - rate) * each_token / 1e9 / gbs
@@ -117,7 +117,7 @@ def forecast(
         worst_tok_s=speed(part),
         disk_gbs=gbs,
         disk_measured=measured,
-        seen_tokens=round(use.tokens) if use.says_something else 0,
+        seen_tokens=round(use.tokens) if use.is_meaningful else 0,
     )
 
 

@@ -16,7 +16,7 @@ _PLAIN = {
 
 
 def _plain(reason: str) -> str:
-    return next((words for said, words in _PLAIN.items() if said in reason), reason)
+    return next((words for sign, words in _PLAIN.items() if sign in reason), reason)
 
 
 class HubUnreachable(EnvironmentFault):

@@ -11,7 +11,7 @@ from engine.chat.events import CallArguments, CallStarted, TextDelta
 from engine.chat.structured import ConstraintChecker
 from engine.chat.template import TemplateRenderer
 from engine.errors import EnvironmentFault, InputFault
-from engine.quantize_jobs.tasks import Said, Task
+from engine.quantize_jobs.tasks import Task, TaskAnswer
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
 from engine.types import Delta, GenerationRequest, SamplingParams
@@ -26,10 +26,10 @@ _LOOK_S: Final = 0.2
 async def ask_all(
     settings: LoadSettings,
     tasks: Sequence[tuple[str, Task]],
-    heard: Callable[[str, Task, Said], None],
+    on_answer: Callable[[str, Task, TaskAnswer], None],
     cancelled: CancelCheck,
 ) -> None:
-    """Load the file and tell `heard` each answer. Raises: Cancelled. BadModelFile, RunnerDied: it does not run."""
+    """Load the file; `on_answer` gets each answer. Raises: Cancelled. BadModelFile, RunnerDied: it does not run."""
     renderer, checker = TemplateRenderer(), ConstraintChecker()
     runner: RunnerProcess | None = None
     try:
@@ -37,7 +37,7 @@ async def ask_all(
         await _while_wanted(runner.load(settings), cancelled)
         conversations = Conversations(renderer, checker)
         for key, task in tasks:
-            heard(key, task, await _while_wanted(_asked(runner, conversations, task), cancelled))
+            on_answer(key, task, await _while_wanted(_asked(runner, conversations, task), cancelled))
     finally:
         if runner is not None:
             await runner.stop()
@@ -60,7 +60,7 @@ async def _while_wanted(work: Coroutine[Any, Any, T], cancelled: CancelCheck) ->
     return task.result()
 
 
-async def _asked(runner: RunnerProcess, conversations: Conversations, task: Task) -> Said:
+async def _asked(runner: RunnerProcess, conversations: Conversations, task: Task) -> TaskAnswer:
     """One answer; a request that cannot be answered is a wrong one."""
     assert runner.facts is not None
     try:
@@ -79,11 +79,11 @@ async def _asked(runner: RunnerProcess, conversations: Conversations, task: Task
     except EnvironmentFault:
         raise
     except InputFault as error:
-        return Said(error=str(error))
-    return Said("".join(text), tuple((name, arguments) for name, arguments in calls))
+        return TaskAnswer(error=str(error))
+    return TaskAnswer("".join(text), tuple((name, arguments) for name, arguments in calls))
 
 
-async def _completed(runner: RunnerProcess, task: Task) -> Said:
+async def _completed(runner: RunnerProcess, task: Task) -> TaskAnswer:
     request = GenerationRequest(
         prompt=task.completion,
         max_tokens=task.query.max_tokens,
@@ -92,7 +92,7 @@ async def _completed(runner: RunnerProcess, task: Task) -> Said:
         loop_guard=True,
     )
     pieces = [event.text async for event in runner.generate(_alone(request)) if isinstance(event, Delta)]
-    return Said("".join(pieces), completed=True)
+    return TaskAnswer("".join(pieces), completed=True)
 
 
 def _alone(request: GenerationRequest) -> GenerationRequest:

@@ -15,7 +15,7 @@ from engine.dispatch.memory_admission import MemoryAdmission
 from engine.dispatch.placer import Placer, read_shape
 from engine.errors import NotEnoughMemory
 from engine.quantize_jobs.asking import ask_all
-from engine.quantize_jobs.tasks import Said, Task, TaskSet, TaskSets, task_set
+from engine.quantize_jobs.tasks import Task, TaskAnswer, TaskSet, TaskSets, task_set
 from engine.remotes.kernel import kernel_name
 from engine.runner.protocol import LoadSettings
 from quantize.errors import Cancelled
@@ -65,15 +65,15 @@ class RunnerJudge:
 
     def ask(self, model: Path, sha256: str, on_progress: OnProgress, cancelled: CancelCheck) -> Answered:
         """Ask what was not asked before. Raises: Cancelled. BadModelFile, RunnerDied, NotEnoughMemory. OSError."""
-        kept = KeptAnswers(self._keeper.cache / "gate" / f"{sha256}.jsonl")
+        saved = SavedAnswers(self._keeper.cache / "gate" / f"{sha256}.jsonl")
         keys = [_key(task) for task in self._tasks]
-        left = [(key, task) for key, task in zip(keys, self._tasks, strict=True) if key not in kept.said]
+        left = [(key, task) for key, task in zip(keys, self._tasks, strict=True) if key not in saved.answers]
         total = float(len(keys))
         done = total - len(left)
 
-        def heard(key: str, task: Task, said: Said) -> None:
+        def on_answer(key: str, task: Task, answer: TaskAnswer) -> None:
             nonlocal done
-            kept.add(key, said)
+            saved.add(key, answer)
             done += 1
             on_progress(Progress(phase="gate", done=done, total=total, detail=task.name))
 
@@ -81,14 +81,14 @@ class RunnerJudge:
             with ExitStack() as held:
                 settings = self._settings(model)
                 self._admitted(settings, held)
-                asyncio.run(ask_all(settings, left, heard, cancelled))
+                asyncio.run(ask_all(settings, left, on_answer, cancelled))
         passed = []
         with self._checking():
             for key, task in zip(keys, self._tasks, strict=True):
                 if cancelled():
                     raise Cancelled
-                said = kept.said[key]
-                passed.append(not said.error and task.check(said) is None)
+                answer = saved.answers[key]
+                passed.append(not answer.error and task.check(answer) is None)
         return Answered(tuple(passed), len(left))
 
     def _settings(self, model: Path) -> LoadSettings:
@@ -119,7 +119,7 @@ def _key(task: Task) -> str:
     return hash_of(b"\0".join((kernel_name().encode(), *asked))).hexdigest()[:32]
 
 
-class KeptAnswers:
+class SavedAnswers:
     """The answers of one file, a line each: what was said before a kill is there after it.
 
     Beside it at most `most` files' answers are kept, those that were read or added to last.
@@ -128,7 +128,7 @@ class KeptAnswers:
     def __init__(self, path: Path, most: int = _MOST_FILES) -> None:
         self._most = most
         self._path = path
-        self.said: dict[str, Said] = {}
+        self.answers: dict[str, TaskAnswer] = {}
         try:
             lines = path.read_bytes().split(b"\n")
             os.utime(path)
@@ -136,19 +136,19 @@ class KeptAnswers:
             lines = []
         for line in lines:
             try:
-                key, said = msgspec.json.decode(line, type=learned(tuple[str, Said]))
+                key, answer = msgspec.json.decode(line, type=learned(tuple[str, TaskAnswer]))
             except (ValueError, RecursionError):
                 continue  # cut off
-            self.said[key] = said
+            self.answers[key] = answer
 
-    def add(self, key: str, said: Said) -> None:
+    def add(self, key: str, answer: TaskAnswer) -> None:
         """Keep one more, readable by its owner alone. Raises: OSError."""
-        self.said[key] = said
+        self.answers[key] = answer
         if not self._path.exists():
             self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._forget()
         with self._path.open("ab") as file:
-            file.write(b"\n" + msgspec.json.encode((key, said)) + b"\n")
+            file.write(b"\n" + msgspec.json.encode((key, answer)) + b"\n")
 
     def _forget(self) -> None:
         """Make room for one more file's answers."""

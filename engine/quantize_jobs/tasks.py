@@ -30,7 +30,7 @@ _SEARCH_S: Final = 2.0
 _SEARCH_BYTES: Final = 256 << 20
 
 
-class Said(msgspec.Struct, frozen=True):
+class TaskAnswer(msgspec.Struct, frozen=True):
     """One answer: its text, and (name, arguments as JSON) of calls. `error`: the request was refused, and why.
 
     `completed`: it continues with the case's `completion`, for the model has no template of chats.
@@ -51,7 +51,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     query: ChatQuery
-    check: Callable[[Said], str | None]
+    check: Callable[[TaskAnswer], str | None]
     completion: str = ""
     stops: tuple[str, ...] = ()
 
@@ -146,10 +146,10 @@ def _task(name: str, line: _Line, search: "_Search") -> Task:
     )
     before = f"{line.system}\n\n" if line.system else ""
 
-    def check(said: Said) -> str | None:
+    def check(answer: TaskAnswer) -> str | None:
         if line.regex is not None:
-            return None if search.finds(line.regex, said.text) else "the pattern is not in the answer"
-        return None if holds(said.text, line.answer or "") else "the expected answer is not in it"
+            return None if search.finds(line.regex, answer.text) else "the pattern is not in the answer"
+        return None if holds(answer.text, line.answer or "") else "the expected answer is not in it"
 
     return Task(name=line.name or name, query=query, check=check, completion=before + line.prompt)
 

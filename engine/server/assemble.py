@@ -82,10 +82,10 @@ class _Server(uvicorn.Server):
             if other is None:
                 write_server_file(server_file, self._url, self._token)
                 return
-            said = f"{other} serves this user already: terminal and window use that one, not this."
+            reason = f"{other} serves this user already: terminal and window use that one, not this."
         except OSError as error:
-            said = f"{server_file} cannot be written ({error.strerror}): terminal and window will not find it."
-        log.warning("not published: %s", said)
+            reason = f"{server_file} cannot be written ({error.strerror}): terminal and window will not find it."
+        log.warning("not published: %s", reason)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Take the address back first: uvicorn ends by raising the signal it caught, and nothing runs after it."""

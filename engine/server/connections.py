@@ -179,13 +179,13 @@ def connection_class(limit: int) -> type[Connection]:
 
 def quieten(loop: asyncio.AbstractEventLoop) -> None:
     """Let the loop write the same complaint once a minute: out of descriptors it would fill the disk with it."""
-    said: dict[str, float] = {}
+    last_logged: dict[str, float] = {}
 
     def complain(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         message = str(context.get("message"))
         now = time.monotonic()
-        if now - said.get(message, -_COMPLAIN_S) >= _COMPLAIN_S:
-            said[message] = now
+        if now - last_logged.get(message, -_COMPLAIN_S) >= _COMPLAIN_S:
+            last_logged[message] = now
             loop.default_exception_handler(context)
 
     loop.set_exception_handler(complain)

@@ -122,10 +122,10 @@ def _pooling(source: Checkpoint) -> int:
     """How rows become one, from the folder's sentence-transformers module, else the mean."""
     if not (source.folder / _POOLING / "config.json").is_file():
         return _MEAN
-    said = source.json_file("config.json", _POOLING)
-    if said.get("pooling_mode_cls_token"):
+    pooling = source.json_file("config.json", _POOLING)
+    if pooling.get("pooling_mode_cls_token"):
         return _CLS
-    if not said.get("pooling_mode_mean_tokens", True):
+    if not pooling.get("pooling_mode_mean_tokens", True):
         raise UnsupportedModel(str(source.folder), "it pools neither the mean nor the first token")
     return _MEAN
 

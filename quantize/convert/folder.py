@@ -147,8 +147,8 @@ def _described_by(folder: Path) -> Iterator[None]:
         struct.error,
         RecursionError,
     ) as error:
-        said = f"{type(error).__name__}: {error}"
-        what = f"config.json or a file of its tokenizer holds what no model has there ({said})"
+        reason = f"{type(error).__name__}: {error}"
+        what = f"config.json or a file of its tokenizer holds what no model has there ({reason})"
         raise BadFile(str(folder), what[:300]) from error
 
 

@@ -78,8 +78,8 @@ def candidates(tokenizer: Tokenizer, data: dict[str, Any]) -> Iterator[str]:
 
 def deduced(data: dict[str, Any]) -> str | None:
     """What the pre-tokenizer described in tokenizer.json is called in llama.cpp, if its parts are known."""
-    said = " ".join(_parts(data.get("pre_tokenizer")))
-    return next((name for signs, name in _SIGNS if all(sign in said for sign in signs)), None)
+    parts = " ".join(_parts(data.get("pre_tokenizer")))
+    return next((name for signs, name in _SIGNS if all(sign in parts for sign in signs)), None)
 
 
 def _parts(node: Any) -> Iterator[str]:

@@ -40,11 +40,11 @@ def verdict(reports: tuple[FileReport, ...]) -> tuple[Shipped, tuple[str, ...]]:
     ratio = reports[0].ratio
     if ratio is None or ratio.high < 1:
         return "ours", ()
-    said = (
+    warning = (
         f"the mix made for this model has {ratio.value:.2f} times the stock mix's KL divergence "
         f"({ratio.low:.2f} to {ratio.high:.2f}): not clearly better, so the stock mix ships"
     )
-    return "stock", (said,)
+    return "stock", (warning,)
 
 
 def no_rival(question: Question, plan: QuantPlan) -> str:

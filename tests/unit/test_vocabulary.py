@@ -32,18 +32,20 @@ BANNED = {
     "workshop": "bench service",
 }
 # Whole names and parts of names that only these packages may not have.
+_SAID = "text, answer, message, explicit, notes: what it is"
 _TOLD = "payload, fields, rows, sent, reported: what it is"
 BANNED_IN = {
-    "app": {"tells": "prints, shows", "told": _TOLD},
-    "devices": {"tells": "reports", "told": _TOLD},
-    "engine/chat": {"tell": "report, on_row", "told": _TOLD},
-    "engine/dispatch": {"tell": "report, on_row", "told": _TOLD},
-    "engine/fit": {"tell": "report", "told": _TOLD},
-    "engine/library": {"tell": "report, on_progress", "told": _TOLD},
-    "engine/pool": {"tell": "report", "told": _TOLD},
+    "app": {"said": _SAID, "say": "echo, emit", "tells": "prints, shows", "told": _TOLD},
+    "devices": {"said": _SAID, "tells": "reports", "told": _TOLD},
+    "engine/chat": {"said": _SAID, "say": "emit", "tell": "report, on_row", "told": _TOLD},
+    "engine/dispatch": {"said": _SAID, "say": "describe", "tell": "report, on_row", "told": _TOLD},
+    "engine/fit": {"said": _SAID, "tell": "report", "told": _TOLD},
+    "engine/library": {"said": _SAID, "tell": "report, on_progress", "told": _TOLD},
+    "engine/pool": {"said": _SAID, "tell": "report", "told": _TOLD},
     "engine/remotes": {"said": "message", "tell": "send", "told": _TOLD},
-    "engine/server": {"tell": "send, report, publish", "tells": "includes, reports", "told": _TOLD},
-    "quantize": {"told": _TOLD},
+    "engine/quantize_jobs": {"said": _SAID, "told": _TOLD},
+    "engine/server": {"said": _SAID, "tell": "send, report, publish", "tells": "includes, reports", "told": _TOLD},
+    "quantize": {"said": _SAID, "saying": "decoder", "told": _TOLD},
     "engine/runner": {
         "_kept": "cacheable",
         "draw": "sample",

@@ -51,9 +51,9 @@ def run_command(
     cancelled = cancelled or threading.Event()
     if openings is None:
         return _run(list(argv), folder, timeout_s, cancelled)
-    with guarded(folder) as said, tempfile.TemporaryDirectory(prefix="tessera-command-") as scratch:
+    with guarded(folder) as notes, tempfile.TemporaryDirectory(prefix="tessera-command-") as scratch:
         done = _run(sandboxed(argv, folder, openings, Path(scratch)), folder, timeout_s, cancelled)
-    return replace(done, output="\n".join([done.output, *said])) if said else done
+    return replace(done, output="\n".join([done.output, *notes])) if notes else done
 
 
 def _run(argv: list[str], folder: Path, timeout_s: float, cancelled: threading.Event) -> CommandResult:

@@ -60,18 +60,18 @@ def repositories(root: Path) -> Found:
 def put_aside(root: Path, before: frozenset[Path]) -> list[str]:
     """Take the force out of repositories that were not there `before`; says what was done, a line for each."""
     found = repositories(root)
-    said = []
+    notes = []
     for place in sorted(found.places - before):
         for part in _steering(place):
             aside = part.with_name(part.name + ASIDE)
             with contextlib.suppress(OSError):
                 part.rename(aside)
-                said.append(
+                notes.append(
                     f"{part.relative_to(root)} can make git run programs: it is {aside.relative_to(root)} now."
                 )
     if not found.whole:
-        said.append("The project has too many files to look for repositories that the command made.")
-    return said
+        notes.append("The project has too many files to look for repositories that the command made.")
+    return notes
 
 
 def _steering(place: Path) -> Iterator[Path]:

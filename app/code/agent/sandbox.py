@@ -76,8 +76,10 @@ def without_bubblewrap() -> str | None:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"bubblewrap does not start: {error}"
-    said = tried.stderr.decode("utf-8", "replace").strip().splitlines()
-    return f"bubblewrap does not work here: {said[-1] if said else tried.returncode}" if tried.returncode else None
+    lines = tried.stderr.decode("utf-8", "replace").strip().splitlines()
+    return (
+        f"bubblewrap does not work here: {lines[-1] if lines else tried.returncode}" if tried.returncode else None
+    )
 
 
 def sandboxed(argv: Sequence[str], folder: Path, openings: Openings, scratch: Path) -> list[str]:
@@ -168,7 +170,7 @@ def guarded(folder: Path) -> Iterator[list[str]]:
     """
     before = repositories(folder).places
     mine = sorted({folder / ".git", *before})
-    said: list[str] = []
+    notes: list[str] = []
     with contextlib.ExitStack() as stack:
         kept = {}
         if without_bubblewrap() is None:
@@ -177,11 +179,11 @@ def guarded(folder: Path) -> Iterator[list[str]]:
         else:
             kept = {repository: keep(repository) for repository in mine}
         try:
-            yield said
+            yield notes
         finally:
             for repository, state in kept.items():
-                said += put_back(repository, state, ASIDE)
-            said += put_aside(folder, before)
+                notes += put_back(repository, state, ASIDE)
+            notes += put_aside(folder, before)
 
 
 @contextlib.contextmanager

@@ -59,7 +59,7 @@ def _one(path: Path) -> Iterator[tuple[Path, tuple[int, bytes]]]:
 
 def put_back(place: Path, before: Kept, aside: str) -> list[str]:
     """Make it as it was `before`; what is new goes aside. Says what was done, a line for each."""
-    said = []
+    notes = []
     was, now = _kind(before.get(place)), _kind(keep(place).get(place))
     if was is None:
         return []  # what was made again is looked through with all others
@@ -71,7 +71,7 @@ def put_back(place: Path, before: Kept, aside: str) -> list[str]:
     now_kept = keep(place)
     for path in sorted(now_kept.keys() - before.keys()):
         path.rename(path.with_name(path.name + aside))
-        said.append(f"{path.name} of the repository was made by the command: it is {path.name}{aside} now.")
+        notes.append(f"{path.name} of the repository was made by the command: it is {path.name}{aside} now.")
     for path, (mode, content) in sorted(before.items()):
         if now_kept.get(path) == (mode, content):
             continue
@@ -83,5 +83,5 @@ def put_back(place: Path, before: Kept, aside: str) -> list[str]:
         else:
             path.write_bytes(content)
             path.chmod(stat.S_IMODE(mode))
-        said.append(f"{path.name} of the repository was changed by the command: it is as before.")
-    return said
+        notes.append(f"{path.name} of the repository was changed by the command: it is as before.")
+    return notes

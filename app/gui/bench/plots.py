@@ -70,9 +70,9 @@ class SpeedPlot(_Titled):
             chart.addItem(_bars(xs, ys, low, high, pyqtgraph.mkPen(colour, width=1)))
             self.lines[name] = list(zip(xs, ys, strict=True))
             entries.append((name, colour))
-            said = self.tr("{name}: {speed} tokens/s at {n} tokens")
+            text = self.tr("{name}: {speed} tokens/s at {n} tokens")
             chart.points += [
-                (x, y, said.format(name=name, speed=value_words(y), n=formatted.whole(x)))
+                (x, y, text.format(name=name, speed=value_words(y), n=formatted.whole(x)))
                 for x, y in self.lines[name]
             ]
             top = max(top, *(y + h for y, h in zip(ys, high, strict=True)))
@@ -127,12 +127,12 @@ class BusyPlot(_Titled):
                     name = f"{device.kind.upper()} {device.device}"
                     found.setdefault(name, []).append((at, 100 * device.busy_frac))
         entries = []
-        said = self.tr("{name}, {n} s ago: {busy} %")
+        text = self.tr("{name}, {n} s ago: {busy} %")
         for number, (name, points) in enumerate(found.items()):
             colour = chart.series_colour(number)
             chart.line([x for x, _ in points], [y for _, y in points], colour)
             chart.points += [
-                (x, y, said.format(name=name, n=formatted.whole(-x), busy=formatted.whole(y))) for x, y in points
+                (x, y, text.format(name=name, n=formatted.whole(-x), busy=formatted.whole(y))) for x, y in points
             ]
             entries.append((name, colour))
         self.key.show_names(entries)

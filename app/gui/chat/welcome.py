@@ -102,8 +102,8 @@ class Welcome(QScrollArea):
         self._asked_of = chosen.id
         if chosen.demo:
             reason = why_missing()
-            said = self.tr("{name} answers: a toy for demonstrations, often wrong.").format(name=chosen.title)
-            self._try.setText(f"{said} {reason}" if reason else said)
+            warning = self.tr("{name} answers: a toy for demonstrations, often wrong.").format(name=chosen.title)
+            self._try.setText(f"{warning} {reason}" if reason else warning)
         else:
             self._try.setText(self.tr("Try it now with {name}").format(name=chosen.title))
         self._questions.clear()
@@ -141,10 +141,10 @@ class Welcome(QScrollArea):
             get = button(self.tr("Download"), self._puller(starter.id), "primary" if proposal.recommended else "")
             get.setAccessibleName(download_name(proposal))
             line = row(spacing=16)
-            said = recommendation(proposal)
+            why = recommendation(proposal)
             text = stack(name_row(name, proposal), label(facts, "small", wrap=True), spacing=2)
-            if said:
-                text.addWidget(label(said, "small", wrap=True))
+            if why:
+                text.addWidget(label(why, "small", wrap=True))
             line.addLayout(text, 1)
             line.addWidget(get)
             self._proposals.addWidget(card(line, margin=12))

@@ -103,14 +103,14 @@ class CodePage(QWidget):
             margins=(16, 12, 16, 4),
         )
         tasks = Flow(spacing=6)
-        for name, said in (
+        for name, text in (
             ("explain", self.tr("Explain")),
             ("fix", self.tr("Fix")),
             ("document", self.tr("Document")),
             ("tests", self.tr("Write tests")),
             ("output", self.tr("Fix pasted output")),
         ):
-            tasks.add(button(said, self._task(name), "quiet"))
+            tasks.add(button(text, self._task(name), "quiet"))
         below = stack(self.consent, self.chips, self.used, tasks, self.composer, spacing=8, margins=(16, 4, 16, 16))
         left = QWidget()
         column = stack(self.hint, self.transcript, spacing=0)

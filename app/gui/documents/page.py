@@ -103,8 +103,8 @@ class DocumentsPage(Page):
     def _model_card(self) -> QFrame:
         get = button(self.tr("Download"), partial(self.model_wanted.emit, _FINDS_BY_MEANING))
         get.setAccessibleName(self.tr("Download a model that finds by meaning"))
-        said = self.tr("all-MiniLM-L6-v2, a small model, finds passages by meaning, too.")
-        line = row(label(said, "small", wrap=True), get)
+        text = self.tr("all-MiniLM-L6-v2, a small model, finds passages by meaning, too.")
+        line = row(label(text, "small", wrap=True), get)
         line.setStretch(0, 1)
         return card(line)
 
@@ -126,10 +126,10 @@ class DocumentsPage(Page):
                     files=formatted.documents(found.failed), pages=formatted.pages(found.unread_pages)
                 )
             )
-        said = [label(line, "small", wrap=True) for line in lines]
+        labels = [label(line, "small", wrap=True) for line in lines]
         ask = button(self.tr("Ask in a chat"), partial(self.chat_wanted.emit, found.id))
         ask.setAccessibleName(self.tr("Ask about {name} in a chat").format(name=found.name))
-        return card(row(label(found.name, "strong"), 1, ask, ocr, again, remove), *said)
+        return card(row(label(found.name, "strong"), 1, ask, ocr, again, remove), *labels)
 
     def _read_scans(self, key: str) -> None:
         self._services.api.change_collection(key, CollectionChange(ocr=True))

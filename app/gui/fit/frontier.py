@@ -61,8 +61,8 @@ class FrontierPlot(Chart):
         self._show_stock()
 
     def _tip(self, name: str, num_bytes: int, loss: float) -> str:
-        said = QCoreApplication.translate("FrontierPlot", "{name}: {size}, loss {n}")
-        return said.format(name=name, size=formatted.size(num_bytes), n=formatted.decimal(loss, 4))
+        text = QCoreApplication.translate("FrontierPlot", "{name}: {size}, loss {n}")
+        return text.format(name=name, size=formatted.size(num_bytes), n=formatted.decimal(loss, 4))
 
     def show_here(self, num_bytes: int) -> None:
         """Where the slider stands."""

@@ -19,13 +19,13 @@ def name_row(name: str, proposal: Proposal) -> Flow:
 
 def recommendation(proposal: Proposal) -> str:
     """Why it is recommended; empty where it is not."""
-    said = {
+    texts = {
         "": "",
         "reading_speed": _tr("The largest of these that fits and writes as fast as one reads"),
         "quickest": _tr("Fits, and is the quickest of these on this computer"),
         "smallest": _tr("The smallest of these: fits with room to spare"),
     }
-    return said[proposal.recommended]
+    return texts[proposal.recommended]
 
 
 def download_name(proposal: Proposal) -> str:

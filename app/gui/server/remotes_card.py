@@ -127,8 +127,8 @@ class RemotesCard(RowsCard[Remotes]):
 
         self._services.background.run(lambda: self._services.api.put_remote(name, request), done, failed, self)
 
-    def _ask_whether(self, name: str, request: RemoteRequest, said: str) -> None:
-        fingerprint = next((word.rstrip(",") for word in said.split() if word.startswith("SHA256:")), "")
+    def _ask_whether(self, name: str, request: RemoteRequest, text: str) -> None:
+        fingerprint = next((word.rstrip(",") for word in text.split() if word.startswith("SHA256:")), "")
         self._asked = (name, msgspec.structs.replace(request, host_key=fingerprint))
         self._shown.setText(
             self.tr("{host} shows the host key {fingerprint}. Compare it over there: ssh-keygen -lf {file}").format(

@@ -67,7 +67,7 @@ class UpstreamsCard(RowsCard[Upstreams]):
             when.append(self.tr("when more than {count} wait").format(count=rule.queue))
         if rule.unfit:
             when.append(self.tr("when it does not fit here"))
-        said = self.tr("{model} goes to {upstream} {when}").format(
+        text = self.tr("{model} goes to {upstream} {when}").format(
             model=rule.model,
             upstream=rule.upstream,
             when=self.tr(" or ").join(when) or self.tr("always"),
@@ -77,7 +77,7 @@ class UpstreamsCard(RowsCard[Upstreams]):
             self.tr("Remove the rule"), lambda: self._ask(lambda: self._services.api.remove_upstream_rule(model))
         )
         remove.setAccessibleName(self.tr("Remove the rule for {model}").format(model=model))
-        line = row(label(said, wrap=True), remove)
+        line = row(label(text, wrap=True), remove)
         line.setStretch(0, 1)
         return line
 

@@ -34,8 +34,8 @@ class Chart(pyqtgraph.PlotWidget):  # type: ignore[misc]  # pyqtgraph is unannot
 
     def name_axes(self, **names: str) -> None:
         """What the axes `bottom` and `left` are."""
-        for side, said in names.items():
-            self.getPlotItem().getAxis(side).setLabel(said)
+        for side, text in names.items():
+            self.getPlotItem().getAxis(side).setLabel(text)
         self.restyle()
 
     def restyle(self) -> None:
@@ -78,11 +78,11 @@ class Chart(pyqtgraph.PlotWidget):  # type: ignore[misc]  # pyqtgraph is unannot
 
     def _words_at(self, at: QPointF) -> str:
         box, best, found = self.getViewBox(), float(_NEAR), ""
-        for x, y, said in self.points:
+        for x, y, text in self.points:
             place = box.mapViewToScene(QPointF(x, y))
             far = ((place.x() - at.x()) ** 2 + (place.y() - at.y()) ** 2) ** 0.5
             if far < best:
-                best, found = far, said
+                best, found = far, text
         return found
 
 

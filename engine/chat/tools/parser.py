@@ -95,11 +95,11 @@ class AnswerParser:
         elif self._mode is _Mode.SECTION:
             self._sink.malformed((self._junk + self._buffer).strip(_FILLER + "` \t\r\n"))
         elif self._mode is _Mode.REASONING:
-            self._say_reasoning(self._buffer)
+            self._emit_reasoning(self._buffer)
         elif self._mode is _Mode.HEADER:
-            self._say(self._buffer)
+            self._emit_text(self._buffer)
         else:
-            self._say(self._buffer)
+            self._emit_text(self._buffer)
             if self._sink.count == 0 and self._spaces and not self._trim:
                 self._events.append(TextDelta(self._spaces))
         self._buffer = self._spaces = ""
@@ -136,10 +136,10 @@ class AnswerParser:
                 return True
         found = self._marks.text.search(self._buffer)
         if found is None:
-            self._say(self._buffer)
+            self._emit_text(self._buffer)
             self._buffer = ""
             return False
-        self._say(self._buffer[: found.at])
+        self._emit_text(self._buffer[: found.at])
         self._buffer = self._buffer[found.at :]
         if found.mark is None:
             return False
@@ -154,7 +154,7 @@ class AnswerParser:
                 self._trim = True
                 self._spaces = ""
             else:
-                self._say(mark)
+                self._emit_text(mark)
         elif mark in self._marks.starts:
             self._enter(self._marks.starts[mark])
         elif mark in self._marks.loose:
@@ -166,7 +166,7 @@ class AnswerParser:
         else:
             self._block_over()
 
-    def _say(self, text: str) -> None:
+    def _emit_text(self, text: str) -> None:
         if self._trim:
             text = text.lstrip()
         if not text:
@@ -190,10 +190,10 @@ class AnswerParser:
     def _reason(self) -> bool:
         found = self._marks.reasoning.search(self._buffer)
         if found is None:
-            self._say_reasoning(self._buffer)
+            self._emit_reasoning(self._buffer)
             self._buffer = ""
             return False
-        self._say_reasoning(self._buffer[: found.at])
+        self._emit_reasoning(self._buffer[: found.at])
         self._buffer = self._buffer[found.at :]
         if found.mark is None:
             return False
@@ -203,7 +203,7 @@ class AnswerParser:
             self._buffer = self._buffer[len(found.mark) :]
         return True
 
-    def _say_reasoning(self, text: str) -> None:
+    def _emit_reasoning(self, text: str) -> None:
         if self._trim:
             text = text.lstrip()
         kept = text.rstrip()
@@ -343,7 +343,7 @@ class AnswerParser:
         """What looked like a call was text: say it, with its marker."""
         self._payload = None
         self._mode = _Mode.TEXT
-        self._say(self._section.start)
+        self._emit_text(self._section.start)
         self._buffer = mistake.text + self._buffer
 
     # ------------------------------------------------------------------ calls without any marker
@@ -361,7 +361,7 @@ class AnswerParser:
         assert self._bare is not None
         self._bare.finish(cut=cut)
         self._bare_over("")
-        self._say(self._buffer)
+        self._emit_text(self._buffer)
         self._buffer = ""
 
     def _bare_over(self, rest: str) -> None:

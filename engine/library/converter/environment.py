@@ -177,8 +177,8 @@ def _fitting_python() -> str:
     for python in filter(None, named):
         asked = [python, "-I", "-c", "import sys; print(*sys.version_info[:2])"]
         with contextlib.suppress(OSError, subprocess.TimeoutExpired, ValueError):
-            said = subprocess.run(asked, capture_output=True, text=True, timeout=20, check=False).stdout
-            if tuple(map(int, said.split())) in fitting:
+            printed = subprocess.run(asked, capture_output=True, text=True, timeout=20, check=False).stdout
+            if tuple(map(int, printed.split())) in fitting:
                 return python
     words = ", ".join(f"{major}.{minor}" for major, minor in fitting)
     raise NoConverter(f"its packages are for Python {words}, and none of these is installed")
@@ -252,12 +252,12 @@ class _Making:
 
     def _call(self, command: Sequence[str], failed: str, note: str = "") -> None:
         """Run to the end, telling how much is fetched. Raises: NoConverter; Cancelled, Paused."""
-        said = self._temporary / "said.txt"
+        log_path = self._temporary / "said.txt"
         unwanted = ("PYTHONPATH", "PYTHONHOME", "PIP_TARGET", "PIP_USER", "PIP_REQUIRE_VIRTUALENV")
         variables = {name: value for name, value in os.environ.items() if name not in unwanted}
         variables |= dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(self._temporary))
         with (
-            said.open("w+", encoding="utf-8", errors="replace") as log,
+            log_path.open("w+", encoding="utf-8", errors="replace") as log,
             subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=variables
             ) as process,

@@ -25,7 +25,7 @@ from quantize.types import FloatType
 
 _TYPES: Final = {"auto": "auto", "F16": "f16", "BF16": "bf16", "F32": "f32"}
 _POLL_S: Final = 0.2
-_SAID_BYTES: Final = 16_384
+_LOG_TAIL_BYTES: Final = 16_384
 # torch asks how many processors there are.
 _ALSO_READ: Final = ("/sys/devices/system/cpu", "/sys/devices/system/node")
 
@@ -122,9 +122,9 @@ def _base_of(python: Path) -> tuple[str, ...]:
 
 def _run(command: tuple[list[str], dict[str, str]], staged: Staged, out: Path, control: Control) -> None:
     argv, environment = command
-    said = staged.folder.parent / "said.txt"
+    log_path = staged.folder.parent / "said.txt"
     with (
-        said.open("wb") as log,
+        log_path.open("wb") as log,
         subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, cwd=staged.folder.parent
         ) as process,
@@ -139,11 +139,13 @@ def _run(command: tuple[list[str], dict[str, str]], staged: Staged, out: Path, c
             process.kill()
             raise
     if process.returncode != 0:
-        raise NoConverter(f"llama.cpp's converter failed: {_last_words(said) or f'exit code {process.returncode}'}")
+        raise NoConverter(
+            f"llama.cpp's converter failed: {_last_words(log_path) or f'exit code {process.returncode}'}"
+        )
 
 
-def _last_words(said: Path) -> str:
-    with said.open("rb") as log:
-        log.seek(max(0, said.stat().st_size - _SAID_BYTES))
+def _last_words(log_path: Path) -> str:
+    with log_path.open("rb") as log:
+        log.seek(max(0, log_path.stat().st_size - _LOG_TAIL_BYTES))
         lines = [line.strip() for line in log.read().decode("utf-8", "replace").splitlines() if line.strip()]
     return lines[-1][:300] if lines else ""

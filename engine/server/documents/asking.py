@@ -163,10 +163,10 @@ async def ground(
 async def room_for(model: "LoadedModel", query: "ChatQuery") -> int:
     """Tokens of the context that documents may take."""
     assert model.facts is not None
-    said = "\n".join(message.text() for message in query.messages)
+    prompt = "\n".join(message.text() for message in query.messages)
     for_answer = min(query.max_tokens or _ANSWER_TOKENS, model.facts.n_ctx // 2)
     return max(
-        model.facts.n_ctx - await _count(model, said) - for_answer - _TEMPLATE_TOKENS * (1 + len(query.messages)),
+        model.facts.n_ctx - await _count(model, prompt) - for_answer - _TEMPLATE_TOKENS * (1 + len(query.messages)),
         _LEAST_TOKENS,
     )
 

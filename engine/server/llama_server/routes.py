@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from engine.errors import EnvironmentFault, InputFault
 from engine.loaded_model import LoadedModel
-from engine.sampling import Chosen, choose, only_said
+from engine.sampling import Chosen, choose, only_explicit
 from engine.server.body import openapi_body, parse
 from engine.server.chosen_model import chosen_model
 from engine.server.fanout import merge
@@ -60,7 +60,7 @@ async def _start(state: ServerState, body: NativeRequest) -> tuple[LoadedModel, 
     limit = limit_of(body.n_predict, body.max_tokens)
     sampling = choose(await _sampling(model, body), state.models.recommended(model.id).plain)
     if model.facts is not None and model.facts.forwards:
-        sampling = only_said(sampling)
+        sampling = only_explicit(sampling)
     generations: list[AsyncIterator[Event]] = []
     for prompt in body.prompts():
         request = GenerationRequest(
@@ -70,7 +70,7 @@ async def _start(state: ServerState, body: NativeRequest) -> tuple[LoadedModel, 
             logprobs=body.n_probs or None,
             constraint=constraint,
             cache_prompt=body.cache_prompt is not False,
-            said=sampling.said,
+            explicit=sampling.explicit,
             **body.common(),
         )
         generations.append(timed(state.pool.generate(model, request), body.t_max_predict_ms))

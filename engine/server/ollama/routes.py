@@ -152,6 +152,6 @@ async def _raw_request(state: ServerState, model: LoadedModel, body: GenerateBod
         stop=options.stops(),
         max_tokens=options.max_tokens,
         sampling=sampling,
-        said=tuple(given),
+        explicit=tuple(given),
         constraint=constraint,
     )

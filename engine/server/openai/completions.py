@@ -13,7 +13,7 @@ from engine.chat.fim import FimGap
 from engine.chat.forwarded import forward_text
 from engine.errors import InputFault
 from engine.loaded_model import LoadedModel, QueueTicket
-from engine.sampling import Chosen, choose, only_said
+from engine.sampling import Chosen, choose, only_explicit
 from engine.server.body import parse
 from engine.server.fanout import merge
 from engine.server.fim import fim_prompt, fim_request
@@ -58,7 +58,7 @@ def requests_of(body: CompletionRequest, sampling: Chosen) -> list[GenerationReq
             logprobs=body.logprobs,
             prompt_logprobs=body.scores_prompt,
             cache_prompt=not body.scores_prompt,
-            said=sampling.said,
+            explicit=sampling.explicit,
             **body.common(),
         )
         for prompt in body.prompts()
@@ -73,7 +73,7 @@ async def prepared(
     model = await state.pool.acquire(body.model, ticket=ticket, loads=body.priority != "side")
     sampling = choose(body.sampling(), state.models.recommended(model.id).plain)
     if model.facts is not None and model.facts.forwards:
-        sampling = only_said(sampling)
+        sampling = only_explicit(sampling)
     requests = requests_of(body, sampling)
     output, param = output_of(body)
     if output is not None:

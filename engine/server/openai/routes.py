@@ -186,14 +186,14 @@ async def _stream(  # noqa: C901, PLR0912 - one branch for each kind of event
     writer.runs(model)
     if grounded is not None:
         yield writer.chunk(0, stream.EMPTY_DELTA, extra=grounded.report())
-    said: list[str] = []
+    texts: list[str] = []
     ends: dict[int, AnswerFinished] = {}
     custom = [stream.CustomCalls(body.custom_names()) for _ in answers]
     held: dict[int, list[TokenLogprob]] = {}
     async for index, event in merge(answers):
         if isinstance(event, TextDelta):
             if grounded is not None and index == 0:
-                said.append(event.text)
+                texts.append(event.text)
             if index in greeted and index not in held and not body.logprobs:
                 yield writer.text(index, event.text)
                 continue
@@ -214,7 +214,7 @@ async def _stream(  # noqa: C901, PLR0912 - one branch for each kind of event
                 yield writer.chunk(index, stream.EMPTY_DELTA, None, stream.chat_logprobs(entries))
             report = await started.report({index: event})
             if grounded is not None and index == 0:
-                report |= await grounded.checked("".join(said))
+                report |= await grounded.checked("".join(texts))
             yield writer.chunk(index, stream.EMPTY_DELTA, event.finish_reason, extra=report)
         elif inners is None:
             inner = stream.chat_delta(event)

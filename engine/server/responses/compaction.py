@@ -92,13 +92,13 @@ async def _compacted(state: ServerState, body: CompactRequest) -> dict[str, Any]
     summary = "".join(texts).strip()
     if not summary:
         raise NoSummary(f"{turn.model.id} wrote no summary; the conversation stays as it is.")
-    said = [_user_item(message) for message in context if message.role == "user"]
+    questions = [_user_item(message) for message in context if message.role == "user"]
     compaction = {"id": new_id("cmp", "_"), "type": "compaction", "encrypted_content": sealed(summary)}
     return {
         "id": new_id("resp", "_"),
         "object": "response.compaction",
         "created_at": int(time.time()),
-        "output": [*said, compaction],
+        "output": [*questions, compaction],
         "usage": usage,
     }
 

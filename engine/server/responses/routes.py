@@ -279,7 +279,7 @@ def _keep(state: ServerState, asked: _Asked, items: ItemStream) -> None:
     if asked.talk is not None:
         state.talks.add(asked.talk, [*listed, *items.output])
     if asked.body.store is not False:
-        state.responses.put(items.snapshot(), listed, (*asked.context, items.said()))
+        state.responses.put(items.snapshot(), listed, (*asked.context, items.message()))
 
 
 def _user_item(text: str) -> dict[str, Any]:

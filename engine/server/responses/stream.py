@@ -94,7 +94,7 @@ class ItemStream:
         self.response |= {"status": "failed", "error": failure(error)}
         return self._event("response.failed", response=self.snapshot())
 
-    def said(self) -> Message:
+    def message(self) -> Message:
         """The answer as the conversation continues from it."""
         texts = [p["text"] for i in self.output if i["type"] == "message" for p in i["content"]]
         thoughts = [p["text"] for i in self.output if i["type"] == "reasoning" for p in i["content"]]

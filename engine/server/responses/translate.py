@@ -43,27 +43,27 @@ def to_messages(items: str | list[dict[str, Any]], box: Toolbox) -> list[Message
     if isinstance(items, str):
         return [Message(role="user", content=items)]
     out: list[Message] = []
-    said = _Assistant()
+    turn = _Assistant()
 
     def flush() -> None:
-        nonlocal said
-        message = said.message()
+        nonlocal turn
+        message = turn.message()
         if message is not None:
             out.append(message)
-        said = _Assistant()
+        turn = _Assistant()
 
     for index, item in enumerate(items):
         param = f"input[{index}]"
         kind = item.get("type", "message")
         speaks = kind in _SUMMARIES or (kind == "message" and item.get("role") == "assistant")
-        if (said.calls and (speaks or kind == "reasoning")) or (said.texts and kind == "reasoning"):
+        if (turn.calls and (speaks or kind == "reasoning")) or (turn.texts and kind == "reasoning"):
             flush()
         if kind == "reasoning":
-            said.reasoning.append(_reasoning(item))
+            turn.reasoning.append(_reasoning(item))
         elif kind in ("function_call", "custom_tool_call"):
-            said.calls.append(_call(item, kind == "custom_tool_call", box, param))
+            turn.calls.append(_call(item, kind == "custom_tool_call", box, param))
         elif speaks:
-            said.texts.append(_said(item, kind, param))
+            turn.texts.append(_assistant_text(item, kind, param))
         elif kind != "file_search_call":  # what was found was for that question; the answer says what came of it
             flush()
             out.append(_other(item, kind, param))
@@ -71,7 +71,7 @@ def to_messages(items: str | list[dict[str, Any]], box: Toolbox) -> list[Message
     return [m for m in out if m.content or m.tool_calls or m.role == "tool"]
 
 
-def _said(item: dict[str, Any], kind: object, param: str) -> str:
+def _assistant_text(item: dict[str, Any], kind: object, param: str) -> str:
     """The words of an assistant's message, or of the summary that stands for earlier turns."""
     if kind in _SUMMARIES:
         summary = opened(item.get("encrypted_content"), f"{param}.encrypted_content")

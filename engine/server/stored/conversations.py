@@ -93,7 +93,7 @@ def stored_item(item: dict[str, Any]) -> dict[str, Any]:
         return named
     kept = {"type": "message", "status": "completed", **named}
     if isinstance(kept.get("content"), str):
-        said = kept.get("role") == "assistant"
-        extra: dict[str, Any] = {"annotations": [], "logprobs": []} if said else {}
-        kept["content"] = [{"type": "output_text" if said else "input_text", "text": kept["content"], **extra}]
+        answer = kept.get("role") == "assistant"
+        extra: dict[str, Any] = {"annotations": [], "logprobs": []} if answer else {}
+        kept["content"] = [{"type": "output_text" if answer else "input_text", "text": kept["content"], **extra}]
     return kept

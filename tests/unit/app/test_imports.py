@@ -172,11 +172,11 @@ def test_messages_in_a_circle_or_without_a_parent_are_not_lost():
         "c": {"parent": "gone", "message": {"author": {"role": "user"}, "content": {"parts": ["C"]}}},
     }
     (chat,) = chats_of([{"title": "x", "mapping": ring, "current_node": "zzz"}])
-    assert sorted(said.text for said in chat.said) == ["A", "B", "C"]
+    assert sorted(message.text for message in chat.messages) == ["A", "B", "C"]
     known = set()
-    for said in chat.said:
-        assert said.parent is None or said.parent in known
-        known.add(said.key)
+    for message in chat.messages:
+        assert message.parent is None or message.parent in known
+        known.add(message.key)
 
 
 SCRAP = st.recursive(

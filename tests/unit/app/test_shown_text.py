@@ -10,7 +10,7 @@ from rich.console import Console
 
 from app.cli import main as cli_main
 from app.cli.chat import Conversation
-from app.cli.say import say
+from app.cli.echo import echo
 from app.cli.shown import console, escape, table
 from app.client import Answer
 
@@ -90,7 +90,7 @@ def test_tables_are_made_through_one_door():
 
 
 def test_lines_are_printed_through_one_door():
-    """`say` spells out; what is left escapes by itself (JSON), is spelled out beside it, or steers the line."""
+    """`echo` spells out; what is left escapes by itself (JSON), is spelled out beside it, or steers the line."""
     harmless = re.compile(r"json|shown|as_csv|describe|format_message|033\[K\"")
     rough = [
         f"{path.name}: {call}"
@@ -102,5 +102,5 @@ def test_lines_are_printed_through_one_door():
 
 
 def test_a_line_of_a_command(capsys):
-    say(f"model {ESCAPES}", fg="yellow")
+    echo(f"model {ESCAPES}", fg="yellow")
     assert not STEERING.search(re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out))

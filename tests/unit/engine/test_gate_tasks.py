@@ -6,9 +6,9 @@ import os
 import pytest
 
 from engine.errors import InputFault
-from engine.quantize_jobs.gate import KeptAnswers
+from engine.quantize_jobs.gate import SavedAnswers
 from engine.quantize_jobs.options import QuantizeOptions
-from engine.quantize_jobs.tasks import LEAST_CASES, MOST_CASES, Said, holds, own_tasks, task_set
+from engine.quantize_jobs.tasks import LEAST_CASES, MOST_CASES, TaskAnswer, holds, own_tasks, task_set
 
 GOOD = {"prompt": "What is 2 + 3?", "answer": "5"}
 
@@ -23,18 +23,18 @@ def test_answers_are_kept_of_the_files_asked_last(tmp_path):
     """As many as are allowed: what is read again stays, what nobody asked for longest goes."""
     paths = [tmp_path / "gate" / f"{number}.jsonl" for number in range(5)]
     for age, path in enumerate(paths[:3]):
-        KeptAnswers(path, most=3).add("key", Said(f"answer {path.stem}"))
+        SavedAnswers(path, most=3).add("key", TaskAnswer(f"answer {path.stem}"))
         os.utime(path, (1_000_000 + age, 1_000_000 + age))
-    assert KeptAnswers(paths[0], most=3).said == {"key": Said("answer 0")}
+    assert SavedAnswers(paths[0], most=3).answers == {"key": TaskAnswer("answer 0")}
 
     for path in paths[3:]:
-        new = KeptAnswers(path, most=3)
-        new.add("key", Said("new"))
-        new.add("another", Said("new"))
+        new = SavedAnswers(path, most=3)
+        new.add("key", TaskAnswer("new"))
+        new.add("another", TaskAnswer("new"))
 
     assert {p.name for p in (tmp_path / "gate").iterdir()} == {"0.jsonl", "3.jsonl", "4.jsonl"}
-    assert KeptAnswers(paths[4], most=3).said.keys() == {"key", "another"}
-    assert KeptAnswers(paths[1], most=3).said == {}
+    assert SavedAnswers(paths[4], most=3).answers.keys() == {"key", "another"}
+    assert SavedAnswers(paths[1], most=3).answers == {}
     assert not paths[1].exists(), "what is only looked for is not made"
 
 
@@ -48,8 +48,8 @@ def test_a_file_of_tasks_is_read_with_what_it_will_take(tmp_path):
     assert [m.role for m in loaded[1].query.messages] == ["system", "user"]
     assert loaded[1].query.max_tokens == 10
     assert all(t.query.sampling == {"temperature": 0} for t in loaded)
-    assert loaded[0].check(Said("It is 5.")) is None
-    assert loaded[0].check(Said("It is 15.")) is not None
+    assert loaded[0].check(TaskAnswer("It is 5.")) is None
+    assert loaded[0].check(TaskAnswer("It is 15.")) is not None
 
 
 @pytest.mark.parametrize(
@@ -123,8 +123,8 @@ def test_a_pattern_is_looked_for_in_a_process_that_can_be_ended(tmp_path):
     tasks = own_tasks(written(tmp_path, {"prompt": "x", "regex": "(?i)^# tar"}, endless, GOOD, GOOD, GOOD))
     loaded = tasks.load()
     with tasks.checking():
-        assert loaded[0].check(Said("# Tar\n")) is None
-        assert loaded[0].check(Said("a # tar")) is not None
+        assert loaded[0].check(TaskAnswer("# Tar\n")) is None
+        assert loaded[0].check(TaskAnswer("a # tar")) is not None
         with pytest.raises(InputFault, match="takes longer than 2 s"):
-            loaded[1].check(Said("a" * 60 + "b"))
-        assert loaded[0].check(Said("# tar")) is None, "the next one finds a new process"
+            loaded[1].check(TaskAnswer("a" * 60 + "b"))
+        assert loaded[0].check(TaskAnswer("# tar")) is None, "the next one finds a new process"

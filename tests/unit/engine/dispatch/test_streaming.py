@@ -227,5 +227,5 @@ def test_hit_rates_lie_between_the_parts_that_were_counted():
     assert [use.hit_rate(part / RANKS) for part in (0, 0.5, 1, 1.5, 2, RANKS, 2 * RANKS)] == [
         0.0, 0.375, 0.75, 0.875, 1.0, 1.0, 1.0
     ]  # fmt: skip
-    assert not msgspec.structs.replace(use, tokens=10).says_something
-    assert not ExpertUse(tokens=1000).says_something
+    assert not msgspec.structs.replace(use, tokens=10).is_meaningful
+    assert not ExpertUse(tokens=1000).is_meaningful

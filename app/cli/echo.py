@@ -5,7 +5,7 @@ from typing import Any
 import click
 
 
-def say(text: object = "", *, err: bool = False, nl: bool = True, **style: Any) -> None:
+def echo(text: object = "", *, err: bool = False, nl: bool = True, **style: Any) -> None:
     """Print a line, in a style of `click.style` if one is given. JSON is not for this: it escapes by itself."""
     from app.tools.shown import shown_text  # noqa: PLC0415 - keeps --help fast
 
