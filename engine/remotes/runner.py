@@ -111,9 +111,9 @@ class RemoteRunner:
         """Text to token ids."""
         return await self._inner.tokenize(text, add_special=add_special, parse_special=parse_special)
 
-    async def detokenize(self, token_ids: list[int], *, special: bool = True) -> list[bytes]:
+    async def detokenize(self, token_ids: list[int]) -> list[bytes]:
         """Token ids to text."""
-        return await self._inner.detokenize(token_ids, special=special)
+        return await self._inner.detokenize(token_ids)
 
     async def embed(
         self,

@@ -167,9 +167,9 @@ class RunnerProcess:
             raise
         return list(reply.token_ids)
 
-    async def detokenize(self, token_ids: list[int], *, special: bool = True) -> list[bytes]:
+    async def detokenize(self, token_ids: list[int]) -> list[bytes]:
         """The bytes of each token."""
-        reply = await self._ask(protocol.Detokenize(id=self._new_id(), token_ids=token_ids, special=special))
+        reply = await self._ask(protocol.Detokenize(id=self._new_id(), token_ids=token_ids))
         return list(reply.pieces)
 
     async def embed(

@@ -168,7 +168,6 @@ class Detokenize(msgspec.Struct, frozen=True, kw_only=True, tag="detokenize"):
 
     id: int
     token_ids: list[int]
-    special: bool = True
 
 
 class Pieces(msgspec.Struct, frozen=True, kw_only=True, tag="pieces"):

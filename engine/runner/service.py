@@ -130,10 +130,7 @@ class RunnerService(Generic[V]):
 
     def _detokenize(self, message: protocol.Detokenize, vocabulary: Vocabulary) -> None:
         ids = range(vocabulary.size)
-        pieces = [
-            vocabulary.pieces[t] if t in ids and (message.special or t not in vocabulary.control) else b""
-            for t in message.token_ids
-        ]
+        pieces = [vocabulary.pieces[t] if t in ids else b"" for t in message.token_ids]
         self._channel.send(protocol.Pieces(id=message.id, pieces=pieces))
 
     def _send_outputs(self, outputs: list[Output]) -> None:

@@ -127,9 +127,9 @@ class UpstreamRunner:
         tokens = told.get("tokens") if isinstance(told, dict) else None
         return [t for t in tokens if isinstance(t, int)] if isinstance(tokens, list) else []
 
-    async def detokenize(self, token_ids: list[int], *, special: bool = True) -> list[bytes]:
+    async def detokenize(self, token_ids: list[int]) -> list[bytes]:
         """Not known of another server's tokens. Raises: InputFault."""
-        del token_ids, special
+        del token_ids
         raise InputFault(f"{self._link.upstream.name} does not tell the text of single tokens.", "tokens")
 
     async def embed(

@@ -6,48 +6,22 @@ from pydantic import Field
 
 from engine.errors import InputFault
 from engine.server.body import Body
+from engine.server.sampling_fields import SharedSampling
 from engine.server.shape import ANY
 
-# Ollama's names for the engine's sampling fields.
-_SAMPLING: Final = {
-    "temperature": "temperature",
-    "top_k": "top_k",
-    "top_p": "top_p",
-    "min_p": "min_p",
-    "typical_p": "typical_p",
-    "repeat_penalty": "repeat_penalty",
-    "presence_penalty": "presence_penalty",
-    "frequency_penalty": "frequency_penalty",
-    "mirostat": "mirostat",
-    "mirostat_tau": "mirostat_tau",
-    "mirostat_eta": "mirostat_eta",
-}
 
-
-class Options(Body):
+class Options(SharedSampling):
     """Model parameters of one request. What is not listed here is reported as ignored."""
 
     num_ctx: Annotated[int, Field(ge=1, lt=1 << 31)] | None = None
     num_predict: Annotated[int, Field(ge=-2, lt=1 << 31)] | None = None
-    seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
-    stop: str | Annotated[list[str], Field(max_length=16)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=5)] | None = None
-    top_k: Annotated[int, Field(ge=0, le=1 << 20)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    typical_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    repeat_penalty: Annotated[float, Field(ge=0.01, le=10)] | None = None
     repeat_last_n: Annotated[int, Field(ge=-1, le=1 << 20)] | None = None
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    mirostat: Literal[0, 1, 2] | None = None
-    mirostat_tau: Annotated[float, Field(gt=0, le=100)] | None = None
-    mirostat_eta: Annotated[float, Field(gt=0, le=1)] | None = None
 
     def sampling(self) -> dict[str, Any]:
         """Ollama's defaults: temperature 0.8, the 40 likeliest, nucleus 0.9, repetition 1.1."""
         given: dict[str, Any] = {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "min_p": 0.0, "repeat_penalty": 1.1}
-        given |= {ours: v for theirs, ours in _SAMPLING.items() if (v := getattr(self, theirs)) is not None}
+        shared = SharedSampling.model_fields.keys() - {"seed", "stop"}
+        given |= {name: v for name in shared if (v := getattr(self, name)) is not None}
         if self.repeat_last_n is not None and self.repeat_last_n >= 0:
             given["repeat_last_n"] = self.repeat_last_n
         elif self.repeat_last_n is not None:
@@ -55,11 +29,6 @@ class Options(Body):
         if self.seed is not None:
             given["seed"] = self.seed % (1 << 32)
         return given
-
-    def stops(self) -> tuple[str, ...]:
-        """Stop strings as a tuple."""
-        stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
-        return tuple(s for s in stop if s)
 
     @property
     def max_tokens(self) -> int | None:

@@ -7,10 +7,10 @@ from pydantic import Field
 
 from engine.errors import InputFault
 from engine.server.body import Body
+from engine.server.sampling_fields import Probability, SharedSampling
 from engine.server.shape import ANY, ByType
 from engine.types import SamplingParams
 
-Probability = Annotated[float, Field(ge=0, le=1)]
 MAX_CHOICES = 16
 # OpenAI's documented default of /v1/completions.
 DEFAULT_MAX_TOKENS: Final = 16
@@ -72,20 +72,12 @@ TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 TokenLimit = Annotated[int, Field(ge=-1, lt=1 << 31)]
 
 
-class SamplerFields(Body):
+class SamplerFields(SharedSampling):
     """How tokens are drawn and where an answer ends, in all of OpenAI's routes. None and absence: the default."""
 
-    temperature: Annotated[float, Field(ge=0, le=5)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=0, le=1 << 20)] | None = None
-    min_p: Probability | None = None
-    typical_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_n_sigma: Annotated[float, Field(ge=-1, le=100)] | None = None
-    repeat_penalty: Annotated[float, Field(ge=0.01, le=10)] | None = None
     repetition_penalty: Annotated[float, Field(ge=0.01, le=10)] | None = None
     repeat_last_n: Annotated[int, Field(ge=0, le=1 << 20)] | None = None
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     xtc_probability: Probability | None = None
     xtc_threshold: Probability | None = None
     dry_multiplier: Annotated[float, Field(ge=0, le=10)] | None = None
@@ -93,17 +85,12 @@ class SamplerFields(Body):
     dry_allowed_length: Annotated[int, Field(ge=1, le=1000)] | None = None
     dry_penalty_last_n: Annotated[int, Field(ge=-1, le=1 << 20)] | None = None
     dry_sequence_breakers: Annotated[list[str], Field(max_length=32)] | None = None
-    mirostat: Literal[0, 1, 2] | None = None
-    mirostat_tau: Annotated[float, Field(gt=0, le=100)] | None = None
-    mirostat_eta: Annotated[float, Field(gt=0, le=1)] | None = None
     dynatemp_range: Annotated[float, Field(ge=0, le=5)] | None = None
     dynatemp_exponent: Annotated[float, Field(ge=0, le=10)] | None = None
     adaptive_target: Annotated[float, Field(ge=-1, le=1)] | None = None
     adaptive_decay: Annotated[float, Field(ge=0, le=0.99)] | None = None
     samplers: Annotated[list[SamplerName], Field(max_length=16)] | None = None
-    seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
-    stop: str | Annotated[list[str], Field(max_length=16)] | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=64)] | None = None
     min_tokens: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
     ignore_eos: bool | None = None
@@ -138,12 +125,6 @@ class SamplerFields(Body):
     def adapters(self) -> tuple[tuple[str, float], ...]:
         """LoRA adapters as the engine takes them."""
         return tuple((choice.name, choice.scale) for choice in self.lora or ())
-
-    def stops(self) -> tuple[str, ...]:
-        """Stop strings as a tuple."""
-        if self.stop is None:
-            return ()
-        return tuple(s for s in ([self.stop] if isinstance(self.stop, str) else self.stop) if s)
 
     def common(self) -> dict[str, Any]:
         """Fields that `GenerationRequest` and `ChatQuery` take under the same names."""

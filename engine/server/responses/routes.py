@@ -220,19 +220,9 @@ async def _stream(state: ServerState, asked: _Asked, items: ItemStream) -> Async
     items.response["status"] = "in_progress"
     yield items.begin()
     try:
-        query = asked.query
-        if asked.search is not None:
-            yield items.search_begins()
-            found = await asked.search.run(state, asked.body.model, query)
-            yield items.search_ended(found, with_results=_includes_results(asked))
-            query = found.query
-        turn = await prepare_turn(state, asked.body.model, query)
-        _report_sampling(asked, turn.chat.sampling)
-        async with aclosing(turn.events()) as events:
-            async for item in events:
-                out = items.feed(item)
-                if out:
-                    yield out
+        async with aclosing(_work(state, asked, items)) as pieces:
+            async for piece in pieces:
+                yield piece
     except EngineError as error:
         yield items.fail(error)
         return
@@ -246,22 +236,27 @@ async def _stream(state: ServerState, asked: _Asked, items: ItemStream) -> Async
 
 
 async def _run(state: ServerState, asked: _Asked, items: ItemStream) -> None:
+    async with aclosing(_work(state, asked, items)) as pieces:
+        async for _ in pieces:
+            pass
+    _keep(state, asked, items)
+
+
+async def _work(state: ServerState, asked: _Asked, items: ItemStream) -> AsyncGenerator[bytes, None]:
+    """Search, then answer; yields what a stream of it says."""
     query = asked.query
     if asked.search is not None:
-        items.search_begins()
+        yield items.search_begins()
         found = await asked.search.run(state, asked.body.model, query)
-        items.search_ended(found, with_results=_includes_results(asked))
+        with_results = "file_search_call.results" in (asked.body.include or ())
+        yield items.search_ended(found, with_results=with_results)
         query = found.query
     turn = await prepare_turn(state, asked.body.model, query)
     _report_sampling(asked, turn.chat.sampling)
     async with aclosing(turn.events()) as events:
         async for item in events:
-            items.feed(item)
-    _keep(state, asked, items)
-
-
-def _includes_results(asked: _Asked) -> bool:
-    return "file_search_call.results" in (asked.body.include or ())
+            if out := items.feed(item):
+                yield out
 
 
 def _report_sampling(asked: _Asked, sampling: Chosen) -> None:
