@@ -12,7 +12,7 @@ from quantize.files.work_folder import Group, WorkFolder, read_json
 from quantize.measure.moments import GroupTap, MomentSums, MomentTap, tokens_needed
 from quantize.native.calibration import WINDOW, read_windows
 from quantize.native.cuts import Cut
-from quantize.native.lane import Lane, Tokens
+from quantize.native.eval_context import EvalContext, Tokens
 from quantize.native.reference import ReferenceModel
 from quantize.native.resume import PartTap
 from quantize.native.source_weights import SourceWeights
@@ -61,11 +61,11 @@ def collect_moments(request: MomentsRequest, send: Step) -> int:
         windows = read_windows(model, measure.calibration, wanted, spread=True, cache_dir=measure.cache_dir)
         parts = _Parts(model, request, folder.groups() or (), len(windows))
 
-        def watch(lane: Lane, index: int, part: tuple[int, Tokens]) -> None:
+        def watch(context: EvalContext, index: int, part: tuple[int, Tokens]) -> None:
             number, window = part
             try:
                 tap = parts.tap(MomentTap(sums, number, range(number - index, number)), number)
-                lane.run(window[None], everywhere, tap, drop_logits=True)
+                context.run(window[None], everywhere, tap, drop_logits=True)
                 parts.save(tap, number)
             finally:
                 sums.end(number)

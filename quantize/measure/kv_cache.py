@@ -12,7 +12,7 @@ from quantize.evidence import CancelCheck, MeasureRequest, OnProgress, Step
 from quantize.files.work_folder import WorkFolder, read_json
 from quantize.measure.divergence import kld_from, log_softmax
 from quantize.native.calibration import TextTooShort, read_windows
-from quantize.native.lane import Lane
+from quantize.native.eval_context import EvalContext
 from quantize.native.reference import ReferenceModel
 from quantize.types import KvOption
 
@@ -82,7 +82,7 @@ def measure_kv(request: KvRequest, send: Step) -> tuple[KvDamage, ...]:
     measure = request.measure
     sides = [(side, qtype) for qtype in request.types if qtype != _FLOAT for side in ("k", "v")]
     with ReferenceModel(
-        measure.source, window=_SHORTEST, threads=measure.threads, gpu_layers=measure.gpu_layers, max_lanes=1
+        measure.source, window=_SHORTEST, threads=measure.threads, gpu_layers=measure.gpu_layers, max_contexts=1
     ) as model:
         window = _longest(model, request)
         count = max(1, min(_WINDOWS, _WINDOWS * USUAL // window))
@@ -95,8 +95,8 @@ def measure_kv(request: KvRequest, send: Step) -> tuple[KvDamage, ...]:
         edges = [c for c in (256, 512, 1024, 2048, 4096) if at[0] < c < window] + [window]
 
         def evaluated(types: tuple[str, str]) -> list[np.ndarray]:
-            with _lane(model, window, measure.threads, types) as lane:
-                return [lane.run(w[None], keep)[0] for w in windows]
+            with _open_context(model, window, measure.threads, types) as context:
+                return [context.run(w[None], keep)[0] for w in windows]
 
         reference = [log_softmax(x) for x in evaluated((_FLOAT, _FLOAT))]
         found = []
@@ -125,9 +125,11 @@ def _longest(model: ReferenceModel, request: KvRequest) -> int:
 
 
 @contextmanager
-def _lane(model: ReferenceModel, window: int, threads: int, types: tuple[str, str]) -> Iterator[Lane]:
-    lane = model.open_lane(window=window, threads=threads, kv_types=types)
+def _open_context(
+    model: ReferenceModel, window: int, threads: int, kv_types: tuple[str, str]
+) -> Iterator[EvalContext]:
+    context = model.open_context(window=window, threads=threads, kv_types=kv_types)
     try:
-        yield lane
+        yield context
     finally:
-        lane.close()
+        context.close()

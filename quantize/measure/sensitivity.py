@@ -15,7 +15,7 @@ from quantize.measure.divergence import kld_from, log_softmax
 from quantize.measure.rounding_error import load_errors, measured_types
 from quantize.native.blocks import dequantize_rows, quantize_rows
 from quantize.native.calibration import read_windows
-from quantize.native.lane import Lane, Logits, Tokens
+from quantize.native.eval_context import EvalContext, Logits, Tokens
 from quantize.native.reference import ReferenceModel
 from quantize.native.resume import PartTap, RestTap
 from quantize.native.source_weights import SourceWeights
@@ -100,17 +100,17 @@ class _Probe:
         layers = sorted(self._cuts.by_layer)
         reads = [self._cuts.by_layer[n] for n in layers[:: -(-len(layers) // _STREAMS) or 1]]
 
-        def predict(lane: Lane, _: int, part: tuple[int, Tokens]) -> Logits:
+        def predict(context: EvalContext, _: int, part: tuple[int, Tokens]) -> Logits:
             tap = PartTap(RestTap(), reads=reads)
-            logits = self._logits(lane, part[1], tap)
+            logits = self._logits(context, part[1], tap)
             for cut in reads:
                 self._streams.write(cut, part[0], tap.found[cut.layer])
             return log_softmax(logits)
 
         self._reference = list(model.side_by_side(self._windows, predict))
 
-    def _logits(self, lane: Lane, window: Tokens, tap: PartTap) -> Logits:
-        logits: Logits = lane.run(window, self._keep, tap).reshape(-1, self.model.num_vocab)
+    def _logits(self, context: EvalContext, window: Tokens, tap: PartTap) -> Logits:
+        logits: Logits = context.run(window, self._keep, tap).reshape(-1, self.model.num_vocab)
         return logits
 
     def kld(self, changed: Iterable[str]) -> float:
@@ -118,10 +118,12 @@ class _Probe:
         starts = [self._streams.last_before(self._cuts, name) for name in changed]
         start = None if None in starts else min((s for s in starts if s), key=lambda c: c.index, default=None)
 
-        def compare(lane: Lane, _: int, part: tuple[tuple[int, Tokens], Logits]) -> npt.NDArray[np.float64]:
+        def compare(
+            context: EvalContext, _: int, part: tuple[tuple[int, Tokens], Logits]
+        ) -> npt.NDArray[np.float64]:
             (number, window), expected = part
             given = (start, self._streams.read(start, number)) if start else None
-            return kld_from(expected, self._logits(lane, window, PartTap(RestTap(), start=given)))
+            return kld_from(expected, self._logits(context, window, PartTap(RestTap(), start=given)))
 
         parts = list(zip(self._windows, self._reference, strict=True))
         return float(np.concatenate(list(self.model.side_by_side(parts, compare))).mean())

@@ -128,7 +128,7 @@ def _found(request: SmoothRequest, send: Step) -> Smoothed:
     measure = request.measure
     source = SourceWeights(measure.source)
     with ReferenceModel(
-        measure.source, window=WINDOW, threads=measure.threads, gpu_layers=measure.gpu_layers, max_lanes=1
+        measure.source, window=WINDOW, threads=measure.threads, gpu_layers=measure.gpu_layers, max_contexts=1
     ) as model:
         windows = read_windows(model, measure.calibration, _TOKENS, spread=True, cache_dir=measure.cache_dir)
         tap = SeamTap()
@@ -169,7 +169,7 @@ def _found(request: SmoothRequest, send: Step) -> Smoothed:
         request.out.unlink(missing_ok=True)
         found = Smoothed(changed=len(changed), seams=len(seams), scales=_scales(some, changed).encode())
         _write(source, request.out, found)
-        with ReferenceModel(request.out, window=WINDOW, threads=measure.threads, max_lanes=1) as model:
+        with ReferenceModel(request.out, window=WINDOW, threads=measure.threads, max_contexts=1) as model:
             away = float(kld_from(before, _answers(model, windows[0])).mean())
         if away <= _MOST_KLD:
             send(total, total, "")

@@ -14,7 +14,7 @@ from quantize.errors import InputFault
 from quantize.evidence import CancelCheck, OnProgress, Step, VerifyRequest
 from quantize.measure.divergence import Comparison, compare
 from quantize.native.calibration import read_windows
-from quantize.native.lane import Lane, Logits, Tokens
+from quantize.native.eval_context import EvalContext, Logits, Tokens
 from quantize.native.reference import ReferenceModel
 from quantize.types import FileReport, Interval
 
@@ -58,22 +58,22 @@ def verify(request: VerifyRequest, on_progress: OnProgress, cancelled: CancelChe
 
 
 def verify_files(request: VerifyRequest, send: Step) -> tuple[FileReport, ...]:
-    """The child's side of `verify`: every model sees every window once, a window a lane at a time."""
+    """The child's side of `verify`: every model sees every window once, a window per context at a time."""
     with ExitStack() as stack:
 
-        def load(path: Path, max_lanes: int | None = None) -> ReferenceModel:
+        def load(path: Path, max_contexts: int | None = None) -> ReferenceModel:
             return stack.enter_context(
                 ReferenceModel(
                     path,
                     window=request.window,
                     threads=request.threads,
                     gpu_layers=request.gpu_layers,
-                    max_lanes=max_lanes,
+                    max_contexts=max_contexts,
                 )
             )
 
         reference = load(request.reference)
-        models = [load(path, reference.lanes) for path in request.files]
+        models = [load(path, reference.num_contexts) for path in request.files]
         for path, model in zip(request.files, models, strict=True):
             if model.num_vocab != reference.num_vocab:
                 raise VocabularyDiffers(str(path), model.num_vocab, reference.num_vocab)
@@ -84,12 +84,12 @@ def verify_files(request: VerifyRequest, send: Step) -> tuple[FileReport, ...]:
         keep = np.zeros(request.window, np.bool_)
         keep[request.window // 2 : -1] = True
 
-        def predict(lane: Lane, _: int, part: Tokens) -> Logits:
-            return _finite(request.reference, lane.run(part, keep)[0])
+        def predict(context: EvalContext, _: int, part: Tokens) -> Logits:
+            return _finite(request.reference, context.run(part, keep)[0])
 
-        def judge(lane: Lane, _: int, part: tuple[Tokens, Logits]) -> Comparison:
+        def judge(context: EvalContext, _: int, part: tuple[Tokens, Logits]) -> Comparison:
             window, expected = part
-            return compare(expected, lane.run(window, keep)[0], window[0, 1:][keep[:-1]])
+            return compare(expected, context.run(window, keep)[0], window[0, 1:][keep[:-1]])
 
         found: list[list[Comparison]] = [[] for _ in models]
         stops = looks(request, len(windows))
@@ -97,7 +97,7 @@ def verify_files(request: VerifyRequest, send: Step) -> tuple[FileReport, ...]:
             while len(found[0]) < goal:
                 first = len(found[0])
                 send(first, len(windows), "")
-                parts = [window[None] for window in windows[first : min(goal, first + reference.lanes)]]
+                parts = [window[None] for window in windows[first : min(goal, first + reference.num_contexts)]]
                 known = list(zip(parts, reference.side_by_side(parts, predict), strict=True))
                 for path, results, model in zip(request.files, found, models, strict=True):
                     results.extend(model.side_by_side(known, judge))

@@ -12,7 +12,7 @@ import numpy as np
 from quantize.errors import DiskFull, InputFault, Unreadable
 from quantize.files.kept_measurements import TOKENS
 from quantize.files.work_folder import writing_whole
-from quantize.native.lane import Tokens
+from quantize.native.eval_context import Tokens
 from quantize.native.reference import ReferenceModel
 
 WINDOW = 512  # tokens. Source: llama-imatrix and llama-perplexity, default context

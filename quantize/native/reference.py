@@ -16,8 +16,8 @@ import numpy.typing as npt
 from quantize.files.byte_source import FileSource
 from quantize.files.gguf_split import read_gguf_model
 from quantize.native.cuts import Cuts, GraphTap, find_cuts
+from quantize.native.eval_context import EvalContext, LoadFailed, Logits, Tokens
 from quantize.native.graph import GgmlTensor, op_id, read_bytes, tensor_at, write_bytes
-from quantize.native.lane import Lane, LoadFailed, Logits, Tokens
 from quantize.native.libraries import llama, llama_identity
 from quantize.native.taps import NodeTap
 
@@ -26,8 +26,8 @@ T = TypeVar("T")
 
 # Memory that contexts side by side may take together, and the bytes a context takes for each token of its window
 # times those of the vocabulary: logits once in ggml's buffer and once copied.
-# Lanes of one thread each leave nobody waiting for anybody. Measured: docs/log.md, "GPTQ rounding" ("Lanes").
-_LANES_BYTES = 2 << 30
+# Contexts of one thread each never wait for each other. Measured: docs/log.md, "GPTQ rounding" ("Lanes").
+_CONTEXTS_BYTES = 2 << 30
 _LOGIT_BYTES = 8
 
 
@@ -35,7 +35,7 @@ class ReferenceModel:
     """One loaded model, and as many contexts for it as run well side by side.
 
     Use in a child process: llama.cpp may end the process on a file it dislikes.
-    Args: max_lanes: an upper bound for `lanes`, where each needs memory of its own.
+    Args: max_lanes: an upper bound for `num_contexts`, where each needs memory of its own.
     Raises: LoadFailed.
     """
 
@@ -47,11 +47,11 @@ class ReferenceModel:
         batch_windows: int = 1,
         threads: int,
         gpu_layers: int = 0,
-        max_lanes: int | None = None,
+        max_contexts: int | None = None,
     ) -> None:
         self._lib = llama()
         self._path = path
-        self._lanes: list[Lane] = []
+        self._contexts: list[EvalContext] = []
         self._gpu_layers = gpu_layers
         params = self._lib.llama_model_default_params()
         # In memory of our own, in ggml's plain layout: so that weights may be overwritten.
@@ -63,11 +63,11 @@ class ReferenceModel:
             raise LoadFailed(str(path), "load the model")
         self._vocab = self._lib.llama_model_get_vocab(self._model)
         self.num_vocab = int(self._lib.llama_vocab_n_tokens(self._vocab))
-        room = _LANES_BYTES // (_LOGIT_BYTES * self.num_vocab * window * batch_windows)
-        count = max(1, min(threads, room, max_lanes or threads)) if gpu_layers == 0 else 1
+        room = _CONTEXTS_BYTES // (_LOGIT_BYTES * self.num_vocab * window * batch_windows)
+        count = max(1, min(threads, room, max_contexts or threads)) if gpu_layers == 0 else 1
         try:
             for _ in range(count):
-                lane = Lane(
+                context = EvalContext(
                     self._model,
                     str(path),
                     window=window,
@@ -75,7 +75,7 @@ class ReferenceModel:
                     threads=max(1, threads // count),
                     num_vocab=self.num_vocab,
                 )
-                self._lanes.append(lane)
+                self._contexts.append(context)
             learning = _WeightTap()
             self.run(np.zeros((1, 1), np.int32), None, learning)
         except BaseException:
@@ -101,9 +101,9 @@ class ReferenceModel:
         """Tokens of context the model was trained with."""
         return int(self._lib.llama_model_n_ctx_train(self._model))
 
-    def open_lane(self, *, window: int, threads: int, kv_types: tuple[str, str]) -> Lane:
+    def open_context(self, *, window: int, threads: int, kv_types: tuple[str, str]) -> EvalContext:
         """One more context on the same weights, whose cache is of these types; the caller closes it."""
-        return Lane(
+        return EvalContext(
             self._model,
             str(self._path),
             window=window,
@@ -114,14 +114,14 @@ class ReferenceModel:
         )
 
     @property
-    def lanes(self) -> int:
+    def num_contexts(self) -> int:
         """How many parts `side_by_side` works on at once."""
-        return len(self._lanes)
+        return len(self._contexts)
 
     def close(self) -> None:
         """Free the contexts and the model."""
-        for lane in self._lanes:
-            lane.close()
+        for context in self._contexts:
+            context.close()
         if self._model is not None:
             self._lib.llama_model_free(self._model)
             self._model = None
@@ -160,31 +160,31 @@ class ReferenceModel:
         *,
         drop_logits: bool = False,
     ) -> Logits:
-        """Evaluate windows, as `Lane.run` does."""
-        return self._lanes[0].run(windows, keep, tap, drop_logits=drop_logits)
+        """Evaluate windows, as `EvalContext.run` does."""
+        return self._contexts[0].run(windows, keep, tap, drop_logits=drop_logits)
 
     def cuts(self) -> Cuts:
         """Where an evaluation of one whole window can begin; nowhere else where parts are on a GPU."""
         if self._gpu_layers:
             return find_cuts([])
-        window = self._lanes[0].window
+        window = self._contexts[0].window
         tap = GraphTap(window)
         self.run(np.zeros((1, window), np.int32), np.ones(window, np.bool_), tap, drop_logits=True)
         return find_cuts(tap.nodes)
 
-    def side_by_side(self, parts: Sequence[P], work: Callable[[Lane, int, P], T]) -> Iterator[T]:
-        """Answers of `work(lane, index of the lane, part)`, in the order of the parts.
+    def side_by_side(self, parts: Sequence[P], work: Callable[[EvalContext, int, P], T]) -> Iterator[T]:
+        """Answers of `work(context, index of the context, part)`, in the order of the parts.
 
-        As many at once as there are lanes, and a part is always in the same lane: nothing depends on timing.
+        As many at once as there are contexts, and a part is always in the same context: nothing depends on timing.
         """
-        if len(self._lanes) == 1:
+        if len(self._contexts) == 1:
             for part in parts:
-                yield work(self._lanes[0], 0, part)
+                yield work(self._contexts[0], 0, part)
             return
-        with ThreadPoolExecutor(max_workers=len(self._lanes)) as pool:
-            for first in range(0, len(parts), len(self._lanes)):
-                some = parts[first : first + len(self._lanes)]
-                yield from pool.map(work, self._lanes, range(len(some)), some)
+        with ThreadPoolExecutor(max_workers=len(self._contexts)) as pool:
+            for first in range(0, len(parts), len(self._contexts)):
+                some = parts[first : first + len(self._contexts)]
+                yield from pool.map(work, self._contexts, range(len(some)), some)
 
     @property
     def weights(self) -> tuple[str, ...]:

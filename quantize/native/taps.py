@@ -4,7 +4,7 @@ from quantize.native.graph import GgmlTensor, name_of, op_id, tensor_at
 
 
 class NodeTap:
-    """What to do with the nodes of a running graph. Subclass, and pass to `Lane.run`."""
+    """What to do with the nodes of a running graph. Subclass, and pass to `EvalContext.run`."""
 
     def asks(self, address: int, node: GgmlTensor) -> bool:
         """Whether the values of a node are needed. Called for every node, before it is computed."""

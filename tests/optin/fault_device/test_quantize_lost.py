@@ -21,7 +21,7 @@ from quantize.child import Child, ChildDied  # noqa: E402
 from quantize.files.gguf_file import read_gguf  # noqa: E402
 from quantize.job.execute import quantize  # noqa: E402
 from quantize.job.request import QuantizeRequest  # noqa: E402
-from quantize.native.lane import LoadFailed  # noqa: E402
+from quantize.native.eval_context import LoadFailed  # noqa: E402
 from quantize.types import Goal  # noqa: E402
 
 pytestmark = pytest.mark.timeout(1800)

@@ -28,7 +28,7 @@ class LoadFailed(EnvironmentFault):
         self.step = step
 
 
-class Lane:
+class EvalContext:
     """A context of `batch_windows` sequences of `window` tokens each, for one thread at a time.
 
     `kv_types` are those of its cache, K and V; None: llama.cpp's own.
