@@ -145,7 +145,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int = 0
 
 
-class Effort(msgspec.Struct, frozen=True, kw_only=True):
+class StepTime(msgspec.Struct, frozen=True, kw_only=True):
     """What a request took of its runner: its `number` there, and its share of the seconds of all steps so far."""
 
     number: int
@@ -167,7 +167,7 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
     draft_tokens: int = 0
     draft_accepted: int = 0
     itl_s: tuple[float, ...] = ()
-    effort: Effort | None = None
+    step_time: StepTime | None = None
     joules: float | None = None
 
 

@@ -3,7 +3,7 @@
 import random
 
 from engine.energy.ledger import Active, JouleLedger
-from engine.runner.generation.effort import EffortLedger
+from engine.runner.generation.step_time import StepTimes
 
 IDLE_W, CORES = 8.0, 4
 NOISE = 0.05
@@ -37,7 +37,7 @@ class Computer:
         self.watts_power = watts_power
         self.random = random.Random(seed)
         self.noise = noise
-        self.ledger, self.effort = JouleLedger(), EffortLedger()
+        self.ledger, self.step_times = JouleLedger(), StepTimes()
         self.now, self.sampled, self.energy, self.cpu_s, self.other_s = 0.0, 0.0, 0.0, 0.0, 0.0
         self.running, self.joules, self.true_j = [], {}, {}
 
@@ -56,7 +56,7 @@ class Computer:
             active = Active("m", self.cpu_s, works=bool(self.cpu_s))
             busy = self.cpu_s + self.other_s
             self.ledger.interval(self.now, took, {"cpu": metered}, busy, CORES, {7: active})
-            self.ledger.add_step_times(7, self.effort.all_s, {r.id: r.own_s for r in self.running})
+            self.ledger.add_step_times(7, self.step_times.all_s, {r.id: r.own_s for r in self.running})
             self.sampled, self.energy, self.cpu_s, self.other_s = self.now, 0.0, 0.0, 0.0
 
     def step(self, other_w=0.0):
@@ -71,7 +71,7 @@ class Computer:
         watts = (24.0 if any(r.prompt for r in self.running) else 15.0) * share**self.watts_power
         for request, _count, weight in rows:
             request.true_j += watts * seconds * weight / whole
-        self.effort.step(seconds, ((r, count) for r, count, _ in rows))
+        self.step_times.step(seconds, ((r, count) for r, count, _ in rows))
         for request, count, _ in rows:
             if request.prompt:
                 request.prompt -= count

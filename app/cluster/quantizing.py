@@ -20,7 +20,7 @@ from devices.learned import learned
 from engine.dispatch.memory_admission import MemoryAdmission
 from engine.jobs import Control, Progress
 from engine.paths import Paths
-from engine.quantize_jobs.gate import Gatekeeper
+from engine.quantize_jobs.gate import GateService
 from engine.quantize_jobs.job import make as make_file
 from engine.quantize_jobs.options import QuantizeOptions
 from engine.remotes.kernel import kernel_name
@@ -62,7 +62,7 @@ def quantize_on_cluster(
             executor = Executor(RayTasks().run, _EACH_ITS_OWN)
             resources = services.placer.resources
             admission = MemoryAdmission(services.placer)
-            gates = Gatekeeper(services.placer, admission, paths.cache / "quantize", NAMED_TASKS)
+            gates = GateService(services.placer, admission, paths.cache / "quantize", NAMED_TASKS)
             done = make_file(services.catalogue, options, Control(show), resources, executor, lambda: gates)
         return msgspec.convert(done["report"], learned(QuantizeReport))
     finally:

@@ -76,8 +76,8 @@ async def _measured(settings: LoadSettings, budget: Budget, energy: EnergyMeter 
         if energy is None:
             rows = [await once() for _ in range(budget.repeats)]
         else:
-            if warm.timings.effort is not None:
-                energy.warm(runner.pid, warm.timings.effort)
+            if warm.timings.step_time is not None:
+                energy.warm(runner.pid, warm.timings.step_time)
             rows, joules = await _metered(runner, once, budget, energy, settings.devices)
     except BaseException:
         runner.kill()
@@ -107,9 +107,9 @@ async def _metered(
     while len(rows) < budget.repeats or (time.monotonic() - begun < ENOUGH_S and len(rows) < MOST_RUNS):
         async with energy.during(runner.pid, devices):
             rows.append(await once())
-        effort = rows[-1].effort
-        if effort is not None:
-            joules.append(energy.joules(runner.pid, effort, devices))
+        step_time = rows[-1].step_time
+        if step_time is not None:
+            joules.append(energy.joules(runner.pid, step_time, devices))
     if sum(joules) <= 0:
         raise Unmetered("The power meters told nothing beyond the computer's rest.")
     return rows, joules

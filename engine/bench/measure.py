@@ -10,7 +10,7 @@ import msgspec
 
 from engine.measurements.reports import Concurrency, Point, Spread
 from engine.runner.process import RunnerProcess
-from engine.types import Done, Effort, GenerationRequest, SamplingParams
+from engine.types import Done, GenerationRequest, SamplingParams, StepTime
 
 DECODE_TOKENS: Final = 32
 # A passage said three times: what a model that copies would continue with.
@@ -26,14 +26,14 @@ def spread(values: Sequence[float]) -> Spread:
 class Timed(msgspec.Struct, frozen=True):
     """One run: tokens/s of prefill and decode, seconds to the first token and between tokens (50, 90, 99 %).
 
-    `effort` is what it took of its runner.
+    `step_time` is what it took of its runner.
     """
 
     prefill_tok_s: float
     decode_tok_s: float
     ttft_s: float
     itl_s: tuple[float, ...]
-    effort: Effort | None = None
+    step_time: StepTime | None = None
 
 
 class Meter:
@@ -88,7 +88,7 @@ class Meter:
             decode_tok_s=self.tokens / max(t.decode_s, 1e-9),
             ttft_s=t.ttft_s,
             itl_s=t.itl_s,
-            effort=t.effort,
+            step_time=t.step_time,
         )
 
     async def point(self, length: int, repeats: int) -> Point:

@@ -49,8 +49,8 @@ def bandwidth_gbs(device: Device) -> tuple[float, bool]:
     known = device.memory.bandwidth_gbs
     if known:
         return known, True
-    guesses = {"cpu": UNKNOWN_CPU_GBS, "igpu": UNKNOWN_IGPU_GBS, "dgpu": UNKNOWN_DGPU_GBS}
-    return guesses.get(device.kind, UNKNOWN_CPU_GBS), False
+    assumed = {"cpu": UNKNOWN_CPU_GBS, "igpu": UNKNOWN_IGPU_GBS, "dgpu": UNKNOWN_DGPU_GBS}
+    return assumed.get(device.kind, UNKNOWN_CPU_GBS), False
 
 
 def effective_gbs(device: Device, backend: str) -> float:

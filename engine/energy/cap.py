@@ -40,7 +40,7 @@ FREE: Final = Pace()
 
 
 @dataclass
-class CapKeeper:
+class CapController:
     """Feed it a look every second or so; `pace` is what runners should do next."""
 
     cap_w: float

@@ -16,7 +16,7 @@ from devices.types import Machine
 from devices.usage import UsageSampler
 from engine.energy.ledger import Active, JouleLedger
 from engine.errors import EnvironmentFault
-from engine.types import Effort
+from engine.types import StepTime
 
 EVERY_S: Final = 0.5
 # So many looks at the computer's rest, and the longest that is waited for them. The median of ten looks that err by
@@ -142,7 +142,7 @@ class EnergyMeter:
         if self._rested and self._missing(devices) is None:
             drawn.joules = self._ledger.total_j - before_j
 
-    def joules(self, pid: int, effort: Effort, devices: Collection[str] = ()) -> float:
+    def joules(self, pid: int, step_time: StepTime, devices: Collection[str] = ()) -> float:
         """Joules beyond the computer's rest of a request that just ended.
 
         Raises: Unmetered: something that it ran on has no meter.
@@ -150,11 +150,11 @@ class EnergyMeter:
         missing = self._missing(devices)
         if missing is not None:
             raise Unmetered(f"No power meter tells what {missing} draws.")
-        return self._ledger.finished(pid, effort.number, effort.own_s, effort.all_s, self._at) or 0.0
+        return self._ledger.finished(pid, step_time.number, step_time.own_s, step_time.all_s, self._at) or 0.0
 
-    def warm(self, pid: int, effort: Effort) -> None:
+    def warm(self, pid: int, step_time: StepTime) -> None:
         """A request ended that is not counted."""
-        self._ledger.add_step_times(pid, effort.all_s, {})
+        self._ledger.add_step_times(pid, step_time.all_s, {})
 
     async def _look(self) -> tuple[float, dict[str, float], float]:
         """Seconds since the look before, watts by part, and seconds that all processors were busy."""

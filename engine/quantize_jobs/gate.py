@@ -29,8 +29,8 @@ _OWNER: Final = "asking a task"
 _MOST_FILES: Final = 100  # whose answers are kept; those of 500 cases take some 500 kB
 
 
-class Gatekeeper(msgspec.Struct, frozen=True):
-    """What a process asks tasks with: `named` are those it knows by name, `cache` keeps answers."""
+class GateService(msgspec.Struct, frozen=True):
+    """Asks the tasks of gates: `named` are those with a name of their own, `cache` is the folder of answers."""
 
     placer: Placer
     admission: MemoryAdmission
@@ -49,8 +49,8 @@ class Gatekeeper(msgspec.Struct, frozen=True):
 class RunnerJudge:
     """Implements `quantize.job.gating.Judge`."""
 
-    def __init__(self, keeper: Gatekeeper, tasks: TaskSet) -> None:
-        self._keeper = keeper
+    def __init__(self, gates: GateService, tasks: TaskSet) -> None:
+        self._gates = gates
         self._tasks = tasks.load()
         self._checking = tasks.checking
 
@@ -65,7 +65,7 @@ class RunnerJudge:
 
     def ask(self, model: Path, sha256: str, on_progress: OnProgress, cancelled: CancelCheck) -> Answered:
         """Ask what was not asked before. Raises: Cancelled. BadModelFile, RunnerDied, NotEnoughMemory. OSError."""
-        saved = SavedAnswers(self._keeper.cache / "gate" / f"{sha256}.jsonl")
+        saved = SavedAnswers(self._gates.cache / "gate" / f"{sha256}.jsonl")
         keys = [_key(task) for task in self._tasks]
         left = [(key, task) for key, task in zip(keys, self._tasks, strict=True) if key not in saved.answers]
         total = float(len(keys))
@@ -98,11 +98,11 @@ class RunnerJudge:
         wanted = LoadSettings(
             path=str(model), n_ctx=n_ctx, kv_cells=n_ctx, n_parallel=1, n_threads=cores, n_threads_batch=cores
         )
-        return self._keeper.placer.judge_shape(_OWNER, shape, wanted).settings
+        return self._gates.placer.judge_shape(_OWNER, shape, wanted).settings
 
     def _admitted(self, settings: LoadSettings, held: ExitStack) -> None:
-        self._keeper.admission.reserve_now(_OWNER, settings)
-        held.callback(self._keeper.admission.release, _OWNER)
+        self._gates.admission.reserve_now(_OWNER, settings)
+        held.callback(self._gates.admission.release, _OWNER)
 
 
 def _tokens(task: Task) -> int:

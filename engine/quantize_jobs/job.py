@@ -22,11 +22,11 @@ from quantize.evidence import Progress
 from quantize.job.request import QuantizeReport
 
 if TYPE_CHECKING:
-    from engine.quantize_jobs.gate import Gatekeeper
+    from engine.quantize_jobs.gate import GateService
     from engine.quantize_jobs.tasks import TaskSets
     from quantize.job.gate import GateTask
 
-OpenGates: TypeAlias = "Callable[[], Gatekeeper]"
+OpenGates: TypeAlias = "Callable[[], GateService]"
 _BAR = 1000  # steps of the one bar of a job
 
 

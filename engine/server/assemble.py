@@ -19,7 +19,7 @@ from engine.phases import Phases
 from engine.server.app import create_app
 from engine.server.auth import Access, new_token, remove_server_file, running_server_url, write_server_file
 from engine.server.connections import connection_class, connection_limit, quieten
-from engine.server.log_bounds import Sparing, keep_short
+from engine.server.log_bounds import Sparing, bound_log
 from engine.server.loop_watch import LoopWatch
 from engine.server.model_side import ModelSide
 from engine.server.options import BACKLOG, ServeOptions, is_loopback
@@ -51,7 +51,7 @@ class _Server(uvicorn.Server):
         self._server_file = server_file
         self._url = url
         self._token = token
-        self._log_keeper: asyncio.Task[None] | None = None
+        self._log_bounding: asyncio.Task[None] | None = None
         self._loop_watch: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -60,7 +60,7 @@ class _Server(uvicorn.Server):
         quieten(loop)
         for handler in logging.getLogger().handlers:
             handler.addFilter(Sparing())
-        self._log_keeper = loop.create_task(keep_short())
+        self._log_bounding = loop.create_task(bound_log())
         await super().startup(sockets)
         self._loop_watch = loop.create_task(LoopWatch().watch())
         gc.freeze()
@@ -89,7 +89,7 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Take the address back first: uvicorn ends by raising the signal it caught, and nothing runs after it."""
-        for task in (self._log_keeper, self._loop_watch):
+        for task in (self._log_bounding, self._loop_watch):
             if task is not None:
                 task.cancel()
         if self._server_file is not None:

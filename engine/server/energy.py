@@ -76,15 +76,15 @@ class EnergyService:
 
     async def metered(self, model: LoadedModel, done: Done) -> Done:
         """The end of a request with its joules, where they are measured."""
-        effort, runner = done.timings.effort, model.runner
-        if effort is None or runner is None or runner.pid is None:
+        step_time, runner = done.timings.step_time, model.runner
+        if step_time is None or runner is None or runner.pid is None:
             return done
         self._worked.add(runner.pid)
         if not self.ledger.measured or self._utilization is None:
             return done
         await self._utilization.fresh(FRESH_S)
         now = asyncio.get_running_loop().time()
-        joules = self.ledger.finished(runner.pid, effort.number, effort.own_s, effort.all_s, now)
+        joules = self.ledger.finished(runner.pid, step_time.number, step_time.own_s, step_time.all_s, now)
         if not joules:
             return done
         tokens = done.usage.completion_tokens

@@ -17,7 +17,7 @@ from engine.wording import sentence
 
 if TYPE_CHECKING:
     from engine.library.hub.plan import FitEstimator
-    from engine.quantize_jobs.gate import Gatekeeper
+    from engine.quantize_jobs.gate import GateService
     from engine.quantize_jobs.tasks import TaskSets
 
 
@@ -40,10 +40,10 @@ def register(
     return bench_service
 
 
-def _gates(paths: Paths, placer: Placer, admission: MemoryAdmission, named: "TaskSets") -> "Gatekeeper":
-    from engine.quantize_jobs.gate import Gatekeeper  # noqa: PLC0415 - few jobs ask tasks
+def _gates(paths: Paths, placer: Placer, admission: MemoryAdmission, named: "TaskSets") -> "GateService":
+    from engine.quantize_jobs.gate import GateService  # noqa: PLC0415 - few jobs ask tasks
 
-    return Gatekeeper(placer, admission, paths.cache / "quantize", named)
+    return GateService(placer, admission, paths.cache / "quantize", named)
 
 
 def _fit_estimator(placer: Placer) -> "FitEstimator":

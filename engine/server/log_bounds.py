@@ -13,7 +13,7 @@ _SAME_LINES: Final = 1000
 _WINDOW_S: Final = 10.0
 # What is kept of the file, and how large it may become.
 FILE_BYTES: Final = 16 << 20
-KEPT_BYTES: Final = 1 << 20
+TAIL_BYTES: Final = 1 << 20
 _LOOK_S: Final = 15.0
 # Set by whoever gives this process a file for its standard error that is its own to shorten.
 OWN_LOG: Final = "TESSERA_OWN_LOG"
@@ -59,13 +59,13 @@ def shorten(descriptor: int) -> bool:
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode) or status.st_size <= FILE_BYTES:
         return False
-    kept = os.pread(descriptor, KEPT_BYTES, status.st_size - KEPT_BYTES)
+    kept = os.pread(descriptor, TAIL_BYTES, status.st_size - TAIL_BYTES)
     os.ftruncate(descriptor, 0)
     os.write(descriptor, b"[the log was shortened]\n" + kept.partition(b"\n")[2])
     return True
 
 
-async def keep_short(descriptor: int = 2) -> None:
+async def bound_log(descriptor: int = 2) -> None:
     """Look after the log for as long as the server runs."""
     if not os.environ.get(OWN_LOG) or not hasattr(os, "pread"):
         return

@@ -13,7 +13,7 @@ from devices.power_saver import PowerSaver
 from devices.usage import Usage
 from engine.api.power import Mode, PowerLimits, PowerState
 from engine.energy.budget import BatteryBudget
-from engine.energy.cap import CapKeeper, Pace
+from engine.energy.cap import CapController, Pace
 from engine.energy.ledger import JouleLedger
 from engine.energy.words import NO_METER
 from engine.errors import BatterySpent
@@ -48,7 +48,7 @@ class PowerService:
         self._saver = saver or PowerSaver()
         self._store = JsonStore(path, PowerLimits, PowerLimits)
         self._started_mode: Mode = models.overrides.mode
-        self._keeper: CapKeeper | None = None
+        self._controller: CapController | None = None
         self._budget: BatteryBudget | None = None
         self._battery: Battery | None = None
         self._battery_age_s = BATTERY_S
@@ -70,7 +70,7 @@ class PowerService:
             self._saver.hold()
         else:
             self._saver.release()
-        self._keeper = None
+        self._controller = None
         self._budget = BatteryBudget(limits.battery_percent) if limits.battery_percent is not None else None
         self._battery_age_s = BATTERY_S
         if limits.cap_w is None:
@@ -88,16 +88,16 @@ class PowerService:
         if cap_w is None or self._power_w is None:
             return
         works = any(m.runner is not None and m.runner.active_requests for m in self._pool.loaded)
-        if self._keeper is None or self._keeper.cap_w != cap_w:
+        if self._controller is None or self._controller.cap_w != cap_w:
             most = max((m.settings.n_threads for m in self._pool.loaded), default=0)
             if not most:
                 return
-            self._keeper = CapKeeper(cap_w, most)
+            self._controller = CapController(cap_w, most)
         worked, self._worked = self._worked, works
         if works == worked:  # a look at work that began or ended meanwhile says little of either
-            duty = self._keeper.pace.duty if works else 0.0
-            self._keeper.look(seconds, self._power_w, duty)
-        self._send_pace(self._keeper.pace)
+            duty = self._controller.pace.duty if works else 0.0
+            self._controller.look(seconds, self._power_w, duty)
+        self._send_pace(self._controller.pace)
 
     def _look_at_battery(self, seconds: float) -> None:
         self._battery_age_s += seconds
@@ -129,7 +129,7 @@ class PowerService:
 
     def state(self) -> PowerState:
         """The limits and what comes of it."""
-        limits, keeper = self._store.get(), self._keeper
+        limits, controller = self._store.get(), self._controller
         notes = []
         if limits.cap_w is not None and self._power_w is None:
             notes.append(f"The cap cannot be held: {NO_METER}. Quiet mode leaves half the cores free instead.")
@@ -143,8 +143,8 @@ class PowerService:
             saver=self._saver.held,
             measured=self._power_w is not None,
             power_w=self._power_w,
-            threads=keeper.pace.threads if keeper is not None else None,
-            duty_frac=keeper.pace.duty if keeper is not None else 1.0,
+            threads=controller.pace.threads if controller is not None else None,
+            duty_frac=controller.pace.duty if controller is not None else 1.0,
             battery_percent=round(100 * charge, 1) if charge is not None else None,
             spent_percent=budget.spent_percent if budget is not None else None,
             notes=tuple(notes),

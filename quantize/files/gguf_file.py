@@ -42,7 +42,7 @@ __all__ = [
 _MAGIC = b"GGUF"
 _DEFAULT_ALIGNMENT = 32
 _FIRST_BYTES = 64 * 1024
-_FIRST_GUESS_BYTES = 16 * 1024  # up to the vocabulary, where the file is known to be skipped
+_FIRST_FETCH_BYTES = 16 * 1024  # up to the vocabulary, where the file is known to be skipped
 _MAX_DIMS = 4  # GGML_MAX_DIMS
 _MAX_NAME_BYTES = 63  # GGML_MAX_NAME - 1
 _MAX_KEY_BYTES = 65535  # the format's own limit
@@ -86,7 +86,7 @@ def read_gguf_source(
     there are passed over at once, without fetching them. The rest must then still parse and account for the
     whole file, or BadFile is raised: read again without the hint.
     """
-    window = Window(source, limits.fetched_bytes, _FIRST_GUESS_BYTES if known_arrays else _FIRST_BYTES)
+    window = Window(source, limits.fetched_bytes, _FIRST_FETCH_BYTES if known_arrays else _FIRST_BYTES)
     if window.take(4) != _MAGIC:
         raise BadFile(source.name, "not a GGUF file (it does not begin with GGUF)", 0)
     version = window.u32()

@@ -88,7 +88,7 @@ class MomentSums:
     """Sums of x x^T over tokens for some groups and experts, added to window by window from several contexts.
 
     `peaks[group][block]` are sums of the squares of the largest value in each block of a token's values.
-    Windows are added in their order whatever the contexts' timing, so that sums do not depend on how many there are.
+    Windows are added in their order whatever the contexts' timing, so sums do not depend on how many there are.
     """
 
     def __init__(self, groups: Iterable[Group]) -> None:

@@ -134,7 +134,7 @@ def test_an_answer_that_is_not_taken_ends(server):
 
 def test_a_log_of_its_own_is_shortened_to_its_end(tmp_path, monkeypatch):
     monkeypatch.setattr(log_bounds, "FILE_BYTES", 10_000)
-    monkeypatch.setattr(log_bounds, "KEPT_BYTES", 1_000)
+    monkeypatch.setattr(log_bounds, "TAIL_BYTES", 1_000)
     file = tmp_path / "server.log"
     with file.open("a+b") as opened_file:
         descriptor = opened_file.fileno()

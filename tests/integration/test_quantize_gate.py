@@ -15,7 +15,7 @@ from servers import runs, wait_for
 from app.evals.gate_tasks import NAMED_TASKS
 from engine.dispatch.memory_admission import MemoryAdmission
 from engine.errors import InputFault
-from engine.quantize_jobs.gate import Gatekeeper
+from engine.quantize_jobs.gate import GateService
 from engine.quantize_jobs.tasks import TaskSet
 from engine.services import Services
 from quantize.errors import Cancelled
@@ -44,7 +44,7 @@ def tasks(tmp_path_factory):
 def keeper(tmp_path, monkeypatch):
     monkeypatch.setenv("TESSERA_HOME", str(tmp_path / "home"))
     services = Services()
-    yield Gatekeeper(services.placer, MemoryAdmission(services.placer), tmp_path / "cache", NAMED_TASKS)
+    yield GateService(services.placer, MemoryAdmission(services.placer), tmp_path / "cache", NAMED_TASKS)
     services.close()
 
 
@@ -184,13 +184,13 @@ import sys, time
 from pathlib import Path
 from app.evals.gate_tasks import NAMED_TASKS
 from engine.dispatch.memory_admission import MemoryAdmission
-from engine.quantize_jobs.gate import Gatekeeper
+from engine.quantize_jobs.gate import GateService
 from engine.services import Services
 from quantize.evidence import decode
 from quantize.job.execute import quantize
 from quantize.job.request import QuantizeRequest
 services = Services()
-keeper = Gatekeeper(services.placer, MemoryAdmission(services.placer), Path(sys.argv[2]), NAMED_TASKS)
+keeper = GateService(services.placer, MemoryAdmission(services.placer), Path(sys.argv[2]), NAMED_TASKS)
 def tell(progress):
     if progress.phase == "gate" and progress.done >= 20:
         print("there", flush=True)

@@ -267,9 +267,9 @@ class FitPage(Page):
         set_kind(chip, kind)
         self.chips.add(chip)
         if not plan.evidence.sensitivity_sha256:
-            guess = label(self.tr("Guessed from other models"), "chip")
-            guess.setToolTip(self.tr("Balanced and Best measure this one: it may lose several times as much."))
-            self.chips.add(guess)
+            prior = label(self.tr("Guessed from other models"), "chip")
+            prior.setToolTip(self.tr("Balanced and Best measure this one: it may lose several times as much."))
+            self.chips.add(prior)
         measured = [self.tr("Measures with {n} layers on the GPU").format(n=gpu_layers)] if gpu_layers else []
         for text in [*self._facts(plan, forecast), *measured]:
             self.chips.add(label(text, "chip"))

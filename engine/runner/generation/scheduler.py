@@ -5,9 +5,9 @@ import time
 from collections import deque
 from typing import Generic, TypeVar
 
-from engine.runner.generation.effort import EffortLedger
 from engine.runner.generation.request_queue import enqueue
 from engine.runner.generation.sequence import Sequence
+from engine.runner.generation.step_time import StepTimes
 from engine.runner.generation.vocabulary import Vocabulary
 from engine.runner.protocol import Fault
 from engine.types import Event, FinishReason, TokenLogprob
@@ -24,7 +24,7 @@ class BaseScheduler(abc.ABC, Generic[S]):
         self._vocabulary = vocabulary
         self._waiting: deque[S] = deque()
         self._by_id: dict[int, S] = {}
-        self.efforts = EffortLedger()
+        self.step_times = StepTimes()
         self.steps = self.prompt_tokens = self.generated_tokens = self.cached_tokens = 0
 
     @property

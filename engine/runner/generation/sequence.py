@@ -4,10 +4,10 @@ from dataclasses import dataclass, field
 
 from engine.runner.generation.constrain import TokenConstraint
 from engine.runner.generation.drafting import NgramDrafter
-from engine.runner.generation.effort import effort
 from engine.runner.generation.reasoning import ReasoningLimit
 from engine.runner.generation.runaway import NoiseWatch, RepeatWatch
 from engine.runner.generation.sampler import Sampler
+from engine.runner.generation.step_time import step_time
 from engine.runner.generation.text import TextStream
 from engine.runner.generation.times import AnswerTimes
 from engine.runner.protocol import INITIAL_CREDIT
@@ -130,7 +130,7 @@ class Sequence:
                     cached_tokens=self.cached_tokens,
                 ),
                 timings=self.times.timings(
-                    draft_tokens=self.proposed, draft_accepted=self.accepted, effort=effort(self)
+                    draft_tokens=self.proposed, draft_accepted=self.accepted, step_time=step_time(self)
                 ),
                 stop=self.text.stop,
                 runaway=self.runaway if reason == "length" else None,

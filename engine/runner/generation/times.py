@@ -4,7 +4,7 @@ import time
 from array import array
 from dataclasses import dataclass, field
 
-from engine.types import Effort, Timings
+from engine.types import StepTime, Timings
 
 
 @dataclass
@@ -25,7 +25,9 @@ class AnswerTimes:
             self.first_token = now
         self.last_token = now
 
-    def timings(self, *, draft_tokens: int = 0, draft_accepted: int = 0, effort: Effort | None = None) -> Timings:
+    def timings(
+        self, *, draft_tokens: int = 0, draft_accepted: int = 0, step_time: StepTime | None = None
+    ) -> Timings:
         """As they are sent with the end of a request."""
         begun, first = self.admitted or time.monotonic(), self.first_token
         return Timings(
@@ -36,7 +38,7 @@ class AnswerTimes:
             draft_tokens=draft_tokens,
             draft_accepted=draft_accepted,
             itl_s=_percentiles(self.gaps_s),
-            effort=effort,
+            step_time=step_time,
         )
 
 

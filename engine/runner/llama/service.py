@@ -344,7 +344,7 @@ class LlamaRunner(RunnerService[LlamaVocabulary]):
             rss_bytes=psutil.Process().memory_info().rss,
             cache_ram_bytes=self._store.ram_bytes if self._store else 0,
             cache_disk_bytes=self._store.disk_bytes if self._store else 0,
-            all_s=sum(s.efforts.all_s for s in both),
+            all_s=sum(s.step_times.all_s for s in both),
             experts=self._experts.stats() if self._experts is not None else None,
-            own_s={number: seconds for s in both for number, seconds in s.efforts.own_s.items()},
+            own_s={number: seconds for s in both for number, seconds in s.step_times.own_s.items()},
         )

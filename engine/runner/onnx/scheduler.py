@@ -183,7 +183,7 @@ class Scheduler(BaseScheduler[Sequence]):
             slot.generator.append_tokens(np.array(missing + draft, np.int32))
             slot.tokens += missing + draft
             self.steps += 1
-            self.efforts.step(time.monotonic() - begun, [(sequence, len(missing) + len(draft))])
+            self.step_times.step(time.monotonic() - begun, [(sequence, len(missing) + len(draft))])
             if len(slot.tokens) < len(sequence.tokens):
                 return
             rows = self._rows(slot, len(draft) + 1)

@@ -140,6 +140,6 @@ class OnnxRunner(RunnerService[FolderVocabulary]):
             kv_cells_used=used,
             kv_cells_total=total,
             rss_bytes=psutil.Process().memory_info().rss,
-            all_s=s.efforts.all_s if s else 0.0,
-            own_s=dict(s.efforts.own_s) if s else {},
+            all_s=s.step_times.all_s if s else 0.0,
+            own_s=dict(s.step_times.own_s) if s else {},
         )

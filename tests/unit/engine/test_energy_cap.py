@@ -5,7 +5,7 @@ import statistics
 
 import pytest
 
-from engine.energy.cap import LEAST_DUTY, CapKeeper
+from engine.energy.cap import LEAST_DUTY, CapController
 
 IDLE_W, THREAD_W, UNCORE_W = 8.0, 6.0, 3.0
 
@@ -14,18 +14,18 @@ class Computer:
     """Steps draw UNCORE_W and THREAD_W a thread; the meter sees it through a lag of `late_s`, with noise."""
 
     def __init__(self, cap_w, threads=8, seed=0, noise=0.05, late_s=0.5):
-        self.keeper = CapKeeper(cap_w, threads)
+        self.controller = CapController(cap_w, threads)
         self.random, self.noise, self.late_s = random.Random(seed), noise, late_s
         self.seen_w = IDLE_W
         self.others_w = 0.0
         self.true_w, self.work = [], []
 
     def second(self, *, works=True):
-        pace = self.keeper.pace
+        pace = self.controller.pace
         duty = pace.duty if works else 0.0
         true = IDLE_W + self.others_w + duty * (UNCORE_W + THREAD_W * pace.threads)
         self.seen_w += (true - self.seen_w) * min(1.0, 1.0 / max(self.late_s, 1.0))
-        self.keeper.look(1.0, self.seen_w * (1 + self.random.gauss(0, self.noise)), duty)
+        self.controller.look(1.0, self.seen_w * (1 + self.random.gauss(0, self.noise)), duty)
         self.true_w.append(true)
         self.work.append(duty * pace.threads)
 
@@ -56,8 +56,8 @@ def test_fewer_threads_before_long_rests():
     computer = Computer(20.0, noise=0.0)
     computer.run(5, works=False)
     computer.run(40)
-    assert computer.keeper.pace.threads <= 2
-    assert computer.keeper.pace.duty > 0.5
+    assert computer.controller.pace.threads <= 2
+    assert computer.controller.pace.duty > 0.5
 
 
 def test_another_programs_power_makes_room_and_takes_it():
@@ -78,11 +78,11 @@ def test_a_cap_above_everything_holds_nothing_back():
     computer = Computer(200.0)
     computer.run(5, works=False)
     computer.run(20)
-    assert (computer.keeper.pace.threads, computer.keeper.pace.duty) == (8, 1.0)
+    assert (computer.controller.pace.threads, computer.controller.pace.duty) == (8, 1.0)
 
 
 def test_a_cap_below_what_the_computer_draws_at_rest_leaves_a_trickle():
     computer = Computer(5.0, noise=0.0)
     computer.run(5, works=False)
     computer.run(30)
-    assert (computer.keeper.pace.threads, computer.keeper.pace.duty) == (1, LEAST_DUTY)
+    assert (computer.controller.pace.threads, computer.controller.pace.duty) == (1, LEAST_DUTY)

@@ -6,7 +6,7 @@ from typing import Final
 
 from devices.backends.tiles import ATTENTION
 from engine.runner.generation.draft_length import ROWS_AT_ONCE, StepCost
-from engine.runner.generation.effort import ANSWER_ROWS
+from engine.runner.generation.step_time import ANSWER_ROWS
 from engine.runner.llama.batch.threads import BatchThreads
 from engine.runner.llama.native.model import LoadedModel
 from engine.runner.llama.sequence import LlamaSequence

@@ -226,7 +226,7 @@ class Scheduler(BaseScheduler[LlamaSequence]):
         runs = self._batch.runs()
         for seq_id, tokens in runs:
             self._kv.commit(owners[seq_id][1], tokens, alone=len(runs) == 1)
-        self.efforts.step(seconds, ((owners[seq_id][0], len(tokens)) for seq_id, tokens in runs))
+        self.step_times.step(seconds, ((owners[seq_id][0], len(tokens)) for seq_id, tokens in runs))
 
     def _sample(self, out: list[Output]) -> None:
         rows, now = None, 0.0

@@ -13,7 +13,7 @@ from engine.generation_hooks import GenerationHooks
 from engine.runner.protocol import Stats
 from engine.server.energy import EnergyService
 from engine.server.openai.stream import timings_body
-from engine.types import Done, Effort, Timings
+from engine.types import Done, StepTime, Timings
 from engine.types import Usage as Tokens
 
 
@@ -43,8 +43,8 @@ def desk_with(active=1):
 
 
 def done(own_s, tokens=100):
-    effort = Effort(number=4, own_s=own_s, all_s=own_s)
-    return Done(finish_reason="stop", usage=Tokens(completion_tokens=tokens), timings=Timings(effort=effort))
+    step_time = StepTime(number=4, own_s=own_s, all_s=own_s)
+    return Done(finish_reason="stop", usage=Tokens(completion_tokens=tokens), timings=Timings(step_time=step_time))
 
 
 def test_an_answer_is_told_its_joules_and_its_placement_learns():

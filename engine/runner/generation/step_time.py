@@ -4,7 +4,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Final, Protocol
 
-from engine.types import Effort
+from engine.types import StepTime
 
 # A row of an answer takes as long as this many of a prompt: it is also multiplied by the output matrix, and looks
 # at more text. Measured: docs/log.md, engine.
@@ -27,7 +27,7 @@ class Worked(Protocol):
     def n_generated(self) -> int: ...
 
 
-class EffortLedger:
+class StepTimes:
     """The seconds of all steps so far; every step's are added to the requests in it. `own_s`: those by number."""
 
     def __init__(self) -> None:
@@ -53,6 +53,6 @@ def _answers(request: Worked, rows: int) -> bool:
     return request.n_generated > 0 and rows <= 1 + len(request.draft)
 
 
-def effort(request: Worked) -> Effort:
+def step_time(request: Worked) -> StepTime:
     """As it is sent with the end of a request."""
-    return Effort(number=request.id, own_s=request.own_s, all_s=request.all_s)
+    return StepTime(number=request.id, own_s=request.own_s, all_s=request.all_s)
