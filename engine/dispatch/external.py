@@ -2,13 +2,14 @@
 
 from typing import Final
 
-from devices.errors import Overdrawn
+import msgspec
+
 from devices.memory import Ledger
 from devices.types import Machine
 from engine.dispatch.types import Placement
-from engine.dispatch.vllm import admit_vllm, place_vllm, vllm_report
+from engine.dispatch.vllm import place_vllm, vllm_claim
 from engine.fit.need import CPU
-from engine.fit.report import ledger_amounts, overdraft, refusal
+from engine.fit.report import claim, overdraft
 from engine.fit.types import FitReport, Need, Part
 from engine.flm.detect import PREFIX, FlmModel, installed_model, tag_of
 from engine.reasons import Reason, because
@@ -67,40 +68,32 @@ def flm_need(settings: LoadSettings, model: FlmModel) -> Need:
 
 def admit_external(model_id: str, settings: LoadSettings, machine: Machine, ledger: Ledger) -> None:
     """Reserve what a load takes here; an upstream's takes nothing. Raises: NotEnoughMemory, BadModelFile."""
+    if settings.path.startswith(UPSTREAM):
+        return
     if settings.path.startswith(VLLM):
-        admit_vllm(model_id, settings, machine, ledger)
-    elif settings.path.startswith(PREFIX):
-        _admit_flm(model_id, settings, machine, ledger)
+        need, key = vllm_claim(settings, machine)
+    else:
+        need, key = flm_need(settings, installed_model(tag_of(settings.path))), "flm|npu"
+
+    def report() -> FitReport:
+        placed = place_external(settings, machine, ledger, model_id)
+        return external_report(model_id, msgspec.structs.replace(placed, need=need, fits=False), machine, ledger)
+
+    claim(model_id, need, key, machine, ledger, report)
 
 
 def external_report(model_id: str, placement: Placement, machine: Machine, ledger: Ledger) -> FitReport:
     """Whether it fits now; another server's always does."""
-    if placement.settings.path.startswith(VLLM):
-        return vllm_report(model_id, placement, machine, ledger)
-    if placement.settings.path.startswith(PREFIX):
-        return flm_report(model_id, placement, machine, ledger)
-    return FitReport(model=model_id, fits=True, need=placement.need, available_bytes={}, largest_context=0)
-
-
-def _admit_flm(model_id: str, settings: LoadSettings, machine: Machine, ledger: Ledger) -> None:
-    need = flm_need(settings, installed_model(tag_of(settings.path)))
-    try:
-        ledger.reserve(model_id, ledger_amounts(need), "flm|npu", parts=need.by_purpose())
-    except Overdrawn as error:
-        report = flm_report(model_id, place_external(settings, machine, ledger, model_id), machine, ledger)
-        raise refusal(report, {d.id: d.name for d in machine.devices}) from error
-
-
-def flm_report(model_id: str, placement: Placement, machine: Machine, ledger: Ledger) -> FitReport:
-    """Whether it fits now."""
-    free = ledger.available(CPU, machine, exclude=model_id)
+    need, path = placement.need, placement.settings.path
+    if path.startswith(UPSTREAM):
+        return FitReport(model=model_id, fits=True, need=need, available_bytes={}, largest_context=0)
     return FitReport(
         model=model_id,
         fits=placement.fits,
-        need=placement.need,
-        available_bytes={CPU: free},
-        largest_context=placement.need.n_ctx if placement.fits else 0,
-        notes=(because("flm_cache"),),
+        need=need,
+        available_bytes={device: ledger.available(device, machine, exclude=model_id) for device in need.devices},
+        largest_context=need.n_ctx if placement.fits else 0,
+        notes=(because("vllm_memory" if path.startswith(VLLM) else "flm_cache"),),
     )
 
 

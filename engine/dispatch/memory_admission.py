@@ -35,7 +35,8 @@ from engine.errors import (
     exhausted,
 )
 from engine.fit.need import exact_parts
-from engine.fit.report import fit_report, ledger_amounts, refusal
+from engine.fit.report import claim, fit_report, ledger_amounts
+from engine.fit.types import FitReport
 from engine.flm.detect import PREFIX
 from engine.reasons import because
 from engine.runner.buffers import BufferLog
@@ -103,17 +104,13 @@ class MemoryAdmission:
         if settings.remotes or (gpu is None and need.total_bytes > PLENTY_FRAC * free):
             run = self._placer.dry_run(settings)
             need = self._placer.need(shape, settings, machine, gpu, backend, run)
-        try:
-            self._ledger.reserve(
-                model_id, ledger_amounts(need), audit_key(shape, backend), need.resident_bytes, need.by_purpose()
-            )
-        except Overdrawn as error:
-            if settings.remotes:
-                raise NotEnoughMemory(error.needed_bytes, error.available_bytes, error.pool) from error
-            names = {d.id: d.name for d in machine.devices}
+
+        def report() -> FitReport:
             measured = (settings, run) if run else None
-            report = fit_report(model_id, shape, settings, machine, self._ledger, gpu=gpu, measured=measured)
-            raise refusal(report, names) from error
+            return fit_report(model_id, shape, settings, machine, self._ledger, gpu=gpu, measured=measured)
+
+        key = audit_key(shape, backend)
+        claim(model_id, need, key, machine, self._ledger, None if settings.remotes else report)
         whole = not settings.remotes and (gpu is None or settings.n_gpu_layers > len(shape.layers))
         self._loads[model_id] = _Load(
             settings=settings,

@@ -8,13 +8,12 @@ from typing import Final
 import msgspec
 import psutil
 
-from devices.errors import Overdrawn
 from devices.memory import Ledger
 from devices.types import Device, Machine
 from engine.dispatch.npu_rule import busy_igpu, expected_power, why_npu
 from engine.dispatch.types import Alternative, Overrides, Placement
 from engine.errors import BadModelFile
-from engine.fit.report import ledger_amounts, overdraft, refusal
+from engine.fit.report import claim, overdraft
 from engine.fit.types import FitReport, Need, Part
 from engine.onnx.folder import OnnxFolder, read_folder
 from engine.onnx.providers import ADAPTERS, UNTRIED, Adapter, adapter_of
@@ -162,15 +161,15 @@ def admit(model_id: str, settings: LoadSettings, machine: Machine, ledger: Ledge
     """Reserve what a load takes. Raises: NotEnoughMemory, BadModelFile."""
     folder = folder_at(settings.path)
     need = onnx_need(folder, settings)
-    try:
-        ledger.reserve(model_id, ledger_amounts(need), f"{folder.architecture}|onnx", parts=need.by_purpose())
-    except Overdrawn as error:
+
+    def report() -> FitReport:
         placement = Placement(
             device="cpu", device_name="", backend="onnx", n_layers=folder.layers, settings=settings, need=need,
             fits=False,
         )  # fmt: skip
-        names = {d.id: d.name for d in machine.devices}
-        raise refusal(folder_report(model_id, placement, machine, ledger), names) from error
+        return folder_report(model_id, placement, machine, ledger)
+
+    claim(model_id, need, f"{folder.architecture}|onnx", machine, ledger, report)
 
 
 def _compiled(folder: OnnxFolder, adapter: Adapter, npus: list[Device], environ: Mapping[str, str]) -> Choice:

@@ -180,20 +180,13 @@ class Placer:
     ) -> Placement:
         """The tuned settings where they fit now; else the placement says why not."""
         settings = tuned_settings(tuned, placement.settings, overrides)
-        gpu, backend = offload_target(settings, machine)
-        need = self.need(shape, settings, machine, gpu, backend)
-        if settings.devices and gpu is None:
+        moved = self._with_settings(placement, shape, settings, machine)
+        if settings.devices and moved.device == "cpu":
             return _because(placement, because("tuned_elsewhere", device=settings.devices[0]))
-        if overdraft(self.ledger, need, model_id) is not None:
+        if overdraft(self.ledger, moved.need, model_id) is not None:
             return _because(placement, because("tuned_fits_not"))
-        device = machine.device(gpu or "cpu")
         return msgspec.structs.replace(
-            placement,
-            device=gpu or "cpu",
-            device_name=device.name if device else placement.device_name,
-            backend=backend,
-            settings=settings,
-            need=need,
+            moved,
             fits=True,
             decode_tok_s=round(tuned.decode_tok_s, 1),
             basis="measured",
@@ -207,20 +200,13 @@ class Placer:
         if not args:
             return placement
         settings = decided(placement.settings)
-        gpu, backend = offload_target(settings, machine)
-        if settings.devices and gpu is None:
+        moved = self._with_settings(placement, shape, settings, machine)
+        if settings.devices and moved.device == "cpu":
             raise InputFault(because("engine_args_device", device=settings.devices[0]), "engine_args.devices")
-        need = self.need(shape, settings, machine, gpu, backend)
-        device = machine.device(gpu or "cpu")
         arguments = tuple(f"{name} {value}" for name, value in args.items())
         return msgspec.structs.replace(
-            placement,
-            device=gpu or "cpu",
-            device_name=device.name if device else placement.device_name,
-            backend=backend,
-            settings=settings,
-            need=need,
-            fits=overdraft(self.ledger, need, model_id) is None,
+            moved,
+            fits=overdraft(self.ledger, moved.need, model_id) is None,
             reasons=(*placement.reasons, because("engine_arguments", arguments=arguments)),
         )
 
@@ -256,19 +242,24 @@ class Placer:
         fallback = self.sound(placement.settings, shape) if verdict is not None and verdict.wrong else None
         if verdict is None or fallback is None:
             return placement
-        gpu, backend = offload_target(fallback.settings, machine)
-        device = machine.device(gpu or "cpu")
         reason = because("wrong_results", what=verdict.what, change=fallback.change)
         if verdict.operations:
             reason = because("wrong_results_of", **reason.values, operations=verdict.operations)
+        return _because(self._with_settings(placement, shape, fallback.settings, machine), reason)
+
+    def _with_settings(
+        self, placement: Placement, shape: ModelShape, settings: LoadSettings, machine: Machine
+    ) -> Placement:
+        """The placement with other settings, where they put the model and what that takes."""
+        gpu, backend = offload_target(settings, machine)
+        device = machine.device(gpu or "cpu")
         return msgspec.structs.replace(
             placement,
             device=gpu or "cpu",
             device_name=device.name if device else placement.device_name,
             backend=backend,
-            settings=fallback.settings,
-            need=self.need(shape, fallback.settings, machine, gpu, backend),
-            reasons=(*placement.reasons, reason),
+            settings=settings,
+            need=self.need(shape, settings, machine, gpu, backend),
         )
 
     def _with_prefixes(self, model_id: str, placement: Placement, wanted_bytes: int, machine: Machine) -> Placement:

@@ -5,14 +5,13 @@ from typing import Final
 
 import msgspec
 
-from devices.errors import Overdrawn
 from devices.learned import learned
 from devices.memory import Ledger
 from devices.types import Device, Machine
 from engine.dispatch.types import Placement
 from engine.fit.need import CPU
-from engine.fit.report import ledger_amounts, overdraft, refusal
-from engine.fit.types import FitReport, Need, Part
+from engine.fit.report import overdraft
+from engine.fit.types import Need, Part
 from engine.reasons import because
 from engine.runner.protocol import LoadSettings
 from engine.vllm.detect import VllmModel, describe, folder_of
@@ -80,32 +79,10 @@ def cache_gib(settings: LoadSettings, model: VllmModel) -> int:
     return max(1, math.ceil(settings.kv_cells * model.token_bytes / GIB))
 
 
-def admit_vllm(model_id: str, settings: LoadSettings, machine: Machine, ledger: Ledger) -> None:
-    """Reserve what a load takes. Raises: NotEnoughMemory, BadModelFile."""
+def vllm_claim(settings: LoadSettings, machine: Machine) -> tuple[Need, str]:
+    """What a load takes, and the key its measurements are kept under. Raises: BadModelFile."""
     gpu = next((d for i, d in enumerate(_gpus(machine)) if settings.provider == f"cuda:{i}"), None)
-    need = vllm_need(settings, describe(folder_of(settings.path)), gpu)
-    try:
-        ledger.reserve(
-            model_id, ledger_amounts(need), f"vllm|{gpu.id if gpu else CPU}", need.resident_bytes, need.by_purpose()
-        )
-    except Overdrawn as error:
-        placement = msgspec.structs.replace(place_vllm(settings, machine, ledger, model_id), need=need, fits=False)
-        raise refusal(
-            vllm_report(model_id, placement, machine, ledger), {d.id: d.name for d in machine.devices}
-        ) from error
-
-
-def vllm_report(model_id: str, placement: Placement, machine: Machine, ledger: Ledger) -> FitReport:
-    """Whether it fits now."""
-    free = {device: ledger.available(device, machine, exclude=model_id) for device in placement.need.devices}
-    return FitReport(
-        model=model_id,
-        fits=placement.fits,
-        need=placement.need,
-        available_bytes=free,
-        largest_context=placement.need.n_ctx if placement.fits else 0,
-        notes=(because("vllm_memory"),),
-    )
+    return vllm_need(settings, describe(folder_of(settings.path)), gpu), f"vllm|{gpu.id if gpu else CPU}"
 
 
 def _gpus(machine: Machine) -> list[Device]:

@@ -1,6 +1,6 @@
 """Does it fit this machine: the whole answer for one model and one placement."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -86,6 +86,21 @@ def overdraft(ledger: Ledger, need: Need, owner: str = "") -> Overdrawn | None:
     except Overdrawn as error:
         return error
     return None
+
+
+def claim(
+    owner: str, need: Need, key: str, machine: Machine, ledger: Ledger, report: Callable[[], FitReport] | None
+) -> None:
+    """Reserve what a load takes; `key` groups loads whose errors are alike.
+
+    Raises: NotEnoughMemory: what `report` says is missing; without one, what the ledger lacks.
+    """
+    try:
+        ledger.reserve(owner, ledger_amounts(need), key, need.resident_bytes, need.by_purpose())
+    except Overdrawn as error:
+        if report is None:
+            raise NotEnoughMemory(error.needed_bytes, error.available_bytes, error.pool) from error
+        raise refusal(report(), {d.id: d.name for d in machine.devices}) from error
 
 
 def refusal(report: FitReport, device_names: Mapping[str, str]) -> NotEnoughMemory:
