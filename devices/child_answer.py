@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 MAX_OUTPUT_BYTES = 1 << 20
@@ -12,6 +12,17 @@ def write_answer(answer: Mapping[str, Any]) -> None:
     """Write the answer; `error` in it says why there is no other."""
     sys.stdout.write(json.dumps(answer) + "\n")
     sys.stdout.flush()
+
+
+def answer_with(find: Callable[[], Mapping[str, Any]], *errors: type[Exception]) -> int:
+    """Write what `find` finds, or which of `errors` stopped it; returns the exit code of the child."""
+    try:
+        found = find()
+    except errors as error:
+        write_answer({"error": str(error)})
+        return 1
+    write_answer(found)
+    return 0
 
 
 def answer_in(stdout: bytes) -> Mapping[str, Any] | None:

@@ -1,4 +1,4 @@
-"""What the pool asks before, during and after a load: the memory ledger, or a stand-in that admits everything."""
+"""What the pool asks before, during and after a load: the memory ledger."""
 
 from typing import Protocol
 
@@ -10,7 +10,7 @@ from engine.types import DeviceCheck
 
 
 class Admission(Protocol):
-    """Decides whether a model fits beside those that are loaded: the memory ledger, or a stand-in."""
+    """Decides whether a model fits beside those that are loaded."""
 
     async def reserve(self, model_id: str, settings: LoadSettings) -> None:
         """Reserve memory. Raises: NotEnoughMemory."""
@@ -55,41 +55,3 @@ class Admission(Protocol):
     def release(self, model_id: str) -> None:
         """The model's memory is free again."""
         ...
-
-
-class Unlimited:
-    """Admits every model."""
-
-    async def reserve(self, model_id: str, settings: LoadSettings) -> None:
-        """Nothing is refused."""
-
-    async def widen(self, model_id: str, settings: LoadSettings) -> None:
-        """Nothing is refused."""
-
-    async def to_load(self, settings: LoadSettings) -> LoadSettings:
-        """Nothing is compared."""
-        return settings
-
-    async def compared(self, settings: LoadSettings, check: DeviceCheck | None) -> None:
-        """Nothing is remembered."""
-
-    async def retry(self, model_id: str, settings: LoadSettings, error: EngineError) -> Fallback | None:
-        """Nothing else is tried."""
-
-    def proven(self, model_id: str) -> None:
-        """Nothing is remembered."""
-
-    def attach(self, model_id: str, pid: int, buffers: BufferLog) -> None:
-        """Nothing is counted."""
-
-    def observed(self, model_id: str, tokens: int, decode_s: float) -> None:
-        """Nothing is learnt."""
-
-    def answered(self, model_id: str, tokens: int, depth: float, at_once: int) -> None:
-        """Nothing is learnt."""
-
-    async def unloading(self, model_id: str, kept_bytes: int) -> None:
-        """Nothing is measured."""
-
-    def release(self, model_id: str) -> None:
-        """Nothing was counted."""

@@ -11,13 +11,12 @@ from typing import Final
 
 import msgspec
 
-from engine.admission import Admission, Unlimited
+from engine.admission import Admission
 from engine.errors import BadModelFile, EngineError, EnvironmentFault, ModelNotLoaded, NotEnoughMemory, RunnerDied
 from engine.generation_hooks import GenerationHooks
 from engine.loaded_model import MAX_CRASHES, REMOTE, SPREAD, LoadedModel, QueueTicket, Runner
 from engine.phases import Phases
-from engine.resolving import Elsewhere, Here, ModelSource, Resolved
-from engine.runner.process import RunnerProcess
+from engine.resolving import Elsewhere, ModelSource, Resolved
 from engine.runner.protocol import LoadSettings
 from engine.time_spent import current_clock
 from engine.types import Event, GenerationRequest, Started
@@ -46,16 +45,16 @@ class Pool:
     def __init__(
         self,
         source: ModelSource,
-        start: Starter = RunnerProcess.start,
-        admission: Admission | None = None,
-        ttl_s: float | None = None,
-        max_models: int | None = None,
-        elsewhere: Elsewhere | None = None,
+        start: Starter,
+        admission: Admission,
+        elsewhere: Elsewhere,
+        ttl_s: float | None,
+        max_models: int | None,
     ) -> None:
         self._source = source
-        self._elsewhere = elsewhere or Here()
+        self._elsewhere = elsewhere
         self._start = start
-        self._admission = admission or Unlimited()
+        self._admission = admission
         self._ttl_s = ttl_s
         self._max_models = max_models
         self._models: dict[str, LoadedModel] = {}

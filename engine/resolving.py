@@ -44,13 +44,3 @@ class Elsewhere(Protocol):
     def relief(self, model_id: str, queued: int | None) -> Resolved | None:
         """Where a request goes that would wait behind `queued` others; None: its model does not fit here."""
         ...
-
-
-class Here:
-    """No rules: all is answered here."""
-
-    def always(self, _: str) -> Resolved | None:
-        return None
-
-    def relief(self, *_: object) -> Resolved | None:
-        return None

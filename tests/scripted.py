@@ -15,7 +15,6 @@ from engine.dispatch.placer import Placer
 from engine.dispatch.resources import open_resources
 from engine.library.catalogue import Catalogue
 from engine.paths import Paths
-from engine.pool import Pool
 from engine.runner.command import runner_environment
 from engine.runner.process import RunnerProcess
 from engine.server.app import create_app
@@ -23,6 +22,7 @@ from engine.server.auth import Access
 from engine.server.models import ServedModels
 from engine.server.state import ServerState
 from engine.settings.aliases import Aliases
+from tests.free_pool import FreePool
 
 TOKEN = "management-token"
 HERE = Path(__file__).resolve().parent
@@ -79,7 +79,7 @@ class ScriptedServer:
         admission = MemoryAdmission(placer) if dispatched else None
         self.state = ServerState(
             models=models,
-            pool=Pool(models, starter(self.folder), admission),
+            pool=FreePool(models, starter(self.folder), admission),
             access=access or Access(TOKEN),
             placer=placer,
             paths=paths,

@@ -2,6 +2,7 @@
 
 import contextlib
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,40 +19,36 @@ _SECONDS = {"": 1, "s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
 
 
-class Size(click.ParamType[int]):
-    """Bytes: 4.5GB, 4200MiB, 5000000B or 5000000."""
+class _Measure(click.ParamType[float]):
+    """A number above 0 with one of `units`."""
 
-    name = "size"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Bytes, rounded down."""
-        if isinstance(value, int):
-            return value
-        match = _SIZE.fullmatch(str(value))
-        if match is None or match[2].lower() not in _UNITS:
-            self.fail(f"{value!r} is no size; write 4.5GB, 4200MiB or 5000000B", param, ctx)
-        result = int(float(match[1]) * _UNITS[match[2].lower()])
-        if result <= 0:
-            self.fail("the size must be above 0", param, ctx)
-        return result
-
-
-class Duration(click.ParamType[float]):
-    """Seconds: 10min, 90s, 2h, 1.5h or 600."""
-
-    name = "time"
+    units: Mapping[str, int]
+    examples: str
+    number: type[float]
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Seconds."""
+        """In the smallest unit."""
         if isinstance(value, int | float):
-            return float(value)
+            return value
         match = _SIZE.fullmatch(str(value))
-        if match is None or match[2].lower() not in _SECONDS:
-            self.fail(f"{value!r} is no time; write 10min, 90s or 2h", param, ctx)
-        result = float(match[1]) * _SECONDS[match[2].lower()]
+        if match is None or match[2].lower() not in self.units:
+            self.fail(f"{value!r} is no {self.name}; write {self.examples}", param, ctx)
+        result = self.number(float(match[1]) * self.units[match[2].lower()])
         if result <= 0:
-            self.fail("the time must be above 0", param, ctx)
+            self.fail(f"the {self.name} must be above 0", param, ctx)
         return result
+
+
+class Size(_Measure):
+    """Bytes, rounded down: 4.5GB, 4200MiB, 5000000B or 5000000."""
+
+    name, units, examples, number = "size", _UNITS, "4.5GB, 4200MiB or 5000000B", int
+
+
+class Duration(_Measure):
+    """Seconds: 10min, 90s, 2h, 1.5h or 600."""
+
+    name, units, examples, number = "time", _SECONDS, "10min, 90s or 2h", float
 
 
 class RoundingOption(click.Choice[str]):

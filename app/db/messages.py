@@ -122,31 +122,8 @@ def of_conversation(connection: apsw.Connection, conversation_id: int) -> list[M
         (conversation_id,),
     )
     return [
-        Message(
-            message_id,
-            in_conversation,
-            parent_id,
-            role,
-            content,
-            reasoning,
-            status,
-            model,
-            json.loads(facts),
-            tuple(attached.get(message_id, ())),
-            created_s,
-        )
-        for (
-            message_id,
-            in_conversation,
-            parent_id,
-            role,
-            content,
-            reasoning,
-            status,
-            model,
-            facts,
-            created_s,
-        ) in rows
+        Message(*(message_id, *plain, json.loads(facts), tuple(attached.get(message_id, ())), created_s))
+        for message_id, *plain, facts, created_s in rows
     ]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from devices.backends.libraries import best_variant, ggml_library
 from devices.backends.symbols import ggml_functions
-from devices.child_answer import write_answer
+from devices.child_answer import answer_with
 
 DEVICE_KINDS = {0: "cpu", 1: "gpu", 2: "igpu", 3: "accel"}
 TRIAL_BYTES = 1 << 20
@@ -110,13 +110,7 @@ def report(folder: Path, libraries: list[str]) -> dict[str, object]:
 
 def main() -> int:
     """Print the report, or the reason there is none."""
-    try:
-        found = report(Path(sys.argv[1]), sys.argv[2:])
-    except (OSError, AttributeError) as error:
-        write_answer({"error": str(error)})
-        return 1
-    write_answer(found)
-    return 0
+    return answer_with(lambda: report(Path(sys.argv[1]), sys.argv[2:]), OSError, AttributeError)
 
 
 if __name__ == "__main__":

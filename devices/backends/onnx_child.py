@@ -3,7 +3,7 @@
 import os
 import sys
 
-from devices.child_answer import write_answer
+from devices.child_answer import answer_with
 
 # The official wheels send telemetry unless this is set before the import.
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
@@ -35,13 +35,7 @@ def report() -> dict[str, object]:
 
 def main() -> int:
     """Print the report, or the reason there is none."""
-    try:
-        found = report()
-    except (ImportError, OSError, RuntimeError) as error:
-        write_answer({"error": str(error)})
-        return 1
-    write_answer(found)
-    return 0
+    return answer_with(report, ImportError, OSError, RuntimeError)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from msgspec.structs import asdict
 
 from devices.backends.child import run_child
 from devices.backends.openvino import environment, offered, target_of
-from devices.child_answer import write_answer
+from devices.child_answer import answer_with
 from devices.child_command import child_command
 
 # Each device is opened beside the others' time: an NPU's driver starts within a second.
@@ -37,13 +37,7 @@ def report(folder: str, library: str) -> dict[str, object]:
 
 def main() -> int:
     """Print the report, or the reason there is none."""
-    try:
-        found = report(sys.argv[1], sys.argv[2])
-    except OSError as error:
-        write_answer({"error": str(error)})
-        return 1
-    write_answer(found)
-    return 0
+    return answer_with(lambda: report(sys.argv[1], sys.argv[2]), OSError)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import msgspec
 
 from devices.backends.libraries import ggml_library
 from devices.backends.symbols import ggml_functions
-from devices.child_answer import write_answer
+from devices.child_answer import answer_with
 from devices.errors import PackRefused
 from devices.kernel_packs.manifest import Manifest, this_platform
 
@@ -81,17 +81,15 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split(".") if part.isdigit())
 
 
+def _version_in(folder: Path) -> dict[str, str]:
+    ggml = ggml_functions(ctypes.CDLL(str(ggml_library(folder))), folder)
+    ggml.ggml_version.restype = ctypes.c_char_p
+    return {"ggml_version": (ggml.ggml_version() or b"").decode()}
+
+
 def main() -> int:
     """Print the version of the ggml in a folder."""
-    try:
-        folder = Path(sys.argv[1])
-        ggml = ggml_functions(ctypes.CDLL(str(ggml_library(folder))), folder)
-        ggml.ggml_version.restype = ctypes.c_char_p
-        answer = {"ggml_version": (ggml.ggml_version() or b"").decode()}
-    except (OSError, AttributeError) as error:
-        answer = {"error": str(error)}
-    write_answer(answer)
-    return 0
+    return answer_with(lambda: _version_in(Path(sys.argv[1])), OSError, AttributeError)
 
 
 if __name__ == "__main__":

@@ -70,5 +70,5 @@ def open_model_side(options: ServeOptions, spare: SpareRunner) -> ModelSide:
             return RemoteRunner(await spare.take(ENGINE, path), remotes)
         return await spare.take(engine, path)
 
-    pool = Pool(models, start, admission, options.ttl_s, options.max_models, models)
+    pool = Pool(models, start, admission, models, options.ttl_s, options.max_models)
     return ModelSide(models, pool, placer, admission, links, remotes)

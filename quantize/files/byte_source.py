@@ -5,9 +5,12 @@ import stat
 import struct
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from quantize.errors import BadFile, IncompleteFile, Unreadable
+
+if TYPE_CHECKING:
+    import numpy as np
 
 _CHUNK_BYTES = 64 * 1024
 _MAX_CHUNK_BYTES = 2 * 1024 * 1024
@@ -175,3 +178,13 @@ class Window:
                 index += 8 + unpack(buffer, index)[0]
                 done += 1
             self.skip(index - self.index)
+
+
+def mapped_bytes(path: str, offset: int, nbytes: int) -> "np.ndarray[Any, Any]":
+    """Bytes of a file as a read-only map, shape (nbytes,) uint8.
+
+    Only for child processes: a file that shrinks while mapped kills the process that touches it.
+    """
+    import numpy as np  # noqa: PLC0415 - whoever reads headers only does without
+
+    return np.memmap(path, np.uint8, "r", offset, (nbytes,)) if nbytes else np.empty(0, np.uint8)

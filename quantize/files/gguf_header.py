@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from quantize.errors import BadFile
-from quantize.files.byte_source import ByteSource
+from quantize.files.byte_source import ByteSource, mapped_bytes
 from quantize.ggml_types import GgmlType
 
 if TYPE_CHECKING:
@@ -174,12 +174,5 @@ class GgufFile:
         return value if isinstance(value, int) and not isinstance(value, bool) else None
 
     def tensor_bytes(self, tensor: TensorInfo) -> "np.ndarray[Any, Any]":
-        """The data as a read-only map, shape (nbytes,) uint8.
-
-        Only for child processes: a file that shrinks while mapped kills the process that touches it.
-        """
-        import numpy as np  # noqa: PLC0415 - whoever reads headers only does without
-
-        if tensor.nbytes == 0:
-            return np.empty(0, np.uint8)
-        return np.memmap(self.name, np.uint8, "r", tensor.offset, (tensor.nbytes,))
+        """The data as `mapped_bytes` gives it."""
+        return mapped_bytes(self.name, tensor.offset, tensor.nbytes)

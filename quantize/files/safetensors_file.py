@@ -12,7 +12,7 @@ import msgspec
 
 from devices.learned import learned
 from quantize.errors import BadFile, IncompleteFile, RefusedFormat
-from quantize.files.byte_source import ByteSource, FileSource
+from quantize.files.byte_source import ByteSource, FileSource, mapped_bytes
 
 if TYPE_CHECKING:
     import numpy as np
@@ -64,12 +64,8 @@ class SafetensorsFile:
     tensors: tuple[SafetensorInfo, ...] = field(repr=False)
 
     def tensor_bytes(self, tensor: SafetensorInfo) -> "np.ndarray[Any, Any]":
-        """The data as a read-only map, shape (nbytes,) uint8; only for child processes (see gguf_file)."""
-        import numpy as np  # noqa: PLC0415 - whoever reads headers only does without
-
-        if tensor.nbytes == 0:
-            return np.empty(0, np.uint8)
-        return np.memmap(self.name, np.uint8, "r", tensor.offset, (tensor.nbytes,))
+        """The data as `mapped_bytes` gives it."""
+        return mapped_bytes(self.name, tensor.offset, tensor.nbytes)
 
 
 class SafetensorsModel(msgspec.Struct, frozen=True):

@@ -15,12 +15,12 @@ from engine.dispatch.placer import Placer
 from engine.dispatch.resources import open_resources
 from engine.errors import NotEnoughMemory, RunnerDied
 from engine.paths import Paths
-from engine.pool import Pool
 from engine.resolving import Resolved
 from engine.runner.buffers import BufferLog
 from engine.runner.protocol import LoadSettings
 from engine.types import Delta, GenerationRequest, ModelFacts, Started
 from engine.wording import command
+from tests.free_pool import FreePool
 from tests.machines import machines
 from tests.shapes import scaled, write_shape
 
@@ -100,7 +100,7 @@ def test_under_ulimit_v(path, tmp_path, limit_gib, n_ctx):
 
 def test_on_a_shrunken_machine_with_three_ways_out(path, paths):
     admission = MemoryAdmission(placer_with(paths, 600))
-    pool = Pool(Source(path, n_ctx=32768, n_parallel=4), never, admission)
+    pool = FreePool(Source(path, n_ctx=32768, n_parallel=4), never, admission)
     with pytest.raises(NotEnoughMemory) as refused:
         asyncio.run(_acquire(pool))
     error = refused.value
@@ -174,7 +174,7 @@ def test_the_ladder_is_climbed_down_told_and_remembered(path, paths):
 
     async def scenario():
         placer = placer_with(paths, 3000)
-        pool = Pool(Source(path, n_ctx=1024), start, MemoryAdmission(placer))
+        pool = FreePool(Source(path, n_ctx=1024), start, MemoryAdmission(placer))
         model = await pool.acquire("m")
         notes = list(model.notes)
         await pool.close()
@@ -197,7 +197,7 @@ def generating(path, paths, generates, requests=1):
         return Dying(lambda s: True, seen, generates)
 
     async def scenario():
-        pool = Pool(Source(path, n_ctx=1024), start, MemoryAdmission(placer))
+        pool = FreePool(Source(path, n_ctx=1024), start, MemoryAdmission(placer))
         model = await pool.acquire("m")
 
         async def ask():
@@ -254,7 +254,7 @@ def test_a_runner_that_has_generated_is_not_changed_when_it_dies(path, paths):
         return Dying(lambda s: True, seen, generates)
 
     async def scenario():
-        pool = Pool(Source(path, n_ctx=1024), start, MemoryAdmission(placer))
+        pool = FreePool(Source(path, n_ctx=1024), start, MemoryAdmission(placer))
         for _ in range(3):
             model = await pool.acquire("m")
             try:
@@ -294,7 +294,7 @@ def test_when_nothing_helps_the_last_failure_is_raised(path, paths):
     async def start(engine, model_path):
         return Dying(lambda s: False, seen)
 
-    pool = Pool(Source(path, n_ctx=1024), start, MemoryAdmission(placer_with(paths, 3000)))
+    pool = FreePool(Source(path, n_ctx=1024), start, MemoryAdmission(placer_with(paths, 3000)))
     with pytest.raises(RunnerDied):
         asyncio.run(_acquire(pool))
     assert len(seen) == len({json.dumps([s.n_ubatch, s.repack, s.use_mmap]) for s in seen})

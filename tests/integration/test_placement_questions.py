@@ -13,8 +13,8 @@ from engine.dispatch.placer import Placer
 from engine.dispatch.resources import open_resources
 from engine.errors import NotEnoughMemory
 from engine.library.catalogue import Catalogue
-from engine.pool import Pool
 from engine.server.models import ServedModels
+from tests.free_pool import FreePool
 from tests.machines import machines
 from tests.shapes import scaled, write_shape
 
@@ -69,7 +69,7 @@ def test_a_context_that_does_not_fit_is_refused_before_anything_is_loaded(home):
     async def ask():
         placer = Placer(open_resources(paths, MachineState(small)))
         models = ServedModels(lambda: Catalogue(paths), choose=placer.choose)
-        pool = Pool(models, never, MemoryAdmission(placer))
+        pool = FreePool(models, never, MemoryAdmission(placer))
         try:
             await pool.acquire("long", min_ctx=131072)
         finally:

@@ -9,13 +9,12 @@ import httpx2
 import pytest
 from scripted import TOKEN, ScriptedServer, starter
 
-from engine.admission import Unlimited
 from engine.errors import InputFault, NotEnoughMemory
-from engine.pool import Pool
 from engine.resolving import Resolved
 from engine.runner.protocol import LoadSettings
 from engine.server import sse
 from engine.settings.aliases import Aliases
+from tests.free_pool import FreePool, Unlimited
 
 MANAGE = {"authorization": f"Bearer {TOKEN}"}
 
@@ -129,7 +128,7 @@ def run(coroutine):
 
 def test_the_idle_model_used_longest_ago_makes_room(tmp_path):
     async def scenario():
-        pool = Pool(Source(), starter(tmp_path), admission=OneFits())
+        pool = FreePool(Source(), starter(tmp_path), admission=OneFits())
         try:
             first = await pool.acquire("a")
             await pool.acquire("b")
@@ -149,7 +148,7 @@ def test_max_models_evicts_and_a_dead_lease_is_renewed(tmp_path):
     async def scenario():
         from engine.types import Delta, GenerationRequest
 
-        pool = Pool(Source(), starter(tmp_path), max_models=1)
+        pool = FreePool(Source(), starter(tmp_path), max_models=1)
         try:
             a = await pool.acquire("a")
             await pool.acquire("b")
@@ -164,7 +163,7 @@ def test_max_models_evicts_and_a_dead_lease_is_renewed(tmp_path):
 
 def test_an_idle_model_leaves_after_its_time_to_live(tmp_path):
     async def scenario():
-        pool = Pool(Source(), starter(tmp_path), ttl_s=0.2)
+        pool = FreePool(Source(), starter(tmp_path), ttl_s=0.2)
         try:
             await pool.acquire("a")
             kept = await pool.acquire("b")
@@ -197,7 +196,7 @@ class Starved(Unlimited):
 
 def test_idle_models_leave_also_after_a_moment_without_descriptors(tmp_path):
     async def scenario():
-        pool = Pool(Source(), starter(tmp_path), admission=Starved(), ttl_s=0.2)
+        pool = FreePool(Source(), starter(tmp_path), admission=Starved(), ttl_s=0.2)
         try:
             runners = [(await pool.acquire(name)).runner for name in ("a", "b")]
             deadline = time.monotonic() + 60
@@ -213,7 +212,7 @@ def test_idle_models_leave_also_after_a_moment_without_descriptors(tmp_path):
 
 def test_a_cancelled_unload_still_ends_the_runner(tmp_path):
     async def scenario():
-        pool = Pool(Source(), starter(tmp_path))
+        pool = FreePool(Source(), starter(tmp_path))
         runner = (await pool.acquire("a")).runner
         unloading = asyncio.create_task(pool.unload("a"))
         await asyncio.sleep(0)

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from devices.child_answer import write_answer
+from devices.child_answer import answer_with
 from devices.learned import learned
 from devices.process_memory import process_memory
 from engine.errors import ConstraintRefused
@@ -116,12 +116,10 @@ def dry_run(settings: LoadSettings) -> dict[str, Any]:
 def main() -> int:
     """Print the report, or why there is none."""
     assert service is not None  # imported so that this process weighs what a runner weighs
-    try:
-        report = dry_run(msgspec.json.decode(sys.argv[1].encode(), type=learned(LoadSettings)))
-    except (KernelsMissing, NoWorker, llama_model.LoadFailed, msgspec.DecodeError) as error:
-        report = {"error": str(error)}
-    write_answer(report)
-    return 0
+    return answer_with(
+        lambda: dry_run(msgspec.json.decode(sys.argv[1].encode(), type=learned(LoadSettings))),
+        *(KernelsMissing, NoWorker, llama_model.LoadFailed, msgspec.DecodeError),
+    )
 
 
 if __name__ == "__main__":

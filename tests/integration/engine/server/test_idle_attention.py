@@ -17,7 +17,6 @@ from engine.dispatch.resources import open_resources
 from engine.library.catalogue import Catalogue
 from engine.measurements.attention import attention_key
 from engine.measurements.keys import machine_key
-from engine.pool import Pool
 from engine.server import idle_attention
 from engine.server.auth import Access
 from engine.server.idle_attention import IdleAttention
@@ -26,6 +25,7 @@ from engine.server.state import ServerState
 from engine.server.utilization import Utilization
 from engine.settings.aliases import Aliases
 from engine.wording import sentences
+from tests.free_pool import FreePool
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +42,7 @@ async def resting(home, model):
     models = ServedModels(
         lambda: Catalogue(paths), aliases=Aliases(paths.config / "aliases.json"), choose=placer.choose
     )
-    pool = Pool(models, admission=MemoryAdmission(placer))
+    pool = FreePool(models, admission=MemoryAdmission(placer))
     usage = Utilization(placer.machine_now, every_s=0.1)
     state = ServerState(
         models=models, pool=pool, access=Access(TOKEN), placer=placer, paths=paths, utilization=usage

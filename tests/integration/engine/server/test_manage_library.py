@@ -16,12 +16,12 @@ from engine.jobs import JobRegistry
 from engine.library import work
 from engine.library.catalogue import Catalogue
 from engine.paths import user_paths
-from engine.pool import Pool
 from engine.server.app import create_app
 from engine.server.auth import Access
 from engine.server.models import ServedModels
 from engine.server.state import ServerState
 from tests.fake_hub import FakeHub
+from tests.free_pool import FreePool
 
 SPARK = Path("assets/models/spark-f16.gguf")
 MB = 1024 * 1024
@@ -50,7 +50,7 @@ def server(hub, placer):
     work.register(jobs, lambda: Catalogue(paths, scan=False))
     models = ServedModels(lambda: Catalogue(paths))
     app = create_app(
-        ServerState(models=models, pool=Pool(models), access=Access("secret"), placer=placer, jobs=jobs)
+        ServerState(models=models, pool=FreePool(models), access=Access("secret"), placer=placer, jobs=jobs)
     )
     running = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None))
     thread = threading.Thread(target=running.run)

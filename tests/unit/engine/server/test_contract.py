@@ -17,7 +17,6 @@ from engine.dispatch.placer import Placer
 from engine.dispatch.resources import open_resources
 from engine.errors import InputFault, ModelNotLoaded
 from engine.paths import user_paths
-from engine.pool import Pool
 from engine.remotes import errors as remotes
 from engine.server import errors
 from engine.server.auth import Access
@@ -27,6 +26,7 @@ from engine.server.models import ServedModels
 from engine.server.state import ServerState
 from engine.server.typed import decode, every_contract
 from engine.types import SamplingParams
+from tests.free_pool import FreePool
 
 HEAVY = ("numpy", "llama_cpp", "onnxruntime", "fastapi", "starlette", "pydantic", "PySide6", "psutil", "httpx2")
 
@@ -38,7 +38,9 @@ def page(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TESSERA_HOME", str(tmp_path_factory.mktemp("home")))
         placer = Placer(open_resources(user_paths()))
-        return every_route(ServerState(models=models, pool=Pool(models), access=access, placer=placer)).openapi()
+        return every_route(
+            ServerState(models=models, pool=FreePool(models), access=access, placer=placer)
+        ).openapi()
 
 
 def operations(page):

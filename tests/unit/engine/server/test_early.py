@@ -14,12 +14,12 @@ from starlette.responses import PlainTextResponse
 from engine.dispatch.placer import Placer
 from engine.dispatch.resources import open_resources
 from engine.paths import user_paths
-from engine.pool import Pool
 from engine.server.app import create_app
 from engine.server.auth import Access
 from engine.server.late import LateRoutes
 from engine.server.models import ServedModels
 from engine.server.state import ServerState
+from tests.free_pool import FreePool
 
 pytestmark = pytest.mark.process
 
@@ -97,7 +97,7 @@ def test_a_path_answers_alike_early_and_late(tmp_path, monkeypatch):
     monkeypatch.setenv("TESSERA_HOME", str(tmp_path))
     models = ServedModels(lambda: None)
     placer = Placer(open_resources(user_paths()))
-    state = ServerState(models=models, pool=Pool(models), access=Access("secret"), placer=placer)
+    state = ServerState(models=models, pool=FreePool(models), access=Access("secret"), placer=placer)
 
     async def main():
         transport = httpx2.ASGITransport(create_app(state), raise_app_exceptions=False)

@@ -1,0 +1,48 @@
+"""A pool that refuses nothing and asks no other machine."""
+
+from engine.dispatch.types import Fallback
+from engine.pool import Pool
+from engine.runner.process import RunnerProcess
+
+
+class Unlimited:
+    """Admits every model."""
+
+    async def reserve(self, model_id, settings): ...
+
+    async def widen(self, model_id, settings): ...
+
+    async def to_load(self, settings):
+        return settings
+
+    async def compared(self, settings, check): ...
+
+    async def retry(self, model_id, settings, error) -> Fallback | None:
+        return None
+
+    def proven(self, model_id): ...
+
+    def attach(self, model_id, pid, buffers): ...
+
+    def observed(self, model_id, tokens, decode_s): ...
+
+    def answered(self, model_id, tokens, depth, at_once): ...
+
+    async def unloading(self, model_id, kept_bytes): ...
+
+    def release(self, model_id): ...
+
+
+class Here:
+    """No rules: all is answered here."""
+
+    def always(self, _):
+        return None
+
+    def relief(self, *_):
+        return None
+
+
+class FreePool(Pool):
+    def __init__(self, source, start=RunnerProcess.start, admission=None, *, ttl_s=None, max_models=None):
+        super().__init__(source, start, admission or Unlimited(), Here(), ttl_s, max_models)
