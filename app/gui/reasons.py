@@ -6,18 +6,24 @@ from typing import Any
 import msgspec
 from PySide6.QtCore import QCoreApplication, QLocale
 
+from app.gui import formatted
 from devices.learned import learned
 from engine.reasons import Reason
-from engine.wording import Wording
+from engine.wording import AMOUNTS, Wording
 
 
 class _Translated(Wording):
     def __init__(self) -> None:
         super().__init__(lambda text: QCoreApplication.translate("reasons", text))
 
+    def amount(self, num_bytes: int, form: str) -> str:
+        """Bytes as people read them."""
+        del form
+        return formatted.size(num_bytes)
+
     def format_field(self, value: Any, format_spec: str) -> str:
         text = super().format_field(value, format_spec)
-        if not isinstance(value, int | float):
+        if not isinstance(value, int | float) or format_spec in AMOUNTS:
             return text
         locale = QLocale()
         return text.translate({ord("."): locale.decimalPoint(), ord(","): locale.groupSeparator()})

@@ -5,6 +5,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from engine.reasons import Reason
 from engine.remotes.types import Port, RemoteDevice, State, Use
 
 __all__ = ["RemoteDevice", "RemoteRequest", "RemoteRow", "Remotes", "State", "Use"]
@@ -37,6 +38,7 @@ class RemoteRow(msgspec.Struct, frozen=True, kw_only=True):
     fingerprint: str
     state: State
     reason: str = ""
+    reason_detail: Reason | None = None
     at: float = 0.0
     kernel: str = ""
     rtt_ms: float = 0.0

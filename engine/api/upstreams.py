@@ -5,6 +5,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from engine.reasons import Reason
+
 Kind = Literal["openai", "vllm", "sglang", "llama-server", "tessera"]
 Name = Annotated[str, Meta(min_length=1, max_length=40)]
 ModelName = Annotated[str, Meta(min_length=1, max_length=200)]
@@ -41,6 +43,7 @@ class UpstreamRow(msgspec.Struct, frozen=True, kw_only=True):
     kind: Kind
     state: Literal["unknown", "ok", "refused", "unreachable", "failed"]
     reason: str = ""
+    reason_detail: Reason | None = None
     at: float = 0.0
     latency_ms: float = 0.0
     key: Literal["keyring", "file"] | None = None

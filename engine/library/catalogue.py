@@ -15,6 +15,7 @@ from engine.library.scan import Candidate, candidate_at, find_models
 from engine.library.store import Store
 from engine.library.types import Details, ModelEntry, Origin, State
 from engine.paths import BUNDLED_MODELS, Paths, installed_models, is_installed, user_paths
+from engine.reasons import because
 from quantize.errors import QuantizeError
 from quantize.files.gguf_split import parse_split_name
 
@@ -138,7 +139,7 @@ class Catalogue:
         except OSError as error:
             raise exhausted(error) or BadModelFile(str(path), error.strerror or str(error)) from error
         if candidate is None:
-            raise BadModelFile(str(path), "it is no GGUF file and no folder of a safetensors or ONNX model")
+            raise BadModelFile(str(path), because("no_model_there"))
         details, problem, origin = self._look(candidate, None)
         if problem is not None:
             raise BadModelFile(str(path), problem)

@@ -10,6 +10,7 @@ from engine.library.converter.environment import installed
 from engine.library.converter.run import convert_with
 from engine.library.errors import CannotWrite
 from engine.library.types import ModelEntry, Origin
+from engine.reasons import because
 from quantize.child import answer_of
 from quantize.convert.folder import Converted, ConvertRequest
 from quantize.errors import ConverterNeeded
@@ -28,10 +29,10 @@ def convert_folder(
     """
     folder = folder.absolute()
     if not (folder / "config.json").is_file():
-        raise InputFault(f"{folder} is no model folder: there is no config.json in it.", "folder")
+        raise InputFault(because("no_config", folder=str(folder)), "folder")
     target = (out or catalogue.paths.models / "local" / f"{folder.name}.gguf").absolute()
     if target.exists():
-        raise InputFault(f"{target} is there already; name another file.", "out")
+        raise InputFault(because("there_already", path=str(target)), "out")
     partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
 
     try:

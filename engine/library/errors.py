@@ -1,22 +1,25 @@
 """What can go wrong between this library, the disk and a hub; facts as fields (see engine.errors)."""
 
-from engine.errors import EnvironmentFault, InputFault
+from typing import Literal
 
-# What the system says where there is no network, in words. Source: getaddrinfo(3), connect(2).
+from engine.errors import EnvironmentFault, InputFault
+from engine.reasons import Reason, because
+
+# What the system says where there is no network. Source: getaddrinfo(3), connect(2).
 _PLAIN = {
-    "Name or service not known": "its address is not known here",
-    "Temporary failure in name resolution": "its address is not known here",
-    "No address associated with hostname": "its address is not known here",
-    "nodename nor servname provided": "its address is not known here",
-    "getaddrinfo failed": "its address is not known here",
-    "Network is unreachable": "there is no network",
-    "Connection refused": "nobody answers there",
-    "timed out": "it does not answer",
+    "Name or service not known": "address_unknown",
+    "Temporary failure in name resolution": "address_unknown",
+    "No address associated with hostname": "address_unknown",
+    "nodename nor servname provided": "address_unknown",
+    "getaddrinfo failed": "address_unknown",
+    "Network is unreachable": "no_network",
+    "Connection refused": "nobody_answers",
+    "timed out": "no_answer",
 }
 
 
-def _plain(reason: str) -> str:
-    return next((words for sign, words in _PLAIN.items() if sign in reason), reason)
+def _plain(reason: str) -> str | Reason:
+    return next((because(kind) for sign, kind in _PLAIN.items() if sign in reason), reason)
 
 
 class HubUnreachable(EnvironmentFault):
@@ -26,7 +29,7 @@ class HubUnreachable(EnvironmentFault):
 
     def __init__(self, endpoint: str, reason: str, status: int | None = None) -> None:
         host = endpoint.partition("://")[2] or endpoint
-        super().__init__(f"{host} cannot be reached ({_plain(reason)}). Check the network connection.")
+        super().__init__(because("hub_unreachable", host=host, why=_plain(reason)))
         self.endpoint = endpoint
         self.reason = reason
         self.status = status
@@ -38,7 +41,7 @@ class Offline(EnvironmentFault):
     code = "offline"
 
     def __init__(self) -> None:
-        super().__init__("offline mode is on (network.offline or HF_HUB_OFFLINE); end it to search or download")
+        super().__init__(because("offline"))
 
 
 class RateLimited(EnvironmentFault):
@@ -47,9 +50,12 @@ class RateLimited(EnvironmentFault):
     code = "rate_limited"
 
     def __init__(self, endpoint: str, retry_after_s: float) -> None:
-        super().__init__(f"{endpoint} asks to wait {retry_after_s:.0f} s before the next request")
+        super().__init__(because("rate_limited", endpoint=endpoint, retry_after_s=retry_after_s))
         self.endpoint = endpoint
         self.retry_after_s = retry_after_s
+
+
+_ABSENT = {"repository": "no_repository", "revision of": "no_revision", "such file in": "no_such_file"}
 
 
 class RepositoryNotFound(InputFault):
@@ -57,8 +63,10 @@ class RepositoryNotFound(InputFault):
 
     code = "repository_not_found"
 
-    def __init__(self, repo: str, what: str = "repository") -> None:
-        super().__init__(f"The hub has no {what} {repo!r}, or it is private.", "repo")
+    def __init__(
+        self, repo: str, what: Literal["repository", "revision of", "such file in"] = "repository"
+    ) -> None:
+        super().__init__(because(_ABSENT[what], repo=repo), "repo")
         self.repo = repo
         self.what = what
 
@@ -69,8 +77,7 @@ class GatedRepository(InputFault):
     code = "gated_repository"
 
     def __init__(self, repo: str, url: str, *, has_token: bool) -> None:
-        need = "accept its terms" if has_token else "accept its terms and set a token (HF_TOKEN or the settings)"
-        super().__init__(f"{repo} is gated: {need} at {url}", "repo")
+        super().__init__(because("gated" if has_token else "gated_no_token", repo=repo, url=url), "repo")
         self.repo = repo
         self.url = url
         self.has_token = has_token
@@ -82,7 +89,7 @@ class UnsafeName(InputFault):
     code = "unsafe_name"
 
     def __init__(self, name: str) -> None:
-        super().__init__(f"the file name {name[:120]!r} is not safe on disk", "file")
+        super().__init__(because("unsafe_name", name=name[:120]), "file")
         self.name = name[:120]
 
 
@@ -92,8 +99,10 @@ class NothingToDownload(InputFault):
     code = "nothing_to_download"
 
     def __init__(self, repo: str, wanted: str, choices: tuple[str, ...]) -> None:
-        offers = f" It offers: {', '.join(choices)}." if choices else " It has no GGUF or safetensors files."
-        super().__init__(f"{repo} has nothing called {wanted!r}.{offers}", "quantization")
+        lost = because("nothing_called", repo=repo, wanted=wanted)
+        if choices:
+            lost = because("nothing_called_but", repo=repo, wanted=wanted, choices=choices)
+        super().__init__(lost, "quantization")
         self.repo = repo
         self.wanted = wanted
         self.choices = choices
@@ -105,7 +114,7 @@ class NotEnoughDisk(EnvironmentFault):
     code = "disk_full"
 
     def __init__(self, path: str, needed_bytes: int, free_bytes: int) -> None:
-        super().__init__(f"{needed_bytes} bytes needed in {path}, {free_bytes} free")
+        super().__init__(because("disk_full", path=path, needed_bytes=needed_bytes, free_bytes=free_bytes))
         self.path = path
         self.needed_bytes = needed_bytes
         self.free_bytes = free_bytes
@@ -117,7 +126,7 @@ class CannotWrite(EnvironmentFault):
     code = "cannot_write"
 
     def __init__(self, path: str, reason: str) -> None:
-        super().__init__(f"{path} cannot be written: {reason}")
+        super().__init__(because("cannot_write", path=path, why=reason))
         self.path = path
         self.reason = reason
 
@@ -128,7 +137,7 @@ class HashMismatch(EnvironmentFault):
     code = "hash_mismatch"
 
     def __init__(self, file: str, expected: str, actual: str, quarantine: str | None) -> None:
-        super().__init__(f"{file}: expected sha256 {expected}, found {actual}")
+        super().__init__(because("hash_mismatch", file=file, expected=expected, actual=actual))
         self.file = file
         self.expected = expected
         self.actual = actual
@@ -141,7 +150,7 @@ class BadUpdate(EnvironmentFault):
     code = "bad_update"
 
     def __init__(self, repo: str, reason: str) -> None:
-        super().__init__(f"the newer version of {repo} cannot be used ({reason}); the one before it was kept")
+        super().__init__(because("bad_update", repo=repo, why=reason))
         self.repo = repo
         self.reason = reason
 
@@ -152,5 +161,5 @@ class FileChanged(EnvironmentFault):
     code = "file_changed"
 
     def __init__(self, file: str) -> None:
-        super().__init__(f"{file} changed on the hub while it was fetched; start the download again")
+        super().__init__(because("file_changed", file=file))
         self.file = file

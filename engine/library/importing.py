@@ -14,6 +14,7 @@ from engine.library.errors import CannotWrite, NotEnoughDisk
 from engine.library.scan import candidate_at
 from engine.library.types import ModelEntry, Origin
 from engine.model_folder import links_root
+from engine.reasons import because
 from quantize.errors import QuantizeError
 from quantize.files.safetensors_file import refuse_pickle
 
@@ -66,7 +67,7 @@ def link(catalogue: Catalogue, where: str) -> tuple[Changes, ModelEntry | None]:
     if where in foreign.APPS:
         folders = [folder for folder in foreign.present() if folder.app == where]
         if not folders:
-            raise InputFault(f"no folder of {where} was found on this computer; give its path instead", "path")
+            raise InputFault(because("no_app_folder", app=where), "path")
         for folder in folders:
             catalogue.store.watch(str(folder.path), where)
         return catalogue.refresh(), None
@@ -74,8 +75,7 @@ def link(catalogue: Catalogue, where: str) -> tuple[Changes, ModelEntry | None]:
     if path.is_file():
         return Changes(), catalogue.add(path)
     if not path.is_dir():
-        apps = ", ".join(foreign.APPS)
-        raise InputFault(f"{path} is not there; give a file, a folder, or one of: {apps}", "path")
+        raise InputFault(because("nothing_at_path", path=str(path), apps=tuple(foreign.APPS)), "path")
     own = next((f.app for f in foreign.present() if f.path.resolve() == path.resolve()), None)
     catalogue.store.watch(str(path), own)
     return catalogue.refresh(), None
@@ -91,13 +91,13 @@ def _members(path: Path) -> tuple[list[Path], Path | None]:
     except OSError as error:
         raise exhausted(error) or BadModelFile(str(path), error.strerror or str(error)) from error
     if candidate is None:
-        raise BadModelFile(str(path), "it is no GGUF file and no folder of a safetensors or ONNX model")
+        raise BadModelFile(str(path), because("no_model_there"))
     files = [Path(file.path) for file in candidate.files]
     if candidate.folder is not None:
         root = links_root(Path(candidate.folder))
         strange = next((file for file in files if not _inside(file, root)), None)
         if strange is not None:
-            raise BadModelFile(str(path), f"{strange.name} leads out of the model's folder")
+            raise BadModelFile(str(path), because("leads_out", name=strange.name))
     if candidate.folder is None:
         return files, None
     folder = Path(candidate.folder)

@@ -13,6 +13,7 @@ from engine.errors import InputFault
 from engine.library.catalogue import Catalogue, key_of
 from engine.library.errors import CannotWrite
 from engine.library.types import ModelEntry
+from engine.reasons import because
 
 _log = logging.getLogger(__name__)
 _TICKET = "entry.json"
@@ -128,11 +129,11 @@ class Trash:
 
     def _read(self, ticket: str) -> _Record:
         if "/" in ticket or "\\" in ticket or ticket.startswith("."):
-            raise InputFault(f"{ticket!r} is not in the trash", "ticket")
+            raise InputFault(because("not_in_trash", ticket=ticket), "ticket")
         try:
             return msgspec.json.decode((self._folder / ticket / _TICKET).read_bytes(), type=learned(_Record))
         except (OSError, ValueError, RecursionError) as error:
-            raise InputFault(f"{ticket!r} is not in the trash", "ticket") from error
+            raise InputFault(because("not_in_trash", ticket=ticket), "ticket") from error
 
     @staticmethod
     def _removed(ticket: str, record: _Record) -> Removed:

@@ -3,27 +3,37 @@
 from typing import Final
 
 from engine.errors import EnvironmentFault
+from engine.reasons import Reason, because
 from engine.remotes.types import State
+from engine.wording import sentence
 
 _NEXT: Final[dict[State, str]] = {
-    "unreachable": "Is it on, and does ssh reach it? tessera remote check {name}",
-    "refused": "Is your public key in its authorized_keys, and the agent running? tessera remote check {name}",
-    "changed_key": "If that computer was set up anew: tessera remote remove {name}, then add it again.",
-    "no_worker": "Start it over there: tessera worker",
-    "other_kernel": "Install the same version of Tessera on both.",
-    "lost": "The next request is planned without it until it answers: tessera remote check {name}",
+    "unreachable": "try_on",
+    "refused": "try_login",
+    "changed_key": "try_anew",
+    "no_worker": "try_start",
+    "other_kernel": "try_same_version",
+    "lost": "try_look_again",
 }
 
 
 class RemoteFault(EnvironmentFault):
-    """A worker, or the way to it, is the reason. `state` says what is wrong with it."""
+    """A worker, or the way to it, is the reason. `state` says what is wrong with it, `why` more of it."""
 
     code = "remote_failed"
 
-    def __init__(self, remote: str, state: State, reason: str) -> None:
-        hint = _NEXT.get(state, "").format(name=remote)
-        super().__init__(f"{remote}: {reason}. {hint}".rstrip())
-        self.remote, self.state, self.reason = remote, state, reason
+    def __init__(self, remote: str, state: State, why: str | Reason) -> None:
+        what = because("remote_failed", remote=remote, why=why)
+        if state in _NEXT:
+            what = because("remote_failed_next", remote=remote, why=why, next=because(_NEXT[state], remote=remote))
+        super().__init__(what)
+        self.remote, self.state, self.reason = remote, state, sentence(why)
+        self._why = why
+
+    @property
+    def why(self) -> str | Reason:
+        """What was seen, without the worker's name and what to do."""
+        return self._why
 
 
 class NotAdded(RemoteFault):
@@ -36,8 +46,5 @@ class UnknownHostKey(EnvironmentFault):
     code = "unknown_host_key"
 
     def __init__(self, host: str, fingerprint: str) -> None:
-        super().__init__(
-            f"{host} shows the host key {fingerprint}, which this computer does not know. If it is the right one "
-            f"(over there: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub), add it with --host-key {fingerprint}"
-        )
+        super().__init__(because("unknown_host_key", host=host, fingerprint=fingerprint))
         self.host, self.fingerprint = host, fingerprint

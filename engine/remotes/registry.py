@@ -9,6 +9,7 @@ import msgspec
 from devices.types import Device, Evidence, Memory, Runtime
 from engine.errors import InputFault
 from engine.json_store import JsonStore
+from engine.reasons import because
 from engine.remotes.types import PREFIX, Kept, Remote, RemoteDevice, Seen
 
 MOST: Final = 16
@@ -33,8 +34,8 @@ class RemoteRegistry:
         """One of them. Raises: InputFault."""
         found = next((r for r in self.remotes if r.name == name), None)
         if found is None:
-            known = ", ".join(r.name for r in self.remotes) or "none"
-            raise InputFault(f"There is no remote named {name!r}; there are: {known}.", "name")
+            known = tuple(r.name for r in self.remotes) or ("none",)
+            raise InputFault(because("no_such_remote", name=name, known=known), "name")
         return found
 
     def seen(self, name: str) -> Seen:

@@ -10,6 +10,7 @@ from typing import Final
 import msgspec
 
 from engine.errors import InputFault
+from engine.reasons import Reason, because
 from engine.remotes import wire
 from engine.remotes.errors import NotAdded, RemoteFault, UnknownHostKey
 from engine.remotes.kernel import kernel_name
@@ -46,14 +47,12 @@ class Remotes:
         try:
             shown = await self._host_key(remote)
         except RemoteFault as fault:
-            raise NotAdded(fault.remote, fault.state, fault.reason) from fault
+            raise NotAdded(fault.remote, fault.state, fault.why) from fault
         if expected and shown.fingerprint != expected:
-            raise InputFault(
-                f"{remote.host} shows the host key {shown.fingerprint}, not {expected}; nothing was kept.",
-                "host_key",
-            )
+            other = because("not_that_key", host=remote.host, fingerprint=shown.fingerprint, expected=expected)
+            raise InputFault(other, "host_key")
         if not expected and shown.known == "other":
-            raise NotAdded(remote.name, "changed_key", f"{remote.host} shows another host key than known_hosts has")
+            raise NotAdded(remote.name, "changed_key", because("other_known_key", host=remote.host))
         if not expected and shown.known == "no":
             raise UnknownHostKey(remote.host, shown.fingerprint)
         self.registry.put(msgspec.structs.replace(remote, host_key=shown.line))
@@ -64,7 +63,7 @@ class Remotes:
             async for message in tunnel.messages():
                 if isinstance(message, wire.HostKey):
                     return message
-        raise RemoteFault(remote.name, "unreachable", f"{remote.host} showed no host key")
+        raise RemoteFault(remote.name, "unreachable", because("showed_no_key", host=remote.host))
 
     async def check(self, name: str) -> Seen:
         """Look at a worker now, and measure the way to it. What is wrong is kept. Raises: InputFault."""
@@ -81,7 +80,8 @@ class Remotes:
 
     def saw(self, fault: RemoteFault, *, look_again: bool = True) -> None:
         """Something is wrong with a worker: it is not planned with until it answers again."""
-        self.registry.saw(fault.remote, Seen(state=fault.state, reason=fault.reason, at=time.time()))
+        detail = fault.why if isinstance(fault.why, Reason) else None
+        self.registry.saw(fault.remote, Seen(state=fault.state, reason=fault.reason, detail=detail, at=time.time()))
         log.warning("remote=%s %s: %s", fault.remote, fault.state, fault.reason)
         busy = self._looking.get(fault.remote)
         if look_again and fault.state in {"lost", "unreachable", "no_worker"} and (busy is None or busy.done()):

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
+from engine.reasons import because
 from engine.remotes import wire
 from engine.remotes.errors import RemoteFault
 from engine.remotes.tunnel import Tunnel
@@ -63,7 +64,7 @@ class Session:
                     self._ready.set()
                 elif isinstance(message, wire.Beat):
                     self._beat(message)
-            fault = RemoteFault(self.name, "lost", "its tunnel ended")
+            fault = RemoteFault(self.name, "lost", because("tunnel_ended"))
         except RemoteFault as error:
             fault = error
         if not self._closing:
@@ -78,10 +79,7 @@ class Session:
         if self._late == SLOW_BEATS and not self.slow:
             self.slow = True
             usual, now = self._limit_s / SLOW_FACTOR, beat.rtt_s
-            reason = (
-                f"the way there has become slow: an answer takes {now:.2f} s, {usual:.3f} s when it was measured"
-            )
-            self._notice(RemoteFault(self.name, "slow", reason))
+            self._notice(RemoteFault(self.name, "slow", because("became_slow", now_s=now, usual_s=usual)))
 
     async def close(self) -> None:
         """End it: the tunnel, its port here, and the worker's process over there."""

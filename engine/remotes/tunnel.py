@@ -9,6 +9,7 @@ import msgspec
 
 from devices.child_command import child_command
 from devices.learned import learned
+from engine.reasons import because
 from engine.remotes import wire
 from engine.remotes.errors import RemoteFault
 
@@ -52,7 +53,7 @@ class Tunnel:
                 raw = await stream.readline()
                 message = _MESSAGES.decode(raw) if raw else None
             except (ValueError, msgspec.MsgspecError) as error:
-                raise RemoteFault(self.name, "lost", f"its tunnel said what cannot be read ({error})") from error
+                raise RemoteFault(self.name, "lost", because("tunnel_unreadable", why=str(error))) from error
             if message is None:
                 return
             if isinstance(message, wire.Failed):

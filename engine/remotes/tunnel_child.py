@@ -17,6 +17,7 @@ import asyncssh
 import msgspec
 
 from devices.learned import learned
+from engine.reasons import Reason, because
 from engine.remotes import wire
 from engine.remotes.types import Link, Remote, RemoteFacts, State
 
@@ -38,9 +39,10 @@ _CIPHERS: Final = (
 
 
 class _Fault(Exception):
-    def __init__(self, state: State, reason: str) -> None:
-        super().__init__(reason)
+    def __init__(self, state: State, why: str | Reason) -> None:
+        super().__init__(why)
         self.state: State = state
+        self.why = why
 
 
 def _send(message: wire.Message) -> None:
@@ -56,7 +58,7 @@ async def _run(order: wire.Order) -> None:
         worker = await _Worker.reach(connection, order.remote)
         facts = await worker.facts()
         if facts.kernel != order.kernel:
-            reason = f"its llama.cpp is {facts.kernel or 'unknown'}, this computer's is {order.kernel or 'unknown'}"
+            reason = because("other_kernel", theirs=facts.kernel or "unknown", ours=order.kernel or "unknown")
             raise _Fault("other_kernel", reason)
         if order.do == "check":
             _send(wire.Checked(facts=facts, link=await worker.measure()))
@@ -75,7 +77,7 @@ async def _show_key(remote: Remote) -> None:
     with _as_faults(remote):
         key = await asyncio.wait_for(asyncssh.get_server_host_key(remote.host, remote.port), CONNECT_S + LOGIN_S)
     if key is None:
-        raise _Fault("unreachable", f"{remote.host} shows no host key")
+        raise _Fault("unreachable", because("shows_no_key", host=remote.host))
     line = key.export_public_key("openssh").decode().strip()
     _send(wire.HostKey(line=line, fingerprint=key.get_fingerprint("sha256"), known=_known(remote, key)))
 
@@ -96,19 +98,18 @@ def _known(remote: Remote, key: Any) -> Any:
 @contextlib.contextmanager
 def _as_faults(remote: Remote) -> Any:
     """SSH's many ways of failing as the few that a user can act on."""
-    where = f"{remote.host} port {remote.port}"
+    where: dict[str, Any] = {"host": remote.host, "port": remote.port}
     try:
         yield
     except asyncssh.HostKeyNotVerifiable:
-        reason = f"{where} shows another host key than the one that was accepted, so nothing was sent to it"
-        raise _Fault("changed_key", reason) from None
+        raise _Fault("changed_key", because("changed_key", **where)) from None
     except asyncssh.PermissionDenied:
-        raise _Fault("refused", f"{where} takes none of your SSH keys for the user {remote.user}") from None
+        raise _Fault("refused", because("key_refused", **where, user=remote.user)) from None
     except TimeoutError:
-        raise _Fault("unreachable", f"{where} did not answer in time") from None
+        raise _Fault("unreachable", because("ssh_silent", **where)) from None
     except (OSError, asyncssh.Error) as error:
         why = getattr(error, "strerror", None) or getattr(error, "reason", None) or str(error)
-        raise _Fault("unreachable", f"{where} cannot be reached by SSH ({why})") from None
+        raise _Fault("unreachable", because("ssh_unreachable", **where, why=str(why))) from None
 
 
 def _own_key(remote: Remote) -> Any:
@@ -116,7 +117,7 @@ def _own_key(remote: Remote) -> Any:
         return asyncssh.read_private_key(str(Path(remote.identity).expanduser()))
     except (OSError, asyncssh.KeyImportError, asyncssh.KeyEncryptionError) as error:
         why = getattr(error, "strerror", None) or str(error)
-        raise _Fault("refused", f"your key file {remote.identity} cannot be used ({why})") from None
+        raise _Fault("refused", because("key_file_unusable", path=remote.identity, why=str(why))) from None
 
 
 @contextlib.asynccontextmanager
@@ -145,17 +146,17 @@ async def _connected(remote: Remote) -> AsyncIterator[Any]:
 class _Worker:
     """The conversation with `tessera worker`, over one channel."""
 
-    def __init__(self, reader: Any, writer: Any, name: str) -> None:
-        self._reader, self._writer, self._name = reader, writer, name
+    def __init__(self, reader: Any, writer: Any, where: dict[str, Any]) -> None:
+        self._reader, self._writer, self._where = reader, writer, where
 
     @classmethod
     async def reach(cls, connection: Any, remote: Remote) -> "_Worker":
-        where = f"port {remote.worker_port} of {remote.host}"
+        where: dict[str, Any] = {"host": remote.host, "port": remote.worker_port}
         try:
             opening = connection.open_connection("127.0.0.1", remote.worker_port, encoding=None)
             reader, writer = await asyncio.wait_for(opening, LOGIN_S)
         except asyncssh.ChannelOpenError as error:
-            raise _Fault("no_worker", f"no worker answers at {where} ({error.reason})") from None
+            raise _Fault("no_worker", because("no_worker_listens", **where, why=str(error.reason))) from None
         return cls(reader, writer, where)
 
     async def ask(self, question: wire.Ask, within_s: float = wire.SILENT_S, payload: bytes = b"") -> wire.Answer:
@@ -165,11 +166,11 @@ class _Worker:
                 await self._writer.drain()
                 answer = await wire.read_answer(self._reader.readline)
         except TimeoutError:
-            raise _Fault("lost", f"nothing was heard from it for {within_s:.0f} s") from None
+            raise _Fault("lost", because("worker_silent", seconds=within_s)) from None
         except (wire.Unreadable, asyncssh.Error, OSError, EOFError, ValueError) as error:
             if isinstance(error, wire.Unreadable):
-                raise _Fault("no_worker", f"what answers at {self._name} is no Tessera worker") from None
-            raise _Fault("lost", "the connection to it ended") from None
+                raise _Fault("no_worker", because("not_our_worker", **self._where)) from None
+            raise _Fault("lost", because("connection_ended")) from None
         if answer.error:
             raise _Fault("lost", answer.error)
         return answer
@@ -179,15 +180,15 @@ class _Worker:
         try:
             answer = await self.ask(wire.Ask(do="facts"), LOGIN_S)
         except _Fault as fault:
-            raise _Fault("no_worker", f"at {self._name} no Tessera worker answers ({fault})") from None
+            raise _Fault("no_worker", because("no_worker_answers", **self._where, why=fault.why)) from None
         if answer.facts is None:
-            raise _Fault("no_worker", f"what answers at {self._name} is no Tessera worker")
+            raise _Fault("no_worker", because("not_our_worker", **self._where))
         return answer.facts
 
     async def open(self) -> int:
         answer = await self.ask(wire.Ask(do="open"), OPEN_S)
         if not answer.port:
-            raise _Fault("no_worker", "the worker opened no session")
+            raise _Fault("no_worker", because("no_session"))
         return answer.port
 
     async def beat(self) -> tuple[float, int]:
@@ -238,10 +239,10 @@ async def _main() -> int:
     except asyncio.CancelledError:
         return 0
     except _Fault as fault:
-        _send(wire.Failed(state=fault.state, reason=str(fault)))
+        _send(wire.Failed(state=fault.state, reason=fault.why))
         return 1
     except (asyncssh.Error, OSError, asyncio.IncompleteReadError) as error:
-        _send(wire.Failed(state="lost", reason=f"the connection to it ended ({error})"))
+        _send(wire.Failed(state="lost", reason=because("connection_ended_by", why=str(error))))
         return 1
     return 0
 

@@ -5,6 +5,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from engine.reasons import Reason
+
 # What stands before the ids of devices on other computers.
 PREFIX = "remote:"
 Use = Literal["unfit", "faster", "pinned"]
@@ -65,10 +67,11 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the last look at a worker found, at `at` (0: never)."""
+    """What the last look at a worker found, at `at` (0: never); `detail`: its reason as facts, where there are."""
 
     state: State = "unknown"
     reason: str = ""
+    detail: Reason | None = None
     at: float = 0.0
     facts: RemoteFacts | None = None
     link: Link | None = None

@@ -6,6 +6,7 @@ from typing import Final, Literal
 import msgspec
 
 from devices.learned import learned
+from engine.reasons import Reason
 from engine.remotes.types import Link, Remote, RemoteFacts, State
 
 # Nothing but an answer with facts is longer than a few hundred bytes.
@@ -76,10 +77,10 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True, tag="beat"):
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
-    """The end: what is wrong, in words."""
+    """The end: what is wrong."""
 
     state: State
-    reason: str
+    reason: str | Reason
 
 
 Message = HostKey | Checked | Opened | Beat | Failed

@@ -1,6 +1,8 @@
 """What goes wrong between here and an upstream; each says which one, what it said, and what to do."""
 
 from engine.errors import EnvironmentFault, InputFault
+from engine.reasons import Reason, because
+from engine.wording import sentence
 
 
 class UpstreamFault(EnvironmentFault):
@@ -8,7 +10,7 @@ class UpstreamFault(EnvironmentFault):
 
     code = "upstream_failed"
 
-    def __init__(self, upstream: str, message: str, status: int | None = None) -> None:
+    def __init__(self, upstream: str, message: str | Reason, status: int | None = None) -> None:
         super().__init__(message)
         self.upstream = upstream
         self.status = status
@@ -19,13 +21,16 @@ class UpstreamUnreachable(UpstreamFault):
 
     code = "upstream_unreachable"
 
-    def __init__(self, upstream: str, url: str, reason: str) -> None:
-        super().__init__(
-            upstream,
-            f"{upstream} cannot be reached at {url}: {reason}. Check it: tessera upstreams check {upstream}",
-        )
+    def __init__(self, upstream: str, url: str, why: str | Reason) -> None:
+        super().__init__(upstream, because("upstream_unreachable", upstream=upstream, url=url, why=why))
         self.url = url
-        self.reason = reason
+        self.reason = sentence(why)
+        self._why = why
+
+    @property
+    def why(self) -> str | Reason:
+        """What hinders it, without its name and address."""
+        return self._why
 
 
 class UpstreamRefusesKey(UpstreamFault):
@@ -34,9 +39,7 @@ class UpstreamRefusesKey(UpstreamFault):
     code = "upstream_refuses_key"
 
     def __init__(self, upstream: str, said: str) -> None:
-        super().__init__(
-            upstream, f"{upstream} refuses the key ({said}). Give it another: tessera upstreams key {upstream}"
-        )
+        super().__init__(upstream, because("upstream_refuses_key", upstream=upstream, said=said))
         self.said = said
 
 
@@ -58,10 +61,6 @@ class NoRule(InputFault):
     code = "no_upstream_rule"
 
     def __init__(self, model: str, upstream: str) -> None:
-        super().__init__(
-            f"{model} runs on {upstream}, and nothing is sent there without your rule. "
-            f"To allow it: tessera upstreams route '{model}' {upstream}",
-            "model",
-        )
+        super().__init__(because("no_upstream_rule", model=model, upstream=upstream), "model")
         self.model = model
         self.upstream = upstream

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 import httptools
 
+from engine.reasons import Reason, because
 from engine.upstreams.errors import UpstreamBrokeOff, UpstreamUnreachable
 
 CONNECT_S: Final = 5.0
@@ -145,7 +146,7 @@ class Connection(asyncio.Protocol):
             elif self.complete:
                 return
             elif self.lost:
-                raise ConnectionError(str(self.error or "the connection was closed in the middle"))
+                raise ConnectionError(self.error or because("closed_in_the_middle"))
             else:
                 await self._next()
 
@@ -169,7 +170,9 @@ class Answer:
             async for piece in self._connection.pieces():
                 yield piece
         except ConnectionError as error:
-            raise UpstreamBrokeOff(self._name, f"{self._name} broke off the answer: {error}.") from error
+            raise UpstreamBrokeOff(
+                self._name, because("upstream_broke_off", upstream=self._name, why=_said(error))
+            ) from error
 
     async def read(self) -> bytes:
         """The whole body. Raises: UpstreamBrokeOff: cut, or longer than any honest answer."""
@@ -177,7 +180,9 @@ class Answer:
         async for piece in self.pieces():
             parts.append(piece)
             if sum(map(len, parts)) > MOST_BYTES:
-                raise UpstreamBrokeOff(self._name, f"{self._name} sent more than {MOST_BYTES >> 20} MiB.")
+                raise UpstreamBrokeOff(
+                    self._name, because("upstream_too_much", upstream=self._name, mib=MOST_BYTES >> 20)
+                )
         return b"".join(parts)
 
 
@@ -229,8 +234,8 @@ class HttpClient:
         connection = await self._connect()
         connection.send(data)
         if not await self._begun(connection):
-            reason = connection.error or "it closed the connection without an answer"
-            raise UpstreamBrokeOff(self._name, f"{self._name} did not answer: {reason}.")
+            why = str(connection.error) if connection.error else because("closed_without_answer")
+            raise UpstreamBrokeOff(self._name, because("upstream_silent", upstream=self._name, why=why))
         return connection
 
     @staticmethod
@@ -249,7 +254,9 @@ class HttpClient:
                     Connection, self._host, self._port, ssl=self._tls
                 )
         except TimeoutError:
-            raise UpstreamUnreachable(self._name, self._url, f"no connection within {CONNECT_S:.0f} s") from None
+            raise UpstreamUnreachable(
+                self._name, self._url, because("no_connection_within", seconds=CONNECT_S)
+            ) from None
         except (OSError, ValueError) as error:
             raise UpstreamUnreachable(self._name, self._url, _reason(error)) from error
         if hasattr(socket, "TCP_USER_TIMEOUT"):
@@ -265,9 +272,15 @@ class HttpClient:
         self._idle.clear()
 
 
-def _reason(error: Exception) -> str:
+def _said(error: ConnectionError) -> str | Reason:
+    """What ended a connection: a fact of ours, or the system's words."""
+    what = error.args[0] if len(error.args) == 1 else None
+    return what if isinstance(what, Reason) else str(what or error)
+
+
+def _reason(error: Exception) -> str | Reason:
     if isinstance(error, ssl.SSLCertVerificationError):
-        return f"its certificate is not trusted ({error.verify_message})"
+        return because("certificate_not_trusted", why=str(error.verify_message))
     if isinstance(error, OSError) and error.errno is not None and error.errno > 0:
         return os.strerror(error.errno)  # asyncio puts other words in its place
     return (error.strerror if isinstance(error, OSError) else None) or str(error)

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
+from engine.reasons import because
 from engine.upstreams.errors import UpstreamBrokeOff, UpstreamFault, UpstreamRefusesKey, UpstreamUnreachable
 from engine.upstreams.http import HttpClient
 from engine.upstreams.keys import KeptKey
@@ -52,11 +53,11 @@ class UpstreamLink:
             ):
                 status, body = a.status, await a.read()
         except TimeoutError:
-            return Health(state="unreachable", at=now, reason=f"no answer within {LOOK_S:.0f} s")
+            return Health(state="unreachable", at=now, reason=because("no_answer_within", seconds=LOOK_S))
         except UpstreamUnreachable as error:
-            return Health(state="unreachable", at=now, reason=error.reason)
+            return Health(state="unreachable", at=now, reason=error.why)
         except UpstreamFault as error:
-            return Health(state="failed", at=now, reason=str(error))
+            return Health(state="failed", at=now, reason=error.detail or str(error))
         latency = time.monotonic() - begun
         if status != OK:
             refused = refusal(name, status, body)
@@ -64,12 +65,12 @@ class UpstreamLink:
                 state="refused" if isinstance(refused, UpstreamRefusesKey) else "failed",
                 at=now,
                 latency_s=latency,
-                reason=refused.said if isinstance(refused, UpstreamRefusesKey) else str(refused),
+                reason=refused.said if isinstance(refused, UpstreamRefusesKey) else refused.detail or str(refused),
             )
         try:
             kind, models = read_list(body)
         except NoList as error:
-            return Health(state="failed", at=now, latency_s=latency, reason=str(error))
+            return Health(state="failed", at=now, latency_s=latency, reason=because("no_list", why=error.why))
         return Health(state="ok", at=now, latency_s=latency, kind=self.upstream.kind or kind, models=models)
 
     async def post(self, path: str, body: dict[str, Any]) -> Any:
@@ -82,7 +83,7 @@ class UpstreamLink:
         try:
             return msgspec.json.decode(raw)
         except (ValueError, RecursionError) as error:
-            raise UpstreamBrokeOff(name, f"{name} answers {path} with something that is no JSON.") from error
+            raise UpstreamBrokeOff(name, because("upstream_no_json", upstream=name, path=path)) from error
 
     def close(self) -> None:
         """Close its connections."""

@@ -14,7 +14,11 @@ _OWNERS: Final[dict[str, Kind]] = {"vllm": "vllm", "sglang": "sglang", "llamacpp
 
 
 class NoList(ValueError):
-    """The body is no list of models; the message says why."""
+    """The body is no list of models; `why` is what its reader says."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why)
+        self.why = why
 
 
 class _Meta(msgspec.Struct):
@@ -41,7 +45,7 @@ def read_list(body: bytes) -> tuple[Kind, tuple[Known, ...]]:
     try:
         rows = msgspec.json.decode(body, type=learned(_List)).data
     except (ValueError, RecursionError) as error:
-        raise NoList(f"it answers /v1/models with no list of models ({error})") from error
+        raise NoList(str(error)) from error
     kind: Kind = "openai"
     models = []
     for row in rows[:MOST_MODELS]:

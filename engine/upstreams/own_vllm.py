@@ -17,6 +17,7 @@ from devices.process_memory import heaviest_descendant
 from engine.addresses import free_port
 from engine.dispatch.vllm import BACKEND, cache_gib
 from engine.errors import EnvironmentFault, RunnerDied
+from engine.reasons import because
 from engine.runner.protocol import LoadSettings
 from engine.types import GenerationRequest, ModelFacts
 from engine.upstreams.errors import UpstreamFault
@@ -92,7 +93,7 @@ class VllmRunner(UpstreamRunner):
         """Start it and wait until it answers. Raises: VllmFailed, BadModelFile."""
         program = executable()
         if program is None:
-            raise VllmFailed("vLLM is not installed: there is no `vllm` on the search path.")
+            raise VllmFailed(because("vllm_not_installed"))
         command, environment = await asyncio.to_thread(self._command, program, settings)
         self._process = await asyncio.create_subprocess_exec(
             *child_command("engine.vllm.guard", *command),
@@ -121,7 +122,7 @@ class VllmRunner(UpstreamRunner):
                 if self._stopped:  # nothing answers there any more: a new one takes its place
                     self.kill()
                 raise
-            raise VllmFailed(f"vLLM ended in the middle of the answer: {self._last_words()}") from died
+            raise VllmFailed(because("vllm_broke_off", said=self._last_words())) from died
 
     def _command(self, program: str, settings: LoadSettings) -> tuple[list[str], dict[str, str]]:
         command = [program, "serve", str(self._folder), "--host", "127.0.0.1", "--port", str(self._port)]
@@ -141,13 +142,13 @@ class VllmRunner(UpstreamRunner):
         while (waited := time.monotonic() - begun) < READY_S:
             assert self._process is not None
             if self._process.returncode is not None:
-                raise VllmFailed(f"vLLM ended with code {self._process.returncode}: {self._last_words()}")
+                raise VllmFailed(because("vllm_ended", code=self._process.returncode, said=self._last_words()))
             if (await self._link.look()).state == "ok":
                 return
             if on_progress is not None:
                 on_progress("vllm", min(0.95, waited / READY_S))
             await asyncio.sleep(LOOK_EVERY_S)
-        raise VllmFailed(f"vLLM gave no answer within {READY_S:.0f} s; it said last: {self._last_words()}")
+        raise VllmFailed(because("vllm_silent", seconds=READY_S, said=self._last_words()))
 
     async def _read(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None

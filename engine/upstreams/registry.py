@@ -12,9 +12,11 @@ import msgspec
 from engine.errors import InputFault
 from engine.json_store import JsonStore
 from engine.library.types import Details, ModelEntry, Origin
+from engine.reasons import because
 from engine.upstreams.errors import NoRule
 from engine.upstreams.keys import UpstreamKeys
 from engine.upstreams.types import PREFIX, Health, Kept, Kind, Known, Rule, Upstream, Way
+from engine.wording import sentence
 
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,39}")
 MOST: Final = 100
@@ -187,7 +189,7 @@ class UpstreamRegistry:
             ),
             added_at=0.0,
             folder=f"{PREFIX}{upstream.name}/{known.name}",
-            problem=health.reason if down else None,
+            problem=sentence(health.reason) if down else None,
         )
 
 
@@ -197,11 +199,11 @@ def checked_url(url: str) -> str:
         parts = urlsplit(url.strip())
         port = parts.port
     except ValueError as error:
-        raise InputFault(f"{url!r} is no address: {error}.", "url") from None
+        raise InputFault(because("no_address", url=url, why=str(error)), "url") from None
     del port
     clean = all(c.isprintable() and not c.isspace() for c in url.strip())
     if parts.scheme not in {"http", "https"} or not parts.hostname or not clean:
-        raise InputFault(f"{url!r} is no address such as http://10.0.0.2:8000.", "url")
+        raise InputFault(because("no_such_address", url=url), "url")
     if parts.username or parts.password or parts.query or parts.fragment:
-        raise InputFault("The address must hold no password, query or fragment; keys are given apart.", "url")
+        raise InputFault(because("address_with_secret"), "url")
     return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/').removesuffix('/v1')}"

@@ -6,6 +6,7 @@ from typing import Final
 import msgspec
 
 from engine.errors import ContextOverflow, EngineError, InputFault, ModelNotFound
+from engine.reasons import because
 from engine.upstreams.errors import UpstreamBusy, UpstreamFault, UpstreamRefusesKey
 from engine.upstreams.stream import said
 
@@ -30,12 +31,12 @@ def refusal(name: str, status: int, body: bytes, model: str = "") -> EngineError
     if status == _ABSENT and (not words or "model" in words.lower()):
         return ModelNotFound(f"{name}/{model}")
     if status == _BUSY:
-        return UpstreamBusy(name, f"{name} takes no more requests now: {words}", status)
+        return UpstreamBusy(name, because("upstream_busy", upstream=name, said=words), status)
     if status not in _CLIENT:
-        return UpstreamFault(name, f"{name} failed ({status}): {words}", status)
+        return UpstreamFault(name, because("upstream_failed", upstream=name, status=status, said=words), status)
     param = fields.get("param")
-    plain = InputFault(f"{name} refuses the request ({status}): {words}", param if isinstance(param, str) else None)
-    return _overflow(words, fields) or plain
+    refused = because("upstream_refuses", upstream=name, status=status, said=words)
+    return _overflow(words, fields) or InputFault(refused, param if isinstance(param, str) else None)
 
 
 def _overflow(words: str, fields: dict[str, object]) -> ContextOverflow | None:

@@ -10,6 +10,7 @@ from engine.chat.conversation import AnswerLogprobs
 from engine.chat.events import AnswerEvent, TextDelta
 from engine.chat.forwarded import ForwardedChat, forward_text
 from engine.errors import InputFault, RunnerDied
+from engine.reasons import because
 from engine.runner.buffers import BufferLog
 from engine.runner.protocol import Embedded, LoadSettings, Stats
 from engine.types import Delta, Done, Event, GenerationRequest, ModelFacts, Started, Timings, Usage
@@ -19,6 +20,7 @@ from engine.upstreams.registry import UpstreamRegistry
 from engine.upstreams.replies import refusal
 from engine.upstreams.stream import ChatReader
 from engine.upstreams.types import ASSUMED_CONTEXT, Health, Known
+from engine.wording import sentence
 
 # What an answer of another server is made of.
 Piece = Event | AnswerEvent | AnswerLogprobs
@@ -58,15 +60,15 @@ class UpstreamRunner:
         name, url = self._link.upstream.name, self._link.upstream.url
         health = await self._link.look()
         if health.state == "refused":
-            raise UpstreamRefusesKey(name, health.reason)
+            raise UpstreamRefusesKey(name, sentence(health.reason))
         if health.state == "unreachable":
             raise UpstreamUnreachable(name, url, health.reason)
         if health.state != "ok":
-            raise UpstreamFault(name, f"{name} at {url} does not answer as it should: {health.reason}")
+            raise UpstreamFault(name, because("upstream_not_well", upstream=name, url=url, why=health.reason))
         known = self._registry.known(name, self._model)
         if known is None and health.models:
-            there = ", ".join(m.name for m in health.models[:8])
-            raise InputFault(f"{name} has no model named {self._model!r}; it has: {there}.", "model")
+            there = tuple(m.name for m in health.models[:8])
+            raise InputFault(because("upstream_no_model", upstream=name, model=self._model, there=there), "model")
         self.facts = _facts(known or Known(name=self._model), health, settings)
         return self.facts
 

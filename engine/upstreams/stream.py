@@ -8,6 +8,7 @@ import msgspec
 from devices.learned import learned
 from engine.chat.conversation import AnswerLogprobs
 from engine.chat.events import AnswerEvent, CallArguments, CallEnded, CallStarted, ReasoningDelta, TextDelta
+from engine.reasons import because
 from engine.types import FinishReason, TokenLogprob, Usage
 from engine.upstreams.errors import UpstreamBrokeOff
 
@@ -85,7 +86,9 @@ class Lines:
         lines = (self._rest + data if self._rest else data).split(b"\n")
         self._rest = lines.pop()
         if len(self._rest) > MOST_LINE:
-            raise UpstreamBrokeOff(self._name, f"{self._name} sent a line of more than {MOST_LINE >> 20} MiB.")
+            raise UpstreamBrokeOff(
+                self._name, because("upstream_long_line", upstream=self._name, mib=MOST_LINE >> 20)
+            )
         return [line[5:].strip() for line in lines if line.startswith(b"data:")]
 
 
@@ -121,9 +124,13 @@ class ChatReader:
             chunk = _decode(payload)
         except (ValueError, RecursionError) as error:
             shown = payload[:100].decode("utf-8", "replace")
-            raise UpstreamBrokeOff(self._name, f"{self._name} sent something unreadable: {shown}") from error
+            raise UpstreamBrokeOff(
+                self._name, because("upstream_unreadable", upstream=self._name, shown=shown)
+            ) from error
         if chunk.error is not None:
-            raise UpstreamBrokeOff(self._name, f"{self._name} broke off the answer: {said(chunk.error)}")
+            raise UpstreamBrokeOff(
+                self._name, because("upstream_error_inside", upstream=self._name, said=said(chunk.error))
+            )
         if chunk.usage is not None:
             self.usage = _usage(chunk.usage)
         for choice in chunk.choices or ():
@@ -132,7 +139,7 @@ class ChatReader:
     def end(self) -> list[AnswerEvent | AnswerLogprobs]:
         """Events of an answer's end. Raises: UpstreamBrokeOff: it never came."""
         if self.finish_reason is None and not self.done:
-            raise UpstreamBrokeOff(self._name, f"{self._name} broke off the answer after {self.pieces} pieces.")
+            raise UpstreamBrokeOff(self._name, because("upstream_cut", upstream=self._name, pieces=self.pieces))
         return self._closed()
 
     def _closed(self) -> list[AnswerEvent | AnswerLogprobs]:

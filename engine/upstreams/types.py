@@ -5,6 +5,7 @@ from typing import Final, Literal
 import msgspec
 
 from engine.dispatch.external import UPSTREAM
+from engine.reasons import Reason
 
 # What answers there; each takes other fields beside OpenAI's.
 Kind = Literal["openai", "vllm", "sglang", "llama-server", "tessera"]
@@ -66,7 +67,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     state: Literal["unknown", "ok", "refused", "unreachable", "failed"] = "unknown"
     at: float = 0.0
     latency_s: float = 0.0
-    reason: str = ""
+    reason: str | Reason = ""
     kind: Kind = "openai"
     models: tuple[Known, ...] = ()
 

@@ -9,8 +9,12 @@ from engine.wording.dispatch import CHECKS, DISPATCH
 from engine.wording.errors import ERRORS
 from engine.wording.fit import COMMANDS, FIT, OPTIONS
 from engine.wording.library import LIBRARY
+from engine.wording.remotes import REMOTES
+from engine.wording.upstreams import UPSTREAMS
 
-TEMPLATES: Final = {**DISPATCH, **CHECKS, **FIT, **OPTIONS, **LIBRARY, **ERRORS}
+TEMPLATES: Final = {**DISPATCH, **CHECKS, **FIT, **OPTIONS, **LIBRARY, **REMOTES, **UPSTREAMS, **ERRORS}
+# Places for bytes: the first names the unit, the second stands beside one that is named.
+AMOUNTS: Final = ("bytes", "plain_bytes")
 
 
 class Wording(string.Formatter):
@@ -23,12 +27,18 @@ class Wording(string.Formatter):
         """A reason as a person reads it."""
         return self.vformat(self._translated(TEMPLATES[reason.kind]), (), reason.values)
 
+    def amount(self, num_bytes: int, form: str) -> str:
+        """Bytes in one of AMOUNTS."""
+        return f"{num_bytes} bytes" if form == "bytes" else str(num_bytes)
+
     def format_field(self, value: Any, format_spec: str) -> str:
         """One value; where it is several, the specification is what stands between them."""
         if isinstance(value, Reason):
             return self.sentence(value)
         if isinstance(value, tuple):
             return (format_spec or ", ").join(self.format_field(one, "") for one in value)
+        if format_spec in AMOUNTS:
+            return self.amount(value, format_spec)
         return str(super().format_field(value, format_spec))
 
 

@@ -1,8 +1,8 @@
-"""Sentences of engine.library: why a model is proposed."""
+"""Sentences of engine.library: why a model is proposed, and what can go wrong with a model, a hub or the disk."""
 
 from typing import Final
 
-LIBRARY: Final = {
+_STARTERS: Final = {
     "starter_fits": "{use}: about {share:.0%} of the memory at 4 bits",
     "starter_fits_sparse": "{use}: about {share:.0%} of the memory at 4 bits; reads only {active_b:.1f} B parameters a token, so it is fast",
     "starter_chat": "The largest chat model of the list that fits",
@@ -12,3 +12,40 @@ LIBRARY: Final = {
     "starter_vision": "Reads pictures",
     "starter_tiny": "Small and quick, for everyday questions on any machine",
 }
+_HUB: Final = {
+    "hub_unreachable": "{host} cannot be reached ({why}). Check the network connection.",
+    "address_unknown": "its address is not known here",
+    "no_network": "there is no network",
+    "nobody_answers": "nobody answers there",
+    "no_answer": "it does not answer",
+    "offline": "offline mode is on (network.offline or HF_HUB_OFFLINE); end it to search or download",
+    "rate_limited": "{endpoint} asks to wait {retry_after_s:.0f} s before the next request",
+    "no_repository": "The hub has no repository {repo!r}, or it is private.",
+    "no_revision": "The hub has no revision of {repo!r}, or it is private.",
+    "no_such_file": "The hub has no such file in {repo!r}, or it is private.",
+    "gated": "{repo} is gated: accept its terms at {url}",
+    "gated_no_token": "{repo} is gated: accept its terms and set a token (HF_TOKEN or the settings) at {url}",
+    "nothing_called": "{repo} has nothing called {wanted!r}. It has no GGUF or safetensors files.",
+    "nothing_called_but": "{repo} has nothing called {wanted!r}. It offers: {choices}.",
+    "unsafe_name": "the file name {name!r} is not safe on disk",
+    "names_no_repository": "{text!r} names no repository; write owner/name or owner/name:Q4_K_M",
+    "no_repository_name": "{text!r} is no repository name (owner/name)",
+    "no_ranges": "{file}: the server does not answer ranges; it cannot be looked into",
+    "not_from_a_hub": "{model} was not downloaded from a hub: there is nothing to update it from.",
+    "no_files_any_more": "{repo} has no files of these names any more; {model} stays.",
+    "bad_update": "the newer version of {repo} cannot be used ({why}); the one before it was kept",
+    "file_changed": "{file} changed on the hub while it was fetched; start the download again",
+}
+_DISK: Final = {
+    "disk_full": "{needed_bytes:bytes} needed in {path}, {free_bytes:plain_bytes} free",
+    "cannot_write": "{path} cannot be written: {why}",
+    "hash_mismatch": "{file}: expected sha256 {expected}, found {actual}",
+    "no_model_there": "it is no GGUF file and no folder of a safetensors or ONNX model",
+    "leads_out": "{name} leads out of the model's folder",
+    "no_app_folder": "no folder of {app} was found on this computer; give its path instead",
+    "nothing_at_path": "{path} is not there; give a file, a folder, or one of: {apps}",
+    "not_in_trash": "{ticket!r} is not in the trash",
+    "no_config": "{folder} is no model folder: there is no config.json in it.",
+    "there_already": "{path} is there already; name another file.",
+}
+LIBRARY: Final = {**_STARTERS, **_HUB, **_DISK}

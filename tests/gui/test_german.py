@@ -1,12 +1,15 @@
 """The German translation: no text is left out, none is stale, fields stay, and the window speaks it."""
 
 import re
+import string
 
 import pytest
 from PySide6.QtCore import QLocale, QTranslator
 from PySide6.QtWidgets import QApplication, QLabel
 
 from app.gui.language import install_language, texts_of
+from engine.reasons import Reason
+from engine.wording import AMOUNTS, CHECKS, TEMPLATES, sentence
 from tests.gui.translatable import every_text
 
 FIELD = re.compile(r"\{\{?\w+\}?\}|\{\w+(?=:)|%\d")
@@ -70,7 +73,6 @@ def test_a_dispatch_card_gives_its_reasons_in_german(qtbot, german):
     from app.gui.devices.placement import placement_card
     from engine.api.machine import Alternative, ModelPlacement, PlacementAnswer
     from engine.reasons import because
-    from engine.wording import sentence
 
     lost = because("slower", decode_tok_s=4.25, prefill_tok_s=1234.0)
     why = (because("measured_on_model", tok_s=42.04, tokens=128), because("from_a_newer_server"))
@@ -110,3 +112,24 @@ def test_an_error_of_the_server_is_told_in_german(german):
     )
     assert told.endswith("das 1,5 GiB hält (tessera models unload other).")
     assert error_message(ApiError(400, "x", "Only the server knows this.")) == "Only the server knows this."
+
+
+def example(form):
+    """A value for a place of a template: bytes, a number, or a text."""
+    if form in AMOUNTS:
+        return 7_000_000
+    return 0.25 if form.endswith(("f", "g", "%")) else 12_345 if form == "," else "x" if not form else ("x", "y")
+
+
+def test_every_fact_has_a_sentence_in_both_languages_with_all_of_its_numbers(german):
+    from app.gui.reasons import translated
+
+    told, wrong = texts_of("de"), {}
+    for kind in TEMPLATES.keys() - CHECKS.keys():
+        places = [(name, form or "") for _, name, form, _ in string.Formatter().parse(TEMPLATES[kind]) if name]
+        fact = Reason(kind, {name: example(form) for name, form in places})
+        shown, amounts = translated(fact, ""), sum(form in AMOUNTS for _, form in places)
+        kept = sorted(re.findall(r"\d", shown)) == sorted(re.findall(r"\d", sentence(fact)))
+        if TEMPLATES[kind] not in told or not shown or not (kept or amounts) or shown.count("6,7 MiB") != amounts:
+            wrong[kind] = shown
+    assert wrong == {}

@@ -22,10 +22,7 @@ from app.gui.shortcuts import SHORTCUTS
 from app.settings import SETTINGS
 from app.suggestions import FOR_A_MODEL, FOR_THE_TOY
 from engine.api.jobs import JobKind
-from engine.wording.dispatch import DISPATCH
-from engine.wording.errors import ERRORS
-from engine.wording.fit import OPTIONS
-from engine.wording.library import LIBRARY
+from engine.wording import CHECKS, TEMPLATES
 
 ROOT = Path(__file__).resolve().parents[2]
 CALLS = {"tr": 0, "_tr": 0, "translate": 1}
@@ -64,7 +61,7 @@ def tables():
     found |= {*BACKENDS.values(), *JOBS.values()}
     found |= {kind.title for kind in JobKind} | {name for _, name in _CACHES} | {item.hint for item in SNIPPETS}
     found |= {source(name) for name in ("", "user", "file", "generation_config", "model_card", "llama.cpp")}
-    found |= {*DISPATCH.values(), *OPTIONS.values(), *LIBRARY.values(), *ERRORS.values()}
+    found |= {template for kind, template in TEMPLATES.items() if kind not in CHECKS}  # the terminal's alone
     # Others are commands and addresses.
     found |= {item.install for item in INTEGRATIONS.values() if item.install.startswith(("install ", "add "))}
     found |= {"unknown", "{n} s", "{n} min", "{h} h {m} min"}  # app.format's

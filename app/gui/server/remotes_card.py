@@ -5,6 +5,7 @@ from PySide6.QtWidgets import QFrame, QLayout, QVBoxLayout
 
 from app.client import ApiError
 from app.gui.api import error_message
+from app.gui.reasons import translated
 from app.gui.server.rows_card import RowsCard, kind_of_state
 from app.gui.services import Services
 from app.gui.widgets.basics import Banner, button, label, row, stack
@@ -80,7 +81,7 @@ class RemotesCard(RowsCard[Remotes]):
             for device in remote.devices
         ]
         if remote.reason:
-            facts.append(remote.reason)
+            facts.append(translated(remote.reason_detail, remote.reason))
         return stack(line, *(label(fact, "small", wrap=True, selectable=True) for fact in facts), spacing=4)
 
     def _state(self, remote: RemoteRow) -> str:

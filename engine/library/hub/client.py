@@ -26,6 +26,7 @@ from engine.library.errors import GatedRepository, HubUnreachable, Offline, Rate
 from engine.library.hub.repository import is_safe_name
 from engine.library.hub.tokens import hub_token
 from engine.library.hub.types import RepoFile, RepoHit, Repository
+from engine.reasons import because
 
 _DEFAULT_ENDPOINT = "https://huggingface.co"
 _TIMEOUT = httpx2.Timeout(10.0)
@@ -206,9 +207,9 @@ def check_repo_id(repo: str) -> None:
     try:
         validate_repo_id(repo)
     except HFValidationError as error:
-        raise InputFault(f"{repo[:120]!r} is no repository name (owner/name)", "repo") from error
+        raise InputFault(because("no_repository_name", text=repo[:120]), "repo") from error
     if not all(is_safe_name(part) for part in repo.split("/")):
-        raise InputFault(f"{repo[:120]!r} is no repository name (owner/name)", "repo")
+        raise InputFault(because("no_repository_name", text=repo[:120]), "repo")
 
 
 def is_offline() -> bool:

@@ -6,6 +6,7 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 
 from engine.errors import InputFault
+from engine.reasons import because
 
 _REPO = re.compile(r"(?P<repo>[^/:\s]+/[^/:\s]+)(?:/(?P<file>[^:]+))?(?::(?P<label>[^/:]+))?")
 _URL_FILE = re.compile(
@@ -34,4 +35,4 @@ def parse_hub_name(text: str) -> HubName:
             return HubName(match["repo"], file=match["file"], revision=match["revision"])
     elif match := _REPO.fullmatch(text.removeprefix("hf.co/").removeprefix("huggingface.co/")):
         return HubName(match["repo"], match["label"], match["file"])
-    raise InputFault(f"{text[:120]!r} names no repository; write owner/name or owner/name:Q4_K_M", "model")
+    raise InputFault(because("names_no_repository", text=text[:120]), "model")

@@ -10,6 +10,7 @@ from engine.library.hub.client import HubClient
 from engine.library.hub.download import Places, Request, identity
 from engine.library.hub.types import Newer, RepoFile
 from engine.library.types import ModelEntry
+from engine.reasons import because
 
 
 def look_for_newer(catalogue: Catalogue, client: HubClient) -> tuple[tuple[Newer, ...], dict[str, str]]:
@@ -41,10 +42,10 @@ def look_for_newer(catalogue: Catalogue, client: HubClient) -> tuple[tuple[Newer
 def newest(catalogue: Catalogue, client: HubClient, entry: ModelEntry) -> Request:
     """The files of a model as the hub has them now. Raises: InputFault: it did not come from a hub; hub errors."""
     if entry.origin.kind != "hub" or not entry.origin.repo:
-        raise InputFault(f"{entry.id} was not downloaded from a hub: there is nothing to update it from.", "model")
+        raise InputFault(because("not_from_a_hub", model=entry.id), "model")
     request, _ = _compare(catalogue, entry, Request(client.repository(entry.origin.repo), ()))
     if not request.files:
-        raise InputFault(f"{entry.origin.repo} has no files of these names any more; {entry.id} stays.", "model")
+        raise InputFault(because("no_files_any_more", repo=entry.origin.repo, model=entry.id), "model")
     return request
 
 

@@ -6,6 +6,7 @@ from engine.errors import InputFault
 from engine.library.errors import HubUnreachable
 from engine.library.hub.client import HubClient
 from engine.library.hub.types import RepoFile, Repository
+from engine.reasons import because
 
 _ATTEMPTS = 3
 
@@ -50,9 +51,7 @@ class RemoteFile:
         with self._client.stream(self._url, self._repo, start, end) as response:
             self._url = str(response.url)  # storage, after the redirect: the next read goes there at once
             if response.status_code != httpx2.codes.PARTIAL_CONTENT and (start, end) != (0, self.size):
-                raise InputFault(
-                    f"{self.name}: the server does not answer ranges; it cannot be looked into", "repo"
-                )
+                raise InputFault(because("no_ranges", file=self.name), "repo")
             pieces = []
             missing = end - start
             for piece in response.iter_raw():

@@ -69,6 +69,7 @@ def _row(state: ServerState, remote: Remote) -> api.RemoteRow:
         fingerprint=_fingerprint(remote.host_key),
         state=seen.state,
         reason=seen.reason,
+        reason_detail=seen.detail,
         at=seen.at,
         kernel=facts.kernel if facts is not None else "",
         rtt_ms=round(link.rtt_s * 1000, 2) if link is not None else 0.0,

@@ -10,9 +10,11 @@ from devices.learned import learned
 from engine.addresses import is_plain_text
 from engine.api import upstreams as api
 from engine.errors import InputFault
+from engine.reasons import Reason
 from engine.server.state import ServerState, server_state
 from engine.server.typed import TypedRoute
 from engine.upstreams.types import Rule, Upstream
+from engine.wording import sentence
 
 router = APIRouter(prefix="/tessera/v1", tags=["management"], route_class=TypedRoute)
 
@@ -95,7 +97,8 @@ def _row(state: ServerState, upstream: Upstream) -> api.UpstreamRow:
         url=upstream.url,
         kind=upstream.kind or health.kind,
         state=health.state,
-        reason=health.reason,
+        reason=sentence(health.reason),
+        reason_detail=health.reason if isinstance(health.reason, Reason) else None,
         at=health.at,
         latency_ms=round(health.latency_s * 1000, 2),
         key=registry.keys.place(upstream.name),

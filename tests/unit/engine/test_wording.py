@@ -9,18 +9,33 @@ from pathlib import Path
 import msgspec
 import pytest
 
+import engine.wording
 from engine.dispatch.priors import BACKENDS
+from engine.library.errors import _PLAIN
 from engine.reasons import Reason, because
 from engine.wording import COMMANDS, TEMPLATES, Wording, sentence, sentences
 
 ROOT = Path(__file__).resolve().parents[3]
-DECIDING = ("engine/dispatch", "engine/fit", "engine/errors.py")
+DECIDING = (
+    "engine/dispatch",
+    "engine/fit",
+    "engine/errors.py",
+    "engine/library/errors.py",
+    "engine/remotes/errors.py",
+    "engine/remotes/service.py",
+    "engine/remotes/session.py",
+    "engine/remotes/tunnel_child.py",
+    "engine/upstreams/errors.py",
+    "engine/upstreams/http.py",
+    "engine/upstreams/link.py",
+    "engine/upstreams/stream.py",
+)
 # Three words of letters in a row, with or without values between them.
 SENTENCE = re.compile(r"[A-Za-z']{2,}[,:;]?( [A-Za-z'{}]{1,}[,:;]?){2,}")
 # What no person is shown: log messages.
 LOGGED = {"debug", "info", "warning", "error", "exception"}
-# What Python says when there is no thread for it.
-NOT_OURS = {"can't start new thread"}
+# What Python and the system say, and a name of the hub's answers.
+NOT_OURS = {"can't start new thread", "such file in", *_PLAIN}
 
 
 @cache
@@ -110,6 +125,12 @@ def test_every_sentence_is_said_somewhere():
     for _, tree in stating():
         said |= {text for node in ast.walk(tree) if (text := text_of(node)) is not None}
     assert sorted(kind for kind in TEMPLATES if kind not in said and not kind.startswith("backend_")) == []
+
+
+def test_a_kind_stands_in_one_table():
+    tables = (engine.wording.__dict__[name] for name in vars(engine.wording) if name.isupper())
+    parts = [table for table in tables if isinstance(table, dict) and table not in (TEMPLATES, COMMANDS)]
+    assert sum(map(len, parts)) == len(TEMPLATES)
 
 
 def test_every_backend_of_a_gpu_has_a_sentence():

@@ -1,0 +1,38 @@
+"""Sentences of engine.upstreams: what is wrong with another server, or with vLLM where it is started here."""
+
+from typing import Final
+
+_WHY: Final = {
+    "no_answer_within": "no answer within {seconds:.0f} s",
+    "no_connection_within": "no connection within {seconds:.0f} s",
+    "certificate_not_trusted": "its certificate is not trusted ({why})",
+    "closed_in_the_middle": "the connection was closed in the middle",
+    "closed_without_answer": "it closed the connection without an answer",
+    "no_list": "it answers /v1/models with no list of models ({why})",
+}
+UPSTREAMS: Final = {
+    **_WHY,
+    "upstream_unreachable": "{upstream} cannot be reached at {url}: {why}. Check it: tessera upstreams check {upstream}",
+    "upstream_refuses_key": "{upstream} refuses the key ({said}). Give it another: tessera upstreams key {upstream}",
+    "upstream_busy": "{upstream} takes no more requests now: {said}",
+    "upstream_failed": "{upstream} failed ({status}): {said}",
+    "upstream_refuses": "{upstream} refuses the request ({status}): {said}",
+    "upstream_not_well": "{upstream} at {url} does not answer as it should: {why}",
+    "upstream_no_model": "{upstream} has no model named {model!r}; it has: {there}.",
+    "upstream_no_json": "{upstream} answers {path} with something that is no JSON.",
+    "upstream_silent": "{upstream} did not answer: {why}.",
+    "upstream_broke_off": "{upstream} broke off the answer: {why}.",
+    "upstream_error_inside": "{upstream} broke off the answer: {said}",
+    "upstream_cut": "{upstream} broke off the answer after {pieces} pieces.",
+    "upstream_too_much": "{upstream} sent more than {mib} MiB.",
+    "upstream_long_line": "{upstream} sent a line of more than {mib} MiB.",
+    "upstream_unreadable": "{upstream} sent something unreadable: {shown}",
+    "no_upstream_rule": "{model} runs on {upstream}, and nothing is sent there without your rule. To allow it: tessera upstreams route '{model}' {upstream}",
+    "no_address": "{url!r} is no address: {why}.",
+    "no_such_address": "{url!r} is no address such as http://10.0.0.2:8000.",
+    "address_with_secret": "The address must hold no password, query or fragment; keys are given apart.",
+    "vllm_not_installed": "vLLM is not installed: there is no `vllm` on the search path.",
+    "vllm_ended": "vLLM ended with code {code}: {said}",
+    "vllm_broke_off": "vLLM ended in the middle of the answer: {said}",
+    "vllm_silent": "vLLM gave no answer within {seconds:.0f} s; it said last: {said}",
+}

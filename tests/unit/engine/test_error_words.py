@@ -1,0 +1,78 @@
+"""Errors state facts; the English text that clients get of them stays as it is."""
+
+import pytest
+
+from engine.library import errors as library
+from engine.reasons import Reason, because
+from engine.remotes import errors as remotes
+from engine.remotes.types import Seen
+from engine.remotes.wire import Failed, line
+from engine.upstreams import errors as upstreams
+from engine.upstreams.replies import refusal
+from engine.wording import sentence
+
+OLD = (
+    (
+        library.HubUnreachable("https://huggingface.co", "[Errno 111] Connection refused"),
+        "huggingface.co cannot be reached (nobody answers there). Check the network connection.",
+    ),
+    (
+        library.HubUnreachable("https://huggingface.co", "HTTP status 503", 503),
+        "huggingface.co cannot be reached (HTTP status 503). Check the network connection.",
+    ),
+    (library.RateLimited("https://hub", 29.6), "https://hub asks to wait 30 s before the next request"),
+    (library.RepositoryNotFound("a/b"), "The hub has no repository 'a/b', or it is private."),
+    (library.RepositoryNotFound("a/b", "such file in"), "The hub has no such file in 'a/b', or it is private."),
+    (
+        library.GatedRepository("a/b", "https://h/a/b", has_token=True),
+        "a/b is gated: accept its terms at https://h/a/b",
+    ),
+    (
+        library.GatedRepository("a/b", "https://h/a/b", has_token=False),
+        "a/b is gated: accept its terms and set a token (HF_TOKEN or the settings) at https://h/a/b",
+    ),
+    (library.NothingToDownload("a/b", "Q4", ("Q8_0", "F16")), "a/b has nothing called 'Q4'. It offers: Q8_0, F16."),
+    (
+        library.NothingToDownload("a/b", "Q4", ()),
+        "a/b has nothing called 'Q4'. It has no GGUF or safetensors files.",
+    ),
+    (library.NotEnoughDisk("/m", 5_000_000, 1234), "5000000 bytes needed in /m, 1234 free"),
+    (library.CannotWrite("/m", "Read-only file system"), "/m cannot be written: Read-only file system"),
+    (library.HashMismatch("f", "aa", "bb", None), "f: expected sha256 aa, found bb"),
+    (
+        remotes.RemoteFault("desk", "unreachable", because("ssh_silent", host="10.0.0.2", port=22)),
+        "desk: 10.0.0.2 port 22 did not answer in time. Is it on, and does ssh reach it? tessera remote check desk",
+    ),
+    (remotes.RemoteFault("desk", "slow", "the way is long"), "desk: the way is long."),
+    (
+        upstreams.UpstreamUnreachable("box", "http://b", because("no_connection_within", seconds=5.0)),
+        "box cannot be reached at http://b: no connection within 5 s. Check it: tessera upstreams check box",
+    ),
+    (
+        upstreams.UpstreamRefusesKey("box", "401: no"),
+        "box refuses the key (401: no). Give it another: tessera upstreams key box",
+    ),
+    (refusal("box", 429, b'{"error": "full"}'), "box takes no more requests now: full"),
+    (refusal("box", 500, b'{"error": "broken"}'), "box failed (500): broken"),
+    (refusal("box", 400, b'{"error": "too odd"}'), "box refuses the request (400): too odd"),
+)
+
+
+@pytest.mark.parametrize(("error", "text"), OLD, ids=[text[:40] for _, text in OLD])
+def test_an_error_has_facts_and_the_words_it_always_had(error, text):
+    assert str(error) == text
+    assert isinstance(error.detail, Reason)
+    assert sentence(error.detail) == text
+
+
+def test_what_a_tunnel_saw_reaches_the_server_as_facts():
+    import msgspec
+
+    seen = because("no_worker_answers", host="h", port=1, why=because("worker_silent", seconds=4.0))
+    told = msgspec.json.decode(line(Failed(state="no_worker", reason=seen)), type=Failed)
+    assert told.reason == seen
+    fault = remotes.RemoteFault("desk", told.state, told.reason)
+    assert fault.reason == "at port 1 of h no Tessera worker answers (nothing was heard from it for 4 s)"
+    assert fault.why == seen
+    kept = msgspec.json.encode(Seen(state="no_worker", reason=fault.reason, detail=seen))
+    assert msgspec.json.decode(kept, type=Seen).detail == seen
