@@ -20,7 +20,7 @@ _LICENCE: Final = re.compile(r"(?i)(^|/)(licen[cs]es?|copying|notice)[^/]*(/[^/]
 # Licences longer than this are lists of every package in a binary; the start says whose.
 MAX_TEXT: Final = 200_000
 # What says its licence nowhere a program could read it. Source: the project's own LICENSE file.
-KNOWN: Final = {
+TABLE: Final = {
     "flatbuffers": "Apache-2.0",
     "gguf": "MIT",
     "llama-cpp-python": "MIT",
@@ -105,7 +105,7 @@ def _component(dist: metadata.Distribution) -> Component:
 
 def _licence(facts: metadata.PackageMetadata) -> str:
     """In the words of its makers, the most exact of them; empty where they say nothing."""
-    if licence := KNOWN.get(canonicalize_name(facts["Name"])) or _field(facts, "License-Expression"):
+    if licence := TABLE.get(canonicalize_name(facts["Name"])) or _field(facts, "License-Expression"):
         return licence
     words = _field(facts, "License").strip()
     if words and "\n" not in words and len(words) < 80:  # noqa: PLR2004 - longer is the text itself

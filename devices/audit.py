@@ -13,7 +13,7 @@ from msgspec.structs import asdict
 
 from devices.atomic_file import write_atomically
 
-KEPT = 500
+MAX_ENTRIES = 500
 # One load moves the correction by this share of its error, so that a single odd measurement cannot spoil it.
 WEIGHT = 0.5
 # Only upwards: just after a load less is resident than in full use, which says nothing against the prediction.
@@ -47,7 +47,7 @@ class AuditLog:
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._lock = threading.Lock()
-        self._audits = _read(path)[-KEPT:] if path else []
+        self._audits = _read(path)[-MAX_ENTRIES:] if path else []
 
     def all(self) -> tuple[Audit, ...]:
         """Oldest first."""
@@ -78,7 +78,7 @@ class AuditLog:
         """Store one measurement."""
         audit = Audit(owner, key, predicted_bytes, measured_bytes, time.time(), dict(buffers), moment)
         with self._lock:
-            self._audits = [*self._audits, audit][-KEPT:]
+            self._audits = [*self._audits, audit][-MAX_ENTRIES:]
             if self._path is not None:
                 with contextlib.suppress(OSError):  # a full disk must not fail a load that has succeeded
                     _write(self._path, self._audits)
@@ -91,7 +91,7 @@ def _read(path: Path) -> list[Audit]:
     except OSError:
         return []
     found = []
-    for line in lines[-KEPT:]:
+    for line in lines[-MAX_ENTRIES:]:
         with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
             found.append(_audit(json.loads(line)))
     return found

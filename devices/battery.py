@@ -54,8 +54,8 @@ def _together(found: list[Battery]) -> Battery | None:
 
 
 def _sum(values: Iterable[float | None]) -> float | None:
-    known = [v for v in values if v is not None]
-    return sum(known) if known else None
+    numbers = [v for v in values if v is not None]
+    return sum(numbers) if numbers else None
 
 
 def _linux(host: Host, base: str) -> Battery | None:

@@ -10,5 +10,5 @@ _SECRET: Final = ("TOKEN", "SECRET", "PASSWORD", "API_KEY", "CREDENTIAL")
 
 def without_secrets(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """This process's environment without variables that sound like secrets, and with `extra`."""
-    kept = {k: v for k, v in os.environ.items() if not any(word in k.upper() for word in _SECRET)}
-    return kept | dict(extra or {})
+    passed = {k: v for k, v in os.environ.items() if not any(word in k.upper() for word in _SECRET)}
+    return passed | dict(extra or {})

@@ -106,11 +106,11 @@ class Ledger:
         buffers: Mapping[str, int] | None = None,
         *,
         moment: str = "load",
-        kept_bytes: int = 0,
+        cached_bytes: int = 0,
     ) -> Audit | None:
         """After a load and before an unload: what the process holds, measured here by its pid if not given.
 
-        `buffers` are its backend's (None: as at the last audit); `kept_bytes` of its memory are a cache that no
+        `buffers` are its backend's (None: as at the last audit); `cached_bytes` of its memory are a cache that no
         prediction counts.
 
         Returns the audit, which is stored and corrects later predictions of the same key; None if unknown.
@@ -134,7 +134,7 @@ class Ledger:
             reservation.key,
             reservation.expected_bytes or reservation.predicted_bytes,
             # Predictions know nothing of pages that happen to be shared.
-            max(1, measured.rss_bytes - kept_bytes) + on_gpu,
+            max(1, measured.rss_bytes - cached_bytes) + on_gpu,
             held,
             moment,
         )

@@ -215,8 +215,8 @@ def redact(name: str, value: Any) -> Any:
     if isinstance(value, str):
         if name == "/proc/cmdline":
             return " ".join(word for word in value.split() if KERNEL_PARAMETERS.match(word))
-        kept = [line for line in value.splitlines(keepends=True) if not PRIVATE_LINE.search(line)]
-        return HOME.sub(r"\1user", "".join(kept) if len(kept) < len(value.splitlines()) else value)
+        public = [line for line in value.splitlines(keepends=True) if not PRIVATE_LINE.search(line)]
+        return HOME.sub(r"\1user", "".join(public) if len(public) < len(value.splitlines()) else value)
     if isinstance(value, Mapping):
         return {k: redact(str(k), v) for k, v in value.items() if not PRIVATE_LINE.search(str(k))}
     if isinstance(value, list | tuple):

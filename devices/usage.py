@@ -106,12 +106,12 @@ class UsageSampler:
             return DeviceUsage(device.id, device.kind, busy, used)
         percent = read_number(self._host, f"{base}/gpu_busy_percent")
         pools = [read_number(self._host, f"{base}/mem_info_{pool}_used") for pool in ("vram", "gtt")]
-        known = [n for n in pools if n is not None]
+        numbers = [n for n in pools if n is not None]
         return DeviceUsage(
             device.id,
             device.kind,
             None if percent is None else min(1.0, percent / 100),
-            sum(known) if known else None,
+            sum(numbers) if numbers else None,
             watts,
         )
 

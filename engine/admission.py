@@ -48,8 +48,8 @@ class Admission(Protocol):
         """An answer of `tokens` ended, on average behind `depth` others, as one of `at_once` requests."""
         ...
 
-    async def unloading(self, model_id: str, kept_bytes: int) -> None:
-        """The model is about to be unloaded; `kept_bytes` of its memory are prefixes kept for later."""
+    async def unloading(self, model_id: str, cached_bytes: int) -> None:
+        """The model is about to be unloaded; `cached_bytes` of its memory are prefixes kept for later."""
         ...
 
     def release(self, model_id: str) -> None:

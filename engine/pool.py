@@ -75,7 +75,7 @@ class Pool:
         return any(m.loading or m.waiting or (m.ready and not m.idle) for m in self._models.values())
 
     @property
-    def known(self) -> list[LoadedModel]:
+    def models(self) -> list[LoadedModel]:
         """Models that are loaded, being loaded or have died."""
         return list(self._models.values())
 
@@ -102,10 +102,10 @@ class Pool:
         away = self._elsewhere.always(name)
         if away is not None:
             return await self._acquire(away, on_progress, 0, ticket)
-        known = self._models.get(self._ids.get(name, ""))
-        if known is not None and known.ready and not self._should_grow(known, min_ctx):
-            known.last_used = time.monotonic()
-            return await self._relieved(known.id, known.queued, ticket) or known
+        loaded = self._models.get(self._ids.get(name, ""))
+        if loaded is not None and loaded.ready and not self._should_grow(loaded, min_ctx):
+            loaded.last_used = time.monotonic()
+            return await self._relieved(loaded.id, loaded.queued, ticket) or loaded
         phases = Phases()
         found = await self._source.resolve(name, min_ctx)
         phases.done("place")
@@ -290,7 +290,7 @@ class Pool:
     async def _reap(self) -> None:
         while True:
             await asyncio.sleep(REAP_S)
-            for model in self.known:
+            for model in self.models:
                 if model.idle and model.expires_in_s == 0:
                     log.info("unloading model=%s idle for its time to live", model.id)
                     try:

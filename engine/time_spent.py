@@ -10,7 +10,7 @@ import msgspec
 
 from engine.types import Timings
 
-KEPT: Final = 200
+MAX_ENTRIES: Final = 200
 # A client that has not answered a tool call for so long has gone on with something else.
 LONGEST_TOOLS_S: Final = 3600.0
 MOST_CALLS: Final = 2000
@@ -105,7 +105,7 @@ class TimeLog:
     """The newest requests that generated something, and which tool calls wait for their results."""
 
     def __init__(self) -> None:
-        self._finished: deque[TimeSpent] = deque(maxlen=KEPT)
+        self._finished: deque[TimeSpent] = deque(maxlen=MAX_ENTRIES)
         self._asked: OrderedDict[str, float] = OrderedDict()
 
     def add(self, clock: Clock, route: str) -> TimeSpent:
@@ -120,6 +120,6 @@ class TimeLog:
         self._finished.append(spent)
         return spent
 
-    def newest(self, count: int = KEPT) -> list[TimeSpent]:
+    def newest(self, count: int = MAX_ENTRIES) -> list[TimeSpent]:
         """Newest first."""
         return list(reversed(self._finished))[:count]

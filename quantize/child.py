@@ -115,34 +115,34 @@ class _Worker:
 # With more memory than this after a task, a process ends with it, and the next one gets a fresh one.
 _LITTLE_BYTES = 256 << 20
 # Processes that did a task and wait for the next one; None: each ends with its task.
-_KEPT: ContextVar[list[_Worker] | None] = ContextVar("kept", default=None)
+_REUSED: ContextVar[list[_Worker] | None] = ContextVar("kept", default=None)
 
 
 @contextmanager
-def kept_workers() -> Iterator[None]:
+def reused_workers() -> Iterator[None]:
     """Within it, tasks of this thread are done by processes of earlier ones where those hold little memory.
 
     A start takes a fifth of a second, ggml's tables for types below three bits up to fifteen, and a job has a dozen
     tasks. Within another, the other's processes are used, and they outlive the inner one.
     """
-    if _KEPT.get() is not None:
+    if _REUSED.get() is not None:
         yield
         return
-    kept: list[_Worker] = []
-    token = _KEPT.set(kept)
+    reused: list[_Worker] = []
+    token = _REUSED.set(reused)
     try:
         yield
     finally:
-        _KEPT.reset(token)
-        for worker in kept:
+        _REUSED.reset(token)
+        for worker in reused:
             worker.close()
 
 
 def _worker(environment: dict[str, str]) -> _Worker:
-    kept = _KEPT.get() or []
-    for worker in kept:
+    reused = _REUSED.get() or []
+    for worker in reused:
         if worker.environment == environment and worker.process.poll() is None:
-            kept.remove(worker)
+            reused.remove(worker)
             return worker
     return _Worker(environment)
 
@@ -165,8 +165,8 @@ class Child:
         self.all_sent = threading.Event()
         self._answered = self._goes_on = self._given_back = False
         self._worker: _Worker = _worker(environment_of(request))
-        self._kept = _KEPT.get()
-        little = 0 if self._kept is None or _on_gpu(request) else _LITTLE_BYTES
+        self._reused = _REUSED.get()
+        little = 0 if self._reused is None or _on_gpu(request) else _LITTLE_BYTES
         self._worker.begin(self, encode({"task": task, "request": request, "goes_on_below_bytes": little}))
 
     @property
@@ -211,9 +211,9 @@ class Child:
             self._worker.close()
 
     def _give_back(self) -> None:
-        if self._kept is not None and not self._given_back:
+        if self._reused is not None and not self._given_back:
             self._given_back = True
-            self._kept.append(self._worker)
+            self._reused.append(self._worker)
 
     def wait(self, seconds: float) -> None:
         """Until its output ends, or so long."""

@@ -8,7 +8,7 @@ from quantize.ggml_types import BLOCK_SIZES, GgmlType, row_bytes
 from quantize.types import TensorSpec
 
 # Fragments of names that stay as they are: norms, routers, tiny or positional tables, vision and audio parts.
-_KEPT_FRAGMENTS = (
+_EXCLUDED_FRAGMENTS = (
     "_norm.weight",
     "ffn_gate_inp.weight",
     "ffn_gate_tid2eid.weight",
@@ -45,7 +45,7 @@ _KEPT_FRAGMENTS = (
     "a.rvq.codebook",
     "mm.a.code_embd",
 )
-_KEPT_NAMES = frozenset({"position_embd.weight", "token_types.weight"})
+_EXCLUDED_NAMES = frozenset({"position_embd.weight", "token_types.weight"})
 
 _EMBEDDINGS_OR_HEAD = frozenset({"token_embd.weight", "per_layer_token_embd.weight", "output.weight"})
 
@@ -64,8 +64,8 @@ def allows_quantization(tensor: TensorSpec) -> bool:
     return (
         num_dims(tensor.shape) > 1
         and name.endswith("weight")
-        and name not in _KEPT_NAMES
-        and not any(fragment in name for fragment in _KEPT_FRAGMENTS)
+        and name not in _EXCLUDED_NAMES
+        and not any(fragment in name for fragment in _EXCLUDED_FRAGMENTS)
     )
 
 

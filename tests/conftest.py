@@ -113,9 +113,9 @@ def installed_model(real_model: Path, tmp_path_factory: pytest.TempPathFactory) 
 @pytest.fixture(scope="module")
 def kept() -> Iterator[None]:
     """Jobs of a file share the processes that measure and round, as the tasks of one job do."""
-    from quantize.child import kept_workers
+    from quantize.child import reused_workers
 
-    with kept_workers():
+    with reused_workers():
         yield
 
 

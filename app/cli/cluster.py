@@ -54,21 +54,21 @@ def _need_ray() -> None:
 def up(host: str, port: int, door: int, memory: int | None) -> None:
     """Start a cluster whose head is this computer; stays until Ctrl+C or `tessera cluster down`."""
     store = cluster_file(user_paths())
-    known = ClusterFile(
+    cluster = ClusterFile(
         address=f"{host}:{port}", token=secrets.token_hex(32), door=f"http://127.0.0.1:{door}", pid=os.getpid()
     )
-    store.put(known)
-    os.environ.update(known.environment())
+    store.put(cluster)
+    os.environ.update(cluster.environment())
     ray = _ray("--head", f"--node-ip-address={host}", f"--port={port}", "--include-dashboard=false", memory=memory)
     try:
-        _wait(ray, known)
-        _print_server(known)
+        _wait(ray, cluster)
+        _print_server(cluster)
         echo("On the other computers, with the same version of Tessera and the models fetched:")
-        echo(f"  tessera cluster join {known.address}")
-        echo(f"They ask for this token once: {known.token}")
+        echo(f"  tessera cluster join {cluster.address}")
+        echo(f"They ask for this token once: {cluster.token}")
         if host != "127.0.0.1":
             echo("Ray encrypts nothing: keep it to a network of your own, or a VPN.")
-        _serve(known, door)
+        _serve(cluster, door)
     finally:
         _end(ray)
         store.put(ClusterFile())
@@ -80,12 +80,12 @@ def up(host: str, port: int, door: int, memory: int | None) -> None:
 def join(address: str, memory: int | None) -> None:
     """Give this computer to a cluster; stays until Ctrl+C. ADDRESS is HOST:PORT, as `cluster up` said."""
     store = cluster_file(user_paths())
-    known = store.get()
-    if known.address != address or not known.token:
-        known = ClusterFile(address=address, token=click.prompt("Token", hide_input=True).strip())
-    os.environ.update(known.environment())
+    cluster = store.get()
+    if cluster.address != address or not cluster.token:
+        cluster = ClusterFile(address=address, token=click.prompt("Token", hide_input=True).strip())
+    os.environ.update(cluster.environment())
     ray = _ray(f"--address={address}", memory=memory)
-    store.put(known)
+    store.put(cluster)
     try:
         echo("Part of the cluster until Ctrl+C.")
         with contextlib.suppress(KeyboardInterrupt):
@@ -106,7 +106,7 @@ def join(address: str, memory: int | None) -> None:
 @click.option("--affinity/--no-affinity", default=True, show_default=True, help="Send a talk where its cache is.")
 def deploy(model: str, most: int, least: int, parallel: int, ctx: int | None, *, affinity: bool) -> None:
     """Deploy a model, or replace its deployment replica by replica; more replicas come when queues are long."""
-    known = known_cluster()
+    cluster = require_cluster()
     with connected() as client:
         found = client.model(model)
         need = client.placement(found.id).placement.need
@@ -118,7 +118,7 @@ def deploy(model: str, most: int, least: int, parallel: int, ctx: int | None, *,
     echo(f"{found.id}: {deployment.memory_bytes / 1e9:.2f} GB a replica, {deployment.least} to {most} of them.")
     from app.cluster import deploying  # noqa: PLC0415 - Ray
 
-    deploying.connect(known)
+    deploying.connect(cluster)
     deploying.deploy(deployment)
     echo(f"It answers as {UPSTREAM}/{found.id}.")
 
@@ -126,10 +126,10 @@ def deploy(model: str, most: int, least: int, parallel: int, ctx: int | None, *,
 @command.command("status")
 def status() -> None:
     """Nodes and deployments."""
-    known = known_cluster()
+    cluster = require_cluster()
     from app.cluster import deploying  # noqa: PLC0415 - Ray
 
-    deploying.connect(known)
+    deploying.connect(cluster)
     nodes = [
         (node["address"], f"{node['total_bytes'] / 1e9:.1f} GB", f"{node['free_bytes'] / 1e9:.1f} GB")
         for node in deploying.nodes()
@@ -147,29 +147,29 @@ def status() -> None:
 @click.argument("model", required=False)
 def down(model: str | None) -> None:
     """Take one model down, or the whole cluster."""
-    known = known_cluster()
+    cluster = require_cluster()
     from app.cluster import deploying  # noqa: PLC0415 - Ray
 
-    deploying.connect(known)
+    deploying.connect(cluster)
     if model is not None:
         deploying.remove(model)
         echo(f"{model} is no longer in the cluster.")
         return
     deploying.shut_down()
-    if known.pid:
+    if cluster.pid:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(known.pid, signal.SIGTERM)
+            os.kill(cluster.pid, signal.SIGTERM)
     echo("The cluster is down; the other computers leave by themselves.")
 
 
-def known_cluster() -> ClusterFile:
+def require_cluster() -> ClusterFile:
     """The cluster that this computer belongs to; Ray finds its token in this process. Raises: ClickException."""
     _need_ray()
-    known = cluster_file(user_paths()).get()
-    if not known.address:
+    cluster = cluster_file(user_paths()).get()
+    if not cluster.address:
         raise click.ClickException("This computer belongs to no cluster: tessera cluster up, or join.")
-    os.environ.update(known.environment())
-    return known
+    os.environ.update(cluster.environment())
+    return cluster
 
 
 def _ray(*arguments: str, memory: int | None) -> "subprocess.Popen[bytes]":
@@ -197,13 +197,13 @@ def _free_bytes() -> int:
         return client.ledger().available_bytes.get("cpu", 0)
 
 
-def _wait(ray: "subprocess.Popen[bytes]", known: ClusterFile) -> None:
+def _wait(ray: "subprocess.Popen[bytes]", cluster: ClusterFile) -> None:
     from app.cluster import deploying  # noqa: PLC0415 - Ray
 
     until = time.monotonic() + START_S
     while True:
         try:
-            deploying.connect(known)
+            deploying.connect(cluster)
         except (ConnectionError, RuntimeError) as error:
             if ray.poll() is not None or time.monotonic() > until:
                 raise click.ClickException(f"Ray does not start: {error}") from error
@@ -212,21 +212,21 @@ def _wait(ray: "subprocess.Popen[bytes]", known: ClusterFile) -> None:
             return
 
 
-def _print_server(known: ClusterFile) -> None:
+def _print_server(cluster: ClusterFile) -> None:
     """The running server sees the cluster as an upstream; whoever starts one wants its models used."""
     with connected(here=True) as client:
-        client.put_upstream(UPSTREAM, UpstreamRequest(url=known.door, kind="tessera", key=known.token))
+        client.put_upstream(UPSTREAM, UpstreamRequest(url=cluster.door, kind="tessera", key=cluster.token))
         client.put_upstream_rule(UpstreamRule(model=f"{UPSTREAM}/*", upstream=UPSTREAM))
 
 
-def _serve(known: ClusterFile, port: int) -> None:
+def _serve(cluster: ClusterFile, port: int) -> None:
     import uvicorn  # noqa: PLC0415 - only the head's process serves
 
     from app.cluster.door import Door  # noqa: PLC0415 - Ray
 
     echo(f"Models that are deployed answer on your Tessera server as {UPSTREAM}/MODEL. Ends with Ctrl+C.")
     sys.stdout.flush()
-    uvicorn.run(Door(known.token).app, host="127.0.0.1", port=port, log_level="warning")
+    uvicorn.run(Door(cluster.token).app, host="127.0.0.1", port=port, log_level="warning")
 
 
 def _end(ray: "subprocess.Popen[bytes]") -> None:

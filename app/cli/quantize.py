@@ -198,10 +198,10 @@ def _made(request: "QuantizeOptions", *, quiet: bool, ask: bool) -> "QuantizeRep
 
 def _made_by_cluster(request: "QuantizeOptions", *, quiet: bool) -> "QuantizeReport":
     """The report of the file once the computers of the cluster have made it."""
-    from app.cli.cluster import known_cluster  # noqa: PLC0415 - as above
+    from app.cli.cluster import require_cluster  # noqa: PLC0415 - as above
     from engine.services import user_paths  # noqa: PLC0415 - as above
 
-    known = known_cluster()
+    known = require_cluster()
     from app.cluster.quantizing import quantize_on_cluster  # noqa: PLC0415 - Ray
 
     line = _Line(enabled=not quiet and sys.stderr.isatty())

@@ -26,9 +26,9 @@ HEALTH_S: Final = 2.0
 END_S: Final = 120.0
 
 
-def connect(known: ClusterFile) -> None:
-    """Join the cluster as a driver. The caller has `known.environment()`. Raises: ConnectionError."""
-    ray.init(address=known.address, namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR")
+def connect(cluster: ClusterFile) -> None:
+    """Join the cluster as a driver. The caller has `cluster.environment()`. Raises: ConnectionError."""
+    ray.init(address=cluster.address, namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR")
     serve.start(proxy_location="Disabled")
 
 

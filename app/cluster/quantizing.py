@@ -50,13 +50,13 @@ def software() -> str:
 
 
 def quantize_on_cluster(
-    known: ClusterFile, options: QuantizeOptions, paths: Paths, show: Callable[[Progress], None]
+    cluster: ClusterFile, options: QuantizeOptions, paths: Paths, show: Callable[[Progress], None]
 ) -> QuantizeReport:
     """Make a file as the server would, with all machines of a cluster. Blocks; Ctrl-C leaves no half file.
 
-    The caller has `known.environment()`. Raises: as `tessera quantize`; ConnectionError: no cluster answers.
+    The caller has `cluster.environment()`. Raises: as `tessera quantize`; ConnectionError: no cluster answers.
     """
-    ray.init(address=known.address, namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR")
+    ray.init(address=cluster.address, namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR")
     try:
         with closing(Services(paths)) as services:
             executor = Executor(RayTasks().run, _EACH_ITS_OWN)
@@ -74,7 +74,7 @@ class RayTasks:
 
     def __init__(self) -> None:
         self.nodes: dict[str, int] = {}  # tasks done, by node
-        self._kept: dict[Path, Any] = {}
+        self._files: dict[Path, Any] = {}
 
     def run(
         self, tasks: list[Task], on_progress: Callable[[int, Step], None], cancelled: Callable[[], bool]
@@ -98,17 +98,17 @@ class RayTasks:
         finally:
             for ref in running:
                 ray.cancel(ref)
-            self._kept.clear()
+            self._files.clear()
         return [None] * len(tasks)
 
     def _submit(self, task: Task) -> tuple[Any, Parcel]:
         parcel, source, read = pack(task)
-        for path in set(self._kept) - set(read.values()):  # neighbours share theirs
-            del self._kept[path]
+        for path in set(self._files) - set(read.values()):  # neighbours share theirs
+            del self._files[path]
         for path in read.values():
-            if path not in self._kept:
-                self._kept[path] = ray.put(np.fromfile(path, np.uint8))
-        refs = [self._kept[path] for path in read.values()]
+            if path not in self._files:
+                self._files[path] = ray.put(np.fromfile(path, np.uint8))
+        refs = [self._files[path] for path in read.values()]
         remote = _perform.options(num_cpus=1, memory=parcel.memory_bytes, name=f"{parcel.task} {parcel.results[0]}")
         return remote.remote(software(), msgspec.msgpack.encode(parcel), ray.put(source), list(read), *refs), parcel
 

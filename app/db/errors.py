@@ -28,11 +28,11 @@ class StoreUnreadable(StoreError):
 class StoreFromNewerVersion(StoreError):
     """The file was written by a newer Tessera; it is left as it is."""
 
-    def __init__(self, path: Path, version: int, known_version: int) -> None:
-        super().__init__(f"{path} has format {version}; this Tessera knows formats up to {known_version}")
+    def __init__(self, path: Path, version: int, newest_version: int) -> None:
+        super().__init__(f"{path} has format {version}; this Tessera knows formats up to {newest_version}")
         self.path = path
         self.version = version
-        self.known_version = known_version
+        self.newest_version = newest_version
 
 
 class StoreInUse(StoreError):

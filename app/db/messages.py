@@ -28,7 +28,7 @@ def add(
     """Write a message and make it the end of the branch shown. When this returns, it is on the disk."""
     created_s = time.time()
     facts = facts or {}
-    kept: list[Attachment] = []
+    stored: list[Attachment] = []
     with connection:
         connection.execute(
             "INSERT INTO messages(conversation_id, parent_id, role, content, reasoning, status, model, facts,"
@@ -51,7 +51,7 @@ def add(
                 "INSERT INTO attachments(message_id, name, mime, text, data) VALUES (?, ?, ?, ?, ?)",
                 (message_id, item.name, item.mime, item.text, item.data),
             )
-            kept.append(Attachment(item.name, item.mime, item.text, item.data, connection.last_insert_rowid()))
+            stored.append(Attachment(item.name, item.mime, item.text, item.data, connection.last_insert_rowid()))
         conversations.update(connection, conversation_id, leaf_id=message_id)
         conversations.touch(connection, conversation_id)
     return Message(
@@ -64,7 +64,7 @@ def add(
         status,
         model,
         facts,
-        tuple(kept),
+        tuple(stored),
         created_s,
     )
 

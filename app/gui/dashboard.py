@@ -10,7 +10,7 @@ from app.gui.server import requests
 from app.gui.services import Services
 from app.gui.widgets.basics import Page, card, label
 from app.gui.widgets.plain_table import PlainTable
-from app.gui.widgets.time_plot import KEPT_S, TimePlot
+from app.gui.widgets.time_plot import HISTORY_S, TimePlot
 from engine.api.requests import RecentActivity
 from engine.api.stats import Stats, Work
 
@@ -69,7 +69,7 @@ class DashboardPage(Page):
         api = self._services.api
 
         def ask() -> tuple[Stats, RecentActivity, tuple[Work, ...]]:
-            return api.stats(), api.recent_requests(), api.work_history(KEPT_S)
+            return api.stats(), api.recent_requests(), api.work_history(HISTORY_S)
 
         self._services.background.run(ask, self._show, failed, self)
 

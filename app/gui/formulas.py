@@ -10,7 +10,7 @@ from PySide6.QtSvg import QSvgRenderer
 from app.formulas import LONGEST
 from devices.child_command import child_command
 
-_KEPT = 500  # pictures; one is some kilobytes
+_MAX_CACHED = 500  # pictures; one is some kilobytes
 _TIME_MS = 3000  # one formula may take so long; Measured: ordinary ones take 6 to 60 ms
 _START_MS = 60_000  # the first one waits for the child's start, on a busy computer too
 
@@ -108,7 +108,7 @@ class Formulas(QObject):
         self._watch.stop()
         self._asked = None
         self._pictures[formula] = picture
-        while len(self._pictures) > _KEPT:
+        while len(self._pictures) > _MAX_CACHED:
             self._pictures.popitem(last=False)
         if picture is not None:
             self.ready.emit()

@@ -18,7 +18,7 @@ from app.gui.shortcuts import SHORTCUTS, ShortcutSheet
 from app.gui.theme import ASSETS
 from app.gui.tray import Tray
 from app.gui.widgets.basics import Banner, stack
-from app.gui.widgets.kept_splitter import keep_splitters, restore_splitters
+from app.gui.widgets.splitter import keep_splitters, restore_splitters
 from engine.paths import user_paths
 
 _USUAL, _SMALLEST = QSize(1180, 760), QSize(720, 480)

@@ -38,7 +38,7 @@ class ConsentRequest:
 Ask = Callable[[ConsentRequest], Decision]
 
 
-class Kept(msgspec.Struct, frozen=True):
+class StoredDecision(msgspec.Struct, frozen=True):
     """A decision about a tool, and the definition of the tool that it was made for."""
 
     decision: Literal["always", "never"]
@@ -50,21 +50,23 @@ class ConsentStore:
 
     def __init__(self, paths: Paths | None = None) -> None:
         path = (paths or user_paths()).config / "tool-consents.json"
-        self._store: JsonStore[dict[str, Kept]] = JsonStore(path, dict[str, Kept], dict, private=True)
+        self._store: JsonStore[dict[str, StoredDecision]] = JsonStore(
+            path, dict[str, StoredDecision], dict, private=True
+        )
 
-    def all(self) -> dict[str, Kept]:
+    def all(self) -> dict[str, StoredDecision]:
         """Every decision by its key."""
         return dict(self._store.get())
 
-    def find(self, key: str) -> Kept | None:
+    def find(self, key: str) -> StoredDecision | None:
         """The decision about a tool."""
         return self._store.get().get(key)
 
-    def keep(self, key: str, kept: Kept | None) -> None:
+    def keep(self, key: str, decision: StoredDecision | None) -> None:
         """Remember a decision; None forgets it. Raises: OSError."""
-        known = self.all()
-        known.pop(key, None)
-        self._store.put({**known, key: kept} if kept is not None else known)
+        decisions = self.all()
+        decisions.pop(key, None)
+        self._store.put({**decisions, key: decision} if decision is not None else decisions)
 
 
 @dataclass
@@ -96,7 +98,7 @@ class ToolConsent:
         if decision == "chat":
             self._for_chat.add((request.key, fingerprint))
         elif decision in {"always", "never"}:
-            self.store.keep(request.key, Kept("always" if decision == "always" else "never", fingerprint))
+            self.store.keep(request.key, StoredDecision("always" if decision == "always" else "never", fingerprint))
         return decision in {"once", "chat", "always"}
 
 

@@ -28,5 +28,5 @@ def take(library: Path, type_ids: Iterable[int], *, attention: bool = False) -> 
     loaded.ggml_tiles_attend(ctypes.c_bool(attention))
     function = loaded.ggml_tiles_take
     function.argtypes, function.restype = [ctypes.c_uint64], ctypes.c_uint64
-    known = function(sum(1 << number for number in set(type_ids)))
-    return frozenset(number for number in range(64) if known >> number & 1)
+    supported = function(sum(1 << number for number in set(type_ids)))
+    return frozenset(number for number in range(64) if supported >> number & 1)

@@ -55,9 +55,9 @@ def try_backends(
     are tried again every time.
     """
     limit = timeout_s or (TIMEOUT_WINDOWS_S if machine.system == "windows" else TIMEOUT_S)
-    known = {} if fresh or cache is None else _read_cache(cache)
+    cached = {} if fresh or cache is None else _read_cache(cache)
     keys = {trial.backend: _cache_key(machine, trial) for trial in trials}
-    reports = {t.backend: known[keys[t.backend]] for t in trials if keys[t.backend] in known}
+    reports = {t.backend: cached[keys[t.backend]] for t in trials if keys[t.backend] in cached}
     missing = [trial for trial in trials if trial.backend not in reports]
     if missing:
         with ThreadPoolExecutor(max_workers=len(missing), thread_name_prefix="backend-trial") as pool:
@@ -144,8 +144,8 @@ def _read_cache(cache: Path) -> dict[str, BackendReport]:
 
 
 def _write_cache(cache: Path, reports: dict[str, BackendReport]) -> None:
-    kept = {key: to_json(report) for key, report in reports.items() if report.state in {"usable", "no_device"}}
+    reusable = {key: to_json(report) for key, report in reports.items() if report.state in {"usable", "no_device"}}
     try:
-        write_atomically(cache, json.dumps(kept).encode())
+        write_atomically(cache, json.dumps(reusable).encode())
     except OSError:
         return  # a read-only home costs a second at each start, nothing else

@@ -92,8 +92,8 @@ class PackStore:
         previous = state.digest if state.digest not in {None, pack.folder.name} else state.previous
         self._write(pack.manifest.name, InUse(digest=pack.folder.name, previous=previous))
         for other in self.packs():
-            kept = {pack.folder.name, previous}
-            if other.manifest.name == pack.manifest.name and other.folder.name not in kept:
+            retained = {pack.folder.name, previous}
+            if other.manifest.name == pack.manifest.name and other.folder.name not in retained:
                 shutil.rmtree(other.folder, ignore_errors=True)
 
     def drop(self, pack: Pack) -> None:
@@ -107,15 +107,15 @@ class PackStore:
 
         Raises: PackRefused: no such pack.
         """
-        state = self._in_use(self._known(name))
+        state = self._in_use(self._require(name))
         self._write(name, InUse(digest=state.previous, previous=state.digest))
         return next((pack for pack in self.active() if pack.manifest.name == name), None)
 
     def remove(self, name: str) -> None:
         """Remove every build of a pack. Raises: PackRefused: no such pack."""
-        shutil.rmtree(self.folder / self._known(name))
+        shutil.rmtree(self.folder / self._require(name))
 
-    def _known(self, name: str) -> str:
+    def _require(self, name: str) -> str:
         names = sorted({pack.manifest.name for pack in self.packs()})
         if name not in names:
             raise PackRefused(f"no pack named {name[:64]!r} is installed; there are: {', '.join(names) or 'none'}")

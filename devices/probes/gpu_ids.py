@@ -26,7 +26,7 @@ def _apu(name: str, arch: str) -> GpuId:
     return GpuId(name, arch, integrated=True)
 
 
-KNOWN: dict[tuple[int, int], GpuId] = {
+TABLE: dict[tuple[int, int], GpuId] = {
     (0x1002, 0x1586): _apu("Radeon 8050S/8060S (Strix Halo)", "gfx1151"),
     (0x1002, 0x150E): _apu("Radeon 880M/890M (Strix Point)", "gfx1150"),
     (0x1002, 0x1114): _apu("Radeon 840M/860M (Krackan Point)", "gfx1152"),
@@ -69,7 +69,7 @@ def gpu_id(vendor: int, device: int) -> GpuId | None:
             if device in ids:
                 return GpuId(name, arch, integrated=arch not in INTEL_DISCRETE_ARCHES)
         return None
-    return KNOWN.get((vendor, device))
+    return TABLE.get((vendor, device))
 
 
 def gfx_name(target_version: int) -> str | None:

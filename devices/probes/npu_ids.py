@@ -23,7 +23,7 @@ def _intel(name: str, since: tuple[int, int] = (6, 3)) -> NpuId:
 
 
 # (vendor, device): what it is. AMD's 17f0 is told apart by revision.
-KNOWN: dict[tuple[int, int], NpuId] = {
+TABLE: dict[tuple[int, int], NpuId] = {
     (0x1022, 0x1502): _amd("NPU (Phoenix/Hawk Point)", "XDNA1", llm=False),
     (0x1022, 0x17F0): _amd("NPU", "XDNA2", llm=True),
     (0x1022, 0x17F1): _amd("NPU", "XDNA2", llm=True),
@@ -47,7 +47,7 @@ def npu_id(vendor: int, device: int, revision: int | None, driver: str | None) -
     """The NPU a PCI function is, by id or by the driver bound to it; None when it is something else."""
     if (vendor, device) in VIRTUAL_FUNCTIONS:
         return None
-    known = KNOWN.get((vendor, device))
+    known = TABLE.get((vendor, device))
     if known is not None:
         name = AMD_REVISIONS.get(revision or 0) if device == 0x17F0 else None
         return NpuId(

@@ -31,7 +31,7 @@ _STALLED_S: Final = 20.0
 _SYSTEM_BOUNDS_MEMORY: Final[bool] = sys.platform == "linux"
 # What anybody can have computed takes what the model and the server leave of the processor.
 _BACKGROUND_NICE: Final = 10
-_KEPT_ENVIRONMENT: Final = ("PATH", "SYSTEMROOT", "TEMP", "TMP", "TZ", "LANG", "LC_ALL", "LD_LIBRARY_PATH")
+_PASSED_ENVIRONMENT: Final = ("PATH", "SYSTEMROOT", "TEMP", "TMP", "TZ", "LANG", "LC_ALL", "LD_LIBRARY_PATH")
 
 
 class ChildFailed(Exception):
@@ -129,7 +129,7 @@ class BoundedChild:
             return self._process
         if self._process is not None:
             self._discard(self._process)
-        environment = {k: v for k, v in os.environ.items() if k in _KEPT_ENVIRONMENT}
+        environment = {k: v for k, v in os.environ.items() if k in _PASSED_ENVIRONMENT}
         environment["PYTHONPATH"] = str(_ROOT)
         command = child_command(self._module, str(self._memory_bytes), str(self._timeout_s))
         process = subprocess.Popen(

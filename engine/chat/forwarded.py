@@ -23,7 +23,7 @@ _STANDARD: Final = frozenset(
 # Others under the names of each kind. Source: vLLM SamplingParams, SGLang sampling_params.md, llama-server README.
 _GPU: Final = {"top_k": "top_k", "min_p": "min_p", "repeat_penalty": "repetition_penalty"}
 _SAMPLING: Final[dict[str, dict[str, str] | None]] = {"openai": {}, "vllm": _GPU, "sglang": _GPU}
-_KNOWN: Final = frozenset({"openai", "vllm", "sglang", "llama-server", "tessera"})
+_KINDS: Final = frozenset({"openai", "vllm", "sglang", "llama-server", "tessera"})
 # Grammars each kind takes, and where they stand.
 _GRAMMARS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
     "vllm": {"regex": ("structured_outputs", "regex"), "gbnf": ("structured_outputs", "grammar")},
@@ -46,7 +46,7 @@ def forward(query: ChatQuery, flavour: str) -> tuple[ForwardedChat, tuple[str, .
 
     Raises: InputFault: the answer could not be what was asked for.
     """
-    kind = flavour if flavour in _KNOWN else "openai"
+    kind = flavour if flavour in _KINDS else "openai"
     body: dict[str, Any] = {"messages": [_message(m, kind) for m in query.messages]}
     silent: list[str] = []
     _tools(query, body)
@@ -76,7 +76,7 @@ def forward_text(request: GenerationRequest, flavour: str) -> tuple[dict[str, An
     for param, value in refused.items():
         if value:
             raise InputFault(f"{param} is not passed on with a bare prompt to an upstream.", param)
-    kind = flavour if flavour in _KNOWN else "openai"
+    kind = flavour if flavour in _KINDS else "openai"
     body: dict[str, Any] = {"prompt": request.prompt}
     silent: list[str] = []
     _sampling({name: getattr(request.sampling, name) for name in request.explicit}, kind, body, silent)

@@ -11,7 +11,7 @@ class Markers(NamedTuple):
 
 
 # Source: the chat templates in tests/data/templates and the model cards of their makers.
-KNOWN_MARKERS: Final = (
+MARKERS: Final = (
     Markers("<think>", "</think>"),
     Markers("[THINK]", "[/THINK]"),
     Markers("<seed:think>", "</seed:think>"),
@@ -24,7 +24,7 @@ KNOWN_MARKERS: Final = (
 
 def open_markers(prefill: str, own: Markers | None = None) -> Markers | None:
     """The markers of a reasoning block that the head of the answer leaves open; `own`: the dialect's."""
-    for markers in (own, *KNOWN_MARKERS) if own else KNOWN_MARKERS:
+    for markers in (own, *MARKERS) if own else MARKERS:
         start = prefill.rfind(markers.start)
         if start >= 0 and markers.end not in prefill[start:]:
             return markers

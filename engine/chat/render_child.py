@@ -35,7 +35,7 @@ _TEMPLATE_FAULTS = (
     TypeError,
     ValueError,
 )
-_KEPT_TEMPLATES = 8
+_MAX_TEMPLATES = 8
 
 
 class CompiledTemplate:
@@ -116,7 +116,7 @@ class Renderer:
         key = (source if source is not None else CHATML, job.template.bos, job.template.eos)
         compiled = self._compiled.pop(key, None) or CompiledTemplate(*key)
         self._compiled[key] = compiled
-        if len(self._compiled) > _KEPT_TEMPLATES:
+        if len(self._compiled) > _MAX_TEMPLATES:
             del self._compiled[next(iter(self._compiled))]
         return compiled
 

@@ -25,7 +25,7 @@ MAX_DEPTH: Final = 100
 # Counts beyond any context: 65,536 elements of a list are at least 131,072 tokens.
 MAX_COUNT: Final = 65_536
 _COUNTS: Final = ("minItems", "maxItems", "minLength", "minProperties", "maxProperties")
-_KEPT_VERDICTS: Final = 256
+_MAX_VERDICTS: Final = 256
 
 
 class ConstraintImpossible(InputFault):
@@ -117,7 +117,7 @@ class ConstraintChecker:
         if verdict is None:
             verdict = await self._try(constraint)
             self._verdicts[key] = verdict
-            if len(self._verdicts) > _KEPT_VERDICTS:
+            if len(self._verdicts) > _MAX_VERDICTS:
                 self._verdicts.popitem(last=False)
         if verdict.problem:
             raise ConstraintImpossible(verdict.problem, param)

@@ -97,7 +97,7 @@ class TemplateRenderer:
         )
         _check_markers(job.messages)
         key = hashlib.sha256((template.source or "").encode("utf-8", "surrogatepass")).digest()
-        self._refuse_known_killer(key)
+        self._check_kills(key)
         try:
             body = encode(job)
         except (UnicodeEncodeError, TypeError, RecursionError, OverflowError) as error:
@@ -139,7 +139,7 @@ class TemplateRenderer:
         self._kills.setdefault(key, []).append(time.monotonic())
         return BadTemplate(reason)
 
-    def _refuse_known_killer(self, key: bytes) -> None:
+    def _check_kills(self, key: bytes) -> None:
         recent = [at for at in self._kills.get(key, ()) if time.monotonic() - at < _PAUSE_S]
         if len(recent) >= _KILLS_ALLOWED:
             raise BadTemplate(f"it was stopped {len(recent)} times within a minute and is paused")

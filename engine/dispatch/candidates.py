@@ -143,16 +143,16 @@ def _streamed(asked: Question, at: Callable[[LoadSettings], Candidate], settings
     spare = free - found.need.device_bytes("cpu")
     whole = at(streaming.with_room(asked.shape, found.settings, spare))
     found = whole if whole.fits else found  # what earlier loads took more than predicted counts for experts too
-    speed, kept = found.speed, found.settings
+    speed, settings = found.speed, found.settings
     cost = streaming.forecast(
         asked.shape,
-        kept.expert_bytes,
-        streaming.known_use(kept),
+        settings.expert_bytes,
+        streaming.recorded_use(settings),
         asked.disk_gbs or streaming.UNKNOWN_DISK_GBS,
         1 / speed.decode_tok_s if speed.decode_tok_s else 0.0,
         measured=asked.disk_gbs is not None,
     )
-    prefill = streaming.prompt_tok_s(asked.shape, cost, kept.n_ubatch, speed.prefill_tok_s)
+    prefill = streaming.prompt_tok_s(asked.shape, cost, settings.n_ubatch, speed.prefill_tok_s)
     return msgspec.structs.replace(found, speed=Speed(prefill, cost.decode_tok_s, speed.measured), streaming=cost)
 
 
@@ -215,15 +215,17 @@ class _Offload:
         if layers == self._total:
             return found
         for size in (cells, 0) if spare and cells else (cells,):
-            kept = self._fewest_experts(size)
-            if kept is not None:
-                split = self._candidate(self._at(self._total, size, kept), fits=True)
+            cpu_expert_layers = self._fewest_experts(size)
+            if cpu_expert_layers is not None:
+                split = self._candidate(self._at(self._total, size, cpu_expert_layers), fits=True)
                 return split if not fits or split.speed.turn_s < found.speed.turn_s else found
         return found
 
-    def _at(self, layers: int, cells: int, kept: int = 0) -> LoadSettings:
+    def _at(self, layers: int, cells: int, cpu_expert_layers: int = 0) -> LoadSettings:
         """The settings with so many layers, cells, and layers whose experts stay on the processor."""
-        settings = msgspec.structs.replace(self._base, n_gpu_layers=layers, kv_cells=cells, cpu_expert_layers=kept)
+        settings = msgspec.structs.replace(
+            self._base, n_gpu_layers=layers, kv_cells=cells, cpu_expert_layers=cpu_expert_layers
+        )
         if len(self._places) == 1:
             return settings
         shape = self._asked.shape

@@ -116,8 +116,8 @@ def _judged(npu: Candidate, usual: Candidate, why: Reason, asked: Question) -> V
 
 def _offer(candidate: Candidate, memory: PlacementHistory, owner: str) -> Offer:
     device = candidate.device
-    known = memory.tokens_per_joule(owner, device.id, candidate.backend)
-    return Offer(device.name, candidate.speed.prefill_tok_s, known)
+    tokens_per_joule = memory.tokens_per_joule(owner, device.id, candidate.backend)
+    return Offer(device.name, candidate.speed.prefill_tok_s, tokens_per_joule)
 
 
 def _is_pinned(candidate: Candidate, pin: str | None) -> bool:
@@ -169,11 +169,11 @@ def _reasons(
 
 
 def _why_gpu(chosen: Candidate, shape: ModelShape) -> list[Reason]:
-    layers, kept = len(shape.layers), chosen.settings.cpu_expert_layers
+    layers, cpu_layers = len(shape.layers), chosen.settings.cpu_expert_layers
     on_gpu = min(chosen.settings.n_gpu_layers, layers)
     names = tuple(device.name for device in (chosen.device, *chosen.others))
-    if kept:
-        reasons = [because("layers_fit_without_experts", layers=kept, all_layers=layers, devices=names)]
+    if cpu_layers:
+        reasons = [because("layers_fit_without_experts", layers=cpu_layers, all_layers=layers, devices=names)]
         if shape.experts_used:
             reasons.append(because("experts_on_processor", used=shape.experts_used, experts=shape.experts))
         else:
@@ -188,7 +188,7 @@ def _why_gpu(chosen: Candidate, shape: ModelShape) -> list[Reason]:
     reasons.append(because(f"backend_{chosen.backend}"))
     if chosen.device.kind == "igpu":
         reasons.append(because("file_is_read"))
-        if shape.experts and not kept and on_gpu == layers:
+        if shape.experts and not cpu_layers and on_gpu == layers:
             reasons.append(because("experts_in_shared_memory"))
     return reasons
 

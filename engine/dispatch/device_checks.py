@@ -24,7 +24,7 @@ from engine.runner.protocol import LoadSettings
 from engine.types import DeviceCheck
 
 log = logging.getLogger(__name__)
-KEPT: Final = 200
+MAX_ENTRIES: Final = 200
 # Reads weights back from the device, some dozen times: seconds for what fits a laptop.
 OPERATIONS_TIMEOUT_S: Final = 90.0
 # A processor reads some 150 tokens twice: seconds for models that fit a laptop, minutes for the largest.
@@ -114,7 +114,7 @@ class DeviceChecks:
         )
         with self._lock:
             others = [(k, v) for k, v in self._store.get().items() if k != key]
-            self._put(dict([*others[1 - KEPT :], (key, verdict)]))
+            self._put(dict([*others[1 - MAX_ENTRIES :], (key, verdict)]))
 
     def _put(self, verdicts: dict[str, Verdict]) -> None:
         with contextlib.suppress(OSError):  # the next start compares again
@@ -186,5 +186,5 @@ def _keep_newest(folder: Path) -> None:
     """Old references make room: each is a tenth of a megabyte."""
     with contextlib.suppress(OSError):
         found = sorted(folder.glob("*.msgpack"), key=lambda path: path.stat().st_mtime)
-        for path in found[:-KEPT]:
+        for path in found[:-MAX_ENTRIES]:
             path.unlink(missing_ok=True)

@@ -12,7 +12,7 @@ from engine.json_store import JsonStore
 from engine.measurements.attention import AttentionSpeed
 
 T = TypeVar("T")
-KEPT: Final = 500
+MAX_ENTRIES: Final = 500
 # A model's use is that of its newest tokens, this many of them: habits change.
 USE_TOKENS: Final = 20_000
 # Answers between two writes of what they taught.
@@ -219,4 +219,4 @@ def _sound_rows(table: Any, kind: Any) -> dict[str, Any]:
 
 
 def _newest(table: dict[str, T]) -> dict[str, T]:
-    return dict(list(table.items())[-KEPT:])
+    return dict(list(table.items())[-MAX_ENTRIES:])

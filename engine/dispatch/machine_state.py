@@ -35,7 +35,7 @@ class MachineState:
         self._host = host or RealHost()
         self._elsewhere = elsewhere
         self._cache = backend_cache
-        self._known: Machine | None = None
+        self._machine: Machine | None = None
         self._lock = threading.Lock()
         is_live = isinstance(self._host, RealHost)
         self._reader = LiveReader(self._host, (lambda: float(psutil.cpu_percent())) if is_live else None)
@@ -44,7 +44,7 @@ class MachineState:
 
     def live(self) -> tuple[LiveDevice, ...]:
         """How busy, warm and hungry each device is, since the call before. Wakes nothing."""
-        devices = (self._known or self.now()).devices
+        devices = (self._machine or self.now()).devices
         with self._reading:
             return self._reader.read(devices)
 
@@ -52,17 +52,17 @@ class MachineState:
     def metered(self) -> bool:
         """A power meter can be read here; looked for once."""
         if self._meters is None:
-            self._meters = meters(self._host, (self._known or self.now()).devices)
+            self._meters = meters(self._host, (self._machine or self.now()).devices)
         return any(meter.readable for meter in self._meters)
 
     def full(self, *, fresh: bool = False) -> Machine:
         """With every backend tried; `fresh` tries them again."""
         with self._lock:
-            if self._known is None or fresh:
+            if self._machine is None or fresh:
                 if isinstance(self._host, RecordedHost):
-                    self._known = recorded_report(self._host)
+                    self._machine = recorded_report(self._host)
                 else:
-                    self._known = live_report(self._host, self._cache, fresh=fresh)
+                    self._machine = live_report(self._host, self._cache, fresh=fresh)
         return self.now()
 
     def settled(self) -> Machine:
@@ -83,9 +83,9 @@ class MachineState:
         return replace(machine, devices=(*machine.devices, *far)) if far else machine
 
     def _here(self) -> Machine:
-        known = self._known
-        if known is None:
+        machine = self._machine
+        if machine is None:
             return inventory(self._host)
-        if any(d.kind == "dgpu" and d.vendor == "NVIDIA" for d in known.devices):
-            return merged(replace(detailed(self._host), backends=known.backends))
-        return merged(replace(inventory(self._host), backends=known.backends, meters=known.meters))
+        if any(d.kind == "dgpu" and d.vendor == "NVIDIA" for d in machine.devices):
+            return merged(replace(detailed(self._host), backends=machine.backends))
+        return merged(replace(inventory(self._host), backends=machine.backends, meters=machine.meters))

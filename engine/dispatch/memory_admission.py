@@ -228,12 +228,12 @@ class MemoryAdmission:
         if model_id in self._unanswered:
             self._unanswered[model_id].set()
 
-    async def unloading(self, model_id: str, kept_bytes: int) -> None:
+    async def unloading(self, model_id: str, cached_bytes: int) -> None:
         """The model was used and leaves now: its process shows what it really took."""
         load = self._loads.get(model_id)
         if load is not None and (load.settings.path.startswith(PREFIX) or load.settings.expert_bytes):
             return
-        await asyncio.to_thread(self._ledger.record_measured, model_id, moment="unload", kept_bytes=kept_bytes)
+        await asyncio.to_thread(self._ledger.record_measured, model_id, moment="unload", cached_bytes=cached_bytes)
 
     def release(self, model_id: str) -> None:
         """The model's memory is free again."""

@@ -107,5 +107,5 @@ def _first_token(npu: Offer, other: Offer | None) -> Reason:
 
 
 def _seconds(offer: Offer) -> Reason:
-    known = offer.first_token_s < float("inf")
-    return because("seconds", seconds=offer.first_token_s) if known else because("unknown_time")
+    is_finite = offer.first_token_s < float("inf")
+    return because("seconds", seconds=offer.first_token_s) if is_finite else because("unknown_time")

@@ -35,7 +35,7 @@ from engine.reasons import Reason, because
 from engine.runner.engine_args import given
 from engine.runner.protocol import LoadSettings
 from quantize.errors import QuantizeError
-from quantize.files.known_headers import known_gguf_model
+from quantize.files.header_cache import cached_gguf_model
 
 log = logging.getLogger(__name__)
 # Kept prefixes get at most this part of the memory that a load leaves free.
@@ -100,10 +100,14 @@ class Placer:
     def _with_energy(self, model_id: str, placed: Placement) -> Placement:
         """The placement with what answers there gave for a joule so far."""
         learnt = self.history.tokens_per_joule(model_id, placed.device, placed.backend)
-        known = learnt if learnt is not None else placed.tokens_per_joule
+        tokens_per_joule = learnt if learnt is not None else placed.tokens_per_joule
         unknown = because("energy_not_yet" if self.machine.metered else "energy_no_meter")
-        energy = because("tokens_per_joule", tokens_per_joule=known) if known is not None else unknown
-        return msgspec.structs.replace(placed, tokens_per_joule=known, energy=energy)
+        energy = (
+            because("tokens_per_joule", tokens_per_joule=tokens_per_joule)
+            if tokens_per_joule is not None
+            else unknown
+        )
+        return msgspec.structs.replace(placed, tokens_per_joule=tokens_per_joule, energy=energy)
 
     def judge_shape(
         self,
@@ -385,6 +389,6 @@ def offload_target(settings: LoadSettings, machine: Machine) -> tuple[str | None
 def read_shape(path: str) -> ModelShape:
     """The shape of a file on disk. Raises: BadModelFile."""
     try:
-        return model_shape(known_gguf_model(path))
+        return model_shape(cached_gguf_model(path))
     except QuantizeError as error:
         raise BadModelFile(path, str(error)) from error

@@ -46,9 +46,9 @@ NPU_LARGEST_PARAMETERS = 4_000_000_000
 
 def bandwidth_gbs(device: Device) -> tuple[float, bool]:
     """Bytes a second the device can read, in GB/s, and whether that is known or guessed."""
-    known = device.memory.bandwidth_gbs
-    if known:
-        return known, True
+    bandwidth = device.memory.bandwidth_gbs
+    if bandwidth:
+        return bandwidth, True
     assumed = {"cpu": UNKNOWN_CPU_GBS, "igpu": UNKNOWN_IGPU_GBS, "dgpu": UNKNOWN_DGPU_GBS}
     return assumed.get(device.kind, UNKNOWN_CPU_GBS), False
 

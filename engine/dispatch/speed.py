@@ -107,11 +107,11 @@ def expected(
     share_near = near / whole if whole else 1.0
     caches = cache_read(shape, settings, expected_depth(settings, memory.use(owner)))
     seconds = prefill = 0.0
-    known = False
+    is_measured = False
     compute = 2 * active_values(shape) / 1e9
     for device, backend, share in devices:
         measured = memory.speed_gbs(device.id, backend)
-        known = known or measured is not None
+        is_measured = is_measured or measured is not None
         read = share * (near if measured else near + caches * share_near) / 1e9
         seconds += read / (measured or effective_gbs(device, backend))
         prefill += share * share_near * compute / _gflops(shape, device, backend)
@@ -121,7 +121,7 @@ def expected(
         slow = memory.speed_gbs("cpu", "cpu") or bandwidth_gbs(cpu)[0] * CPU_EFFICIENCY
         seconds += (whole - near + caches * (1 - share_near)) / 1e9 / slow
         prefill += (1 - share_near) * compute / _gflops(shape, cpu, "cpu")
-    return Speed(1 / prefill if prefill else 0.0, 1 / seconds if seconds else 0.0, known)
+    return Speed(1 / prefill if prefill else 0.0, 1 / seconds if seconds else 0.0, is_measured)
 
 
 def _gflops(shape: ModelShape, device: Device, backend: str) -> float:

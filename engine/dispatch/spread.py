@@ -74,10 +74,10 @@ def need(
     shape: ModelShape, settings: LoadSettings, machine: Machine, registry: RemoteRegistry, run: DryRun | None = None
 ) -> Need:
     """What a load takes here and on each worker."""
-    known = {far.id: far for far in _known(registry)}
+    by_id = {far.id: far for far in _remote_devices(registry)}
     holders = []
     for (layers, name), found in zip(_named(settings), devices_of(settings, machine), strict=True):
-        far = known.get(found or "")
+        far = by_id.get(found or "")
         holders.append(
             Holder(
                 device=found or f"{PREFIX}{layers.remote}",
@@ -90,7 +90,7 @@ def need(
     return spread_need(shape, settings, machine_isa(machine), tuple(holders), run)
 
 
-def _known(registry: RemoteRegistry) -> list[Far]:
+def _remote_devices(registry: RemoteRegistry) -> list[Far]:
     found = []
     for remote in registry.remotes:
         seen = registry.seen(remote.name)
@@ -114,7 +114,7 @@ class Spreading:
 
     def instead_of(self, here: Placement, shape: ModelShape, pinned: str) -> Placement:
         """`here`, or layers on workers where the user's word for them, or the memory, asks for that."""
-        usable = [far for far in _known(self._registry) if self._usable(far)]
+        usable = [far for far in _remote_devices(self._registry) if self._usable(far)]
         if pinned:
             usable = [far for far in usable if far.remote == pinned]
         else:
@@ -130,7 +130,7 @@ class Spreading:
         if here.fits and not pinned and (plan.decode_tok_s or 0) < FASTER * (here.decode_tok_s or 0):
             return here
         first = because("pinned_there" if pinned else "faster_there" if here.fits else "not_here_alone")
-        kept = Alternative(
+        local = Alternative(
             device=here.device,
             backend=here.backend,
             n_gpu_layers=here.settings.n_gpu_layers,
@@ -138,7 +138,7 @@ class Spreading:
             reason=because("here_alone" if here.fits else "here_alone_too_small"),
         )
         return msgspec.structs.replace(
-            plan, reasons=(first, *plan.reasons), alternatives=(kept, *here.alternatives)
+            plan, reasons=(first, *plan.reasons), alternatives=(local, *here.alternatives)
         )
 
     def _usable(self, far: Far) -> bool:
@@ -216,12 +216,12 @@ class Spreading:
         """Seconds of one token: here, on the workers, on the links."""
         share = _shares(shape, settings)
         total = weights_read(shape) / 1e9
-        known = {far.id: far for far in _known(self._registry)}
+        by_id = {far.id: far for far in _remote_devices(self._registry)}
         far_s = link_s = 0.0
         for device, part, (up, down) in zip(
             devices_of(settings, self._machine), share[1:], crossing_bytes(shape, settings), strict=True
         ):
-            far = known.get(device or "")
+            far = by_id.get(device or "")
             if far is None:
                 continue
             far_s += part * total / max(0.01, self._gbs(far))
@@ -268,10 +268,10 @@ class Spreading:
                 there = layers.layers - last
                 share = because("layers_on_remote", layers=there, all_layers=n_layers, **share.values)
             shares.append(share)
-        known = {far.id: far for far in _known(self._registry)}
+        by_id = {far.id: far for far in _remote_devices(self._registry)}
         devices = [d for d in devices_of(settings, self._machine) if d is not None]
         measured = all(self._history.speed_gbs(d, BACKEND) for d in devices)
-        links = {known[d].remote: known[d].link for d in devices if d in known}
+        links = {by_id[d].remote: by_id[d].link for d in devices if d in by_id}
         ways = [
             because("remote_link", remote=name, rtt_ms=link.rtt_s * 1000, down_mb_s=link.down_bytes_s / 1e6)
             for name, link in links.items()

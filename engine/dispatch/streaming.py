@@ -24,7 +24,7 @@ UNKNOWN_DISK_GBS: Final = 0.5
 # What asking for each layer's routing costs a token. Measured: docs/log.md, mixtures.
 LAYER_S: Final = 0.0003
 # Of the memory that is left, so much goes to experts; the rest to what reads the file besides.
-KEPT_PART: Final = 15 / 16
+CACHED_FRACTION: Final = 15 / 16
 # How skewed routing is where nothing was seen: the part kept, to this power, is what is asked for of it. Source:
 # OLMoE-1B-7B over 50,000 tokens (colibri, issue 864): 6, 12.5, 25 and 50 % of the experts got 21, 35, 52 and 75 %
 # of what was asked; larger mixtures were told to be more skewed.
@@ -63,7 +63,7 @@ def streamed_settings(shape: ModelShape, settings: LoadSettings) -> LoadSettings
 
 def with_room(shape: ModelShape, settings: LoadSettings, spare_bytes: int) -> LoadSettings:
     """`settings` with as much more memory for experts as is left beside the least."""
-    wanted = settings.expert_bytes + int(max(0, spare_bytes) * KEPT_PART)
+    wanted = settings.expert_bytes + int(max(0, spare_bytes) * CACHED_FRACTION)
     layers = expert_layers(shape)
     all_of_them = whole_bytes(shape) + least_bytes(layers, shape.experts)
     return msgspec.structs.replace(settings, expert_bytes=min(wanted, all_of_them))
@@ -77,13 +77,13 @@ def disk_gbs(resources: Resources, shape: ModelShape, path: str, owner: str) -> 
         return None
     place = Path(path) if Path(path).is_file() else resources.models
     disk = disk_of(place)
-    known = resources.history.disk_gbs(disk)
-    if known is None and disk is not None and (known := read_gbs(place)) is not None:
-        resources.history.record_disk(disk, round(known, 3))
-    return known
+    measured = resources.history.disk_gbs(disk)
+    if measured is None and disk is not None and (measured := read_gbs(place)) is not None:
+        resources.history.record_disk(disk, round(measured, 3))
+    return measured
 
 
-def known_use(settings: LoadSettings) -> ExpertUse:
+def recorded_use(settings: LoadSettings) -> ExpertUse:
     """What earlier loads of this file saw."""
     folder = folder_of(settings.cache_dir)
     return use_store(folder, Path(settings.path)).get() if folder else ExpertUse()
@@ -99,8 +99,8 @@ def forecast(
     layers = expert_layers(shape)
     each_layer = sum(held_bytes(layer, shape.experts) for layer in layers.values())
     whole = shape.experts * each_layer
-    kept_bytes = min(whole, expert_bytes - reader_bytes(layers, shape.experts))
-    part = kept_bytes / whole
+    cached_bytes = min(whole, expert_bytes - reader_bytes(layers, shape.experts))
+    part = cached_bytes / whole
     each_token = shape.experts_used * each_layer
     hit = use.hit_rate(part) if use.is_meaningful else part**SKEW
 
@@ -110,7 +110,7 @@ def forecast(
 
     return Streaming(
         expert_bytes=whole,
-        kept_bytes=kept_bytes,
+        cached_bytes=cached_bytes,
         hit_rate=round(hit, 3),
         worst_hit_rate=round(part, 3),
         decode_tok_s=speed(hit),
@@ -123,7 +123,7 @@ def forecast(
 
 def reasons(found: Streaming) -> tuple[Reason, ...]:
     """Why and how."""
-    why = because("experts_by_use", kept_gib=found.kept_bytes / GIB, all_gib=found.expert_bytes / GIB)
+    why = because("experts_by_use", kept_gib=found.cached_bytes / GIB, all_gib=found.expert_bytes / GIB)
     hits = because("experts_asked_guessed", hit_rate=found.hit_rate, tok_s=found.decode_tok_s)
     if found.seen_tokens:
         seen, rate = found.seen_tokens, found.hit_rate
@@ -139,7 +139,7 @@ def reasons(found: Streaming) -> tuple[Reason, ...]:
 
 def prompt_tok_s(shape: ModelShape, found: Streaming, n_ubatch: int, compute_tok_s: float) -> float:
     """Tokens of a prompt a second: each piece asks for nearly all experts, so it reads all that are not kept."""
-    missing_s = (found.expert_bytes - found.kept_bytes) / 1e9 / found.disk_gbs
+    missing_s = (found.expert_bytes - found.cached_bytes) / 1e9 / found.disk_gbs
     reading_s = n_ubatch / compute_tok_s if compute_tok_s else 0.0
     seconds = math.fsum((missing_s, reading_s, LAYER_S * len(shape.layers)))
     return n_ubatch / seconds

@@ -13,7 +13,7 @@ from engine.measurements.tuning import Choice, Goal, Knobs, TuneReport
 from engine.reasons import Reason, because
 from engine.runner.protocol import LoadSettings
 
-KEPT = 1000
+MAX_ENTRIES = 1000
 # Below this it would read "0 % faster".
 MIN_REPORTED_GAIN = 0.005
 
@@ -117,7 +117,7 @@ class TunedStore:
         """Keep a result; it replaces the one of the same key. An unwritable disk is told."""
         with self._lock:
             others = [t for t in self._store.get() if t.key != tuned.key]
-            self._store.put([*others, tuned][-KEPT:])
+            self._store.put([*others, tuned][-MAX_ENTRIES:])
 
 
 def tuned_settings(tuned: Tuned, settings: LoadSettings, overrides: Overrides) -> LoadSettings:

@@ -39,7 +39,7 @@ class Streaming(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     expert_bytes: int
-    kept_bytes: int
+    cached_bytes: int = msgspec.field(name="kept_bytes")
     hit_rate: float
     worst_hit_rate: float
     decode_tok_s: float

@@ -20,7 +20,7 @@ from engine.runner.protocol import LoadSettings
 log = logging.getLogger(__name__)
 # A header with 250,000 tokens takes a second; a cold disk and antivirus take the rest.
 TIMEOUT_S = 30.0
-KEPT = 400
+MAX_ENTRIES = 400
 # Settings that change what a load takes; threads, priorities and cache folders do not.
 RELEVANT = (
     "n_ctx", "kv_cells", "n_parallel", "n_batch", "n_ubatch", "n_gpu_layers", "devices", "type_k", "type_v",
@@ -75,8 +75,8 @@ def _read(cache: Path) -> dict[str, DryRun]:
 
 
 def _write(cache: Path, entries: dict[str, DryRun]) -> None:
-    kept = dict(list(entries.items())[-KEPT:])
+    newest = dict(list(entries.items())[-MAX_ENTRIES:])
     try:
-        JsonStore(cache, dict[str, DryRun], dict).put(kept)
+        JsonStore(cache, dict[str, DryRun], dict).put(newest)
     except OSError as error:
         log.info("dry runs are not kept: %s", error)

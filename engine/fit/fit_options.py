@@ -157,8 +157,8 @@ def mix_savings(shape: ModelShape) -> dict[str, int]:
             continue
         size = 0
         for tensor in shape.tensors:
-            kept = types.get(tensor.name, tensor.ggml_type)
-            block, width = BLOCK_SIZES[kept]
+            ggml_type = types.get(tensor.name, tensor.ggml_type)
+            block, width = BLOCK_SIZES[ggml_type]
             size += tensor.num_values // block * width
         found[mix] = current - size
     return found

@@ -188,14 +188,14 @@ def on_gpu(shape: ModelShape, settings: LoadSettings) -> Callable[[TensorInfo], 
 def _caches(
     shape: ModelShape,
     kv: tuple[int, ...],
-    states_kept: int,
+    state_copies: int,
     gpu: str | None,
     layers_from: int,
     dry_run: DryRun | None,
     *,
     offloaded: bool,
 ) -> list[Part]:
-    states = tuple(layer.state_bytes * states_kept for layer in shape.layers)
+    states = tuple(layer.state_bytes * state_copies for layer in shape.layers)
     parts = []
     caches: tuple[tuple[PartName, tuple[int, ...], int | None], ...] = (
         ("kv", kv, dry_run.kv_bytes if dry_run else None),

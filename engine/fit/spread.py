@@ -77,5 +77,5 @@ def spread_need(
             Part(name="overhead", device=holder.device, num_bytes=holder.process_bytes + work, basis="prior"),
         ]
         end = begin
-    kept = tuple(part for part in parts if part.num_bytes)
-    return msgspec.structs.replace(whole, parts=kept, n_gpu_layers=count)
+    nonempty = tuple(part for part in parts if part.num_bytes)
+    return msgspec.structs.replace(whole, parts=nonempty, n_gpu_layers=count)

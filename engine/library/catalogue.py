@@ -52,16 +52,16 @@ class Catalogue:
 
     def entries(self) -> tuple[ModelEntry, ...]:
         """Every model in the order of ids, each with its state as the disk shows it now."""
-        return tuple(map(_looked_at, self._known()))
+        return tuple(map(_looked_at, self._recorded()))
 
-    def _known(self) -> list[ModelEntry]:
+    def _recorded(self) -> list[ModelEntry]:
         """Entries as recorded, with the projector that is beside each."""
-        known = [_named(entry) for entry in self.store.entries().values()]
+        recorded = [_named(entry) for entry in self.store.entries().values()]
         projectors: dict[Path, str] = {}
-        for entry in known:
+        for entry in recorded:
             if entry.details.is_projector:
                 projectors.setdefault(entry.path.parent, str(entry.path))
-        found = [entry for entry in known if not entry.details.is_projector]
+        found = [entry for entry in recorded if not entry.details.is_projector]
         if not projectors:
             return found
         return [
@@ -74,12 +74,12 @@ class Catalogue:
     def get(self, name: str) -> ModelEntry | None:
         """The model of that id, display name, file name, path or `repository:quantization`; None if unknown."""
         wanted = name.strip()
-        known = self._known()
-        exact = next((entry for entry in known if entry.id == wanted), None)
+        entries = self._recorded()
+        exact = next((entry for entry in entries if entry.id == wanted), None)
         if exact is not None:
             return _looked_at(exact)
         folded = wanted.casefold()
-        matches = [entry for entry in known if folded in _names(entry)]
+        matches = [entry for entry in entries if folded in _names(entry)]
         return _looked_at(matches[0]) if len(matches) == 1 else None
 
     def refresh(self) -> Changes:
@@ -94,12 +94,12 @@ class Catalogue:
                     found.setdefault(candidate.key, (candidate, app))
                 if same is not None:
                     blobs.add(same)
-        known = self.store.entries()
+        entries = self.store.entries()
         hidden = self.store.hidden()
         fresh = [
             (candidate, app)
             for key, (candidate, app) in found.items()
-            if key not in hidden and (key not in known or not _same_files(known[key], candidate))
+            if key not in hidden and (key not in entries or not _same_files(entries[key], candidate))
         ]
         # Headers are read before the database is locked: a slow drive must not stop other processes.
         looked = []
@@ -112,12 +112,12 @@ class Catalogue:
         changed: list[str] = []
         if looked:
             with self.store.writing(found=True):
-                known = self.store.entries()
+                entries = self.store.entries()
                 if any(origin.kind in _INSTALLATION for *_, origin in looked):
-                    self._forget_other_installations(known)
+                    self._forget_other_installations(entries)
                 for candidate, details, problem, origin in looked:
-                    is_new = candidate.key not in known
-                    entry = self._record(known, candidate, details, problem, origin)
+                    is_new = candidate.key not in entries
+                    entry = self._record(entries, candidate, details, problem, origin)
                     (added if is_new else changed).append(entry.id)
         return Changes(tuple(added), tuple(changed))
 
@@ -157,20 +157,20 @@ class Catalogue:
         """Record a changed entry (a verified hash, a report)."""
         with self.store.writing():
             key = key_of(entry)
-            known = self.store.entries().get(key)
-            own = known.name if known is not None and entry.renamed else entry.name
+            entries = self.store.entries().get(key)
+            own = entries.name if entries is not None and entry.renamed else entry.name
             self.store.put(key, msgspec.structs.replace(entry, name=own))
 
     def _roots(self) -> list[tuple[Path, str | None]]:
         linked = [(Path(folder), app) for folder, app in self.store.folders().items()]
         return [(BUNDLED_MODELS, None), (installed_models(), None), (self.paths.models, None), *linked]
 
-    def _forget_other_installations(self, known: dict[str, ModelEntry]) -> None:
+    def _forget_other_installations(self, entries: dict[str, ModelEntry]) -> None:
         """Such models belong to the installation that runs; an update or a second one must not double them."""
-        for key, entry in list(known.items()):
+        for key, entry in list(entries.items()):
             if entry.origin.kind in _INSTALLATION and not is_installed(Path(key)):
                 self.store.forget(key)
-                del known[key]
+                del entries[key]
 
     def _look(self, candidate: Candidate, app: str | None) -> tuple[Details, str | None, Origin]:
         """What a model is, why it cannot be used, and where it is from. Raises: OutOfResources."""
@@ -193,15 +193,15 @@ class Catalogue:
 
     def _record(
         self,
-        known: dict[str, ModelEntry],
+        entries: dict[str, ModelEntry],
         candidate: Candidate,
         details: Details,
         problem: str | None,
         origin: Origin,
     ) -> ModelEntry:
         path = Path(candidate.key)
-        old = known.get(candidate.key)
-        ident = old.id if old else self._new_id(path, candidate, origin, known)
+        old = entries.get(candidate.key)
+        ident = old.id if old else self._new_id(path, candidate, origin, entries)
         card = origins.card_beside(path)
         entry = ModelEntry(
             id=ident,
@@ -220,12 +220,12 @@ class Catalogue:
             renamed=old.renamed if old else None,
         )
         self.store.put(candidate.key, entry)
-        known[candidate.key] = entry
+        entries[candidate.key] = entry
         return entry
 
     @staticmethod
-    def _new_id(path: Path, candidate: Candidate, origin: Origin, known: dict[str, ModelEntry]) -> str:
-        taken = {entry.id for entry in known.values()}
+    def _new_id(path: Path, candidate: Candidate, origin: Origin, entries: dict[str, ModelEntry]) -> str:
+        taken = {entry.id for entry in entries.values()}
         if candidate.title:
             path = path.with_name(f"{slug(candidate.title)}.gguf")
         elif origin.kind == "bundled":

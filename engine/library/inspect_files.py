@@ -12,7 +12,7 @@ from engine.model_folder import chat_template, links_root, read_json, text
 from engine.onnx.folder import read_folder
 from quantize.errors import QuantizeError
 from quantize.files.gguf_file import GgufFile, TensorInfo
-from quantize.files.known_headers import known_gguf_model
+from quantize.files.header_cache import cached_gguf_model
 from quantize.files.safetensors_file import read_safetensors_folder, safe_member
 from quantize.files.sampling_keys import GENERATION_CONFIG_NAMES, checked, from_gguf
 
@@ -22,7 +22,7 @@ _LONGEST_MIX = 20
 
 def inspect_gguf(path: Path) -> Details:
     """Facts of a GGUF model (all parts of a split one). Raises: quantize.errors.QuantizeError."""
-    model = known_gguf_model(path)
+    model = cached_gguf_model(path)
     details = gguf_details(model.parts[0], [tensor for _, tensor in model.tensors()])
     return msgspec.structs.replace(details, publisher_sampling=_published(path.parent, links_root(path.parent)))
 

@@ -15,6 +15,6 @@ def require(catalogue: Catalogue, name: str) -> ModelEntry:
         entry = catalogue.get(name)
     if entry is not None:
         return entry
-    ids = [known.id for known in catalogue.entries()]
+    ids = [entry.id for entry in catalogue.entries()]
     close = difflib.get_close_matches(name.lower(), ids, n=5, cutoff=0.4)
     raise ModelNotFound(name, tuple(close or ids[:8]))

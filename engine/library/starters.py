@@ -68,9 +68,9 @@ def recommend(offered: Sequence[tuple[Starter, float]]) -> tuple[str, Recommende
     fluent = [starter for starter, speed in talkers if speed >= _READING_TOK_S]
     if fluent:
         return max(fluent, key=lambda s: s.parameters).id, "reading_speed"
-    known = [pair for pair in talkers if pair[1]]
-    if known:
-        return max(known, key=lambda pair: pair[1])[0].id, "quickest"
+    timed = [pair for pair in talkers if pair[1]]
+    if timed:
+        return max(timed, key=lambda pair: pair[1])[0].id, "quickest"
     return min(talkers, key=lambda pair: pair[0].expected_bytes)[0].id, "smallest"
 
 

@@ -53,9 +53,9 @@ class Store:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             return self._prepare(str(self.path))
         except (apsw.NotADBError, apsw.CorruptError):
-            kept = self.path.with_name(f"{self.path.name}.corrupt-{int(time.time())}")
-            self.path.replace(kept)
-            _log.warning("the library's catalogue was damaged; kept as %s, scanning again", kept)
+            damaged = self.path.with_name(f"{self.path.name}.corrupt-{int(time.time())}")
+            self.path.replace(damaged)
+            _log.warning("the library's catalogue was damaged; kept as %s, scanning again", damaged)
             return self._prepare(str(self.path))
         except _Newer:
             _log.warning(

@@ -82,7 +82,7 @@ class Trash:
             raise CannotWrite(str(record.entry.path), error.strerror or str(error)) from error
         with self._catalogue.store.writing():
             entry, key = record.entry, key_of(record.entry)
-            taken = {known.id for other, known in self._catalogue.store.entries().items() if other != key}
+            taken = {entry.id for other, entry in self._catalogue.store.entries().items() if other != key}
             number = 2
             while entry.id in taken:  # another model took the id meanwhile
                 entry = msgspec.structs.replace(entry, id=f"{record.entry.id}-{number}")

@@ -230,14 +230,14 @@ class StatsQuery(msgspec.Struct, frozen=True, kw_only=True, tag="stats_query"):
 class ExpertStats(msgspec.Struct, frozen=True, kw_only=True):
     """Streamed experts since the load: how many layers asked for, how many were there, at what cost.
 
-    `kept_bytes` is what they take now, `waited_s` how long steps waited for `read_bytes`.
+    `cached_bytes` is what they take in memory now, `waited_s` how long steps waited for `read_bytes`.
     """
 
     asked: int = 0
     there: int = 0
     read_bytes: int = 0
     waited_s: float = 0.0
-    kept_bytes: int = 0
+    cached_bytes: int = msgspec.field(default=0, name="kept_bytes")
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):

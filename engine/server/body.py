@@ -84,9 +84,9 @@ async def _parse_large(raw: bytes | bytearray, model: type[M]) -> M:
 
 async def whole(request: Request) -> bytes | bytearray:
     """All bytes of the body. Raises: Cancelled: the client left before it had sent them."""
-    kept: bytes | bytearray | None = getattr(request.state, "whole_body", None)
-    if kept is not None:
-        return kept
+    buffered: bytes | bytearray | None = getattr(request.state, "whole_body", None)
+    if buffered is not None:
+        return buffered
     raw = bytearray()
     try:
         async for piece in request.stream():  # joined at their end they would be copied in one step

@@ -18,7 +18,7 @@ _ACTIONS: Final = (
     "cursor_position", "zoom",
 )  # fmt: skip
 # Families of tools by the beginning of their type: what the model reads, and the arguments.
-_KNOWN: Final[dict[str, tuple[str, dict[str, Any], list[str]]]] = {
+_DEFINED: Final[dict[str, tuple[str, dict[str, Any], list[str]]]] = {
     "bash": (
         "Run a command in a bash shell that stays open. `restart` starts it anew.",
         {"command": _TEXT, "restart": {"type": "boolean"}},
@@ -54,10 +54,10 @@ SERVER_TOOLS: Final = ("web_search", "web_fetch", "code_execution", "tool_search
 def client_tool(kind: str, more: dict[str, Any]) -> tuple[str, dict[str, Any]] | None:
     """Description and schema of a tool of that type; None where the client cannot run it. `more`: its settings."""
     dated = _DATED.fullmatch(kind)
-    known = _KNOWN.get(dated[1]) if dated else None
-    if known is None:
+    defined = _DEFINED.get(dated[1]) if dated else None
+    if defined is None:
         return None
-    words, properties, required = known
+    words, properties, required = defined
     if isinstance(more.get("display_width_px"), int) and isinstance(more.get("display_height_px"), int):
         words += f" The screen has {more['display_width_px']} x {more['display_height_px']} pixels."
     return words, {"type": "object", "properties": properties, "required": required}

@@ -50,7 +50,7 @@ class EnergyService:
         if not usage.parts:
             return  # no meter: nothing is asked of anybody
         active = {}
-        for model in self._pool.known:
+        for model in self._pool.models:
             pid = model.runner.pid if model.runner is not None and model.ready else None
             if pid is not None and (used := self._active(model, pid)) is not None:
                 active[pid] = used

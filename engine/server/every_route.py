@@ -14,7 +14,7 @@ from engine.errors import InputFault
 from engine.server.anthropic import routes as anthropic
 from engine.server.handlers import HANDLERS, engine_error
 from engine.server.last_resort import LastResort
-from engine.server.llama_server import fim, kept_streams, tokens
+from engine.server.llama_server import fim, resumable_streams, tokens
 from engine.server.llama_server import routes as llama_server
 from engine.server.lmstudio import routes as lmstudio
 from engine.server.manage import collections as manage_collections
@@ -59,14 +59,14 @@ def every_route(state: ServerState) -> FastAPI:
     app.add_middleware(LastResort)
     for early in (models, chat, completions):
         app.include_router(early.router.documented())
-    for module in (llama_server, kept_streams, audio, fim, embeddings, tokens, lmstudio, unsupported):
+    for module in (llama_server, resumable_streams, audio, fim, embeddings, tokens, lmstudio, unsupported):
         app.include_router(module.router)
     for module in (responses, compaction, conversations, anthropic, ollama, ollama_models):
         app.include_router(module.router)
     for managed in (manage_models, manage_keys, manage_stats, manage_machine, manage_library, manage_jobs):
         app.include_router(managed.router)
-    for kept in (manage_collections, manage_replay, files, vector_stores):
-        app.include_router(kept.router)
+    for module in (manage_collections, manage_replay, files, vector_stores):
+        app.include_router(module.router)
     for also in (manage_sampling, manage_engine_args, manage_quantizing, manage_measuring, manage_recent):
         app.include_router(also.router)
     app.include_router(manage_converting.router)

@@ -31,7 +31,7 @@ class LoadOverrides:
             raise InputFault(
                 f"{model_id} was trained for {context_train} tokens of context, not {choices.n_ctx}.", "n_ctx"
             )
-        others = {model: kept for model, kept in self._store.get().items() if model != model_id}
+        others = {model: overrides for model, overrides in self._store.get().items() if model != model_id}
         self._store.put({**others, model_id: choices} if choices != LoadChoices() else others)
 
 

@@ -59,9 +59,9 @@ def shorten(descriptor: int) -> bool:
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode) or status.st_size <= FILE_BYTES:
         return False
-    kept = os.pread(descriptor, TAIL_BYTES, status.st_size - TAIL_BYTES)
+    tail = os.pread(descriptor, TAIL_BYTES, status.st_size - TAIL_BYTES)
     os.ftruncate(descriptor, 0)
-    os.write(descriptor, b"[the log was shortened]\n" + kept.partition(b"\n")[2])
+    os.write(descriptor, b"[the log was shortened]\n" + tail.partition(b"\n")[2])
     return True
 
 

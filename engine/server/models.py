@@ -135,8 +135,8 @@ class ServedModels:
         if entry is None and name != (untagged := name.removesuffix(LATEST)):
             entry = await self._found(untagged)
         if entry is None:
-            known = tuple(e.id for e in await self.entries())
-            raise ModelNotFound(name, known[:8])
+            ids = tuple(e.id for e in await self.entries())
+            raise ModelNotFound(name, ids[:8])
         if entry.state == "offline":
             raise BadModelFile(str(entry.path), "its drive is not mounted; connect it and try again")
         if entry.state == "missing":

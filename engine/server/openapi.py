@@ -127,8 +127,8 @@ def _add_errors(method: str, path: str, operation: dict[str, Any], by_kind: _ByK
     responses = operation["responses"]
     responses.pop("422", None)  # FastAPI's own shape, which is never sent
     error = {_JSON: {"schema": by_kind[shape_of_path(path).schema]}}
-    known = {**_ERRORS, **_ERRORS_OF.get((method, path), {})}
-    responses |= {status: {"description": text, "content": error} for status, text in known.items()}
+    errors = {**_ERRORS, **_ERRORS_OF.get((method, path), {})}
+    responses |= {status: {"description": text, "content": error} for status, text in errors.items()}
     if path in OPEN_PATHS:
         operation["security"] = []
     else:

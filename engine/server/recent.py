@@ -12,8 +12,8 @@ import msgspec
 from engine.api.requests import Program, RecentActivity, RequestRecord
 from engine.types import Timings, Usage
 
-KEPT_REQUESTS: Final = 200
-KEPT_PROGRAMS: Final = 100
+MAX_REQUESTS: Final = 200
+MAX_PROGRAMS: Final = 100
 # A program that asked within this time counts as connected. Source: the longest interval at which editors poll.
 CONNECTED_S: Final = 300.0
 _PRODUCT: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+/-]{0,39}")
@@ -26,7 +26,7 @@ class RecentRequests:
     """The newest requests and programs, in memory only."""
 
     def __init__(self) -> None:
-        self._requests: deque[RequestRecord] = deque(maxlen=KEPT_REQUESTS)
+        self._requests: deque[RequestRecord] = deque(maxlen=MAX_REQUESTS)
         self._programs: OrderedDict[tuple[str, str], Program] = OrderedDict()
 
     def began(self, record: RequestRecord, *, counts: bool) -> None:
@@ -36,7 +36,7 @@ class RecentRequests:
         if seen is None:
             seen = Program(name=record.program, address=record.address, first_seen=record.time, last_seen=0)
             self._programs[key] = seen
-            if len(self._programs) > KEPT_PROGRAMS:
+            if len(self._programs) > MAX_PROGRAMS:
                 self._programs.popitem(last=False)
         seen.last_seen = record.time
         seen.num_requests += 1

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 MAX_BYTES: Final = 4 << 20
 MAX_STREAMS: Final = 64
 MAX_ALL_BYTES: Final = 64 << 20
-KEPT_S: Final = 300.0
+RETENTION_S: Final = 300.0
 # A silent stream says this often that it lives, as `sse.py` does; here it counts as part of the stream.
 PING_S: Final = 10.0
 HEADER: Final = b"x-conversation-id"
@@ -49,14 +49,14 @@ class Making(NamedTuple):
     ping: Callable[[], bytes]
 
 
-class KeptStream:
+class ResumableStream:
     """The bytes of one stream, made whether somebody reads them or not."""
 
     def __init__(self, making: Making) -> None:
         self.started_at = int(time.time())
         self.completed_at = 0
         self.ended_s = 0.0
-        self.kept = bytearray()
+        self.buffer = bytearray()
         self.lost = 0
         self._making = making
         self._refused: Exception | None = None
@@ -71,7 +71,7 @@ class KeptStream:
     @property
     def total(self) -> int:
         """Bytes that ever were in it."""
-        return self.lost + len(self.kept)
+        return self.lost + len(self.buffer)
 
     def check(self, start: int) -> None:
         """Raises: InputFault: what stands at `start` is not kept any more."""
@@ -89,7 +89,7 @@ class KeptStream:
             self.check(start)
             news = self._news
             if start < self.total:
-                piece = bytes(self.kept[start - self.lost :])
+                piece = bytes(self.buffer[start - self.lost :])
                 start += len(piece)
                 yield piece
             elif self.done:
@@ -138,9 +138,9 @@ class KeptStream:
             self._refused = error
 
     def _add(self, chunk: bytes) -> None:
-        self.kept += chunk
-        if (over := len(self.kept) - MAX_BYTES) > 0:
-            del self.kept[:over]
+        self.buffer += chunk
+        if (over := len(self.buffer) - MAX_BYTES) > 0:
+            del self.buffer[:over]
             self.lost += over
         self._wake()
 
@@ -158,7 +158,7 @@ class StreamRegistry:
     """At most one stream of a conversation. A conversation's name belongs to the key that it was sent with."""
 
     def __init__(self) -> None:
-        self._streams: OrderedDict[tuple[str, str], KeptStream] = OrderedDict()
+        self._streams: OrderedDict[tuple[str, str], ResumableStream] = OrderedDict()
 
     async def made(self, key: str, name: str, making: Making) -> AsyncGenerator[bytes, None]:
         """Make a stream and keep it, and read it; the one before it in the same conversation ends.
@@ -170,12 +170,12 @@ class StreamRegistry:
         if sum(not stream.done for stream in self._streams.values()) >= MAX_STREAMS:
             await making.chunks.aclose()
             raise InputFault(f"{MAX_STREAMS} streams are being kept for their conversations; wait for one.")
-        stream = self._streams[key, name] = KeptStream(making)
+        stream = self._streams[key, name] = ResumableStream(making)
         async with aclosing(stream.read(0, first=True)) as pieces:
             async for piece in pieces:
                 yield piece
 
-    def find(self, key: str, name: str) -> KeptStream:
+    def find(self, key: str, name: str) -> ResumableStream:
         """The stream of a conversation. Raises: NoStream."""
         self._forget()
         stream = self._streams.get((key, name))
@@ -214,11 +214,11 @@ class StreamRegistry:
     def _forget(self) -> None:
         """Drop what ended long ago, and what is over the bounds, the oldest first."""
         now = time.monotonic()
-        size = sum(len(stream.kept) for stream in self._streams.values())
+        size = sum(len(stream.buffer) for stream in self._streams.values())
         for name, stream in list(self._streams.items()):
             over = len(self._streams) >= MAX_STREAMS or size > MAX_ALL_BYTES
-            if stream.done and (over or now - stream.ended_s > KEPT_S):
-                size -= len(stream.kept)
+            if stream.done and (over or now - stream.ended_s > RETENTION_S):
+                size -= len(stream.buffer)
                 del self._streams[name]
 
 

@@ -20,7 +20,7 @@ from engine.api import stats as api
 
 log = logging.getLogger(__name__)
 EVERY_S: Final = 1.0
-KEPT_S: Final = 600
+HISTORY_S: Final = 600
 
 
 class Utilization(Collector):
@@ -32,7 +32,7 @@ class Utilization(Collector):
         self._read_machine = read_machine
         self._host = host or RealHost()
         self._every_s = every_s
-        self._ring: deque[Usage] = deque(maxlen=KEPT_S)
+        self._ring: deque[Usage] = deque(maxlen=HISTORY_S)
         self.also: Callable[[], Awaitable[None]] | None = None  # called once a second on the loop
         self.on_sample: Callable[[Usage, float], None] = lambda _usage, _seconds: None
         self._task: asyncio.Task[None] | None = None

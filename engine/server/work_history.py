@@ -14,7 +14,7 @@ from engine.loaded_model import LoadedModel
 from engine.pool import Pool
 from engine.runner.protocol import Stats
 
-KEPT_S: Final = 600
+HISTORY_S: Final = 600
 # A runner answers between two steps; one that is busy for longer is counted with the next sample.
 _ANSWER_S: Final = 0.5
 
@@ -25,7 +25,7 @@ class WorkHistory:
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self._own = psutil.Process()
-        self._ring: deque[Work] = deque(maxlen=KEPT_S)
+        self._ring: deque[Work] = deque(maxlen=HISTORY_S)
         self._seen: dict[int, Stats] = {}  # by the runner's process
         self._rested: dict[int, float] = {}  # when a runner had last been used that was then seen at rest
         self._sums = [0, 0, 0]  # prompt, cached and generated tokens
@@ -33,7 +33,7 @@ class WorkHistory:
 
     async def sample(self) -> None:
         """Keep how it is now."""
-        running = [model for model in self._pool.known if model.runner is not None and model.ready]
+        running = [model for model in self._pool.models if model.runner is not None and model.ready]
         pids = {model.runner.pid for model in running if model.runner is not None}
         self._seen = {pid: stats for pid, stats in self._seen.items() if pid in pids}
         self._rested = {pid: used for pid, used in self._rested.items() if pid in pids}
@@ -43,7 +43,7 @@ class WorkHistory:
             Work(
                 at=time.time(),
                 active=sum(model.runner.active_requests for model in running if model.runner is not None),
-                waiting=sum(model.waiting for model in self._pool.known),
+                waiting=sum(model.waiting for model in self._pool.models),
                 prompt_tokens=self._sums[0],
                 cached_tokens=self._sums[1],
                 generated_tokens=self._sums[2],

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from quantize.convert import bert, gemma2, gemma3, llama, phi3, qwen2, qwen3, qwen3_moe, smollm3
 from quantize.convert.checkpoint import Checkpoint, text_config
 from quantize.convert.decoder import Config
-from quantize.convert.llama_cpp import known_architectures
+from quantize.convert.llama_cpp import supported_architectures
 from quantize.convert.recipe import Recipe
 from quantize.errors import BadFile, ConverterNeeded, UnsupportedModel
 
@@ -25,7 +25,7 @@ def architecture(source: Checkpoint) -> str:
     names = source.config.get("architectures") or []
     name = names[0] if isinstance(names, list) and names else None
     if name not in _BY_NAME:
-        if isinstance(name, str) and name in known_architectures():
+        if isinstance(name, str) and name in supported_architectures():
             raise ConverterNeeded(str(source.folder), name)
         unknown = f"neither this converter nor llama.cpp's own knows the architecture {str(name)[:80]!r}"
         raise UnsupportedModel(str(source.folder), unknown, SUPPORTED)

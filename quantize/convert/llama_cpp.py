@@ -42,7 +42,7 @@ def architectures_in(source: str) -> tuple[str, ...]:
 
 
 @functools.cache
-def known_architectures() -> frozenset[str]:
+def supported_architectures() -> frozenset[str]:
     """Those of the pinned converter."""
     return frozenset((ASSETS / "architectures.txt").read_text(encoding="ascii").split())
 

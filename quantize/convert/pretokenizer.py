@@ -8,7 +8,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from quantize.convert.known_pretokenizers import BY_HASH, TEST_TEXT
+from quantize.convert.pretokenizer_hashes import BY_HASH, TEST_TEXT
 from quantize.convert.recipe import Metadata
 from quantize.errors import UnsupportedModel
 from quantize.files.gguf_write import header
@@ -69,8 +69,8 @@ def choose(tokenizer: Tokenizer, data: dict[str, Any], meta: Metadata) -> str:
 def candidates(tokenizer: Tokenizer, data: dict[str, Any]) -> Iterator[str]:
     """Names to try, likeliest first, each once: the known hash, what tokenizer.json says, everything else."""
     seen: set[str] = set()
-    known = BY_HASH.get(sha256(str(tokenizer.encode(TEST_TEXT).ids).encode()).hexdigest())
-    for name in (known, deduced(data), *_DISTINCT):
+    by_hash = BY_HASH.get(sha256(str(tokenizer.encode(TEST_TEXT).ids).encode()).hexdigest())
+    for name in (by_hash, deduced(data), *_DISTINCT):
         if name and name not in seen:
             seen.add(name)
             yield name

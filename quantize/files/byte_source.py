@@ -119,13 +119,13 @@ class Window:
         here = self.tell()
         if here + count > self.source.size:
             raise IncompleteFile(self.source.name, self.source.size, here + count, known=False)
-        kept = self.buffer[self.index :]
-        wanted = min(max(count - len(kept), self._chunk), self.source.size - here - len(kept))
+        buffered = self.buffer[self.index :]
+        wanted = min(max(count - len(buffered), self._chunk), self.source.size - here - len(buffered))
         self._allowance -= wanted
         if self._allowance < 0:
             raise BadFile(self.source.name, "the header is larger than any real one", here)
-        fresh = self.source.read_at(here + len(kept), wanted)
-        self.buffer = kept + fresh
+        fresh = self.source.read_at(here + len(buffered), wanted)
+        self.buffer = buffered + fresh
         self._base, self.index = here, 0
         self._chunk = min(self._chunk * 2, _MAX_CHUNK_BYTES)
         if len(self.buffer) < count:

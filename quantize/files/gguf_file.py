@@ -77,16 +77,16 @@ def read_gguf_source(
     limits: Limits = LIMITS,
     *,
     lazy_source: ByteSource | None = None,
-    known_arrays: Mapping[str, Entry] | None = None,
+    cached_arrays: Mapping[str, Entry] | None = None,
 ) -> GgufFile:
     """Read and check a header from any source.
 
-    `known_arrays` are entries of a file believed to share its vocabulary (another quantization in the same
+    `cached_arrays` are entries of a file believed to share its vocabulary (another quantization in the same
     repository): where an array of strings has the same key and count, it and the large arrays that followed it
     there are passed over at once, without fetching them. The rest must then still parse and account for the
     whole file, or BadFile is raised: read again without the hint.
     """
-    window = Window(source, limits.fetched_bytes, _FIRST_FETCH_BYTES if known_arrays else _FIRST_BYTES)
+    window = Window(source, limits.fetched_bytes, _FIRST_FETCH_BYTES if cached_arrays else _FIRST_BYTES)
     if window.take(4) != _MAGIC:
         raise BadFile(source.name, "not a GGUF file (it does not begin with GGUF)", 0)
     version = window.u32()
@@ -100,7 +100,7 @@ def read_gguf_source(
         raise BadFile(source.name, f"{num_tensors} tensors; at most {limits.tensors} are read", 8)
     if num_keys > limits.keys:
         raise BadFile(source.name, f"{num_keys} metadata keys; at most {limits.keys} are read", 16)
-    reader = _MetadataReader(window, limits, lazy_source or source, known_arrays or {})
+    reader = _MetadataReader(window, limits, lazy_source or source, cached_arrays or {})
     while len(reader.metadata) < num_keys:
         reader.read_pair()
     alignment = _alignment(reader, source.name)
@@ -124,7 +124,7 @@ class _MetadataReader:
     """Key-value pairs, one at a time, within a budget of strings and text."""
 
     def __init__(
-        self, window: Window, limits: Limits, lazy_source: ByteSource, known_arrays: Mapping[str, Entry]
+        self, window: Window, limits: Limits, lazy_source: ByteSource, cached_arrays: Mapping[str, Entry]
     ) -> None:
         self.skipped_unread = False
         self.metadata: dict[str, Value] = {}
@@ -132,7 +132,7 @@ class _MetadataReader:
         self._window = window
         self._limits = limits
         self._lazy_source = lazy_source
-        self._known = known_arrays
+        self._cached = cached_arrays
         self._strings_left = limits.strings
         self._text_left = limits.text_bytes
 
@@ -211,11 +211,11 @@ class _MetadataReader:
         self._spend_strings(count)
         if count <= self._limits.small_array:
             return tuple(self._text() for _ in range(count))
-        known = self._known.get(key)
-        if known is not None and known.element_type is ValueType.STRING and known.count == count:
-            window.skip(known.nbytes)
-            self._skip_run(known, window.tell() - known.offset - known.nbytes)
-            return LazyArray(ValueType.STRING, count, start, known.nbytes, self._lazy_source)
+        cached = self._cached.get(key)
+        if cached is not None and cached.element_type is ValueType.STRING and cached.count == count:
+            window.skip(cached.nbytes)
+            self._skip_run(cached, window.tell() - cached.offset - cached.nbytes)
+            return LazyArray(ValueType.STRING, count, start, cached.nbytes, self._lazy_source)
         window.skip_strings(count)
         return LazyArray(ValueType.STRING, count, start, window.tell() - start, self._lazy_source)
 
@@ -226,7 +226,7 @@ class _MetadataReader:
         """
         self.skipped_unread = True
         end = last.offset + last.nbytes
-        for key, entry in self._known.items():
+        for key, entry in self._cached.items():
             # Key length, key, array type, element type and count precede the elements.
             starts = entry.offset - (8 + len(key.encode()) + 4 + 4 + 8)
             large = entry.element_type is not None and entry.count > self._limits.small_array

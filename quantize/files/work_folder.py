@@ -177,7 +177,7 @@ class WorkFolder:
         self.part("moments", group.name, ".npy").unlink(missing_ok=True)
 
 
-def hash_is_known(path: Path, cache_dir: Path) -> bool:
+def hash_is_cached(path: Path, cache_dir: Path) -> bool:
     """Whether `model_sha256` would answer from the cache: a file never hashed was never measured either."""
     try:
         return all(_remembered(p, cache_dir).exists() for p in model_files(path))
@@ -213,10 +213,10 @@ def file_sha256(path: Path, cache_dir: Path | None = None) -> str:
     Raises: Unreadable.
     """
     try:
-        known = None
+        cache_file = None
         if cache_dir is not None:
-            known = _remembered(path, cache_dir)
-            found = read_json(known)
+            cache_file = _remembered(path, cache_dir)
+            found = read_json(cache_file)
             if isinstance(found, str):
                 return found
         digest = sha256()
@@ -225,9 +225,9 @@ def file_sha256(path: Path, cache_dir: Path | None = None) -> str:
                 digest.update(chunk)
     except OSError as error:
         raise Unreadable(str(path), error.strerror or str(error)) from error
-    if known is not None:
-        known.parent.mkdir(parents=True, exist_ok=True)
-        write_json(known, digest.hexdigest())
+    if cache_file is not None:
+        cache_file.parent.mkdir(parents=True, exist_ok=True)
+        write_json(cache_file, digest.hexdigest())
     return digest.hexdigest()
 
 

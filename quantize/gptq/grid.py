@@ -82,9 +82,9 @@ class Grid(msgspec.Struct, frozen=True):
         out[:, :n] = np.clip(linear, 0, self.top)
         for number, table in enumerate(_TABLES):
             rows = n + np.flatnonzero(self.tables == number)
-            known, codes = np.unique(np.array(table, np.float32), return_index=True)
+            levels, codes = np.unique(np.array(table, np.float32), return_index=True)
             scaled = values[:, rows] * self.inverse[:, rows] / _FINE[number]
-            out[:, rows] = codes[np.searchsorted((known[1:] + known[:-1]) / 2, scaled)]
+            out[:, rows] = codes[np.searchsorted((levels[1:] + levels[:-1]) / 2, scaled)]
         return out
 
 

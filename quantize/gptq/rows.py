@@ -62,21 +62,21 @@ def gptq_rows(
     qtypes: tuple[str, ...],
     curvature: Curvature,
     exponents: tuple[float, ...] = EXPONENTS,
-    known: Mapping[str, Sequence[RoundedRows]] | None = None,
+    tried: Mapping[str, Sequence[RoundedRows]] | None = None,
     octets: OctetCurvature | None = None,
 ) -> dict[str, RoundedRows]:
     """Rows with integers chosen against the second moments, on the scales of each exponent; the best of them a row.
 
     Types without a way to choose are rounded by ggml. Several types are rounded in one pass, which is faster than
-    one after the other. `known` are the `choices` of each type, where they were made before, `octets` the curvature
-    as types of lattices need it, if it was made before.
+    one after the other. `tried` are the `choices` of each type and `octets` the curvature as types of
+    lattices need it, where they were made before.
     """
     plain = [q for q in qtypes if not has_grid(q) and q not in LATTICES]
     found = {
-        q: best_rows(known[q]) if known is not None else plain_rows(weights, q, curvature, exponents) for q in plain
+        q: best_rows(tried[q]) if tried is not None else plain_rows(weights, q, curvature, exponents) for q in plain
     }
     bases = {
-        q: [r.blocks for r in known[q]] if known is not None else _bases(weights, q, curvature, exponents)
+        q: [r.blocks for r in tried[q]] if tried is not None else _bases(weights, q, curvature, exponents)
         for q in qtypes
         if q not in plain
     }

@@ -8,20 +8,20 @@ from pathlib import Path
 import msgspec
 
 from quantize import errors
-from quantize.child import HERE, Executor, answer_of, kept_workers, run_task
+from quantize.child import HERE, Executor, answer_of, reused_workers, run_task
 from quantize.convert.folder import Converted, ConvertRequest, Prepared
 from quantize.errors import InvalidOption
 from quantize.evidence import CancelCheck, Measured, MeasureRequest, OnProgress, Progress, RoundRequest
 from quantize.files.gguf_split import read_gguf_model
-from quantize.files.kept_measurements import bounded
+from quantize.files.measurement_cache import bounded
 from quantize.files.output_file import Output
 from quantize.files.provenance import provenance_bytes
-from quantize.files.work_folder import file_sha256, hash_is_known, model_sha256
+from quantize.files.work_folder import file_sha256, hash_is_cached, model_sha256
 from quantize.job.bar import Bar
 from quantize.job.cache_choice import has_choice, measured_cache
 from quantize.job.compare import no_rival, stock_rival, verdict, verify_request
 from quantize.job.effort import Spent, effort_of, job_shape, spend, types_to_measure
-from quantize.job.forecast import JobShape, forecast, known_rates, learn_rates, seconds_by_phase
+from quantize.job.forecast import JobShape, forecast, learn_rates, learned_rates, seconds_by_phase
 from quantize.job.gate import GateReport, Mix, cautions
 from quantize.job.gating import NOT_THE_SOURCE, Judge, ask_gate, nearly_exact
 from quantize.job.plan_file import applied, arithmetic_for, check_claim, check_source, check_texts
@@ -29,7 +29,15 @@ from quantize.job.publish import publish
 from quantize.job.question import question_of
 from quantize.job.request import QuantizeReport, QuantizeRequest, Shipped
 from quantize.job.round_plan import round_plan, types_to_round
-from quantize.job.smoothed import Basis, Known, is_whole, known_before, remember, smoothed, smooths
+from quantize.job.smoothed import (
+    Basis,
+    CachedMeasurement,
+    cached_measurement,
+    is_whole,
+    remember,
+    smoothed,
+    smooths,
+)
 from quantize.job.source import (
     Identity,
     check_precision,
@@ -69,7 +77,12 @@ def quantize(
     writes = not request.plan_only
     output = Output(request.out, overwrite=request.overwrite, writes=writes)
     job = _Job(request, output, on_progress, cancelled, executor, judge)
-    with bounded(request.cache_dir, writes=writes), output, kept_workers(), watched(request.source) as job.identity:
+    with (
+        bounded(request.cache_dir, writes=writes),
+        output,
+        reused_workers(),
+        watched(request.source) as job.identity,
+    ):
         return job.run()
 
 
@@ -91,13 +104,13 @@ class _Job:
         self.cancelled = cancelled
         self.executor, self.judge = executor, judge
         self.seconds: dict[str, float] = {}
-        self.rates = known_rates(request.cache_dir)
+        self.rates = learned_rates(request.cache_dir)
         self.spent: Spent | None = None
         self.asked_all = self.fresh = False
         self.source_sha256 = self.text_sha256 = ""
         self.kv_damage: tuple[KvDamage, ...] = ()
         self.basis, self.scale_header_bytes = Basis(), 0
-        self.known: Known = (None, 0)
+        self.cached: CachedMeasurement = (None, 0)
         self.warnings: list[str] = []
         self.identity: Identity = ()
         self.qtypes: tuple[str, ...] = ()
@@ -131,7 +144,7 @@ class _Job:
         )
 
     def _shape(self, spec: ModelSpec, source_bytes: int) -> JobShape:
-        measured = is_whole(self.known, even=smooths(self.request, self.rounding))
+        measured = is_whole(self.cached, even=smooths(self.request, self.rounding))
         return job_shape(self.request, self.rounding, spec, source_bytes, verifies=self.verifies, measured=measured)
 
     def run(self) -> QuantizeReport:
@@ -147,10 +160,12 @@ class _Job:
         self._spend(spec, model.file_bytes)
         self.qtypes = types_to_measure(request, spec)
         if self.request.tier != "instant" and request.plan is None:
-            self.known = known_before(self._measure_request(source), even=smooths(self.request, self.rounding))
+            self.cached = cached_measurement(
+                self._measure_request(source), even=smooths(self.request, self.rounding)
+            )
         self.on_progress.expect(seconds_by_phase(self._shape(spec, model.file_bytes), self.rates))
         # A preview must not read a model of many gigabytes only to find that nothing is known about it.
-        unknown = request.plan_only and not (request.plan or hash_is_known(source, request.cache_dir))
+        unknown = request.plan_only and not (request.plan or hash_is_cached(source, request.cache_dir))
         with self._phase("hash"):
             source_hash = "" if unknown else model_sha256(source, request.cache_dir)
             self.source_sha256 = source_hash
@@ -260,11 +275,11 @@ class _Job:
         chosen, types = made, plan.types
         if shipped == "stock" and rival is not None and stock is not None:
             chosen, types = stock, rival.types
-        kept = shipped != "nothing"
+        shipped_any = shipped != "nothing"
         report = msgspec.structs.replace(
             report,
-            out=str(self.output.path) if kept else None,
-            file_bytes=chosen.stat().st_size if kept else None,
+            out=str(self.output.path) if shipped_any else None,
+            file_bytes=chosen.stat().st_size if shipped_any else None,
             shipped=shipped,
             smoothed=self.basis.even.changed if shipped == "ours" else 0,
             gate=gate,
@@ -274,7 +289,7 @@ class _Job:
             own=own,
             warnings=tuple(self.warnings),
         )
-        if not kept:
+        if not shipped_any:
             check_unchanged(self.request.source, self.identity)
             return report
         report = publish(self.request, self.output, report, chosen, types, rounded.keys(), self.identity)
@@ -302,7 +317,7 @@ class _Job:
         if self.request.tier == "instant":
             return None
         if self.request.plan_only:
-            found, self.scale_header_bytes = self.known
+            found, self.scale_header_bytes = self.cached
             self.warnings += () if found else (_EXPECTED,)
             return found
         with self._phase("measure"):

@@ -48,7 +48,7 @@ _SAMPLED_ROWS = 128
 _SMOOTHING_TOKENS = 2 * 4096  # what channels are like, and what scaling makes of them
 _SWAPPED_FRACTION = 0.55  # of a model that a swap is evaluated on, on average: from its layer on
 _TYPES = 7  # that a row is rounded to by GPTQ, on average
-_KEPT_RATES = 5
+_MAX_RATES = 5
 # Phases that evaluate the model, and so take other times with layers on the GPU.
 _EVALUATING = frozenset({"measure", "verify"})
 
@@ -116,11 +116,11 @@ def forecast(shape: JobShape, plan: QuantPlan, rates: Rates) -> Forecast:
     )
 
 
-def known_rates(cache_dir: Path) -> dict[str, float]:
+def learned_rates(cache_dir: Path) -> dict[str, float]:
     """How much slower than the table this machine is: in the last jobs, by phase and apart with a GPU, or now."""
     found = read_json(cache_dir / "rates.json")
-    known = found if isinstance(found, dict) else {}
-    rates = {p: median(map(float, values)) for p, values in known.items() if isinstance(values, list) and values}
+    rates = found if isinstance(found, dict) else {}
+    rates = {p: median(map(float, values)) for p, values in rates.items() if isinstance(values, list) and values}
     if not rates.keys() >= set(_COMPUTED):
         rates = {**dict.fromkeys(_COMPUTED, slower_than_table()), **rates}
     return rates
@@ -129,7 +129,7 @@ def known_rates(cache_dir: Path) -> dict[str, float]:
 def learn_rates(cache_dir: Path, shape: JobShape, report: QuantizeReport, whole: Collection[str]) -> None:
     """Remember how long the phases took that were done in full. Raises: DiskFull. OSError."""
     found = read_json(cache_dir / "rates.json")
-    known: dict[str, list[float]] = found if isinstance(found, dict) else {}
+    rates: dict[str, list[float]] = found if isinstance(found, dict) else {}
     # Half of each window counts, and a comparison ends when it is clear: what was seen is what took the time.
     seen = max((r.tokens * 2 for r in report.file_reports), default=0) if report.stock else 0
     shape = msgspec.structs.replace(shape, verify_tokens=seen, octet_weights=_octet_weights(report.plan))
@@ -137,8 +137,8 @@ def learn_rates(cache_dir: Path, shape: JobShape, report: QuantizeReport, whole:
         took = report.seconds.get(phase, 0.0)
         if phase in whole and took > 0 and expected > _LOAD_S:
             name = _rate_name(phase, shape)
-            known[name] = [*known.get(name, []), round(took / expected, 4)][-_KEPT_RATES:]
-    write_json(cache_dir / "rates.json", known)
+            rates[name] = [*rates.get(name, []), round(took / expected, 4)][-_MAX_RATES:]
+    write_json(cache_dir / "rates.json", rates)
 
 
 def _octet_weights(plan: QuantPlan) -> int:

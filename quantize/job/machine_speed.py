@@ -14,12 +14,12 @@ _ROUNDS = 5
 _TABLE_FLOPS = 160e9
 # Libraries with units for matrices of their own say little of what llama.cpp does without them.
 _LEAST, _MOST = 0.5, 16.0
-_KEPT_S = 600.0  # what else runs changes in minutes
+_CACHE_S = 600.0  # what else runs changes in minutes
 
 
 def slower_than_table() -> float:
     """Seconds that computing takes here for one of the forecast's table. Takes some 50 ms, once in ten minutes."""
-    return _probed(int(time.monotonic() / _KEPT_S))
+    return _probed(int(time.monotonic() / _CACHE_S))
 
 
 @lru_cache(maxsize=1)

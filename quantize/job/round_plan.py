@@ -27,8 +27,8 @@ def types_to_round(
         return {}
     if given is not None:
         return {n: q for n, q in changed.items() if n not in given.plain}
-    known = measured.evidence.damage(rounding) if measured else {}
-    return {n: q for n, q in changed.items() if q in known.get(n, {})}
+    measured_types = measured.evidence.damage(rounding) if measured else {}
+    return {n: q for n, q in changed.items() if q in measured_types.get(n, {})}
 
 
 def round_plan(

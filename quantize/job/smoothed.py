@@ -10,7 +10,7 @@ from quantize.evidence import CancelCheck, Measured, MeasureRequest, OnProgress,
 from quantize.files.gguf_split import GgufModel, read_gguf_model
 from quantize.files.imatrix import Importance, read_imatrix, write_imatrix
 from quantize.files.output_file import Output
-from quantize.files.work_folder import WorkFolder, hash_is_known, read_json, write_json
+from quantize.files.work_folder import WorkFolder, hash_is_cached, read_json, write_json
 from quantize.job.request import QuantizeRequest
 from quantize.job.source import header_bytes
 from quantize.measure.run import evidence_key, measured_before
@@ -19,7 +19,7 @@ from quantize.native.calibration import WINDOW
 from quantize.types import ModelSpec, Rounding
 
 # What the cache knows of a model, and how much longer the header of its smoothed copy is (0: it is of the source).
-Known = tuple[Measured | None, int]
+CachedMeasurement = tuple[Measured | None, int]
 _AS_IT_IS = Smoothed(changed=0, seams=0)
 
 
@@ -74,20 +74,20 @@ def remember(measure: MeasureRequest, measured: Measured, scale_bytes: int) -> N
 
     `scale_bytes` is how much longer its header is: it holds the scales.
     """
-    write_json(_known(measure), {"measured": msgspec.json.decode(encode(measured)), "told_bytes": scale_bytes})
+    write_json(_cache_file(measure), {"measured": msgspec.json.decode(encode(measured)), "told_bytes": scale_bytes})
 
 
-def is_whole(known: Known, *, even: bool) -> bool:
+def is_whole(cached: CachedMeasurement, *, even: bool) -> bool:
     """Whether a job will find all that it measures; `even`: of the smoothed copy."""
-    measured, scale_bytes = known
+    measured, scale_bytes = cached
     return measured is not None and (scale_bytes > 0 or not even)
 
 
-def known_before(measure: MeasureRequest, *, even: bool) -> Known:
+def cached_measurement(measure: MeasureRequest, *, even: bool) -> CachedMeasurement:
     """What is known of a source, or, where that is wanted (`even`), of its smoothed copy; measures nothing."""
-    if not hash_is_known(measure.source, measure.cache_dir):
+    if not hash_is_cached(measure.source, measure.cache_dir):
         return None, 0
-    found = read_json(_known(measure)) if even else None
+    found = read_json(_cache_file(measure)) if even else None
     if isinstance(found, dict) and "measured" in found:
         measured = decode(msgspec.json.encode(found["measured"]), Measured)
         if measured.imatrix.exists():
@@ -95,5 +95,5 @@ def known_before(measure: MeasureRequest, *, even: bool) -> Known:
     return measured_before(measure), 0
 
 
-def _known(measure: MeasureRequest) -> Path:
+def _cache_file(measure: MeasureRequest) -> Path:
     return WorkFolder.open(measure).path / f"smoothed-{evidence_key(measure)}.json"

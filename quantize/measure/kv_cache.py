@@ -48,8 +48,8 @@ class KvDamage(msgspec.Struct, frozen=True, kw_only=True):
     def at(self, n_ctx: int) -> float:
         """What to expect over a context of so many tokens: as measured, then growing as it did."""
         if n_ctx <= self.contexts[-1] or len(self.contexts) == 1:
-            known = [k for c, k in zip(self.contexts, self.kld, strict=True) if c <= max(n_ctx, self.contexts[0])]
-            return float(np.mean(known))
+            klds = [k for c, k in zip(self.contexts, self.kld, strict=True) if c <= max(n_ctx, self.contexts[0])]
+            return float(np.mean(klds))
         x, y = np.log(self.contexts), np.log(np.maximum(self.kld, 1e-9))
         slope = min(max(0.0, float(np.polyfit(x, y, 1)[0])), _STEEPEST)
         return float(self.kld[-1] * min(n_ctx / self.contexts[-1], _LARGEST_STEP) ** slope)
@@ -59,11 +59,11 @@ def kv_damage(request: KvRequest, on_progress: OnProgress, cancelled: CancelChec
     """Measure, or read from the cache. Raises: Cancelled. ChildDied. TextTooShort, Unreadable, SourceChanged."""
     folder = WorkFolder.open(request.measure)
     path = folder.path / f"kv-{request.longest}-{'-'.join(request.types)}.json"
-    known = read_json(path)
-    if known is None:
-        known = run_task("kv", request, on_progress, cancelled)
-        folder.keep_json(path, known)
-    return msgspec.convert(known, learned(tuple[KvDamage, ...]))
+    cached = read_json(path)
+    if cached is None:
+        cached = run_task("kv", request, on_progress, cancelled)
+        folder.keep_json(path, cached)
+    return msgspec.convert(cached, learned(tuple[KvDamage, ...]))
 
 
 def with_damage(options: tuple[KvOption, ...], found: tuple[KvDamage, ...], n_ctx: int) -> tuple[KvOption, ...]:

@@ -53,18 +53,18 @@ def has_errors(folder: WorkFolder, group: Group, qtypes: tuple[str, ...], *, gpt
 
 
 def _missing(folder: WorkFolder, group: Group, qtypes: tuple[str, ...], *, gptq: bool) -> tuple[str, ...]:
-    known = load_errors(folder, group)
+    errors = load_errors(folder, group)
     rounding = Rounding.GPTQ if gptq else Rounding.STOCK
-    found = [known.get(m, {}).get(rounding, {}) for m in group.members]
+    found = [errors.get(m, {}).get(rounding, {}) for m in group.members]
     return tuple(q for q in measured_types(group.width, qtypes) if not all(q in by_type for by_type in found))
 
 
 def load_errors(folder: WorkFolder, group: Group) -> Errors:
     """Tensor, rounding and type to relative output error; empty where nothing was measured."""
-    known: Errors = read_json(folder.part("errors", group.name, ".json")) or {}
+    errors: Errors = read_json(folder.part("errors", group.name, ".json")) or {}
     return {
         tensor: {r if r == _INPUTS else Rounding(r): by_type for r, by_type in found.items()}
-        for tensor, found in known.items()
+        for tensor, found in errors.items()
     }
 
 
@@ -78,11 +78,11 @@ def measure_errors(request: ErrorsRequest, send: Step) -> int:
         send(index, len(groups), group.name)
         gptq = group.name in request.by_gptq
         if qtypes := _missing(folder, group, request.measure.qtypes, gptq=gptq):
-            known = load_errors(folder, group)
+            errors = load_errors(folder, group)
             for name, found in _measure_group(folder, source, group, qtypes, gptq=gptq).items():
                 for rounding, by_type in found.items():
-                    known.setdefault(name, {}).setdefault(rounding, {}).update(by_type)
-            folder.keep_json(folder.part("errors", group.name, ".json"), known)
+                    errors.setdefault(name, {}).setdefault(rounding, {}).update(by_type)
+            folder.keep_json(folder.part("errors", group.name, ".json"), errors)
             done += 1
     send(len(groups), len(groups), "")
     return done
@@ -143,7 +143,7 @@ def _measure_group(
             rounded = {("stock", q): several[exponents.index(stock) % len(several)] for q, several in tried.items()}
             if gptq:
                 rounded |= {("rows", q): best_rows(several) for q, several in tried.items()}
-                made = gptq_rows(weights, qtypes, curvature, known=tried, octets=octets)
+                made = gptq_rows(weights, qtypes, curvature, tried=tried, octets=octets)
                 rounded |= {("gptq", q): r for q, r in made.items()}
             amounts = {key: float(result.errors.sum(dtype=np.float64)) for key, result in rounded.items()}
             here = {block: values[int(expert)] for block, values in peaks.items()}

@@ -43,9 +43,9 @@ def measure(
     Raises: Cancelled. BadFile, BadActivations, TextTooShort, Unreadable: the input. ChildDied: native code died.
     DiskFull.
     """
-    known = measured_before(request)
-    if known is not None:
-        return known
+    cached = measured_before(request)
+    if cached is not None:
+        return cached
     folder = WorkFolder.open(request)
     with folder.swept():
         groups = _surveyed(request, folder, on_progress, cancelled)
@@ -60,10 +60,10 @@ def measure(
 def measured_before(request: MeasureRequest) -> Measured | None:
     """What the cache knows of a model, if everything was measured; measures nothing. Raises: Unreadable."""
     folder = WorkFolder.open(request)
-    known = read_json(_evidence_file(request, folder))
-    if known is None or not folder.imatrix.exists():
+    cached = read_json(_evidence_file(request, folder))
+    if cached is None or not folder.imatrix.exists():
         return None
-    return Measured(evidence=msgspec.convert(known, learned(Evidence)), imatrix=folder.imatrix, folder=folder.path)
+    return Measured(evidence=msgspec.convert(cached, learned(Evidence)), imatrix=folder.imatrix, folder=folder.path)
 
 
 def measure_inputs(request: MeasureRequest, on_progress: OnProgress, cancelled: CancelCheck) -> Path:

@@ -54,7 +54,7 @@ def measure_swaps(request: AlphaRequest, send: Step) -> Swapped:
     groups = folder.groups() or ()
     units = probe_units(groups, measure.tier, swap_errors(folder, groups, measure))
     path = swaps_file(folder, measure.tier, measure.probe_tokens)
-    known: dict[str, float] = read_json(path) or {}
+    measured: dict[str, float] = read_json(path) or {}
     with (
         folder.scratch() as room,
         ReferenceModel(
@@ -64,12 +64,12 @@ def measure_swaps(request: AlphaRequest, send: Step) -> Swapped:
         windows = read_windows(
             model, measure.calibration, measure.probe_tokens, PROBE_WINDOW, spread=True, cache_dir=measure.cache_dir
         )
-        keep = _kept_positions(model.num_vocab, len(windows))
+        keep = _scored_positions(model.num_vocab, len(windows))
         probe = _Probe(model, windows, keep, room)
         loaded = set(model.weights)
         for index, unit in enumerate(units):
             send(index, len(units), unit.name)
-            if unit.name in known:
+            if unit.name in measured:
                 continue
             swaps = {
                 name: _spoiled(folder, source, name, group, measure)
@@ -77,13 +77,13 @@ def measure_swaps(request: AlphaRequest, send: Step) -> Swapped:
                 for name in group.members
                 if name in unit.members and name in loaded
             }
-            known[unit.name] = 0.0  # nothing in the evaluated graph depends on it
+            measured[unit.name] = 0.0  # nothing in the evaluated graph depends on it
             if swaps:
                 with model.swapped(swaps):
-                    known[unit.name] = probe.kld(swaps)
-            folder.keep_json(path, known)
+                    measured[unit.name] = probe.kld(swaps)
+            folder.keep_json(path, measured)
         send(len(units), len(units), "")
-    return Swapped(tokens=int(windows.size), kld=known)
+    return Swapped(tokens=int(windows.size), kld=measured)
 
 
 class _Probe:
@@ -129,7 +129,7 @@ class _Probe:
         return float(np.concatenate(list(self.model.side_by_side(parts, compare))).mean())
 
 
-def _kept_positions(num_vocab: int, windows: int) -> npt.NDArray[np.bool_]:
+def _scored_positions(num_vocab: int, windows: int) -> npt.NDArray[np.bool_]:
     """Every second position, or fewer where the vocabulary is so large that they would not fit."""
     step = max(2, -(-PROBE_WINDOW * windows * num_vocab * 4 // _LOGITS_BYTES))
     keep = np.zeros(PROBE_WINDOW, np.bool_)

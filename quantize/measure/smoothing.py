@@ -111,11 +111,11 @@ def smooth(request: SmoothRequest, send: Step) -> Smoothed:
     Raises: TextTooShort, Unreadable. SourceChanged, DiskFull. OSError: writing failed.
     """
     folder = WorkFolder.open(request.measure)
-    known = folder.path / "smoothed.json"
-    before = read_json(known)
+    cache_file = folder.path / "smoothed.json"
+    before = read_json(cache_file)
     if before is None:
         found = _found(request, send)
-        folder.keep_json(known, found)
+        folder.keep_json(cache_file, found)
         return found
     found = msgspec.convert(before, learned(Smoothed))
     if found.changed:

@@ -98,9 +98,9 @@ def verify_files(request: VerifyRequest, send: Step) -> tuple[FileReport, ...]:
                 first = len(found[0])
                 send(first, len(windows), "")
                 parts = [window[None] for window in windows[first : min(goal, first + reference.num_contexts)]]
-                known = list(zip(parts, reference.side_by_side(parts, predict), strict=True))
+                expected = list(zip(parts, reference.side_by_side(parts, predict), strict=True))
                 for path, results, model in zip(request.files, found, models, strict=True):
-                    results.extend(model.side_by_side(known, judge))
+                    results.extend(model.side_by_side(expected, judge))
                     _finite(path, np.array([window.kld for window in results[first:]]))
             if len(found) == 1 or is_clear(ratio(found[0], found[1], _TAIL / len(stops))):
                 break

@@ -17,17 +17,17 @@ _NEAR = 12
 
 
 class Cut(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything after node `index` of a graph needs of what lies before it only that node and those of `kept`.
+    """Everything after node `index` of a graph needs only that one and `shared` of the nodes before it.
 
-    `layer` is the first one that comes after; the node's values are (tokens, `width`) float32. The nodes of `kept`
-    multiply nothing and take no weights: what all layers share, as a mask in another type.
+    `layer` is the first one that comes after; the node's values are (tokens, `width`) float32. Those of
+    `shared` multiply nothing and take no weights: what all layers share, as a mask in another type.
     """
 
     layer: int
     index: int
     name: str
     width: int
-    kept: frozenset[int]
+    shared: frozenset[int]
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):
@@ -145,7 +145,7 @@ def _cut_at(nodes: Sequence[Node], touching: Mapping[int, list[int]], index: int
     node = nodes[index]
     if not node.stream or any(min(later.layers, default=layer) < layer for later in nodes[index + 1 :]):
         return None
-    kept: set[int] = set()
+    shared: set[int] = set()
     # Whoever touches memory that is read is needed: a cache is written by one node and read by another.
     pending = [s for later in nodes[index + 1 :] for s in (later.storage, *later.reads)]
     seen = {node.address}
@@ -155,10 +155,10 @@ def _cut_at(nodes: Sequence[Node], touching: Mapping[int, list[int]], index: int
             continue
         seen.add(storage)
         for before in touching.get(storage, ()):
-            if before > index or before in kept:
+            if before > index or before in shared:
                 continue
             if nodes[before].multiplies or nodes[before].uses:
                 return None
-            kept.add(before)
+            shared.add(before)
             pending += nodes[before].reads
-    return Cut(layer=layer, index=index, name=node.name, width=node.width, kept=frozenset(kept))
+    return Cut(layer=layer, index=index, name=node.name, width=node.width, shared=frozenset(shared))

@@ -131,12 +131,12 @@ class EvalContext:
             raise self._tap_error
         if status != 0:
             raise LoadFailed(self._path, f"evaluate the model (status {status})")
-        kept = int(flags.sum())
+        num_rows = int(flags.sum())
         if keep is None or drop_logits:
             return np.empty((count, 0, self.num_vocab), np.float32)
         data = self._lib.llama_get_logits(self._context)
-        flat = np.ctypeslib.as_array(data, (count * kept, self.num_vocab))
-        return flat.reshape(count, kept, self.num_vocab).copy()
+        flat = np.ctypeslib.as_array(data, (count * num_rows, self.num_vocab))
+        return flat.reshape(count, num_rows, self.num_vocab).copy()
 
     def _on_node(self, address: int, ask: bool, user_data: object) -> bool:
         """Called by the scheduler for every node; an exception here would be swallowed, so it is kept."""

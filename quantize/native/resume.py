@@ -56,7 +56,7 @@ class PartTap(NodeTap):
         self._next += 1
         if self._start is not None and index <= self._start[0].index:
             cut = self._start[0]
-            if index not in cut.kept:
+            if index not in cut.shared:
                 silence(node, self._silenced)
             if index == cut.index:
                 _check(cut, node)

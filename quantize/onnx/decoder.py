@@ -41,9 +41,9 @@ def decoder_shape(model: GgufModel) -> DecoderShape:
     """
     head = model.parts[0]
     if head.architecture not in ARCHITECTURES:
-        known = ", ".join(ARCHITECTURES)
+        supported = ", ".join(ARCHITECTURES)
         raise UnsupportedModel(
-            head.name, f"{head.architecture or 'this model'} cannot be converted to ONNX (known: {known})"
+            head.name, f"{head.architecture or 'this model'} cannot be converted to ONNX (known: {supported})"
         )
     if head.arch_int("expert_count"):
         raise UnsupportedModel(head.name, "models with experts cannot be converted to ONNX")

@@ -14,9 +14,9 @@ class FixedNumbers:
 
     def __init__(self, weights: FixedWeights) -> None:
         self._weights = weights
-        self._kept: dict[str, Floats] = {}
+        self._values: dict[str, Floats] = {}
         cos, sin = weights.rotary()
-        self._kept |= {"rope.cos": cos, "rope.sin": sin}
+        self._values |= {"rope.cos": cos, "rope.sin": sin}
         self.ranges: dict[str, Range] = {}
         self._inputs: dict[str, Floats] = {}
         self._positions = np.zeros(0, np.int64)
@@ -37,9 +37,9 @@ class FixedNumbers:
         return values
 
     def _weight(self, name: str) -> Floats:
-        if name not in self._kept:
-            self._kept[name] = self._weights.get(name)
-        return self._kept[name]
+        if name not in self._values:
+            self._values[name] = self._weights.get(name)
+        return self._values[name]
 
     def input(self, name: str, shape: tuple[int, ...]) -> Floats:
         """An input of this pass."""
@@ -95,7 +95,7 @@ class FixedNumbers:
 
     def rows(self, name: str, table: str) -> Floats:
         """The rows of this pass's positions."""
-        return self._note(name, self._kept[table][self._positions])
+        return self._note(name, self._values[table][self._positions])
 
     def cached(self, name: str, new: Floats, past: Floats, axis: int) -> Floats:
         """The past, and what is new behind it."""
@@ -117,8 +117,8 @@ def first_token(weights: FixedWeights, shape: FixedShape, token: int) -> tuple[F
     table = weights.get("token_embd.weight")
     inputs = {"hidden": table[[token]][None], "mask": np.zeros((1, 1, shape.group, 1), np.float32)} | _empty(m)
     found = numbers.run(FixedShape(m, 1, 0, head=False), inputs, np.zeros(1, np.int64))
-    kept = {name: r for name, r in numbers.ranges.items() if name in found}
-    numbers.ranges = kept
+    ranges = {name: r for name, r in numbers.ranges.items() if name in found}
+    numbers.ranges = ranges
     return numbers, found
 
 

@@ -33,9 +33,9 @@ def tokenizer_json(head: GgufFile) -> dict[str, Any]:
     meta = head.metadata
     kind, pre = meta.get("tokenizer.ggml.model"), str(meta.get("tokenizer.ggml.pre", "gpt-2"))
     if kind != "gpt2" or pre not in _SPLITS:
-        known = ", ".join(_SPLITS)
+        supported = ", ".join(_SPLITS)
         raise UnsupportedModel(
-            head.name, f"the tokenizer {kind}/{pre} cannot be converted to ONNX (known: gpt2 with {known})"
+            head.name, f"the tokenizer {kind}/{pre} cannot be converted to ONNX (known: gpt2 with {supported})"
         )
     tokens = texts(head, "tokenizer.ggml.tokens")
     types = token_types(head, len(tokens))

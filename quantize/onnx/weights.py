@@ -139,8 +139,8 @@ def dequantized(raw: Bytes, qtype: str, row_values: int) -> Floats:
     try:
         values = gguf.quants.dequantize(raw.reshape(-1, row_values // block * size), kind)
     except NotImplementedError as error:
-        known = ", ".join(_UNPACKERS)
-        raise BadFile("weights", f"{qtype} cannot be converted to ONNX; use a {known} or F16 file") from error
+        supported = ", ".join(_UNPACKERS)
+        raise BadFile("weights", f"{qtype} cannot be converted to ONNX; use a {supported} or F16 file") from error
     return np.ascontiguousarray(values, np.float32)
 
 

@@ -151,9 +151,9 @@ def stock_plans(question: Question) -> tuple[StockPlan, ...]:
 def best_stock(plans: Sequence[StockPlan], limit_bytes: int, *, has_imatrix: bool) -> StockPlan | None:
     """The stock mix to beat: least predicted damage in `limit_bytes`; the largest where damage is unknown."""
     fitting = [p for p in plans if p.file_bytes <= limit_bytes and (has_imatrix or not p.needs_imatrix)]
-    known = [p for p in fitting if p.damage is not None]
-    if known:
-        return min(known, key=lambda p: (p.damage or 0.0, p.file_bytes))
+    measured = [p for p in fitting if p.damage is not None]
+    if measured:
+        return min(measured, key=lambda p: (p.damage or 0.0, p.file_bytes))
     return max(fitting, key=lambda p: p.file_bytes, default=None)
 
 
@@ -275,8 +275,8 @@ def _fixed_plan(question: Question, goal: Goal) -> QuantPlan:
         types = uniform_types(question.model, GgmlType[name])
     else:
         types_only = [t.name for t in (*FLOAT_TYPES, *MEASURED) if t.name not in MIXES]
-        known = ", ".join([*MIXES, *types_only])
-        raise InvalidOption("--type", f"there is no mix or type named {goal.mix!r}; there are {known}")
+        supported = ", ".join([*MIXES, *types_only])
+        raise InvalidOption("--type", f"there is no mix or type named {goal.mix!r}; there are {supported}")
     damage = question.stock_damage or question.damage
     unmatched = {lock.pattern for lock in question.locks}
     picks = []

@@ -100,7 +100,7 @@ async def measured(settings: LoadSettings, tokens: int) -> dict[str, float]:
             found["hit_rate"] = (after.there - before.there) / (after.asked - before.asked)
             found["read_mb_a_token"] = (after.read_bytes - before.read_bytes) / 1e6 / tokens
             found["waited_frac"] = (after.waited_s - before.waited_s) / seconds
-            found["kept_mib"] = after.kept_bytes / 2**20
+            found["kept_mib"] = after.cached_bytes / 2**20
         begun = time.monotonic()
         _, read = await ask(runner, " ".join(f"w{n % 97}" for n in range(300)), 1, seed=7)
         found["prompt_tok_s"] = read / (time.monotonic() - begun)

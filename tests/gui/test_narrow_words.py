@@ -10,7 +10,7 @@ from app.gui.widgets.basics import label
 from app.gui.widgets.elided import ElidedLabel
 from app.gui.widgets.facts_line import FactsLine
 from app.gui.widgets.flow import Flow
-from app.gui.widgets.kept_splitter import keep_splitters, kept_splitter, restore_splitters
+from app.gui.widgets.splitter import keep_splitters, restore_splitters, saved_splitter
 from tests.gui.wire import SPARK
 
 FACTS = ["6.7 tokens/s", "first after 1.3 s", "100 tokens", "stopped at the length limit"]
@@ -70,7 +70,7 @@ def test_pulled_sides_are_kept_in_the_settings(qtbot, tmp_path):
     settings = QSettings(str(tmp_path / "window.ini"), QSettings.Format.IniFormat)
 
     def page():
-        made = kept_splitter("sides", QWidget(), QWidget(), sizes=(300, 700))
+        made = saved_splitter("sides", QWidget(), QWidget(), sizes=(300, 700))
         holder = QWidget()
         made.setParent(holder)
         qtbot.addWidget(holder)

@@ -109,7 +109,7 @@ class OneFits(Unlimited):
     def attach(self, model_id, pid, buffers):
         assert model_id in self.held
 
-    async def unloading(self, model_id, kept_bytes):
+    async def unloading(self, model_id, cached_bytes):
         assert model_id in self.held
 
     def release(self, model_id):
@@ -185,7 +185,7 @@ class Starved(Unlimited):
     def __init__(self):
         self.failed = 0
 
-    async def unloading(self, model_id, kept_bytes):
+    async def unloading(self, model_id, cached_bytes):
         raise OSError(errno.EMFILE, "Too many open files")
 
     def release(self, model_id):

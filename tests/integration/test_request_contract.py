@@ -22,7 +22,7 @@ import engine.server.every_route  # noqa: F401 - every body is known
 from engine.server.anthropic.schemas import CountRequest, MessagesRequest
 from engine.server.body import Body
 from engine.server.llama_server.fim import FimCompletionRequest, InfillRequest
-from engine.server.llama_server.kept_streams import LookupRequest
+from engine.server.llama_server.resumable_streams import LookupRequest
 from engine.server.llama_server.schemas import NativeRequest
 from engine.server.llama_server.tokens import DetokenizeRequest, TokenizeRequest
 from engine.server.ollama.schemas import ChatBody, EmbedBody, GenerateBody, OldEmbedBody, ShowBody

@@ -65,7 +65,7 @@ def test_the_text_is_the_same_with_streamed_experts_and_memory_stays_within_boun
     for size in (least, (least + whole) // 2, 2 * whole):
         text, experts = with_runner(mixture, answers, expert_bytes=size, **SETTINGS)
         assert text == plain
-        assert 0 < experts.kept_bytes <= min(size, whole)
+        assert 0 < experts.cached_bytes <= min(size, whole)
         assert experts.asked > experts.there > 0
         assert (experts.read_bytes > whole) == (size < whole), "what was pushed out was read again"
 
@@ -109,12 +109,12 @@ def test_known_experts_are_read_before_anybody_asks(mixture, tmp_path):
     async def rest(runner):
         for _ in range(600):
             found = (await runner.stats()).experts
-            if found.read_bytes >= found.kept_bytes * 3 // 4:
+            if found.read_bytes >= found.cached_bytes * 3 // 4:
                 return found
             await asyncio.sleep(0.05)
         raise AssertionError("not everything that is known was read")
 
-    assert with_runner(mixture, rest, expert_bytes=2 * whole, cache_dir=cache, **SETTINGS).kept_bytes > whole // 2
+    assert with_runner(mixture, rest, expert_bytes=2 * whole, cache_dir=cache, **SETTINGS).cached_bytes > whole // 2
 
 
 def test_a_file_that_is_removed_or_replaced_goes_on_with_what_was_loaded(mixture, tmp_path):

@@ -20,7 +20,7 @@ from engine.library.catalogue import Catalogue
 from engine.library.converter import environment
 from engine.library.converting import convert_folder
 from engine.paths import user_paths
-from quantize.convert.llama_cpp import architectures_in, known_architectures
+from quantize.convert.llama_cpp import architectures_in, supported_architectures
 from quantize.native.reference import ReferenceModel
 
 TOKENS = 96
@@ -42,7 +42,9 @@ def main(work: Path) -> int:
     on_disk = environment.size_on_disk(made.folder)
     print(f"environment: {took:.0f} s, {most[0] / 1e6:.0f} MB fetched, {on_disk / 1e6:.0f} MB on disk", flush=True)
     source = (made.source / "conversion" / "__init__.py").read_text(encoding="utf-8")
-    assert set(architectures_in(source)) == known_architectures(), "assets/converter/architectures.txt is another's"
+    assert set(architectures_in(source)) == supported_architectures(), (
+        "assets/converter/architectures.txt is another's"
+    )
     checkpoints = work / "checkpoints"
     if not checkpoints.is_dir():
         script = str(Path(__file__).with_name("foreign_checkpoints.py"))

@@ -42,11 +42,14 @@ BANNED_IN = {
         "told": _TOLD,
     },
     "devices": {
+        "kept": "cached, retained, chosen: what it is",
         "said": _SAID,
         "tells": "reports",
         "told": _TOLD,
     },
     "engine/chat": {
+        "kept": "cached, existing, retained, measured: what it is",
+        "known": "cached, existing, retained, measured: what it is",
         "said": _SAID,
         "say": "emit",
         "tell": "report, on_row",
@@ -55,22 +58,30 @@ BANNED_IN = {
     "engine/dispatch": {
         "guess": "assumed",
         "guesses": "assumed",
+        "kept_bytes": "cached_bytes",
+        "known": "cached, existing, retained, measured: what it is",
         "said": _SAID,
         "say": "describe",
         "tell": "report, on_row",
         "told": _TOLD,
     },
     "engine/fit": {
+        "kept": "cached, existing, retained, measured: what it is",
+        "known": "cached, existing, retained, measured: what it is",
         "said": _SAID,
         "tell": "report",
         "told": _TOLD,
     },
     "engine/library": {
+        "kept": "cached, existing, retained, measured: what it is",
+        "known": "cached, existing, retained, measured: what it is",
         "said": _SAID,
         "tell": "report, on_progress",
         "told": _TOLD,
     },
     "engine/pool": {
+        "kept": "cached, existing, retained, measured: what it is",
+        "known": "cached, existing, retained, measured: what it is",
         "said": _SAID,
         "tell": "report",
         "told": _TOLD,
@@ -123,6 +134,7 @@ BANNED_IN = {
     },
     "quantize": {
         "guess": "assumed",
+        "kept": "cached, retained, chosen: what it is",
         "lane": "context",
         "lanes": "contexts",
         "said": _SAID,

@@ -68,7 +68,7 @@ def _run(argv: list[str], folder: Path, timeout_s: float, cancelled: threading.E
         start_new_session=sys.platform != "win32",
     )
     bound_memory(child.pid)
-    kept = _Kept()
+    kept = _HeadAndTail()
     reader = threading.Thread(target=kept.drain, args=(child,), name="agent-command", daemon=True)
     reader.start()
     exit_code: int | None = None
@@ -105,7 +105,7 @@ def _environment() -> dict[str, str]:
     }
 
 
-class _Kept:
+class _HeadAndTail:
     """The first and the last bytes of a stream of any length."""
 
     def __init__(self) -> None:

@@ -18,18 +18,18 @@ class TooMuch(OSError):
     """The repository has more of it than can be kept."""
 
 
-Kept = dict[Path, tuple[int, bytes]]
+Snapshot = dict[Path, tuple[int, bytes]]
 
 
 def _kind(state: tuple[int, bytes] | None) -> int | None:
     return None if state is None else stat.S_IFMT(state[0])
 
 
-def keep(place: Path) -> Kept:
+def keep(place: Path) -> Snapshot:
     """Mode and content of each file that steers git. Raises: TooMuch."""
     if not place.is_dir() or place.is_symlink():
         return dict(_one(place))
-    kept: Kept = {place: (stat.S_IFDIR, b"")}
+    kept: Snapshot = {place: (stat.S_IFDIR, b"")}
     waiting = [(place, False)]
     while waiting:
         folder, hooks = waiting.pop()
@@ -57,7 +57,7 @@ def _one(path: Path) -> Iterator[tuple[Path, tuple[int, bytes]]]:
             yield path, (mode, path.read_bytes())
 
 
-def put_back(place: Path, before: Kept, aside: str) -> list[str]:
+def put_back(place: Path, before: Snapshot, aside: str) -> list[str]:
     """Make it as it was `before`; what is new goes aside. Says what was done, a line for each."""
     notes = []
     was, now = _kind(before.get(place)), _kind(keep(place).get(place))

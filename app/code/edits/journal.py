@@ -9,7 +9,7 @@ import apsw
 from app.code.errors import JournalFromNewerVersion
 
 # Older entries go when a new one is added: undo is for the recent past, git is for the rest.
-_KEPT_GROUPS = 200
+_MAX_GROUPS = 200
 
 _VERSION = 1
 _SCHEMA = """
@@ -66,7 +66,7 @@ class Journal:
                 "INSERT INTO file_change VALUES(?, ?, ?, ?, ?)",
                 [(group_id, c.path, c.before, c.before_sha, c.after_sha) for c in changes],
             )
-            self._db.execute("DELETE FROM edit_group WHERE id <= ?", (group_id - _KEPT_GROUPS,))
+            self._db.execute("DELETE FROM edit_group WHERE id <= ?", (group_id - _MAX_GROUPS,))
         return group_id
 
     def last(self) -> EditGroup | None:

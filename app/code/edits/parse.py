@@ -30,8 +30,8 @@ class _Reader:
     last_path: str | None = None
 
 
-def parse_answer(text: str, known_paths: frozenset[str] = frozenset()) -> Answer:
-    """Every edit of `text`, in order. `known_paths` settles file names written with decoration."""
+def parse_answer(text: str, project_paths: frozenset[str] = frozenset()) -> Answer:
+    """Every edit of `text`, in order. `project_paths` settles file names written with decoration."""
     if len(text) > MAX_ANSWER_BYTES:
         reason = f"the answer has {len(text)} characters, more than {MAX_ANSWER_BYTES}"
         return Answer(hunks=(), malformed=(Malformed(line=1, reason=reason),))
@@ -39,7 +39,7 @@ def parse_answer(text: str, known_paths: frozenset[str] = frozenset()) -> Answer
     while reader.position < len(reader.lines):
         line = reader.lines[reader.position]
         if _SEARCH.match(line):
-            _read_block(reader, known_paths)
+            _read_block(reader, project_paths)
         elif is_file_header(reader.lines, reader.position):
             diff = read_file_diff(reader.lines, reader.position)
             reader.hunks += diff.hunks
@@ -53,9 +53,9 @@ def parse_answer(text: str, known_paths: frozenset[str] = frozenset()) -> Answer
     return Answer(hunks=tuple(reader.hunks), malformed=tuple(reader.malformed))
 
 
-def _read_block(reader: _Reader, known_paths: frozenset[str]) -> None:
+def _read_block(reader: _Reader, project_paths: frozenset[str]) -> None:
     begin = reader.position
-    path = _path_before(reader, begin, known_paths)
+    path = _path_before(reader, begin, project_paths)
     search: list[str] = []
     replace: list[str] = []
     part = search
@@ -109,7 +109,7 @@ def _skip_block(reader: _Reader, position: int) -> None:
     reader.position = position + 1
 
 
-def _path_before(reader: _Reader, begin: int, known_paths: frozenset[str]) -> str | None:
+def _path_before(reader: _Reader, begin: int, project_paths: frozenset[str]) -> str | None:
     """The file named on one of the three lines before a block, else that of the block before."""
     for back in range(1, 4):
         number = begin - back
@@ -120,22 +120,22 @@ def _path_before(reader: _Reader, begin: int, known_paths: frozenset[str]) -> st
         if fence:
             # ```python src/a.py  or  ```src/a.py
             words = fence.group(2).split()
-            line = words[-1] if words and _looks_like_path(words[-1], known_paths) else ""
+            line = words[-1] if words and _looks_like_path(words[-1], project_paths) else ""
         if not line:
             continue
-        if line in known_paths:
+        if line in project_paths:
             return line
         bare = _DECORATION.sub("", line)
         for candidate in (bare, bare.removeprefix("File: "), bare.removeprefix("file: ")):
-            if candidate in known_paths or _looks_like_path(candidate, known_paths):
+            if candidate in project_paths or _looks_like_path(candidate, project_paths):
                 return candidate
         break
     return reader.last_path
 
 
-def _looks_like_path(text: str, known_paths: frozenset[str]) -> bool:
+def _looks_like_path(text: str, project_paths: frozenset[str]) -> bool:
     """One word with a dot or a slash in it; whether it may be touched is decided by the workspace."""
-    if text in known_paths:
+    if text in project_paths:
         return True
     return bool(text) and not any(char.isspace() for char in text) and ("/" in text or "." in text.strip("."))
 

@@ -77,7 +77,7 @@ class IndexDatabase:
         """For tables that others keep beside these; under the same lock."""
         return self._db
 
-    def known_files(self) -> dict[str, tuple[int, int]]:
+    def indexed_files(self) -> dict[str, tuple[int, int]]:
         """Path to (size in bytes, mtime_ns) of every indexed file."""
         return {p: (s, m) for p, s, m in self._db.execute("SELECT path, size_bytes, mtime_ns FROM file")}
 

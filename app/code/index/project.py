@@ -37,7 +37,7 @@ class ProjectIndex:
     def refresh(self, on_progress: Callable[[int, int], None] | None = None) -> Refreshed:
         """Bring the whole index up to date; `on_progress(done, total)` counts files that needed parsing."""
         with self.lock:
-            known = self.database.known_files()
+            known = self.database.indexed_files()
             found = {file.path: file for file in walk(self.workspace.root)}
             gone = known.keys() - found.keys()
             self.database.remove(gone)

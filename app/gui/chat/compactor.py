@@ -28,7 +28,7 @@ class Compactor(QObject):
 
     changed = Signal()
     noticed = Signal(str)
-    _kept = Signal(int, object)
+    _saved = Signal(int, object)
 
     def __init__(self, services: Services, project: ProjectOfChat, parent: QObject) -> None:
         super().__init__(parent)
@@ -43,7 +43,7 @@ class Compactor(QObject):
         self._idle.setSingleShot(True)
         self._idle.setInterval(_IDLE_MS)
         self._idle.timeout.connect(self._in_idle_time)
-        self._kept.connect(self._on_kept)
+        self._saved.connect(self._on_saved)
         services.background.at_close(self.cancel)
 
     def open(self, chat: Conversation, folds: Sequence[Fold]) -> None:
@@ -181,7 +181,7 @@ class Compactor(QObject):
                 model=chat.model,
                 takes_in=[old.id for old in part.merges],
             ).result()
-            self._kept.emit(chat.id, store.submit(folds_table.of_conversation, chat.id).result())
+            self._saved.emit(chat.id, store.submit(folds_table.of_conversation, chat.id).result())
             return fold
 
         def of(message: Message) -> int:
@@ -207,7 +207,7 @@ class Compactor(QObject):
             known = self._counts[model, text] = api.count_tokens(model, text)
         return known
 
-    def _on_kept(self, number: int, found: list[Fold]) -> None:
+    def _on_saved(self, number: int, found: list[Fold]) -> None:
         if number == self._chat.id:
             self.folds = found
             self.changed.emit()

@@ -26,7 +26,7 @@ class PromptLibrary(QObject):
     def __init__(self, services: Services, composer: Composer, model: Callable[[], str]) -> None:
         super().__init__(composer)
         self._services, self._composer, self._model = services, composer, model
-        self._known: dict[str, Prompt] = {}
+        self._prompts: dict[str, Prompt] = {}
         composer.prompts_wanted.connect(self.open)
 
     def open(self) -> None:
@@ -37,7 +37,7 @@ class PromptLibrary(QObject):
     def _show(self, found: list[Prompt]) -> None:
         window = self._composer.window()
         palette = Palette(self._services.theme, self.tr("Prompts"), self.tr("Search prompts"), window)
-        self._known = {str(item.id): item for item in found}
+        self._prompts = {str(item.id): item for item in found}
         entries = [
             Entry(str(item.id), item.name, " ".join(item.text.split())[:_SHOWN], action=self.tr("Remove"))
             for item in found
@@ -54,7 +54,7 @@ class PromptLibrary(QObject):
         if key == _SAVE:
             self._save()
             return
-        chosen = self._known[key]
+        chosen = self._prompts[key]
         names = asked_for(chosen.text)
         if not names:
             self._insert(chosen.text, {})
@@ -103,7 +103,7 @@ class PromptLibrary(QObject):
 
     def _free_name(self, wanted: str) -> str:
         """A saved prompt of that name would be replaced: a name that nobody chose gets a number instead."""
-        taken = {item.name for item in self._known.values()}
+        taken = {item.name for item in self._prompts.values()}
         numbered = (f"{wanted} {number}" for number in itertools.count(2))
         return wanted if wanted not in taken else next(name for name in numbered if name not in taken)
 

@@ -14,7 +14,7 @@ from app.gui.services import Services
 from app.gui.widgets.basics import IconButton, button, clear, label, row, scrolled, stack, when_released
 from app.tools.builtin import CALCULATOR, FILES
 from app.tools.catalogue import Offered, offered
-from app.tools.consent import ConsentStore, Kept
+from app.tools.consent import ConsentStore, StoredDecision
 from app.tools.mcp_config import McpServerConfig, ServerList
 from app.tools.shown import shown_line
 from engine.paths import user_paths
@@ -34,11 +34,11 @@ class ToolsPanel(QFrame):
         self.setFixedWidth(304)
         self._on: tuple[str, ...] = ()
         self._asked = 0
-        self._shown: tuple[tuple[list[Offered], dict[str, Kept], str], tuple[str, ...]] | None = None
+        self._shown: tuple[tuple[list[Offered], dict[str, StoredDecision], str], tuple[str, ...]] | None = None
         self._model = ""
         self.certificate = label("", "small", wrap=True)
         self._list = stack(spacing=12)
-        self._kept = stack(spacing=4)
+        self._decisions = stack(spacing=4)
         self.problem = label("", "chip-bad", wrap=True)
         self.problem.hide()
         self.dialog: AddServer | None = None
@@ -51,7 +51,7 @@ class ToolsPanel(QFrame):
             spacing=12,
             margins=(16, 16, 16, 16),
         )
-        column.addLayout(self._kept)
+        column.addLayout(self._decisions)
         column.addStretch(1)
         self.setLayout(stack(scrolled(column)))
 
@@ -67,7 +67,7 @@ class ToolsPanel(QFrame):
         self._asked += 1
         asked = self._asked
 
-        def read() -> tuple[list[Offered], dict[str, Kept], str]:
+        def read() -> tuple[list[Offered], dict[str, StoredDecision], str]:
             found = CertificateStore(user_paths().state).load(model) if model else None
             words = (
                 self.tr("Calls tools rightly in {n} % of the test's cases.")
@@ -77,7 +77,7 @@ class ToolsPanel(QFrame):
             share = round(100 * found.pass_frac) if found else 0
             return offered(), ConsentStore().all(), words.format(n=share, model=model)
 
-        def show(found: tuple[list[Offered], dict[str, Kept], str]) -> None:
+        def show(found: tuple[list[Offered], dict[str, StoredDecision], str]) -> None:
             if asked == self._asked:  # a later look may have been faster
                 self._on_read(found)
 
@@ -99,7 +99,7 @@ class ToolsPanel(QFrame):
 
         self._do(lambda: ServerList().add(servers), done)
 
-    def _on_read(self, read: tuple[list[Offered], dict[str, Kept], str]) -> None:
+    def _on_read(self, read: tuple[list[Offered], dict[str, StoredDecision], str]) -> None:
         """What is as before is left alone: a switch made again would lose a click on it."""
         self.problem.hide()
         if (read, self._on) != self._shown:
@@ -119,9 +119,9 @@ class ToolsPanel(QFrame):
                 "None yet. Servers of the Model Context Protocol give a model tools: files, git, calendars."
             )
             self._list.addWidget(label(words, "small", wrap=True))
-        clear(self._kept)
+        clear(self._decisions)
         if decisions:
-            self._kept.addWidget(label(self.tr("Decided for good"), "strong"))
+            self._decisions.addWidget(label(self.tr("Decided for good"), "strong"))
         for key, kept in sorted(decisions.items()):
             state = self.tr("always") if kept.decision == "always" else self.tr("never")
             text = label(f"{shown_line(key)[:_MAX_SHOWN]}: {state}", "small", wrap=True)
@@ -129,7 +129,7 @@ class ToolsPanel(QFrame):
             forget = IconButton(self._services.theme, "close", hint, partial(self._forget, key))
             line = row(text, forget, spacing=4)
             line.setStretch(0, 1)
-            self._kept.addLayout(line)
+            self._decisions.addLayout(line)
 
     def _row(self, source: Offered) -> QWidget:
         switch = QCheckBox(self._title(source))

@@ -75,7 +75,7 @@ class Welcome(QScrollArea):
         inner.setLayout(outer)
         reserve_scroll_bar(self)
         self.setWidget(inner)
-        self._known = False
+        self._proposed = False
         self._show_kind()
         services.models.changed.connect(self._show_kind)
         services.models.reachable_changed.connect(lambda _: self._ask())
@@ -112,9 +112,9 @@ class Welcome(QScrollArea):
             self._questions.add(button(text, partial(self.asked.emit, text)))
 
     def _ask(self) -> None:
-        if self._known or not self._services.models.reachable or not self.isVisible():
+        if self._proposed or not self._services.models.reachable or not self.isVisible():
             return
-        self._known = True
+        self._proposed = True
         run, api = self._services.background.run, self._services.api
         run(api.devices, self._show_machine, lambda _: None, self)
         run(api.starters, self._show_proposals, lambda _: None, self)

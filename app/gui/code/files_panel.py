@@ -11,7 +11,7 @@ from app.gui.code.source_view import Selected, SourceText, SourceView
 from app.gui.services import Services
 from app.gui.widgets.basics import IconButton, label, row, stack
 from app.gui.widgets.elided import ElidedLabel
-from app.gui.widgets.kept_splitter import kept_splitter
+from app.gui.widgets.splitter import saved_splitter
 
 _TREE, _SOURCE = 180, 520  # pixels, until they are pulled
 
@@ -40,7 +40,7 @@ class FilesPanel(QWidget):
         column = stack(head, self.hint, spacing=8, margins=(8, 0, 0, 0))
         column.addWidget(self.source, 1)
         shown.setLayout(column)
-        split = kept_splitter("code.files", self.tree, shown, sizes=(_TREE, _SOURCE))
+        split = saved_splitter("code.files", self.tree, shown, sizes=(_TREE, _SOURCE))
         layout = stack(spacing=0, margins=(8, 8, 8, 8))
         layout.addWidget(split, 1)
         self.setLayout(layout)

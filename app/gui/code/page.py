@@ -31,8 +31,8 @@ from app.gui.code.transcript import Transcript
 from app.gui.services import Services
 from app.gui.widgets.basics import Banner, Empty, button, label, row, rule, stack
 from app.gui.widgets.flow import Flow
-from app.gui.widgets.kept_splitter import kept_splitter
 from app.gui.widgets.popups import Choice, entries_of
+from app.gui.widgets.splitter import saved_splitter
 
 # What a model has at least when the server does not say.
 _FALLBACK_CONTEXT = 4096
@@ -121,7 +121,7 @@ class CodePage(QWidget):
         left.setLayout(column)
         self.tabs.addTab(self.files, self.tr("Files"))
         self.tabs.addTab(self.review, self.tr("Edits"))
-        split = kept_splitter("code.sides", left, self.tabs, sizes=(_TALK, _FILES))
+        split = saved_splitter("code.sides", left, self.tabs, sizes=(_TALK, _FILES))
         self.pages.addWidget(self.empty)
         self.pages.addWidget(split)
         layout = stack(self.banner, top, rule(), spacing=0)

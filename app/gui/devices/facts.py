@@ -29,7 +29,7 @@ _PRODUCTS = {
     "vllm": "vLLM",
 }
 _PARAMETERS_AT_4_BITS = 8 / 4.5  # parameters a byte holds at the usual 4.5 bits
-_KEPT_FREE = 0.8  # room for the cache and the system
+_USABLE_FRACTION = 0.8  # room for the cache and the system
 
 
 def summary(machine: Machine) -> str:
@@ -38,7 +38,7 @@ def summary(machine: Machine) -> str:
     total = max(budget(best) if best else 0, machine.memory.total_bytes or 0)
     if not total:
         return tr("What this computer can do is not known yet.")
-    parameters = total * _KEPT_FREE * _PARAMETERS_AT_4_BITS
+    parameters = total * _USABLE_FRACTION * _PARAMETERS_AT_4_BITS
     name = (best.name if best else "") or tr("This computer")
     return tr("{name}, {memory} for models: up to about {n} parameters at 4 bits.").format(
         name=name, memory=formatted.size(total), n=formatted.count(parameters)

@@ -55,7 +55,7 @@ class FitPage(Page):
         self._range = (0, 0)
         self._asked = 0
         self._ours: dict[int, float] = {}  # what is drawn
-        self._known: dict[int, float] = {}  # of it, what rests on what is known now
+        self._current: dict[int, float] = {}  # of it, what rests on what is known now
         self._sweeps = 0
         self._stock: tuple[StockPlan, ...] = ()
         theme = services.theme
@@ -174,7 +174,7 @@ class FitPage(Page):
 
     def _on_model(self) -> None:
         self._range = (0, 0)
-        self._ours, self._known, self._stock = {}, {}, ()
+        self._ours, self._current, self._stock = {}, {}, ()
         self.start.setEnabled(False)
         self.picture.show_points({}, [])
         self.picture.hide()
@@ -252,7 +252,7 @@ class FitPage(Page):
         self.picture.show()
         self.size_words.setText(size_words(plan.file_bytes, plan.bpw))
         self.picture.show_plan(plan)
-        self._ours[plan.file_bytes] = self._known[plan.file_bytes] = plan.damage
+        self._ours[plan.file_bytes] = self._current[plan.file_bytes] = plan.damage
         self._stock = plan.stock or self._stock
         self.picture.show_points(self._ours, self._stock)
         self._show_chips(plan, sketch.forecast, sketch.gpu_layers)
@@ -313,7 +313,7 @@ class FitPage(Page):
         tier, text = self.tier.currentData(), self.text.value
         requests = [QuantizeOptions(model=model, budget_bytes=b, tier=tier, calibration=text) for b in budgets]
         self._sweeps += 1
-        number, self._known = self._sweeps, {}
+        number, self._current = self._sweeps, {}
 
         def plans() -> list[QuantPlan]:
             found = []
@@ -326,8 +326,8 @@ class FitPage(Page):
 
         def show(found: list[QuantPlan]) -> None:
             if self.model.currentData() == model and number == self._sweeps:
-                self._known.update({plan.file_bytes: plan.damage for plan in found})
-                self._ours = self._known
+                self._current.update({plan.file_bytes: plan.damage for plan in found})
+                self._ours = self._current
                 if found:
                     self._stock = found[-1].stock or self._stock
                 self.picture.show_points(self._ours, self._stock)

@@ -14,7 +14,7 @@ from app.gui.theme import Theme
 from app.gui.widgets.basics import label, row, stack
 from app.gui.widgets.chart import Chart, value_words
 
-KEPT_S = 180
+HISTORY_S = 180
 _HEIGHT = 88  # of the curve; the words of the axis have their own room
 _AXIS, _GAP = 40, 4
 _MINUTES = 2  # ago, where the axis has a word
@@ -34,7 +34,7 @@ class TimePlot(QFrame):
         self._points: deque[tuple[float, float]] = deque()
         self.plot = Chart(theme, title)
         self._curve = self.plot.plot([], [], fillLevel=0, antialias=True)
-        self.plot.setXRange(-KEPT_S, 0, padding=0)
+        self.plot.setXRange(-HISTORY_S, 0, padding=0)
         self._axis = self.plot.getPlotItem().getAxis("left")
         self._clock = self.plot.getPlotItem().getAxis("bottom")
         ago = QCoreApplication.translate("TimePlot", "{n} min ago")
@@ -57,14 +57,14 @@ class TimePlot(QFrame):
         """The newest value; what is older than the span is forgotten."""
         newest = time.monotonic() if now is None else now
         self._points.append((newest, value))
-        while newest - self._points[0][0] > KEPT_S:
+        while newest - self._points[0][0] > HISTORY_S:
             self._points.popleft()
         self._draw(newest)
 
     def fill(self, samples: Sequence[tuple[float, float]], now: float | None = None) -> None:
         """What was before the page was opened: (seconds ago, value), oldest first. Replaces what is drawn."""
         newest = time.monotonic() if now is None else now
-        self._points = deque((newest - ago, value) for ago, value in samples if ago <= KEPT_S)
+        self._points = deque((newest - ago, value) for ago, value in samples if ago <= HISTORY_S)
         if self._points:
             self._draw(newest)
 

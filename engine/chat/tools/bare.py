@@ -74,7 +74,7 @@ class BareJson:
         """The call's parser once its name turned out to be a tool's; `is_text` is set when it cannot be."""
         for member, text in self._probe.take():
             if member is None and self._name:
-                if self._sink.known(self._name.strip('"')):
+                if self._sink.is_tool(self._name.strip('"')):
                     return JsonPayload(JsonCalls(), self._sink)
                 self.is_text = True
             if self.is_text or (member is not None and member not in _CALL_KEYS):

@@ -171,10 +171,10 @@ class AnswerParser:
             text = text.lstrip()
         if not text:
             return
-        kept = text.rstrip()
-        if kept:
-            self._events.append(TextDelta(self._spaces + kept))
-            self._spaces = text[len(kept) :]
+        stripped = text.rstrip()
+        if stripped:
+            self._events.append(TextDelta(self._spaces + stripped))
+            self._spaces = text[len(stripped) :]
             self._fresh = self._trim = False
         else:
             self._spaces += text
@@ -206,10 +206,10 @@ class AnswerParser:
     def _emit_reasoning(self, text: str) -> None:
         if self._trim:
             text = text.lstrip()
-        kept = text.rstrip()
-        if kept:
-            self._events.append(ReasoningDelta(self._spaces + kept))
-            self._spaces = text[len(kept) :]
+        stripped = text.rstrip()
+        if stripped:
+            self._events.append(ReasoningDelta(self._spaces + stripped))
+            self._spaces = text[len(stripped) :]
             self._trim = False
         elif text:
             self._spaces += text

@@ -183,7 +183,7 @@ class NamedPayload:
 
     def _begin(self, header: str) -> bool:
         match = self._form.header.search(header)
-        if self._form.strict and not (match and self._sink.known(match["name"])):
+        if self._form.strict and not (match and self._sink.is_tool(match["name"])):
             raise NotACall(self._held)
         if match is None:
             self._sink.malformed(header)

@@ -35,7 +35,7 @@ class CallSink:
         self._wrote = ""
         self.count = 0
 
-    def known(self, name: str) -> bool:
+    def is_tool(self, name: str) -> bool:
         """Whether the name, as a model may misspell it, is one of the request's tools."""
         return _fold(name) in self._folded
 

@@ -47,7 +47,7 @@ class TaggedPayload:
     def finish(self) -> None:
         """The text ends inside the call: close the value and the object."""
         if not self._started:
-            if not (self._sink.known(self._held) and self._begin(self._held)):
+            if not (self._sink.is_tool(self._held) and self._begin(self._held)):
                 self._sink.malformed(self._held)
                 return
         elif self._stage == self._before_value:

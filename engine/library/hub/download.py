@@ -111,7 +111,7 @@ class Download:
                 for file in self._request.files:
                     self._place(file)
                 self._clear_parts()
-            return self._kept_until_it_works()
+            return self._list_or_restore()
         except Cancelled:
             self._tidy()
             raise
@@ -261,22 +261,22 @@ class Download:
         if not any(self._places.parts.glob("*.part")):
             shutil.rmtree(self._places.parts, ignore_errors=True)
 
-    def _kept_until_it_works(self) -> ModelEntry:
+    def _list_or_restore(self) -> ModelEntry:
         """List what was placed; where it can not be read, what it took the place of comes back."""
         finals = [self._places.final(file) for file in self._request.files]
-        kept = [final for final in finals if _previous(final).exists()]
+        replaced = [final for final in finals if _previous(final).exists()]
         try:
             entry = self._list()
         except BadModelFile as error:
-            if not kept:
+            if not replaced:
                 raise
             for file, final in zip(self._request.files, finals, strict=True):
-                if final in kept:
+                if final in replaced:
                     _previous(final).replace(final)
                     self._note(file, sha256_of(final, Control()) if file.sha256 else git_sha1_of(final))
             self._clear_parts()
             raise BadUpdate(self._request.repository.repo, str(error)) from error
-        for final in kept:
+        for final in replaced:
             _previous(final).unlink()
         return entry
 

@@ -15,7 +15,7 @@ _FORMAT = 1
 _MAX_BYTES = 8 * 1024 * 1024
 
 
-class KeptHeader(msgspec.Struct, frozen=True, kw_only=True):
+class CachedHeader(msgspec.Struct, frozen=True, kw_only=True):
     """What planning needs of a header; arrays that were left in the file are left out."""
 
     format: int
@@ -37,7 +37,7 @@ def keep(folder: Path, sha256: str, header: GgufFile) -> None:
             metadata[key] = value
         elif isinstance(value, tuple):
             metadata[key] = list(value)
-    kept = KeptHeader(
+    cached = CachedHeader(
         format=_FORMAT,
         size_bytes=header.file_bytes,
         version=header.version,
@@ -48,7 +48,7 @@ def keep(folder: Path, sha256: str, header: GgufFile) -> None:
         tensors=[(t.name, list(t.shape), int(t.ggml_type), t.offset, t.nbytes) for t in header.tensors],
     )
     try:
-        write_atomically(folder / f"{sha256}.header", msgspec.msgpack.encode(kept))
+        write_atomically(folder / f"{sha256}.header", msgspec.msgpack.encode(cached))
     except OSError as error:
         _log.info("header not kept: %s", error)
 
@@ -59,30 +59,30 @@ def recall(folder: Path, sha256: str, name: str) -> GgufFile | None:
     try:
         if path.stat().st_size > _MAX_BYTES:
             return None
-        kept = msgspec.msgpack.decode(path.read_bytes(), type=learned(KeptHeader))
+        cached = msgspec.msgpack.decode(path.read_bytes(), type=learned(CachedHeader))
         tensors = tuple(
             TensorInfo(tensor, tuple(shape), GgmlType(kind), offset, nbytes)
-            for tensor, shape, kind, offset, nbytes in kept.tensors
+            for tensor, shape, kind, offset, nbytes in cached.tensors
         )
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError) as error:
         _log.info("kept header not readable: %s", error)
         return None
-    if kept.format != _FORMAT:
+    if cached.format != _FORMAT:
         return None
     metadata: dict[str, Value] = {
-        key: tuple(value) if isinstance(value, list) else value for key, value in kept.metadata.items()
+        key: tuple(value) if isinstance(value, list) else value for key, value in cached.metadata.items()
     }
     entries: dict[str, Entry] = {}
     return GgufFile(
         name=name,
-        file_bytes=kept.size_bytes,
-        version=kept.version,
-        alignment=kept.alignment,
+        file_bytes=cached.size_bytes,
+        version=cached.version,
+        alignment=cached.alignment,
         metadata=metadata,
         entries=entries,
         tensors=tensors,
-        data_offset=kept.data_offset,
-        end=kept.end,
+        data_offset=cached.data_offset,
+        end=cached.end,
     )

@@ -79,8 +79,8 @@ def remembered(folder: Path, facts: tuple[object, ...], build: Callable[[], OwnB
 
 
 def _as_source(tensor: TensorInfo) -> TensorSpec:
-    kept = tensor.ggml_type in {GgmlType.F32, GgmlType.F16, GgmlType.BF16}
-    return TensorSpec(tensor.name, tensor.shape, tensor.ggml_type.name if kept else GgmlType.F16.name)
+    is_float = tensor.ggml_type in {GgmlType.F32, GgmlType.F16, GgmlType.BF16}
+    return TensorSpec(tensor.name, tensor.shape, tensor.ggml_type.name if is_float else GgmlType.F16.name)
 
 
 def _ready_damage(

@@ -115,37 +115,37 @@ class _Reading:
     def headers(self, choices: list[Choice]) -> dict[str, tuple[GgufFile, ...] | str]:
         """For each label the headers of all its parts, or why they could not be read."""
         result: dict[str, tuple[GgufFile, ...] | str] = {}
-        known: Mapping[str, Entry] = {}
+        arrays: Mapping[str, Entry] = {}
         rest = list(choices)
-        while rest and not known:  # until one vocabulary is known
+        while rest and not arrays:  # until one vocabulary is known
             choice = rest.pop(0)
             found = self._choice(choice, {})
             result[choice.label] = found
             if not isinstance(found, str):
-                known = found[0].entries
+                arrays = found[0].entries
         with ThreadPoolExecutor(_AT_ONCE) as pool:
-            found_rest = pool.map(lambda choice: self._choice(choice, known), rest)
+            found_rest = pool.map(lambda choice: self._choice(choice, arrays), rest)
         result.update(zip([choice.label for choice in rest], found_rest, strict=True))
         return result
 
-    def _choice(self, choice: Choice, known: Mapping[str, Entry]) -> tuple[GgufFile, ...] | str:
+    def _choice(self, choice: Choice, arrays: Mapping[str, Entry]) -> tuple[GgufFile, ...] | str:
         try:
-            return tuple(self._file(file, known) for file in choice.files)
+            return tuple(self._file(file, arrays) for file in choice.files)
         except QuantizeError as error:
             return str(getattr(error, "reason", error))
         except EngineError as error:
             return str(error)
 
-    def _file(self, file: RepoFile, known: Mapping[str, Entry]) -> GgufFile:
-        kept = header_cache.recall(self._cache, file.sha256, file.name) if file.sha256 else None
-        if kept is not None:
-            return kept
+    def _file(self, file: RepoFile, arrays: Mapping[str, Entry]) -> GgufFile:
+        cached = header_cache.recall(self._cache, file.sha256, file.name) if file.sha256 else None
+        if cached is not None:
+            return cached
         source = RemoteFile(self._client, self._repository, file)
         try:
             try:
-                header = read_gguf_source(source, known_arrays=known)
+                header = read_gguf_source(source, cached_arrays=arrays)
             except BadFile:
-                if not known:
+                if not arrays:
                     raise
                 header = read_gguf_source(source)
         finally:
@@ -199,12 +199,12 @@ def _own(
     options: list[Option], headers: Mapping[str, tuple[GgufFile, ...] | str], source: str | None, folder: Path
 ) -> OwnBuild | None:
     """Our own mix in the bytes of the best ready file, or, where none fits, in what the smallest lacks."""
-    known = {label: found for label, found in headers.items() if not isinstance(found, str)}
-    shape = known.get(source or "") or next(iter(known.values()), None)
+    readable = {label: found for label, found in headers.items() if not isinstance(found, str)}
+    shape = readable.get(source or "") or next(iter(readable.values()), None)
     if source is None or shape is None:
         return None
     best = next((o for o in options if o.best and o.choice.label != source), None)
-    rival = (best.choice.label, known[best.choice.label]) if best else None
+    rival = (best.choice.label, readable[best.choice.label]) if best else None
     limit_bytes = best.choice.size_bytes if best else _room_bytes(options)
     if limit_bytes is not None and limit_bytes <= 0:
         return None

@@ -120,9 +120,9 @@ class BlockStream:
         self.blocks[-1][field] += text
         return out + self._delta({"type": delta, field: text})
 
-    def _open(self, kind: str, shown: dict[str, Any], kept: dict[str, Any]) -> bytes:
+    def _open(self, kind: str, shown: dict[str, Any], block: dict[str, Any]) -> bytes:
         self._kind = kind
-        self.blocks.append(kept)
+        self.blocks.append(block)
         return event("content_block_start", {"index": len(self.blocks) - 1, "content_block": shown})
 
     def _delta(self, delta: dict[str, Any]) -> bytes:

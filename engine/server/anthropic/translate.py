@@ -204,11 +204,11 @@ def _assistant(blocks: list[dict[str, Any]], param: str) -> Message:
 def _tool(tool: Tool, param: str) -> ToolDefinition:
     words, schema = tool.description or "", tool.input_schema
     if tool.type not in {None, "custom"}:
-        known = client_tool(str(tool.type), tool.model_extra or {})
-        if known is None:
+        defined = client_tool(str(tool.type), tool.model_extra or {})
+        if defined is None:
             where = "is run by Anthropic's servers" if tool.type.startswith(SERVER_TOOLS) else "is not known here"
             raise InputFault(f"{param}.type {tool.type!r} {where}; offer tools the client runs.", f"{param}.type")
-        words, schema = words or known[0], schema or known[1]
+        words, schema = words or defined[0], schema or defined[1]
     return ToolDefinition(
         name=tool.name,
         description=words,

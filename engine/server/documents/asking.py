@@ -150,14 +150,16 @@ async def ground(
         why = "Nothing in the collection seems to bear on the question."
         grounds = Grounds(id=key, name=name, mode="none", why=why, notes=answer.notes)
         return Grounded(service, live, with_given(query, NOT_THERE), grounds)
-    kept, tokens = await fitting(model, answer.passages, room)
+    chosen, tokens = await fitting(model, answer.passages, room)
     insisted = "The documents do not fit as a whole; " if mode == "whole" else ""
     amount = f"{counts.chars / 1e6:.1f} million characters" if counts.chars > 1e6 else f"{counts.chars} characters"  # noqa: PLR2004 - a million
-    why = f"{insisted}{len(kept)} passages of {counts.documents} documents ({amount}) were given: {tokens} tokens."
-    grounds = Grounds(
-        id=key, name=name, mode="passages", why=why, found=True, tokens=tokens, passages=kept, notes=answer.notes
+    why = (
+        f"{insisted}{len(chosen)} passages of {counts.documents} documents ({amount}) were given: {tokens} tokens."
     )
-    return Grounded(service, live, with_given(query, f"{ANSWER_FROM}\n\n{numbered(kept)}"), grounds)
+    grounds = Grounds(
+        id=key, name=name, mode="passages", why=why, found=True, tokens=tokens, passages=chosen, notes=answer.notes
+    )
+    return Grounded(service, live, with_given(query, f"{ANSWER_FROM}\n\n{numbered(chosen)}"), grounds)
 
 
 async def room_for(model: "LoadedModel", query: "ChatQuery") -> int:
@@ -180,15 +182,15 @@ async def fitting(
     model: "LoadedModel", passages: tuple[Passage, ...], room: int
 ) -> tuple[tuple[Passage, ...], int]:
     """The best passages that fit, and their tokens; the first one always."""
-    kept: list[Passage] = []
+    chosen: list[Passage] = []
     used = 0
     for passage in passages:
         tokens = await _count(model, numbered((passage,)))
-        if kept and used + tokens > room:
+        if chosen and used + tokens > room:
             break
-        kept.append(passage)
+        chosen.append(passage)
         used += tokens
-    return tuple(kept), used
+    return tuple(chosen), used
 
 
 def _everything(live: Live) -> tuple[Passage, ...]:

@@ -163,12 +163,12 @@ class CollectionService:
     def page(self, live: Live, document: int, number: int, passage: int | None) -> PageText:
         """A page's text with a passage of it. Raises: NoDocument."""
         row = live.store.document(document)
-        known = {page: (label, problem) for page, label, problem in live.store.pages(document)} if row else {}
-        if row is None or number not in known:
+        pages = {page: (label, problem) for page, label, problem in live.store.pages(document)} if row else {}
+        if row is None or number not in pages:
             raise NoDocument(f"{live.definition.name} has no page {number} of document {document}.", "page")
         places = _places(live, document, number)
         start, end = places.get(passage or 0, (0, 0))
-        label, problem = known[number]
+        label, problem = pages[number]
         return PageText(
             path=row.path,
             title=row.title,

@@ -145,7 +145,7 @@ class SideWork:
 
     def _wanted(self, model: str) -> bool:
         """Somebody else wants the processor, or wanted it a moment ago."""
-        others = any(m.loading or m.waiting or (m.ready and not m.idle) for m in self._pool.known if m.id != model)
+        others = any(m.loading or m.waiting or (m.ready and not m.idle) for m in self._pool.models if m.id != model)
         now = time.monotonic()
         if others or self._asked:
             self._busy_until = now + (_PAUSE_S if others else 0.0)

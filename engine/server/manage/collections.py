@@ -71,8 +71,8 @@ async def change_collection(request: Request, collection: str, body: CollectionC
         unknown = removed - set(old.sources)
         if unknown:
             raise InputFault(f"{min(unknown)} is no source of {old.name}.", "remove")
-        kept = tuple(source for source in old.sources if source not in removed)
-        return msgspec.structs.replace(old, sources=tuple(dict.fromkeys((*kept, *added))), **given)
+        remaining = tuple(source for source in old.sources if source not in removed)
+        return msgspec.structs.replace(old, sources=tuple(dict.fromkeys((*remaining, *added))), **given)
 
     return await asyncio.to_thread(lambda: service.shown(service.collections.change(collection, change)))
 

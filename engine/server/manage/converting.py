@@ -70,7 +70,7 @@ async def remove_converter(request: Request) -> ConverterRemoved:
 
 def _state(request: Request) -> ConverterState:
     from engine.library.converter import environment  # noqa: PLC0415 - as above
-    from quantize.convert.llama_cpp import known_architectures  # noqa: PLC0415 - as above
+    from quantize.convert.llama_cpp import supported_architectures  # noqa: PLC0415 - as above
 
     folder = _folder(request)
     return ConverterState(
@@ -81,7 +81,7 @@ def _state(request: Request) -> ConverterState:
         download_bytes=environment.DOWNLOAD_BYTES,
         disk_bytes=environment.DISK_BYTES,
         seconds=environment.SECONDS,
-        architectures=tuple(sorted(known_architectures())),
+        architectures=tuple(sorted(supported_architectures())),
     )
 
 

@@ -59,7 +59,7 @@ def describe(model: PooledModel) -> LoadedModel:
 @router.get("/loaded")
 async def loaded_models(request: Request) -> LoadedModels:
     """Models that are loaded, loading, or whose runner died."""
-    return LoadedModels(models=tuple(describe(m) for m in server_state(request).pool.known))
+    return LoadedModels(models=tuple(describe(m) for m in server_state(request).pool.models))
 
 
 @router.post("/models/{model:path}/load")

@@ -20,8 +20,8 @@ from engine.server.openai.errors import SHAPE
 from engine.server.sse import EventStream
 from engine.server.state import ServerState, server_state
 from engine.server.typed import TypedRoute
-from engine.server.utilization import KEPT_S
-from engine.time_spent import KEPT
+from engine.server.utilization import HISTORY_S
+from engine.time_spent import MAX_ENTRIES
 
 router = APIRouter(prefix="/tessera/v1", tags=["management"], route_class=TypedRoute)
 
@@ -53,7 +53,7 @@ async def _events(state: ServerState, interval: float, *, once: bool) -> AsyncGe
 async def snapshot(state: ServerState, earlier: dict[str, tuple[float, RunnerStats]]) -> Stats:
     """Everything now; speeds are since the last call with the same `earlier`, which is brought up to date."""
     models = []
-    for model in state.pool.known:
+    for model in state.pool.models:
         numbers = await _ask(model)
         now = time.monotonic()
         row = _model(describe(model), numbers, now, earlier.get(model.id))
@@ -77,20 +77,20 @@ async def snapshot(state: ServerState, earlier: dict[str, tuple[float, RunnerSta
 
 
 @router.get("/stats/utilization")
-async def utilization(request: Request, seconds: Annotated[int, Query(ge=1, le=KEPT_S)] = 120) -> UsageSamples:
+async def utilization(request: Request, seconds: Annotated[int, Query(ge=1, le=HISTORY_S)] = 120) -> UsageSamples:
     """How busy processors, GPUs, NPUs and memory were and what power they drew, a sample a second, oldest first."""
     ring = server_state(request).utilization
     return UsageSamples(samples=ring.last(seconds) if ring else ())
 
 
 @router.get("/stats/history")
-async def history(request: Request, seconds: Annotated[int, Query(ge=1, le=KEPT_S)] = 180) -> WorkSamples:
+async def history(request: Request, seconds: Annotated[int, Query(ge=1, le=HISTORY_S)] = 180) -> WorkSamples:
     """Requests, tokens and memory of the server over the last seconds, a sample a second, oldest first."""
     return WorkSamples(samples=server_state(request).history.last(seconds))
 
 
 @router.get("/stats/requests")
-async def requests(request: Request, limit: Annotated[int, Query(ge=1, le=KEPT)] = 50) -> RequestTimes:
+async def requests(request: Request, limit: Annotated[int, Query(ge=1, le=MAX_ENTRIES)] = 50) -> RequestTimes:
     """Where the time of the newest requests went, newest first: seconds by part."""
     return RequestTimes(requests=tuple(server_state(request).times.newest(limit)))
 
@@ -107,18 +107,18 @@ async def _ask(model: PooledModel) -> RunnerStats | None:
 def _model(
     model: LoadedModel, stats: RunnerStats | None, now: float, earlier: tuple[float, RunnerStats] | None
 ) -> ModelStats:
-    known = msgspec.structs.asdict(model)
+    fields = msgspec.structs.asdict(model)
     if stats is None:
-        return ModelStats(**known)
+        return ModelStats(**fields)
     tok_s = prompt_tok_s = 0.0
     if earlier is not None and now > earlier[0]:
         elapsed, before = now - earlier[0], earlier[1]
         tok_s = round(max(0, stats.generated_tokens - before.generated_tokens) / elapsed, 2)
         read = stats.prompt_tokens - stats.cached_tokens - before.prompt_tokens + before.cached_tokens
         prompt_tok_s = round(max(0, read) / elapsed, 2)
-    known["active"] = stats.active
+    fields["active"] = stats.active
     return ModelStats(
-        **known,
+        **fields,
         prompt_tokens=stats.prompt_tokens,
         generated_tokens=stats.generated_tokens,
         cached_tokens=stats.cached_tokens,

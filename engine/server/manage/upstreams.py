@@ -82,10 +82,10 @@ async def remove_rule(request: Request, model: str, upstream: str | None = None)
 
 
 def _all(state: ServerState) -> api.Upstreams:
-    kept = state.links.registry.kept
+    saved = state.links.registry.kept
     return api.Upstreams(
-        upstreams=tuple(_row(state, u) for u in kept.upstreams),
-        rules=msgspec.convert(kept.rules, learned(tuple[api.UpstreamRule, ...]), from_attributes=True),
+        upstreams=tuple(_row(state, u) for u in saved.upstreams),
+        rules=msgspec.convert(saved.rules, learned(tuple[api.UpstreamRule, ...]), from_attributes=True),
     )
 
 

@@ -87,8 +87,8 @@ class ChunkWriter:
 
     def runs(self, model: LoadedModel | None) -> None:
         """The model is known now: further chunks carry its fingerprint."""
-        known = {"system_fingerprint": fingerprint(model)} if model is not None else {}
-        self._open = b"data: " + json.dumps({**self._head, **known}).encode()[:-1] + b', "choices": ['
+        identity = {"system_fingerprint": fingerprint(model)} if model is not None else {}
+        self._open = b"data: " + json.dumps({**self._head, **identity}).encode()[:-1] + b', "choices": ['
 
     def chunk(
         self,

@@ -163,8 +163,8 @@ def allowed_tools(
     inner = choice.get("allowed_tools", choice)  # the responses protocol has the fields one level up
     listed = inner.get("tools") if isinstance(inner, dict) else None
     named = [(t.get("function") or t.get("custom") or t).get("name") for t in listed or () if isinstance(t, dict)]
-    known = {definition.name for definition in tools}
-    unknown = [name for name in named if name not in known]
+    names = {definition.name for definition in tools}
+    unknown = [name for name in named if name not in names]
     if not named or unknown or inner.get("mode") not in ("auto", "required"):
         why = f"names {unknown[0]!r}, which is not in tools" if unknown else "needs a mode and tools"
         raise InputFault(f"tool_choice.allowed_tools {why}.", "tool_choice")

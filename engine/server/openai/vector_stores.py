@@ -105,10 +105,10 @@ async def change_store(request: Request, store: str) -> Response:
     """Change its name or metadata."""
     body = await parse_or(request, StoreRequest)
     service, live = await _open(request, store)
-    kept = {k: v for k, v in live.definition.facts.items() if k.startswith(_ATTRIBUTES)}
+    attributes = {k: v for k, v in live.definition.facts.items() if k.startswith(_ATTRIBUTES)}
     given: dict[str, Any] = {"name": body.name} if body.name else {}
     if body.metadata is not None:
-        given["facts"] = {**kept, **body.metadata}
+        given["facts"] = {**attributes, **body.metadata}
     live = await asyncio.to_thread(
         service.collections.change, store, lambda old: msgspec.structs.replace(old, **given)
     )
@@ -189,9 +189,9 @@ async def remove_store_file(request: Request, store: str, file_id: str) -> dict[
         raise FileNotFound(f"There is no file {file_id!r} in this store.", "file_id")
 
     def change(old: Definition) -> Definition:
-        kept = tuple(source for source in old.sources if Path(source).parent.name != file_id)
+        remaining = tuple(source for source in old.sources if Path(source).parent.name != file_id)
         facts = {k: v for k, v in old.facts.items() if k != f"{_ATTRIBUTES}{file_id}"}
-        return msgspec.structs.replace(old, sources=kept, facts=facts)
+        return msgspec.structs.replace(old, sources=remaining, facts=facts)
 
     await asyncio.to_thread(service.collections.change, store, change)
     return {"id": file_id, "object": "vector_store.file.deleted", "deleted": True}

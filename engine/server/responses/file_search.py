@@ -99,9 +99,9 @@ class Search:
         results = sorted((r for answer in answers for r in answer.results), key=lambda r: -r.score)
         results = results[: self._wanted.max_num_results or asking.PASSAGES]
         room = await asking.room_for(loaded, query)
-        kept, _ = await asking.fitting(loaded, tuple(result.passage for result in results), room)
-        text = f"{asking.ANSWER_FROM}\n\n{asking.numbered(kept)}" if kept else _NOTHING
-        return Found(question, tuple(results[: len(kept)]), asking.with_given(query, text))
+        passages, _ = await asking.fitting(loaded, tuple(result.passage for result in results), room)
+        text = f"{asking.ANSWER_FROM}\n\n{asking.numbered(passages)}" if passages else _NOTHING
+        return Found(question, tuple(results[: len(passages)]), asking.with_given(query, text))
 
 
 async def prepared(request: "Request", state: "ServerState", box: "Toolbox", choice: Choice) -> Search | None:

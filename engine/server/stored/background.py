@@ -78,7 +78,7 @@ class BackgroundJobs:
         job = self._jobs[str(items.response["id"])] = Job(items)
         items.response |= {"status": "queued", "background": True}
         job.task = asyncio.create_task(self._run(job, chunks))
-        for response_id in [i for i, known in self._jobs.items() if known.ended][:-MAX_FINISHED]:
+        for response_id in [i for i, job in self._jobs.items() if job.ended][:-MAX_FINISHED]:
             del self._jobs[response_id]
         return job
 

@@ -50,18 +50,18 @@ class ConversationStore:
     """The conversations used last, as many as fit the limits."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[str, Conversation] = OrderedDict()
+        self._stored: OrderedDict[str, Conversation] = OrderedDict()
 
     def get(self, conversation_id: str) -> Conversation:
         """Raises: ConversationNotFound."""
-        found = self._kept.get(conversation_id)
+        found = self._stored.get(conversation_id)
         if found is None:
             raise ConversationNotFound(conversation_id)
         return found
 
     def put(self, conversation: Conversation) -> None:
         """Keep a new one."""
-        self._kept[conversation.id] = conversation
+        self._stored[conversation.id] = conversation
         self._bound()
 
     def add(self, conversation: Conversation, items: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -69,21 +69,21 @@ class ConversationStore:
         named = [stored_item(item) for item in items]
         conversation.items += named
         conversation.size_bytes += len(msgspec.json.encode(named))
-        if conversation.id in self._kept:
-            self._kept.move_to_end(conversation.id)
+        if conversation.id in self._stored:
+            self._stored.move_to_end(conversation.id)
             self._bound()
         return named
 
     def remove(self, conversation_id: str) -> None:
         """Raises: ConversationNotFound."""
         self.get(conversation_id)
-        del self._kept[conversation_id]
+        del self._stored[conversation_id]
 
     def _bound(self) -> None:
-        while len(self._kept) > 1 and (
-            len(self._kept) > MAX_CONVERSATIONS or sum(c.size_bytes for c in self._kept.values()) > MAX_BYTES
+        while len(self._stored) > 1 and (
+            len(self._stored) > MAX_CONVERSATIONS or sum(c.size_bytes for c in self._stored.values()) > MAX_BYTES
         ):
-            self._kept.popitem(last=False)
+            self._stored.popitem(last=False)
 
 
 def stored_item(item: dict[str, Any]) -> dict[str, Any]:
@@ -91,9 +91,11 @@ def stored_item(item: dict[str, Any]) -> dict[str, Any]:
     named = item if isinstance(item.get("id"), str) else {**item, "id": new_id("item", "_")}
     if named.get("type", "message") != "message":
         return named
-    kept = {"type": "message", "status": "completed", **named}
-    if isinstance(kept.get("content"), str):
-        answer = kept.get("role") == "assistant"
+    stored = {"type": "message", "status": "completed", **named}
+    if isinstance(stored.get("content"), str):
+        answer = stored.get("role") == "assistant"
         extra: dict[str, Any] = {"annotations": [], "logprobs": []} if answer else {}
-        kept["content"] = [{"type": "output_text" if answer else "input_text", "text": kept["content"], **extra}]
-    return kept
+        stored["content"] = [
+            {"type": "output_text" if answer else "input_text", "text": stored["content"], **extra}
+        ]
+    return stored

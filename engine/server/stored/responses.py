@@ -54,7 +54,7 @@ class ResponseStore:
     """The newest answers, as many as fit the limits."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[str, Stored] = OrderedDict()
+        self._stored: OrderedDict[str, Stored] = OrderedDict()
         self._items: dict[str, tuple[dict[str, Any], int]] = {}  # by id, with how many responses hold it
         self._bytes = 0
 
@@ -64,14 +64,14 @@ class ResponseStore:
         """Keep an answer, forgetting the oldest beyond the limits."""
         size = len(msgspec.json.encode((response, input_items, messages)))
         stored = Stored(response=response, input_items=input_items, messages=messages, size_bytes=size)
-        if (earlier := self._kept.pop(str(response["id"]), None)) is not None:
+        if (earlier := self._stored.pop(str(response["id"]), None)) is not None:
             self._let_go(earlier)
-        self._kept[str(response["id"])] = stored
+        self._stored[str(response["id"])] = stored
         self._bytes += size
         for item in _items(stored):
             self._items[item["id"]] = (item, self._items.get(item["id"], (item, 0))[1] + 1)
-        while len(self._kept) > MAX_RESPONSES or (self._bytes > MAX_BYTES and len(self._kept) > 1):
-            self._let_go(self._kept.popitem(last=False)[1])
+        while len(self._stored) > MAX_RESPONSES or (self._bytes > MAX_BYTES and len(self._stored) > 1):
+            self._let_go(self._stored.popitem(last=False)[1])
 
     def item(self, item_id: str, param: str) -> dict[str, Any]:
         """An item that a stored response was asked with or has said. Raises: ItemNotFound."""
@@ -89,14 +89,14 @@ class ResponseStore:
 
     def get(self, response_id: str) -> Stored:
         """Raises: ResponseNotFound."""
-        found = self._kept.get(response_id)
+        found = self._stored.get(response_id)
         if found is None:
             raise ResponseNotFound(response_id)
         return found
 
     def previous(self, response_id: str) -> Stored:
         """The answer that a conversation continues from. Raises: PreviousResponseNotFound."""
-        found = self._kept.get(response_id)
+        found = self._stored.get(response_id)
         if found is None:
             raise PreviousResponseNotFound(response_id)
         return found
@@ -104,19 +104,19 @@ class ResponseStore:
     def remove(self, response_id: str) -> None:
         """Raises: ResponseNotFound."""
         self._let_go(self.get(response_id))
-        del self._kept[response_id]
+        del self._stored[response_id]
 
     def discard(self, response_id: str) -> None:
         """Forget an answer if it is kept."""
-        if response_id in self._kept:
+        if response_id in self._stored:
             self.remove(response_id)
 
     def _let_go(self, stored: Stored) -> None:
         self._bytes -= stored.size_bytes
         for item in _items(stored):
-            kept, holders = self._items[item["id"]]
+            shared, holders = self._items[item["id"]]
             if holders > 1:
-                self._items[item["id"]] = (kept, holders - 1)
+                self._items[item["id"]] = (shared, holders - 1)
             else:
                 del self._items[item["id"]]
 

@@ -3,7 +3,7 @@
 import pytest
 
 from engine import time_spent
-from engine.time_spent import KEPT, MOST_CALLS, Clock, TimeLog
+from engine.time_spent import MAX_ENTRIES, MOST_CALLS, Clock, TimeLog
 from engine.types import Timings
 
 
@@ -70,10 +70,10 @@ def test_a_result_after_hours_is_not_a_tool_that_ran_for_hours(now):
 
 def test_memory_is_bounded(now):
     log = TimeLog()
-    for i in range(KEPT + 50):
+    for i in range(MAX_ENTRIES + 50):
         clock = Clock(f"req_{i}")
         clock.called = [f"call_{i}_{k}" for k in range(20)]
         log.add(clock, "/")
-    assert len(log.newest()) == KEPT
-    assert log.newest()[0].id == f"req_{KEPT + 49}"
+    assert len(log.newest()) == MAX_ENTRIES
+    assert log.newest()[0].id == f"req_{MAX_ENTRIES + 49}"
     assert len(log._asked) == MOST_CALLS

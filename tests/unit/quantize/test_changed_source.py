@@ -8,7 +8,7 @@ from measured_model import SOURCE
 from quantize.errors import SourceChanged
 from quantize.evidence import MeasureRequest, RoundRequest
 from quantize.files.gguf_file import read_gguf
-from quantize.files.work_folder import WorkFolder, hash_is_known, model_sha256
+from quantize.files.work_folder import WorkFolder, hash_is_cached, model_sha256
 from quantize.gptq.tensors import TensorsRequest, packed_path, round_tensors
 from quantize.job.source import check_unchanged, identity
 
@@ -45,15 +45,15 @@ def test_a_model_in_parts_is_known_by_all_of_them(tmp_path):
     for n, part in enumerate(parts):
         part.write_bytes(bytes([n]) * 100)
     cache = tmp_path / "cache"
-    assert not hash_is_known(parts[0], cache)
+    assert not hash_is_cached(parts[0], cache)
     before, seen = model_sha256(parts[0], cache), identity(parts[0])
-    assert hash_is_known(parts[0], cache)
+    assert hash_is_cached(parts[0], cache)
     request = measured(tmp_path, parts[0])
     place = WorkFolder.open(request).path
 
     parts[1].write_bytes(bytes([7]) * 100)
 
-    assert not hash_is_known(parts[0], cache)
+    assert not hash_is_cached(parts[0], cache)
     assert model_sha256(parts[0], cache) != before
     assert WorkFolder.open(request).path != place
     with pytest.raises(SourceChanged):

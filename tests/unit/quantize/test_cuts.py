@@ -48,7 +48,7 @@ def test_the_cut_is_the_sum_that_the_next_layer_reads_and_what_is_shared_is_kept
     assert set(cuts.by_layer) == {1}
     assert cuts.by_layer[1].name == "sum-0"
     assert cuts.by_layer[1].index == 4
-    assert cuts.by_layer[1].kept == frozenset({1})
+    assert cuts.by_layer[1].shared == frozenset({1})
 
 
 @pytest.mark.parametrize(

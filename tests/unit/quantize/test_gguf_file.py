@@ -308,12 +308,12 @@ def test_a_sibling_with_the_same_vocabulary_is_not_fetched_again():
     first = CountingSource(gguf_bytes([ARCH, tokens], [tensor("t", (8,))], b"\0" * 32))
     second = CountingSource(gguf_bytes([ARCH, pair("x", 4, b"\0" * 4), tokens], [tensor("t", (16,))], b"\0" * 64))
     header = read_gguf_source(first)
-    sibling = read_gguf_source(second, known_arrays=header.entries)
+    sibling = read_gguf_source(second, cached_arrays=header.entries)
     assert sibling.tensors[0].shape == (16,)
     assert second.fetched < 200_000 < first.fetched
     other = array("tok", 8, 100_000, b"".join(text(f"other{i}!") for i in range(100_000)))
     with pytest.raises(BadFile):
-        read_gguf_source(CountingSource(gguf_bytes([ARCH, other])), known_arrays=header.entries)
+        read_gguf_source(CountingSource(gguf_bytes([ARCH, other])), cached_arrays=header.entries)
 
 
 def split(number, count, total, tensors, data):

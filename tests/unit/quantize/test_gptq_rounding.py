@@ -122,7 +122,7 @@ def test_what_ggml_rounded_before_is_taken_as_it_is(weights, moments):
     curvature, qtypes = make_curvature(moments), ("Q4_K", "IQ4_XS", "IQ3_XXS")
     known = {q: choices(weights, q, curvature, EXPONENTS) for q in qtypes}
 
-    again = gptq_rows(weights, qtypes, curvature, known=known)
+    again = gptq_rows(weights, qtypes, curvature, tried=known)
 
     for qtype, fresh in gptq_rows(weights, qtypes, curvature).items():
         assert np.array_equal(again[qtype].blocks, fresh.blocks)

@@ -98,7 +98,7 @@ def test_the_nearest_values_are_those_of_a_search_through_all(qtype):
 def test_gptq_rows_spoil_the_output_far_less_than_ggmls(weights, curvature, qtype):
     tried = choices(weights, qtype, curvature, EXPONENTS)
 
-    found = gptq_rows(weights, (qtype,), curvature, known={qtype: tried})[qtype]
+    found = gptq_rows(weights, (qtype,), curvature, tried={qtype: tried})[qtype]
 
     assert np.allclose(found.errors, spoiled(found.blocks, qtype, weights, curvature), rtol=1e-3)
     assert found.errors.sum() < 0.6 * best_rows(tried).errors.sum()

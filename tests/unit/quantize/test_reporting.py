@@ -10,7 +10,7 @@ from quantize.files.gguf_file import read_gguf
 from quantize.files.provenance import Provenance, blank, read_provenance
 from quantize.job import forecast as forecasting
 from quantize.job.effort import EFFORTS, Spent, effort_of, spend
-from quantize.job.forecast import JobShape, forecast, known_rates, learn_rates, seconds_by_phase
+from quantize.job.forecast import JobShape, forecast, learn_rates, learned_rates, seconds_by_phase
 from quantize.job.machine_speed import _threads, slower_than_table
 from quantize.job.report import read_report, report_path, summary, write_report
 from quantize.job.request import QuantizeReport
@@ -132,14 +132,14 @@ def test_more_work_is_forecast_to_take_longer_and_phases_add_up(plan):
 def test_a_forecast_learns_from_the_jobs_of_this_machine(plan, tmp_path):
     model, chosen = plan
     shape = shape_of(model, effort_of("balanced"), verified=False)
-    before = seconds_by_phase(shape, known_rates(tmp_path))
+    before = seconds_by_phase(shape, learned_rates(tmp_path))
     took = {p: 3 * s for p, s in before.items()}
     for seconds in (took, took, {"measure": 1e6}):  # one job that was interrupted by something else
         learn_rates(tmp_path, shape, told(model, chosen, seconds=seconds), set(seconds))
-    after = seconds_by_phase(shape, known_rates(tmp_path))
+    after = seconds_by_phase(shape, learned_rates(tmp_path))
     assert after["measure"] == pytest.approx(3 * before["measure"], rel=1e-3)
     (tmp_path / "rates.json").write_text("[]")
-    assert known_rates(tmp_path) == known_rates(tmp_path / "none")
+    assert learned_rates(tmp_path) == learned_rates(tmp_path / "none")
 
 
 def test_a_first_forecast_goes_by_what_the_machine_computes(plan, tmp_path, monkeypatch):
@@ -148,12 +148,12 @@ def test_a_first_forecast_goes_by_what_the_machine_computes(plan, tmp_path, monk
     assert 0.5 <= here <= 16.0
     assert slower_than_table() == here, "asked twice, probed once"
     monkeypatch.setattr(forecasting, "slower_than_table", lambda: 3.0)
-    table, slow = seconds_by_phase(shape, {}), seconds_by_phase(shape, known_rates(tmp_path))
+    table, slow = seconds_by_phase(shape, {}), seconds_by_phase(shape, learned_rates(tmp_path))
     for phase in ("measure", "round", "verify"):
         assert slow[phase] == pytest.approx(3 * table[phase])
     assert slow["write"] == table["write"], "a disk is no slower where a processor is"
     (tmp_path / "rates.json").write_text('{"round": [1.5]}')
-    assert known_rates(tmp_path) == {"measure": 3.0, "round": 1.5, "verify": 3.0}
+    assert learned_rates(tmp_path) == {"measure": 3.0, "round": 1.5, "verify": 3.0}
 
 
 @pytest.mark.parametrize("told", ["0", "-1", "many", "", "999999"])
@@ -182,7 +182,7 @@ def test_points_of_lattices_take_longer_and_the_next_job_is_not_taken_for_slower
     small = forecast(msgspec.structs.replace(shape, smallest=True), chosen, {})
     assert small.phases["measure"] > usual.phases["measure"]
     learn_rates(tmp_path, shape, told(model, points, seconds={"round": longer.phases["round"]}), {"round"})
-    assert forecast(shape, chosen, known_rates(tmp_path)).phases["round"] == pytest.approx(usual.phases["round"])
+    assert forecast(shape, chosen, learned_rates(tmp_path)).phases["round"] == pytest.approx(usual.phases["round"])
 
 
 def test_what_a_gpu_takes_is_learnt_apart_and_until_then_told_as_the_processors(plan, tmp_path):
@@ -199,7 +199,7 @@ def test_what_a_gpu_takes_is_learnt_apart_and_until_then_told_as_the_processors(
     took = {p: 0.1 * s if p in {"measure", "verify"} else 2 * s for p, s in before.items()}
     seen = measured(0.4, 0.35, 0.45)
     learn_rates(tmp_path, on_gpu, told(model, chosen, seconds=took, ours=seen, stock=seen), set(took))
-    rates = known_rates(tmp_path)
+    rates = learned_rates(tmp_path)
 
     after = forecast(on_gpu, chosen, rates)
     assert not after.gpu_untimed

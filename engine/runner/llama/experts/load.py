@@ -10,7 +10,7 @@ from engine.json_store import JsonStore
 from engine.runner.llama.experts.stream import CannotStream, ExpertStream
 from engine.runner.protocol import ExpertStats, LoadSettings
 from quantize.errors import QuantizeError
-from quantize.files.known_headers import known_gguf_model
+from quantize.files.header_cache import cached_gguf_model
 
 # What was learnt is written in pauses, this long after the last time.
 _SAVE_EVERY_S: Final = 60.0
@@ -41,7 +41,7 @@ class StreamedExperts:
         """The file is mapped now. Raises: CannotStream."""
         use = self._store.get() if self._store is not None else ExpertUse()
         try:
-            model = known_gguf_model(self._settings.path)
+            model = cached_gguf_model(self._settings.path)
         except QuantizeError as error:
             raise CannotStream(str(error)) from error
         self._stream.begin(model, self._settings.expert_bytes, use)

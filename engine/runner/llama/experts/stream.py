@@ -123,7 +123,7 @@ class ExpertStream:
             there=counts.there,
             read_bytes=counts.read_bytes,
             waited_s=counts.waited_s,
-            kept_bytes=self._used_bytes,
+            cached_bytes=self._used_bytes,
         )
 
     def use(self) -> ExpertUse:

@@ -160,7 +160,7 @@ def test_a_file_that_kills_the_parser_is_left_out_and_the_rest_is_indexed(index,
     index.refresh()
     assert list(index.database.problems()) == ["f07.py"]
     assert "139" in index.database.problems()["f07.py"]
-    assert len(index.database.known_files()) == 49
+    assert len(index.database.indexed_files()) == 49
     assert index.database.symbols_named("f39")
 
 

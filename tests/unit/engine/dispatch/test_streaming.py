@@ -94,7 +94,7 @@ def test_what_does_not_fit_is_streamed_within_what_is_free_and_says_what_that_co
         assert plan.need.device_bytes("cpu") < free * GIB
         book.reserve("mixture", ledger_amounts(plan.need))
         assert cost.expert_bytes == whole_bytes(mixture())
-        assert cost.kept_bytes <= plan.settings.expert_bytes
+        assert cost.cached_bytes <= plan.settings.expert_bytes
         assert 0 < cost.worst_hit_rate < cost.hit_rate < 1
         assert 0 < cost.worst_tok_s < cost.decode_tok_s
         assert plan.decode_tok_s == pytest.approx(cost.decode_tok_s, abs=0.1)

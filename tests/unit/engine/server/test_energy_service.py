@@ -37,7 +37,7 @@ def desk_with(active=1):
     runner = SimpleNamespace(pid=os.getpid(), active_requests=active)
     placed = SimpleNamespace(device="cpu", backend="cpu", need=SimpleNamespace(devices=("cpu",)))
     model = SimpleNamespace(id="m", runner=runner, ready=True, placement=placed)
-    pool, meters = SimpleNamespace(known=[model], hooks=GenerationHooks()), Meters()
+    pool, meters = SimpleNamespace(models=[model], hooks=GenerationHooks()), Meters()
     placer = SimpleNamespace(history=PlacementHistory(None))
     return EnergyService(pool, meters, placer), pool, meters, model, placer
 

@@ -9,7 +9,7 @@ from measured_model import ROOT, ignore, never
 from servers import runs, wait_for
 
 from quantize import child
-from quantize.child import Child, ChildDied, kept_workers, run_task, run_tasks
+from quantize.child import Child, ChildDied, reused_workers, run_task, run_tasks
 from quantize.convert.folder import ConvertRequest
 from quantize.errors import QuantizeError
 from quantize.measure.collect import MomentsRequest
@@ -36,7 +36,7 @@ def prepare(tmp_path, folder=FOLDER):
 
 
 def test_a_task_is_done_by_the_process_of_the_one_before_and_all_are_gone_at_the_end(tmp_path, pids):
-    with kept_workers():
+    with reused_workers():
         first = run_task(*prepare(tmp_path), ignore, never)
         assert run_task(*prepare(tmp_path), ignore, never) == first
         assert run_tasks([prepare(tmp_path)] * 2, lambda *_: None, never) == [first] * 2
@@ -46,11 +46,11 @@ def test_a_task_is_done_by_the_process_of_the_one_before_and_all_are_gone_at_the
 
 
 def test_within_another_the_processes_are_the_others_and_outlive_the_inner_one(tmp_path, pids):
-    with kept_workers():
-        with kept_workers():
+    with reused_workers():
+        with reused_workers():
             first = run_task(*prepare(tmp_path), ignore, never)
         assert runs(pids[0])
-        with kept_workers():
+        with reused_workers():
             assert run_task(*prepare(tmp_path), ignore, never) == first
         assert len(set(pids)) == 1
     assert not any(map(runs, pids))
@@ -65,7 +65,7 @@ def test_by_itself_each_task_has_its_own_process(tmp_path, pids):
 
 def test_one_that_holds_much_ends_with_its_task(tmp_path, pids, monkeypatch):
     monkeypatch.setattr(child, "_LITTLE_BYTES", 1)
-    with kept_workers():
+    with reused_workers():
         for _ in range(2):
             run_task(*prepare(tmp_path), ignore, never)
             assert not runs(pids[-1])
@@ -76,7 +76,7 @@ def test_one_that_had_layers_on_a_gpu_ends_with_its_task(request_for, tmp_path, 
     """Its driver would hold memory that others need. This build has no GPU, and the request alone decides."""
     survey = msgspec.structs.replace(request_for, cache_dir=tmp_path, gpu_layers=1)
     moments = MomentsRequest(measure=survey, groups=("blk.0.attn_q.weight",))
-    with kept_workers():
+    with reused_workers():
         for task in (("survey", survey), ("moments", moments)):
             run_task(*task, ignore, never)
             assert not runs(pids[-1])
@@ -84,7 +84,7 @@ def test_one_that_had_layers_on_a_gpu_ends_with_its_task(request_for, tmp_path, 
 
 
 def test_one_that_failed_or_died_meanwhile_is_replaced(tmp_path, pids):
-    with kept_workers():
+    with reused_workers():
         with pytest.raises(QuantizeError):
             run_task(*prepare(tmp_path, tmp_path), ignore, never)
         assert not runs(pids[0])
@@ -97,7 +97,7 @@ def test_one_that_failed_or_died_meanwhile_is_replaced(tmp_path, pids):
 
 
 def test_one_that_dies_in_its_second_task_is_told_by_that_ones_name(tmp_path, pids):
-    with kept_workers():
+    with reused_workers():
         run_task(*prepare(tmp_path), ignore, never)
         second = child.Child(*prepare(tmp_path))
         assert second.pid == pids[0]
@@ -108,7 +108,7 @@ def test_one_that_dies_in_its_second_task_is_told_by_that_ones_name(tmp_path, pi
 
 
 def test_a_processor_of_another_arithmetic_has_processes_of_its_own(tmp_path, pids, monkeypatch):
-    with kept_workers():
+    with reused_workers():
         run_task(*prepare(tmp_path), ignore, never)
         monkeypatch.setattr(child, "environment_of", lambda _request: {"OPENBLAS_CORETYPE": "Haswell"})
         run_task(*prepare(tmp_path), ignore, never)

@@ -62,8 +62,8 @@ def _clear(cache_dir: Path, most_bytes: int | None, most: int) -> None:
         if place and (total > limit or place >= most):
             shutil.rmtree(folder, ignore_errors=True)
     for name, stay in (("hashes", _MOST_HASHES), (TOKENS, _MOST_TEXTS)):
-        kept = cache_dir / name
-        found = list(kept.iterdir()) if kept.is_dir() else []
+        folder = cache_dir / name
+        found = list(folder.iterdir()) if folder.is_dir() else []
         killed = [p for p in found if p.suffix == ".partial"]
         for old in (*killed, *_newest_first([p for p in found if p not in killed])[stay:]):
             old.unlink(missing_ok=True)

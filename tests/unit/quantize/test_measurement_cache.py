@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from quantize.files.kept_measurements import bounded
+from quantize.files.measurement_cache import bounded
 
 SIZE = 1000
 

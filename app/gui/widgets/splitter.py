@@ -6,7 +6,7 @@ from PySide6.QtWidgets import QSplitter, QWidget
 _GROUP = "splitters"
 
 
-def kept_splitter(name: str, first: QWidget, second: QWidget, *, sizes: tuple[int, int]) -> QSplitter:
+def saved_splitter(name: str, first: QWidget, second: QWidget, *, sizes: tuple[int, int]) -> QSplitter:
     """Two sides; in a wider window the second grows. `sizes` in pixels hold until somebody pulls."""
     made = QSplitter(Qt.Orientation.Horizontal)
     made.setObjectName(name)

@@ -9,16 +9,16 @@ from typing import Final
 from quantize.files.gguf_split import GgufModel, parse_split_name, read_gguf_model
 
 # A start asks for the header of its model three times: for the list, the placement and the memory it takes.
-MAX_KEPT: Final = 4
+MAX_ENTRIES: Final = 4
 # What changed so lately may change again without another time: file systems' clocks tick in milliseconds or in 2 s.
 SETTLED_S: Final = 3.0
 
 _State = tuple[int, ...]
-_kept: "OrderedDict[str, tuple[_State, GgufModel]]" = OrderedDict()
+_cache: "OrderedDict[str, tuple[_State, GgufModel]]" = OrderedDict()
 _lock = threading.Lock()
 
 
-def known_gguf_model(path: str | os.PathLike[str]) -> GgufModel:
+def cached_gguf_model(path: str | os.PathLike[str]) -> GgufModel:
     """As `read_gguf_model`, from memory for as long as the file is the one that was read. Shared: change nothing.
 
     A model of several files is always read.
@@ -30,17 +30,17 @@ def known_gguf_model(path: str | os.PathLike[str]) -> GgufModel:
     if before is None:
         return read_gguf_model(path)
     with _lock:
-        state, model = _kept.get(name, (None, None))
+        state, model = _cache.get(name, (None, None))
         if model is not None and state == before:
-            _kept.move_to_end(name)
+            _cache.move_to_end(name)
             return model
     model = read_gguf_model(path)
     if _state(name) == before:
         with _lock:
-            _kept[name] = (before, model)
-            _kept.move_to_end(name)
-            while len(_kept) > MAX_KEPT:
-                _kept.popitem(last=False)
+            _cache[name] = (before, model)
+            _cache.move_to_end(name)
+            while len(_cache) > MAX_ENTRIES:
+                _cache.popitem(last=False)
     return model
 
 

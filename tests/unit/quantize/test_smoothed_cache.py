@@ -4,7 +4,7 @@ import pytest
 
 from quantize.evidence import Evidence, Measured, MeasureRequest
 from quantize.files.work_folder import model_sha256
-from quantize.job.smoothed import known_before, remember
+from quantize.job.smoothed import cached_measurement, remember
 
 
 @pytest.fixture
@@ -29,8 +29,8 @@ def test_a_preview_with_other_types_or_of_another_tier_does_not_take_what_was_me
     evidence = Evidence(tier="balanced", tokens=1, probe_tokens=1, tensors=(), **hashes)
     done = request_of(qtypes=("Q4_K",))
     remember(done, Measured(evidence=evidence, imatrix=imatrix, folder=tmp_path), 7)
-    measured, told_bytes = known_before(done, even=True)
+    measured, told_bytes = cached_measurement(done, even=True)
     assert measured is not None
     assert told_bytes == 7
-    assert known_before(request_of(qtypes=("Q4_K", "IQ2_S")), even=True) == (None, 0)
-    assert known_before(request_of(qtypes=("Q4_K",), tier="max"), even=True) == (None, 0)
+    assert cached_measurement(request_of(qtypes=("Q4_K", "IQ2_S")), even=True) == (None, 0)
+    assert cached_measurement(request_of(qtypes=("Q4_K",), tier="max"), even=True) == (None, 0)

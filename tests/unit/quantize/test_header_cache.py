@@ -7,9 +7,9 @@ import time
 import pytest
 
 from quantize.errors import QuantizeError
-from quantize.files import known_headers
+from quantize.files import header_cache
 from quantize.files.gguf_split import read_gguf_model
-from quantize.files.known_headers import MAX_KEPT, known_gguf_model
+from quantize.files.header_cache import MAX_ENTRIES, cached_gguf_model
 
 LONG_AGO = time.time() - 3600
 
@@ -34,56 +34,56 @@ def reads(monkeypatch):
         found.append(str(path))
         return read_gguf_model(path)
 
-    monkeypatch.setattr(known_headers, "read_gguf_model", counted)
+    monkeypatch.setattr(header_cache, "read_gguf_model", counted)
     return found
 
 
 def test_a_file_is_read_once(tmp_path, reads):
     path = write(tmp_path / "m.gguf", "llama")
-    first = known_gguf_model(path)
+    first = cached_gguf_model(path)
     assert first.architecture == "llama"
-    assert known_gguf_model(str(path)) is first
+    assert cached_gguf_model(str(path)) is first
     assert len(reads) == 1
 
 
 def test_another_file_of_the_same_size_and_time_is_read(tmp_path, reads):
     path = write(tmp_path / "m.gguf", "llama")
-    assert known_gguf_model(path).architecture == "llama"
+    assert cached_gguf_model(path).architecture == "llama"
     write(tmp_path / "other", "qwen3").replace(path)
-    assert known_gguf_model(path).architecture == "qwen3"
+    assert cached_gguf_model(path).architecture == "qwen3"
     write(path, "gemma")
-    assert known_gguf_model(path).architecture == "gemma"
+    assert cached_gguf_model(path).architecture == "gemma"
     assert len(reads) == 3
 
 
 def test_what_changed_a_moment_ago_is_not_believed(tmp_path, reads):
     path = write(tmp_path / "m.gguf", "llama", at=time.time())
-    known_gguf_model(path)
+    cached_gguf_model(path)
     write(path, "qwen3", at=time.time())
-    assert known_gguf_model(path).architecture == "qwen3"
+    assert cached_gguf_model(path).architecture == "qwen3"
     assert len(reads) == 2
 
 
 def test_what_went_wrong_or_away_is_told_each_time(tmp_path, reads):
     path = write(tmp_path / "m.gguf", "llama")
-    known_gguf_model(path)
+    cached_gguf_model(path)
     path.unlink()
     for _ in range(2):
         with pytest.raises(QuantizeError):
-            known_gguf_model(path)
+            cached_gguf_model(path)
     path.write_bytes(b"GGUF")
     os.utime(path, (LONG_AGO, LONG_AGO))
     for _ in range(2):
         with pytest.raises(QuantizeError):
-            known_gguf_model(path)
+            cached_gguf_model(path)
     assert len(reads) == 5
 
 
 def test_parts_are_always_read_and_few_are_kept(tmp_path, reads):
     part = write(tmp_path / "m-00001-of-00001.gguf", "llama")
     for _ in range(2):
-        known_gguf_model(part)
+        cached_gguf_model(part)
     assert len(reads) == 2
-    for number in range(2 * MAX_KEPT):
-        known_gguf_model(write(tmp_path / f"{number}.gguf", "llama"))
-    assert len(known_headers._kept) == MAX_KEPT
+    for number in range(2 * MAX_ENTRIES):
+        cached_gguf_model(write(tmp_path / f"{number}.gguf", "llama"))
+    assert len(header_cache._cache) == MAX_ENTRIES
