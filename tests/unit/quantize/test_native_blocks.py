@@ -6,7 +6,7 @@ import pytest
 
 from quantize.ggml_types import BLOCK_SIZES
 from quantize.native import blocks
-from quantize.native.blocks import dequantize_rows, quantize_rows, row_bytes, type_traits
+from quantize.native.blocks import dequantize_rows, quantize_rows, type_traits
 
 pytestmark = pytest.mark.native
 
@@ -45,7 +45,7 @@ def test_row_sizes_equal_the_header_readers_table(qtype):
     values, size = next((v, b) for t, (v, b) in BLOCK_SIZES.items() if t.name == qtype)
 
     assert (values, size) == (type_traits(qtype).block_values, type_traits(qtype).block_bytes)
-    assert 512 // values * size == row_bytes(qtype, 512)
+    assert 512 // values * size == type_traits(qtype).row_bytes(512)
 
 
 @pytest.mark.parametrize("qtype", ["Q4_K", "IQ4_XS", "Q6_K"])
