@@ -253,10 +253,10 @@ def test_keys_are_made_shown_once_copied_and_revoked(qtbot, show, services, serv
     server.routes["DELETE", "/tessera/v1/keys/My%20editor"] = revoke
     page = show(ServerPage(services, server.api))
     qtbot.waitUntil(lambda: "No key is needed" in texts(page))
-    assert not page.keys.make.isEnabled()
+    assert not page.keys.add.isEnabled()
     page.keys.name.setText("My editor")
     page.keys.scope.setCurrentIndex(1)
-    page.keys.make.click()
+    page.keys.add.click()
     qtbot.waitUntil(lambda: "Every program must present" in texts(page))
     assert keys[0].scopes == ("chat", "manage")
     qtbot.waitUntil(lambda: "manages models" in texts(page))
@@ -272,7 +272,7 @@ def test_a_refused_key_says_why(qtbot, show, services, server):
     server.routes["POST", "/tessera/v1/keys"] = (400, {"error": {"message": "A key needs a name of its own."}})
     page = show(ServerPage(services, server.api))
     page.keys.name.setText("twice")
-    page.keys.make.click()
+    page.keys.add.click()
     qtbot.waitUntil(lambda: page.banner.text == "A key needs a name of its own.")
 
 

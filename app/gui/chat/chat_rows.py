@@ -97,9 +97,7 @@ class ChatRows(QStyledItemDelegate):
     def _paint_chat(self, painter: QPainter, whole: QRect, index: Index, *, hovered: bool, chosen: bool) -> None:
         tokens = self._theme.tokens
         if chosen or hovered:
-            painter.setPen(Qt.PenStyle.NoPen)
-            painter.setBrush(tokens.colour("accent_soft" if chosen else "hover"))
-            painter.drawRoundedRect(whole.adjusted(0, 1, 0, -1), tokens.radius - 2, tokens.radius - 2)
+            _paint_ground(painter, whole, self._theme, chosen=chosen)
         font = self._theme.font()
         painter.setFont(font)
         painter.setPen(tokens.colour("text"))
@@ -135,9 +133,7 @@ class HitRows(QStyledItemDelegate):
         state = option.state
         if state & (QStyle.StateFlag.State_MouseOver | QStyle.StateFlag.State_Selected):
             chosen = bool(state & QStyle.StateFlag.State_Selected)
-            painter.setPen(Qt.PenStyle.NoPen)
-            painter.setBrush(tokens.colour("accent_soft" if chosen else "hover"))
-            painter.drawRoundedRect(whole.adjusted(0, 1, 0, -1), tokens.radius - 2, tokens.radius - 2)
+            _paint_ground(painter, whole, self._theme, chosen=chosen)
         inner = whole.adjusted(tokens.unit, tokens.unit // 2, -tokens.unit, -tokens.unit // 2)
         painter.setFont(self._theme.font(strong=True))
         painter.setPen(tokens.colour("text"))
@@ -175,3 +171,10 @@ class HitRows(QStyledItemDelegate):
         layout.endLayout()
         painter.setPen(tokens.colour("muted"))
         layout.draw(painter, at.topLeft())
+
+
+def _paint_ground(painter: QPainter, whole: QRect, theme: Theme, *, chosen: bool) -> None:
+    tokens = theme.tokens
+    painter.setPen(Qt.PenStyle.NoPen)
+    painter.setBrush(tokens.colour("accent_soft" if chosen else "hover"))
+    painter.drawRoundedRect(whole.adjusted(0, 1, 0, -1), tokens.radius - 2, tokens.radius - 2)

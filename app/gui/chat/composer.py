@@ -10,7 +10,6 @@ from PySide6.QtGui import (
     QDropEvent,
     QFocusEvent,
     QKeyEvent,
-    QPainter,
     QPaintEvent,
     QResizeEvent,
 )
@@ -25,6 +24,7 @@ from app.gui.chat.request import estimate_tokens
 from app.gui.theme import Theme
 from app.gui.widgets.basics import IconButton, label, row, stack
 from app.gui.widgets.flow import Flow
+from app.gui.widgets.swatch import shape_painter
 
 _MOST_LINES = 10
 _BESIDE_HINT = 280  # attach, meter, send and their distances
@@ -127,11 +127,9 @@ class ContextMeter(QWidget):
     def paintEvent(self, event: QPaintEvent) -> None:
         """A rounded bar."""
         del event
-        painter = QPainter(self)
-        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        painter = shape_painter(self)
         tokens = self._theme.tokens
         bar = QRectF(0, self.height() / 2 - 3, self.width(), 6)
-        painter.setPen(Qt.PenStyle.NoPen)
         painter.setBrush(tokens.colour("hover"))
         painter.drawRoundedRect(bar, 3, 3)
         if not self._total:

@@ -2,6 +2,8 @@
 
 # ruff: noqa: PLC0415 - readers of other programs' chats are imported when one is wanted: the window is shown sooner
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from PySide6.QtCore import QObject, Qt, Signal
@@ -29,14 +31,10 @@ class ChatImportExport(QObject):
         """Ask where to, then write a conversation."""
         from app.gui.chat.transfer import file_name
 
-        dialog = QFileDialog(self._window, self.tr("Export chat"))
-        dialog.setAcceptMode(QFileDialog.AcceptMode.AcceptSave)
-        dialog.setNameFilters([self.tr("Markdown (*.md)"), self.tr("JSON, with all branches (*.json)")])
-        dialog.setDefaultSuffix("md")
-        dialog.selectFile(f"{file_name(title) or self.tr('Chat')}.md")
+        filters = [self.tr("Markdown (*.md)"), self.tr("JSON, with all branches (*.json)")]
+        dialog = self._dialog(self.tr("Export chat"), filters, partial(self.export_to, conversation_id))
+        _save_as(dialog, f"{file_name(title) or self.tr('Chat')}.md")
         dialog.filterSelected.connect(lambda text: dialog.setDefaultSuffix("json" if "json" in text else "md"))
-        dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        dialog.fileSelected.connect(lambda name: self.export_to(conversation_id, Path(name)))
         dialog.open()
 
     def export_to(self, conversation_id: int, path: Path) -> None:
@@ -46,10 +44,7 @@ class ChatImportExport(QObject):
         def write(loaded: tuple[Conversation, list[Message], list[Fold]]) -> None:
             text = to_json([loaded[:2]]) if path.suffix.lower() == ".json" else to_markdown(*loaded[:2])
             self._services.background.run(
-                lambda: path.write_text(text, "utf-8"),
-                lambda _: self.exported.emit(str(path)),
-                lambda error: self.failed.emit(error_message(error)),
-                self,
+                lambda: path.write_text(text, "utf-8"), lambda _: self.exported.emit(str(path)), self._fail, self
             )
 
         self._services.background.watch(
@@ -58,13 +53,8 @@ class ChatImportExport(QObject):
 
     def export_all(self) -> None:
         """Ask where to, then write every chat: one JSON, and a Markdown file each, in an archive."""
-        dialog = QFileDialog(self._window, self.tr("Export all chats"))
-        dialog.setAcceptMode(QFileDialog.AcceptMode.AcceptSave)
-        dialog.setNameFilter(self.tr("Archive (*.zip)"))
-        dialog.setDefaultSuffix("zip")
-        dialog.selectFile("tessera-chats.zip")
-        dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        dialog.fileSelected.connect(lambda name: self.export_all_to(Path(name)))
+        dialog = self._dialog(self.tr("Export all chats"), [self.tr("Archive (*.zip)")], self.export_all_to)
+        _save_as(dialog, "tessera-chats.zip")
         dialog.open()
 
     def export_all_to(self, path: Path) -> None:
@@ -73,23 +63,16 @@ class ChatImportExport(QObject):
 
         def write(found: list[tuple[Conversation, list[Message]]]) -> None:
             self._services.background.run(
-                lambda: write_archive(path, found),
-                lambda _: self.exported.emit(str(path)),
-                lambda error: self.failed.emit(error_message(error)),
-                self,
+                lambda: write_archive(path, found), lambda _: self.exported.emit(str(path)), self._fail, self
             )
 
-        failed = self.failed.emit
-        future = self._services.store.submit(every_chat)
-        self._services.background.watch(future, write, lambda error: failed(error_message(error)), self)
+        self._services.background.watch(self._services.store.submit(every_chat), write, self._fail, self)
 
     def import_chats(self) -> None:
         """Ask for a file, then add its chats."""
-        dialog = QFileDialog(self._window, self.tr("Import chats"))
+        filters = [self.tr("Chats (*.json *.jsonl *.zip)")]
+        dialog = self._dialog(self.tr("Import chats"), filters, self.import_from)
         dialog.setFileMode(QFileDialog.FileMode.ExistingFile)
-        dialog.setNameFilter(self.tr("Chats (*.json *.jsonl *.zip)"))
-        dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        dialog.fileSelected.connect(lambda name: self.import_from(Path(name)))
         dialog.open()
 
     def import_from(self, path: Path) -> None:
@@ -97,13 +80,23 @@ class ChatImportExport(QObject):
         from app.gui.chat.transfer import import_chats, read_export
 
         def add(found: object) -> None:
-            self._services.background.watch(
-                self._services.store.submit(import_chats, found),
-                self.imported.emit,
-                lambda error: self.failed.emit(error_message(error)),
-                self,
-            )
+            future = self._services.store.submit(import_chats, found)
+            self._services.background.watch(future, self.imported.emit, self._fail, self)
 
-        self._services.background.run(
-            lambda: read_export(path), add, lambda error: self.failed.emit(error_message(error)), self
-        )
+        self._services.background.run(lambda: read_export(path), add, self._fail, self)
+
+    def _dialog(self, title: str, filters: list[str], chosen: Callable[[Path], None]) -> QFileDialog:
+        dialog = QFileDialog(self._window, title)
+        dialog.setNameFilters(filters)
+        dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        dialog.fileSelected.connect(lambda name: chosen(Path(name)))
+        return dialog
+
+    def _fail(self, error: Exception) -> None:
+        self.failed.emit(error_message(error))
+
+
+def _save_as(dialog: QFileDialog, name: str) -> None:
+    dialog.setAcceptMode(QFileDialog.AcceptMode.AcceptSave)
+    dialog.setDefaultSuffix(name.rpartition(".")[2])
+    dialog.selectFile(name)

@@ -2,11 +2,12 @@
 
 from PySide6.QtCore import QDateTime, QTimer
 from PySide6.QtGui import QGuiApplication
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QLineEdit, QVBoxLayout
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QLayout
 
 from app.gui import formatted
+from app.gui.server.rows_card import RowsCard
 from app.gui.services import Services
-from app.gui.widgets.basics import Banner, button, clear, label, row, stack
+from app.gui.widgets.basics import Banner, button, label, row, stack
 from app.gui.widgets.flow import Flow
 from app.gui.widgets.popups import Choice
 from engine.api.keys import Key, KeyRequest, Keys, NewKey
@@ -15,28 +16,19 @@ _DONE_MS = 1500
 _MOST_NAME = 100
 
 
-class KeysCard(QFrame):
+class KeysCard(RowsCard[Keys]):
     """A new key is shown once; only its hash is kept by the server."""
 
     def __init__(self, services: Services, banner: Banner) -> None:
-        super().__init__()
-        self._services, self._banner = services, banner
-        self.setProperty("kind", "card")
-        self._keys: Keys | None = None
-        self._note = label("", "small", wrap=True)
-        self._rows = QVBoxLayout()
+        super().__init__(services, banner)
         self._rows.setSpacing(8)
-        self.name = QLineEdit()
-        self.name.setMaxLength(_MOST_NAME)
-        self.name.setPlaceholderText(self.tr("Name of the program or person"))
-        self.name.setAccessibleName(self.tr("Name of the new key"))
-        self.name.textChanged.connect(lambda _: self._refresh_button())
-        self.name.returnPressed.connect(self._make)
+        name = self.tr("Name of the new key")
+        self.name = self._field(self.tr("Name of the program or person"), name, _MOST_NAME)
         self.scope = Choice()
         self.scope.setAccessibleName(self.tr("What the new key may do"))
         self.scope.addItem(self.tr("May run models"), ["chat"])
         self.scope.addItem(self.tr("May also manage models"), ["chat", "manage"])
-        self.make = button(self.tr("Make a key"), self._make)
+        self.add.setText(self.tr("Make a key"))
         self._new = QFrame()
         self._new.setProperty("kind", "banner-ok")
         self.key = label("", "", wrap=True, selectable=True)
@@ -49,28 +41,21 @@ class KeysCard(QFrame):
         self._new.hide()
         allowed = Flow()
         allowed.add(self.scope)
-        allowed.add(self.make)
+        allowed.add(self.add)
         entry = stack(self.name, allowed)
         self.setLayout(stack(self._note, self._rows, self._new, entry, spacing=12, margins=(16, 16, 16, 16)))
         self._refresh_button()
 
-    def refresh(self) -> None:
-        """Ask which keys there are."""
-        run, api = self._services.background.run, self._services.api
-        run(api.keys, self._show, lambda _: None, self)
+    def _fetch(self) -> Keys:
+        return self._services.api.keys()
 
-    def _show(self, answer: Keys) -> None:
-        if answer == self._keys:
-            return
-        self._keys = answer
-        clear(self._rows)
-        for key in answer.keys:
-            self._rows.addLayout(self._key_row(key))
-        self._note.setText(
+    def _rows_of(self, found: Keys) -> tuple[list[QLayout], str]:
+        note = (
             self.tr("Every program must present one of these keys, on this computer too.")
-            if answer.keys
+            if found.keys
             else self.tr("No key is needed on this computer. As soon as there is one, every program needs one.")
         )
+        return [self._key_row(key) for key in found.keys], note
 
     def _key_row(self, key: Key) -> QHBoxLayout:
         name = key.name
@@ -81,7 +66,7 @@ class KeysCard(QFrame):
         revoke.setAccessibleName(self.tr("Revoke {name}").format(name=name))
         return row(label(name), *chips, label(self.tr("made {date}").format(date=made), "small"), 1, revoke)
 
-    def _make(self) -> None:
+    def _add(self) -> None:
         name = self.name.text().strip()
         if not name:
             return
@@ -97,7 +82,7 @@ class KeysCard(QFrame):
 
     def _revoke(self, name: str) -> None:
         self._new.hide()
-        self._services.ask(self._banner, lambda: self._services.api.revoke_key(name), lambda _: self.refresh())
+        self._ask(lambda: self._services.api.revoke_key(name))
 
     def _copy_key(self) -> None:
         QGuiApplication.clipboard().setText(self.key.text())
@@ -105,4 +90,4 @@ class KeysCard(QFrame):
         QTimer.singleShot(_DONE_MS, self._copy, lambda: self._copy.setText(self.tr("Copy the key")))
 
     def _refresh_button(self) -> None:
-        self.make.setEnabled(bool(self.name.text().strip()))
+        self.add.setEnabled(bool(self.name.text().strip()))

@@ -7,7 +7,6 @@ from typing import Generic, TypeVar
 
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QLayout, QLineEdit, QPushButton, QVBoxLayout
 
-from app.gui.server.entry_field import entry_field
 from app.gui.services import Services
 from app.gui.widgets.basics import Banner, LabelKind, button, clear, label, row, when_released
 
@@ -70,7 +69,14 @@ class RowsCard(QFrame, Generic[T]):
         self.refresh()
 
     def _field(self, hint: str, name: str, most: int) -> QLineEdit:
-        return entry_field(hint, name, most, self._refresh_button, self._add)
+        """A field of at most `most` characters; Return adds."""
+        field = QLineEdit()
+        field.setMaxLength(most)
+        field.setPlaceholderText(hint)
+        field.setAccessibleName(name)
+        field.textChanged.connect(lambda _: self._refresh_button())
+        field.returnPressed.connect(self._add)
+        return field
 
     def _line(
         self,

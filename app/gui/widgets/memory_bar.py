@@ -2,15 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
-from PySide6.QtCore import QEvent, QRectF, QSize, Qt
-from PySide6.QtGui import QColor, QHelpEvent, QPainter, QPainterPath, QPaintEvent
+from PySide6.QtCore import QEvent, QRectF, QSize
+from PySide6.QtGui import QColor, QHelpEvent, QPainterPath, QPaintEvent
 from PySide6.QtWidgets import QHBoxLayout, QSizePolicy, QToolTip, QVBoxLayout, QWidget
 
 from app.gui import formatted
 from app.gui.theme import Theme
 from app.gui.widgets.basics import label
 from app.gui.widgets.flow import Flow
+from app.gui.widgets.swatch import Swatch, shape_painter
 
 
 @dataclass(frozen=True)
@@ -60,9 +62,7 @@ class MemoryBar(QWidget):
     def paintEvent(self, event: QPaintEvent) -> None:
         """Segments in a rounded frame."""
         del event
-        painter = QPainter(self)
-        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
-        painter.setPen(Qt.PenStyle.NoPen)
+        painter = shape_painter(self)
         frame = QPainterPath()
         frame.addRoundedRect(QRectF(self.rect()), 5, 5)
         painter.setClipPath(frame)
@@ -129,29 +129,12 @@ class MemoryUse(QWidget):
 class _LegendEntry(QWidget):
     def __init__(self, theme: Theme, share: Share) -> None:
         super().__init__()
-        dot = _Dot(theme, share.owner)
         layout = QHBoxLayout(self)
         layout.setContentsMargins(0, 0, 0, 0)
         layout.setSpacing(6)
-        layout.addWidget(dot)
+        layout.addWidget(Swatch(10, 3, partial(owner_colour, theme, share.owner)))
         layout.addWidget(label(f"{share.name} · {formatted.size(share.num_bytes)}", "small"))
         self.setToolTip(share.tip)
-
-
-class _Dot(QWidget):
-    def __init__(self, theme: Theme, owner: str) -> None:
-        super().__init__()
-        self._theme, self._owner = theme, owner
-        self.setFixedSize(10, 10)
-
-    def paintEvent(self, event: QPaintEvent) -> None:
-        """One dot."""
-        del event
-        painter = QPainter(self)
-        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
-        painter.setPen(Qt.PenStyle.NoPen)
-        painter.setBrush(owner_colour(self._theme, self._owner))
-        painter.drawRoundedRect(QRectF(0, 0, 10, 10), 3, 3)
 
 
 def owner_colour(theme: Theme, owner: str) -> QColor:

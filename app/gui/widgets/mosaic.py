@@ -4,14 +4,16 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from PySide6.QtCore import QCoreApplication, QEvent, QRectF, QSize, Qt
-from PySide6.QtGui import QFontMetricsF, QHelpEvent, QPainter, QPaintEvent, QResizeEvent
+from PySide6.QtGui import QColor, QFontMetricsF, QHelpEvent, QPainter, QPaintEvent, QResizeEvent
 from PySide6.QtWidgets import QHBoxLayout, QSizePolicy, QToolTip, QWidget
 
 from app.gui import formatted
 from app.gui.theme import Theme
 from app.gui.widgets.basics import label
+from app.gui.widgets.swatch import Swatch, shape_painter
 from engine.api.library import Tensor
 from engine.api.quantizing import TensorPlan
 from quantize.ggml_types import GgmlType, bits_per_weight
@@ -137,9 +139,7 @@ class Mosaic(QWidget):
     def paintEvent(self, event: QPaintEvent) -> None:
         """Tiles, and the names of rows and layers."""
         del event
-        painter = QPainter(self)
-        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
-        painter.setPen(Qt.PenStyle.NoPen)
+        painter = shape_painter(self)
         for box, tile in self._boxes:
             painter.setBrush(self._theme.tokens.precision_colour(tile.bits))
             painter.drawRoundedRect(box, 2, 2)
@@ -223,23 +223,11 @@ class PrecisionLegend(QWidget):
         layout.setContentsMargins(0, 0, 0, 0)
         layout.setSpacing(theme.tokens.unit // 2)
         for bits, _ in theme.tokens.precision:
-            layout.addWidget(_Swatch(theme, bits))
+            layout.addWidget(Swatch(12, 2, partial(_colour_of, theme, bits)))
             layout.addWidget(label(formatted.decimal(bits, 0), "small"))
         layout.addWidget(label(self.tr("bits per weight"), "small"))
         layout.addStretch(1)
 
 
-class _Swatch(QWidget):
-    def __init__(self, theme: Theme, bits: float) -> None:
-        super().__init__()
-        self._theme, self._bits = theme, bits
-        self.setFixedSize(12, 12)
-
-    def paintEvent(self, event: QPaintEvent) -> None:
-        """One tile."""
-        del event
-        painter = QPainter(self)
-        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
-        painter.setPen(Qt.PenStyle.NoPen)
-        painter.setBrush(self._theme.tokens.precision_colour(self._bits))
-        painter.drawRoundedRect(QRectF(0, 0, 12, 12), 2, 2)
+def _colour_of(theme: Theme, bits: float) -> QColor:
+    return theme.tokens.precision_colour(bits)

@@ -1,8 +1,10 @@
 """A soft shadow below a popup, painted by the window it lies over: no compositor is needed for it."""
 
 from PySide6.QtCore import QEvent, QObject, QPoint, QRect, QRectF, Qt
-from PySide6.QtGui import QColor, QPainter, QPaintEvent
+from PySide6.QtGui import QColor, QPaintEvent
 from PySide6.QtWidgets import QWidget
+
+from app.gui.widgets.swatch import shape_painter
 
 _REACH, _DROP = 18, 6  # pixels around the popup, and how far below it the light puts it
 _STRENGTH = 22  # of 255, summed up over the layers
@@ -44,11 +46,9 @@ class Shadow(QWidget):
     def paintEvent(self, event: QPaintEvent) -> None:
         """Layers of pale rounded frames that add up."""
         del event
-        painter = QPainter(self)
-        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        painter = shape_painter(self)
         if self._dim:
             painter.fillRect(self.rect(), QColor(0, 0, 0, 48))
-        painter.setPen(Qt.PenStyle.NoPen)
         at = QRectF(self._at.translated(-self.pos())).translated(0, _DROP)
         steps = _REACH // 2
         for step in range(steps, 0, -1):

@@ -1,0 +1,31 @@
+"""Shapes in the colours of the theme."""
+
+from collections.abc import Callable
+
+from PySide6.QtCore import QRectF, Qt
+from PySide6.QtGui import QColor, QPainter, QPaintEvent
+from PySide6.QtWidgets import QWidget
+
+
+def shape_painter(widget: QWidget) -> QPainter:
+    """A painter of smooth shapes without outlines."""
+    painter = QPainter(widget)
+    painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+    painter.setPen(Qt.PenStyle.NoPen)
+    return painter
+
+
+class Swatch(QWidget):
+    """A rounded square that explains a colour, asked for at every painting: the theme may change."""
+
+    def __init__(self, side: int, radius: int, colour: Callable[[], QColor]) -> None:
+        super().__init__()
+        self._radius, self._colour = radius, colour
+        self.setFixedSize(side, side)
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        """One square."""
+        del event
+        painter = shape_painter(self)
+        painter.setBrush(self._colour())
+        painter.drawRoundedRect(QRectF(self.rect()), self._radius, self._radius)
