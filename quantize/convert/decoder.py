@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from quantize.convert.checkpoint import Checkpoint, bf16_to_f32
-from quantize.convert.recipe import Array, Metadata, OutTensor
+from quantize.convert.recipe import Array, Metadata, OutTensor, Recipe
 from quantize.errors import BadFile, BadWeights, UnsupportedModel
 
 Config = Mapping[str, Any]
@@ -68,7 +68,31 @@ def plain_name(name: str) -> str:
     return name.removeprefix("language_model.")
 
 
-def decoder_tensors(source: Checkpoint, config: Config, rules: Rules) -> tuple[list[OutTensor], list[str]]:
+def decoder_recipe(
+    source: Checkpoint,
+    config: Config,
+    name: str,
+    rules: Rules | None = None,
+    *,
+    heads: bool = True,
+    theta: float | None = 10_000.0,
+) -> Recipe:
+    """What every decoder has; `name` is GGUF's of the architecture. `heads`: their length is written.
+
+    `theta` is the base of the rotary frequencies where the file names none; None: it is not written.
+    """
+    tensors, notes = _tensors(source, config, rules or Rules())
+    meta = Metadata(name)
+    _put_common(meta, config)
+    if heads:
+        meta.put(".attention.key_length", head_dim(config))
+        meta.put(".attention.value_length", head_dim(config))
+    if theta is not None:
+        _put_rope(meta, config, theta)
+    return Recipe(meta, tensors, notes)
+
+
+def _tensors(source: Checkpoint, config: Config, rules: Rules) -> tuple[list[OutTensor], list[str]]:
     """Every tensor of the decoder, and notes on what was left out.
 
     Raises: UnsupportedModel: a tensor no rule knows. BadWeights: a shape that cannot be.
@@ -216,7 +240,7 @@ def to_f32(piece: Array) -> Array:
     return bf16_to_f32(piece) if piece.dtype == np.uint16 else piece.astype(np.float32)
 
 
-def common_metadata(meta: Metadata, config: Config) -> None:
+def _put_common(meta: Metadata, config: Config) -> None:
     """Sizes and norms every family has. Raises: KeyError: the configuration lacks one."""
     meta.put(".block_count", int(config["num_hidden_layers"]))
     if config.get("max_position_embeddings") is not None:
@@ -234,12 +258,6 @@ def head_dim(config: Config) -> int:
     return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
 
 
-def head_metadata(meta: Metadata, config: Config) -> None:
-    """Length of keys and values."""
-    meta.put(".attention.key_length", head_dim(config))
-    meta.put(".attention.value_length", head_dim(config))
-
-
 def rope(config: Config) -> dict[str, Any]:
     """The parameters of the full-attention rotary embedding, whichever way the configuration spells them."""
     raw = config.get("rope_parameters") or config.get("rope_scaling") or {}
@@ -252,7 +270,7 @@ def rope(config: Config) -> dict[str, Any]:
     return chosen
 
 
-def rope_metadata(meta: Metadata, config: Config, default_theta: float = 10_000.0) -> None:
+def _put_rope(meta: Metadata, config: Config, default_theta: float) -> None:
     """Base frequency and scaling. Raises: UnsupportedModel: a kind of scaling nobody knows."""
     params = rope(config)
     meta.put_float(".rope.freq_base", params.get("rope_theta", default_theta))

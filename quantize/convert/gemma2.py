@@ -1,20 +1,11 @@
 """Gemma 2: soft caps, sliding windows, norms before and after each part, stored less one."""
 
 from quantize.convert.checkpoint import Checkpoint
-from quantize.convert.decoder import (
-    LAYER,
-    Config,
-    Rules,
-    common_metadata,
-    decoder_tensors,
-    head_dim,
-    head_metadata,
-)
-from quantize.convert.recipe import Metadata, Recipe
+from quantize.convert.decoder import LAYER, Config, Rules, decoder_recipe, head_dim
+from quantize.convert.recipe import Recipe
 from quantize.errors import UnsupportedModel
 
 ARCHITECTURES = ("Gemma2ForCausalLM",)
-GGUF_ARCHITECTURE = "gemma2"
 LAYER_NAMES = {
     **LAYER,
     "post_attention_layernorm": "post_attention_norm",
@@ -23,13 +14,13 @@ LAYER_NAMES = {
 }
 
 
-def check_attention_scale(source: Checkpoint, config: Config, default: float, large_layers: int) -> None:
+def check_attention_scale(source: Checkpoint, config: Config, large_layers: int) -> None:
     """Raises: UnsupportedModel: attention is scaled in a way the runtime has no setting for.
 
     llama.cpp divides by the root of the head's length, in the largest model of a generation (by its number of
     layers) by that of width over heads. Source: src/models/gemma2.cpp, gemma3.cpp.
     """
-    wanted = float(config.get("query_pre_attn_scalar", default))
+    wanted = float(config.get("query_pre_attn_scalar", 256.0))
     large = int(config["num_hidden_layers"]) == large_layers
     applied = config["hidden_size"] / config["num_attention_heads"] if large else float(head_dim(config))
     if wanted != applied:
@@ -40,15 +31,12 @@ def check_attention_scale(source: Checkpoint, config: Config, default: float, la
 def recipe(source: Checkpoint, config: Config) -> Recipe:
     """How a checkpoint of this family becomes a GGUF file. The head is always the embedding."""
     config = {**config, "tie_word_embeddings": True}
-    check_attention_scale(source, config, 256.0, large_layers=46)
-    tensors, notes = decoder_tensors(
-        source, config, Rules(layer_names=LAYER_NAMES, shifted_norms=True, ignores_window=False)
-    )
-    meta = Metadata(GGUF_ARCHITECTURE)
-    common_metadata(meta, config)
-    head_metadata(meta, config)
+    check_attention_scale(source, config, large_layers=46)
+    rules = Rules(layer_names=LAYER_NAMES, shifted_norms=True, ignores_window=False)
+    made = decoder_recipe(source, config, "gemma2", rules, theta=None)
+    meta = made.metadata
     # Defaults: what transformers' Gemma2Config takes where the file is silent.
     meta.put_float(".attn_logit_softcapping", config.get("attn_logit_softcapping", 50.0))
     meta.put_float(".final_logit_softcapping", config.get("final_logit_softcapping", 30.0))
     meta.put(".attention.sliding_window", int(config.get("sliding_window", 4096)))
-    return Recipe(meta, tensors, notes)
+    return made

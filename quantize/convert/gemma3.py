@@ -3,13 +3,12 @@
 from typing import Any
 
 from quantize.convert.checkpoint import Checkpoint
-from quantize.convert.decoder import Config, Rules, common_metadata, decoder_tensors, head_metadata, rope_metadata
+from quantize.convert.decoder import Config, Rules, decoder_recipe
 from quantize.convert.gemma2 import LAYER_NAMES, check_attention_scale
-from quantize.convert.recipe import Metadata, Recipe
+from quantize.convert.recipe import Recipe
 from quantize.convert.vocabulary import vocabulary_size
 
 ARCHITECTURES = ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration")
-GGUF_ARCHITECTURE = "gemma3"
 # What transformers' Gemma3TextConfig takes where the file is silent.
 _DEFAULTS: dict[str, Any] = {
     "hidden_size": 2304,
@@ -29,18 +28,15 @@ _DEFAULTS: dict[str, Any] = {
 def recipe(source: Checkpoint, config: Config) -> Recipe:
     """How a checkpoint of this family becomes a GGUF file; rows beyond the vocabulary are dropped."""
     config = {**_DEFAULTS, **config, "tie_word_embeddings": True}
-    check_attention_scale(source, config, 256.0, large_layers=62)
+    check_attention_scale(source, config, large_layers=62)
     rules = Rules(
         layer_names=LAYER_NAMES,
         ignores_window=False,
         shifted_norms=True,
         vocab_rows=vocabulary_size(source, int(config["vocab_size"])),
     )
-    tensors, notes = decoder_tensors(source, config, rules)
-    meta = Metadata(GGUF_ARCHITECTURE)
-    common_metadata(meta, config)
-    head_metadata(meta, config)
-    rope_metadata(meta, config, default_theta=1_000_000.0)
+    made = decoder_recipe(source, config, "gemma3", rules, theta=1_000_000.0)
+    meta = made.metadata
     local = config.get("rope_parameters") or {}
     local_theta = local.get("sliding_attention", {}).get("rope_theta", config["rope_local_base_freq"])
     meta.put_float(".rope.freq_base_swa", local_theta)
@@ -48,4 +44,4 @@ def recipe(source: Checkpoint, config: Config) -> Recipe:
         meta.put_float(".final_logit_softcapping", config["final_logit_softcapping"])
     if config.get("sliding_window_pattern") != 1:
         meta.put(".attention.sliding_window", int(config["sliding_window"]))
-    return Recipe(meta, tensors, notes)
+    return made

@@ -6,24 +6,13 @@ from collections.abc import Iterator
 import numpy as np
 
 from quantize.convert.checkpoint import Checkpoint
-from quantize.convert.decoder import (
-    LAYER,
-    Config,
-    Rules,
-    common_metadata,
-    decoder_tensors,
-    head_dim,
-    head_metadata,
-    rope,
-    rope_metadata,
-)
-from quantize.convert.recipe import Array, Metadata, OutTensor, Recipe
+from quantize.convert.decoder import LAYER, Config, Rules, decoder_recipe, head_dim, rope
+from quantize.convert.recipe import Array, OutTensor, Recipe
 
 ARCHITECTURES = ("LlamaForCausalLM", "LLaMAForCausalLM", "MistralForCausalLM", "MixtralForCausalLM")
-GGUF_ARCHITECTURE = "llama"
 
 
-def recipe(source: Checkpoint, config: Config, gguf_architecture: str = GGUF_ARCHITECTURE) -> Recipe:
+def recipe(source: Checkpoint, config: Config, gguf_architecture: str = "llama") -> Recipe:
     """How a checkpoint of this family, or of one that differs in name alone, becomes a GGUF file."""
     heads = int(config["num_attention_heads"])
     kv_heads = int(config.get("num_key_value_heads") or heads)
@@ -34,20 +23,17 @@ def recipe(source: Checkpoint, config: Config, gguf_architecture: str = GGUF_ARC
         expert_names={"w1": "ffn_gate_exps", "w2": "ffn_down_exps", "w3": "ffn_up_exps"},
         num_experts=num_experts,
     )
-    tensors, notes = decoder_tensors(source, config, rules)
-    meta = Metadata(gguf_architecture)
-    common_metadata(meta, config)
-    if config.get("head_dim") or not num_experts:
-        head_metadata(meta, config)
-    rope_metadata(meta, config)
+    heads_told = bool(config.get("head_dim") or not num_experts)
+    made = decoder_recipe(source, config, gguf_architecture, rules, heads=heads_told)
+    meta = made.metadata
     meta.put(".vocab_size", int(config["vocab_size"]))
     meta.put(".rope.dimension_count", head_dim(config))
     if num_experts:
         meta.put(".expert_count", num_experts)
         meta.put(".expert_used_count", int(config["num_experts_per_tok"]))
     if rope(config).get("rope_type") == "llama3":
-        tensors.append(_rope_factors(config))
-    return Recipe(meta, tensors, notes)
+        made.tensors.append(_rope_factors(config))
+    return made
 
 
 def _rope_factors(config: Config) -> OutTensor:

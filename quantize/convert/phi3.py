@@ -6,24 +6,23 @@ from collections.abc import Iterator
 import numpy as np
 
 from quantize.convert.checkpoint import Checkpoint
-from quantize.convert.decoder import LAYER, Config, Rules, common_metadata, decoder_tensors, rope
-from quantize.convert.recipe import Array, Metadata, OutTensor, Recipe
+from quantize.convert.decoder import LAYER, Config, Rules, decoder_recipe, rope
+from quantize.convert.recipe import Array, OutTensor, Recipe
 from quantize.errors import BadFile, UnsupportedModel
 
 ARCHITECTURES = ("Phi3ForCausalLM",)
-GGUF_ARCHITECTURE = "phi3"
 
 
 def recipe(source: Checkpoint, config: Config) -> Recipe:
     """How a checkpoint of this family becomes a GGUF file."""
     names = {**LAYER, "self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"}
-    tensors, notes = decoder_tensors(source, config, Rules(layer_names=names, ignores_window=False))
+    rules = Rules(layer_names=names, ignores_window=False)
+    made = decoder_recipe(source, config, "phi3", rules, heads=False, theta=None)
     params = rope(config)
     partial = float(params.get("partial_rotary_factor", 1.0))
     rotary = int(partial * config["hidden_size"]) // int(config["num_attention_heads"])
     original = int(params.get("original_max_position_embeddings") or config["max_position_embeddings"])
-    meta = Metadata(GGUF_ARCHITECTURE)
-    common_metadata(meta, config)
+    meta = made.metadata
     meta.put(".rope.scaling.original_context_length", original)
     meta.put(".rope.dimension_count", rotary)
     meta.put_float(".rope.freq_base", params.get("rope_theta", 10_000.0))
@@ -31,8 +30,8 @@ def recipe(source: Checkpoint, config: Config) -> Recipe:
     meta.put(".attention.sliding_window", int(config.get("sliding_window") or 0))
     if params.get("long_factor"):
         meta.put_float(".rope.scaling.attn_factor", _attention_factor(config, original))
-        tensors += [_factors(source, params, kind, rotary // 2) for kind in ("long", "short")]
-    return Recipe(meta, tensors, notes)
+        made.tensors += [_factors(source, params, kind, rotary // 2) for kind in ("long", "short")]
+    return made
 
 
 def _attention_factor(config: Config, original: int) -> float:

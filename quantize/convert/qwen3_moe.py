@@ -1,20 +1,11 @@
 """Qwen3 with routed experts."""
 
 from quantize.convert.checkpoint import Checkpoint
-from quantize.convert.decoder import (
-    LAYER,
-    Config,
-    Rules,
-    common_metadata,
-    decoder_tensors,
-    head_metadata,
-    rope_metadata,
-)
-from quantize.convert.recipe import Metadata, Recipe
+from quantize.convert.decoder import LAYER, Config, Rules, decoder_recipe
+from quantize.convert.recipe import Recipe
 from quantize.errors import UnsupportedModel
 
 ARCHITECTURES = ("Qwen3MoeForCausalLM",)
-GGUF_ARCHITECTURE = "qwen3moe"
 
 
 def recipe(source: Checkpoint, config: Config) -> Recipe:
@@ -26,15 +17,11 @@ def recipe(source: Checkpoint, config: Config) -> Recipe:
         expert_names={"gate_proj": "ffn_gate_exps", "down_proj": "ffn_down_exps", "up_proj": "ffn_up_exps"},
         num_experts=num_experts,
     )
-    tensors, notes = decoder_tensors(source, config, rules)
-    meta = Metadata(GGUF_ARCHITECTURE)
-    common_metadata(meta, config)
-    head_metadata(meta, config)
-    rope_metadata(meta, config)
-    meta.put(".expert_count", num_experts)
-    meta.put(".expert_used_count", int(config["num_experts_per_tok"]))
-    meta.put(".expert_feed_forward_length", int(config["moe_intermediate_size"]))
-    return Recipe(meta, tensors, notes)
+    made = decoder_recipe(source, config, "qwen3moe", rules)
+    made.metadata.put(".expert_count", num_experts)
+    made.metadata.put(".expert_used_count", int(config["num_experts_per_tok"]))
+    made.metadata.put(".expert_feed_forward_length", int(config["moe_intermediate_size"]))
+    return made
 
 
 def _check_routing(source: Checkpoint, config: Config) -> None:

@@ -7,7 +7,6 @@ from quantize.convert.recipe import Recipe
 from quantize.errors import UnsupportedModel
 
 ARCHITECTURES = ("SmolLM3ForCausalLM",)
-GGUF_ARCHITECTURE = "smollm3"
 _NO_ROPE_STEP = 4  # Source: llama.cpp, src/models/smollm3.cpp, which reads no such number from the file
 
 
@@ -26,4 +25,4 @@ def recipe(source: Checkpoint, config: Config) -> Recipe:
         raise UnsupportedModel(
             str(source.folder), "it has a sliding window, which llama.cpp leaves out for SmolLM3"
         )
-    return llama.recipe(source, config, GGUF_ARCHITECTURE)
+    return llama.recipe(source, config, "smollm3")
