@@ -6,7 +6,6 @@ from PySide6.QtCore import QLibraryInfo, QSize, Qt, Signal
 from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import (
     QDialog,
-    QLineEdit,
     QListWidget,
     QListWidgetItem,
     QPlainTextEdit,
@@ -16,6 +15,7 @@ from PySide6.QtWidgets import (
 
 from app.gui.services import Services
 from app.gui.widgets.basics import button, label, row, stack
+from app.gui.widgets.fields import line_field
 from app.licences import Component, components, own_licence
 from engine.version import __version__
 
@@ -38,9 +38,7 @@ class About(QDialog):
         self._parts = QListWidget()
         self._parts.setAccessibleName(self.tr("Parts of the program"))
         self._parts.currentItemChanged.connect(lambda now, _before: self._show(now))
-        self._find = QLineEdit()
-        self._find.setPlaceholderText(self.tr("Search parts and licences"))
-        self._find.setAccessibleName(self._find.placeholderText())
+        self._find = line_field(self.tr("Search parts and licences"))
         self._find.textChanged.connect(self._filter)
         self._text = QPlainTextEdit()
         self._text.setReadOnly(True)

@@ -1,7 +1,7 @@
 """The language of the interface. "pseudo" makes every text longer and accented, to find what does not fit."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable
 
 from PySide6.QtCore import QLibraryInfo, QLocale, QObject, QTranslator
 from PySide6.QtWidgets import QApplication
@@ -13,20 +13,8 @@ _ACCENTED = str.maketrans("aeiounAEIOUNcsyl", "áéíöüñÁÉÍÖÜÑçšýł"
 _LONGER = 0.35
 
 
-class PseudoTranslator(QTranslator):
-    """Translates every text into itself, accented, bracketed and a third longer."""
-
-    def translate(self, context: str, source: str, disambiguation: str | None = None, n: int = -1) -> str:
-        del context, disambiguation, n
-        return pseudo(source)
-
-    def isEmpty(self) -> bool:
-        """Never: Qt skips empty translators."""
-        return False
-
-
 def pseudo(text: str) -> str:
-    """The pseudo-translation of a text; {fields} are kept."""
+    """A text accented, bracketed and a third longer; {fields} are kept."""
     if not text:
         return text
     parts = text.split("{")
@@ -38,15 +26,15 @@ def pseudo(text: str) -> str:
 
 
 class Catalogue(QTranslator):
-    """A translation out of assets/languages: text by English text, whatever part of the window it is in."""
+    """A translation by the English text alone, whatever part of the window it is in."""
 
-    def __init__(self, texts: Mapping[str, str], parent: QObject) -> None:
+    def __init__(self, translated: Callable[[str], str], parent: QObject) -> None:
         super().__init__(parent)
-        self._texts = texts
+        self._translated = translated
 
     def translate(self, context: str, source: str, disambiguation: str | None = None, n: int = -1) -> str:
         del context, disambiguation, n
-        return self._texts.get(source, source)
+        return self._translated(source)
 
     def isEmpty(self) -> bool:
         """Never: Qt skips empty translators."""
@@ -63,7 +51,7 @@ def texts_of(name: str) -> dict[str, str]:
 def install_language(app: QApplication, name: str) -> QTranslator | None:
     """Install the translation for `name` ("system": the locale's), if there is one; numbers and dates follow."""
     if name == "pseudo":
-        translator: QTranslator = PseudoTranslator(app)
+        translator = Catalogue(pseudo, app)
         app.installTranslator(translator)
         return translator
     locale = QLocale.system() if name == "system" else QLocale(name)
@@ -75,7 +63,7 @@ def install_language(app: QApplication, name: str) -> QTranslator | None:
         QLocale.setDefault(locale)
     if not texts:
         return None
-    translator = Catalogue(texts, app)
+    translator = Catalogue(lambda text: texts.get(text, text), app)
     app.installTranslator(translator)
     own = QTranslator(app)  # what Qt says itself: buttons of dialogs, menus of fields
     if own.load(locale, "qtbase", "_", QLibraryInfo.path(QLibraryInfo.LibraryPath.TranslationsPath)):

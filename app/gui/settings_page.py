@@ -20,6 +20,7 @@ from PySide6.QtWidgets import (
 from app.gui.services import Services
 from app.gui.shortcuts import SHORTCUTS, shown_keys, words_of
 from app.gui.widgets.basics import Page, button, card, label, row, rule, set_kind, stack
+from app.gui.widgets.fields import search_field
 from app.gui.widgets.flow import Flow
 from app.gui.widgets.popups import Choice, entries_of
 from app.settings import SETTINGS, Setting, SettingsError, Value, settings_file
@@ -39,10 +40,7 @@ class SettingsPage(Page):
         self._frames: dict[str, QWidget] = {}
         self._headings: dict[str, QWidget] = {}  # shown where more than one section is
         self._rows: list[tuple[str, QWidget, str]] = []  # section, row, what it says
-        self.search = QLineEdit()
-        self.search.setPlaceholderText(self.tr("Search settings"))
-        self.search.setAccessibleName(self.tr("Search settings"))
-        self.search.setClearButtonEnabled(True)
+        self.search = search_field(self.tr("Search settings"))
         self.search.setFixedWidth(240)
         self.search.textChanged.connect(lambda _: self._show_sections())
         self.header.addWidget(self.search, 0, Qt.AlignmentFlag.AlignTop)

@@ -113,9 +113,9 @@ def test_every_page_has_an_order_of_focus_that_reaches_its_controls(qtbot, deskt
 
 @pytest.fixture
 def pseudo(qapp):
-    from app.gui.language import PseudoTranslator
+    from app.gui.language import Catalogue, pseudo
 
-    translator = PseudoTranslator(qapp)
+    translator = Catalogue(pseudo, qapp)
     qapp.installTranslator(translator)
     yield
     qapp.removeTranslator(translator)

@@ -5,10 +5,11 @@ from collections.abc import Mapping
 
 from PySide6.QtCore import QRegularExpression, Qt, Signal
 from PySide6.QtGui import QRegularExpressionValidator
-from PySide6.QtWidgets import QCheckBox, QLineEdit, QPlainTextEdit, QSlider, QWidget
+from PySide6.QtWidgets import QCheckBox, QPlainTextEdit, QSlider, QWidget
 
 from app.gui import formatted
 from app.gui.widgets.basics import label, row, stack
+from app.gui.widgets.fields import line_field
 
 # Steps of the slider: what the model does by itself, no reasoning, then tokens of it.
 _BUDGETS: tuple[int | None, ...] = (None, 0, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
@@ -23,9 +24,7 @@ class OutputOptions(QWidget):
     def __init__(self) -> None:
         super().__init__()
         self._showing = False
-        self.seed = QLineEdit()
-        self.seed.setPlaceholderText(self.tr("Random"))
-        self.seed.setAccessibleName(self.tr("Seed"))
+        self.seed = line_field(self.tr("Random"), self.tr("Seed"))
         self.seed.setValidator(QRegularExpressionValidator(QRegularExpression(r"\d{0,9}"), self.seed))
         self.stops = self._text(self.tr("Stop sequences"), self.tr("One per line"), 56)
         self.schema = self._text(self.tr("JSON schema"), '{"type": "object", …}', 96)

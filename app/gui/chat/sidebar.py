@@ -6,7 +6,7 @@ from typing import Any
 
 from PySide6.QtCore import QItemSelectionModel, QModelIndex, QPoint, Qt, QTimer, Signal
 from PySide6.QtGui import QGuiApplication, QKeySequence, QShortcut, QStandardItem, QStandardItemModel
-from PySide6.QtWidgets import QFrame, QInputDialog, QLineEdit, QListView, QSizePolicy, QToolButton
+from PySide6.QtWidgets import QFrame, QInputDialog, QListView, QSizePolicy, QToolButton
 
 from app.db import conversations
 from app.db.records import Conversation, Folder, Hit
@@ -14,6 +14,7 @@ from app.db.search import search
 from app.gui.chat.chat_rows import EXCERPT, FOLDER, ID, MESSAGE, ChatTree, HitRows
 from app.gui.services import Services
 from app.gui.widgets.basics import IconButton, label, row, stack, when_released
+from app.gui.widgets.fields import search_field
 from app.gui.widgets.popups import Menu
 
 _SEARCH_DELAY_MS = 120
@@ -55,10 +56,7 @@ class Sidebar(QFrame):
         self._current = 0
         self._loaded: tuple[list[Conversation], list[Folder]] = ([], [])
         self._looks: object = None
-        self._search = QLineEdit()
-        self._search.setPlaceholderText(self.tr("Search chats"))
-        self._search.setAccessibleName(self.tr("Search all chats"))
-        self._search.setClearButtonEnabled(True)
+        self._search = search_field(self.tr("Search chats"), self.tr("Search all chats"))
         self._delay = QTimer(self)
         self._delay.setSingleShot(True)
         self._delay.setInterval(_SEARCH_DELAY_MS)

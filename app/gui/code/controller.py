@@ -183,35 +183,33 @@ class CodeController(QObject):
         if project is None or proposal is None or not chosen:
             return
 
-        def work() -> tuple[tuple[str, ...], list[str], bool]:
-            with self._lock:
-                paths = project.edits.apply(
-                    proposal, chosen, label=self.question[:80], allow_uncommitted=allow_uncommitted
-                )
-                project.index.update(paths)
-                return paths, project.index.database.paths(), project.edits.can_undo
+        def write() -> tuple[str, ...]:
+            label = self.question[:80]
+            return project.edits.apply(proposal, chosen, label=label, allow_uncommitted=allow_uncommitted)
 
-        self._run(work, lambda result: self._emit_written(self.written, result))
+        self._write(project, write, self.written)
 
     def undo(self) -> None:
         """Take the last applied edits back."""
-        project = self._project
-        if project is None:
-            return
+        if self._project is not None:
+            self._write(self._project, self._project.edits.undo, self.taken_back)
+
+    def _write(self, project: Project, write: Callable[[], tuple[str, ...]], signal: SignalInstance) -> None:
+        """Change files, tell the index, and say through `signal` which they were."""
 
         def work() -> tuple[tuple[str, ...], list[str], bool]:
             with self._lock:
-                paths = project.edits.undo()
-                project.index.update(paths)
-                return paths, project.index.database.paths(), project.edits.can_undo
+                touched = write()
+                project.index.update(touched)
+                return touched, project.index.database.paths(), project.edits.can_undo
 
-        self._run(work, lambda result: self._emit_written(self.taken_back, result))
+        def done(result: tuple[tuple[str, ...], list[str], bool]) -> None:
+            touched, paths, can_undo = result
+            self.undo_changed.emit(can_undo)
+            signal.emit(touched)
+            self.files_changed.emit(paths)
 
-    def _emit_written(self, signal: SignalInstance, result: tuple[tuple[str, ...], list[str], bool]) -> None:
-        touched, paths, can_undo = result
-        self.undo_changed.emit(can_undo)
-        signal.emit(touched)
-        self.files_changed.emit(paths)
+        self._run(work, done)
 
     def work_as_agent(self, task: str, model: str) -> None:
         """Let the model work on a task with tools; each action is asked through `consent_wanted`."""

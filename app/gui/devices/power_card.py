@@ -9,6 +9,7 @@ from PySide6.QtWidgets import QFrame, QLineEdit, QWidget
 from app.gui import formatted
 from app.gui.services import Services
 from app.gui.widgets.basics import Banner, button, label, row, stack
+from app.gui.widgets.fields import line_field
 from app.gui.widgets.flow import Flow
 from app.gui.widgets.popups import Choice
 from engine.api.power import Mode, PowerLimits, PowerState
@@ -64,10 +65,8 @@ class PowerCard(QFrame):
         self._refresh_button()
 
     def _number(self, name: str, low: float, high: float) -> QLineEdit:
-        field = QLineEdit()
+        field = line_field(self.tr("no bound"), name)
         field.setFixedWidth(_FIELD_WIDTH)
-        field.setAccessibleName(name)
-        field.setPlaceholderText(self.tr("no bound"))
         check = QDoubleValidator(low, high, 1, field)
         check.setNotation(QDoubleValidator.Notation.StandardNotation)
         field.setValidator(check)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from PySide6.QtCore import QCoreApplication, Qt, QTimer, Signal
-from PySide6.QtWidgets import QFrame, QLineEdit, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QFrame, QVBoxLayout, QWidget
 
 from app.gui import formatted
 from app.gui.api import error_message
@@ -12,6 +12,7 @@ from app.gui.library.recommended import download_name, name_row, recommendation
 from app.gui.reasons import translated
 from app.gui.services import Services
 from app.gui.widgets.basics import Banner, button, card, clear, label, row, stack
+from app.gui.widgets.fields import search_field
 from app.gui.widgets.flow import Flow
 from app.gui.widgets.popups import Choice
 from engine.api.hub import Option, RepoHit, RepoPlan, SearchResults, Starters
@@ -51,10 +52,8 @@ class HubTab(QWidget):
         super().__init__()
         self._services = services
         self.banner = Banner(services.theme)
-        self.search = QLineEdit()
-        self.search.setPlaceholderText(self.tr("Search Hugging Face, or paste owner/name"))
-        self.search.setAccessibleName(self.tr("Search models"))
-        self.search.setClearButtonEnabled(True)
+        hint = self.tr("Search Hugging Face, or paste owner/name")
+        self.search = search_field(hint, self.tr("Search models"))
         self._delay = QTimer(self)
         self._delay.setSingleShot(True)
         self._delay.setInterval(_DELAY_MS)

@@ -14,6 +14,7 @@ from app.client.chosen import RemoteServer, parts_of
 from app.gui import formatted
 from app.gui.services import Services
 from app.gui.widgets.basics import Banner, button, label, row, stack
+from app.gui.widgets.fields import line_field
 from engine.api.keys import KeyRequest
 from engine.services import is_plain_text
 
@@ -63,10 +64,8 @@ class ElsewhereCard(QFrame):
         self.refresh()
 
     def _field(self, hint: str, name: str) -> QLineEdit:
-        field = QLineEdit()
+        field = line_field(hint, name)
         field.setMaxLength(_MOST)
-        field.setPlaceholderText(hint)
-        field.setAccessibleName(name)
         field.textChanged.connect(lambda _: self._refresh_buttons())
         field.returnPressed.connect(self._use)
         return field

@@ -9,6 +9,7 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QLayout, QLineEdit, Q
 
 from app.gui.services import Services
 from app.gui.widgets.basics import Banner, LabelKind, button, clear, label, row, when_released
+from app.gui.widgets.fields import line_field
 
 T = TypeVar("T")
 
@@ -70,10 +71,8 @@ class RowsCard(QFrame, Generic[T]):
 
     def _field(self, hint: str, name: str, most: int) -> QLineEdit:
         """A field of at most `most` characters; Return adds."""
-        field = QLineEdit()
+        field = line_field(hint, name)
         field.setMaxLength(most)
-        field.setPlaceholderText(hint)
-        field.setAccessibleName(name)
         field.textChanged.connect(lambda _: self._refresh_button())
         field.returnPressed.connect(self._add)
         return field

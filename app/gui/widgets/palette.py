@@ -5,10 +5,11 @@ from dataclasses import dataclass
 
 from PySide6.QtCore import QEvent, QObject, QPoint, QSize, Qt, Signal
 from PySide6.QtGui import QKeyEvent, QResizeEvent
-from PySide6.QtWidgets import QDialog, QLineEdit, QListWidget, QListWidgetItem, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QDialog, QListWidget, QListWidgetItem, QVBoxLayout, QWidget
 
 from app.gui.theme import Theme
 from app.gui.widgets.basics import IconButton, button, label, row, stack, when_released
+from app.gui.widgets.fields import line_field
 from app.gui.widgets.popups import round_corners
 from app.gui.widgets.shadow import Shadow
 
@@ -58,9 +59,7 @@ class Palette(QDialog):
         self.setAccessibleName(title)
         self.setProperty("kind", "palette")
         Shadow(self, parent, theme.tokens.radius, dim=True)
-        self.search = QLineEdit()
-        self.search.setPlaceholderText(hint)
-        self.search.setAccessibleName(hint)
+        self.search = line_field(hint)
         self.search.textChanged.connect(lambda _: self._refresh())
         self.search.installEventFilter(self)
         self.list = QListWidget()

@@ -12,6 +12,7 @@ from engine.chat.events import AnswerEvent, ReasoningDelta, TextDelta
 from engine.chat.reasoning import open_markers
 from engine.chat.tools.bare import BareJson
 from engine.chat.tools.dialect import Dialect, JsonCalls, NamedCalls, PythonCalls, Section, TaggedCalls
+from engine.chat.tools.marks import Marks
 from engine.chat.tools.parser_marks import FENCES, marks_of
 from engine.chat.tools.payloads import MAX_HEADER_CHARS, JsonPayload, NamedPayload, NotACall, Payload, PythonPayload
 from engine.chat.tools.sink import CallSink
@@ -95,11 +96,11 @@ class AnswerParser:
         elif self._mode is _Mode.SECTION:
             self._sink.malformed((self._junk + self._buffer).strip(_FILLER + "` \t\r\n"))
         elif self._mode is _Mode.REASONING:
-            self._emit_reasoning(self._buffer)
+            self._emit(self._buffer, ReasoningDelta)
         elif self._mode is _Mode.HEADER:
-            self._emit_text(self._buffer)
+            self._emit(self._buffer, TextDelta)
         else:
-            self._emit_text(self._buffer)
+            self._emit(self._buffer, TextDelta)
             if self._sink.count == 0 and self._spaces and not self._trim:
                 self._events.append(TextDelta(self._spaces))
         self._buffer = self._spaces = ""
@@ -134,18 +135,20 @@ class AnswerParser:
                 self._bare = BareJson(self._sink)
                 self._mode = _Mode.BARE
                 return True
-        found = self._marks.text.search(self._buffer)
-        if found is None:
-            self._emit_text(self._buffer)
-            self._buffer = ""
+        mark = self._up_to_mark(self._marks.text, TextDelta)
+        if mark is None:
             return False
-        self._emit_text(self._buffer[: found.at])
-        self._buffer = self._buffer[found.at :]
-        if found.mark is None:
-            return False
-        self._buffer = self._buffer[len(found.mark) :]
-        self._marker(found.mark)
+        self._buffer = self._buffer[len(mark) :]
+        self._marker(mark)
         return True
+
+    def _up_to_mark(self, marks: Marks, kind: type[TextDelta] | type[ReasoningDelta]) -> str | None:
+        """Emit what stands before the next mark; returns the mark once it is whole."""
+        found = marks.search(self._buffer)
+        at = len(self._buffer) if found is None else found.at
+        self._emit(self._buffer[:at], kind)
+        self._buffer = self._buffer[at:]
+        return None if found is None else found.mark
 
     def _marker(self, mark: str) -> None:
         if self._reasoning and mark == self._reasoning.start:
@@ -154,7 +157,7 @@ class AnswerParser:
                 self._trim = True
                 self._spaces = ""
             else:
-                self._emit_text(mark)
+                self._emit(mark, TextDelta)
         elif mark in self._marks.starts:
             self._enter(self._marks.starts[mark])
         elif mark in self._marks.loose:
@@ -166,16 +169,16 @@ class AnswerParser:
         else:
             self._block_over()
 
-    def _emit_text(self, text: str) -> None:
+    def _emit(self, text: str, kind: type[TextDelta] | type[ReasoningDelta]) -> None:
         if self._trim:
             text = text.lstrip()
-        if not text:
-            return
         stripped = text.rstrip()
         if stripped:
-            self._events.append(TextDelta(self._spaces + stripped))
+            self._events.append(kind(self._spaces + stripped))
             self._spaces = text[len(stripped) :]
-            self._fresh = self._trim = False
+            self._trim = False
+            if kind is TextDelta:
+                self._fresh = False
         else:
             self._spaces += text
 
@@ -188,31 +191,14 @@ class AnswerParser:
     # ------------------------------------------------------------------ reasoning
 
     def _reason(self) -> bool:
-        found = self._marks.reasoning.search(self._buffer)
-        if found is None:
-            self._emit_reasoning(self._buffer)
-            self._buffer = ""
-            return False
-        self._emit_reasoning(self._buffer[: found.at])
-        self._buffer = self._buffer[found.at :]
-        if found.mark is None:
+        mark = self._up_to_mark(self._marks.reasoning, ReasoningDelta)
+        if mark is None:
             return False
         self._block_over()
-        closing = self._reasoning is not None and found.mark == self._reasoning.end
-        if closing or (self._dialect.headers and found.mark in self._dialect.headers.body_ends):
-            self._buffer = self._buffer[len(found.mark) :]
+        closing = self._reasoning is not None and mark == self._reasoning.end
+        if closing or (self._dialect.headers and mark in self._dialect.headers.body_ends):
+            self._buffer = self._buffer[len(mark) :]
         return True
-
-    def _emit_reasoning(self, text: str) -> None:
-        if self._trim:
-            text = text.lstrip()
-        stripped = text.rstrip()
-        if stripped:
-            self._events.append(ReasoningDelta(self._spaces + stripped))
-            self._spaces = text[len(stripped) :]
-            self._trim = False
-        elif text:
-            self._spaces += text
 
     def _header(self) -> bool:
         headers = self._dialect.headers
@@ -343,7 +329,7 @@ class AnswerParser:
         """What looked like a call was text: say it, with its marker."""
         self._payload = None
         self._mode = _Mode.TEXT
-        self._emit_text(self._section.start)
+        self._emit(self._section.start, TextDelta)
         self._buffer = mistake.text + self._buffer
 
     # ------------------------------------------------------------------ calls without any marker
@@ -361,7 +347,7 @@ class AnswerParser:
         assert self._bare is not None
         self._bare.finish(cut=cut)
         self._bare_over("")
-        self._emit_text(self._buffer)
+        self._emit(self._buffer, TextDelta)
         self._buffer = ""
 
     def _bare_over(self, rest: str) -> None:
