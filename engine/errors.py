@@ -162,10 +162,10 @@ class RunnerDied(EnvironmentFault):
 
     code = "runner_died"
 
-    def __init__(self, exit_code: int | None, reason: str, stderr_tail: tuple[str, ...] = ()) -> None:
+    def __init__(self, exit_code: int | None, reason: str | Reason, stderr_tail: tuple[str, ...] = ()) -> None:
         super().__init__(reason)
         self.exit_code = exit_code
-        self.reason = reason
+        self.reason = sentence(reason)
         self.stderr_tail = stderr_tail
 
 

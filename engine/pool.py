@@ -16,6 +16,7 @@ from engine.errors import BadModelFile, EngineError, EnvironmentFault, ModelNotL
 from engine.generation_hooks import GenerationHooks
 from engine.loaded_model import MAX_CRASHES, REMOTE, SPREAD, LoadedModel, QueueTicket, Runner
 from engine.phases import Phases
+from engine.reasons import because
 from engine.resolving import Elsewhere, ModelSource, Resolved
 from engine.runner.protocol import LoadSettings
 from engine.time_spent import current_clock
@@ -205,8 +206,13 @@ class Pool:
             died = model.runner.died if model.runner else None
             raise RunnerDied(
                 died.exit_code if died else None,
-                f"{model.id} ended its runner {MAX_CRASHES} times in {CRASH_WINDOW_S:.0f} s and is not started "
-                f"again for now; the last time: {died.reason if died else 'unknown'}",
+                because(
+                    "keeps_crashing",
+                    model=model.id,
+                    times=MAX_CRASHES,
+                    seconds=CRASH_WINDOW_S,
+                    last=(died.detail or died.reason) if died else "unknown",
+                ),
                 died.stderr_tail if died else (),
             )
         model.facts, model.progress = None, 0.0

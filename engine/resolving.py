@@ -5,6 +5,7 @@ from typing import Protocol
 import msgspec
 
 from engine.dispatch.types import Placement
+from engine.reasons import Reason
 from engine.runner.protocol import LoadSettings
 
 
@@ -20,7 +21,7 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     settings: LoadSettings
     placement: Placement | None = None
     keep: bool = False
-    ran_on: str = ""
+    ran_on: Reason | None = None
 
 
 class ModelSource(Protocol):

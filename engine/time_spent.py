@@ -8,6 +8,7 @@ from typing import Final
 
 import msgspec
 
+from engine.reasons import Reason
 from engine.types import Timings
 
 MAX_ENTRIES: Final = 200
@@ -43,13 +44,13 @@ class Clock:
     """Collects the parts of one request. Of several generations at once the longest of each part counts.
 
     `called` are the ids of tool calls that the answer asked for, `results` those whose results the request brought.
-    `ran_on` says which other machine answers, and by which rule; empty: this one does.
+    `ran_on` says which other machine answers, and by which rule; None: this one does.
     """
 
     id: str
     began: float = field(default_factory=lambda: time.monotonic())  # noqa: PLW0108 - looked up when called
     model: str = ""
-    ran_on: str = ""
+    ran_on: Reason | None = None
     load_s: float = 0.0
     queue_s: float = 0.0
     prefill_s: float = 0.0

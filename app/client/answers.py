@@ -12,6 +12,7 @@ from app.client.stream import Stream
 from engine.api.chat import ChatChunk, Runaway, Timings, ToolCallDelta, Usage
 from engine.api.collections import Grounds
 from engine.api.receipts import Receipt
+from engine.reasons import Reason
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class Answer:
     timings: Timings | None = None
     runaway: Runaway | None = None
     ran_on: str = ""
+    ran_on_detail: Reason | None = None
     phase: Phase | None = None
     grounds: Grounds | None = None
     receipt: Receipt | None = None
@@ -70,6 +72,7 @@ class WholeAnswer:
     timings: Timings | None = None
     runaway: Runaway | None = None
     ran_on: str = ""
+    ran_on_detail: Reason | None = None
     grounds: Grounds | None = None
     tools: ToolCalls = field(default_factory=ToolCalls)
     receipt: Receipt | None = None
@@ -92,6 +95,7 @@ class WholeAnswer:
         self.timings = piece.timings or self.timings
         self.runaway = piece.runaway or self.runaway
         self.ran_on = piece.ran_on or self.ran_on
+        self.ran_on_detail = piece.ran_on_detail or self.ran_on_detail
         self.grounds = piece.grounds or self.grounds
         self.receipt = piece.receipt or self.receipt
 
@@ -104,6 +108,7 @@ class WholeAnswer:
             "finish_reason": self.finish_reason,
             "runaway": msgspec.to_builtins(self.runaway),
             "ran_on": self.ran_on,
+            "ran_on_detail": msgspec.to_builtins(self.ran_on_detail),
             "grounds": msgspec.to_builtins(self.grounds),
             "receipt": msgspec.to_builtins(self.receipt),
             "tool_calls": [vars(call) for call in self.tools.calls],
@@ -137,12 +142,13 @@ def answers(chunks: Iterable[ChatChunk]) -> Iterator[Answer]:
     finish: str | None = None
     runaway: Runaway | None = None
     receipt: Receipt | None = None
-    ran_on = ""
+    ran_on, ran_on_detail = "", None
     for chunk in chunks:
         if chunk.tessera is not None:
             runaway = chunk.tessera.runaway[0] if chunk.tessera.runaway else runaway
             receipt = chunk.tessera.receipt or receipt
             ran_on = chunk.tessera.ran_on or ran_on
+            ran_on_detail = chunk.tessera.ran_on_detail or ran_on_detail
         if chunk.tessera is not None and chunk.tessera.collection is not None:
             yield Answer(grounds=chunk.tessera.collection)
         phase = phase_of(chunk)
@@ -156,7 +162,9 @@ def answers(chunks: Iterable[ChatChunk]) -> Iterator[Answer]:
                 yield Answer(text=text, reasoning=reasoning, tool_calls=calls, phase=phase)
         if chunk.usage is not None:
             end = Answer(finish_reason=finish, usage=chunk.usage, timings=chunk.timings, runaway=runaway)
-            yield replace(end, receipt=receipt, ran_on=ran_on)
+            yield replace(end, receipt=receipt, ran_on=ran_on, ran_on_detail=ran_on_detail)
             finish = runaway = None
     if finish is not None or runaway is not None:  # a server that counts nothing
-        yield Answer(finish_reason=finish, runaway=runaway, receipt=receipt, ran_on=ran_on)
+        yield Answer(
+            finish_reason=finish, runaway=runaway, receipt=receipt, ran_on=ran_on, ran_on_detail=ran_on_detail
+        )

@@ -7,6 +7,7 @@ import msgspec
 from engine.api.collections import Grounds
 from engine.api.models import Decided
 from engine.api.receipts import Receipt
+from engine.reasons import Reason
 
 
 class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,10 +137,14 @@ class Runaway(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Extras(msgspec.Struct, frozen=True, kw_only=True):
-    """Fields of our own beside OpenAI's. `ran_on` says which other server answered, and by which rule."""
+    """Fields of our own beside OpenAI's. `ran_on` says which other server answered, and by which rule.
+
+    `ran_on_detail` has it as facts.
+    """
 
     runaway: tuple[Runaway, ...] = ()
     ran_on: str = ""
+    ran_on_detail: Reason | None = None
     collection: Grounds | None = None
     receipt: Receipt | None = None
 

@@ -5,6 +5,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from engine.reasons import Reason
+
 Name = Annotated[str, Meta(min_length=1, max_length=120)]
 Source = Annotated[str, Meta(min_length=1, max_length=4096)]
 ModelChoice = Annotated[str, Meta(max_length=200)]
@@ -43,7 +45,8 @@ class Collection(msgspec.Struct, frozen=True, kw_only=True):
     """One collection and how far its index is.
 
     `state`: reading (files that need work are read: `files_done` of `files`), embedding (all is found by words
-    already), ready. `embedded` of `chunks` have a vector. `problems` say what keeps the index from being whole.
+    already), ready. `embedded` of `chunks` have a vector. `problems` say what keeps the index from being whole,
+    `problem_details` the same as facts.
     """
 
     id: str
@@ -69,6 +72,7 @@ class Collection(msgspec.Struct, frozen=True, kw_only=True):
     index_bytes: int = 0
     embedded_by: str = ""
     problems: tuple[str, ...] = ()
+    problem_details: tuple[Reason, ...] = ()
 
 
 class Collections(msgspec.Struct, frozen=True, kw_only=True):
@@ -208,13 +212,14 @@ class Grounds(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What an answer was made from; the field `tessera.collection` of an answer.
 
     `mode`: whole (every document was given to the model, `documents` of them), passages, or none (nothing found).
-    `why` says how that was chosen. `checked` comes with the end of the answer.
+    `why` says how that was chosen, `why_detail` the same as facts. `checked` comes with the end of the answer.
     """
 
     id: str
     name: str
     mode: Literal["whole", "passages", "none"]
     why: str = ""
+    why_detail: Reason | None = None
     found: bool = False
     tokens: int = 0
     documents: int = 0

@@ -5,6 +5,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from engine.reasons import Reason
+
 Mode = Literal["quiet", "balanced", "fast"]
 
 
@@ -24,7 +26,8 @@ class PowerLimits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 class PowerState(msgspec.Struct, frozen=True, kw_only=True):
     """GET /tessera/v1/power: the limits that were asked for, and what comes of them.
 
-    `saver`: the system's power-saver profile is held, as mode quiet asks. `notes` say what cannot be held, and why.
+    `saver`: the system's power-saver profile is held, as mode quiet asks. `notes` say what cannot be held, and why;
+    `note_details` have it as facts.
     `threads` and `duty_frac` are what runners keep to now; `spent_percent` is of the battery, since they were set.
     """
 
@@ -38,3 +41,4 @@ class PowerState(msgspec.Struct, frozen=True, kw_only=True):
     battery_percent: float | None = None
     spent_percent: float | None = None
     notes: tuple[str, ...] = ()
+    note_details: tuple[Reason, ...] = ()

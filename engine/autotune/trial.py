@@ -12,6 +12,7 @@ from engine.bench.measure import Meter, Timed
 from engine.energy.meter import EnergyMeter, Unmetered
 from engine.errors import EngineError
 from engine.measurements.tuning import Budget, Knobs, Outcome
+from engine.reasons import because
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
 
@@ -111,7 +112,7 @@ async def _metered(
         if step_time is not None:
             joules.append(energy.joules(runner.pid, step_time, devices))
     if sum(joules) <= 0:
-        raise Unmetered("The power meters told nothing beyond the computer's rest.")
+        raise Unmetered(because("nothing_beyond_rest"))
     return rows, joules
 
 

@@ -13,6 +13,7 @@ from devices.learned import learned
 from engine.documents.errors import NoCollection
 from engine.errors import InputFault
 from engine.json_store import JsonStore
+from engine.reasons import because
 
 ID_BYTES: Final = 12
 MAX_NAME: Final = 120
@@ -63,11 +64,11 @@ class Definitions:
         """A new one. Raises: InputFault: the name is empty, too long or taken."""
         name = " ".join(name.split())
         if not name or len(name) > MAX_NAME:
-            raise InputFault(f"The name of a collection has 1 to {MAX_NAME} characters.", "name")
+            raise InputFault(because("collection_name", most=MAX_NAME), "name")
         with self._lock:
             every = self.all()
             if prefix == "col" and any(d.name.casefold() == name.casefold() for d in every):
-                raise InputFault(f"There is a collection named {name!r} already.", "name")
+                raise InputFault(because("collection_there", name=name), "name")
             new_id = f"{prefix}_{secrets.token_hex(ID_BYTES)}"
             made = msgspec.convert(
                 {"id": new_id, "name": name, "created_at": time.time(), **fields}, learned(Definition)

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from engine.errors import EnvironmentFault, InputFault
+from engine.reasons import because
 
 
 class NoCollection(InputFault):
@@ -11,8 +12,8 @@ class NoCollection(InputFault):
     code = "collection_not_found"
 
     def __init__(self, name: str, known: tuple[str, ...] = ()) -> None:
-        hint = f" Known: {', '.join(known)}." if known else " Make one with: tessera collections add NAME PATH."
-        super().__init__(f"There is no collection {name!r} here.{hint}", "collection")
+        lost = because("no_collection", name=name)
+        super().__init__(because("no_collection_but", name=name, known=known) if known else lost, "collection")
         self.name = name
         self.known = known
 
@@ -35,6 +36,6 @@ class CollectionUnusable(EnvironmentFault):
     code = "collection_unusable"
 
     def __init__(self, path: Path, reason: str) -> None:
-        super().__init__(f"The index {path} cannot be used: {reason}.")
+        super().__init__(because("collection_unusable", path=str(path), why=reason))
         self.path = path
         self.reason = reason

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
+from engine.reasons import Reason, because
+
 log = logging.getLogger(__name__)
 
 # Changes that come together (a program that saves writes several times) are told together.
@@ -22,7 +24,7 @@ class Follower:
         self._sources: tuple[str, ...] = ()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self.problem = ""
+        self.problem: Reason | None = None
 
     def follow(self, sources: Sequence[str]) -> None:
         """Follow these from now on; sources that are not there are left out until this is called again."""
@@ -41,7 +43,7 @@ class Follower:
     def _run(self, sources: tuple[str, ...], stop: threading.Event) -> None:
         from watchfiles import watch  # noqa: PLC0415 - only where something is followed
 
-        self.problem = ""
+        self.problem = None
         try:
             for changes in watch(
                 *sources,
@@ -55,7 +57,7 @@ class Follower:
             ):
                 self._changed({path for _, path in changes})
         except (OSError, RuntimeError) as error:  # the system's limit of watches; a source that went away
-            self.problem = f"changes are looked for every minute only: {error}"
+            self.problem = because("looked_for_every_minute", why=str(error))
             log.warning("documents are not followed: %s", error)
             self._sources = ()
 

@@ -24,6 +24,7 @@ from engine.documents.vectors import Vectors, packed
 from engine.documents.walk import Found, Walk, is_below, is_wanted
 from engine.errors import exhausted
 from engine.paths import Paths
+from engine.reasons import Reason, because
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +45,11 @@ NONE: Final = "none"
 
 
 class NotNow(Exception):
-    """Vectors cannot be made at the moment; the message says why, empty where somebody else is simply first."""
+    """Vectors cannot be made at the moment; `why` is None where somebody else is simply first."""
+
+    def __init__(self, why: Reason | None = None) -> None:
+        super().__init__(why)
+        self.why = why
 
 
 class EmbeddingModel(NamedTuple):
@@ -76,7 +81,7 @@ class Live:
         self.vectors = Vectors(self.store)
         self.progress = Progress()
         self.reading = False
-        self.embedding_problem = ""
+        self.embedding_problem: Reason | None = None
         # Places that the last pass could not look at; they are looked at again soon.
         self.unseen: tuple[str, ...] = ()
         self.checked_at = 0.0
@@ -317,7 +322,7 @@ class Collections:
                 try:
                     worked = self._embed_some(live) or worked
                 except NotNow as error:
-                    live.embedding_problem = str(error)
+                    live.embedding_problem = error.why
                 except Exception as error:  # noqa: BLE001 - as above
                     if not self._gone(live):
                         _complain("passages could not be embedded", error)
@@ -333,7 +338,7 @@ class Collections:
             return False
         model = self.embedding.model(definition.embedding_model)
         if model is None:
-            raise NotNow("there is no embedding model here, so passages are found by their words only")
+            raise NotNow(because("no_embedding_model"))
         if live.store.use_model(model.id, model.passage_prefix):
             live.embedded_to = 0
             return True
@@ -341,7 +346,7 @@ class Collections:
         rows = [(chunk_id, packed(v)) for (chunk_id, _), v in zip(missing, made, strict=True)]
         live.store.add_vectors(model.id, rows)
         live.embedded_to = missing[-1][0]
-        live.embedding_problem = ""
+        live.embedding_problem = None
         return True
 
 

@@ -16,7 +16,9 @@ from devices.types import Machine
 from devices.usage import UsageSampler
 from engine.energy.ledger import Active, JouleLedger
 from engine.errors import EnvironmentFault
+from engine.reasons import Reason, because
 from engine.types import StepTime
+from engine.wording import sentence
 
 EVERY_S: Final = 0.5
 # So many looks at the computer's rest, and the longest that is waited for them. The median of ten looks that err by
@@ -32,9 +34,9 @@ class NoPowerMeter(EnvironmentFault):
 
     code = "no_power_meter"
 
-    def __init__(self, reason: str) -> None:
-        super().__init__(f"Settings cannot be chosen by energy here: {reason} Choosing by speed needs no meter.")
-        self.reason = reason
+    def __init__(self, why: Reason) -> None:
+        super().__init__(because("no_power_meter", why=why))
+        self.reason = sentence(why)
 
 
 class NeverAtRest(EnvironmentFault):
@@ -43,10 +45,7 @@ class NeverAtRest(EnvironmentFault):
     code = "never_at_rest"
 
     def __init__(self, patience_s: float) -> None:
-        super().__init__(
-            "Settings cannot be chosen by energy now: what the computer draws at rest is not known, for other "
-            f"programs kept the processors busy for {patience_s:.0f} s. End them and start again."
-        )
+        super().__init__(because("never_at_rest", seconds=patience_s))
 
 
 class Unmetered(EnvironmentFault):
@@ -149,7 +148,7 @@ class EnergyMeter:
         """
         missing = self._missing(devices)
         if missing is not None:
-            raise Unmetered(f"No power meter tells what {missing} draws.")
+            raise Unmetered(because("unmetered", device=missing))
         return self._ledger.finished(pid, step_time.number, step_time.own_s, step_time.all_s, self._at) or 0.0
 
     def warm(self, pid: int, step_time: StepTime) -> None:
@@ -178,20 +177,21 @@ class EnergyMeter:
     def _ids(self, names: Collection[str]) -> list[str]:
         return [d.id for d in self._machine.devices for r in d.runtimes if r.device_name in names]
 
-    def _missing(self, names: Collection[str]) -> str | None:
+    def _missing(self, names: Collection[str]) -> str | Reason | None:
         """What of the processor and these devices no meter that the ledger counts has told of so far."""
         parts = self._seen - {SYSTEM} or self._seen
         if parts == {SYSTEM}:
             return None
         if CPU not in parts:
-            return "the processor"
+            return because("the_processor")
         held = (self._machine.device(one) for one in self._ids(names))
         return next((d.name for d in held if d and d.id not in parts and d.kind not in _WITHIN), None)
 
-    def _why(self) -> str:
-        locked = [m.name for m in meters(self._host, self._machine.devices) if not m.readable]
-        told = f"no meter tells what the processor draws. Looked for: {looked_for(self._host.system)}."
-        if locked:
-            told += f" Found but not readable for this user: {', '.join(locked)}"
-            told += f" (until the next start: {READ_RAPL})." if any(n.startswith("rapl") for n in locked) else "."
-        return told
+    def _why(self) -> Reason:
+        places = looked_for(self._host.system)
+        locked = tuple(m.name for m in meters(self._host, self._machine.devices) if not m.readable)
+        if any(name.startswith("rapl") for name in locked):
+            return because("meter_locked_until", places=places, locked=locked, command=READ_RAPL)
+        return (
+            because("meter_locked", places=places, locked=locked) if locked else because("no_meter", places=places)
+        )

@@ -11,6 +11,7 @@ from devices.engine_versions.folder import child_variables
 from devices.process_memory import bound_memory
 from engine.errors import EngineError, RunnerDied
 from engine.prompt_bounds import refuse_impossible
+from engine.reasons import Reason, because
 from engine.runner import orphans, protocol
 from engine.runner.buffers import BufferLog
 from engine.runner.command import runner_command, runner_environment
@@ -54,7 +55,7 @@ class RunnerProcess:
         self._stderr_task = asyncio.create_task(self._read_stderr())
         self._reader_task = asyncio.create_task(self._read())
         self._stopping = False
-        self._stuck: str | None = None
+        self._stuck: Reason | None = None
         self._watchdog = Watchdog(process.pid, self._give_up)
         self.died: RunnerDied | None = None
         self.facts: ModelFacts | None = None
@@ -319,8 +320,8 @@ class RunnerProcess:
             if not self._loaded.done():
                 self._loaded.set_exception(error)
 
-    def _give_up(self, reason: str) -> None:
-        self._stuck = f"the runner was stuck and has been stopped: {reason}"
+    def _give_up(self, reason: Reason) -> None:
+        self._stuck = because("runner_stuck", why=reason)
         self.kill()
 
     def _on_fault(self, fault: protocol.Fault) -> None:

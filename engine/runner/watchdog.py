@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from devices.process_memory import processor_s
+from engine.reasons import Reason, because
 from engine.runner.protocol import LoadSettings
 
 # A cold interpreter with llama.cpp or ONNX Runtime says hello within 10 s on a busy two-core machine.
@@ -64,7 +65,7 @@ class Standstill:
 class Watchdog:
     """Looks after one runner from its start on; `give_up` gets the reason. Use from one event loop."""
 
-    def __init__(self, pid: int, give_up: Callable[[str], None], spent: Spent = processor_s) -> None:
+    def __init__(self, pid: int, give_up: Callable[[Reason], None], spent: Spent = processor_s) -> None:
         self._pid = pid
         self._give_up = give_up
         self._spent = spent
@@ -72,7 +73,7 @@ class Watchdog:
         self._step = Standstill(pid, spent)
         self._threads = 1
         self._timer: asyncio.TimerHandle | None = None
-        self._wait(START_S, f"it did not start within {START_S:.0f} s")
+        self._wait(START_S, because("did_not_start", seconds=START_S))
 
     def loads(self, settings: LoadSettings) -> None:
         """What it loads says how many threads compute.
@@ -91,9 +92,9 @@ class Watchdog:
             self._step.begin()
         if step_s and self._step.over(step_s, STALL_S, self._threads):
             self.stop()
-            self._give_up(f"one step has taken {step_s:.0f} s")
+            self._give_up(because("step_took", seconds=step_s))
         else:
-            self._wait(SILENCE_S, f"no sign of life for {SILENCE_S:.0f} s")
+            self._wait(SILENCE_S, because("no_sign_of_life", seconds=SILENCE_S))
 
     def stop(self) -> None:
         """Look no more."""
@@ -115,12 +116,12 @@ class Watchdog:
         finally:
             ending.cancel()
 
-    def _wait(self, limit_s: float, reason: str) -> None:
+    def _wait(self, limit_s: float, reason: Reason) -> None:
         self.stop()
         self._silence.begin()
         self._timer = asyncio.get_running_loop().call_later(limit_s / LOOKS, self._look, 1, limit_s, reason)
 
-    def _look(self, count: int, limit_s: float, reason: str) -> None:
+    def _look(self, count: int, limit_s: float, reason: Reason) -> None:
         """Nothing was heard for so many looks."""
         if self._silence.over(count * limit_s / LOOKS * PASSED, limit_s, self._threads):
             self._give_up(reason)

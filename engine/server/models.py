@@ -114,8 +114,8 @@ class ServedModels:
             model_id=model if model == f"{name}/{way.model}" else f"{model}@{name}",
             engine=REMOTE,
             settings=settings,
-            placement=place_remote(settings, because("upstream_rule", rule=way.rule.words())),
-            ran_on=way.words(),
+            placement=place_remote(settings, because("upstream_rule", rule=way.rule.fact())),
+            ran_on=way.fact(),
         )
 
     async def external(self, *, fresh: bool = False) -> tuple[ModelEntry, ...]:

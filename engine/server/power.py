@@ -15,15 +15,16 @@ from engine.api.power import Mode, PowerLimits, PowerState
 from engine.energy.budget import BatteryBudget
 from engine.energy.cap import CapController, Pace
 from engine.energy.ledger import JouleLedger
-from engine.energy.words import NO_METER
 from engine.errors import BatterySpent
 from engine.json_store import JsonStore
 from engine.loaded_model import LoadedModel
 from engine.pool import Pool
+from engine.reasons import because
 from engine.runner import protocol
 from engine.runner.process import RunnerProcess
 from engine.server.models import ServedModels
 from engine.types import GenerationRequest
+from engine.wording import sentences
 
 # The driver of a battery looks every few seconds itself.
 BATTERY_S: Final = 5.0
@@ -132,9 +133,9 @@ class PowerService:
         limits, controller = self._store.get(), self._controller
         notes = []
         if limits.cap_w is not None and self._power_w is None:
-            notes.append(f"The cap cannot be held: {NO_METER}. Quiet mode leaves half the cores free instead.")
+            notes.append(because("cap_not_held"))
         if limits.battery_percent is not None and self._battery is None:
-            notes.append("This computer tells of no battery, so nothing bounds what is spent of it.")
+            notes.append(because("no_battery"))
         budget, battery = self._budget, self._battery
         charge = battery.charge_frac if battery is not None else None
         return PowerState(
@@ -147,5 +148,6 @@ class PowerService:
             duty_frac=controller.pace.duty if controller is not None else 1.0,
             battery_percent=round(100 * charge, 1) if charge is not None else None,
             spent_percent=budget.spent_percent if budget is not None else None,
-            notes=tuple(notes),
+            notes=sentences(notes),
+            note_details=tuple(notes),
         )

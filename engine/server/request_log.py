@@ -12,6 +12,7 @@ from engine.server.auth import manages
 from engine.server.metrics import Metrics
 from engine.server.recent import RecentRequests, current, program_of
 from engine.time_spent import TimeLog, start_clock
+from engine.wording import sentence
 
 log = logging.getLogger("engine.access")
 
@@ -56,7 +57,9 @@ class RequestLog:
                 status = message["status"]
                 message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
                 if clock.ran_on:
-                    message["headers"].append((b"x-tessera-ran-on", clock.ran_on.encode("ascii", "replace")))
+                    message["headers"].append(
+                        (b"x-tessera-ran-on", sentence(clock.ran_on).encode("ascii", "replace"))
+                    )
             else:
                 sent += len(message.get("body", b""))
             before = time.monotonic()

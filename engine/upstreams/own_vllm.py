@@ -85,7 +85,9 @@ class VllmRunner(UpstreamRunner):
         """How it ended by itself, if it did."""
         if self._told_to_end or self._process is None or self._process.returncode is None:
             return None
-        return RunnerDied(self._process.returncode, f"vLLM ended: {self._last_words()}", tuple(self._lines))
+        return RunnerDied(
+            self._process.returncode, because("vllm_ended_itself", said=self._last_words()), tuple(self._lines)
+        )
 
     async def load(
         self, settings: LoadSettings, on_progress: Callable[[str, float], None] | None = None

@@ -5,7 +5,7 @@ from typing import Final, Literal
 import msgspec
 
 from engine.dispatch.external import UPSTREAM
-from engine.reasons import Reason
+from engine.reasons import Reason, because
 
 # What answers there; each takes other fields beside OpenAI's.
 Kind = Literal["openai", "vllm", "sglang", "llama-server", "tessera"]
@@ -42,15 +42,17 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
         """Nothing is tried here first."""
         return self.queue is None and not self.unfit
 
-    def words(self) -> str:
+    def fact(self) -> Reason:
         """The rule as a person says it."""
-        there = f"{self.upstream} as {self.as_model}" if self.as_model else self.upstream
-        when = []
-        if self.queue is not None:
-            when.append(f"more than {self.queue} wait here")
+        there: str | Reason = self.upstream
+        if self.as_model:
+            there = because("rule_there_as", upstream=self.upstream, model=self.as_model)
+        when = [because("rule_queue", count=self.queue)] if self.queue is not None else []
         if self.unfit:
-            when.append("it does not fit here")
-        return f"{self.model} to {there}" + (f" when {' or '.join(when)}" if when else "")
+            when.append(because("rule_unfit"))
+        if when:
+            return because("rule_when", model=self.model, there=there, when=tuple(when))
+        return because("rule_always", model=self.model, there=there)
 
 
 class Known(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,7 +89,7 @@ class Way(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     rule: Rule
 
-    def words(self) -> str:
+    def fact(self) -> Reason:
         """As every answer tells it."""
-        there = f"{self.upstream.name} ({self.upstream.url})"
-        return f"Answered by {there} as {self.model}; your rule: {self.rule.words()}."
+        name, url = self.upstream.name, self.upstream.url
+        return because("answered_by", upstream=name, url=url, model=self.model, rule=self.rule.fact())

@@ -6,13 +6,18 @@ from typing import Any, Final
 
 from engine.reasons import Reason
 from engine.wording.dispatch import CHECKS, DISPATCH
+from engine.wording.documents import DOCUMENTS
+from engine.wording.energy import ENERGY
 from engine.wording.errors import ERRORS
 from engine.wording.fit import COMMANDS, FIT, OPTIONS
 from engine.wording.library import LIBRARY
 from engine.wording.remotes import REMOTES
+from engine.wording.runner import RUNNER
 from engine.wording.upstreams import UPSTREAMS
 
-TEMPLATES: Final = {**DISPATCH, **CHECKS, **FIT, **OPTIONS, **LIBRARY, **REMOTES, **UPSTREAMS, **ERRORS}
+TEMPLATES: Final = {
+    **DISPATCH, **CHECKS, **FIT, **OPTIONS, **RUNNER, **LIBRARY, **DOCUMENTS, **REMOTES, **UPSTREAMS, **ENERGY, **ERRORS,
+}  # fmt: skip
 # Places for bytes: the first names the unit, the second stands beside one that is named.
 AMOUNTS: Final = ("bytes", "plain_bytes")
 

@@ -10,8 +10,18 @@ _WHY: Final = {
     "closed_without_answer": "it closed the connection without an answer",
     "no_list": "it answers /v1/models with no list of models ({why})",
 }
+# What every answer of another server tells, and the user's rules in it.
+_RULES: Final = {
+    "answered_by": "Answered by {upstream} ({url}) as {model}; your rule: {rule}.",
+    "rule_always": "{model} to {there}",
+    "rule_when": "{model} to {there} when {when: or }",
+    "rule_there_as": "{upstream} as {model}",
+    "rule_queue": "more than {count} wait here",
+    "rule_unfit": "it does not fit here",
+}
 UPSTREAMS: Final = {
     **_WHY,
+    **_RULES,
     "upstream_unreachable": "{upstream} cannot be reached at {url}: {why}. Check it: tessera upstreams check {upstream}",
     "upstream_refuses_key": "{upstream} refuses the key ({said}). Give it another: tessera upstreams key {upstream}",
     "upstream_busy": "{upstream} takes no more requests now: {said}",
@@ -33,6 +43,7 @@ UPSTREAMS: Final = {
     "address_with_secret": "The address must hold no password, query or fragment; keys are given apart.",
     "vllm_not_installed": "vLLM is not installed: there is no `vllm` on the search path.",
     "vllm_ended": "vLLM ended with code {code}: {said}",
+    "vllm_ended_itself": "vLLM ended: {said}",
     "vllm_broke_off": "vLLM ended in the middle of the answer: {said}",
     "vllm_silent": "vLLM gave no answer within {seconds:.0f} s; it said last: {said}",
 }

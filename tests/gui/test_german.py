@@ -114,6 +114,20 @@ def test_an_error_of_the_server_is_told_in_german(german):
     assert error_message(ApiError(400, "x", "Only the server knows this.")) == "Only the server knows this."
 
 
+def test_an_answer_of_another_server_is_named_in_german(german):
+    import msgspec
+
+    from app.db.records import Message
+    from app.gui.chat.facts import answer_facts
+    from engine.upstreams.types import Rule, Upstream, Way
+
+    rule = Rule(model="m", upstream="desk", queue=2)
+    fact = Way(upstream=Upstream(name="desk", url="http://d"), model="big", rule=rule).fact()
+    facts = {"ran_on": sentence(fact), "ran_on_detail": msgspec.to_builtins(fact)}
+    told = answer_facts(Message(id=1, conversation_id=1, parent_id=None, role="assistant", content="", facts=facts))
+    assert told == ["Beantwortet von desk (http://d) als big; Ihre Regel: m zu desk, wenn hier mehr als 2 warten"]
+
+
 def example(form):
     """A value for a place of a template: bytes, a number, or a text."""
     if form in AMOUNTS:

@@ -4,6 +4,7 @@ from PySide6.QtCore import QCoreApplication, QLocale
 
 from app.client import WholeAnswer
 from app.db.records import Message
+from app.gui.reasons import translated
 
 _EXACT_BELOW = 100  # tokens/s; above, a decimal says nothing
 _SHOWN_PASSAGE = 60
@@ -48,7 +49,7 @@ def answer_facts(message: Message, n_ctx: int = 0) -> list[str]:
     if message.facts.get("finish_reason") == "length" and not message.facts.get("runaway"):
         parts.append(_tr("stopped at the length limit"))
     if isinstance(ran_on := message.facts.get("ran_on"), str):
-        parts.append(ran_on.rstrip("."))
+        parts.append(translated(message.facts.get("ran_on_detail"), ran_on).rstrip("."))
     if message.facts.get("edited"):
         parts.append(_tr("edited by you"))
     if message.status == "stopped":

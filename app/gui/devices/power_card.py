@@ -7,6 +7,7 @@ from PySide6.QtGui import QDoubleValidator
 from PySide6.QtWidgets import QFrame, QLineEdit, QWidget
 
 from app.gui import formatted
+from app.gui.reasons import all_translated
 from app.gui.services import Services
 from app.gui.widgets.basics import Banner, button, label, row, stack
 from app.gui.widgets.fields import line_field
@@ -60,7 +61,7 @@ class PowerCard(QFrame):
             for field, value in ((self.cap, state.limits.cap_w), (self.battery, state.limits.battery_percent)):
                 field.setText("" if value is None else field.locale().toString(value, "g", 6))
         self._now.setText(_now(state))
-        self._notes.setText("\n".join(state.notes))
+        self._notes.setText("\n".join(all_translated(state.note_details, state.notes)))
         self._notes.setVisible(bool(state.notes))
         self._refresh_button()
 

@@ -9,6 +9,7 @@ from PySide6.QtWidgets import QDialog, QFrame, QPlainTextEdit, QTextEdit, QVBoxL
 
 from app.db.records import Message
 from app.gui.api import error_message
+from app.gui.reasons import translated
 from app.gui.services import Services
 from app.gui.widgets.basics import button, label, stack
 from devices.learned import learned
@@ -35,7 +36,9 @@ class GroundsCard(QFrame):
         self._services, self._grounds = services, grounds
         self.setProperty("kind", "note")
         self.buttons = []
-        lines: list[QWidget] = [label(f"{grounds.name}: {grounds.why}", "small", wrap=True)]
+        lines: list[QWidget] = [
+            label(f"{grounds.name}: {translated(grounds.why_detail, grounds.why)}", "small", wrap=True)
+        ]
         for number, passage in enumerate(grounds.passages[:_SHOWN_PASSAGES], 1):
             place = passage.label or self.tr("part {n}").format(n=passage.page)
             made = button(f"[{number}] {Path(passage.path).name}, {place}", partial(self._open, passage), "link")

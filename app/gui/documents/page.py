@@ -9,6 +9,7 @@ from PySide6.QtWidgets import QFileDialog, QFrame, QVBoxLayout
 
 from app.gui import formatted
 from app.gui.api import error_message
+from app.gui.reasons import all_translated
 from app.gui.services import Services
 from app.gui.widgets.basics import Banner, Empty, Page, button, card, clear, label, row, when_released
 from engine.api.collections import Collection, CollectionChange, CollectionRequest
@@ -118,7 +119,7 @@ class DocumentsPage(Page):
         again.setAccessibleName(self.tr("Read {name} again").format(name=found.name))
         ocr = button(self.tr("Read scans too"), lambda: self._change(partial(self._read_scans, found.id)))
         ocr.setVisible(bool(found.unread_pages) and not found.ocr)
-        problems = map(formatted.sentence, found.problems)
+        problems = map(formatted.sentence, all_translated(found.problem_details, found.problems))
         lines = [self._amount(found), self._state(found), *map(_at_home, found.sources), *problems]
         if found.failed or found.unread_pages:
             lines.append(

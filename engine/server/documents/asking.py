@@ -12,7 +12,9 @@ from engine.chat.types import Message, Part, TextPart
 from engine.documents import checking
 from engine.documents.registry import Live
 from engine.errors import EngineError
+from engine.reasons import because
 from engine.server.documents.service import CollectionService
+from engine.wording import sentence
 
 if TYPE_CHECKING:
     from engine.chat.query import ChatQuery
@@ -26,6 +28,7 @@ _TEMPLATE_TOKENS: Final = 64
 _LEAST_TOKENS: Final = 200
 # No text has more characters a token than this over a page; below it the tokens are counted, above only estimated.
 _CHARS_PER_TOKEN: Final = 6
+_MILLION: Final = 1_000_000
 _FOLLOWS_UP: Final = re.compile(
     r"\b(it|its|they|them|their|he|she|his|her|that|this|those|these|there)\b", re.IGNORECASE
 )
@@ -138,27 +141,29 @@ async def ground(
         whole = await asyncio.to_thread(_everything, live)
         tokens = await _count(model, "\n\n".join(p.text for p in whole))
         if tokens <= room and whole:
-            given = "The whole document was" if counts.documents == 1 else f"All {counts.documents} documents were"
-            why = f"{given} given: {tokens} tokens of {room} that fit."
+            why = because("whole_document", tokens=tokens, room=room)
+            if counts.documents != 1:
+                why = because("whole_documents", documents=counts.documents, tokens=tokens, room=room)
             grounds = Grounds(
-                id=key, name=name, mode="whole", why=why, found=True, tokens=tokens, documents=counts.documents,
-                passages=whole,
+                id=key, name=name, mode="whole", why=sentence(why), why_detail=why, found=True, tokens=tokens,
+                documents=counts.documents, passages=whole,
             )  # fmt: skip
             return Grounded(service, live, with_given(query, f"{_WHOLE}\n\n{_by_document(whole)}"), grounds)
     answer = await service.search(live, SearchRequest(query=question_of(query), limit=most))
     if not answer.found:
-        why = "Nothing in the collection seems to bear on the question."
-        grounds = Grounds(id=key, name=name, mode="none", why=why, notes=answer.notes)
+        why = because("nothing_bears")
+        grounds = Grounds(id=key, name=name, mode="none", why=sentence(why), why_detail=why, notes=answer.notes)
         return Grounded(service, live, with_given(query, NOT_THERE), grounds)
     chosen, tokens = await fitting(model, answer.passages, room)
-    insisted = "The documents do not fit as a whole; " if mode == "whole" else ""
-    amount = f"{counts.chars / 1e6:.1f} million characters" if counts.chars > 1e6 else f"{counts.chars} characters"  # noqa: PLR2004 - a million
-    why = (
-        f"{insisted}{len(chosen)} passages of {counts.documents} documents ({amount}) were given: {tokens} tokens."
-    )
+    amount = because("characters", chars=counts.chars)
+    if counts.chars > _MILLION:
+        amount = because("million_characters", millions=counts.chars / _MILLION)
+    kind = "passages_not_whole" if mode == "whole" else "passages_given"
+    why = because(kind, count=len(chosen), documents=counts.documents, amount=amount, tokens=tokens)
     grounds = Grounds(
-        id=key, name=name, mode="passages", why=why, found=True, tokens=tokens, passages=chosen, notes=answer.notes
-    )
+        id=key, name=name, mode="passages", why=sentence(why), why_detail=why, found=True, tokens=tokens,
+        passages=chosen, notes=answer.notes,
+    )  # fmt: skip
     return Grounded(service, live, with_given(query, f"{ANSWER_FROM}\n\n{numbered(chosen)}"), grounds)
 
 

@@ -17,9 +17,11 @@ from engine.documents.search import Hit, Ways, evidence, find
 from engine.errors import EngineError, InputFault
 from engine.paths import Paths
 from engine.pool import Pool
+from engine.reasons import because
 from engine.server.auth import Access, presented_keys
 from engine.server.documents.side_work import SideWork
 from engine.server.models import ServedModels
+from engine.wording import sentence, sentences
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -104,12 +106,12 @@ class CollectionService:
         """The unit vector of a question, by the model of the collection's vectors; None, and a note, without."""
         model = live.store.fact("embedding_model")
         if live.definition.embedding_model == NONE or not model:
-            notes.append(live.embedding_problem or "nothing is embedded yet, so only words were looked for")
+            notes.append(sentence(live.embedding_problem or because("nothing_embedded")))
             return None
         try:
             vector = await self.side_work.question(model, question)
         except EngineError as error:
-            notes.append(f"{model} cannot embed the question, so only words were looked for: {error}")
+            notes.append(sentence(because("cannot_embed_question", model=model, why=str(error))))
             return None
         return vector / (np.linalg.norm(vector) or 1.0)
 
@@ -184,7 +186,7 @@ class CollectionService:
     def shown(self, live: Live) -> Collection:
         """A collection as it is now."""
         definition, counts, progress = live.definition, live.store.counts(), live.progress
-        problems = [f"{source} is not there" for source in definition.sources if not Path(source).exists()]
+        problems = [because("not_there", path=source) for source in definition.sources if not Path(source).exists()]
         missing = counts.chunks - counts.embedded
         if missing and live.embedding_problem:
             problems.append(live.embedding_problem)
@@ -202,7 +204,8 @@ class CollectionService:
                 "current": progress.current,
                 "index_bytes": live.store.size_bytes(),
                 "embedded_by": live.store.fact("embedding_model") if counts.embedded else "",
-                "problems": tuple(problems),
+                "problems": sentences(problems),
+                "problem_details": tuple(problems),
             },
             learned(Collection),
         )

@@ -13,6 +13,7 @@ from engine.documents.registry import NONE, EmbeddingModel, NotNow
 from engine.errors import EngineError
 from engine.library.retrieval_prompts import RetrievalPrompts, retrieval_prompts
 from engine.pool import Pool
+from engine.reasons import because
 from engine.server.models import ServedModels
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ class SideWork:
         try:
             found: Sequence[Any] = self._run(self._beside(model.id, read))
         except EngineError as error:
-            raise NotNow(f"{model.id} cannot embed: {error}") from error
+            raise NotNow(because("cannot_embed", model=model.id, why=error.detail or str(error))) from error
         return found
 
     async def question(self, model: str, text: str) -> Any:
@@ -119,7 +120,7 @@ class SideWork:
     def _run(self, work: Any) -> Any:
         if self._closed.is_set():
             work.close()
-            raise NotNow("")
+            raise NotNow
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         while True:
             try:
@@ -127,7 +128,7 @@ class SideWork:
             except TimeoutError:
                 if self._closed.is_set():
                     future.cancel()
-                    raise NotNow("") from None
+                    raise NotNow from None
 
     async def _beside(self, model: str, texts: Sequence[str]) -> Sequence[Any]:
         while not self._closed.is_set():
@@ -141,7 +142,7 @@ class SideWork:
                 with contextlib.suppress(asyncio.CancelledError, EngineError):
                     await task
             await asyncio.sleep(_LOOK_S)
-        raise NotNow("")
+        raise NotNow
 
     def _wanted(self, model: str) -> bool:
         """Somebody else wants the processor, or wanted it a moment ago."""

@@ -16,6 +16,7 @@ from engine.server.custom_tools import chat_call, custom_input
 from engine.time_spent import current_clock
 from engine.types import Done, PromptProgress, TokenLogprob, Usage
 from engine.version import __version__
+from engine.wording import sentence
 
 _encode = msgspec.json.encode
 
@@ -264,7 +265,7 @@ def report(
     body: dict[str, Any] = {"sampling": sampling.facts(), **(also or {})}
     clock = current_clock()
     if clock is not None and clock.ran_on:
-        body["ran_on"] = clock.ran_on
+        body |= {"ran_on": sentence(clock.ran_on), "ran_on_detail": msgspec.to_builtins(clock.ran_on)}
     if notes:
         body["notes"] = list(notes)
     malformed = {i: end.malformed for i, end in ends.items() if isinstance(end, AnswerFinished)}

@@ -1,14 +1,21 @@
 """Errors state facts; the English text that clients get of them stays as it is."""
 
+from pathlib import Path
+
 import pytest
 
+from engine.documents import errors as documents
+from engine.energy.meter import NeverAtRest
+from engine.errors import RunnerDied
 from engine.library import errors as library
 from engine.reasons import Reason, because
 from engine.remotes import errors as remotes
 from engine.remotes.types import Seen
 from engine.remotes.wire import Failed, line
+from engine.runner.exits import exit_reason
 from engine.upstreams import errors as upstreams
 from engine.upstreams.replies import refusal
+from engine.upstreams.types import Rule, Upstream, Way
 from engine.wording import sentence
 
 OLD = (
@@ -52,6 +59,28 @@ OLD = (
         upstreams.UpstreamRefusesKey("box", "401: no"),
         "box refuses the key (401: no). Give it another: tessera upstreams key box",
     ),
+    (
+        RunnerDied(-9, exit_reason(-9, stopping=False)),
+        "the model's process ended: the process was killed, by a user or for lack of memory (exit code -9)",
+    ),
+    (
+        RunnerDied(1, exit_reason(1, stopping=False, last_line="no such op")),
+        "the model's process ended: no such op (exit code 1)",
+    ),
+    (RunnerDied(0, exit_reason(0, stopping=False)), "the model was unloaded"),
+    (
+        documents.NoCollection("x"),
+        "There is no collection 'x' here. Make one with: tessera collections add NAME PATH.",
+    ),
+    (documents.NoCollection("y", ("a", "b")), "There is no collection 'y' here. Known: a, b."),
+    (documents.CollectionUnusable(Path("i.db"), "locked"), "The index i.db cannot be used: locked."),
+    (
+        NeverAtRest(60.4),
+        (
+            "Settings cannot be chosen by energy now: what the computer draws at rest is not known, for other "
+            "programs kept the processors busy for 60 s. End them and start again."
+        ),
+    ),
     (refusal("box", 429, b'{"error": "full"}'), "box takes no more requests now: full"),
     (refusal("box", 500, b'{"error": "broken"}'), "box failed (500): broken"),
     (refusal("box", 400, b'{"error": "too odd"}'), "box refuses the request (400): too odd"),
@@ -63,6 +92,16 @@ def test_an_error_has_facts_and_the_words_it_always_had(error, text):
     assert str(error) == text
     assert isinstance(error.detail, Reason)
     assert sentence(error.detail) == text
+
+
+def test_who_answered_is_told_with_the_rule():
+    rule = Rule(model="desk/*", upstream="desk", as_model="big", queue=2, unfit=True)
+    way = Way(upstream=Upstream(name="desk", url="http://d"), model="big", rule=rule)
+    assert sentence(way.fact()) == (
+        "Answered by desk (http://d) as big; your rule: desk/* to desk as big when more than 2 wait here or it "
+        "does not fit here."
+    )
+    assert sentence(Rule(model="m", upstream="desk").fact()) == "m to desk"
 
 
 def test_what_a_tunnel_saw_reaches_the_server_as_facts():

@@ -29,6 +29,11 @@ DECIDING = (
     "engine/upstreams/http.py",
     "engine/upstreams/link.py",
     "engine/upstreams/stream.py",
+    "engine/upstreams/types.py",
+    "engine/runner/exits.py",
+    "engine/runner/watchdog.py",
+    "engine/documents/errors.py",
+    "engine/energy/meter.py",
 )
 # Three words of letters in a row, with or without values between them.
 SENTENCE = re.compile(r"[A-Za-z']{2,}[,:;]?( [A-Za-z'{}]{1,}[,:;]?){2,}")

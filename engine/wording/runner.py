@@ -1,0 +1,21 @@
+"""Sentences of engine.runner: why the process that computes a model ended."""
+
+from typing import Final
+
+RUNNER: Final = {
+    "process_ended": "the model's process ended: {cause} (exit code {code})",
+    "model_unloaded": "the model was unloaded",
+    "own_check": "llama.cpp stopped itself on an internal check",
+    "segmentation_fault": "a native crash (segmentation fault)",
+    "access_violation": "a native crash (access violation)",
+    "unknown_instruction": "an instruction this processor does not have",
+    "killed": "the process was killed, by a user or for lack of memory",
+    "file_shrank": "the model file shrank or its disk failed while it was being read",
+    "not_loadable": "the model could not be loaded",
+    "last_words_unknown": "its last words are not known",
+    "runner_stuck": "the runner was stuck and has been stopped: {why}",
+    "did_not_start": "it did not start within {seconds:.0f} s",
+    "step_took": "one step has taken {seconds:.0f} s",
+    "no_sign_of_life": "no sign of life for {seconds:.0f} s",
+    "keeps_crashing": "{model} ended its runner {times} times in {seconds:.0f} s and is not started again for now; the last time: {last}",
+}
