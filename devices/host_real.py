@@ -12,7 +12,7 @@ from pathlib import Path
 
 from devices.environment import without_secrets
 from devices.host import CommandResult, Json
-from devices.nvml import nvml_readings
+from devices.nvml import nvml_samples
 from devices.programs import installed_program
 from devices.smbios import memory_modules
 from devices.types import System
@@ -156,7 +156,7 @@ GETTERS: dict[str, Callable[[], Json]] = {
     "memlock_limit": lambda: _limit("RLIMIT_MEMLOCK"),
     "now": time.time,
     "kernel": platform.release,
-    "nvml": nvml_readings,
+    "nvml": nvml_samples,
 }
 if sys.platform == "linux":
     GETTERS["memory_modules"] = _memory_modules

@@ -145,7 +145,7 @@ def main() -> None:
     if not child:
         _become(wanted)
     _, status = os.waitpid(child, 0)
-    _end_the_rest()
+    _kill_orphans()
     sys.exit(os.waitstatus_to_exitcode(status) % 256)
 
 
@@ -164,7 +164,7 @@ def _become(wanted: dict[str, Any]) -> None:
         os._exit(_NOT_STARTED)
 
 
-def _end_the_rest() -> None:
+def _kill_orphans() -> None:
     """Whoever lost its parent has this process for one."""
     while True:
         listed = Path("/proc/thread-self/children").read_text(encoding="ascii").split()

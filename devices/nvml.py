@@ -24,7 +24,7 @@ class _Pci(ctypes.Structure):
     ]
 
 
-def nvml_readings() -> Json:
+def nvml_samples() -> Json:
     """Address, milliwatts and millijoules since the driver began, of each GPU; None without the library.
 
     The library is closed again: a process that keeps it open keeps the GPU awake.
@@ -37,13 +37,13 @@ def nvml_readings() -> Json:
         if library.nvmlInit_v2() != 0:
             return None
         try:
-            return _readings(library)
+            return _samples(library)
         finally:
             library.nvmlShutdown()
     return None
 
 
-def _readings(library: ctypes.CDLL) -> list[dict[str, Json]]:
+def _samples(library: ctypes.CDLL) -> list[dict[str, Json]]:
     count = ctypes.c_uint(0)
     if library.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0:
         return []

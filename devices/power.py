@@ -226,8 +226,8 @@ def _device_sources(host: Host, device: Device) -> list[_Source]:
     found = []
     base = f"/sys/bus/pci/devices/{device.pci}/hwmon"
     for name in host.listdir(base):
-        for reading in ("power1_average", "power1_input", "energy1_input"):
-            path = f"{base}/{name}/{reading}"
+        for attribute in ("power1_average", "power1_input", "energy1_input"):
+            path = f"{base}/{name}/{attribute}"
             if host.read(path) is not None:
                 found.append(_Source("hwmon", device.id, path))
                 break

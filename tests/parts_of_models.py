@@ -11,7 +11,7 @@ import numpy as np
 from architectures import ARCHITECTURES, write_architecture
 
 from quantize.native.reference import ReferenceModel
-from quantize.native.resume import PartTap, RestTap
+from quantize.native.resume import NullTap, PartTap
 
 WINDOW = 64
 
@@ -23,13 +23,13 @@ def compared(path: Path) -> dict[str, object]:
         tokens = np.random.default_rng(0).integers(5, min(model.num_vocab, 380), (1, WINDOW)).astype(np.int32)
         keep = np.ones(WINDOW, np.bool_)
         whole = model.run(tokens, keep)
-        reading = PartTap(RestTap(), reads=list(cuts.by_layer.values()))
+        reading = PartTap(NullTap(), reads=list(cuts.by_layer.values()))
         wrong = [] if (model.run(tokens, keep, reading) == whole).all() else ["reading"]
         other = (tokens + 1) % 380
         for layer, cut in cuts.by_layer.items():
             start = (cut, reading.found[layer])
             # Tokens are other ones: nothing of what comes before the cut may matter.
-            if not (model.run(other, keep, PartTap(RestTap(), start=start)) == whole).all():
+            if not (model.run(other, keep, PartTap(NullTap(), start=start)) == whole).all():
                 wrong.append(str(layer))
         if not (model.run(tokens, keep) == whole).all():
             wrong.append("afterwards")

@@ -150,8 +150,8 @@ def nine_characters(call_id: str) -> str:
 def hoist_system(messages: Sequence[Message]) -> list[Message]:
     """Every system and developer message joined into one at the start, for templates that want one there."""
     system = [flatten(m.content) for m in messages if m.role in {"system", "developer"}]
-    rest = [m for m in messages if m.role not in {"system", "developer"}]
-    return [Message(role="system", content="\n\n".join(system)), *rest] if system else rest
+    others = [m for m in messages if m.role not in {"system", "developer"}]
+    return [Message(role="system", content="\n\n".join(system)), *others] if system else others
 
 
 def fold_system(messages: Sequence[Message]) -> list[Message]:
@@ -159,12 +159,12 @@ def fold_system(messages: Sequence[Message]) -> list[Message]:
     hoisted = hoist_system(messages)
     if not hoisted or hoisted[0].role != "system":
         return hoisted
-    system, rest = hoisted[0], hoisted[1:]
-    for index, message in enumerate(rest):
+    system, others = hoisted[0], hoisted[1:]
+    for index, message in enumerate(others):
         if message.role == "user":
-            rest[index] = _prefixed(message, f"{flatten(system.content)}\n\n")
-            return rest
-    return [Message(role="user", content=system.content), *rest]
+            others[index] = _prefixed(message, f"{flatten(system.content)}\n\n")
+            return others
+    return [Message(role="user", content=system.content), *others]
 
 
 def _prefixed(message: Message, prefix: str) -> Message:

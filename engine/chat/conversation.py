@@ -192,8 +192,8 @@ class Conversations:
         if any(tool.strict for tool in offered):
             grammar = tool_grammar(dialect, offered, parallel=query.parallel_tool_calls)
             if grammar.opening:
-                rest = Constraint(kind="lark", source=grammar.rest, trigger=grammar.opening)
-                return await self.checker.check(rest, query.tools_param)
+                calls = Constraint(kind="lark", source=grammar.continuation, trigger=grammar.opening)
+                return await self.checker.check(calls, query.tools_param)
         return None
 
     async def _output(

@@ -39,13 +39,13 @@ class MachineState:
         self._lock = threading.Lock()
         is_live = isinstance(self._host, RealHost)
         self._reader = LiveReader(self._host, (lambda: float(psutil.cpu_percent())) if is_live else None)
-        self._reading = threading.Lock()
+        self._reader_lock = threading.Lock()
         self._meters: tuple[Meter, ...] | None = None
 
     def live(self) -> tuple[LiveDevice, ...]:
         """How busy, warm and hungry each device is, since the call before. Wakes nothing."""
         devices = (self._machine or self.now()).devices
-        with self._reading:
+        with self._reader_lock:
             return self._reader.read(devices)
 
     @property

@@ -140,6 +140,6 @@ def reasons(found: Streaming) -> tuple[Reason, ...]:
 def prompt_tok_s(shape: ModelShape, found: Streaming, n_ubatch: int, compute_tok_s: float) -> float:
     """Tokens of a prompt a second: each piece asks for nearly all experts, so it reads all that are not kept."""
     missing_s = (found.expert_bytes - found.cached_bytes) / 1e9 / found.disk_gbs
-    reading_s = n_ubatch / compute_tok_s if compute_tok_s else 0.0
-    seconds = math.fsum((missing_s, reading_s, LAYER_S * len(shape.layers)))
+    compute_s = n_ubatch / compute_tok_s if compute_tok_s else 0.0
+    seconds = math.fsum((missing_s, compute_s, LAYER_S * len(shape.layers)))
     return n_ubatch / seconds

@@ -219,9 +219,9 @@ def _compute(
 ) -> list[Part]:
     if dry_run is not None:
         host = sum(size for name, size in dry_run.compute_bytes.items() if is_host(name))
-        rest = sum(size for name, size in dry_run.compute_bytes.items() if not is_host(name))
+        on_device = sum(size for name, size in dry_run.compute_bytes.items() if not is_host(name))
         parts = [Part(name="compute", device=CPU, num_bytes=host, basis="probe")]
-        return [*parts, Part(name="compute", device=gpu or CPU, num_bytes=rest, basis="probe")]
+        return [*parts, Part(name="compute", device=gpu or CPU, num_bytes=on_device, basis="probe")]
     device = gpu if gpu and layers_from <= len(shape.layers) else CPU
     return [Part(name="compute", device=device, num_bytes=compute_prior(shape, settings), basis="prior")]
 

@@ -16,7 +16,7 @@ Recommended = Literal["", "reading_speed", "quickest", "smallest"]
 
 _PROPOSALS = 3
 # 238 words a minute of some 1.3 tokens. Source: Brysbaert 2019, "How many words do we read per minute?"
-_READING_TOK_S = 5.2
+_FLUENT_TOK_S = 5.2
 _USES: dict[JobName, str] = {
     "chat": "starter_chat",
     "coding": "starter_coding",
@@ -65,7 +65,7 @@ def recommend(offered: Sequence[tuple[Starter, float]]) -> tuple[str, Recommende
     talkers = [pair for pair in offered if pair[0].job in {"chat", "tiny"}] or list(offered)
     if not talkers:
         return "", ""
-    fluent = [starter for starter, speed in talkers if speed >= _READING_TOK_S]
+    fluent = [starter for starter, speed in talkers if speed >= _FLUENT_TOK_S]
     if fluent:
         return max(fluent, key=lambda s: s.parameters).id, "reading_speed"
     timed = [pair for pair in talkers if pair[1]]

@@ -89,11 +89,11 @@ def create_app(
         state.renderer.warm()
         if state.utilization is not None:
             state.utilization.start()
-        rest = asyncio.create_task(_make_ready(state, late))
+        preparation = asyncio.create_task(_make_ready(state, late))
         memory = asyncio.create_task(give_back_when_idle(lambda: state.pool.busy))
         attention = asyncio.create_task(_measure_attention(state))
         yield
-        for task in (attention, memory, rest):
+        for task in (attention, memory, preparation):
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 LOOK_S: Final = 2.0
 # A person who reads an answer or thinks of the next question is not away yet.
-REST_S: Final = 60.0
+IDLE_S: Final = 60.0
 # Share of all processors' time that a resting computer's other programs take.
 MOST_BUSY: Final = 0.15
 # Turns that contradict each other, or faults: after so many tries this server leaves it.
@@ -43,39 +43,39 @@ log = logging.getLogger(__name__)
 
 
 class IdleAttention:
-    """Measures while nobody waits for anything, after `rest_s` seconds with processors at most `most_busy` busy."""
+    """Measures while nobody waits for anything, after `idle_s` seconds with processors at most `most_busy` busy."""
 
-    def __init__(self, state: "ServerState", rest_s: float = REST_S, most_busy: float = MOST_BUSY) -> None:
+    def __init__(self, state: "ServerState", idle_s: float = IDLE_S, most_busy: float = MOST_BUSY) -> None:
         self._state = state
-        self._rest_s = rest_s
+        self._idle_s = idle_s
         self._most_busy = most_busy
         self._tries: Counter[str] = Counter()
 
     async def run(self) -> None:
         """Until it is cancelled."""
-        rested = 0.0
+        idle_for_s = 0.0
         while True:
-            await asyncio.sleep(min(LOOK_S, self._rest_s))
-            rested = 0.0 if self._busy() else rested + min(LOOK_S, self._rest_s)
-            if rested < self._rest_s or not await asyncio.to_thread(self._resting):
+            await asyncio.sleep(min(LOOK_S, self._idle_s))
+            idle_for_s = 0.0 if self._busy() else idle_for_s + min(LOOK_S, self._idle_s)
+            if idle_for_s < self._idle_s or not await asyncio.to_thread(self._is_idle):
                 continue
             for model in self._state.pool.loaded:
                 wanted = await asyncio.to_thread(self._wanted, model)
                 if wanted is not None:
                     await self._measure(*wanted)
                     break
-            rested = 0.0
+            idle_for_s = 0.0
 
     def _busy(self) -> bool:
         state = self._state
         return state.pool.busy or any(job.state not in {*ENDED, "paused"} for job in state.jobs.jobs())
 
-    def _resting(self) -> bool:
+    def _is_idle(self) -> bool:
         """No other program works, and no battery pays for it."""
         if with_power(NO_OVERRIDES).on_battery:
             return False
         usage = self._state.utilization
-        samples = usage.last(max(1, int(self._rest_s))) if usage is not None else ()
+        samples = usage.last(max(1, int(self._idle_s))) if usage is not None else ()
         return bool(samples) and sum(s.cpu_frac for s in samples) <= self._most_busy * len(samples)
 
     def _wanted(self, model: LoadedModel) -> tuple[str, Heads, int] | None:

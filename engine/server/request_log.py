@@ -39,16 +39,16 @@ class RequestLog:
         request_id = f"req_{secrets.token_hex(8)}"
         clock = start_clock(request_id)
         status, sent = 0, 0
-        reading = True
+        receiving = True
 
         async def timed() -> Message:
             """The body's pieces count as time on the network; what comes after it only tells that a client left."""
-            nonlocal reading
+            nonlocal receiving
             before = time.monotonic()
             message = await receive()
-            if reading:
+            if receiving:
                 clock.network_s += time.monotonic() - before
-                reading = bool(message.get("more_body"))
+                receiving = bool(message.get("more_body"))
             return message
 
         async def counted(message: Message) -> None:

@@ -120,8 +120,8 @@ def _beside_stock(ratio: Interval) -> str:
 
 
 def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+    minutes, remainder = divmod(round(seconds), 60)
+    return f"{minutes} min {remainder} s" if minutes else f"{remainder} s"
 
 
 def goal_words(plan: QuantPlan) -> str:

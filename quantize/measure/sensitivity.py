@@ -17,7 +17,7 @@ from quantize.native.blocks import dequantize_rows, quantize_rows
 from quantize.native.calibration import read_windows
 from quantize.native.eval_context import EvalContext, Logits, Tokens
 from quantize.native.reference import ReferenceModel
-from quantize.native.resume import PartTap, RestTap
+from quantize.native.resume import NullTap, PartTap
 from quantize.native.source_weights import SourceWeights
 from quantize.native.streams import Streams
 
@@ -101,7 +101,7 @@ class _Probe:
         reads = [self._cuts.by_layer[n] for n in layers[:: -(-len(layers) // _STREAMS) or 1]]
 
         def predict(context: EvalContext, _: int, part: tuple[int, Tokens]) -> Logits:
-            tap = PartTap(RestTap(), reads=reads)
+            tap = PartTap(NullTap(), reads=reads)
             logits = self._logits(context, part[1], tap)
             for cut in reads:
                 self._streams.write(cut, part[0], tap.found[cut.layer])
@@ -123,7 +123,7 @@ class _Probe:
         ) -> npt.NDArray[np.float64]:
             (number, window), expected = part
             given = (start, self._streams.read(start, number)) if start else None
-            return kld_from(expected, self._logits(context, window, PartTap(RestTap(), start=given)))
+            return kld_from(expected, self._logits(context, window, PartTap(NullTap(), start=given)))
 
         parts = list(zip(self._windows, self._reference, strict=True))
         return float(np.concatenate(list(self.model.side_by_side(parts, compare))).mean())

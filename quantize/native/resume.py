@@ -19,7 +19,7 @@ class GraphDiffers(Exception):
         super().__init__(f"the graph has {found!r} where {expected!r} was")
 
 
-class RestTap(NodeTap):
+class NullTap(NodeTap):
     """Reads nothing, so that a graph is computed to its end."""
 
     def asks(self, address: int, node: GgmlTensor) -> bool:

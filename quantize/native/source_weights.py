@@ -39,8 +39,8 @@ class SourceWeights:
 
     def shape(self, name: str) -> tuple[int, int, int]:
         """(matrices, rows of each, row_values); a tensor of one matrix has `matrices` 1."""
-        width, rows, *rest = (*self.info(name).shape, 1)
-        return int(np.prod(rest, dtype=np.int64)), rows, width
+        width, rows, *outer = (*self.info(name).shape, 1)
+        return int(np.prod(outer, dtype=np.int64)), rows, width
 
     def rows(self, name: str, matrix: int = 0, picked: npt.NDArray[np.intp] | slice | None = None) -> Floats:
         """Rows of one matrix of a tensor as (rows, row_values) float32.

@@ -60,9 +60,9 @@ def rotary_rows(shape: SpeechShape, count: int) -> tuple[Floats, Floats]:
     """Cosines and sines of the first `count` positions, with each head's halves apart."""
     half = shape.rotary // 2
     angles = np.arange(count)[:, None] * shape.base ** -(np.arange(half) / half)
-    rest = np.zeros((count, shape.head_dim - shape.rotary))
-    cos = np.hstack((np.cos(angles), np.cos(angles), rest + 1))
-    return cos.astype(np.float32), np.hstack((-np.sin(angles), np.sin(angles), rest)).astype(np.float32)
+    unrotated = np.zeros((count, shape.head_dim - shape.rotary))
+    cos = np.hstack((np.cos(angles), np.cos(angles), unrotated + 1))
+    return cos.astype(np.float32), np.hstack((-np.sin(angles), np.sin(angles), unrotated)).astype(np.float32)
 
 
 def write_speech(weights: Mapping[str, Floats], folder: Path, *, seconds: float, tokens: int) -> SpeechShape:

@@ -119,19 +119,19 @@ def _search(items: list[_Item], capacity: int, price: float, distance: float) ->
     if least > capacity:
         return None
     order = sorted(range(len(items)), key=lambda i: len(options[i]))
-    rest_least = least
+    remaining_least = least
     size, cost, away = np.zeros(1, np.int64), np.zeros(1), np.zeros(1)
     trail: list[tuple[Array, Array]] = []
     merged = False
     for i in order:
         keep, item = options[i], items[i]
-        rest_least -= int(item.num_bytes[keep[0]])
+        remaining_least -= int(item.num_bytes[keep[0]])
         reduced = item.cost + price * item.num_bytes
         reduced = reduced[keep] - reduced.min()
         new_size = (size[:, None] + item.num_bytes[keep][None, :]).ravel()
         new_cost = (cost[:, None] + item.cost[keep][None, :]).ravel()
         new_away = (away[:, None] + reduced[None, :]).ravel()
-        alive = np.flatnonzero((new_away <= distance) & (new_size + rest_least <= capacity))
+        alive = np.flatnonzero((new_away <= distance) & (new_size + remaining_least <= capacity))
         alive = alive[np.lexsort((new_cost[alive], new_size[alive]))]
         best = np.minimum.accumulate(new_cost[alive])
         alive = alive[np.concatenate(([True], new_cost[alive][1:] < best[:-1]))] if alive.size else alive

@@ -50,6 +50,8 @@ BANNED_IN = {
     "engine/chat": {
         "kept": "cached, existing, retained, measured: what it is",
         "known": "cached, existing, retained, measured: what it is",
+        "reading": "prefill, header reader",
+        "rest": "remaining, others, idle",
         "said": _SAID,
         "say": "emit",
         "tell": "report, on_row",
@@ -60,6 +62,8 @@ BANNED_IN = {
         "guesses": "assumed",
         "kept_bytes": "cached_bytes",
         "known": "cached, existing, retained, measured: what it is",
+        "reading": "prefill, header reader",
+        "rest": "remaining, others, idle",
         "said": _SAID,
         "say": "describe",
         "tell": "report, on_row",
@@ -68,6 +72,8 @@ BANNED_IN = {
     "engine/fit": {
         "kept": "cached, existing, retained, measured: what it is",
         "known": "cached, existing, retained, measured: what it is",
+        "reading": "prefill, header reader",
+        "rest": "remaining, others, idle",
         "said": _SAID,
         "tell": "report",
         "told": _TOLD,
@@ -75,6 +81,8 @@ BANNED_IN = {
     "engine/library": {
         "kept": "cached, existing, retained, measured: what it is",
         "known": "cached, existing, retained, measured: what it is",
+        "reading": "prefill, header reader",
+        "rest": "remaining, others, idle",
         "said": _SAID,
         "tell": "report, on_progress",
         "told": _TOLD,
@@ -82,6 +90,8 @@ BANNED_IN = {
     "engine/pool": {
         "kept": "cached, existing, retained, measured: what it is",
         "known": "cached, existing, retained, measured: what it is",
+        "reading": "prefill, header reader",
+        "rest": "remaining, others, idle",
         "said": _SAID,
         "tell": "report",
         "told": _TOLD,
@@ -127,6 +137,7 @@ BANNED_IN = {
     },
     "engine/server": {
         "keeper": "controller, service",
+        "rest": "remaining, others, idle",
         "said": _SAID,
         "tell": "send, report, publish",
         "tells": "includes, reports",
@@ -137,6 +148,7 @@ BANNED_IN = {
         "kept": "cached, retained, chosen: what it is",
         "lane": "context",
         "lanes": "contexts",
+        "rest": "remaining, outer",
         "said": _SAID,
         "saying": "decoder",
         "told": _TOLD,

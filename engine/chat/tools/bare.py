@@ -36,8 +36,8 @@ class BareJson:
         fence = next((f for f in _FENCES if f.startswith(head) or head.startswith(f)), None)
         if fence is None and not (head.startswith("```") and not head[3:].strip("` \n\t[")):
             return False
-        rest = head[len(fence) :] if fence and head.startswith(fence) else ""
-        return None if not rest.strip(" \t\r\n[") else False
+        remaining = head[len(fence) :] if fence and head.startswith(fence) else ""
+        return None if not remaining.strip(" \t\r\n[") else False
 
     @property
     def is_call(self) -> bool:

@@ -21,16 +21,16 @@ _MADE_UP: Final = {"{index}": "/[0-9]{1,3}/", "{id}": "/[A-Za-z0-9]{8,10}/"}
 
 
 class ToolGrammar(NamedTuple):
-    """`opening` begins the calls; `rest` is the grammar of what follows it, `whole` that of both."""
+    """`opening` begins the calls; `continuation` is the grammar of what follows it, `whole` that of both."""
 
     opening: str
-    rest: str
+    continuation: str
 
     @property
     def whole(self) -> str:
         """The grammar with the opening."""
         opening = f"{_text(self.opening)} " if self.opening else ""
-        return self.rest.replace("start: calls", f"start: {opening}calls", 1)
+        return self.continuation.replace("start: calls", f"start: {opening}calls", 1)
 
 
 def tool_grammar(dialect: Dialect, tools: Sequence[ToolDefinition], *, parallel: bool) -> ToolGrammar:
@@ -137,13 +137,13 @@ def _tagged(form: TaggedCalls, tool: ToolDefinition, index: int, rules: list[str
 def _spelled(layout: str, *, name: str) -> str:
     """A layout as a sequence of literals, with patterns for what the model makes up."""
     out: list[str] = []
-    rest = layout.replace("{name}", name)
-    while rest:
-        at, hole = min(((rest.find(h), h) for h in _MADE_UP if h in rest), default=(len(rest), ""))
-        out.append(_text(rest[:at]))
+    remaining = layout.replace("{name}", name)
+    while remaining:
+        at, hole = min(((remaining.find(h), h) for h in _MADE_UP if h in remaining), default=(len(remaining), ""))
+        out.append(_text(remaining[:at]))
         if hole:
             out.append(_MADE_UP[hole])
-        rest = rest[at + len(hole) :]
+        remaining = remaining[at + len(hole) :]
     return " ".join(filter(None, out))
 
 

@@ -316,10 +316,10 @@ class AnswerParser:
     def _call(self) -> bool:
         assert self._payload is not None
         text, self._buffer = self._buffer, ""
-        rest = self._payload.feed(text)
-        if rest is None:
+        remaining = self._payload.feed(text)
+        if remaining is None:
             return False
-        self._buffer = rest
+        self._buffer = remaining
         self._payload = None
         self._section_calls += 1
         self._mode = _Mode.SECTION
@@ -337,10 +337,10 @@ class AnswerParser:
     def _maybe_bare(self) -> bool:
         assert self._bare is not None
         text, self._buffer = self._buffer, ""
-        rest = self._bare.feed(text)
-        if rest is None and not self._bare.is_text:
+        remaining = self._bare.feed(text)
+        if remaining is None and not self._bare.is_text:
             return False
-        self._bare_over(rest or "")
+        self._bare_over(remaining or "")
         return True
 
     def _bare_end(self, *, cut: bool) -> None:
@@ -350,14 +350,14 @@ class AnswerParser:
         self._emit(self._buffer, TextDelta)
         self._buffer = ""
 
-    def _bare_over(self, rest: str) -> None:
+    def _bare_over(self, remaining: str) -> None:
         assert self._bare is not None
         if self._bare.is_text:
             self._mode = _Mode.TEXT
             self._fresh = False
-            self._buffer = self._bare.held + rest
+            self._buffer = self._bare.held + remaining
         else:
-            self._buffer = rest
+            self._buffer = remaining
             self._enter(_IMPLICIT)
             self._section_calls = 1
         self._bare = None

@@ -51,12 +51,12 @@ class JsonPayload:
 
     def feed(self, text: str) -> str | None:
         """Stream the arguments as soon as the name is known."""
-        rest = self._parser.feed(text)
+        remaining = self._parser.feed(text)
         self._process()
         if not self._parser.done:
             return None
         self._complete()
-        return rest
+        return remaining
 
     def finish(self) -> None:
         """Close the object as far as it came."""
@@ -151,24 +151,24 @@ class NamedPayload:
             if min(places) > MAX_HEADER_CHARS:
                 raise NotACall(self._held)
             if stop and (brace < 0 or stop.start() < brace):
-                header, rest = self._held[: stop.start()], self._held[stop.start() :]
+                header, remaining = self._held[: stop.start()], self._held[stop.start() :]
                 self._begin(header)
                 self._held = ""
                 self._end()
-                return rest
+                return remaining
             if brace < 0:
                 return None
             header, text = self._held[:brace], self._held[brace:]
             if not self._begin(header):
                 # Not even a name: let the rest be read as text of the section.
                 return text[1:]
-        rest = self._parser.feed(text)
+        remaining = self._parser.feed(text)
         if self._stream is not None:
             pour(self._parser, self._stream)
         if not self._parser.done:
             return None
         self._end()
-        return rest
+        return remaining
 
     def finish(self) -> None:
         """Close the arguments, or report what came of the header."""

@@ -77,7 +77,7 @@ def _loose(bare: str, text: str, types: frozenset[str]) -> object:
     if not ((bare.startswith("{") and "object" in types) or (bare.startswith("[") and "array" in types)):
         return text
     parser = LenientJson()
-    rest = parser.feed(bare)
-    if not parser.done or rest.strip():
+    remaining = parser.feed(bare)
+    if not parser.done or remaining.strip():
         return text
     return json.loads("".join(fragment.text for fragment in parser.take()))

@@ -33,7 +33,7 @@ class TaggedPayload:
         self._value: list[str] = []
         self._streaming = False
         self._started = False
-        self._rest: str | None = None
+        self._remaining: str | None = None
         self._fresh = True  # at the first character of a value
 
     def feed(self, text: str) -> str | None:
@@ -41,8 +41,8 @@ class TaggedPayload:
         self._held += text
         while self._stage():
             pass
-        rest, self._rest = self._rest, None
-        return rest
+        remaining, self._remaining = self._remaining, None
+        return remaining
 
     def finish(self) -> None:
         """The text ends inside the call: close the value and the object."""
@@ -71,7 +71,7 @@ class TaggedPayload:
             return True
         if not self._begin(header):
             self._sink.malformed(header)
-            self._rest = self._held[found.at :]
+            self._remaining = self._held[found.at :]
             self._stage = self._over
             return False
         consumed = found.mark == self._form.name_end
@@ -99,7 +99,7 @@ class TaggedPayload:
             self._stage = self._in_key
             return True
         skip = len(found.mark) if found.mark == self._form.end else 0
-        self._rest = self._held[found.at + skip :]
+        self._remaining = self._held[found.at + skip :]
         self._held = ""
         self._close()
         self._stage = self._over

@@ -203,13 +203,13 @@ class _Making:
         packages = requirements((ASSETS / "packages.txt").read_text(encoding="ascii"))
         first = [one for one in packages if one.startswith(_BUILDS_ARCHIVES)]
         torch = [one for one in packages if one.startswith(_TORCH)]
-        rest = [one for one in packages if one not in first and one not in torch]
+        others = [one for one in packages if one not in first and one not in torch]
         self._fetch(first)
         self._install(first)
         index = archive_index(self._archive())
-        self._fetch(rest)
+        self._fetch(others)
         self._fetch(torch, index)
-        self._install([*rest, *torch])
+        self._install([*others, *torch])
         trial = [str(_python_in(self._place)), "-I", str(ASSETS / "run.py"), str(self._place / "llama.cpp")]
         self._call(trial, "it does not start")
         shutil.rmtree(self._fetched)

@@ -197,8 +197,8 @@ def retry_after(response: httpx2.Response) -> float:
     value = response.headers.get("Retry-After", "")
     if value.isdigit():
         return float(value)
-    _, found, rest = response.headers.get("RateLimit", "").partition("t=")
-    digits = rest.split(";")[0].strip()
+    _, found, after = response.headers.get("RateLimit", "").partition("t=")
+    digits = after.split(";")[0].strip()
     return float(digits) if found and digits.isdigit() else 30.0
 
 

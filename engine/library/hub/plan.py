@@ -55,10 +55,10 @@ def plan_repository(
     """
     begin = time.monotonic()
     repository = listed(client, paths, repo, revision, refresh=refresh)
-    reading = _Reading(client, paths, repository)
+    reader = _HeaderReader(client, paths, repository)
     choices = choices_of(repository)
     ggufs = [choice for choice in choices if choice.format == "gguf"]
-    headers = reading.headers(ggufs)
+    headers = reader.headers(ggufs)
     options = [_option(choice, headers.get(choice.label), estimate) for choice in choices]
     options = _mark_best(options)
     build_from = _build_from(options)
@@ -66,7 +66,7 @@ def plan_repository(
     return RepoPlan(
         repository=repository,
         options=tuple(options),
-        fetched_bytes=reading.fetched_bytes,
+        fetched_bytes=reader.fetched_bytes,
         elapsed_s=time.monotonic() - begin,
         build_from=build_from,
         own=own,
@@ -103,7 +103,7 @@ def _recall_listing(path: Path, repo: str) -> Repository | None:
     return found if found.repo == repo else None
 
 
-class _Reading:
+class _HeaderReader:
     """Headers of the files of one repository, each read as little as possible."""
 
     def __init__(self, client: HubClient, paths: Paths, repository: Repository) -> None:
@@ -116,16 +116,16 @@ class _Reading:
         """For each label the headers of all its parts, or why they could not be read."""
         result: dict[str, tuple[GgufFile, ...] | str] = {}
         arrays: Mapping[str, Entry] = {}
-        rest = list(choices)
-        while rest and not arrays:  # until one vocabulary is known
-            choice = rest.pop(0)
+        remaining = list(choices)
+        while remaining and not arrays:  # until one vocabulary is known
+            choice = remaining.pop(0)
             found = self._choice(choice, {})
             result[choice.label] = found
             if not isinstance(found, str):
                 arrays = found[0].entries
         with ThreadPoolExecutor(_AT_ONCE) as pool:
-            found_rest = pool.map(lambda choice: self._choice(choice, arrays), rest)
-        result.update(zip([choice.label for choice in rest], found_rest, strict=True))
+            remaining_headers = pool.map(lambda choice: self._choice(choice, arrays), remaining)
+        result.update(zip([choice.label for choice in remaining], remaining_headers, strict=True))
         return result
 
     def _choice(self, choice: Choice, arrays: Mapping[str, Entry]) -> tuple[GgufFile, ...] | str:

@@ -222,9 +222,9 @@ def _vtt(segments: list[Segment]) -> str:
 
 def _clock(seconds: float, mark: str) -> str:
     thousandths = round(seconds * 1000)
-    hours, rest = divmod(thousandths, 3_600_000)
-    minutes, rest = divmod(rest, 60_000)
-    return f"{hours:02}:{minutes:02}:{rest // 1000:02}{mark}{rest % 1000:03}"
+    hours, remainder = divmod(thousandths, 3_600_000)
+    minutes, remainder = divmod(remainder, 60_000)
+    return f"{hours:02}:{minutes:02}:{remainder // 1000:02}{mark}{remainder % 1000:03}"
 
 
 def _segment(index: int, segment: Segment) -> dict[str, Any]:

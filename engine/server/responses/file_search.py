@@ -51,9 +51,9 @@ def chosen(choice: str | dict[str, Any] | None, box: "Toolbox") -> Choice:
         listed = choice.get("tools")
         named = listed if isinstance(listed, list) else []
         others = [tool for tool in named if not (isinstance(tool, dict) and tool.get("type") == KIND)]
-        rest: str | dict[str, Any] = {**choice, "tools": others} if others else "none"
+        functions: str | dict[str, Any] = {**choice, "tools": others} if others else "none"
         insisted = choice.get("mode") == "required" and not others
-        return Choice(use=len(others) < len(named), insisted=insisted, functions=rest)
+        return Choice(use=len(others) < len(named), insisted=insisted, functions=functions)
     if choice == "required" and not box.definitions:
         return Choice(use=True, insisted=True, functions="auto")
     return Choice(use=True, insisted=choice == "required", functions=choice)

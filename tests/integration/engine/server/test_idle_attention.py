@@ -48,7 +48,7 @@ async def resting(home, model):
         models=models, pool=pool, access=Access(TOKEN), placer=placer, paths=paths, utilization=usage
     )
     usage.start()
-    idle = asyncio.create_task(IdleAttention(state, rest_s=0.3, most_busy=2.0).run())
+    idle = asyncio.create_task(IdleAttention(state, idle_s=0.3, most_busy=2.0).run())
     try:
         yield state, await pool.acquire(model)
     finally:
