@@ -15,7 +15,7 @@ from typing import Final
 MEASURED_S: Final = 0.4
 # As streamed experts are read: several at once, each matrix in one piece.
 READERS: Final = 8
-PIECE_BYTES: Final = 512 << 10
+CHUNK_BYTES: Final = 512 << 10
 SMALLEST_BYTES: Final = 64 << 20
 
 
@@ -40,9 +40,9 @@ def read_gbs(path: Path, seconds: float = MEASURED_S) -> float | None:
         if not path.is_dir():
             return None
         with tempfile.NamedTemporaryFile(dir=path, prefix=".disk-speed-") as made:
-            piece = os.urandom(PIECE_BYTES)
-            for _ in range(SMALLEST_BYTES // PIECE_BYTES):
-                made.write(piece)
+            chunk = os.urandom(CHUNK_BYTES)
+            for _ in range(SMALLEST_BYTES // CHUNK_BYTES):
+                made.write(chunk)
             made.flush()
             os.fsync(made.fileno())
             return _read(Path(made.name), seconds)
@@ -52,15 +52,15 @@ def read_gbs(path: Path, seconds: float = MEASURED_S) -> float | None:
 
 def _read(path: Path, seconds: float) -> float | None:
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
-    pieces = path.stat().st_size // PIECE_BYTES
+    num_chunks = path.stat().st_size // CHUNK_BYTES
     done: list[int] = []
     started = time.monotonic()
 
     def work(number: int) -> None:
         rng = random.Random(number)  # noqa: S311 - places to read
-        with mmap.mmap(-1, PIECE_BYTES) as room, contextlib.suppress(OSError):
+        with mmap.mmap(-1, CHUNK_BYTES) as buffer, contextlib.suppress(OSError):
             while time.monotonic() - started < seconds:
-                done.append(os.preadv(descriptor, [room], rng.randrange(pieces) * PIECE_BYTES))
+                done.append(os.preadv(descriptor, [buffer], rng.randrange(num_chunks) * CHUNK_BYTES))
 
     try:
         threads = [threading.Thread(target=work, args=(number,)) for number in range(READERS)]

@@ -264,13 +264,13 @@ class Conversation:
         line = PhaseLine()
         stream = self._client.chat(self._model, self._messages, **options)
         try:
-            for piece in stream:
-                answer += piece.text
-                calls.take(piece.tool_calls)
-                last = piece
+            for chunk in stream:
+                answer += chunk.text
+                calls.take(chunk.tool_calls)
+                last = chunk
                 if not as_json:
-                    line.show(piece.phase)
-                    echo(shown_text(piece.text), nl=False)
+                    line.show(chunk.phase)
+                    echo(shown_text(chunk.text), nl=False)
                     sys.stdout.flush()
         except KeyboardInterrupt:
             stopped = True

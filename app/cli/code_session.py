@@ -18,7 +18,7 @@ from app.code.agent.tools import Toolbox
 from app.code.agent.transcript import Transcript, read_transcript
 from app.code.agent.types import AgentEvent, Called, Edited, Ended, Planned, Returned, Thought, UserAsked
 from app.code.assistant import Assistant
-from app.code.context.pieces import Context
+from app.code.context.items import Context
 from app.code.edits.session import Proposal
 from app.code.edits.types import Applied
 from app.code.errors import CodeError, GitFailed, UncommittedChanges
@@ -77,7 +77,7 @@ class CodeSession:
             if left.what.startswith("@"):
                 echo(f"left out: {shown_text(left.what)}: {left.reason}", err=True)
         used, limit = self._context.used_tokens, self._context.budget_tokens
-        echo(f"context: {len(self._context.pieces)} pieces, about {used} of {limit} tokens", err=True)
+        echo(f"context: {len(self._context.items)} pieces, about {used} of {limit} tokens", err=True)
         self._stream(self._assistant.ask(question, self._context))
         self._proposal = self._talk.proposal()
         self._show_proposal(self._proposal)
@@ -217,17 +217,17 @@ class CodeSession:
             echo(HELP)
 
     def _show_context(self) -> None:
-        for number, piece in enumerate(self._context.pieces if self._context else (), 1):
-            part = ", part of it" if piece.partial else ""
-            echo(f"{number:3} {piece.num_tokens:6} tokens  {shown_text(piece.title)}  ({piece.reason}{part})")
+        for number, item in enumerate(self._context.items if self._context else (), 1):
+            part = ", part of it" if item.partial else ""
+            echo(f"{number:3} {item.num_tokens:6} tokens  {shown_text(item.title)}  ({item.reason}{part})")
         for left in self._context.left_out if self._context else ():
             echo(f"  - {shown_text(left.what)}: {left.reason}")
 
     def _drop(self, text: str) -> None:
-        pieces = self._context.pieces if self._context else ()
-        if text.isdecimal() and 0 < int(text) <= len(pieces):
+        items = self._context.items if self._context else ()
+        if text.isdecimal() and 0 < int(text) <= len(items):
             del self._talk.messages[-2:]
-            self.ask(self._question, self._excluded | {pieces[int(text) - 1].key})
+            self.ask(self._question, self._excluded | {items[int(text) - 1].key})
         else:
             echo("Which one? /context numbers them.", err=True)
 

@@ -143,10 +143,10 @@ def ask(name: str, question: str, model: str) -> None:
     messages = [{"role": "user", "content": question}]
     grounds = None
     with connected() as client, closing(client.chat(model, messages, collection=name)) as answer:
-        for piece in answer:
-            grounds = piece.grounds or grounds
-            if piece.text:
-                echo(shown_text(piece.text), nl=False)
+        for chunk in answer:
+            grounds = chunk.grounds or grounds
+            if chunk.text:
+                echo(shown_text(chunk.text), nl=False)
         echo()
     if grounds is None:
         return

@@ -81,23 +81,23 @@ class WholeAnswer:
     first_s: float = 0.0  # from the question to the first word, the start of the model included
     last_s: float = 0.0
 
-    def take(self, piece: Answer) -> None:
+    def take(self, chunk: Answer) -> None:
         """Add what is new."""
-        self.phase = piece.phase or self.phase
-        if piece.text or piece.reasoning:
+        self.phase = chunk.phase or self.phase
+        if chunk.text or chunk.reasoning:
             self.last_s = time.monotonic() - self.began
             self.first_s = self.first_s or self.last_s
-        self.content += piece.text
-        self.reasoning += piece.reasoning
-        self.tools.take(piece.tool_calls)
-        self.finish_reason = piece.finish_reason or self.finish_reason
-        self.usage = piece.usage or self.usage
-        self.timings = piece.timings or self.timings
-        self.runaway = piece.runaway or self.runaway
-        self.ran_on = piece.ran_on or self.ran_on
-        self.ran_on_detail = piece.ran_on_detail or self.ran_on_detail
-        self.grounds = piece.grounds or self.grounds
-        self.receipt = piece.receipt or self.receipt
+        self.content += chunk.text
+        self.reasoning += chunk.reasoning
+        self.tools.take(chunk.tool_calls)
+        self.finish_reason = chunk.finish_reason or self.finish_reason
+        self.usage = chunk.usage or self.usage
+        self.timings = chunk.timings or self.timings
+        self.runaway = chunk.runaway or self.runaway
+        self.ran_on = chunk.ran_on or self.ran_on
+        self.ran_on_detail = chunk.ran_on_detail or self.ran_on_detail
+        self.grounds = chunk.grounds or self.grounds
+        self.receipt = chunk.receipt or self.receipt
 
     def facts(self) -> dict[str, object]:
         """What is kept beside the text, as plain values."""

@@ -134,13 +134,13 @@ class Door:
             return _fault(404, "model_not_found", f"The cluster has no model named {model!r}: {error}")
         prompt = body.get("messages") or body.get("prompt") or body.get("input")
         asked = Asked(request.url.path, raw, prompt if isinstance(prompt, str | list) and prompt else " ")
-        pieces = _Answer(handle, asked, model).pieces(streams=body.get("stream") is True)
+        chunks = _Answer(handle, asked, model).chunks(streams=body.get("stream") is True)
         try:
-            first = await anext(pieces)
+            first = await anext(chunks)
         except RayError as error:
             return _fault(503, "replica_lost", f"No replica of {model} answers: {error}")
         assert isinstance(first, tuple)
-        return StreamingResponse(pieces, status_code=first[0], media_type=first[1])  # type: ignore[arg-type]  # bytes follow
+        return StreamingResponse(chunks, status_code=first[0], media_type=first[1])  # type: ignore[arg-type]  # bytes follow
 
 
 def _new_handle(model: str) -> Any:
@@ -160,14 +160,14 @@ class _Answer:
         self._handle, self._asked, self._model = handle, asked, model
         self._sent = False
 
-    async def pieces(self, *, streams: bool) -> AsyncGenerator[tuple[int, str] | bytes, None]:
+    async def chunks(self, *, streams: bool) -> AsyncGenerator[tuple[int, str] | bytes, None]:
         """Status and type, then bytes. Before the first token nothing is sent that could not be taken back."""
         until = time.monotonic() + PATIENCE_S
         while True:
             try:
-                async with contextlib.aclosing(self._once(streams=streams)) as pieces:
-                    async for piece in pieces:
-                        yield piece
+                async with contextlib.aclosing(self._once(streams=streams)) as chunks:
+                    async for chunk in chunks:
+                        yield chunk
             except TaskCancelledError:
                 raise
             except RayError as error:
@@ -187,9 +187,9 @@ class _Answer:
         reader = ChatReader(self._model)
         response = self._handle.answer.remote(self._asked)
         try:
-            async for piece in response:
-                held.append(piece)
-                self._sent = self._sent or (streams and _begins(reader, piece))
+            async for chunk in response:
+                held.append(chunk)
+                self._sent = self._sent or (streams and _begins(reader, chunk))
                 if self._sent:
                     for each in held:
                         yield each
@@ -201,11 +201,11 @@ class _Answer:
             response.cancel()
 
 
-def _begins(reader: ChatReader, piece: tuple[int, str] | bytes) -> bool:
+def _begins(reader: ChatReader, chunk: tuple[int, str] | bytes) -> bool:
     """Whether this piece has something of the answer, or is the refusal of one."""
-    if isinstance(piece, tuple):
-        return piece[0] != OK
-    return bool(reader.feed(piece)) or reader.fault is not None
+    if isinstance(chunk, tuple):
+        return chunk[0] != OK
+    return bool(reader.feed(chunk)) or reader.fault is not None
 
 
 def _fault(status: int, code: str, message: str) -> Response:

@@ -53,8 +53,8 @@ class Replica:
         """Status and type, then the body as it comes; leaving early hangs up."""
         async with self._http.request("POST", asked.path, asked.body, self._key) as answer:
             yield answer.status, answer.headers.get("content-type", "application/json")
-            async for piece in answer.pieces():
-                yield piece
+            async for chunk in answer.chunks():
+                yield chunk
 
     async def __del__(self) -> None:
         """Ray calls this when the replica is taken down."""

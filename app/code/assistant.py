@@ -6,7 +6,7 @@ from typing import Any
 
 from app.client import Answer, Client
 from app.code.context.assemble import assemble
-from app.code.context.pieces import Context, Piece
+from app.code.context.items import Context, ContextItem
 from app.code.edits.parse import parse_answer
 from app.code.edits.session import Proposal
 from app.code.index.vectors import VectorIndex
@@ -45,7 +45,7 @@ class Conversation:
         return max(self.context_tokens * (_ANSWER_DIVISOR - 1) // _ANSWER_DIVISOR - used, _LEAST_BUDGET)
 
     def context_for(
-        self, question: str, given: Sequence[Piece] = (), excluded: frozenset[str] = frozenset()
+        self, question: str, given: Sequence[ContextItem] = (), excluded: frozenset[str] = frozenset()
     ) -> Context:
         """What would go with the question; the index is brought up to date first."""
         self.project.index.refresh()
@@ -64,7 +64,7 @@ class Conversation:
 
     def request(self, question: str, context: Context) -> list[dict[str, Any]]:
         """The messages that ask a question with its context."""
-        content = f"{context.rendered()}\n{question}" if context.pieces else question
+        content = f"{context.rendered()}\n{question}" if context.items else question
         return [*self.messages, {"role": "user", "content": content}]
 
     def keep(self, asked: list[dict[str, Any]], text: str, usage: Usage | None) -> None:

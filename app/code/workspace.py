@@ -90,8 +90,8 @@ class Workspace:
             if size > limit_bytes:
                 raise NotText(name, f"it is larger than {limit_bytes} bytes", size)
             data = bytearray()
-            while len(data) <= limit_bytes and (piece := os.read(descriptor, 1 << 20)):
-                data += piece
+            while len(data) <= limit_bytes and (chunk := os.read(descriptor, 1 << 20)):
+                data += chunk
         if len(data) > limit_bytes:
             raise NotText(name, f"it grew beyond {limit_bytes} bytes while it was read", len(data))
         if b"\0" in data:

@@ -88,9 +88,9 @@ class Compaction:
         whole = WholeAnswer()
         stream = self.ask(messages, SUMMARY_TOKENS)
         try:
-            piece: Answer
-            for piece in stream:
-                whole.take(piece)
+            chunk: Answer
+            for chunk in stream:
+                whole.take(chunk)
                 if self.cancelled.is_set():
                     break
         finally:

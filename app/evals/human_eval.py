@@ -120,8 +120,8 @@ def written(client: Client, model: str, problem: Problem) -> str:
     """The program an instruct model answers with."""
     messages = [{"role": "user", "content": ASK.format(problem.prompt)}]
     whole = WholeAnswer()
-    for piece in client.chat(model, messages, **_ALWAYS):
-        whole.take(piece)
+    for chunk in client.chat(model, messages, **_ALWAYS):
+        whole.take(chunk)
     return program_of(problem, whole.content)
 
 

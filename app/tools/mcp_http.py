@@ -25,11 +25,11 @@ async def http_pipes(url: str, headers: Mapping[str, str], read_s: float) -> Asy
             self._inner, self._left = inner, limit
 
         async def __aiter__(self) -> AsyncIterator[bytes]:
-            async for piece in self._inner:
-                self._left -= len(piece)
+            async for chunk in self._inner:
+                self._left -= len(chunk)
                 if self._left < 0:
                     raise httpx2.StreamError("the answer is too long")
-                yield piece
+                yield chunk
 
         async def aclose(self) -> None:
             await self._inner.aclose()

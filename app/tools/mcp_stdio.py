@@ -23,8 +23,8 @@ _MAX_ERROR_BYTES: Final = 2000
 async def bounded_lines(stream: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
     """Whole lines; one longer than MAX_LINE_BYTES is passed over, and never held."""
     line, skipping = bytearray(), False
-    async for piece in stream:
-        *ended, rest = piece.split(b"\n")
+    async for chunk in stream:
+        *ended, rest = chunk.split(b"\n")
         for part in ended:
             line += part
             if not skipping and len(line) <= MAX_LINE_BYTES:
@@ -99,8 +99,8 @@ async def stdio_pipes(
 
 async def _listen(stream: Any, errors: bytearray) -> None:
     with contextlib.suppress(anyio.ClosedResourceError, anyio.BrokenResourceError, OSError):
-        async for piece in stream:
-            errors.extend(piece)
+        async for chunk in stream:
+            errors.extend(chunk)
             del errors[:-_MAX_ERROR_BYTES]
 
 

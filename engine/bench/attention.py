@@ -16,7 +16,7 @@ import msgspec
 from engine.bench import shapes, standin
 from engine.bench.measure import Meter, Timed
 from engine.bench.run import bench_settings
-from engine.dispatch.attention import DENSE_PIECE, with_plain
+from engine.dispatch.attention import DENSE_UBATCH, with_plain
 from engine.measurements.attention import AttentionSpeed, AttentionTimes, Heads
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
@@ -51,7 +51,7 @@ def fused_settings(path: Path, threads: int) -> LoadSettings:
 
 def memory_bytes(heads: Heads) -> int:
     """What both runners take: the interpreters and libraries, and the scores of plain attention twice over."""
-    return RUNNERS_BYTES + 2 * 4 * heads.queries * (max(LENGTHS) + DECODED + 64) * DENSE_PIECE
+    return RUNNERS_BYTES + 2 * 4 * heads.queries * (max(LENGTHS) + DECODED + 64) * DENSE_UBATCH
 
 
 async def measure_attention(heads: Heads, *, threads: int, scratch: Path) -> AttentionSpeed | None:

@@ -61,7 +61,7 @@ class CompiledTemplate:
         **variables: Any,
     ) -> str:
         """One rendering. Without tools the variable is None, or empty where a template goes through it."""
-        pieces: list[str] = []
+        parts: list[str] = []
         size = 0
         today = datetime.now().astimezone()
         defaults = {"enable_thinking": True, "date_string": today.strftime("%d %b %Y"), **self._tokens}
@@ -70,12 +70,12 @@ class CompiledTemplate:
             # The variables of firefunction, where others have `tools`.
             names.setdefault("functions", json.dumps(tools or []))
             names.setdefault("datetime", today.strftime("%b %d %Y"))
-        for piece in self._template.generate(add_generation_prompt=add_generation_prompt, **names):
-            size += len(piece)
+        for part in self._template.generate(add_generation_prompt=add_generation_prompt, **names):
+            size += len(part)
             if size > MAX_PROMPT_CHARS:
                 raise SecurityError(f"more than {MAX_PROMPT_CHARS} characters of output")
-            pieces.append(piece)
-        return "".join(pieces)
+            parts.append(part)
+        return "".join(parts)
 
     def _renders_without_tools(self) -> bool:
         """Templates that were written for conversations with tools only may not test whether there are any."""

@@ -24,7 +24,7 @@ HARDLY_TWO: Final = 1.5
 # An impression of fewer tokens than this says nothing.
 ENOUGH_TOKENS: Final = 1000
 # Processors read prompts as fast in pieces of this many tokens, experts need more rows to be busy.
-DENSE_PIECE, EXPERT_PIECE = 128, 256
+DENSE_UBATCH, EXPERT_UBATCH = 128, 256
 # Its scores of one piece take memory: 12 KiB a cell where there are 16 heads, 400 MB for this many.
 MOST_CELLS: Final = 32768
 FLOAT_CACHES: Final = ("f16", "f32", "bf16")
@@ -61,8 +61,8 @@ def plain_attention(
 
 def with_plain(settings: LoadSettings, *, experts: bool) -> LoadSettings:
     """`settings` with plain attention, prompts in pieces of the size that suits it."""
-    piece = min(EXPERT_PIECE if experts else DENSE_PIECE, settings.n_ubatch)
-    return msgspec.structs.replace(settings, flash_attn="off", n_ubatch=piece)
+    n_ubatch = min(EXPERT_UBATCH if experts else DENSE_UBATCH, settings.n_ubatch)
+    return msgspec.structs.replace(settings, flash_attn="off", n_ubatch=n_ubatch)
 
 
 def pays(measured: AttentionSpeed, use: Use | None) -> bool:

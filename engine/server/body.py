@@ -89,8 +89,8 @@ async def whole(request: Request) -> bytes | bytearray:
         return buffered
     raw = bytearray()
     try:
-        async for piece in request.stream():  # joined at their end they would be copied in one step
-            raw += piece
+        async for chunk in request.stream():  # joined at their end they would be copied in one step
+            raw += chunk
     except ClientDisconnect:
         raise Cancelled("the client closed the connection") from None
     request.state.whole_body = raw

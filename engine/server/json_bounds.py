@@ -16,7 +16,7 @@ MAX_OBJECTS: Final = 30_000
 MAX_VALUES: Final = 300_000
 # Smaller bodies cannot hold as many.
 UNCOUNTED_BYTES: Final = 64 << 10
-_PIECE_BYTES: Final = 256 << 10
+_CHUNK_BYTES: Final = 256 << 10
 # The pair of a character beyond the first plane is one escape: its halves mean nothing alone.
 _ESCAPE: Final = re.compile(rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|u....|.)", re.DOTALL)
 _ESCAPED: Final = re.compile(rb"\\.", re.DOTALL)
@@ -30,12 +30,12 @@ class Counter:
         self.inside = False
         self._objects = self._values = 0
 
-    def count(self, piece: bytes | bytearray) -> bool:
+    def count(self, chunk: bytes | bytearray) -> bool:
         """Whether a string begins or ends in this piece.
 
         Raises: InputFault: more values, or objects, than any request needs.
         """
-        parts = (_ESCAPED.sub(b"", piece) if b"\\" in piece else piece).split(b'"')
+        parts = (_ESCAPED.sub(b"", chunk) if b"\\" in chunk else chunk).split(b'"')
         for part in parts[self.inside :: 2]:
             self._objects += part.count(b"{")
             self._values += part.count(b",") + part.count(b"[") + part.count(b"{")
@@ -50,11 +50,11 @@ class Counter:
 def check_counts(raw: bytes | bytearray) -> None:
     """Raises: InputFault: more values, or objects, than any request needs. Safe from any thread, yields often."""
     counter = Counter()
-    for piece in pieces(raw, _PIECE_BYTES):
-        counter.count(piece)
+    for chunk in chunks(raw, _CHUNK_BYTES):
+        counter.count(chunk)
 
 
-def pieces(raw: bytes | bytearray, num_bytes: int) -> Iterator[bytes]:
+def chunks(raw: bytes | bytearray, num_bytes: int) -> Iterator[bytes]:
     """The text in pieces, none of them cut inside a character or what is escaped."""
     begin = 0
     while begin < len(raw):

@@ -12,11 +12,11 @@ from pydantic import BaseModel
 from pydantic_core import from_json
 
 from engine.errors import InputFault
-from engine.server.json_bounds import Counter, pieces
+from engine.server.json_bounds import Counter, chunks
 
 # What is left is parsed in one step of some 40 ms at most: a million tokens of text in many messages are 5 MB.
 MAX_SHORT_BYTES: Final = 16 << 20
-_PIECE_BYTES: Final = 16 << 10
+_CHUNK_BYTES: Final = 16 << 10
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -41,18 +41,18 @@ class Cut:
     def _left(self, raw: bytes | bytearray) -> Iterator[bytes]:
         counter = Counter()
         cutting = False
-        for piece in pieces(raw, _PIECE_BYTES):
+        for chunk in chunks(raw, _CHUNK_BYTES):
             inside = counter.inside
-            if counter.count(piece) or not inside:
+            if counter.count(chunk) or not inside:
                 cutting = False
-                yield piece
+                yield chunk
                 continue
             if not cutting:
                 cutting = True
                 yield f"<{self._secret}:{len(self._texts)}>".encode()
                 self._texts.append([])
             try:
-                self._texts[-1].append(from_json(b'"%b"' % piece))
+                self._texts[-1].append(from_json(b'"%b"' % chunk))
             except ValueError as error:
                 raise InputFault(f"The body is not valid JSON: {str(error).partition(' at line ')[0]}.") from None
 
@@ -101,7 +101,7 @@ class Cut:
         changed = False
         for key, inner in items.items():
             if self._secret in key:
-                raise InputFault(f"A name in the JSON is longer than {_PIECE_BYTES} bytes.")
+                raise InputFault(f"A name in the JSON is longer than {_CHUNK_BYTES} bytes.")
             restored = self._value(inner)
             if restored is not None:
                 items[key] = restored

@@ -89,9 +89,9 @@ class ResumableStream:
             self.check(start)
             news = self._news
             if start < self.total:
-                piece = bytes(self.buffer[start - self.lost :])
-                start += len(piece)
-                yield piece
+                chunk = bytes(self.buffer[start - self.lost :])
+                start += len(chunk)
+                yield chunk
             elif self.done:
                 return
             else:
@@ -171,9 +171,9 @@ class StreamRegistry:
             await making.chunks.aclose()
             raise InputFault(f"{MAX_STREAMS} streams are being kept for their conversations; wait for one.")
         stream = self._streams[key, name] = ResumableStream(making)
-        async with aclosing(stream.read(0, first=True)) as pieces:
-            async for piece in pieces:
-                yield piece
+        async with aclosing(stream.read(0, first=True)) as chunks:
+            async for chunk in chunks:
+                yield chunk
 
     def find(self, key: str, name: str) -> ResumableStream:
         """The stream of a conversation. Raises: NoStream."""

@@ -48,7 +48,7 @@ class Connection(asyncio.Protocol):
         self.status = 0
         self.headers: dict[str, str] = {}
         self.complete = self._stays = False
-        self._pieces: list[bytes] = []
+        self._chunks: list[bytes] = []
         self._held = 0
         self._paused = False
 
@@ -98,7 +98,7 @@ class Connection(asyncio.Protocol):
 
     def on_body(self, body: bytes) -> None:
         if not self.complete:
-            self._pieces.append(body)
+            self._chunks.append(body)
             self._held += len(body)
 
     def on_message_complete(self) -> None:
@@ -133,16 +133,16 @@ class Connection(asyncio.Protocol):
             await self._next()
         return True
 
-    async def pieces(self) -> AsyncGenerator[bytes, None]:
+    async def chunks(self) -> AsyncGenerator[bytes, None]:
         """The body as it comes; all that has come is one piece. Raises: ConnectionError: it was cut."""
         while True:
-            if self._pieces:
-                piece = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
-                self._pieces, self._held = [], 0
+            if self._chunks:
+                chunk = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
+                self._chunks, self._held = [], 0
                 if self._paused and self._transport is not None:
                     self._paused = False
                     self._transport.resume_reading()
-                yield piece
+                yield chunk
             elif self.complete:
                 return
             elif self.lost:
@@ -164,11 +164,11 @@ class Answer:
         self.status = connection.status
         self.headers = connection.headers
 
-    async def pieces(self) -> AsyncGenerator[bytes, None]:
+    async def chunks(self) -> AsyncGenerator[bytes, None]:
         """The body as it comes. Raises: UpstreamBrokeOff."""
         try:
-            async for piece in self._connection.pieces():
-                yield piece
+            async for chunk in self._connection.chunks():
+                yield chunk
         except ConnectionError as error:
             raise UpstreamBrokeOff(
                 self._name, because("upstream_broke_off", upstream=self._name, why=_said(error))
@@ -177,8 +177,8 @@ class Answer:
     async def read(self) -> bytes:
         """The whole body. Raises: UpstreamBrokeOff: cut, or longer than any honest answer."""
         parts: list[bytes] = []
-        async for piece in self.pieces():
-            parts.append(piece)
+        async for chunk in self.chunks():
+            parts.append(chunk)
             if sum(map(len, parts)) > MOST_BYTES:
                 raise UpstreamBrokeOff(
                     self._name, because("upstream_too_much", upstream=self._name, mib=MOST_BYTES >> 20)

@@ -88,9 +88,9 @@ class UpstreamRunner:
                 if answer.status != OK:
                     raise refusal(self._link.upstream.name, answer.status, await answer.read(), self._model)
                 yield Started(prompt_tokens=0, cached_tokens=0)
-                async with aclosing(answer.pieces()) as pieces:
-                    async for piece in pieces:
-                        for event in reader.feed(piece):
+                async with aclosing(answer.chunks()) as chunks:
+                    async for chunk in chunks:
+                        for event in reader.feed(chunk):
                             clock.tick()
                             yield event if chat else _plain(event)
                         if reader.fault is not None:
@@ -103,7 +103,7 @@ class UpstreamRunner:
             raise
         finally:
             self.active_requests -= 1
-        usage = reader.usage if reader.usage.completion_tokens else Usage(completion_tokens=reader.pieces)
+        usage = reader.usage if reader.usage.completion_tokens else Usage(completion_tokens=reader.chunks)
         self._generated += usage.completion_tokens
         yield Done(finish_reason=reader.finish_reason or "stop", usage=usage, timings=clock.timings())
 

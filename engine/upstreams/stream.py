@@ -101,7 +101,7 @@ class ChatReader:
         self._calls: dict[int, int] = {}  # their index to ours, which counts from 0
         self._open: int | None = None
         self.usage = Usage()
-        self.pieces = 0
+        self.chunks = 0
         self.finish_reason: FinishReason | None = None
         self.done = False
         self.fault: UpstreamBrokeOff | None = None
@@ -139,7 +139,7 @@ class ChatReader:
     def end(self) -> list[AnswerEvent | AnswerLogprobs]:
         """Events of an answer's end. Raises: UpstreamBrokeOff: it never came."""
         if self.finish_reason is None and not self.done:
-            raise UpstreamBrokeOff(self._name, because("upstream_cut", upstream=self._name, pieces=self.pieces))
+            raise UpstreamBrokeOff(self._name, because("upstream_cut", upstream=self._name, chunks=self.chunks))
         return self._closed()
 
     def _closed(self) -> list[AnswerEvent | AnswerLogprobs]:
@@ -166,7 +166,7 @@ class ChatReader:
             out.extend(self._closed())
 
     def _add(self, event: TextDelta | ReasoningDelta, out: list[AnswerEvent | AnswerLogprobs]) -> None:
-        self.pieces += 1
+        self.chunks += 1
         last = out[-1] if out else None
         if type(last) is type(event):
             assert isinstance(last, TextDelta | ReasoningDelta)
@@ -175,7 +175,7 @@ class ChatReader:
             out.append(event)
 
     def _call(self, call: _Call, index: int, out: list[AnswerEvent | AnswerLogprobs]) -> None:
-        self.pieces += 1
+        self.chunks += 1
         if index not in self._calls:
             out.extend(self._closed())
             self._open = self._calls[index] = len(self._calls)

@@ -97,10 +97,10 @@ def _tensor(source: Checkpoint, full: str, name: str) -> OutTensor:
     info = source.info(full)
     rows = info.num_values // info.shape[-1]
 
-    def pieces() -> Iterator[Array]:
-        yield from source.pieces(full, 0, rows)
+    def chunks() -> Iterator[Array]:
+        yield from source.chunks(full, 0, rows)
 
-    return OutTensor(name, tuple(reversed(info.shape)), pieces, keep_f32=len(info.shape) == 1 or name in _ADDED)
+    return OutTensor(name, tuple(reversed(info.shape)), chunks, keep_f32=len(info.shape) == 1 or name in _ADDED)
 
 
 def _check(source: Checkpoint, config: Config, found: set[str], *, ranks: bool) -> None:

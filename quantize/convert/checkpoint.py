@@ -14,7 +14,7 @@ from quantize.files.safetensors_file import SafetensorInfo, read_safetensors_fol
 Array = np.ndarray[Any, Any]
 
 # One piece of a tensor in memory; with a float32 copy beside it the whole conversion stays far below 1 GB.
-PIECE_BYTES = 32 * 1024 * 1024
+CHUNK_BYTES = 32 * 1024 * 1024
 # Configurations are a few kB; tokenizers of 256,000 tokens take about 35 MB.
 _MAX_CONFIG_BYTES = 4 * 1024 * 1024
 _MAX_TOKENIZER_BYTES = 96 * 1024 * 1024
@@ -70,11 +70,11 @@ class Checkpoint:
         values: Array = np.frombuffer(raw, dtype)
         return values.reshape(stop - start, width)
 
-    def pieces(self, name: str, start: int, stop: int, group: int = 1) -> Iterator[Array]:
-        """The same in pieces of about PIECE_BYTES, each a whole number of `group` rows."""
+    def chunks(self, name: str, start: int, stop: int, group: int = 1) -> Iterator[Array]:
+        """The same in pieces of about CHUNK_BYTES, each a whole number of `group` rows."""
         info = self.info(name)
         row_bytes = max(1, info.nbytes // max(1, info.num_values // max(1, info.shape[-1])))
-        step = max(group, PIECE_BYTES // row_bytes // group * group)
+        step = max(group, CHUNK_BYTES // row_bytes // group * group)
         for first in range(start, stop, step):
             yield self.rows(name, first, min(stop, first + step))
 

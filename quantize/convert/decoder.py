@@ -12,7 +12,7 @@ from quantize.convert.recipe import Array, Metadata, OutTensor, Recipe
 from quantize.errors import BadFile, BadWeights, UnsupportedModel
 
 Config = Mapping[str, Any]
-Pieces = Callable[[], Iterator[Array]]
+Chunks = Callable[[], Iterator[Array]]
 
 # Names outside the layers; a folder may put the whole decoder below "language_model".
 OUTER = {
@@ -154,11 +154,11 @@ def _plain(
     shape = info.shape if rows is None else (min(rows, info.shape[0]), *info.shape[1:])
     total = int(np.prod(shape[:-1], dtype=np.int64)) if len(shape) > 1 else 1
 
-    def pieces() -> Iterator[Array]:
-        for piece in source.pieces(full, 0, total):
-            yield to_f32(piece) + np.float32(1) if shift else piece
+    def chunks() -> Iterator[Array]:
+        for chunk in source.chunks(full, 0, total):
+            yield to_f32(chunk) + np.float32(1) if shift else chunk
 
-    return OutTensor(target, tuple(reversed(shape)), pieces, keep_f32=_wants_f32(target, shape))
+    return OutTensor(target, tuple(reversed(shape)), chunks, keep_f32=_wants_f32(target, shape))
 
 
 def _interleaved(source: Checkpoint, full: str, target: str, heads: int) -> OutTensor:
@@ -170,16 +170,16 @@ def _interleaved(source: Checkpoint, full: str, target: str, heads: int) -> OutT
         raise BadWeights(str(source.folder), full, reason)
     size = total // heads
 
-    def pieces() -> Iterator[Array]:
+    def chunks() -> Iterator[Array]:
         if len(info.shape) == 1:
             whole = source.rows(full, 0, 1)
             yield whole.reshape(heads, 2, size // 2).swapaxes(1, 2).reshape(1, total)
             return
-        for piece in source.pieces(full, 0, total, group=size):
-            halves = piece.reshape(-1, 2, size // 2, piece.shape[1])
-            yield halves.swapaxes(1, 2).reshape(piece.shape)
+        for chunk in source.chunks(full, 0, total, group=size):
+            halves = chunk.reshape(-1, 2, size // 2, chunk.shape[1])
+            yield halves.swapaxes(1, 2).reshape(chunk.shape)
 
-    return OutTensor(target, tuple(reversed(info.shape)), pieces, keep_f32=_wants_f32(target, info.shape))
+    return OutTensor(target, tuple(reversed(info.shape)), chunks, keep_f32=_wants_f32(target, info.shape))
 
 
 def _stacked(source: Checkpoint, layer: int, part: str, members: dict[int, str], rules: Rules) -> OutTensor:
@@ -198,11 +198,11 @@ def _stacked(source: Checkpoint, layer: int, part: str, members: dict[int, str],
         if source.info(name).shape != shape:
             raise BadWeights(str(source.folder), name, f"shape {source.info(name).shape}, others {shape}")
 
-    def pieces() -> Iterator[Array]:
+    def chunks() -> Iterator[Array]:
         for name in ordered:
-            yield from source.pieces(name, 0, shape[0])
+            yield from source.chunks(name, 0, shape[0])
 
-    return OutTensor(f"blk.{layer}.{target}.weight", (*reversed(shape), rules.num_experts), pieces)
+    return OutTensor(f"blk.{layer}.{target}.weight", (*reversed(shape), rules.num_experts), chunks)
 
 
 def _wants_f32(target: str, shape: tuple[int, ...]) -> bool:
@@ -235,9 +235,9 @@ def _check_layers(source: Checkpoint, found: list[OutTensor], config: Config) ->
             raise BadFile(str(source.folder), f"{tensor.name} is beyond the {layers} layers of config.json")
 
 
-def to_f32(piece: Array) -> Array:
+def to_f32(chunk: Array) -> Array:
     """Any piece as float32."""
-    return bf16_to_f32(piece) if piece.dtype == np.uint16 else piece.astype(np.float32)
+    return bf16_to_f32(chunk) if chunk.dtype == np.uint16 else chunk.astype(np.float32)
 
 
 def _put_common(meta: Metadata, config: Config) -> None:

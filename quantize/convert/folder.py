@@ -248,14 +248,14 @@ def _write(source: Checkpoint, recipe: Recipe, qtype: GgmlType, out: Path, send:
 
 def _encoded(source: Checkpoint, tensor: OutTensor, qtype: GgmlType) -> Iterator[Array]:
     """The tensor's pieces in the target type. Raises: BadWeights: NaN or infinity. _Overflow."""
-    for piece in tensor.pieces():
-        bits16 = piece.dtype == np.uint16
-        wide = bf16_to_f32(piece) if bits16 else piece
+    for chunk in tensor.chunks():
+        bits16 = chunk.dtype == np.uint16
+        wide = bf16_to_f32(chunk) if bits16 else chunk
         if not np.isfinite(wide).all():
             kind = "NaN" if np.isnan(wide).any() else "infinity"
             raise BadWeights(str(source.folder), tensor.name, f"holds {kind}")
         if qtype is GgmlType.BF16:
-            yield piece if bits16 else f32_to_bf16(wide.astype(np.float32))
+            yield chunk if bits16 else f32_to_bf16(wide.astype(np.float32))
         elif qtype is GgmlType.F32:
             yield wide.astype(np.float32)
         elif wide.dtype == np.float16:

@@ -57,7 +57,7 @@ def _rope_factors(config: Config) -> OutTensor:
             factors.append(one / ((one - smooth) / factor + smooth))
     values = np.asarray(factors, np.float32)[None, :]
 
-    def pieces() -> Iterator[Array]:
+    def chunks() -> Iterator[Array]:
         yield values
 
-    return OutTensor("rope_freqs.weight", (len(factors),), pieces, keep_f32=True)
+    return OutTensor("rope_freqs.weight", (len(factors),), chunks, keep_f32=True)

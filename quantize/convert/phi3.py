@@ -53,7 +53,7 @@ def _factors(source: Checkpoint, params: dict[str, object], kind: str, count: in
         raise BadFile(str(source.folder / "config.json"), f"{kind}_factor must hold {count} numbers")
     row = np.asarray(values, np.float32)[None, :]
 
-    def pieces() -> Iterator[Array]:
+    def chunks() -> Iterator[Array]:
         yield row
 
-    return OutTensor(f"rope_factors_{kind}.weight", (count,), pieces, keep_f32=True)
+    return OutTensor(f"rope_factors_{kind}.weight", (count,), chunks, keep_f32=True)

@@ -38,7 +38,7 @@ class Metadata(dict[str, MetaValue]):
 
 @dataclass(frozen=True)
 class OutTensor:
-    """A tensor to write: `shape` in ggml order; `pieces` yields its rows in order.
+    """A tensor to write: `shape` in ggml order; `chunks` yields its rows in order.
 
     Pieces are (rows, shape[0]) arrays of float16, float32 or bfloat16 bits in uint16. `keep_f32`: norms, biases
     and routers, which llama.cpp wants in float32.
@@ -46,7 +46,7 @@ class OutTensor:
 
     name: str
     shape: tuple[int, ...]
-    pieces: Callable[[], Iterator[Array]] = field(repr=False)
+    chunks: Callable[[], Iterator[Array]] = field(repr=False)
     keep_f32: bool = False
 
 

@@ -107,8 +107,8 @@ def _gptq_octets(weights: Floats, bases: list[Bytes], qtype: str, octets: OctetC
     return _joined([RoundedRows(*gptq_octet_rows(weights[p], [b[p] for b in bases], qtype, octets)) for p in parts])
 
 
-def _joined(pieces: list[RoundedRows]) -> RoundedRows:
-    return RoundedRows(np.concatenate([p.blocks for p in pieces]), np.concatenate([p.errors for p in pieces]))
+def _joined(results: list[RoundedRows]) -> RoundedRows:
+    return RoundedRows(np.concatenate([p.blocks for p in results]), np.concatenate([p.errors for p in results]))
 
 
 def _gptq_pass(targets: Floats, bases: dict[str, list[Bytes]], curvature: Curvature) -> dict[str, RoundedRows]:

@@ -75,21 +75,21 @@ def turn(knobs: list[Knob], size: int, errors: Floats, curvature: Curvature) -> 
     width = len(errors)
     places = np.empty_like(curvature.order)
     places[curvature.order] = np.arange(width)
-    for piece in range(width // size):
-        columns = places[piece * size : (piece + 1) * size]
+    for segment in range(width // size):
+        columns = places[segment * size : (segment + 1) * size]
         moments = curvature.moments[columns]
         own = np.ascontiguousarray(moments[:, columns])
         here = pull[columns]
         moved = np.zeros_like(here)
         for knob in knobs:
-            direction = np.ascontiguousarray(knob.slope[:, piece * size : (piece + 1) * size].T)
+            direction = np.ascontiguousarray(knob.slope[:, segment * size : (segment + 1) * size].T)
             felt = own @ direction
             curve = np.einsum("kr,kr->r", felt, direction)
             options = np.einsum("kr,kr->r", here, direction)
-            old = knob.held[:, piece].astype(np.float32)
+            old = knob.held[:, segment].astype(np.float32)
             step = np.divide(options, curve, out=np.zeros_like(options), where=curve > 0)
-            knob.held[:, piece] = knob.nearest(old - step)
-            change = knob.held[:, piece].astype(np.float32) - old
+            knob.held[:, segment] = knob.nearest(old - step)
+            change = knob.held[:, segment].astype(np.float32) - old
             here += felt * change
             moved += direction * change
         pull += moments.T @ moved

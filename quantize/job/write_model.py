@@ -19,7 +19,7 @@ from quantize.native.encode import copied, encoded
 from quantize.native.source_weights import SourceWeights
 
 _QUANTIZATION_VERSION = 2  # Source: ggml.h, GGML_QNT_VERSION
-_CACHE_PIECE_BYTES = 32 << 20
+_CACHE_CHUNK_BYTES = 32 << 20
 
 
 class WriteRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,8 +108,8 @@ def _from_cache(path: Path, slot: TensorSlot) -> Iterator[Any]:
     blocks = np.memmap(path, np.uint8, "r")
     if blocks.nbytes != slot.num_bytes:
         raise BadFile(str(path), f"{blocks.nbytes} bytes for {slot.name}, which takes {slot.num_bytes}")
-    for start in range(0, len(blocks), _CACHE_PIECE_BYTES):
-        yield np.ascontiguousarray(blocks[start : start + _CACHE_PIECE_BYTES])
+    for start in range(0, len(blocks), _CACHE_CHUNK_BYTES):
+        yield np.ascontiguousarray(blocks[start : start + _CACHE_CHUNK_BYTES])
 
 
 def stamp(path: Path, provenance: Provenance) -> None:

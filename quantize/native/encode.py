@@ -18,7 +18,7 @@ from quantize.native.source_weights import SourceWeights
 Blocks = npt.NDArray[np.uint8]
 
 # Values one thread takes at a time: 8 MB as float32. Small enough for many threads, large enough to hide Python.
-_PIECE_VALUES = 1 << 21
+_CHUNK_VALUES = 1 << 21
 _FLOATS: dict[GgmlType, np.dtype[Any]] = {GgmlType.F32: np.dtype("<f4"), GgmlType.F16: np.dtype("<f2")}
 
 
@@ -33,9 +33,9 @@ def encoded(
     matrices, rows, width = source.shape(name)
     if importance is not None and importance.sums.shape[1] != width:
         importance = None
-    step = max(1, _PIECE_VALUES // width)
+    step = max(1, _CHUNK_VALUES // width)
 
-    def piece(matrix: int, start: int) -> Blocks:
+    def encoded(matrix: int, start: int) -> Blocks:
         weights = source.rows(name, matrix, slice(start, start + step))
         scale = None if importance is None else importance.mean(matrix)
         return quantize_rows(weights, qtype, scale)
@@ -43,12 +43,12 @@ def encoded(
     places = [(m, start) for m in range(matrices) for start in range(0, rows, step)]
     if threads <= 1 or len(places) == 1:
         for place in places:
-            yield piece(*place)
+            yield encoded(*place)
         return
     with ThreadPoolExecutor(max_workers=threads) as pool:
         ahead: deque[Future[Any]] = deque()
         for place in places:
-            ahead.append(pool.submit(piece, *place))
+            ahead.append(pool.submit(encoded, *place))
             if len(ahead) > 2 * threads:
                 yield ahead.popleft().result()
         while ahead:
@@ -59,9 +59,9 @@ def copied(part: GgufFile, tensor: TensorInfo) -> Iterator[Blocks]:
     """A tensor's bytes as they are. Raises: BadFile: a float among them is not finite (the tensor is named)."""
     raw = part.tensor_bytes(tensor)
     dtype = _FLOATS.get(tensor.ggml_type)
-    step = _PIECE_VALUES * 4
+    step = _CHUNK_VALUES * 4
     for start in range(0, len(raw), step):
-        piece: Blocks = np.array(raw[start : start + step])
-        if dtype is not None and not np.isfinite(piece.view(dtype)).all():
+        chunk: Blocks = np.array(raw[start : start + step])
+        if dtype is not None and not np.isfinite(chunk.view(dtype)).all():
             raise BadFile(part.name, f"tensor {tensor.name} holds values that are not finite", tensor.offset)
-        yield piece
+        yield chunk

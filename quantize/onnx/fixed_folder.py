@@ -25,7 +25,7 @@ from quantize.texts import CALIBRATION
 FACTS: Final = "fixed.json"
 DATA: Final = "fixed.onnx.data"
 GRAPHS: Final = ("prefill", "decode")
-PIECE_TOKENS: Final = 64
+CHUNK_TOKENS: Final = 64
 # RMSNormalization is an operator of its own from this opset on.
 OPSET: Final = 23
 # Enough for the ranges of activations: sequences and their tokens.
@@ -61,9 +61,9 @@ def write_fixed(
     shape = decoder_shape(model)
     if bits not in (4, 8):
         raise InvalidOption("--bits", f"{bits} is neither 4 nor 8")
-    if not PIECE_TOKENS <= past <= shape.context:
+    if not CHUNK_TOKENS <= past <= shape.context:
         raise InvalidOption(
-            "--context", f"{past} tokens is not between {PIECE_TOKENS} and the model's {shape.context}"
+            "--context", f"{past} tokens is not between {CHUNK_TOKENS} and the model's {shape.context}"
         )
     weights = FixedWeights(model, shape)
     # A family without a token that begins a text (some of Qwen's files) separates texts by the one that ends them.
@@ -74,11 +74,11 @@ def write_fixed(
     ids = Tokenizer.from_str(tokenizer_json).encode(_text(), add_special_tokens=False).ids
     spread = max(1, (len(ids) - _LENGTH) // _SEQUENCES)
     sequences = [ids[i * spread : i * spread + _LENGTH] for i in range(_SEQUENCES)]
-    ranges, first = calibrate(weights, FixedShape(shape, PIECE_TOKENS, past, head=True), begin, sequences)
+    ranges, first = calibrate(weights, FixedShape(shape, CHUNK_TOKENS, past, head=True), begin, sequences)
     scales: dict[str, Scale] = {}
     with (folder / DATA).open("wb") as data:
         before: GraphWriter | None = None
-        for name, tokens in zip(GRAPHS, (PIECE_TOKENS, 1), strict=True):
+        for name, tokens in zip(GRAPHS, (CHUNK_TOKENS, 1), strict=True):
             graph = GraphWriter(data, DATA, OPSET, before)
             at = FixedShape(shape, tokens, past, head=name == "decode")
             built = FixedGraph(graph, weights, ranges, at, bits)
@@ -107,7 +107,7 @@ def _facts(
     shape: DecoderShape, past: int, begin: int, ends: list[int], bits: int, scales: dict[str, Scale]
 ) -> FixedFacts:
     return FixedFacts(
-        architecture=shape.architecture, piece=PIECE_TOKENS, past=past, layers=shape.layers, embd=shape.embd,
+        architecture=shape.architecture, piece=CHUNK_TOKENS, past=past, layers=shape.layers, embd=shape.embd,
         vocab=shape.vocab, kv_heads=shape.kv_heads, head_dim=shape.head_dim, group=shape.heads // shape.kv_heads,
         begin=begin, ends=tuple(ends), bits=bits, scales=scales,
     )  # fmt: skip

@@ -15,7 +15,7 @@ from pathlib import Path
 from devices.detect import inventory
 from devices.host_real import RealHost
 from devices.process_memory import process_memory
-from engine.dispatch.attention import DENSE_PIECE
+from engine.dispatch.attention import DENSE_UBATCH
 from engine.dispatch.placer import read_shape
 from engine.fit.dry_run import dry_run
 from engine.fit.need import estimate
@@ -63,7 +63,7 @@ def measure(
         type_k=kv_type,
         type_v=kv_type,
         flash_attn="off" if plain else "on",
-        n_ubatch=DENSE_PIECE if plain else 512,
+        n_ubatch=DENSE_UBATCH if plain else 512,
         repack=repack,
     )
     isa = inventory(RealHost()).devices[0].isa

@@ -97,12 +97,12 @@ def test_an_answer_is_shown_reviewed_applied_and_undone(page, qtbot, server, pro
 
 def test_what_went_in_is_shown_and_can_be_left_out(page, qtbot, server):
     ask(page, qtbot, server, "louder @greet.py @other.py @missing.py")
-    assert {p.path for p in page.controller.context.pieces} == {"greet.py", "other.py"}
+    assert {p.path for p in page.controller.context.items} == {"greet.py", "other.py"}
     assert "@missing.py" in page.used.text()
-    key = next(p.key for p in page.controller.context.pieces if p.path == "other.py")
+    key = next(p.key for p in page.controller.context.items if p.path == "other.py")
     with qtbot.waitSignal(page.controller.proposed):
         page._dropper(key)()
-    assert [p.path for p in page.controller.context.pieces] == ["greet.py"]
+    assert [p.path for p in page.controller.context.items] == ["greet.py"]
     last = server.bodies[-1]["messages"]
     assert "unrelated" not in last[-1]["content"]
     assert len(last) == 2
@@ -322,7 +322,7 @@ def test_selected_lines_are_what_a_task_is_about(page, qtbot, server):
     server.pieces = ["It greets."]
     with qtbot.waitSignal(page.controller.proposed):
         page._task("explain")()
-    assert page.controller.context.pieces[0].title == "greet.py, lines 2-2"
+    assert page.controller.context.items[0].title == "greet.py, lines 2-2"
     assert "It greets." in page.transcript.last_answer
 
 

@@ -13,7 +13,7 @@ from PySide6.QtWidgets import QMessageBox, QToolButton
 
 from app.gui.markdown.document import MarkdownDocument
 from app.gui.markdown.formats import Formats
-from app.gui.markdown.highlight import fresh_start, pieces
+from app.gui.markdown.highlight import fresh_start, spans
 from app.gui.markdown.parse import split_urls
 from app.gui.markdown.view import MarkdownView
 from app.gui.theme import tokens
@@ -221,7 +221,7 @@ def test_the_theme_changes_live(qapp, view, theme):
 @given(st.text(alphabet="ab\n ()'\"#=:", max_size=300))
 @settings(max_examples=100, deadline=None, suppress_health_check=CROWDED)
 def test_highlighting_loses_no_character(code):
-    assert "".join(text for text, _ in pieces(code, "python")) == code
+    assert "".join(text for text, _ in spans(code, "python")) == code
 
 
 def test_lexing_a_growing_block_starts_at_most_4_kib_back():

@@ -16,7 +16,7 @@ from quantize.errors import InvalidOption
 from quantize.files.gguf_split import read_gguf_model
 from quantize.onnx.decoder import decoder_shape
 from quantize.onnx.fixed import MASKED, FixedShape, FixedWeights
-from quantize.onnx.fixed_folder import GRAPHS, PIECE_TOKENS
+from quantize.onnx.fixed_folder import CHUNK_TOKENS, GRAPHS
 from quantize.onnx.fixed_numbers import FixedNumbers
 from quantize.onnx.folder import convert_gguf
 from quantize.onnx.request import FixedOptions
@@ -53,8 +53,8 @@ def ids(folder):
     from tokenizers import Tokenizer
 
     found = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(TEXT, add_special_tokens=False).ids
-    assert len(found) > PIECE_TOKENS + 20
-    return found[: PIECE_TOKENS + 20]
+    assert len(found) > CHUNK_TOKENS + 20
+    return found[: CHUNK_TOKENS + 20]
 
 
 def log_softmax(row):
@@ -89,9 +89,9 @@ def test_the_quantized_graphs_follow_the_model(decoder, ids):
         inputs[f"past.{layer}.value"] = np.zeros((1, shape.kv_heads, 0, shape.head_dim), np.float32)
     expected = FixedNumbers(weights).run(at, inputs, np.arange(len(whole)))["logits"][0]
     one = decoder()
-    one.read(ids[:PIECE_TOKENS])
+    one.read(ids[:CHUNK_TOKENS])
     found = []
-    for i in range(PIECE_TOKENS, len(ids)):
+    for i in range(CHUNK_TOKENS, len(ids)):
         p, q = log_softmax(expected[i + 1]), log_softmax(one.step(ids[i]))
         found.append(float((np.exp(p) * (p - q)).sum()))
     assert np.mean(found) < 0.03

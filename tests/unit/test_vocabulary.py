@@ -36,6 +36,8 @@ _SAID = "text, answer, message, explicit, notes: what it is"
 _TOLD = "payload, fields, rows, sent, reported: what it is"
 BANNED_IN = {
     "app": {
+        "piece": "chunk, item, part, span",
+        "pieces": "chunk, item, part, span",
         "said": _SAID,
         "say": "echo, emit",
         "tells": "prints, shows",
@@ -50,6 +52,7 @@ BANNED_IN = {
     "engine/chat": {
         "kept": "cached, existing, retained, measured: what it is",
         "known": "cached, existing, retained, measured: what it is",
+        "pieces": "chunks",
         "reading": "prefill, header reader",
         "rest": "remaining, others, idle",
         "said": _SAID,
@@ -62,6 +65,7 @@ BANNED_IN = {
         "guesses": "assumed",
         "kept_bytes": "cached_bytes",
         "known": "cached, existing, retained, measured: what it is",
+        "pieces": "chunks",
         "reading": "prefill, header reader",
         "rest": "remaining, others, idle",
         "said": _SAID,
@@ -72,6 +76,7 @@ BANNED_IN = {
     "engine/fit": {
         "kept": "cached, existing, retained, measured: what it is",
         "known": "cached, existing, retained, measured: what it is",
+        "pieces": "chunks",
         "reading": "prefill, header reader",
         "rest": "remaining, others, idle",
         "said": _SAID,
@@ -81,6 +86,7 @@ BANNED_IN = {
     "engine/library": {
         "kept": "cached, existing, retained, measured: what it is",
         "known": "cached, existing, retained, measured: what it is",
+        "pieces": "chunks",
         "reading": "prefill, header reader",
         "rest": "remaining, others, idle",
         "said": _SAID,
@@ -90,6 +96,7 @@ BANNED_IN = {
     "engine/pool": {
         "kept": "cached, existing, retained, measured: what it is",
         "known": "cached, existing, retained, measured: what it is",
+        "pieces": "chunks",
         "reading": "prefill, header reader",
         "rest": "remaining, others, idle",
         "said": _SAID,
@@ -142,6 +149,9 @@ BANNED_IN = {
         "tell": "send, report, publish",
         "tells": "includes, reports",
         "told": _TOLD,
+    },
+    "engine/upstreams": {
+        "pieces": "chunks",
     },
     "quantize": {
         "guess": "assumed",

@@ -116,10 +116,10 @@ class _HeadAndTail:
     def drain(self, child: "subprocess.Popen[bytes]") -> None:
         assert child.stdout is not None
         with child.stdout as stream:
-            while piece := stream.read1(65536):  # type: ignore[attr-defined]  # a BufferedReader
+            while chunk := stream.read1(65536):  # type: ignore[attr-defined]  # a BufferedReader
                 room = _HEAD_BYTES - len(self._head)
-                self._head += piece[:room]
-                self._tail += piece[room:] if room > 0 else piece
+                self._head += chunk[:room]
+                self._tail += chunk[room:] if room > 0 else chunk
                 if len(self._tail) > 2 * _TAIL_BYTES:
                     self._dropped += len(self._tail) - _TAIL_BYTES
                     del self._tail[:-_TAIL_BYTES]

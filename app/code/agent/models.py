@@ -36,8 +36,8 @@ class ServerModel:
     def turn(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> ModelTurn:
         """Ask the server. Raises: ApiError, ServerUnreachable."""
         whole = WholeAnswer()
-        for piece in self.client.chat(self.model, messages, tools=tools, **self.options):
-            whole.take(piece)
+        for chunk in self.client.chat(self.model, messages, tools=tools, **self.options):
+            whole.take(chunk)
         calls = [(c.id or f"call_{i}", c.name, c.arguments) for i, c in enumerate(whole.tools.calls)]
         return ModelTurn(whole.content, calls)
 

@@ -6,8 +6,8 @@ Whatever does not fit is cut to its telling part or left out, and both are said.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from app.code.context.items import Context, ContextItem, LeftOut
 from app.code.context.mentions import Mention, mentions_in, without_mentions
-from app.code.context.pieces import Context, LeftOut, Piece
 from app.code.context.search import merged, named_symbols, search_chunks
 from app.code.errors import CodeError
 from app.code.git import Git
@@ -31,19 +31,19 @@ _WRAPPING_TOKENS = 16
 class _Budget:
     limit: int
     count: Callable[[str], int]
-    pieces: list[Piece] = field(default_factory=list)
+    items: list[ContextItem] = field(default_factory=list)
     left_out: list[LeftOut] = field(default_factory=list)
     used: int = 0
 
     def fits(self, text: str) -> bool:
         return self.used + self.count(text) + _WRAPPING_TOKENS <= self.limit
 
-    def add(self, piece: Piece) -> bool:
+    def add(self, item: ContextItem) -> bool:
         """Take the piece if it fits and is not there already."""
-        size = self.count(piece.rendered())
-        if self.used + size > self.limit or any(_covers(other, piece) for other in self.pieces):
+        size = self.count(item.rendered())
+        if self.used + size > self.limit or any(_covers(other, item) for other in self.items):
             return False
-        self.pieces.append(replace(piece, num_tokens=size))
+        self.items.append(replace(item, num_tokens=size))
         self.used += size
         return True
 
@@ -57,7 +57,7 @@ def assemble(
     budget_tokens: int,
     count: Callable[[str], int],
     *,
-    given: Sequence[Piece] = (),
+    given: Sequence[ContextItem] = (),
     git: Git | None = None,
     search: bool = True,
     vectors: VectorIndex | None = None,
@@ -72,16 +72,16 @@ def assemble(
     words = without_mentions(question)
     near = vectors.search(words) if vectors is not None and search and words.strip() else []
     with index.lock:
-        for piece in given:
-            if piece.key not in excluded and not budget.add(piece):
-                budget.leave_out(piece.title, f"its {count(piece.text)} tokens do not fit the budget")
+        for item in given:
+            if item.key not in excluded and not budget.add(item):
+                budget.leave_out(item.title, f"its {count(item.text)} tokens do not fit the budget")
         for mention in mentions_in(question):
             _add_mention(index, mention, budget, git, excluded)
         if search:
-            for piece in _found(index, words, near):
-                if piece.key not in excluded and not budget.add(piece):
-                    _leave_out_found(budget, piece)
-    return Context(pieces=tuple(budget.pieces), left_out=tuple(budget.left_out), budget_tokens=budget_tokens)
+            for item in _found(index, words, near):
+                if item.key not in excluded and not budget.add(item):
+                    _leave_out_found(budget, item)
+    return Context(items=tuple(budget.items), left_out=tuple(budget.left_out), budget_tokens=budget_tokens)
 
 
 def _add_mention(
@@ -94,39 +94,41 @@ def _add_mention(
         return
     if not candidates:
         budget.leave_out(str(mention), "nothing in this project has that name")
-    for piece in candidates:
-        if piece.key in excluded or budget.add(piece) or any(_covers(p, piece) for p in budget.pieces):
+    for item in candidates:
+        if item.key in excluded or budget.add(item) or any(_covers(p, item) for p in budget.items):
             continue
-        shorter = _shortened(index, piece, budget)
+        shorter = _shortened(index, item, budget)
         if shorter is None or not budget.add(shorter):
             budget.leave_out(
-                f"{mention} ({piece.title})", f"its {budget.count(piece.text)} tokens do not fit the budget"
+                f"{mention} ({item.title})", f"its {budget.count(item.text)} tokens do not fit the budget"
             )
 
 
-def _resolve(index: ProjectIndex, mention: Mention, git: Git | None) -> Iterator[Piece]:
+def _resolve(index: ProjectIndex, mention: Mention, git: Git | None) -> Iterator[ContextItem]:
     """The pieces a mention stands for; a bare name is a file, else a folder, else a symbol."""
     if mention.kind == "diff":
-        yield from _diff_pieces(git)
+        yield from _diff_items(git)
         return
     target = mention.target.removeprefix("./").rstrip("/")
     wanted = ("file", "folder", "symbol") if mention.kind == "any" else (mention.kind,)
     for kind in wanted:
         found = False
-        for piece in _RESOLVERS[kind](index, target, mention):
+        for item in _RESOLVERS[kind](index, target, mention):
             found = True
-            yield piece
+            yield item
         if found:
             return
 
 
-def _diff_pieces(git: Git | None) -> Iterator[Piece]:
+def _diff_items(git: Git | None) -> Iterator[ContextItem]:
     diff = git.diff() if git is not None else None
     if diff is not None and diff.text:
-        yield Piece(kind="diff", title="Uncommitted changes", text=diff.text, reason="@diff", partial=diff.cut)
+        yield ContextItem(
+            kind="diff", title="Uncommitted changes", text=diff.text, reason="@diff", partial=diff.cut
+        )
 
 
-def _file_pieces(index: ProjectIndex, target: str, mention: Mention) -> Iterator[Piece]:
+def _file_items(index: ProjectIndex, target: str, mention: Mention) -> Iterator[ContextItem]:
     if mention.target.endswith("/"):
         return
     paths = index.database.paths_named(target)
@@ -134,26 +136,26 @@ def _file_pieces(index: ProjectIndex, target: str, mention: Mention) -> Iterator
         # A file named outright may be one that the index leaves out.
         paths = [target]
     for path in paths[:_SAME_NAME_FILES]:
-        yield _file_piece(index, path, mention)
+        yield _file_item(index, path, mention)
 
 
-def _folder_pieces(index: ProjectIndex, target: str, mention: Mention) -> Iterator[Piece]:
+def _folder_items(index: ProjectIndex, target: str, mention: Mention) -> Iterator[ContextItem]:
     paths = index.database.paths(target + "/", limit=_FOLDER_FILES + 1)
     if paths:
-        yield _folder_piece(index, target, paths, mention)
+        yield _folder_item(index, target, paths, mention)
 
 
-def _symbol_pieces(index: ProjectIndex, target: str, mention: Mention) -> Iterator[Piece]:
+def _symbol_items(index: ProjectIndex, target: str, mention: Mention) -> Iterator[ContextItem]:
     for hit in index.database.symbols_named(target, limit=_SAME_NAME_FILES):
-        piece = _symbol_piece(index, hit, str(mention))
-        if piece is not None:
-            yield piece
+        item = _symbol_item(index, hit, str(mention))
+        if item is not None:
+            yield item
 
 
-_RESOLVERS = {"file": _file_pieces, "folder": _folder_pieces, "symbol": _symbol_pieces}
+_RESOLVERS = {"file": _file_items, "folder": _folder_items, "symbol": _symbol_items}
 
 
-def _file_piece(index: ProjectIndex, path: str, mention: Mention) -> Piece:
+def _file_item(index: ProjectIndex, path: str, mention: Mention) -> ContextItem:
     file = index.workspace.read(path)
     lines = file.text.split("\n")
     first = min(mention.first or 1, len(lines))
@@ -161,10 +163,12 @@ def _file_piece(index: ProjectIndex, path: str, mention: Mention) -> Piece:
     text = "\n".join(lines[first - 1 : last])
     whole = mention.first is None
     title = f"File {path}" if whole else f"File {path}, lines {first} to {last}"
-    return Piece(kind="file", title=title, text=text, reason=str(mention), path=file.path, first=first, last=last)
+    return ContextItem(
+        kind="file", title=title, text=text, reason=str(mention), path=file.path, first=first, last=last
+    )
 
 
-def _folder_piece(index: ProjectIndex, folder: str, paths: list[str], mention: Mention) -> Piece:
+def _folder_item(index: ProjectIndex, folder: str, paths: list[str], mention: Mention) -> ContextItem:
     lines: list[str] = []
     num_symbols = 0
     for path in paths[:_FOLDER_FILES]:
@@ -173,7 +177,7 @@ def _folder_piece(index: ProjectIndex, folder: str, paths: list[str], mention: M
             if not hit.scope and num_symbols < _OUTLINE_SYMBOLS:
                 lines.append(f"    {hit.line}: {hit.signature}")
                 num_symbols += 1
-    return Piece(
+    return ContextItem(
         kind="folder",
         title=f"Folder {folder}: files and their outermost definitions",
         text="\n".join(lines),
@@ -183,13 +187,13 @@ def _folder_piece(index: ProjectIndex, folder: str, paths: list[str], mention: M
     )
 
 
-def _symbol_piece(index: ProjectIndex, hit: SymbolHit, reason: str) -> Piece | None:
+def _symbol_item(index: ProjectIndex, hit: SymbolHit, reason: str) -> ContextItem | None:
     last = min(hit.end_line, hit.line + _SYMBOL_LINES - 1)
     text = _lines_of(index, hit.path, hit.line, last)
     if text is None:
         return None
     name = f"{hit.scope}.{hit.name}" if hit.scope else hit.name
-    return Piece(
+    return ContextItem(
         kind="symbol",
         title=f"{hit.kind.capitalize()} {name}, {hit.path} lines {hit.line} to {last}",
         text=text,
@@ -201,11 +205,11 @@ def _symbol_piece(index: ProjectIndex, hit: SymbolHit, reason: str) -> Piece | N
     )
 
 
-def _found(index: ProjectIndex, question: str, near: list[ChunkHit]) -> Iterator[Piece]:
+def _found(index: ProjectIndex, question: str, near: list[ChunkHit]) -> Iterator[ContextItem]:
     for symbol in named_symbols(index.database, question):
-        piece = _symbol_piece(index, symbol, f"the question names {symbol.name}")
-        if piece is not None:
-            yield piece
+        item = _symbol_item(index, symbol, f"the question names {symbol.name}")
+        if item is not None:
+            yield item
     hits = search_chunks(index.database, question)
     hits = merged(fused((hits, near)) if near else hits)
     best = hits[0].score if hits else 0.0
@@ -214,7 +218,7 @@ def _found(index: ProjectIndex, question: str, near: list[ChunkHit]) -> Iterator
             continue
         text = _lines_of(index, hit.path, hit.first, hit.last)
         if text is not None:
-            yield Piece(
+            yield ContextItem(
                 kind="search",
                 title=f"File {hit.path}, lines {hit.first} to {hit.last}",
                 text=text,
@@ -225,24 +229,24 @@ def _found(index: ProjectIndex, question: str, near: list[ChunkHit]) -> Iterator
             )
 
 
-def _shortened(index: ProjectIndex, piece: Piece, budget: _Budget) -> Piece | None:
+def _shortened(index: ProjectIndex, item: ContextItem, budget: _Budget) -> ContextItem | None:
     """A file as its outline, anything else as its first lines, where even that helps."""
-    if piece.kind == "file" and piece.path is not None:
+    if item.kind == "file" and item.path is not None:
         outline = "\n".join(
             f"{'    ' * hit.scope.count('.') + ('    ' if hit.scope else '')}{hit.line}: {hit.signature}"
-            for hit in index.database.symbols_in(piece.path)
+            for hit in index.database.symbols_in(item.path)
         )
         if outline and budget.fits(outline):
             return replace(
-                piece,
+                item,
                 kind="outline",
-                title=f"Outline of {piece.path} (too long to be given whole)",
+                title=f"Outline of {item.path} (too long to be given whole)",
                 text=outline,
                 first=None,
                 last=None,
                 partial=True,
             )
-    lines = piece.text.split("\n")
+    lines = item.text.split("\n")
     low, high = 0, len(lines)
     while low < high:
         middle = (low + high + 1) // 2
@@ -252,9 +256,9 @@ def _shortened(index: ProjectIndex, piece: Piece, budget: _Budget) -> Piece | No
             high = middle - 1
     if not low:
         return None
-    last = piece.first + low - 1 if piece.first else None
-    title = f"{piece.title} (only its first {low} lines fit)"
-    return replace(piece, title=title, text="\n".join(lines[:low]), last=last, partial=True)
+    last = item.first + low - 1 if item.first else None
+    title = f"{item.title} (only its first {low} lines fit)"
+    return replace(item, title=title, text="\n".join(lines[:low]), last=last, partial=True)
 
 
 def _lines_of(index: ProjectIndex, path: str, first: int, last: int) -> str | None:
@@ -266,15 +270,15 @@ def _lines_of(index: ProjectIndex, path: str, first: int, last: int) -> str | No
     return "\n".join(lines[first - 1 : last])
 
 
-def _covers(other: Piece, piece: Piece) -> bool:
+def _covers(other: ContextItem, item: ContextItem) -> bool:
     """Whether another piece already holds these lines."""
-    if other.key == piece.key:
+    if other.key == item.key:
         return True
-    if piece.path is None or other.path != piece.path or not (piece.first and piece.last):
+    if item.path is None or other.path != item.path or not (item.first and item.last):
         return False
-    return bool(other.first and other.last and other.first <= piece.first and piece.last <= other.last)
+    return bool(other.first and other.last and other.first <= item.first and item.last <= other.last)
 
 
-def _leave_out_found(budget: _Budget, piece: Piece) -> None:
-    if not any(_covers(other, piece) for other in budget.pieces):
-        budget.leave_out(piece.title, "found by search; no room left in the budget")
+def _leave_out_found(budget: _Budget, item: ContextItem) -> None:
+    if not any(_covers(other, item) for other in budget.items):
+        budget.leave_out(item.title, "found by search; no room left in the budget")

@@ -7,10 +7,10 @@ def split(text: str) -> list[tuple[str, str]]:
     """(content, ending) of each line; only LF and CRLF end a line, so form feeds and U+2028 stay content."""
     if not text:
         return []
-    pieces = text.split("\n")
-    lines = [(p[:-1], "\r\n") if p.endswith("\r") else (p, "\n") for p in pieces[:-1]]
-    if pieces[-1]:
-        lines.append((pieces[-1], ""))
+    parts = text.split("\n")
+    lines = [(p[:-1], "\r\n") if p.endswith("\r") else (p, "\n") for p in parts[:-1]]
+    if parts[-1]:
+        lines.append((parts[-1], ""))
     return lines
 
 

@@ -19,7 +19,7 @@ _LEAST_EVIDENCE = 4
 _RIVAL_FRACTION = 0.5
 # Similarity of single lines, from difflib, for the same decision on pieces of up to three lines.
 _RIVAL_RATIO = 0.8
-_SHORT_PIECE = 3
+_SHORT_SEARCH = 3
 # A line found at more positions than this tells nothing about a place and would cost time.
 _COMMON_LINE = 200
 _SHOWN_CANDIDATES = 8
@@ -51,8 +51,8 @@ def locate(
     """Find the only place of `search`; `at` (0-based) is a place a person picked out of several."""
     if not any(line.strip() for line in search):
         return NoPlace("the text to find is empty")
-    for match, piece, new in _attempts(search, replace):
-        places = [Place(start, match, piece, new, reindent) for start, reindent in _matches(lines, piece, match)]
+    for match, part, new in _attempts(search, replace):
+        places = [Place(start, match, part, new, reindent) for start, reindent in _matches(lines, part, match)]
         if at is not None:
             places = [place for place in places if place.start == at]
         if not places:
@@ -80,18 +80,18 @@ def _attempts(
     yield "tabs and spaces", trimmed, new
 
 
-def _matches(lines: Sequence[str], piece: Sequence[str], match: Match) -> Iterator[tuple[int, Reindent]]:
-    """Every start at which `piece` fits under the rule `match`."""
-    size = len(piece)
+def _matches(lines: Sequence[str], part: Sequence[str], match: Match) -> Iterator[tuple[int, Reindent]]:
+    """Every start at which `part` fits under the rule `match`."""
+    size = len(part)
     if match == "exact":
-        first, whole = piece[0], list(piece)
+        first, whole = part[0], list(part)
         for start in range(len(lines) - size + 1):
             if lines[start] == first and list(lines[start : start + size]) == whole:
                 yield start, same
         return
     forgiving = match in {"indentation", "tabs and spaces"}
     key = str.strip if forgiving else str.rstrip
-    wanted = [key(line) for line in piece]
+    wanted = [key(line) for line in part]
     given = [key(line) for line in lines]
     for start in range(len(lines) - size + 1):
         if given[start] != wanted[0] or given[start : start + size] != wanted:
@@ -100,7 +100,7 @@ def _matches(lines: Sequence[str], piece: Sequence[str], match: Match) -> Iterat
             yield start, same
             continue
         rule = shifted if match == "indentation" else retabbed
-        reindent = rule(piece, lines[start : start + size])
+        reindent = rule(part, lines[start : start + size])
         if reindent is not None:
             yield start, reindent
 
@@ -154,7 +154,7 @@ def _rivals(lines: Sequence[str], search: Sequence[str], skip: int | None = None
     scored = {
         max(start, 0): count / telling for start, count in votes.items() if count / telling >= _RIVAL_FRACTION
     }
-    if size <= _SHORT_PIECE:
+    if size <= _SHORT_SEARCH:
         for start in range(len(lines) - size + 1):
             ratio = _similarity(search, lines[start : start + size])
             if ratio >= _RIVAL_RATIO:

@@ -153,9 +153,9 @@ class HitRows(QStyledItemDelegate):
                 strong = QTextCharFormat()
                 strong.setFontWeight(QFont.Weight.DemiBold)
                 strong.setForeground(tokens.colour("link"))
-                piece = QTextLayout.FormatRange()
-                piece.start, piece.length, piece.format = len(text), len(part), strong
-                found.append(piece)
+                chunk = QTextLayout.FormatRange()
+                chunk.start, chunk.length, chunk.format = len(text), len(part), strong
+                found.append(chunk)
             text += part
         layout = QTextLayout(text, self._theme.font("small"))
         layout.setFormats(found)

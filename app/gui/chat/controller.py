@@ -271,21 +271,21 @@ class ChatController(QObject):
         self._answer, self._answer_id = answer, message_id
         self._job = self._services.background.stream(
             lambda: self._services.api.answer(body),
-            self._on_pieces,
+            self._on_chunks,
             lambda _: self._finish("complete", {}),
             self._on_error,
             self,
         )
         self._save_timer.start()
 
-    def _on_pieces(self, pieces: list[Answer]) -> None:
+    def _on_chunks(self, chunks: list[Answer]) -> None:
         if self._answer is None:
             return
         before = self._answer.phase
-        for piece in pieces:
-            self._answer.take(piece)
-        content = "".join(piece.text for piece in pieces)
-        self._show(content, "".join(piece.reasoning for piece in pieces))
+        for chunk in chunks:
+            self._answer.take(chunk)
+        content = "".join(chunk.text for chunk in chunks)
+        self._show(content, "".join(chunk.reasoning for chunk in chunks))
         if self._answer.phase != before:
             self.phase_changed.emit(self._answer_id, self._answer.phase)
 

@@ -57,8 +57,8 @@ class _Aside(QObject):
             watch = threading.Timer(limit_s, stream.close)
             watch.start()
             try:
-                for piece in stream:
-                    whole.take(piece)
+                for chunk in stream:
+                    whole.take(chunk)
                     if cancelled.is_set():
                         break
             finally:

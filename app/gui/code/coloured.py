@@ -2,7 +2,7 @@
 
 from PySide6.QtGui import QColor, QTextCharFormat, QTextCursor
 
-from app.gui.markdown.highlight import pieces
+from app.gui.markdown.highlight import spans
 from app.gui.theme import Theme
 
 # Colouring a longer text would hold the window up; it is shown plain.
@@ -31,8 +31,8 @@ def coloured_lines(text: str, language: str) -> list[Coloured]:
     if len(text) > _MAX_COLOURED_CHARS:
         return [((line, None),) for line in text.split("\n")]
     lines: list[list[tuple[str, str | None]]] = [[]]
-    for piece, colour in pieces(text, language):
-        first, *rest = piece.split("\n")
+    for span, colour in spans(text, language):
+        first, *rest = span.split("\n")
         lines[-1].append((first, colour))
         lines += [[(part, colour)] for part in rest]
     return [tuple(line) for line in lines]

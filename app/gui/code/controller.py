@@ -10,7 +10,7 @@ from PySide6.QtCore import QObject, Signal, SignalInstance
 
 from app.client import Answer, chat_body
 from app.code.assistant import Conversation
-from app.code.context.pieces import Context, Piece
+from app.code.context.items import Context, ContextItem
 from app.code.edits.session import Proposal
 from app.code.errors import FileMissing, InputFault
 from app.code.project import Project
@@ -52,7 +52,7 @@ class CodeController(QObject):
         self._answer: list[Answer] = []
         self.question = ""
         self.context: Context | None = None
-        self._given: tuple[Piece, ...] = ()
+        self._given: tuple[ContextItem, ...] = ()
         self._excluded: frozenset[str] = frozenset()
         self.busy = False
         services.background.at_close(self._end_agent)
@@ -102,7 +102,7 @@ class CodeController(QObject):
                 self._project.close()
             self._project = self._talk = self._proposal = None
 
-    def ask(self, question: str, model: str, n_ctx: int, given: Sequence[Piece] = ()) -> None:
+    def ask(self, question: str, model: str, n_ctx: int, given: Sequence[ContextItem] = ()) -> None:
         """Assemble the context, show it, and ask."""
         if self._project is None or self.busy:
             return
@@ -265,10 +265,10 @@ class CodeController(QObject):
         self._answer = []
         self._set_busy(True)
 
-        def values(pieces: list[Answer]) -> None:
-            self._answer += pieces
-            text = "".join(piece.text for piece in pieces)
-            phase = next((piece.phase for piece in reversed(pieces) if piece.phase is not None), None)
+        def values(items: list[Answer]) -> None:
+            self._answer += items
+            text = "".join(item.text for item in items)
+            phase = next((item.phase for item in reversed(items) if item.phase is not None), None)
             if phase is not None:
                 self.phase_changed.emit(phase)
             if text:
@@ -277,8 +277,8 @@ class CodeController(QObject):
         def done(_: object) -> None:
             self._stream = None
             self._set_busy(False)
-            usage = next((piece.usage for piece in self._answer if piece.usage), None)
-            on_done("".join(piece.text for piece in self._answer), usage)
+            usage = next((item.usage for item in self._answer if item.usage), None)
+            on_done("".join(item.text for item in self._answer), usage)
 
         def error(problem: Exception) -> None:
             self._stream = None

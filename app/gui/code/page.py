@@ -13,7 +13,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.code.context.pieces import Context, Piece
+from app.code.context.items import Context, ContextItem
 from app.code.edits.session import Proposal
 from app.code.errors import GitFailed, UncommittedChanges
 from app.code.prompts import TASKS
@@ -47,7 +47,7 @@ class CodePage(QWidget):
         super().__init__()
         self._services = services
         self.controller = CodeController(services, self)
-        self._given: list[Piece] = []
+        self._given: list[ContextItem] = []
         self.banner = Banner(services.theme)
         self.folder = label(self.tr("No folder is open"), "muted")
         self.model = Choice()
@@ -209,7 +209,7 @@ class CodePage(QWidget):
     def _on_sent(self, text: str, attachments: tuple[Attachment, ...]) -> None:
         """What was written, with the files that were attached."""
         self._given += [
-            Piece(kind="output", title=item.name, text=item.text[:_MAX_PASTED], reason=self.tr("attached"))
+            ContextItem(kind="output", title=item.name, text=item.text[:_MAX_PASTED], reason=self.tr("attached"))
             for item in attachments
             if item.text
         ]
@@ -222,7 +222,7 @@ class CodePage(QWidget):
         self.banner.hide()
         self.transcript.begin(question)
         if self.agent.isChecked():
-            task = "\n\n".join([*(piece.rendered() for piece in self._given), question])
+            task = "\n\n".join([*(item.rendered() for item in self._given), question])
             self._show_context(None)
             self.controller.work_as_agent(task, model[0])
         else:
@@ -244,7 +244,7 @@ class CodePage(QWidget):
                 return
             kind: Any = "output" if name == "output" else "selection"
             title = self.tr("Output") if name == "output" else self.tr("Selected code")
-            self._given = [Piece(kind=kind, title=title, text=text, reason=self.tr("pasted"))]
+            self._given = [ContextItem(kind=kind, title=title, text=text, reason=self.tr("pasted"))]
             self._ask(TASKS[name])
 
         return run
@@ -252,7 +252,7 @@ class CodePage(QWidget):
     def _give(self, selected: Selected) -> None:
         title = f"{selected.path}, {self.tr('lines')} {selected.first}-{selected.last}"
         self._given = [
-            Piece(
+            ContextItem(
                 kind="selection",
                 title=title,
                 text=selected.text[:_MAX_PASTED],
@@ -275,10 +275,10 @@ class CodePage(QWidget):
         if context is None:
             self.used.setText("")
             return
-        for piece in context.pieces:
-            chip = button(f"{piece.title.split(',')[0]} · {piece.num_tokens} ✕", self._dropper(piece.key), "quiet")
-            chip.setToolTip(f"{piece.title}\n{piece.reason}\n{self.tr('Press to ask again without it')}")
-            chip.setAccessibleName(self.tr("Leave out %1").replace("%1", piece.title))
+        for item in context.items:
+            chip = button(f"{item.title.split(',')[0]} · {item.num_tokens} ✕", self._dropper(item.key), "quiet")
+            chip.setToolTip(f"{item.title}\n{item.reason}\n{self.tr('Press to ask again without it')}")
+            chip.setAccessibleName(self.tr("Leave out %1").replace("%1", item.title))
             self.chips.add(chip)
         words = self.tr("About %1 of %2 tokens.")
         words = words.replace("%1", str(context.used_tokens)).replace("%2", str(context.budget_tokens))

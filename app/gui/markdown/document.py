@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from PySide6.QtGui import QTextBlockFormat, QTextCharFormat, QTextCursor, QTextDocument
 
 from app.gui.markdown.formats import Formats
-from app.gui.markdown.highlight import fresh_start, pieces, warm_up_lexers
+from app.gui.markdown.highlight import fresh_start, spans, warm_up_lexers
 from app.gui.markdown.parse import Block, blocks, closing_fence, open_fence, parser
 from app.gui.markdown.writer import BlockWriter
 
@@ -175,7 +175,7 @@ class MarkdownDocument:
         inner = self._formats.code_line(language, first=False, last=False)
         syntax = self._formats.theme.tokens.syntax
         made: dict[str | None, QTextCharFormat] = {}
-        for text, colour in pieces(code, language):
+        for text, colour in spans(code, language):
             if colour not in made:
                 made[colour] = self._formats.code(syntax[colour] if colour else None)
             head, *rest = text.split("\n")

@@ -65,7 +65,7 @@ def colour_name(kind: "_TokenType") -> str | None:
     return None
 
 
-def pieces(code: str, language: str) -> Iterator[tuple[str, str | None]]:
+def spans(code: str, language: str) -> Iterator[tuple[str, str | None]]:
     """(text, colour name) of the code, in order; the texts join to the code."""
     run, run_colour = "", None
     for kind, text in lexer(language).get_tokens(code):
@@ -93,4 +93,4 @@ def fresh_start(code: str, since: int) -> int:
 def warm_up_lexers() -> None:
     """Load the lexers that answers use most; compiling one takes 10 to 100 ms, so not while text streams."""
     for language in ("python", "bash", "json", "javascript", "c++", "html"):
-        list(pieces("x = 1\n", language))
+        list(spans("x = 1\n", language))

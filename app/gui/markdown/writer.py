@@ -127,9 +127,9 @@ class BlockWriter:
             elif token.type in {"em_close", "strong_close", "s_close", "link_close"}:
                 formats.pop()
             else:
-                self._write_piece(token, current)
+                self._write_inline(token, current)
 
-    def _write_piece(self, token: "Token", current: QTextCharFormat) -> None:
+    def _write_inline(self, token: "Token", current: QTextCharFormat) -> None:
         match token.type:
             case "text" | "html_inline":
                 for text, address in split_urls(token.content):

@@ -52,14 +52,14 @@ class RemoteFile:
             self._url = str(response.url)  # storage, after the redirect: the next read goes there at once
             if response.status_code != httpx2.codes.PARTIAL_CONTENT and (start, end) != (0, self.size):
                 raise InputFault(because("no_ranges", file=self.name), "repo")
-            pieces = []
+            chunks = []
             missing = end - start
-            for piece in response.iter_raw():
-                pieces.append(piece[:missing])
-                self.fetched_bytes += len(piece)
-                missing -= len(pieces[-1])
+            for chunk in response.iter_raw():
+                chunks.append(chunk[:missing])
+                self.fetched_bytes += len(chunk)
+                missing -= len(chunks[-1])
                 if missing <= 0:
                     break
             if missing:
                 raise httpx2.RemoteProtocolError("the answer ended early")
-        return b"".join(pieces)
+        return b"".join(chunks)

@@ -68,10 +68,10 @@ class Grounded:
             loose = tuple(CheckedSentence(start=s.start, end=s.end, carried=False) for s in asked)
             self.grounds = msgspec.structs.replace(self.grounds, checked=loose)
             return self.report()
-        pieces = checking.windows(passages)
-        vectors = await self._vectors([s.text for s in asked], [text for _, text in pieces])
+        windows = checking.windows(passages)
+        vectors = await self._vectors([s.text for s in asked], [text for _, text in windows])
         floor = await self._service.side_work.floor(self._live.store.fact("embedding_model"))
-        verdicts = await asyncio.to_thread(self._check, asked, pieces, vectors, floor)
+        verdicts = await asyncio.to_thread(self._check, asked, windows, vectors, floor)
         found = tuple(
             CheckedSentence(
                 start=v.sentence.start,
@@ -90,19 +90,19 @@ class Grounded:
     def _check(
         self,
         asked: list[checking.Sentence],
-        pieces: list[tuple[int, str]],
+        windows: list[tuple[int, str]],
         vectors: tuple[Any, Any] | None,
         floor: float,
     ) -> list[checking.Verdict]:
         with self._live.store.lock:
-            return checking.check(asked, pieces, self._live.store.stemmer.stems, vectors, floor)
+            return checking.check(asked, windows, self._live.store.stemmer.stems, vectors, floor)
 
-    async def _vectors(self, asked: list[str], pieces: list[str]) -> tuple[Any, Any] | None:
+    async def _vectors(self, asked: list[str], windows: list[str]) -> tuple[Any, Any] | None:
         model = self._live.store.fact("embedding_model")
         if not model:
             return None
         try:
-            rows = np.stack(list(await self._service.side_work.vectors(model, [*asked, *pieces])))
+            rows = np.stack(list(await self._service.side_work.vectors(model, [*asked, *windows])))
         except EngineError:
             return None
         return rows[: len(asked)], rows[len(asked) :]

@@ -17,7 +17,7 @@ from engine.server.body import openapi_body, parse
 from engine.server.chosen_model import chosen_model
 from engine.server.fanout import merge
 from engine.server.ignored import ignored_header
-from engine.server.llama_server.schemas import NativeRequest, Piece, TemplateRequest
+from engine.server.llama_server.schemas import NativeRequest, PromptPart, TemplateRequest
 from engine.server.llama_server.stream import CompletionAnswer, sse, timed
 from engine.server.models import DEFAULT_NAME
 from engine.server.openai import models
@@ -88,12 +88,12 @@ async def _sampling(model: LoadedModel, body: NativeRequest) -> dict[str, Any]:
     return {**given, "logit_bias": bias} if bias else given
 
 
-async def _tokens(model: LoadedModel, pieces: list[Piece]) -> list[int]:
+async def _tokens(model: LoadedModel, parts: list[PromptPart]) -> list[int]:
     """A mixed prompt as token ids; what the model wants at the start is added before a text only."""
     assert model.runner is not None
     tokens: list[int] = []
-    for index, piece in enumerate(pieces):
-        tokens += [piece] if isinstance(piece, int) else await model.runner.tokenize(piece, add_special=index == 0)
+    for index, part in enumerate(parts):
+        tokens += [part] if isinstance(part, int) else await model.runner.tokenize(part, add_special=index == 0)
     return tokens
 
 

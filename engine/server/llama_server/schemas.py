@@ -9,7 +9,7 @@ from engine.server.body import Body
 from engine.server.models import DEFAULT_NAME
 from engine.server.openai.schemas import ChatRequest, OutputFields, SamplingBody, TokenLimit
 
-Piece = str | Annotated[int, Field(ge=0, lt=1 << 31)]
+PromptPart = str | Annotated[int, Field(ge=0, lt=1 << 31)]
 # `false` is llama-server's word for: never.
 Bias = Annotated[float, Field(ge=-100, le=100)] | Literal[False]
 NEVER = -100.0
@@ -23,8 +23,8 @@ class TextPrompt(Body):
     multimodal_data: list[str] | None = None
 
 
-Prompts = Annotated[list[Piece | list[Piece] | TextPrompt], Field(min_length=1, max_length=1 << 20)]
-Biases = Annotated[list[tuple[Piece, Bias]], Field(max_length=1 << 16)]
+Prompts = Annotated[list[PromptPart | list[PromptPart] | TextPrompt], Field(min_length=1, max_length=1 << 20)]
+Biases = Annotated[list[tuple[PromptPart, Bias]], Field(max_length=1 << 16)]
 
 
 class NativeRequest(SamplingBody, OutputFields):
@@ -43,21 +43,21 @@ class NativeRequest(SamplingBody, OutputFields):
     t_max_predict_ms: Annotated[float, Field(ge=0)] | None = None
     response_fields: Annotated[list[str], Field(max_length=64)] | None = None
 
-    def prompts(self) -> list[str | list[Piece]]:
+    def prompts(self) -> list[str | list[PromptPart]]:
         """The prompts: a list with a number in it is one of them, other lists hold several."""
         if not isinstance(self.prompt, list):
             return [_text(self.prompt)]
-        if any(isinstance(piece, int) for piece in self.prompt):
-            if any(isinstance(piece, list | TextPrompt) for piece in self.prompt):
+        if any(isinstance(part, int) for part in self.prompt):
+            if any(isinstance(part, list | TextPrompt) for part in self.prompt):
                 raise InputFault("prompt: tokens and whole prompts cannot be mixed in one list.", "prompt")
-            return [[piece for piece in self.prompt if isinstance(piece, int | str)]]
+            return [[part for part in self.prompt if isinstance(part, int | str)]]
         return [p if isinstance(p, list) else _text(p) for p in self.prompt if not isinstance(p, int)]
 
     def bias(self) -> dict[int, float]:
         """Nothing yet: words become tokens with a model's vocabulary, see `_bias`."""
         return {}
 
-    def biases(self) -> list[tuple[Piece, float]]:
+    def biases(self) -> list[tuple[PromptPart, float]]:
         """Tokens, or texts of which every token is meant, with their bias."""
         given = self.logit_bias or {}
         pairs = given.items() if isinstance(given, dict) else given
@@ -73,7 +73,7 @@ def _text(prompt: str | TextPrompt) -> str:
     return prompt.prompt_string
 
 
-def _token(key: Piece) -> Piece:
+def _token(key: PromptPart) -> PromptPart:
     """The keys of a JSON object are text, also where they mean a token's id."""
     return int(key) if isinstance(key, str) and key.isdecimal() and len(key) < MAX_DIGITS else key
 

@@ -220,9 +220,9 @@ async def _stream(state: ServerState, asked: _Asked, items: ItemStream) -> Async
     items.response["status"] = "in_progress"
     yield items.begin()
     try:
-        async with aclosing(_work(state, asked, items)) as pieces:
-            async for piece in pieces:
-                yield piece
+        async with aclosing(_work(state, asked, items)) as chunks:
+            async for chunk in chunks:
+                yield chunk
     except EngineError as error:
         yield items.fail(error)
         return
@@ -236,8 +236,8 @@ async def _stream(state: ServerState, asked: _Asked, items: ItemStream) -> Async
 
 
 async def _run(state: ServerState, asked: _Asked, items: ItemStream) -> None:
-    async with aclosing(_work(state, asked, items)) as pieces:
-        async for _ in pieces:
+    async with aclosing(_work(state, asked, items)) as chunks:
+        async for _ in chunks:
             pass
     _keep(state, asked, items)
 

@@ -1,8 +1,8 @@
 import pytest
 
 from app.code.context.assemble import assemble
+from app.code.context.items import ContextItem
 from app.code.context.mentions import Mention, mentions_in
-from app.code.context.pieces import Piece
 from app.code.context.search import _identifiers, named_symbols
 from app.code.git import Git
 from app.code.index.symbols import _words
@@ -30,7 +30,7 @@ def test_mentions_are_read(question, expected):
 
 
 def keys(context):
-    return [piece.key for piece in context.pieces]
+    return [item.key for item in context.items]
 
 
 def test_each_kind_of_mention_brings_its_piece(index, project):
@@ -51,13 +51,13 @@ def test_each_kind_of_mention_brings_its_piece(index, project):
     ]
     assert "+  echo changed" in context.rendered()
     assert not context.left_out
-    assert context.used_tokens == sum(by_words(piece.rendered()) for piece in context.pieces)
+    assert context.used_tokens == sum(by_words(item.rendered()) for item in context.items)
 
 
 def test_what_is_not_there_or_may_not_be_read_is_said(index):
     index.refresh()
     context = assemble(index, "@nowhere.py @file:../../etc/passwd @symbol:Ghost", 500, by_words, search=False)
-    assert not context.pieces
+    assert not context.items
     assert [left.what for left in context.left_out] == [
         "@nowhere.py",
         "@file:../../etc/passwd",
@@ -74,12 +74,12 @@ def test_the_budget_is_kept_and_what_does_not_fit_is_cut_or_left_out_aloud(index
     for limit in (10, 60, 400, 700, 3000):
         context = assemble(index, "@big.py @flat.txt what is function_7", limit, by_words)
         assert context.used_tokens <= limit
-        whole = [p for p in context.pieces if p.kind == "file" and not p.partial]
-        assert len(whole) + len(context.left_out) + sum(p.partial for p in context.pieces) >= 2
-    outline = assemble(index, "@big.py", 1000, by_words, search=False).pieces[0]
+        whole = [p for p in context.items if p.kind == "file" and not p.partial]
+        assert len(whole) + len(context.left_out) + sum(p.partial for p in context.items) >= 2
+    outline = assemble(index, "@big.py", 1000, by_words, search=False).items[0]
     assert (outline.kind, outline.partial) == ("outline", True)
     assert "297: def function_74():" in outline.text
-    cut = assemble(index, "@flat.txt", 200, by_words, search=False).pieces[0]
+    cut = assemble(index, "@flat.txt", 200, by_words, search=False).items[0]
     assert cut.partial
     assert cut.text.startswith("word")
     assert "first" in cut.title
@@ -88,8 +88,8 @@ def test_the_budget_is_kept_and_what_does_not_fit_is_cut_or_left_out_aloud(index
 def test_a_question_in_words_finds_the_file_and_a_removed_piece_stays_out(index):
     index.refresh()
     context = assemble(index, "who deploys the spaceship?", 500, by_words)
-    assert context.pieces[0].path == "tool.sh"
-    key = context.pieces[0].key
+    assert context.items[0].path == "tool.sh"
+    key = context.items[0].key
     again = assemble(index, "who deploys the spaceship?", 500, by_words, excluded=frozenset({key}))
     assert key not in keys(again)
 
@@ -119,12 +119,12 @@ def test_identifiers_of_a_question(question, names):
 
 def test_given_pieces_come_first_and_lines_are_not_given_twice(index):
     index.refresh()
-    selection = Piece(
+    selection = ContextItem(
         kind="selection", title="Selection", text="deploy() {", reason="selected", path="tool.sh", first=1, last=3
     )
     context = assemble(index, "what does deploy do with the spaceship?", 500, by_words, given=[selection])
-    assert context.pieces[0].kind == "selection"
-    assert [p.path for p in context.pieces].count("tool.sh") == 1
+    assert context.items[0].kind == "selection"
+    assert [p.path for p in context.items].count("tool.sh") == 1
 
 
 def test_text_in_a_file_cannot_close_its_fence(index, project):
@@ -137,9 +137,9 @@ def test_text_in_a_file_cannot_close_its_fence(index, project):
 
 
 def test_an_empty_question_and_an_empty_project_give_an_empty_context(index, project):
-    assert assemble(index, "", 100, by_words).pieces == ()
+    assert assemble(index, "", 100, by_words).items == ()
     index.refresh()
-    assert assemble(index, "the of and", 100, by_words).pieces == ()
+    assert assemble(index, "the of and", 100, by_words).items == ()
 
 
 def test_the_estimate_learns_and_stays_sane():

@@ -90,11 +90,11 @@ def test_names_and_descriptions_cannot_steer_the_terminal(tmp_path, capsys, monk
 def test_lines_are_bounded_while_they_are_read(monkeypatch):
     monkeypatch.setattr(mcp_stdio, "MAX_LINE_BYTES", 10)
 
-    async def pieces():
+    async def items():
         for piece in (b"short\nlong" * 2, b"er than ten\nnext", b"\n", b"x" * 100, b"y" * 100, b"\nlast\n", b"cut"):
             yield piece
 
     async def lines():
-        return [line async for line in mcp_stdio.bounded_lines(pieces())]
+        return [line async for line in mcp_stdio.bounded_lines(items())]
 
     assert asyncio.run(lines()) == [b"short", b"longshort", b"next", b"last"]

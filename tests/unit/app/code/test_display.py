@@ -10,8 +10,8 @@ SHOWN = "a.py\n```diff\n-old\n+new\n```\n"
 
 def shown(text, size=10_000):
     display = EditDisplay()
-    pieces = [display.push(text[i : i + size]) for i in range(0, len(text), size)]
-    return "".join(pieces) + display.finish()
+    items = [display.push(text[i : i + size]) for i in range(0, len(text), size)]
+    return "".join(items) + display.finish()
 
 
 @pytest.mark.parametrize(

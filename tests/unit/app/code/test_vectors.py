@@ -35,9 +35,9 @@ def test_meaning_finds_what_words_do_not(index):
     assert vectors.search("launching a rocket")[0].path == "tool.sh"
     question = "launching a rocket"
     plain = assemble(index, question, 300, len)
-    assert "tool.sh" not in [p.path for p in plain.pieces]
+    assert "tool.sh" not in [p.path for p in plain.items]
     found = assemble(index, question, 3000, len, vectors=vectors)
-    assert found.pieces[0].path == "tool.sh"
+    assert found.items[0].path == "tool.sh"
 
 
 def test_only_what_changed_is_embedded_again(index, project):

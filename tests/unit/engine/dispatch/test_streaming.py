@@ -5,7 +5,7 @@ import pytest
 from machines import machines
 from msgspec.structs import replace
 
-from devices.disk_speed import PIECE_BYTES, SMALLEST_BYTES, disk_of, read_gbs
+from devices.disk_speed import CHUNK_BYTES, SMALLEST_BYTES, disk_of, read_gbs
 from devices.memory import Ledger
 from devices.recording import RecordedHost
 from devices.report import recorded_report
@@ -206,7 +206,7 @@ def test_a_disk_is_measured_and_kept(tmp_path):
     path = tmp_path / "large"
     path.write_bytes(b"x" * SMALLEST_BYTES)
     small = tmp_path / "small"
-    small.write_bytes(b"x" * PIECE_BYTES)
+    small.write_bytes(b"x" * CHUNK_BYTES)
     speed = read_gbs(path, 0.02)
     assert speed is None or speed > 0  # a file system may have no way past its cache
     assert read_gbs(small, 0.02) is None

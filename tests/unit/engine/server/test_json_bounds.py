@@ -43,7 +43,7 @@ def test_counts_are_exact_wherever_the_text_is_cut(monkeypatch):
         keys = ["".join(picks.choices('\\"{[,a', k=picks.randrange(6))) for _ in range(8)]
         raw = json.dumps([{key: [key] for key in keys} for _ in range(4)]).encode()
         objects = 4
-        monkeypatch.setattr(json_bounds, "_PIECE_BYTES", picks.randrange(1, 40))
+        monkeypatch.setattr(json_bounds, "_CHUNK_BYTES", picks.randrange(1, 40))
         monkeypatch.setattr(json_bounds, "MAX_OBJECTS", objects)
         check_counts(raw)
         monkeypatch.setattr(json_bounds, "MAX_OBJECTS", objects - 1)

@@ -23,7 +23,7 @@ def test_whatever_is_cut_out_is_put_back_as_it_was(monkeypatch):
     picks = random.Random(7)
     cuts = 0
     for _ in range(60):
-        monkeypatch.setattr(long_strings, "_PIECE_BYTES", picks.randrange(20, 60))
+        monkeypatch.setattr(long_strings, "_CHUNK_BYTES", picks.randrange(20, 60))
 
         def text():
             letters = picks.choices(CHARACTERS, k=picks.randrange(400))

@@ -58,7 +58,7 @@ def checkpoint(folder: Path, architecture: str, extra: dict, more=None, skip=())
 
 def values(recipe, name):
     tensor = next(t for t in recipe.tensors if t.name == name)
-    return np.concatenate([p.reshape(-1, p.shape[-1]) for p in tensor.pieces()])
+    return np.concatenate([p.reshape(-1, p.shape[-1]) for p in tensor.chunks()])
 
 
 def test_llama_interleaves_the_halves_of_each_head(tmp_path):

@@ -4,18 +4,18 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-PieceKind = Literal["selection", "output", "file", "symbol", "folder", "diff", "search", "outline"]
+ItemKind = Literal["selection", "output", "file", "symbol", "folder", "diff", "search", "outline"]
 _BACKTICKS = re.compile(r"`{3,}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Piece:
+class ContextItem:
     """Text with where it is from. `key` identifies it for removal; `reason` says why it is here.
 
     `first`..`last` are 1-based lines of `path`. `partial`: not all of what was asked for.
     """
 
-    kind: PieceKind
+    kind: ItemKind
     title: str
     text: str
     reason: str
@@ -50,15 +50,15 @@ class LeftOut:
 class Context:
     """An assembled context: pieces in prompt order, what was left out, and the budget they were chosen for."""
 
-    pieces: tuple[Piece, ...]
+    items: tuple[ContextItem, ...]
     left_out: tuple[LeftOut, ...]
     budget_tokens: int
 
     @property
     def used_tokens(self) -> int:
         """Tokens of all pieces, estimated as their budget was."""
-        return sum(piece.num_tokens for piece in self.pieces)
+        return sum(item.num_tokens for item in self.items)
 
     def rendered(self) -> str:
         """All pieces as one text."""
-        return "\n".join(piece.rendered() for piece in self.pieces)
+        return "\n".join(item.rendered() for item in self.items)
