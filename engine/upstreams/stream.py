@@ -139,7 +139,7 @@ class ChatReader:
     def end(self) -> list[AnswerEvent | AnswerLogprobs]:
         """Events of an answer's end. Raises: UpstreamBrokeOff: it never came."""
         if self.finish_reason is None and not self.done:
-            raise UpstreamBrokeOff(self._name, because("upstream_cut", upstream=self._name, chunks=self.chunks))
+            raise UpstreamBrokeOff(self._name, because("upstream_cut", upstream=self._name, pieces=self.chunks))
         return self._closed()
 
     def _closed(self) -> list[AnswerEvent | AnswerLogprobs]:

@@ -23,8 +23,8 @@ def recipe(source: Checkpoint, config: Config, gguf_architecture: str = "llama")
         expert_names={"w1": "ffn_gate_exps", "w2": "ffn_down_exps", "w3": "ffn_up_exps"},
         num_experts=num_experts,
     )
-    heads_told = bool(config.get("head_dim") or not num_experts)
-    made = decoder_recipe(source, config, gguf_architecture, rules, heads=heads_told)
+    explicit_heads = bool(config.get("head_dim") or not num_experts)
+    made = decoder_recipe(source, config, gguf_architecture, rules, heads=explicit_heads)
     meta = made.metadata
     meta.put(".vocab_size", int(config["vocab_size"]))
     meta.put(".rope.dimension_count", head_dim(config))

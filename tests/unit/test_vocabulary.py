@@ -150,9 +150,6 @@ BANNED_IN = {
         "tells": "includes, reports",
         "told": _TOLD,
     },
-    "engine/upstreams": {
-        "pieces": "chunks",
-    },
     "quantize": {
         "guess": "assumed",
         "kept": "cached, retained, chosen: what it is",

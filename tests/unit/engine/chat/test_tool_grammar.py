@@ -82,5 +82,5 @@ def test_forced_calls_are_read_back_and_valid(name, parallel):
 def test_the_rest_follows_the_opening():
     grammar = tool_grammar(BY_NAME["hermes"], TOOLS, parallel=False)
     assert grammar.opening == "<tool_call>\n"
-    assert grammar.rest.startswith("start: calls")
+    assert grammar.continuation.startswith("start: calls")
     assert grammar.whole.startswith('start: "<tool_call>\\n" calls')
