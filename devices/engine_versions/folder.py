@@ -5,22 +5,17 @@ import os
 from pathlib import Path
 from typing import Final
 
-import platformdirs
-
 from devices.engine_versions.names import PACKAGE, SHIPPED
 from devices.engine_versions.store import VersionStore
+from devices.environment import user_folder
 
 # Set for the children of one model, or by hand: a version, or `shipped`. It wins over what is stored.
 VARIABLE: Final = "TESSERA_ENGINE_VERSION"
 
 
 def engines_folder() -> Path:
-    """`engines` below TESSERA_HOME, or in the folder for a user's data. TESSERA_ENGINES overrides both."""
-    if override := os.environ.get("TESSERA_ENGINES"):
-        return Path(override)
-    if home := os.environ.get("TESSERA_HOME"):
-        return Path(home).expanduser().absolute() / "engines"
-    return Path(platformdirs.PlatformDirs("tessera", appauthor=False).user_data_dir) / "engines"
+    """Where the user's lie."""
+    return user_folder("engines", "TESSERA_ENGINES")
 
 
 def chosen_version(model: str | None = None) -> str | None:

@@ -1,13 +1,11 @@
 """Where packs lie, and the libraries of those in use."""
 
-import os
 from pathlib import Path
 from typing import Final
 
-import platformdirs
-
 from devices.backends.libraries import built_libraries
 from devices.engine_versions.folder import chosen_version, package_folder
+from devices.environment import user_folder
 from devices.kernel_packs.abi import headers_hash
 from devices.kernel_packs.store import PackStore
 
@@ -16,12 +14,8 @@ SHIPPED: Final = Path(__file__).resolve().parents[2] / "kernels"
 
 
 def packs_folder() -> Path:
-    """`kernels` below TESSERA_HOME, or in the folder for a user's data. TESSERA_KERNELS overrides both."""
-    if override := os.environ.get("TESSERA_KERNELS"):
-        return Path(override)
-    if home := os.environ.get("TESSERA_HOME"):
-        return Path(home).expanduser().absolute() / "kernels"
-    return Path(platformdirs.PlatformDirs("tessera", appauthor=False).user_data_dir) / "kernels"
+    """Where the user's lie."""
+    return user_folder("kernels", "TESSERA_KERNELS")
 
 
 def installed_libraries(folder: Path | None) -> dict[str, tuple[Path, ...]]:

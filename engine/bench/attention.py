@@ -5,20 +5,17 @@ that fit some geometries and cut others (docs/log.md, engine). A stand-in of one
 """
 
 import asyncio
-import contextlib
 import tempfile
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from engine.bench import shapes, standin
-from engine.bench.measure import Meter, Timed
+from engine.bench.measure import Timed, loaded_meter
 from engine.bench.run import bench_settings
 from engine.dispatch.attention import DENSE_UBATCH, with_plain
 from engine.measurements.attention import AttentionSpeed, AttentionTimes, Heads
-from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
 
 DECODED: Final = 16
@@ -66,7 +63,11 @@ async def measure_attention(heads: Heads, *, threads: int, scratch: Path) -> Att
         )
         fused = fused_settings(path, threads)
         points = []
-        async with _loaded(fused) as one, _loaded(with_plain(fused, experts=False)) as other:
+        plain = with_plain(fused, experts=False)
+        async with (
+            loaded_meter(fused, DECODED, LENGTHS[0]) as one,
+            loaded_meter(plain, DECODED, LENGTHS[0]) as other,
+        ):
             for length in LENGTHS:
                 turns = [_turn(length, await one.timed(length), await other.timed(length)) for _ in range(TURNS)]
                 point = steady(turns)
@@ -95,16 +96,3 @@ def _turn(length: int, fused: Timed, plain: Timed) -> AttentionTimes:
         1 / fused.decode_tok_s,
         1 / plain.decode_tok_s,
     )
-
-
-@contextlib.asynccontextmanager
-async def _loaded(settings: LoadSettings) -> AsyncIterator[Meter]:
-    """A runner with the stand-in, warmed up."""
-    runner = await RunnerProcess.start("llama", settings.path)
-    try:
-        facts = await runner.load(settings)
-        meter = Meter(runner, facts.n_vocab, lambda _: None, DECODED)
-        await meter.timed(LENGTHS[0])
-        yield meter
-    finally:
-        await runner.stop()

@@ -1,15 +1,17 @@
 """Measure a loaded model: prefill and decode at several lengths, and several sequences at once."""
 
 import asyncio
+import contextlib
 import random
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Final
 
 import msgspec
 
 from engine.measurements.reports import Concurrency, Point, Spread
 from engine.runner.process import RunnerProcess
+from engine.runner.protocol import LoadSettings
 from engine.types import Done, GenerationRequest, SamplingParams, StepTime
 
 DECODE_TOKENS: Final = 32
@@ -34,6 +36,19 @@ class Timed(msgspec.Struct, frozen=True):
     ttft_s: float
     itl_s: tuple[float, ...]
     step_time: StepTime | None = None
+
+
+@contextlib.asynccontextmanager
+async def loaded_meter(settings: LoadSettings, tokens: int, length: int) -> AsyncIterator["Meter"]:
+    """A meter of a runner with these settings, warmed up by a prompt of `length` tokens."""
+    runner = await RunnerProcess.start("llama", settings.path)
+    try:
+        facts = await runner.load(settings)
+        meter = Meter(runner, facts.n_vocab, lambda _: None, tokens)
+        await meter.timed(length)
+        yield meter
+    finally:
+        await runner.stop()
 
 
 class Meter:

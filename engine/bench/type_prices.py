@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Final
 
 from engine.bench import shapes, standin
-from engine.bench.measure import Meter
+from engine.bench.measure import Meter, loaded_meter
 from engine.bench.run import bench_settings
 from engine.json_store import JsonStore
 from engine.measurements.reports import TypePrices
-from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
 from quantize.ggml_types import PRICED, TIME_UNIT, GgmlType
 
@@ -102,15 +101,9 @@ async def _loaded(
         n_gpu_layers=99 if devices else 0,
         use_mmap=False,
     )
-    runner = await RunnerProcess.start("llama", str(path))
-    try:
-        facts = await runner.load(bench_settings(settings, (16,), (1,), DECODED))
+    async with loaded_meter(bench_settings(settings, (16,), (1,), DECODED), DECODED, 16) as meter:
         path.unlink()
-        meter = Meter(runner, facts.n_vocab, lambda _: None, DECODED)
-        await meter.timed(16)
         yield meter
-    finally:
-        await runner.stop()
 
 
 def weights(probe: shapes.Dimensions) -> int:

@@ -249,14 +249,14 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
 
     id: int
     steps: int
-    prompt_tokens: int
     generated_tokens: int
-    cached_tokens: int
     active: int
-    waiting: int
-    kv_cells_used: int
-    kv_cells_total: int
-    rss_bytes: int
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    waiting: int = 0
+    kv_cells_used: int = 0
+    kv_cells_total: int = 0
+    rss_bytes: int = 0
     cache_ram_bytes: int = 0
     cache_disk_bytes: int = 0
     all_s: float = 0.0

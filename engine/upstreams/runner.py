@@ -159,18 +159,8 @@ class UpstreamRunner:
 
     async def stats(self) -> Stats:
         """What was seen from here."""
-        return Stats(
-            id=0,
-            steps=self._generated,
-            prompt_tokens=0,
-            generated_tokens=self._generated,
-            cached_tokens=0,
-            active=self.active_requests,
-            waiting=0,
-            kv_cells_used=0,
-            kv_cells_total=0,
-            rss_bytes=0,
-        )
+        generated = self._generated
+        return Stats(id=0, steps=generated, generated_tokens=generated, active=self.active_requests)
 
     async def stop(self) -> None:
         """Ask it nothing more."""

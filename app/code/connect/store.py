@@ -57,9 +57,7 @@ class ConnectStore:
 
         Raises: FileChanged: a file is no longer what was shown; then nothing is written.
         """
-        for edit in edits:
-            if read_config(edit.path) != edit.before:
-                raise FileChanged(str(edit.path), "was changed since the edit was shown")
+        _check_unchanged(edits)
         earlier = self._read(integration.name)
         first = {file.path: file.before for file in earlier.files} if earlier else {}
         files = [_File(str(e.path), first.get(str(e.path), e.before), e.after) for e in edits]
@@ -93,9 +91,7 @@ class ConnectStore:
 
     def remove(self, integration: Integration, edits: list[FileEdit]) -> list[Path]:
         """Write the removal that was shown; returns the backups made."""
-        for edit in edits:
-            if read_config(edit.path) != edit.before:
-                raise FileChanged(str(edit.path), "was changed since the edit was shown")
+        _check_unchanged(edits)
         backups = [backup for edit in edits if (backup := _backup(edit)) is not None]
         for edit in edits:
             if edit.after is None:
@@ -116,6 +112,12 @@ class ConnectStore:
 
     def _write(self, record: _Record) -> None:
         write_private(self._record_path(record.name), msgspec.json.encode(record).decode())
+
+
+def _check_unchanged(edits: list[FileEdit]) -> None:
+    for edit in edits:
+        if read_config(edit.path) != edit.before:
+            raise FileChanged(str(edit.path), "was changed since the edit was shown")
 
 
 def _backup(edit: FileEdit) -> Path | None:

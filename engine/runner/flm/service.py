@@ -150,12 +150,8 @@ class FlmRunner(RunnerService[Any]):
         return protocol.Stats(
             id=stats_id,
             steps=self._generated,
-            prompt_tokens=0,
             generated_tokens=self._generated,
-            cached_tokens=0,
             active=len(self._streams),
             waiting=self._inbox.qsize(),
-            kv_cells_used=0,
-            kv_cells_total=0,
             rss_bytes=rss,
         )
