@@ -220,8 +220,7 @@ def _not_usable(
         return because("no_provider", device=npu.name)
     if adapter.genai_name == "RyzenAI":
         return because("npu_compiled_only", device=npu.name)
-    problem = adapter.problem(folder.release, environ)
-    return because("as_told", text=problem) if problem else None
+    return adapter.problem(folder.release, environ)
 
 
 def _tried(adapter: Adapter) -> Reason:

@@ -58,7 +58,7 @@ class Tuned(msgspec.Struct, frozen=True, kw_only=True):
         if self.goal == "energy" and self.tokens_per_joule is not None:
             each = self.tokens_per_joule
             first = because("tuned_for_energy", day=day, tokens_per_joule=each, gain=self._saved(), took=took)
-        return (first, *(because("as_told", text=choice.words()) for choice in self.choices))
+        return (first, *(choice.fact() for choice in self.choices))
 
     def _gained(self) -> Reason:
         if self.default_turn_s is None:

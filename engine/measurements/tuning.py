@@ -4,7 +4,9 @@ from typing import Literal
 
 import msgspec
 
+from engine.reasons import Reason, because
 from engine.runner.protocol import LoadSettings
+from engine.wording import sentence
 
 # Tokens of the answer in the turn that is timed: about a paragraph.
 ANSWER_TOKENS = 128
@@ -140,19 +142,60 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     against_turn_j: float | None = None
     note: str = ""
 
-    def words(self) -> str:
-        """As the dispatch card shows it."""
-        told = f"{self.name} {self.value}: {_figures(self.turn_s, self.turn_j)} for {self.of}"
+    def fact(self) -> Reason:
+        """What was measured, for the dispatch card."""
+        name, of = _fact(self.name), _fact(self.of)
+        values = {"name": name, "value": _level(self.value), "took": _figures(self.turn_s, self.turn_j), "of": of}
         if self.against is None:
-            return told
+            return because("choice", **values)
+        values["against"] = _level(self.against)
         if self.against_turn_s is None:
-            return f"{told}; {self.against} failed"
-        told = f"{told} against {_figures(self.against_turn_s, self.against_turn_j)} with {self.against}"
-        return f"{told} ({self.note})" if self.note else told
+            return because("choice_other_failed", **values)
+        values["against_took"] = _figures(self.against_turn_s, self.against_turn_j)
+        if self.note:
+            return because("choice_against_note", **values, note=_fact(self.note))
+        return because("choice_against", **values)
+
+    def words(self) -> str:
+        """The same in English."""
+        return sentence(self.fact())
 
 
-def _figures(seconds: float, joules: float | None) -> str:
-    return f"{seconds:.2f} s" if joules is None else f"{joules:.3g} J and {seconds:.2f} s"
+# Names, levels and notes as searches record them; others are told as they are.
+_FACTS: dict[str, str] = {
+    "device": "knob_device",
+    "experts on the processor": "knob_experts",
+    "threads": "knob_threads",
+    "repack": "knob_repack",
+    "our own kernels": "knob_own_kernels",
+    "flash attention and KV type": "knob_attention",
+    "ubatch": "knob_ubatch",
+    "batch": "knob_batch",
+    "mmap": "knob_mmap",
+    "longest guess": "knob_longest_guess",
+    "on": "level_on",
+    "off": "level_off",
+    "none": "level_none",
+    "processor": "level_processor",
+    "a turn": "of_turn",
+    "an answer that repeats": "of_repeating_answer",
+    "no clear gain": "no_clear_gain",
+    "too slow": "too_slow",
+}
+
+
+def _fact(recorded: str) -> str | Reason:
+    return because(_FACTS[recorded]) if recorded in _FACTS else recorded
+
+
+def _level(recorded: str) -> tuple[str | Reason, ...]:
+    return tuple(map(_fact, recorded.split(", ")))
+
+
+def _figures(seconds: float, joules: float | None) -> Reason:
+    if joules is None:
+        return because("took_seconds", seconds=seconds)
+    return because("took_joules", joules=joules, seconds=seconds)
 
 
 class TuneReport(msgspec.Struct, frozen=True, kw_only=True):

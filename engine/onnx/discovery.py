@@ -13,6 +13,8 @@ from devices.backends.child import run_child
 from devices.child_command import child_command
 from devices.types import Finding, Machine
 from engine.onnx.providers import ADAPTERS, UNTRIED, Adapter, installed_release
+from engine.reasons import Reason
+from engine.wording import sentence
 
 State = Literal["usable", "no device", "not here", "failed"]
 # A vendor's driver stack answers within seconds; antivirus on Windows reads large libraries first.
@@ -28,7 +30,7 @@ class ProviderReport(msgspec.Struct, frozen=True):
     state: State
     detail: str
     vendors: tuple[str, ...] = ()
-    tried: str = UNTRIED
+    tried: str = sentence(UNTRIED)
     devices: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
@@ -59,7 +61,9 @@ def probe(adapter: Adapter, environ: Mapping[str, str], *, timeout_s: float = TI
     outcome = run_child([*child_command("engine.runner.onnx.probe"), adapter.provider, *how], timeout_s, _quiet())
     if outcome.answer is None:
         return _report(
-            adapter, "failed", f"{Path(library or adapter.title).name}: {outcome.reason}. {adapter.install}"
+            adapter,
+            "failed",
+            f"{Path(library or adapter.title).name}: {outcome.reason}. {sentence(adapter.install)}",
         )
     devices = tuple(f"{d['vendor']} {d['kind']}" for d in outcome.answer.get("devices", ()))
     if not outcome.answer.get("available"):
@@ -67,7 +71,7 @@ def probe(adapter: Adapter, environ: Mapping[str, str], *, timeout_s: float = TI
         return _report(adapter, state, adapter.no_device if library else adapter.install)
     release = installed_release(str(library), environ) if adapter.genai_name == "RyzenAI" else None
     what = f"release {release}" if release else ", ".join(devices) or "it loads"
-    return _report(adapter, "usable", f"{what}; {adapter.tried}", devices)
+    return _report(adapter, "usable", f"{what}; {sentence(adapter.tried)}", devices)
 
 
 def _cpu(timeout_s: float) -> ProviderReport:
@@ -79,9 +83,17 @@ def _cpu(timeout_s: float) -> ProviderReport:
     return ProviderReport("CPUExecutionProvider", "Processor", "usable", text, tried="")
 
 
-def _report(adapter: Adapter, state: State, detail: str, devices: tuple[str, ...] = ()) -> ProviderReport:
+def _report(
+    adapter: Adapter, state: State, detail: str | Reason | None, devices: tuple[str, ...] = ()
+) -> ProviderReport:
     return ProviderReport(
-        adapter.provider, adapter.title, state, detail.strip(), adapter.vendors, adapter.tried, devices
+        adapter.provider,
+        adapter.title,
+        state,
+        sentence(detail).strip(),
+        adapter.vendors,
+        sentence(adapter.tried),
+        devices,
     )
 
 
@@ -98,7 +110,7 @@ def findings(reports: tuple[ProviderReport, ...], machine: Machine) -> tuple[Fin
         if report.state == "failed":
             title = f"{report.title} is installed but does not load"
             found.append(Finding(f"onnx_{report.provider}", "warning", title, report.detail, ""))
-        elif npu is not None and report.state == "usable" and UNTRIED in report.tried:
+        elif npu is not None and report.state == "usable" and sentence(UNTRIED) in report.tried:
             title = f"{report.title} could run models on {npu.name}: {report.tried}"
             found.append(Finding("npu_untried", "advice", title, report.detail, "", npu.id))
         elif npu is not None and report.state != "usable" and report.provider in _FOR_NPUS:

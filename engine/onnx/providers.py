@@ -11,11 +11,13 @@ from typing import Final
 
 import msgspec
 
+from engine.reasons import Reason, because
+
 # The runtime that each release of AMD's software brings; a model of another release does not load.
 # Source: AMD Ryzen AI Software release notes, 1.8 (July 2026).
 RYZEN_AI_GENAI: Final = {"1.8": "0.14"}
 _VERSION: Final = re.compile(r"(\d+\.\d+)(?:\.\d+)?")
-UNTRIED: Final = "not tried on hardware by this project"
+UNTRIED: Final = because("untried")
 
 
 class Adapter(msgspec.Struct, frozen=True):
@@ -30,15 +32,15 @@ class Adapter(msgspec.Struct, frozen=True):
     title: str
     vendors: tuple[str, ...]
     systems: tuple[str, ...]
-    install: str
-    tried: str = UNTRIED
+    install: Reason
+    tried: Reason = UNTRIED
     package: str = ""
     files: tuple[str, ...] = ()
     environment: str = ""
     plugin: bool = False
     built_in: bool = False
     options: Mapping[str, str] = msgspec.field(default_factory=dict)
-    no_device: str = ""
+    no_device: Reason | None = None
 
     def library(self, environ: Mapping[str, str]) -> str | None:
         """The provider's library on this machine, or None."""
@@ -48,18 +50,18 @@ class Adapter(msgspec.Struct, frozen=True):
         found = [folder / name for name in self.files if (folder / name).exists()] if folder else []
         return str(found[0]) if found else None
 
-    def problem(self, release: str | None, environ: Mapping[str, str]) -> str:
-        """Why it cannot be used, with what to do; empty when its files are there. `release` is the model's."""
+    def problem(self, release: str | None, environ: Mapping[str, str]) -> Reason | None:
+        """Why it cannot be used, with what to do; None when its files are there. `release` is the model's."""
         if self.built_in:
-            return ""
+            return None
         library = self.library(environ)
         if not library:
-            return f"{self.title} is not installed. {self.install}"
+            return because("provider_not_installed", provider=self.title, install=self.install)
         if not Path(library).is_file():
-            return f"{self.title}: {library} is not there. {self.install}"
+            return because("provider_library_gone", provider=self.title, library=library, install=self.install)
         if self.genai_name == "RyzenAI":
             return _wrong_release(library, release, environ)
-        return ""
+        return None
 
 
 _QNN = Adapter(
@@ -68,12 +70,12 @@ _QNN = Adapter(
     title="Qualcomm QNN",
     vendors=("Qualcomm",),
     systems=("windows", "linux"),
-    install="Install its plugin: pip install onnxruntime-qnn (Qualcomm's licence).",
-    tried="run on Qualcomm's x86-64 emulator only; " + UNTRIED,
+    install=because("get_qnn"),
+    tried=because("tried_qnn"),
     package="onnxruntime_qnn",
     files=("libonnxruntime_providers_qnn.so", "onnxruntime_providers_qnn.dll"),
     plugin=True,
-    no_device="It needs a Hexagon NPU, or on x86-64 Linux the emulator of its wheel.",
+    no_device=because("no_device_qnn"),
 )
 _OPENVINO = Adapter(
     provider="OpenVINOExecutionProvider",
@@ -81,12 +83,12 @@ _OPENVINO = Adapter(
     title="Intel OpenVINO",
     vendors=("Intel",),
     systems=("windows", "linux"),
-    install="Install its plugin: pip install onnxruntime-ep-openvino, on a computer with an Intel processor.",
-    tried="the wheel of 1.24.1 was run on a CPU; its NPU was " + UNTRIED,
+    install=because("get_openvino_ep"),
+    tried=because("tried_openvino_ep"),
     package="onnxruntime_ep_openvino",
     files=("libonnxruntime_providers_openvino_plugin.so", "onnxruntime_providers_openvino_plugin.dll"),
     plugin=True,
-    no_device="It lists Intel devices only.",
+    no_device=because("no_device_openvino_ep"),
 )
 _RYZEN = Adapter(
     provider="RyzenAIExecutionProvider",
@@ -94,10 +96,7 @@ _RYZEN = Adapter(
     title="AMD Ryzen AI",
     vendors=("AMD",),
     systems=("windows", "linux"),
-    install=(
-        "Install AMD's Ryzen AI Software, let RYZENAI_EP_PATH name its libonnxruntime_providers_ryzenai library, "
-        "and TESSERA_ONNX_PYTHON the Python of its environment (docs/onnx.md)."
-    ),
+    install=because("get_ryzen_ai"),
     environment="RYZENAI_EP_PATH",
 )
 _VITIS = Adapter(
@@ -106,7 +105,7 @@ _VITIS = Adapter(
     title="AMD Vitis AI",
     vendors=("AMD",),
     systems=("windows", "linux"),
-    install="It comes with AMD's Ryzen AI Software, as a build of onnxruntime of its own.",
+    install=because("get_vitis_ai"),
     built_in=True,
 )
 _DML = Adapter(
@@ -115,7 +114,7 @@ _DML = Adapter(
     title="DirectML",
     vendors=("AMD", "Intel", "NVIDIA", "Qualcomm"),
     systems=("windows",),
-    install="It is part of onnxruntime-directml, which ended with 1.24; Windows ML replaces it.",
+    install=because("get_directml"),
     built_in=True,
 )
 _MIGRAPHX = Adapter(
@@ -124,7 +123,7 @@ _MIGRAPHX = Adapter(
     title="AMD MIGraphX",
     vendors=("AMD",),
     systems=("linux", "windows"),
-    install="It is part of onnxruntime-migraphx, from AMD's ROCm repository.",
+    install=because("get_migraphx"),
     built_in=True,
 )
 _COREML = Adapter(
@@ -133,7 +132,7 @@ _COREML = Adapter(
     title="Apple Core ML",
     vendors=("Apple",),
     systems=("macos",),
-    install="It is part of onnxruntime for macOS.",
+    install=because("get_core_ml"),
     built_in=True,
 )
 ADAPTERS: Final = {a.provider: a for a in (_RYZEN, _VITIS, _OPENVINO, _QNN, _DML, _MIGRAPHX, _COREML)}
@@ -169,15 +168,13 @@ def installed_release(library: str, environ: Mapping[str, str]) -> str | None:
     return match[1] if match else None
 
 
-def _wrong_release(library: str, release: str | None, environ: Mapping[str, str]) -> str:
-    """Why a model of `release` does not run on what is installed; empty when it does, or when neither tells."""
+def _wrong_release(library: str, release: str | None, environ: Mapping[str, str]) -> Reason | None:
+    """Why a model of `release` does not run on what is installed; None when it does, or when neither is known."""
     installed = installed_release(library, environ)
     wanted = _VERSION.search(release or "")
     if installed is None or wanted is None or wanted[1] == installed:
-        return ""
+        return None
     brings = RYZEN_AI_GENAI.get(wanted[1])
-    which = f" (onnxruntime-genai {brings})" if brings else ""
-    return (
-        f"The model was compiled for Ryzen AI {wanted[1]}{which}, but {installed} is installed. "
-        f"Install Ryzen AI Software {wanted[1]}, or a model made for {installed}."
-    )
+    if brings:
+        return because("other_release_of", wanted=wanted[1], genai=brings, installed=installed)
+    return because("other_release", wanted=wanted[1], installed=installed)

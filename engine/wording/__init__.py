@@ -11,12 +11,14 @@ from engine.wording.energy import ENERGY
 from engine.wording.errors import ERRORS
 from engine.wording.fit import COMMANDS, FIT, OPTIONS
 from engine.wording.library import LIBRARY
+from engine.wording.providers import PROVIDERS
 from engine.wording.remotes import REMOTES
 from engine.wording.runner import RUNNER
 from engine.wording.upstreams import UPSTREAMS
 
 TEMPLATES: Final = {
-    **DISPATCH, **CHECKS, **FIT, **OPTIONS, **RUNNER, **LIBRARY, **DOCUMENTS, **REMOTES, **UPSTREAMS, **ENERGY, **ERRORS,
+    **DISPATCH, **CHECKS, **FIT, **OPTIONS, **RUNNER, **PROVIDERS, **LIBRARY, **DOCUMENTS, **REMOTES, **UPSTREAMS,
+    **ENERGY, **ERRORS,
 }  # fmt: skip
 # Places for bytes: the first names the unit, the second stands beside one that is named.
 AMOUNTS: Final = ("bytes", "plain_bytes")

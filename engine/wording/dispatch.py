@@ -135,6 +135,32 @@ _MEASURED: Final = {
     "tuned_elsewhere": "tuned for {device}, which is not usable now",
     "tuned_fits_not": "the settings tuned here do not fit the memory free now",
 }
+_TUNED: Final = {
+    "choice": "{name} {value}: {took} for {of}",
+    "choice_other_failed": "{name} {value}: {took} for {of}; {against} failed",
+    "choice_against": "{name} {value}: {took} for {of} against {against_took} with {against}",
+    "choice_against_note": "{name} {value}: {took} for {of} against {against_took} with {against} ({note})",
+    "took_seconds": "{seconds:.2f} s",
+    "took_joules": "{joules:.3g} J and {seconds:.2f} s",
+    "knob_device": "device",
+    "knob_experts": "experts on the processor",
+    "knob_threads": "threads",
+    "knob_repack": "repack",
+    "knob_own_kernels": "our own kernels",
+    "knob_attention": "flash attention and KV type",
+    "knob_ubatch": "ubatch",
+    "knob_batch": "batch",
+    "knob_mmap": "mmap",
+    "knob_longest_guess": "longest guess",
+    "level_on": "on",
+    "level_off": "off",
+    "level_none": "none",
+    "level_processor": "processor",
+    "of_turn": "a turn",
+    "of_repeating_answer": "an answer that repeats",
+    "no_clear_gain": "no clear gain",
+    "too_slow": "too slow",
+}
 _ALTERNATIVES: Final = {
     "fits_not_there": "it does not fit there",
     "no_layer_fits_there": "not one layer fits there",
@@ -161,7 +187,7 @@ _FALLBACKS: Final = {
     "wrong_results_of": "wrong results with {what} ({operations} is wrong with this driver): {change}",
 }
 DISPATCH: Final = {
-    **_CHOICE, **_PROCESSOR, **_GPU, **_OPENVINO, **_NPU, **_ONNX, **_OTHERS, **_MEASURED, **_ALTERNATIVES,
+    **_CHOICE, **_PROCESSOR, **_GPU, **_OPENVINO, **_NPU, **_ONNX, **_OTHERS, **_MEASURED, **_TUNED, **_ALTERNATIVES,
     **_FALLBACKS,
 }  # fmt: skip
 CHECKS: Final = {

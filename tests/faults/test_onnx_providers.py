@@ -10,6 +10,7 @@ from servers import RunningServer
 
 from engine.onnx.discovery import discover, probe
 from engine.onnx.providers import ADAPTERS, adapter_of
+from engine.wording import sentence
 from quantize.onnx.folder import convert_gguf
 
 RYZEN = ADAPTERS["RyzenAIExecutionProvider"]
@@ -66,7 +67,7 @@ def test_a_library_that_hangs_is_given_up(stubs):
 
 @pytest.mark.parametrize("release", ["1.7.0", "1.9"])
 def test_a_model_of_another_release(stubs, release):
-    problem = RYZEN.problem(release, {"RYZENAI_EP_PATH": str(stubs["loads"])})
+    problem = sentence(RYZEN.problem(release, {"RYZENAI_EP_PATH": str(stubs["loads"])}))
     assert f"compiled for Ryzen AI {release[:3]}" in problem
     assert "1.8 is installed" in problem
     assert not RYZEN.problem("1.8.1", {"RYZENAI_EP_PATH": str(stubs["loads"])})

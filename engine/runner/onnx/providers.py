@@ -12,6 +12,7 @@ from engine.onnx.providers import ADAPTERS, Adapter, adapter_of
 from engine.runner import onnx_libraries as libraries
 from engine.runner.onnx.errors import LoadFailed
 from engine.runner.protocol import LoadSettings
+from engine.wording import sentence
 
 CPU: Final = "CPUExecutionProvider"
 QNN: Final = "QNNExecutionProvider"
@@ -34,7 +35,7 @@ class ProviderChoice(msgspec.Struct, frozen=True):
         """A failed load in words, with what to install when the provider is the reason."""
         if self.adapter is None:
             return f"ONNX Runtime could not load it: {reason}"
-        return f"{self.adapter.title} could not load it: {reason}. {self.adapter.install}"
+        return f"{self.adapter.title} could not load it: {reason}. {sentence(self.adapter.install)}"
 
 
 class Share(msgspec.Struct, frozen=True):
@@ -77,7 +78,7 @@ def chosen_provider(settings: LoadSettings, folder: OnnxFolder) -> ProviderChoic
         raise LoadFailed(f"there is no execution provider {name!r} (known: cpu, {', '.join(ADAPTERS)})")
     problem = adapter.problem(folder.release, dict(os.environ))
     if problem and not adapter.built_in and not _brought(adapter.provider):
-        raise LoadFailed(problem)
+        raise LoadFailed(sentence(problem))
     return ProviderChoice(
         adapter.provider, adapter, adapter.library(dict(os.environ)), pinned=bool(settings.provider)
     )
@@ -154,13 +155,15 @@ def open_session(ort: Any, options: Any, graph: str, choice: ProviderChoice, *, 
         return ort.InferenceSession(graph, options, providers=[CPU])
     if not choice.adapter.plugin or choice.library is None:
         if choice.name not in ort.get_available_providers():
-            raise LoadFailed(f"This ONNX Runtime has no {choice.name}. {choice.adapter.install}")
+            raise LoadFailed(f"This ONNX Runtime has no {choice.name}. {sentence(choice.adapter.install)}")
         return ort.InferenceSession(graph, options, providers=[(choice.name, dict(choice.adapter.options)), CPU])
     if register:
         ort.register_execution_provider_library(choice.name, choice.library)
     devices = [d for d in ort.get_ep_devices() if d.ep_name == choice.name]
     if not devices:
-        raise LoadFailed(f"{choice.adapter.title} is installed but finds no device. {choice.adapter.no_device}")
+        raise LoadFailed(
+            f"{choice.adapter.title} is installed but finds no device. {sentence(choice.adapter.no_device)}"
+        )
     provider_options = {**choice.adapter.options, **backend_options(choice), **float_options(choice)}
     options.add_provider_for_devices(devices[:1], provider_options)
     return ort.InferenceSession(graph, options)

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from engine.runner.onnx.errors import LoadFailed
 from engine.runner.onnx.providers import CPU, QNN, ProviderChoice, backend_options, count_operators, float_options
+from engine.wording import sentence
 
 # All of a graph goes to the NPU, and what goes in and out is its own integers. Source: ONNX Runtime, QNN provider.
 _QNN_OPTIONS: Final = {"offload_graph_io_quantization": "0", "htp_graph_finalization_optimization_mode": "3"}
@@ -59,7 +60,7 @@ def whole_session(
 def _built_in(ort: Any, options: Any, graph: Path, choice: ProviderChoice) -> Any:
     assert choice.adapter is not None
     if choice.name not in ort.get_available_providers():
-        raise LoadFailed(f"This ONNX Runtime has no {choice.name}. {choice.adapter.install}")
+        raise LoadFailed(f"This ONNX Runtime has no {choice.name}. {sentence(choice.adapter.install)}")
     return ort.InferenceSession(str(graph), options, providers=[(choice.name, dict(choice.adapter.options))])
 
 
@@ -69,7 +70,9 @@ def _devices(ort: Any, choice: ProviderChoice) -> list[Any]:
         ort.register_execution_provider_library(QNN, choice.library)
     devices = [device for device in ort.get_ep_devices() if device.ep_name == QNN]
     if not devices:
-        raise LoadFailed(f"{choice.adapter.title} is installed but finds no device. {choice.adapter.no_device}")
+        raise LoadFailed(
+            f"{choice.adapter.title} is installed but finds no device. {sentence(choice.adapter.no_device)}"
+        )
     return devices
 
 

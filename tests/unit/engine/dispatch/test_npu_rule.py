@@ -152,7 +152,7 @@ SPEECH = OnnxFolder(path=None, kind="embedding", architecture="moonshine", graph
 )
 def test_dictation_and_embeddings_go_to_recorded_npus_beside_a_busy_gpu(name, provider, usable, monkeypatch):
     """With the provider's files here; AMD's NPU takes compiled folders only, and without a driver nothing."""
-    monkeypatch.setattr("engine.onnx.providers.Adapter.problem", lambda *_: "")
+    monkeypatch.setattr("engine.onnx.providers.Adapter.problem", lambda *_: None)
     machine = recorded_report(RecordedHost(machines()[name]))
     settings = LoadSettings(path="x")
     chosen = onnx.choose_provider(SPEECH, settings, NO_OVERRIDES, machine, True, {})

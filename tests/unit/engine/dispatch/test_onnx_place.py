@@ -132,7 +132,7 @@ def test_the_doctor_names_what_an_npu_lacks_and_what_was_not_tried():
     ryzen = ADAPTERS["RyzenAIExecutionProvider"]
 
     def told(state, detail="x"):
-        report = ProviderReport(ryzen.provider, ryzen.title, state, detail, ryzen.vendors, ryzen.tried)
+        report = ProviderReport(ryzen.provider, ryzen.title, state, detail, ryzen.vendors, sentence(ryzen.tried))
         return [(f.severity, f.title) for f in findings((report,), machine)]
 
     assert told("not here")[0][0] == "advice"
@@ -140,5 +140,5 @@ def test_the_doctor_names_what_an_npu_lacks_and_what_was_not_tried():
     assert told("failed") == [("warning", "AMD Ryzen AI is installed but does not load")]
     assert "not tried on hardware" in told("usable")[0][1]
     no_npu = replace(machine, devices=tuple(d for d in machine.devices if d.kind != "npu"))
-    report = ProviderReport(ryzen.provider, ryzen.title, "not here", "x", ryzen.vendors, ryzen.tried)
+    report = ProviderReport(ryzen.provider, ryzen.title, "not here", "x", ryzen.vendors, sentence(ryzen.tried))
     assert findings((report,), no_npu) == ()

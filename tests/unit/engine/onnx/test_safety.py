@@ -12,6 +12,7 @@ from onnx import TensorProto, helper
 from engine.onnx.folder import read_folder
 from engine.onnx.providers import ADAPTERS, adapter_of
 from engine.onnx.safety import check_graph
+from engine.wording import sentence
 from quantize.errors import BadFile, IncompleteFile, RefusedFormat
 
 
@@ -196,11 +197,11 @@ def test_qnn_and_openvino_folders_tell_what_they_need(folder):
         found = read(folder, config(decoder={"session_options": {"provider_options": [{name: {}}]}}))
         adapter = adapter_of(found.providers[0])
         assert adapter.provider == provider
-        assert "pip install" in adapter.problem(None, {})
+        assert "pip install" in sentence(adapter.problem(None, {}))
 
 
 def test_every_adapter_says_what_was_tried():
-    assert all("not tried on hardware" in a.tried for a in ADAPTERS.values())
+    assert all("not tried on hardware" in sentence(a.tried) for a in ADAPTERS.values())
 
 
 def test_numpy_written_tensors_pass(folder):
