@@ -1,34 +1,30 @@
 """One quantization from end to end: convert, measure, plan, write, prove, publish. Native work is in children."""
 
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 
-from quantize import errors
-from quantize.child import HERE, Executor, answer_of, reused_workers, run_task
+from quantize.child import HERE, Executor, answer_of, reused_workers
 from quantize.convert.folder import Converted, ConvertRequest, Prepared
 from quantize.errors import InvalidOption
-from quantize.evidence import CancelCheck, Measured, MeasureRequest, OnProgress, Progress, RoundRequest
+from quantize.evidence import CancelCheck, Measured, MeasureRequest, OnProgress
 from quantize.files.gguf_split import read_gguf_model
 from quantize.files.measurement_cache import bounded
 from quantize.files.output_file import Output
 from quantize.files.provenance import provenance_bytes
 from quantize.files.work_folder import file_sha256, hash_is_cached, model_sha256
-from quantize.job.bar import Bar
 from quantize.job.cache_choice import has_choice, measured_cache
 from quantize.job.compare import no_rival, stock_rival, verdict, verify_request
 from quantize.job.effort import Spent, effort_of, job_shape, spend, types_to_measure
 from quantize.job.forecast import JobShape, forecast, learn_rates, learned_rates, seconds_by_phase
 from quantize.job.gate import GateReport, Mix, cautions
 from quantize.job.gating import NOT_THE_SOURCE, Judge, ask_gate, nearly_exact
+from quantize.job.phases import Phases
 from quantize.job.plan_file import applied, arithmetic_for, check_claim, check_source, check_texts
 from quantize.job.publish import publish
 from quantize.job.question import question_of
 from quantize.job.request import QuantizeReport, QuantizeRequest, Shipped
-from quantize.job.round_plan import round_plan, types_to_round
+from quantize.job.round_plan import types_to_round
 from quantize.job.smoothed import (
     Basis,
     CachedMeasurement,
@@ -47,7 +43,8 @@ from quantize.job.source import (
     watched,
     whole_spec,
 )
-from quantize.job.write_model import WriteRequest, plain_types
+from quantize.job.write_model import WriteRequest
+from quantize.job.writing import Writing
 from quantize.measure.kv_cache import KvDamage
 from quantize.measure.run import measure, measure_inputs, never_measured
 from quantize.measure.verify import verify
@@ -100,10 +97,10 @@ class _Job:
     ) -> None:
         self.request = request
         self.output = output
-        self.on_progress = Bar(on_progress)
-        self.cancelled = cancelled
+        self.phases = Phases(on_progress, cancelled)
+        self.on_progress, self.cancelled = self.phases.on_progress, cancelled
         self.executor, self.judge = executor, judge
-        self.seconds: dict[str, float] = {}
+        self.writing = Writing(self.phases, executor, self._measure_request)
         self.rates = learned_rates(request.cache_dir)
         self.spent: Spent | None = None
         self.asked_all = self.fresh = False
@@ -153,7 +150,7 @@ class _Job:
         if request.plan_only and request.source.is_dir():
             return self._previewed_folder()
         source = self._converted() if request.source.is_dir() else request.source
-        with self._phase("read"):
+        with self.phases.phase("read"):
             model = read_gguf_model(source)
             spec = whole_spec(model)
             self.warnings += check_precision(spec, force=self.request.force)
@@ -166,7 +163,7 @@ class _Job:
         self.on_progress.expect(seconds_by_phase(self._shape(spec, model.file_bytes), self.rates))
         # A preview must not read a model of many gigabytes only to find that nothing is known about it.
         unknown = request.plan_only and not (request.plan or hash_is_cached(source, request.cache_dir))
-        with self._phase("hash"):
+        with self.phases.phase("hash"):
             source_hash = "" if unknown else model_sha256(source, request.cache_dir)
             self.source_sha256 = source_hash
             self.text_sha256 = file_sha256(request.calibration) if self.rounding != Rounding.STOCK else ""
@@ -189,7 +186,7 @@ class _Job:
 
     def _planned(self, question: Question, source_hash: str, source_bytes: int) -> QuantizeReport:
         """The plan and what it will take, as a report of which the rest is still open."""
-        with self._phase("plan"):
+        with self.phases.phase("plan"):
             given = self.request.plan
             if given is None:
                 plan = make_plan(question, self.request.goal)
@@ -206,7 +203,7 @@ class _Job:
             plan=plan,
             rounding=self.rounding,
             forecast=expected,
-            seconds=self.seconds,
+            seconds=self.phases.seconds,
             effort=self.spent.effort.name if self.spent else "",
             more=self.spent.more if self.spent else "",
             gpu_layers=self.request.gpu_layers,
@@ -218,7 +215,7 @@ class _Job:
     def _previewed_folder(self) -> QuantizeReport:
         """The plan for a folder that was never converted."""
         task = ConvertRequest(folder=self.request.source, out=self.output.path)
-        with self._phase("prepare"):
+        with self.phases.phase("prepare"):
             found = answer_of(Prepared, "prepare", task, self.on_progress, self.cancelled)
         self.warnings.append(_EXPECTED)
         self._spend(found.spec, found.file_bytes)
@@ -244,18 +241,18 @@ class _Job:
             types=plan.types,
             file_type=file_type(plan.goal.mix or plan.best_stock),
             imatrix=imatrix,
-            packed=self._packed(basis, rounded, imatrix, self.rounding),
+            packed=self.writing.packed(basis, rounded, imatrix, self.rounding),
             threads=self.request.threads,
         )
         if rival is None and self.verifies and plan.best_stock is None:
             self.warnings.append(no_rival(question, plan))
-        made = self._written(ours)
+        made = self.writing.written(ours)
         stock = None
         if rival:
             out, ftype = self.output.partial("stock"), file_type(rival.name)
             task = msgspec.structs.replace(ours, out=out, types=rival.types, file_type=ftype, packed={})
             plain = self.basis.source_imatrix(imatrix, self.output)
-            stock = self._written(msgspec.structs.replace(task, source=source, imatrix=plain))
+            stock = self.writing.written(msgspec.structs.replace(task, source=source, imatrix=plain))
         shipped: Shipped = "ours"
         gate: GateReport | None = None
         reports: tuple[FileReport, ...] = ()
@@ -301,7 +298,7 @@ class _Job:
     def _converted(self) -> Path:
         out = self.output.partial("source")
         task = ConvertRequest(folder=self.request.source, out=out)
-        with self._phase("convert"):
+        with self.phases.phase("convert"):
             done = answer_of(Converted, "convert", task, self.on_progress, self.cancelled)
         self.warnings += done.notes
         return out
@@ -309,7 +306,7 @@ class _Job:
     def _basis(self, source: Path, source_bytes: int) -> Basis:
         if self.request.plan_only or not smooths(self.request, self.rounding):
             return Basis(source)
-        with self._phase("measure"):
+        with self.phases.phase("measure"):
             task = self._measure_request(source)
             return smoothed(task, self.output, source_bytes, self.on_progress, self.cancelled)
 
@@ -320,7 +317,7 @@ class _Job:
             found, self.scale_header_bytes = self.cached
             self.warnings += () if found else (_EXPECTED,)
             return found
-        with self._phase("measure"):
+        with self.phases.phase("measure"):
             copy = self._measure_request(self.basis.path)
             self.fresh = never_measured(copy)
             found = measure(copy, self.on_progress, self.cancelled, self.executor)
@@ -331,7 +328,7 @@ class _Job:
     def _measure_cache(self, source: Path) -> None:
         """What each way to store the cache costs this model, where one is to be chosen."""
         if has_choice(self.request):
-            with self._phase("measure"):
+            with self.phases.phase("measure"):
                 task = self._measure_request(source)
                 self.request, self.kv_damage = measured_cache(self.request, task, self.on_progress, self.cancelled)
 
@@ -352,36 +349,16 @@ class _Job:
             qtypes=self.qtypes,
         )
 
-    def _packed(
-        self, source: Path, types: dict[str, str], imatrix: Path | None, rounding: Rounding
-    ) -> dict[str, Path]:
-        """Finished blocks by tensor; the rest is rounded while the file is written."""
-        if not types:
-            return {}
-        measure = self._measure_request(source)
-        task = RoundRequest(measure=measure, types=types, rounding=rounding, imatrix=imatrix)
-        with self._phase("round"):
-            tensors = list(round_plan(task, self.on_progress, self.cancelled, self.executor))
-        return {t.name: Path(str(getattr(t.blocks, "filename", ""))) for t in tensors}
-
     def _inputs(self, source: Path) -> Path | None:
         """The importance matrix that a given plan needs, with second moments in the cache."""
         if self.rounding == Rounding.STOCK and self.request.tier == "instant":
             return self.request.imatrix
-        with self._phase("measure"):
+        with self.phases.phase("measure"):
             task = self._measure_request(source)
             return self.request.imatrix or measure_inputs(task, self.on_progress, self.cancelled)
 
-    def _written(self, task: WriteRequest) -> Path:
-        if self.executor is not HERE:  # what writing would round by itself
-            packed = self._packed(task.source, plain_types(task), task.imatrix, Rounding.STOCK)
-            task = msgspec.structs.replace(task, packed={**packed, **task.packed})
-        with self._phase("write"):
-            run_task("write", task, self.on_progress, self.cancelled)
-        return task.out
-
     def _verified(self, source: Path, made: Path, stock: Path | None, text: Path) -> tuple[FileReport, ...]:
-        with self._phase("verify"):
+        with self.phases.phase("verify"):
             task = verify_request(self.request, source, made, stock, text)
             return verify(task, self.on_progress, self.cancelled)
 
@@ -393,23 +370,11 @@ class _Job:
         if not self.judge.fits(source):
             task, room = nearly_exact(question, ours, self.output.partial("reference"))
             self.output.require_room(room)
-            source, note = self._written(task), NOT_THE_SOURCE
+            source, note = self.writing.written(task), NOT_THE_SOURCE
             digest = file_sha256(source)
-        with self._phase("gate"):
+        with self.phases.phase("gate"):
             gate, self.asked_all = ask_gate(
                 self.judge, self.request.gate, (source, digest, note), candidates, self.on_progress, self.cancelled
             )
         self.warnings += cautions(gate)
         return gate
-
-    @contextmanager
-    def _phase(self, name: str) -> Iterator[None]:
-        """Time a phase; cancelling takes effect before it."""
-        if self.cancelled():
-            raise errors.Cancelled
-        self.on_progress(Progress(phase=name, done=0.0, total=1.0))
-        started = time.monotonic()
-        try:
-            yield
-        finally:
-            self.seconds[name] = round(self.seconds.get(name, 0.0) + time.monotonic() - started, 3)

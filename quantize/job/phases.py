@@ -1,0 +1,30 @@
+"""The phases of a job: what they report, what ends them, how long they took."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from quantize import errors
+from quantize.evidence import CancelCheck, OnProgress, Progress
+from quantize.job.bar import Bar
+
+
+class Phases:
+    """`seconds` by phase, for as long as each took in all."""
+
+    def __init__(self, on_progress: OnProgress, cancelled: CancelCheck) -> None:
+        self.on_progress = Bar(on_progress)
+        self.cancelled = cancelled
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Time a phase. Raises: Cancelled, before it."""
+        if self.cancelled():
+            raise errors.Cancelled
+        self.on_progress(Progress(phase=name, done=0.0, total=1.0))
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds[name] = round(self.seconds.get(name, 0.0) + time.monotonic() - started, 3)
