@@ -21,9 +21,9 @@ SMALLEST_BYTES: Final = 64 << 20
 
 def disk_of(path: Path) -> str | None:
     """What tells one disk from another here: of the file, or of the first folder above it that exists."""
-    for place in (path, *path.parents):
+    for folder in (path, *path.parents):
         with contextlib.suppress(OSError):
-            return str(place.stat().st_dev)
+            return str(folder.stat().st_dev)
     return None
 
 

@@ -12,6 +12,6 @@ def drive_is_here(path: Path) -> bool:
     """The drive that holds, or held, this file can be read now."""
     if not Path(path.anchor).exists():  # a letter of Windows without its drive
         return False
-    if not any(path.is_relative_to(place) for place in _DRIVES):
+    if not any(path.is_relative_to(root) for root in _DRIVES):
         return True
     return any(parent not in {*_DRIVES, Path(path.anchor)} and os.path.ismount(parent) for parent in path.parents)

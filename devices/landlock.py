@@ -84,24 +84,24 @@ def restrict(readable: Sequence[str], writable: Sequence[str], *, network: bool)
     facts = struct.pack("=QQQ", handled, 0, _SCOPES if abi >= SCOPED_VERSION else 0)
     size = {3: 8, 4: 16, 5: 16}.get(abi, 24)
     rules = _check(libc.syscall(_CREATE, facts, ctypes.c_size_t(size), ctypes.c_uint32(0)), "a set of rules")
-    for places, rights in ((readable, _READ), (_DEVICES, _READ_FILE | _WRITE_FILE), (writable, handled)):
-        for place in places:
-            _add(libc, rules, place, rights & handled)
+    for paths, rights in ((readable, _READ), (_DEVICES, _READ_FILE | _WRITE_FILE), (writable, handled)):
+        for path in paths:
+            _add(libc, rules, path, rights & handled)
     _check(libc.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0), "no new privileges")
     _check(libc.syscall(_RESTRICT, rules, ctypes.c_uint32(0)), "the rules")
     os.close(rules)
     _filter_sockets(libc, network=network)
 
 
-def _add(libc: Any, rules: int, place: str, rights: int) -> None:
+def _add(libc: Any, rules: int, path: str, rights: int) -> None:
     try:
-        opened = os.open(place, os.O_PATH | os.O_CLOEXEC)
+        opened = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError:
         return  # what is not there needs no rule
-    if not Path(place).is_dir():
+    if not Path(path).is_dir():
         rights &= _OF_FILES
     rule = struct.pack("=Qi", rights, opened)
-    _check(libc.syscall(_ADD, rules, _PATH_BENEATH, rule, ctypes.c_uint32(0)), place)
+    _check(libc.syscall(_ADD, rules, _PATH_BENEATH, rule, ctypes.c_uint32(0)), path)
     os.close(opened)
 
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import click
 
 from app.cli.echo import echo
-from app.cli.measuring import measure, place_of
+from app.cli.measuring import measure, source_of
 from app.cli.numbers import Numbers
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def command(
     if (model is None) == (shape is None):
         raise click.UsageError("Give a MODEL or --shape.")
     request = TuneRequest(
-        model=place_of(model), shape=shape, type=mix, lengths=lengths, limit_s=60 * minutes, goal=goal
+        model=source_of(model), shape=shape, type=mix, lengths=lengths, limit_s=60 * minutes, goal=goal
     )
     reports = measure(lambda client: client.autotune(request), on_interrupt="pause").reports
     if as_json:

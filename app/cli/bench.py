@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from app.cli.echo import echo
-from app.cli.measuring import measure, place_of
+from app.cli.measuring import measure, source_of
 from app.cli.numbers import Numbers
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def command(
     if sum(x is not None for x in (model, shape, like, hub)) != 1:
         raise click.UsageError("Give a MODEL, or --shape, --like or --hub.")
     request = BenchRequest(
-        model=place_of(model),
+        model=source_of(model),
         shape=shape,
         like=str(like.absolute()) if like else None,
         hub=hub,

@@ -63,10 +63,10 @@ def _print(machine: "Machine") -> None:
     from app.format import size  # noqa: PLC0415
 
     out = console()
-    place = ", ".join(
+    location = ", ".join(
         part for part in (machine.product, machine.system, machine.kernel, machine.environment) if part
     )
-    out.print(f"[bold]{escape(place)}[/bold]")
+    out.print(f"[bold]{escape(location)}[/bold]")
     ram = machine.memory
     speed = f", {ram.bandwidth_gbs:.0f} GB/s ({ram.bandwidth_source})" if ram.bandwidth_gbs else ""
     limit = f", limited to {size(ram.limit_bytes)} by {ram.limit_source}" if ram.limit_bytes else ""

@@ -46,8 +46,8 @@ def install_pack(source: str, *, as_json: bool) -> None:
     from devices.kernel_packs.install import install  # noqa: PLC0415 - keeps `tessera --help` fast
 
     with _refusals(source):
-        place = Path(source)
-        pack, trial = install(_store(), place if place.exists() else _fetched(source))
+        path = Path(source)
+        pack, trial = install(_store(), path if path.exists() else _fetched(source))
     if as_json:
         click.echo(json.dumps(_described(pack, trial), indent=2))
         return

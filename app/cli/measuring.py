@@ -24,7 +24,7 @@ def measure(start: "Callable[[Client], Job]", on_interrupt: Literal["pause", "ca
         _line("")
 
 
-def place_of(model: str | None) -> str | None:
+def source_of(model: str | None) -> str | None:
     """A file by its whole path, for a server that runs elsewhere; a model's name as it is."""
     return str(Path(model).absolute()) if model is not None and Path(model).is_file() else model
 

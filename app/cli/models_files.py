@@ -88,9 +88,9 @@ def link_command(where: str | None, as_json: bool) -> None:
         if not found:
             echo("No other application's models were found. Give a folder: tessera models link PATH")
         return
-    place = Path(where).expanduser()
+    path = Path(where).expanduser()
     with this_computers_server() as client:
-        added = list(client.link(str(place.absolute()) if place.exists() else where).added)
+        added = list(client.link(str(path.absolute()) if path.exists() else where).added)
     if as_json:
         click.echo(json.dumps({"added": added}))
     elif added:

@@ -51,13 +51,13 @@ def convert_command(
     import msgspec  # noqa: PLC0415 - keeps `tessera --help` fast
 
     from app.cli.job_line import finish, this_computers_server  # noqa: PLC0415 - see above
-    from app.cli.measuring import place_of  # noqa: PLC0415 - see above
+    from app.cli.measuring import source_of  # noqa: PLC0415 - see above
     from app.cli.progress import bar  # noqa: PLC0415 - see above
     from engine.api.converting import ConvertedFolder, FixedShapes, OnnxConvertRequest  # noqa: PLC0415 - see above
 
     shapes = FixedShapes(context=context, bits=8 if bits == "8" else 4, seconds=seconds) if fixed else None
     request = OnnxConvertRequest(
-        source=place_of(source) or source,
+        source=source_of(source) or source,
         out=str(out.absolute()) if out else None,
         exact=exact,
         all_logits=all_logits,

@@ -20,14 +20,14 @@ def calibration_of(names: tuple[str, ...], services: Services, *, ask: bool) -> 
 
     Raises: click.Abort: chats are not to be read. click.UsageError: there is no such file. InputFault: no text.
     """
-    places = [Path(n).expanduser() for n in names if n != _CHATS]
-    if missing := [p for p in places if not p.exists()]:
+    paths = [Path(n).expanduser() for n in names if n != _CHATS]
+    if missing := [p for p in paths if not p.exists()]:
         raise click.UsageError(f"--calibration: there is no {missing[0]}")
     if not names:
         yield {}
         return
-    if len(places) == len(names) == 1 and places[0].is_file():
-        yield {"calibration": str(places[0].absolute())}
+    if len(paths) == len(names) == 1 and paths[0].is_file():
+        yield {"calibration": str(paths[0].absolute())}
         return
     chats: list[str] = []
     if _CHATS in names:
@@ -40,7 +40,7 @@ def calibration_of(names: tuple[str, ...], services: Services, *, ask: bool) -> 
                 err=True,
             )
     with TemporaryDirectory(prefix="calibration-") as scratch:
-        found = services.own_text(places, Path(scratch), chats)
+        found = services.own_text(paths, Path(scratch), chats)
         echo(f"{found.characters:,} characters of {found.files} files and {len(chats)} chats", err=True)
         if found.held_out is None:
             echo("too little text to hold some out: what is gained on it cannot be told", err=True)

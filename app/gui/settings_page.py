@@ -60,7 +60,7 @@ class SettingsPage(Page):
                 self._add_row(column, setting, name, first=not position)
             self._add_frame(name, self.tr(name), frame)
         self._add_shortcuts()
-        self._add_places()
+        self._add_folders()
         self._buttons.buttons()[0].setChecked(True)
         self._show_sections()
         services.settings.changed.connect(self._show_value)
@@ -245,15 +245,15 @@ class SettingsPage(Page):
             lines.append(line)
         self._add_frame("shortcuts", self.tr("Shortcuts"), card(*lines))
 
-    def _add_places(self) -> None:
+    def _add_folders(self) -> None:
         paths = user_paths()
-        places = (
+        folders = (
             (self.tr("Settings"), settings_file()),
             (self.tr("Chats and backups"), paths.state),
             (self.tr("Models"), paths.models),
             (self.tr("Logs and crash reports"), paths.logs),
         )
-        lines = [self._place(words, str(path)) for words, path in places]
+        lines = [self._folder_line(words, str(path)) for words, path in folders]
         empty = button(self.tr("Empty the trash of chats…"), self._ask_empty_trash, "danger")
         self._add_frame("places", self.tr("Where things are"), card(*lines, row(empty, 1)))
         about = button(self.tr("About Tessera and its licences…"), self._show_about, "link")
@@ -266,7 +266,7 @@ class SettingsPage(Page):
         About(self._services, self.window()).open()
 
     @staticmethod
-    def _place(words: str, path: str) -> QHBoxLayout:
+    def _folder_line(words: str, path: str) -> QHBoxLayout:
         """A path that can be read to its end and copied, however long it is."""
         shown = QLineEdit(path)
         shown.setReadOnly(True)

@@ -97,33 +97,33 @@ class FileReader:
         """List or read."""
         work: Callable[[Path, dict[str, Any]], ToolOutcome] = self._list if tool == "list_folder" else self._read
         try:
-            return work(self._place(arguments.get("path", ".")), arguments)
+            return work(self._allowed_path(arguments.get("path", ".")), arguments)
         except (OSError, ValueError, DocumentError) as error:
             return ToolOutcome(str(error), ok=False)
 
-    def _place(self, given: object) -> Path:
+    def _allowed_path(self, given: object) -> Path:
         """The real place behind a path. Raises: ValueError: it is outside the allowed folders, or hidden."""
         if not isinstance(given, str) or "\0" in given:
             raise ValueError("path must be text.")
-        place = (self._folders[0] / Path(given).expanduser()).resolve()
-        inside = next((folder for folder in self._folders if place.is_relative_to(folder)), None)
+        path = (self._folders[0] / Path(given).expanduser()).resolve()
+        inside = next((folder for folder in self._folders if path.is_relative_to(folder)), None)
         if inside is None:
             raise ValueError(f"{given} is outside the allowed folders: {', '.join(map(str, self._folders))}.")
-        if any(part.startswith(".") for part in place.relative_to(inside).parts):
+        if any(part.startswith(".") for part in path.relative_to(inside).parts):
             raise ValueError(f"{given} is hidden; hidden files are not read.")
-        return place
+        return path
 
-    def _list(self, place: Path, arguments: dict[str, Any]) -> ToolOutcome:
+    def _list(self, path: Path, arguments: dict[str, Any]) -> ToolOutcome:
         del arguments
-        entries = sorted(entry for entry in place.iterdir() if not entry.name.startswith("."))
+        entries = sorted(entry for entry in path.iterdir() if not entry.name.startswith("."))
         lines = [entry.name + "/" * entry.is_dir() for entry in entries]
         more = [f"[{len(lines) - _MAX_ENTRIES} more]"] if len(lines) > _MAX_ENTRIES else []
         return ToolOutcome("\n".join(lines[:_MAX_ENTRIES] + more) or "The folder is empty.")
 
-    def _read(self, place: Path, arguments: dict[str, Any]) -> ToolOutcome:
-        document = read(place)
+    def _read(self, path: Path, arguments: dict[str, Any]) -> ToolOutcome:
+        document = read(path)
         if document.data is not None:
-            raise ValueError(f"{place.name} is a picture.")
+            raise ValueError(f"{path.name} is a picture.")
         lines = document.text.split("\n")
         first = arguments.get("first", 1)
         first = first if isinstance(first, int) and first > 0 else 1

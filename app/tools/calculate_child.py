@@ -184,8 +184,8 @@ class _Walker:
                 return self.of(body) if self.of(test) else self.of(other)
             case ast.List(elts=items) | ast.Tuple(elts=items):
                 return [self.of(item) for item in items]
-            case ast.Subscript(value=inner, slice=place) if not isinstance(place, ast.Slice):
-                return self.of(inner)[self.of(place)]
+            case ast.Subscript(value=inner, slice=index) if not isinstance(index, ast.Slice):
+                return self.of(inner)[self.of(index)]
             case ast.Call(func=ast.Name(id=name), args=given, keywords=[]) if name in _FUNCTIONS:
                 return _FUNCTIONS[name](*[self.of(argument) for argument in given])
             case ast.ListComp(elt=item, generators=[one]) | ast.GeneratorExp(elt=item, generators=[one]):

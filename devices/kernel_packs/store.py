@@ -48,15 +48,15 @@ class PackStore:
     def packs(self) -> tuple[Pack, ...]:
         """Every installed build whose manifest can be read, by name."""
         found = []
-        for place in sorted(self.folder.glob("*/*/" + manifests.NAME)) if self.folder.is_dir() else []:
+        for path in sorted(self.folder.glob("*/*/" + manifests.NAME)) if self.folder.is_dir() else []:
             with contextlib.suppress(PackRefused, OSError):
-                manifest = manifests.parse(place.read_bytes())
+                manifest = manifests.parse(path.read_bytes())
                 state = self._in_use(manifest.name)
-                digest = place.parent.name
+                digest = path.parent.name
                 found.append(
                     Pack(
                         manifest=manifest,
-                        folder=place.parent,
+                        folder=path.parent,
                         in_use=state.digest == digest,
                         previous=state.previous == digest,
                     )

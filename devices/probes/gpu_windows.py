@@ -58,8 +58,8 @@ def _locations(host: Host) -> dict[str, list[str]]:
         compatible = " ".join(strings(values.get("CompatibleIDs"))).upper()
         if match is None or not ("4d36e968" in guid or "CC_03" in compatible):
             continue
-        place = LOCATION.search(str(values.get("LocationInformation") or ""))
-        address = f"0000:{int(place[1]):02x}:{int(place[2]):02x}.{place[3]}" if place else instance
+        location = LOCATION.search(str(values.get("LocationInformation") or ""))
+        address = f"0000:{int(location[1]):02x}:{int(location[2]):02x}.{location[3]}" if location else instance
         found.setdefault(f"{match[1]}:{match[2]}".lower(), []).append(address)
     return found
 

@@ -152,10 +152,10 @@ def _output(output: Constraint, kind: str, param: str, body: dict[str, Any]) -> 
         schema = {"name": "answer", "schema": json.loads(output.source), "strict": True}
         body["response_format"] = {"type": "json_schema", "json_schema": schema}
         return
-    place = _GRAMMARS.get(kind, {}).get(output.kind)
-    if place is None:
+    path = _GRAMMARS.get(kind, {}).get(output.kind)
+    if path is None:
         raise InputFault(f"{param}: a server of kind {kind} takes no {output.kind}; use a JSON schema.", param)
-    body[place[0]] = output.source if len(place) == 1 else {place[1]: output.source}
+    body[path[0]] = output.source if len(path) == 1 else {path[1]: output.source}
 
 
 def _reasoning(query: ChatQuery, kind: str, body: dict[str, Any], silent: list[str]) -> None:

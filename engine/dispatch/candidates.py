@@ -173,9 +173,9 @@ def on_gpus(asked: Question) -> list[Candidate]:
         and runtime.backend in BACKENDS
         and runtime.backend != BACKEND
     ]
-    found = [_Offload(asked, (place,)).best() for place in usable]
+    found = [_Offload(asked, (pair,)).best() for pair in usable]
     for backend in dict.fromkeys(runtime.backend for _, runtime in usable):
-        cards = [place for place in usable if place[0].kind == "dgpu" and place[1].backend == backend]
+        cards = [pair for pair in usable if pair[0].kind == "dgpu" and pair[1].backend == backend]
         if len({device.id for device, _ in cards}) > 1:
             cards.sort(key=lambda card: -asked.ledger.available(card[0].id, asked.machine, asked.owner))
             found.append(_Offload(asked, tuple(cards)).best())
@@ -185,16 +185,16 @@ def on_gpus(asked: Question) -> list[Candidate]:
 class _Offload:
     """One model on one GPU, or its layers shared out over several of one backend."""
 
-    def __init__(self, asked: Question, places: tuple[tuple[Device, Runtime], ...]) -> None:
-        self._asked, self._places = asked, places
-        self._gpu, self._runtime = places[0]
+    def __init__(self, asked: Question, devices: tuple[tuple[Device, Runtime], ...]) -> None:
+        self._asked, self._devices = asked, devices
+        self._gpu, self._runtime = devices[0]
         self._total = len(asked.shape.layers) + 1
-        free = (asked.ledger.available(device.id, asked.machine, asked.owner) for device, _ in places)
+        free = (asked.ledger.available(device.id, asked.machine, asked.owner) for device, _ in devices)
         self._free = [max(0, num_bytes - SPLIT_RESERVE_BYTES) for num_bytes in free]
         base, count = asked.settings, threads(asked.machine, asked.overrides, asked.settings)
         self._base = msgspec.structs.replace(
             base,
-            devices=tuple(runtime.device_name for _, runtime in places),
+            devices=tuple(runtime.device_name for _, runtime in devices),
             n_threads=count,
             n_threads_batch=count,
             n_ubatch=min(BACKENDS[self._runtime.backend].n_ubatch, base.n_batch),
@@ -226,7 +226,7 @@ class _Offload:
         settings = msgspec.structs.replace(
             self._base, n_gpu_layers=layers, kv_cells=cells, cpu_expert_layers=cpu_expert_layers
         )
-        if len(self._places) == 1:
+        if len(self._devices) == 1:
             return settings
         shape = self._asked.shape
         sizes = layer_bytes(shape, settings, kv_layer_bytes(shape, settings))
@@ -271,16 +271,16 @@ class _Offload:
 
     def _candidate(self, settings: LoadSettings, *, fits: bool) -> Candidate:
         need, asked = self._need(settings), self._asked
-        held = [need.device_bytes(device.id) for device, _ in self._places]
+        held = [need.device_bytes(device.id) for device, _ in self._devices]
         whole = sum(held) or 1
-        places = tuple(
+        devices = tuple(
             (device, runtime.backend, size / whole)
-            for (device, runtime), size in zip(self._places, held, strict=True)
+            for (device, runtime), size in zip(self._devices, held, strict=True)
         )
         speed = Speed(0.0, 0.0, measured=False)
         if settings.n_gpu_layers:
-            speed = expected(asked.shape, settings, places, asked.machine.device("cpu"), asked.memory, asked.owner)
-        others = tuple(device for device, _ in self._places[1:])
+            speed = expected(asked.shape, settings, devices, asked.machine.device("cpu"), asked.memory, asked.owner)
+        others = tuple(device for device, _ in self._devices[1:])
         return Candidate(self._gpu, self._runtime, settings, need, fits, speed, others)
 
 

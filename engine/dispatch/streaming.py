@@ -75,10 +75,10 @@ def disk_gbs(resources: Resources, shape: ModelShape, path: str, owner: str) -> 
         return None
     if shape.file_bytes < resources.ledger.available("cpu", exclude=owner):
         return None
-    place = Path(path) if Path(path).is_file() else resources.models
-    disk = disk_of(place)
+    source = Path(path) if Path(path).is_file() else resources.models
+    disk = disk_of(source)
     measured = resources.history.disk_gbs(disk)
-    if measured is None and disk is not None and (measured := read_gbs(place)) is not None:
+    if measured is None and disk is not None and (measured := read_gbs(source)) is not None:
         resources.history.record_disk(disk, round(measured, 3))
     return measured
 

@@ -47,19 +47,19 @@ class Trash:
         Raises: CannotWrite: a file could not be moved; what was moved is moved back.
         """
         ticket = f"{entry.id}-{secrets.token_hex(4)}"
-        place = self._folder / ticket
+        removed = self._folder / ticket
         record = _Record(entry=entry, removed_at=time.time())
         own = [] if entry.origin.kind in {"bundled", "installed", "linked"} else self._own_files(entry)
         try:
-            place.mkdir(parents=True)
+            removed.mkdir(parents=True)
             record.moved = {f"{index}-{path.name}": str(path) for index, path in enumerate(own)}
-            (place / _TICKET).write_bytes(msgspec.json.encode(record))
+            (removed / _TICKET).write_bytes(msgspec.json.encode(record))
             for name, path in record.moved.items():
-                Path(path).rename(place / name)
+                Path(path).rename(removed / name)
                 _remove_empty(Path(path).parent, self._catalogue.paths.models)
         except OSError as error:
-            self._move_back(place, record)
-            shutil.rmtree(place, ignore_errors=True)
+            self._move_back(removed, record)
+            shutil.rmtree(removed, ignore_errors=True)
             raise CannotWrite(str(entry.path), error.strerror or str(error)) from error
         with self._catalogue.store.writing():
             self._catalogue.store.forget(key_of(entry))
@@ -74,10 +74,10 @@ class Trash:
 
         Raises: InputFault: no such ticket. CannotWrite.
         """
-        place = self._folder / ticket
+        removed = self._folder / ticket
         record = self._read(ticket)
         try:
-            self._move_back(place, record)
+            self._move_back(removed, record)
         except OSError as error:
             raise CannotWrite(str(record.entry.path), error.strerror or str(error)) from error
         with self._catalogue.store.writing():
@@ -89,15 +89,15 @@ class Trash:
                 number += 1
             self._catalogue.store.hide(key, hidden=False)
             self._catalogue.store.put(key, entry)
-        shutil.rmtree(place, ignore_errors=True)
+        shutil.rmtree(removed, ignore_errors=True)
         return entry
 
     def contents(self) -> tuple[Removed, ...]:
         """What can be restored, newest first."""
         found = []
-        for place in self._folder.glob("*/"):
+        for removed in self._folder.glob("*/"):
             try:
-                found.append(self._removed(place.name, self._read(place.name)))
+                found.append(self._removed(removed.name, self._read(removed.name)))
             except InputFault:
                 continue
         return tuple(sorted(found, key=lambda r: r.removed_at, reverse=True))
@@ -121,11 +121,11 @@ class Trash:
         return path.exists() and path.resolve().is_relative_to(models) and path.resolve() != models
 
     @staticmethod
-    def _move_back(place: Path, record: _Record) -> None:
+    def _move_back(removed: Path, record: _Record) -> None:
         for name, path in record.moved.items():
-            if (place / name).exists():
+            if (removed / name).exists():
                 Path(path).parent.mkdir(parents=True, exist_ok=True)
-                (place / name).rename(path)
+                (removed / name).rename(path)
 
     def _read(self, ticket: str) -> _Record:
         if "/" in ticket or "\\" in ticket or ticket.startswith("."):

@@ -65,13 +65,13 @@ def chunks(raw: bytes | bytearray, num_bytes: int) -> Iterator[bytes]:
 
 def _safe(raw: bytes | bytearray, begin: int, end: int) -> int:
     """The next place at or behind `end` where the text may be cut; `begin` is such a place."""
-    for place in range(max(begin, end - _LONGEST_ESCAPE), end):
-        if raw[place] != ord("\\"):
+    for index in range(max(begin, end - _LONGEST_ESCAPE), end):
+        if raw[index] != ord("\\"):
             continue
-        before = raw[begin:place]
+        before = raw[begin:index]
         if (len(before) - len(before.rstrip(b"\\"))) % 2:
             continue  # it is itself escaped
-        escape = _ESCAPE.match(raw, place)
+        escape = _ESCAPE.match(raw, index)
         if escape is not None and escape.end() > end:
             return escape.end()
     for _ in range(3):  # the longest character has four bytes

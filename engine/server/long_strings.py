@@ -113,8 +113,8 @@ class Cut:
             return None
         parts = self._mark.split(value)  # text, number, text, ...
         whole: list[str] = []
-        for place, part in enumerate(parts):
-            if place % 2:
+        for index, part in enumerate(parts):
+            if index % 2:
                 whole += self._texts[int(part)]
             else:
                 whole.append(part)

@@ -91,7 +91,7 @@ class Speech:
 
         Raises: NoSpeechModel; InputFault: it cannot be read; SpeechFailed.
         """
-        folder, provider = await asyncio.to_thread(self._place)
+        folder, provider = await asyncio.to_thread(self._folder_and_provider)
         async with self._turn:
             child = self._started()
             cache = str(self._cache)
@@ -109,7 +109,7 @@ class Speech:
             finally:
                 self._going = asyncio.get_running_loop().call_later(IDLE_S, self._leave)
 
-    def _place(self) -> tuple[Path, str]:
+    def _folder_and_provider(self) -> tuple[Path, str]:
         """The folder that transcribes now, and the provider of one of fixed shapes (empty: the processor).
 
         Raises: NoSpeechModel: neither is here. SpeechFailed: the device that is asked for cannot be used.

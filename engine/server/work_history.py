@@ -77,5 +77,5 @@ class WorkHistory:
         self.on_stats(pid, now)
         before = self._seen.get(pid)
         self._seen[pid] = now
-        for place, name in enumerate(("prompt_tokens", "cached_tokens", "generated_tokens")):
-            self._sums[place] += max(0, getattr(now, name) - (getattr(before, name) if before else 0))
+        for index, name in enumerate(("prompt_tokens", "cached_tokens", "generated_tokens")):
+            self._sums[index] += max(0, getattr(now, name) - (getattr(before, name) if before else 0))

@@ -57,9 +57,9 @@ def _clear(cache_dir: Path, most_bytes: int | None, most: int) -> None:
     limit = most_bytes if most_bytes is not None else int(_MOST_FRAC * shutil.disk_usage(cache_dir).total)
     folders = [p for p in cache_dir.iterdir() if _FOLDER.fullmatch(p.name) and p.is_dir()]
     total = 0
-    for place, folder in enumerate(_newest_first(folders)):
+    for index, folder in enumerate(_newest_first(folders)):
         total += sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())
-        if place and (total > limit or place >= most):
+        if index and (total > limit or index >= most):
             shutil.rmtree(folder, ignore_errors=True)
     for name, stay in (("hashes", _MOST_HASHES), (TOKENS, _MOST_TEXTS)):
         folder = cache_dir / name

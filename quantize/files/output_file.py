@@ -39,7 +39,7 @@ class Output:
     def __enter__(self) -> Self:
         """Raises: InvalidOption: the file exists. NotWritable: the folder is missing or read-only."""
         if not self._writes:
-            _check_place(self.path.parent)
+            _check_folder(self.path.parent)
             return self
         if self.path.exists() and not self._overwrite:
             raise InvalidOption("OUT", f"{self.path} exists already; choose another name or allow to overwrite it")
@@ -110,7 +110,7 @@ class Output:
             partial.rename(self.path)
 
 
-def _check_place(folder: Path) -> None:
+def _check_folder(folder: Path) -> None:
     """Raises: NotWritable: the folder, or the nearest one above it that is there, takes no file."""
     there = next(each for each in (folder, *folder.parents) if each.exists())
     if not there.is_dir():

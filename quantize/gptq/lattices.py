@@ -29,8 +29,8 @@ def _low_bytes(points: Points) -> Bytes:
 def _signs_of_seven(old: Bytes, signs: Bytes) -> Bytes:
     """Words of four times seven signs, the eighth being what makes their number even; the top four bits stay."""
     words = np.ascontiguousarray(old).view("<u4").reshape(-1, 8) & np.uint32(0xF0000000)
-    for place in range(4):
-        words |= (signs.reshape(-1, 8, 4)[:, :, place] & 127).astype(np.uint32) << np.uint32(7 * place)
+    for index in range(4):
+        words |= (signs.reshape(-1, 8, 4)[:, :, index] & 127).astype(np.uint32) << np.uint32(7 * index)
     return words.astype("<u4").view(np.uint8).reshape(len(old), -1)
 
 
@@ -86,7 +86,7 @@ class Lattice(msgspec.Struct, frozen=True):
         """Bytes of a block."""
         return GgmlType[self.qtype].traits.block_bytes
 
-    def step_places(self) -> list[tuple[int, int]]:
+    def step_offsets(self) -> list[tuple[int, int]]:
         """Byte and shift of each factor of a block, in the order of its weights."""
         count = _BLOCK // self.step_values
         if self.stride:

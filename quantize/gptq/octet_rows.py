@@ -49,7 +49,7 @@ def gptq_octet_rows(
 def _refitted(blocks: Bytes, qtype: str, targets: Floats, octets: OctetCurvature) -> tuple[Bytes, Floats]:
     """Factors and scales fitted to the points, then points to those."""
     curvature, width = octets.curvature, len(targets)
-    blocks = fit_factors(blocks, qtype, LATTICES[qtype].step_places(), targets, curvature)
+    blocks = fit_factors(blocks, qtype, LATTICES[qtype].step_offsets(), targets, curvature)
     blocks = fit_scales(blocks, qtype, targets, curvature, _SCALE)
     grid = make_octet_grid([blocks], qtype, width, curvature.order)
     values = np.ascontiguousarray(dequantize_rows(blocks, qtype, width)[:, curvature.order].T)

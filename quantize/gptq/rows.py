@@ -136,11 +136,11 @@ def _gptq_pass(targets: Floats, bases: dict[str, list[Bytes]], curvature: Curvat
     spoiled = curvature.output_error(errors)
     codes = np.empty((len(chosen), width), np.uint8)
     codes[:, curvature.order] = grid.codes(values).T
-    place = np.empty_like(rising)
-    place[rising] = np.arange(len(rising))
+    position = np.empty_like(rising)
+    position[rising] = np.arange(len(rising))
     out = {}
     for index, (qtype, several) in enumerate(bases.items()):
-        mine = place[index * rows : (index + 1) * rows]
+        mine = position[index * rows : (index + 1) * rows]
         base = np.stack(several)[best[qtype], np.arange(rows)]
         rounded = RoundedRows(pack(base, qtype, codes[mine]), spoiled[mine])
         out[qtype] = _refined(rounded, qtype, targets, curvature) if LAYOUTS[qtype].scales else rounded

@@ -35,18 +35,18 @@ def fit_scales(
     offsets: where in a block its F16 scales are, if not what the type's layout says.
     Returns: a new (rows, row_bytes); the same where the type's scales are not numbers of their own for each block.
     """
-    places = LAYOUTS[qtype].scales if offsets is None else offsets
-    if not places:
+    scale_offsets = LAYOUTS[qtype].scales if offsets is None else offsets
+    if not scale_offsets:
         return blocks
     traits = GgmlType[qtype].traits
     rows, width = len(blocks), len(targets)
     packed = blocks.reshape(-1, traits.block_bytes).copy()
     knobs = []
-    for at in places:
+    for at in scale_offsets:
         held = packed[:, at : at + 2].copy().view(np.float16).reshape(rows, -1)
-        knobs.append(Knob(held, _slope(packed, qtype, at, places, width), _half))
+        knobs.append(Knob(held, _slope(packed, qtype, at, scale_offsets, width), _half))
     turn(knobs, traits.block_values, _errors(blocks, qtype, targets, curvature), curvature)
-    for at, knob in zip(places, knobs, strict=True):
+    for at, knob in zip(scale_offsets, knobs, strict=True):
         packed[:, at : at + 2] = knob.held.reshape(-1, 1).view(np.uint8)
     return packed.reshape(rows, -1)
 
@@ -73,10 +73,10 @@ def turn(knobs: list[Knob], size: int, errors: Floats, curvature: Curvature) -> 
     """
     pull = curvature.moments @ errors
     width = len(errors)
-    places = np.empty_like(curvature.order)
-    places[curvature.order] = np.arange(width)
+    positions = np.empty_like(curvature.order)
+    positions[curvature.order] = np.arange(width)
     for segment in range(width // size):
-        columns = places[segment * size : (segment + 1) * size]
+        columns = positions[segment * size : (segment + 1) * size]
         moments = curvature.moments[columns]
         own = np.ascontiguousarray(moments[:, columns])
         here = pull[columns]
@@ -118,10 +118,10 @@ def _with_factors(packed: Bytes, factors: Sequence[tuple[int, int]], values: Byt
     return out
 
 
-def _slope(packed: Bytes, qtype: str, at: int, places: tuple[int, ...], width: int) -> Floats:
+def _slope(packed: Bytes, qtype: str, at: int, offsets: tuple[int, ...], width: int) -> Floats:
     """How values change with the scale at this offset of their block: (rows, row_values)."""
     alone = packed.copy()
-    for other in places:
+    for other in offsets:
         alone[:, other : other + 2] = np.array([other == at], np.float16).view(np.uint8)
     rows = len(packed) * GgmlType[qtype].traits.block_values // width
     return dequantize_rows(alone.reshape(rows, -1), qtype, width)

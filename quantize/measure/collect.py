@@ -99,11 +99,11 @@ class _Parts:
         if self._streams is None:
             return
         cuts = model.cuts()
-        places = {g.name: g.input_node or g.name for g in groups}
-        starts = [self._streams.last_before(cuts, places[name]) for name in request.groups]
+        nodes = {g.name: g.input_node or g.name for g in groups}
+        starts = [self._streams.last_before(cuts, nodes[name]) for name in request.groups]
         if None not in starts:
             self._start = min((s for s in starts if s is not None), key=lambda c: c.layer, default=None)
-        goal = cuts.before(places[request.then]) if request.then else None
+        goal = cuts.before(nodes[request.then]) if request.then else None
         if goal is not None and (self._start is None or self._start.layer < goal.layer):
             self._goal = goal
 

@@ -59,8 +59,8 @@ class Cuts(msgspec.Struct, frozen=True, kw_only=True):
 
     def before(self, name: str, among: Collection[int] | None = None) -> Cut | None:
         """The last cut before a weight is used or a node computed; of those of some layers, if told."""
-        place = self.first.get(name, -1)
-        found = [c for n, c in self.by_layer.items() if c.index < place and (among is None or n in among)]
+        index = self.first.get(name, -1)
+        found = [c for n, c in self.by_layer.items() if c.index < index and (among is None or n in among)]
         return max(found, key=lambda c: c.index, default=None)
 
 

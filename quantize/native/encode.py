@@ -40,15 +40,15 @@ def encoded(
         scale = None if importance is None else importance.mean(matrix)
         return quantize_rows(weights, qtype, scale)
 
-    places = [(m, start) for m in range(matrices) for start in range(0, rows, step)]
-    if threads <= 1 or len(places) == 1:
-        for place in places:
-            yield encoded(*place)
+    starts = [(m, start) for m in range(matrices) for start in range(0, rows, step)]
+    if threads <= 1 or len(starts) == 1:
+        for start in starts:
+            yield encoded(*start)
         return
     with ThreadPoolExecutor(max_workers=threads) as pool:
         ahead: deque[Future[Any]] = deque()
-        for place in places:
-            ahead.append(pool.submit(encoded, *place))
+        for start in starts:
+            ahead.append(pool.submit(encoded, *start))
             if len(ahead) > 2 * threads:
                 yield ahead.popleft().result()
         while ahead:

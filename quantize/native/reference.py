@@ -194,10 +194,10 @@ class ReferenceModel:
     @contextmanager
     def swapped(self, values: dict[str, npt.NDArray[np.uint8]]) -> Iterator[None]:
         """Weights replaced by other bytes of their own type for the time of the `with`; then exactly as before."""
-        places = [(address, data) for name, data in values.items() for address in self._weights[name]]
-        saved = [(address, read_bytes(tensor_at(address))) for address, _ in places]
+        addresses = [(address, data) for name, data in values.items() for address in self._weights[name]]
+        saved = [(address, read_bytes(tensor_at(address))) for address, _ in addresses]
         try:
-            for address, data in places:
+            for address, data in addresses:
                 write_bytes(tensor_at(address), data)
             yield
         finally:
@@ -220,9 +220,9 @@ class _WeightTap(NodeTap):
         if node.op in (op_id("MUL_MAT"), op_id("MUL_MAT_ID"), op_id("GET_ROWS")) and node.src[0]:
             name = tensor_at(node.src[0]).name.decode(errors="replace")
             if name.endswith(".weight"):
-                places = self.weights.setdefault(name, [])
-                if int(node.src[0]) not in places:
-                    places.append(int(node.src[0]))
+                addresses = self.weights.setdefault(name, [])
+                if int(node.src[0]) not in addresses:
+                    addresses.append(int(node.src[0]))
         return False
 
     def takes(self, address: int, node: GgmlTensor) -> bool:

@@ -27,15 +27,15 @@ Floats = npt.NDArray[np.float32]
 
 
 class QuickEncoder(msgspec.Struct, frozen=True):
-    """`graph` turns rows (1, tokens, embd) float32 into one of (1, embd); `words` and `places` are embeddings."""
+    """`graph` turns rows (1, tokens, embd) float32 into one of (1, embd); `words` and `positions` embed."""
 
     graph: bytes
     words: npt.NDArray[np.float16]
-    places: Floats
+    positions: Floats
 
     def rows(self, tokens: list[int]) -> Floats:
         """What the graph reads of a text, (1, tokens, embd)."""
-        rows: Floats = self.words[tokens].astype(np.float32) + self.places[: len(tokens)]
+        rows: Floats = self.words[tokens].astype(np.float32) + self.positions[: len(tokens)]
         return rows[None]
 
 

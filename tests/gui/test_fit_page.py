@@ -10,7 +10,7 @@ from PySide6.QtWidgets import QFileDialog
 
 from app.gui import formatted
 from app.gui.fit.frontier import FrontierPlot
-from app.gui.fit.label_places import Box, along, around, place
+from app.gui.fit.label_layout import Box, along, around, place
 from app.gui.fit.page import FitPage
 from app.gui.fit.report import report_card
 from app.gui.job_card import note_of

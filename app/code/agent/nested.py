@@ -32,13 +32,13 @@ _HARMLESS_ADDRESSES: Final = ("https://", "http://", "ssh://", "git://", "git@",
 class Found:
     """Repositories of a folder and below. `whole`: all of it was looked through."""
 
-    places: frozenset[Path]
+    paths: frozenset[Path]
     whole: bool
 
 
 def repositories(root: Path) -> Found:
     """Every `.git`, folder or file, and every folder that git would take for a bare repository."""
-    places: set[Path] = set()
+    paths: set[Path] = set()
     left, waiting = _MOST_ENTRIES, [root]
     while waiting:
         folder = waiting.pop()
@@ -48,21 +48,21 @@ def repositories(root: Path) -> Found:
                 names[entry.name] = entry.is_dir(follow_symlinks=False)
         left -= len(names)
         if left < 0:
-            return Found(frozenset(places), whole=False)
+            return Found(frozenset(paths), whole=False)
         if ".git" in names:
-            places.add(folder / ".git")
+            paths.add(folder / ".git")
         if {"HEAD", "objects", "refs"} <= names.keys():
-            places.add(folder)
+            paths.add(folder)
         waiting += [folder / name for name, is_folder in names.items() if is_folder and name != ".git"]
-    return Found(frozenset(places), whole=True)
+    return Found(frozenset(paths), whole=True)
 
 
 def put_aside(root: Path, before: frozenset[Path]) -> list[str]:
     """Take the force out of repositories that were not there `before`; says what was done, a line for each."""
     found = repositories(root)
     notes = []
-    for place in sorted(found.places - before):
-        for part in _steering(place):
+    for path in sorted(found.paths - before):
+        for part in _steering(path):
             aside = part.with_name(part.name + ASIDE)
             with contextlib.suppress(OSError):
                 part.rename(aside)
@@ -74,17 +74,17 @@ def put_aside(root: Path, before: frozenset[Path]) -> list[str]:
     return notes
 
 
-def _steering(place: Path) -> Iterator[Path]:
+def _steering(path: Path) -> Iterator[Path]:
     """What of a new repository makes git run something, or leads it elsewhere."""
-    if not place.is_dir() or place.is_symlink():
-        yield place
+    if not path.is_dir() or path.is_symlink():
+        yield path
         return
-    if not _is_harmless(place / "config"):
-        yield place / "config"
+    if not _is_harmless(path / "config"):
+        yield path / "config"
     for name in ("config.worktree", "commondir"):
-        if os.path.lexists(place / name):
-            yield place / name
-    hooks = place / "hooks"
+        if os.path.lexists(path / name):
+            yield path / name
+    hooks = path / "hooks"
     if hooks.is_symlink() or any(not hook.name.endswith(".sample") for hook in _inside(hooks)):
         yield hooks
 

@@ -97,7 +97,7 @@ def sandboxed(argv: Sequence[str], folder: Path, openings: Openings, scratch: Pa
             *landlock.SYSTEM_FOLDERS,
             *landlock.PROC,
             "/run/systemd/resolve",
-            *_program_places(argv[0], home),
+            *_program_paths(argv[0], home),
         ],
         "writable": [str(folder), str(scratch), *([str(home)] if openings.home else [])],
         "network": openings.network,
@@ -123,10 +123,10 @@ def _bubblewrapped(argv: Sequence[str], folder: Path, openings: Openings, progra
     if not openings.home:
         home_mount = ["--size", str(_MEMORY_DISK_BYTES), "--tmpfs", str(home)]
     options += home_mount
-    for place in _program_places(argv[0], home):
-        options += ["--ro-bind-try", place, place]
+    for path in _program_paths(argv[0], home):
+        options += ["--ro-bind-try", path, path]
     options += ["--bind", str(folder), str(folder)]
-    for repository in sorted({folder / ".git", *repositories(folder).places}):
+    for repository in sorted({folder / ".git", *repositories(folder).paths}):
         options += _repository(repository)
     options += ["--chdir", str(folder)]
     for name in sorted(HIDDEN_VARIABLES):
@@ -134,19 +134,19 @@ def _bubblewrapped(argv: Sequence[str], folder: Path, openings: Openings, progra
     return [program, *options, "--", *argv]
 
 
-def _program_places(name: str, home: Path) -> list[str]:
+def _program_paths(name: str, home: Path) -> list[str]:
     """Folders of programs outside the system's own: each of PATH, and the command's where it is named in full."""
     folders = [Path(entry) for entry in os.environ.get("PATH", "").split(os.pathsep) if Path(entry).is_absolute()]
     if Path(name).is_absolute():
         folders += [Path(name).parent, Path(name).resolve().parent]
-    places: list[str] = []
+    paths: list[str] = []
     for folder in folders:
         if folder.is_relative_to("/usr") or folder in {Path("/"), home, *home.parents}:
             continue
-        places.append(str(folder))
+        paths.append(str(folder))
         if folder.name == "bin" and folder.parent not in {Path("/"), home, *home.parents}:
-            places += [str(folder.parent / beside) for beside in _BESIDE_PROGRAMS]
-    return list(dict.fromkeys(places))
+            paths += [str(folder.parent / beside) for beside in _BESIDE_PROGRAMS]
+    return list(dict.fromkeys(paths))
 
 
 def _repository(repository: Path) -> list[str]:
@@ -168,7 +168,7 @@ def guarded(folder: Path) -> Iterator[list[str]]:
 
     Afterwards the list says what the command made that would have made the person's git run something.
     """
-    before = repositories(folder).places
+    before = repositories(folder).paths
     mine = sorted({folder / ".git", *before})
     notes: list[str] = []
     with contextlib.ExitStack() as stack:

@@ -25,12 +25,12 @@ def _kind(state: tuple[int, bytes] | None) -> int | None:
     return None if state is None else stat.S_IFMT(state[0])
 
 
-def keep(place: Path) -> Snapshot:
+def keep(path: Path) -> Snapshot:
     """Mode and content of each file that steers git. Raises: TooMuch."""
-    if not place.is_dir() or place.is_symlink():
-        return dict(_one(place))
-    kept: Snapshot = {place: (stat.S_IFDIR, b"")}
-    waiting = [(place, False)]
+    if not path.is_dir() or path.is_symlink():
+        return dict(_one(path))
+    kept: Snapshot = {path: (stat.S_IFDIR, b"")}
+    waiting = [(path, False)]
     while waiting:
         folder, hooks = waiting.pop()
         with contextlib.suppress(OSError), os.scandir(folder) as entries:
@@ -57,18 +57,18 @@ def _one(path: Path) -> Iterator[tuple[Path, tuple[int, bytes]]]:
             yield path, (mode, path.read_bytes())
 
 
-def put_back(place: Path, before: Snapshot, aside: str) -> list[str]:
+def put_back(root: Path, before: Snapshot, aside: str) -> list[str]:
     """Make it as it was `before`; what is new goes aside. Says what was done, a line for each."""
     notes = []
-    was, now = _kind(before.get(place)), _kind(keep(place).get(place))
+    was, now = _kind(before.get(root)), _kind(keep(root).get(root))
     if was is None:
         return []  # what was made again is looked through with all others
     if now != was:
         if now is not None:
-            place.rename(place.with_name(place.name + aside))
+            root.rename(root.with_name(root.name + aside))
         if was == stat.S_IFDIR:
-            return [f"{place.name} was moved away or replaced by the command: look at it before you run git."]
-    now_kept = keep(place)
+            return [f"{root.name} was moved away or replaced by the command: look at it before you run git."]
+    now_kept = keep(root)
     for path in sorted(now_kept.keys() - before.keys()):
         path.rename(path.with_name(path.name + aside))
         notes.append(f"{path.name} of the repository was made by the command: it is {path.name}{aside} now.")

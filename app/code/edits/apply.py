@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from difflib import SequenceMatcher
 
 from app.code.edits import lines as text_lines
-from app.code.edits.locate import NoPlace, Place, locate
+from app.code.edits.locate import Location, NotLocated, locate
 from app.code.edits.types import Applied, FileResult, Hunk, Outcome, Refused
 
 # Longer hunks cost seconds to align; an answer of a model never has one.
@@ -20,7 +20,7 @@ def apply_hunks(text: str, hunks: Sequence[Hunk], picked: Mapping[int, int] | No
     original = text_lines.split(text)
     outcomes: list[Outcome] = []
     for index, hunk in enumerate(hunks):
-        outcome = _place(original, hunk, (picked or {}).get(index))
+        outcome = _apply_hunk(original, hunk, (picked or {}).get(index))
         if isinstance(outcome, Applied):
             clash = _overlapping(outcome, outcomes)
             if clash is not None:
@@ -49,7 +49,7 @@ def merge(text: str, outcomes: Sequence[Outcome]) -> str:
     return "".join(joined)
 
 
-def _place(original: list[tuple[str, str]], hunk: Hunk, picked: int | None) -> Outcome:
+def _apply_hunk(original: list[tuple[str, str]], hunk: Hunk, picked: int | None) -> Outcome:
     lines = [content for content, _ in original]
     if hunk.kind == "create":
         return _placed_creation(original, hunk)
@@ -59,34 +59,34 @@ def _place(original: list[tuple[str, str]], hunk: Hunk, picked: int | None) -> O
         return _placed_deletion(lines, hunk)
     if hunk.search == hunk.replace:
         return Refused(hunk=hunk, reason="it changes nothing")
-    place = locate(lines, hunk.search, hunk.replace, at=None if picked is None else picked - 1)
-    if isinstance(place, Place) and not _is_done(lines, place):
-        return _filled(original, hunk, place)
-    return _not_placed(lines, hunk, place)
+    location = locate(lines, hunk.search, hunk.replace, at=None if picked is None else picked - 1)
+    if isinstance(location, Location) and not _is_done(lines, location):
+        return _filled(original, hunk, location)
+    return _not_placed(lines, hunk, location)
 
 
-def _not_placed(lines: list[str], hunk: Hunk, place: Place | NoPlace) -> Refused:
+def _not_placed(lines: list[str], hunk: Hunk, location: Location | NotLocated) -> Refused:
     """Say why; a hunk that is in the file already is told apart from one that never fitted."""
-    if isinstance(place, Place):
-        done: int | None = place.start
-        near: tuple[int, ...] = (place.start,)
+    if isinstance(location, Location):
+        done: int | None = location.start
+        near: tuple[int, ...] = (location.start,)
         reason = ""
     else:
-        there = locate(lines, hunk.replace, hunk.search) if hunk.replace and place.absent else None
-        done = there.start if isinstance(there, Place) and there.match == "exact" else None
-        near, reason = place.candidates, place.reason
+        there = locate(lines, hunk.replace, hunk.search) if hunk.replace and location.absent else None
+        done = there.start if isinstance(there, Location) and there.match == "exact" else None
+        near, reason = location.candidates, location.reason
     if done is not None:
         reason = f"it seems to be applied already, at line {done + 1}"
     return Refused(hunk=hunk, reason=reason, candidates=tuple(line + 1 for line in near))
 
 
-def _is_done(lines: list[str], place: Place) -> bool:
+def _is_done(lines: list[str], location: Location) -> bool:
     """Whether the found lines already stand amid the lines that the hunk would insert around them."""
-    size, new = len(place.search), list(place.replace)
+    size, new = len(location.search), list(location.replace)
     for offset in range(len(new) - size + 1):
-        start = place.start - offset
+        start = location.start - offset
         if (
-            tuple(new[offset : offset + size]) == place.search
+            tuple(new[offset : offset + size]) == location.search
             and start >= 0
             and lines[start : start + len(new)] == new
         ):
@@ -110,27 +110,27 @@ def _placed_creation(original: list[tuple[str, str]], hunk: Hunk) -> Outcome:
     return Applied(hunk=hunk, match="exact", first=1, last=last, new_lines=new_lines)
 
 
-def _filled(original: list[tuple[str, str]], hunk: Hunk, place: Place) -> Outcome:
+def _filled(original: list[tuple[str, str]], hunk: Hunk, location: Location) -> Outcome:
     """Lines the answer keeps stay the file's own; only its new lines are re-indented and inserted."""
     eol = text_lines.ending_of(original)
-    found = original[place.start : place.start + len(place.search)]
+    found = original[location.start : location.start + len(location.search)]
     new_lines: list[str] = []
-    matcher = SequenceMatcher(None, place.search, place.replace, autojunk=False)
+    matcher = SequenceMatcher(None, location.search, location.replace, autojunk=False)
     for tag, old_from, old_to, new_from, new_to in matcher.get_opcodes():
         if tag == "equal":
             new_lines += [content + (ending or eol) for content, ending in found[old_from:old_to]]
             continue
         for index in range(new_from, new_to):
-            line = place.reindent(index, place.replace[index])
+            line = location.reindent(index, location.replace[index])
             if line is None:
                 reason = f"the indentation of its new line {index + 1} has no counterpart at the place found"
-                return Refused(hunk=hunk, reason=reason, candidates=(place.start + 1,))
+                return Refused(hunk=hunk, reason=reason, candidates=(location.start + 1,))
             new_lines.append(line + eol)
     return Applied(
         hunk=hunk,
-        match=place.match,
-        first=place.start + 1,
-        last=place.start + len(place.search),
+        match=location.match,
+        first=location.start + 1,
+        last=location.start + len(location.search),
         new_lines=tuple(new_lines),
     )
 

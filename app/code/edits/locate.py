@@ -26,7 +26,7 @@ _SHOWN_CANDIDATES = 8
 
 
 @dataclass(frozen=True)
-class Place:
+class Location:
     """Lines `start` to `start + len(search)` (0-based) hold `search`; `replace` belongs there."""
 
     start: int
@@ -37,7 +37,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class NoPlace:
+class NotLocated:
     """Why there is no place, and 0-based lines that come near. `absent`: the text is nowhere at all."""
 
     reason: str
@@ -47,25 +47,27 @@ class NoPlace:
 
 def locate(
     lines: Sequence[str], search: tuple[str, ...], replace: tuple[str, ...], *, at: int | None = None
-) -> Place | NoPlace:
+) -> Location | NotLocated:
     """Find the only place of `search`; `at` (0-based) is a place a person picked out of several."""
     if not any(line.strip() for line in search):
-        return NoPlace("the text to find is empty")
+        return NotLocated("the text to find is empty")
     for match, part, new in _attempts(search, replace):
-        places = [Place(start, match, part, new, reindent) for start, reindent in _matches(lines, part, match)]
+        locations = [
+            Location(start, match, part, new, reindent) for start, reindent in _matches(lines, part, match)
+        ]
         if at is not None:
-            places = [place for place in places if place.start == at]
-        if not places:
+            locations = [location for location in locations if location.start == at]
+        if not locations:
             continue
-        if len(places) > 1:
-            shown = tuple(place.start for place in places[:_SHOWN_CANDIDATES])
-            return NoPlace(f"the text to find occurs {len(places)} times", shown)
+        if len(locations) > 1:
+            shown = tuple(location.start for location in locations[:_SHOWN_CANDIDATES])
+            return NotLocated(f"the text to find occurs {len(locations)} times", shown)
         if match != "exact" and at is None:
-            doubt = _doubt(lines, places[0])
+            doubt = _doubt(lines, locations[0])
             if doubt is not None:
                 return doubt
-        return places[0]
-    return NoPlace("the text to find is not in the file", _nearest(lines, search), absent=True)
+        return locations[0]
+    return NotLocated("the text to find is not in the file", _nearest(lines, search), absent=True)
 
 
 def _attempts(
@@ -121,18 +123,18 @@ def _without_outer_blanks(
     return tuple(old), tuple(new)
 
 
-def _doubt(lines: Sequence[str], place: Place) -> NoPlace | None:
+def _doubt(lines: Sequence[str], location: Location) -> NotLocated | None:
     """A reason not to trust a whitespace-forgiving match, if there is one."""
-    letters = sum(char.isalnum() for line in place.search for char in line)
+    letters = sum(char.isalnum() for line in location.search for char in line)
     if letters < _LEAST_EVIDENCE:
-        return NoPlace("too little text to place without its exact whitespace", (place.start,))
-    rivals = _rivals(lines, place.search, skip=place.start)
+        return NotLocated("too little text to place without its exact whitespace", (location.start,))
+    rivals = _rivals(lines, location.search, skip=location.start)
     if rivals:
         reason = (
-            f"it fits line {place.start + 1} only with different whitespace ({place.match}), "
+            f"it fits line {location.start + 1} only with different whitespace ({location.match}), "
             f"and line {rivals[0] + 1} resembles it too"
         )
-        return NoPlace(reason, (place.start, *rivals))
+        return NotLocated(reason, (location.start, *rivals))
     return None
 
 

@@ -79,8 +79,8 @@ class MessageActions(QObject):
             self.forked.emit(conversation.id)
 
         path = self._controller.tree.path()
-        place = next(n for n, message in enumerate(path) if message.id == message_id)
-        future = self._services.store.submit(turns.fork, self._controller.conversation, path[: place + 1])
+        index = next(n for n, message in enumerate(path) if message.id == message_id)
+        future = self._services.store.submit(turns.fork, self._controller.conversation, path[: index + 1])
         self._services.background.watch(
             future, made, lambda error: self._banner.notify(error_message(error), "bad"), self
         )

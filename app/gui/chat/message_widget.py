@@ -218,8 +218,8 @@ class MessageWidget(ColumnItem):
         message = self.message
         self._title = label(title, "small")
         self._column.addWidget(self._title)
-        self._reasoning_place = QVBoxLayout()
-        self._column.addLayout(self._reasoning_place)
+        self._reasoning_layout = QVBoxLayout()
+        self._column.addLayout(self._reasoning_layout)
         if message.reasoning:
             self._show_reasoning(message.reasoning)
         self._body = self._add_view(message.content)
@@ -307,8 +307,8 @@ class MessageWidget(ColumnItem):
         fold.setCheckable(True)
         fold.toggled.connect(lambda opened: show(opened=opened))
         show(opened=False)
-        self._reasoning_place.addWidget(fold)
-        self._reasoning_place.addLayout(row(view, margins=(inset, 0, 0, 0)))
+        self._reasoning_layout.addWidget(fold)
+        self._reasoning_layout.addLayout(row(view, margins=(inset, 0, 0, 0)))
 
     def _tool_card(self, call: dict[str, str]) -> QFrame:
         frame = QFrame()

@@ -26,7 +26,7 @@ class ModelPicker(QObject):
         super().__init__(parent)
         self._services, self._parent = services, parent
         self._files: dict[str, Model] = {}
-        self._places: dict[str, ModelPlacement] = {}
+        self._placements: dict[str, ModelPlacement] = {}
         self._busy: set[str] = set()
         self._palette: Palette | None = None
 
@@ -46,15 +46,15 @@ class ModelPicker(QObject):
         run(api.library, self._on_files, lambda _: None, self)
         run(lambda: api.library(refresh=True), self._on_files, lambda _: None, self)  # new files too
         for choice in self._services.models.choices:
-            if choice.id not in self._places:
-                self._ask_place(choice.id)
+            if choice.id not in self._placements:
+                self._ask_placement(choice.id)
 
     def _forget(self, palette: Palette) -> None:
         if self._palette is palette:
             self._palette = None
             self._services.models.changed.disconnect(self._show)
 
-    def _ask_place(self, model: str) -> None:
+    def _ask_placement(self, model: str) -> None:
         api = self._services.api
 
         def ask() -> ModelPlacement | None:
@@ -66,7 +66,7 @@ class ModelPicker(QObject):
 
         def show(found: ModelPlacement | None) -> None:
             if found is not None:
-                self._places[model] = found
+                self._placements[model] = found
                 self._show()
 
         self._services.background.run(ask, show, lambda _: None, self)
@@ -93,26 +93,26 @@ class ModelPicker(QObject):
 
         choice = self._services.models.get(model)
         dialog = LoadDialog(self._services, model, choice.title if choice else model, self._parent.window())
-        dialog.saved.connect(lambda _: self._forget_place(model))
+        dialog.saved.connect(lambda _: self._forget_placement(model))
         dialog.loading.connect(lambda _: self._act(model, load=True))
         dialog.open()
 
-    def _forget_place(self, model: str) -> None:
-        self._places.pop(model, None)
+    def _forget_placement(self, model: str) -> None:
+        self._placements.pop(model, None)
         self._services.models.refresh()
 
     def _facts(self, choice: ModelChoice) -> str:
         """Size, speed here, place, what it can do: as far as they are known."""
         parts: list[str] = []
-        file, place = self._files.get(choice.id), self._places.get(choice.id)
+        file, placement = self._files.get(choice.id), self._placements.get(choice.id)
         if file is not None:
             parts += [formatted.size(file.size_bytes)] if file.size_bytes else []
             parts += [file.details.quantization] if file.details.quantization else []
             parts += [name for name in _CAN if name in file.capabilities]
-        if place is not None:
-            if place.decode_tok_s:
-                parts.append(self.tr("about {n} tokens/s here").format(n=formatted.speed(place.decode_tok_s)))
-            parts.append(self.tr("on {device}").format(device=place.device_name or place.device))
+        if placement is not None:
+            if placement.decode_tok_s:
+                parts.append(self.tr("about {n} tokens/s here").format(n=formatted.speed(placement.decode_tok_s)))
+            parts.append(self.tr("on {device}").format(device=placement.device_name or placement.device))
         return " · ".join(parts)
 
     def _on_chosen(self, key: str) -> None:
@@ -140,9 +140,9 @@ class ModelPicker(QObject):
             self._show()
 
         def done(_: object) -> None:
-            self._places.pop(model, None)
+            self._placements.pop(model, None)
             ended()
-            self._ask_place(model)
+            self._ask_placement(model)
 
         def failed(error: Exception) -> None:
             ended()

@@ -207,9 +207,9 @@ class ChatOptions(QFrame):
         if not names:
             take({})
             return
-        from app.gui.chat.places import Places  # noqa: PLC0415 - not before it is wanted
+        from app.gui.chat.variables_dialog import VariablesDialog  # noqa: PLC0415 - not before it is wanted
 
-        dialog = Places(chosen.name, names, self.tr("Use"), self.window())
+        dialog = VariablesDialog(chosen.name, names, self.tr("Use"), self.window())
         dialog.accepted.connect(lambda: take(dialog.values))
         dialog.open()
 

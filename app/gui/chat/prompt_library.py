@@ -10,7 +10,7 @@ from PySide6.QtWidgets import QInputDialog, QWidget
 from app.db import prompts
 from app.db.records import Prompt
 from app.gui.chat.composer import Composer
-from app.gui.chat.places import Places
+from app.gui.chat.variables_dialog import VariablesDialog
 from app.gui.services import Services
 from app.gui.widgets.palette import Entry, Palette
 from app.prompt_variables import asked_for, filled
@@ -59,7 +59,7 @@ class PromptLibrary(QObject):
         if not names:
             self._insert(chosen.text, {})
             return
-        dialog = Places(chosen.name, names, self.tr("Insert"), self._composer.window())
+        dialog = VariablesDialog(chosen.name, names, self.tr("Insert"), self._composer.window())
         dialog.accepted.connect(lambda: self._insert(chosen.text, dialog.values))
         dialog.open()
 

@@ -28,13 +28,13 @@ class Transcript(Column):
     def resizeEvent(self, event: QResizeEvent) -> None:
         """Keep the floating button in place."""
         super().resizeEvent(event)
-        self._place_to_end()
+        self._scroll_to_end()
 
     def _on_at_end(self, at_end: bool) -> None:
         self._to_end.setVisible(not at_end)
-        self._place_to_end()
+        self._scroll_to_end()
 
-    def _place_to_end(self) -> None:
+    def _scroll_to_end(self) -> None:
         side = max(self._to_end.sizeHint().width(), self._to_end.sizeHint().height())
         corner = QPoint(self.rect().center().x() - side // 2, self.rect().bottom() - side - 8)
         self._to_end.setGeometry(QRect(corner, QSize(side, side)))

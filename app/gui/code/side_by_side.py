@@ -40,9 +40,9 @@ def changed_words(left: str, right: str) -> tuple[tuple[tuple[int, int], ...], t
     for kind, a0, a1, b0, b1 in matcher.get_opcodes():
         if kind == "equal":
             continue
-        for place, (words, first, last) in enumerate(((old, a0, a1), (new, b0, b1))):
+        for side, (words, first, last) in enumerate(((old, a0, a1), (new, b0, b1))):
             if last > first:
-                found[place].append((sum(map(len, words[:first])), sum(map(len, words[first:last]))))
+                found[side].append((sum(map(len, words[:first])), sum(map(len, words[first:last]))))
     return tuple(found[0]), tuple(found[1])
 
 

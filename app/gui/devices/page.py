@@ -211,13 +211,13 @@ class DevicesPage(Page):
         if loaded:
             self._loaded.addWidget(label(self.tr("Where each loaded model runs"), "strong"))
         for model in loaded:
-            place = QVBoxLayout()
-            self._loaded.addLayout(place)
+            layout = QVBoxLayout()
+            self._loaded.addLayout(layout)
 
-            def show(answer: PlacementAnswer, place: QVBoxLayout = place, model: str = model) -> None:
+            def show(answer: PlacementAnswer, layout: QVBoxLayout = layout, model: str = model) -> None:
                 if now == self._round:  # else its place is gone
-                    clear(place)
-                    place.addWidget(placement_card(model, self._services.models.title(model), answer, self._pin))
+                    clear(layout)
+                    layout.addWidget(placement_card(model, self._services.models.title(model), answer, self._pin))
 
             self._ask(f"placement {now} of {model}", partial(self._services.api.placement, model), show)
 

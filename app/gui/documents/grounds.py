@@ -40,8 +40,8 @@ class GroundsCard(QFrame):
             label(f"{grounds.name}: {translated(grounds.why_detail, grounds.why)}", "small", wrap=True)
         ]
         for number, passage in enumerate(grounds.passages[:_SHOWN_PASSAGES], 1):
-            place = passage.label or self.tr("part {n}").format(n=passage.page)
-            made = button(f"[{number}] {Path(passage.path).name}, {place}", partial(self._open, passage), "link")
+            source = passage.label or self.tr("part {n}").format(n=passage.page)
+            made = button(f"[{number}] {Path(passage.path).name}, {source}", partial(self._open, passage), "link")
             made.setToolTip(passage.path)
             self.buttons.append(made)
             lines.append(made)
@@ -75,8 +75,8 @@ class PageDialog(QDialog):
 
     def __init__(self, page: PageText, parent: QWidget) -> None:
         super().__init__(parent)
-        place = page.label or self.tr("part {n}").format(n=page.number)
-        self.setWindowTitle(f"{Path(page.path).name}, {place}")
+        source = page.label or self.tr("part {n}").format(n=page.number)
+        self.setWindowTitle(f"{Path(page.path).name}, {source}")
         self.resize(720, 560)
         self.text = QPlainTextEdit(page.text)
         self.text.setReadOnly(True)

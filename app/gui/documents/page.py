@@ -48,11 +48,11 @@ class DocumentsPage(Page):
         self.empty.pressed.connect(self._choose)
         self.empty.setMinimumHeight(_EMPTY_HEIGHT)
         self.empty.hide()
-        self._place = QVBoxLayout()
-        self._place.setSpacing(8)
+        self._cards = QVBoxLayout()
+        self._cards.setSpacing(8)
         for widget in (self.banner, self.empty):
             self.content.addWidget(widget)
-        self.content.addLayout(self._place)
+        self.content.addLayout(self._cards)
         self.while_visible(_LOOK_MS, self.refresh, self.refresh)
 
     def refresh(self) -> None:
@@ -95,11 +95,11 @@ class DocumentsPage(Page):
         found = self._shown or ()
         self.empty.setVisible(not found)
         self.add.setVisible(bool(found))
-        clear(self._place)
+        clear(self._cards)
         for each in found:
-            self._place.addWidget(self._card(each))
+            self._cards.addWidget(self._card(each))
         if any(map(_lacks_meaning, found)):
-            self._place.addWidget(self._model_card())
+            self._cards.addWidget(self._model_card())
 
     def _model_card(self) -> QFrame:
         get = button(self.tr("Download"), partial(self.model_wanted.emit, _FINDS_BY_MEANING))

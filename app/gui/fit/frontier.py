@@ -8,7 +8,7 @@ import pyqtgraph
 from PySide6.QtCore import QCoreApplication, QPointF, Qt, QTimer
 
 from app.gui import formatted
-from app.gui.fit.label_places import Box, along, around, place
+from app.gui.fit.label_layout import Box, along, around, place
 from app.gui.theme import Theme
 from app.gui.widgets.chart import Chart
 from engine.api.quantizing import StockPlan

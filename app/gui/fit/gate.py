@@ -2,7 +2,7 @@
 
 from PySide6.QtWidgets import QFileDialog
 
-from app.gui.fit.place_choice import PLACE, PlaceChoice
+from app.gui.fit.path_choice import PATH, PathChoice
 
 _GATES: tuple[tuple[str | None, str, str], ...] = (
     (None, "Keep it without a task", "The file is compared with the original on text alone."),
@@ -17,14 +17,14 @@ _GATES: tuple[tuple[str | None, str, str], ...] = (
         "Fifty programs are asked of both and run here in a sandbox, without network and without your files.",
     ),
     (
-        PLACE,
+        PATH,
         "Check my own tasks before keeping it…",
         "A text file with one task on a line, as JSON: prompt, and answer or regex.",
     ),
 )
 
 
-class GateChoice(PlaceChoice):
+class GateChoice(PathChoice):
     """`value` is a task by its name or the whole path of a file; None: nothing is checked."""
 
     def __init__(self) -> None:

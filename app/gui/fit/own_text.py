@@ -2,19 +2,19 @@
 
 from PySide6.QtWidgets import QFileDialog
 
-from app.gui.fit.place_choice import PLACE, PlaceChoice
+from app.gui.fit.path_choice import PATH, PathChoice
 
 _TEXTS: tuple[tuple[str | None, str, str], ...] = (
     (None, "Fit it to text of all kinds", "Books, code and talk in many languages, which come with Tessera."),
     (
-        PLACE,
+        PATH,
         "Fit it to my own text too…",
         "Half of it from a folder of yours, read on this computer only. Then you see what is gained on it.",
     ),
 )
 
 
-class OwnTextChoice(PlaceChoice):
+class OwnTextChoice(PathChoice):
     """`value` is a folder; None: the text that comes with the program."""
 
     def __init__(self) -> None:

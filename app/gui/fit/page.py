@@ -158,9 +158,9 @@ class FitPage(Page):
             self.model.addItem(f"{item.name} · {formatted.size(item.size_bytes)}", item.id)
             reason = unfit(item)
             if reason:
-                place = self.model.count() - 1
-                self.model.setItemData(place, reason, Qt.ItemDataRole.ToolTipRole)
-                self.model.setItemData(place, 0, Qt.ItemDataRole.UserRole - 1)  # Qt's own role for its flags
+                index = self.model.count() - 1
+                self.model.setItemData(index, reason, Qt.ItemDataRole.ToolTipRole)
+                self.model.setItemData(index, 0, Qt.ItemDataRole.UserRole - 1)  # Qt's own role for its flags
         self._none.setVisible(not usable)
         self._choices.setVisible(bool(usable))
         if not usable:

@@ -103,8 +103,8 @@ class RemotesCard(RowsCard[Remotes]):
 
     def _add(self) -> None:
         name, where = self.name.text().strip(), self.where.text().strip()
-        user, at, place = where.rpartition("@")
-        host, port = _host_and_port(place)
+        user, at, address = where.rpartition("@")
+        host, port = _host_and_port(address)
         if not name or not at or not host:
             return
         use: Use = self.use.currentData()
@@ -152,9 +152,9 @@ class RemotesCard(RowsCard[Remotes]):
         self.add.setEnabled(bool(self.name.text().strip() and "@" in where.strip("@")))
 
 
-def _host_and_port(place: str) -> tuple[str, int]:
+def _host_and_port(address: str) -> tuple[str, int]:
     """`desk`, `desk:2222`, `[fe80::1]:2222`; an address with several colons and no brackets names no port."""
-    bare, colon, digits = place.rpartition(":")
+    bare, colon, digits = address.rpartition(":")
     named = colon and digits.isascii() and digits.isdigit() and (":" not in bare or bare.endswith("]"))
-    host, port = (bare, int(digits)) if named else (place, _SSH)
+    host, port = (bare, int(digits)) if named else (address, _SSH)
     return host.removeprefix("[").removesuffix("]"), port

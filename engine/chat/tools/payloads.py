@@ -147,8 +147,8 @@ class NamedPayload:
             self._held += text
             brace = self._held.find("{")
             stop = self._stop.search(self._held) if self._stop else None
-            places = (brace if brace >= 0 else len(self._held), stop.start() if stop else len(self._held))
-            if min(places) > MAX_HEADER_CHARS:
+            ends = (brace if brace >= 0 else len(self._held), stop.start() if stop else len(self._held))
+            if min(ends) > MAX_HEADER_CHARS:
                 raise NotACall(self._held)
             if stop and (brace < 0 or stop.start() < brace):
                 header, remaining = self._held[: stop.start()], self._held[stop.start() :]

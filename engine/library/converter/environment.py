@@ -84,12 +84,12 @@ class _Ready(msgspec.Struct, frozen=True):
 
 def installed(folder: Path) -> Converter | None:
     """The converter of the present locks, if it is there."""
-    place = folder / _key()
+    environment = folder / _key()
     try:
-        ready = msgspec.json.decode((place / _READY).read_bytes(), type=learned(_Ready))
+        ready = msgspec.json.decode((environment / _READY).read_bytes(), type=learned(_Ready))
     except (OSError, ValueError):
         return None
-    return Converter(folder=place, num_bytes=ready.num_bytes)
+    return Converter(folder=environment, num_bytes=ready.num_bytes)
 
 
 def size_on_disk(folder: Path) -> int:
@@ -123,21 +123,21 @@ def install(folder: Path, control: Control) -> Converter:
     there = installed(folder)
     if there is not None:
         return there
-    place = folder / _key()
+    environment = folder / _key()
     try:
-        _remove_others(folder, place)
-        place.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(place).free
+        _remove_others(folder, environment)
+        environment.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(environment).free
         if free < _NEEDED_DISK_BYTES:
             raise NoConverter(f"it needs {_NEEDED_DISK_BYTES >> 20} MiB in {folder}; {free >> 20} MiB are free")
-        _Making(place, control).run()
-        num_bytes = size_on_disk(place)
-        part = place / f"{_READY}.part"
+        _Making(environment, control).run()
+        num_bytes = size_on_disk(environment)
+        part = environment / f"{_READY}.part"
         part.write_bytes(msgspec.json.encode(_Ready(num_bytes)))
-        part.replace(place / _READY)
+        part.replace(environment / _READY)
     except OSError as error:
-        raise NoConverter(f"{place}: {error.strerror or error}") from error
-    return Converter(folder=place, num_bytes=num_bytes)
+        raise NoConverter(f"{environment}: {error.strerror or error}") from error
+    return Converter(folder=environment, num_bytes=num_bytes)
 
 
 def requirements(lock: str) -> tuple[str, ...]:
@@ -158,13 +158,13 @@ def _key() -> str:
     return f"{VERSION}-{digest.hexdigest()[:12]}"
 
 
-def _python_in(place: Path) -> Path:
-    return place / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+def _python_in(environment: Path) -> Path:
+    return environment / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 
 
-def _remove_others(folder: Path, place: Path) -> None:
+def _remove_others(folder: Path, environment: Path) -> None:
     for other in folder.iterdir() if folder.is_dir() else ():
-        if other != place:
+        if other != environment:
             shutil.rmtree(other)
 
 
@@ -187,19 +187,21 @@ def _fitting_python() -> str:
 class _Making:
     """One run of making it; each step that is done is not done again."""
 
-    def __init__(self, place: Path, control: Control) -> None:
-        self._place = place
+    def __init__(self, environment: Path, control: Control) -> None:
+        self._environment = environment
         self._control = control
-        self._fetched = place / "fetched"
-        self._temporary = place / "temporary"
+        self._fetched = environment / "fetched"
+        self._temporary = environment / "temporary"
 
     def run(self) -> None:
         """Raises: NoConverter, OSError; Cancelled, Paused."""
         shutil.rmtree(self._temporary, ignore_errors=True)
         for made in (self._fetched, self._temporary):
             made.mkdir(exist_ok=True)
-        if not _python_in(self._place).exists():
-            self._call([_fitting_python(), "-m", "venv", str(self._place)], "the environment could not be made")
+        if not _python_in(self._environment).exists():
+            self._call(
+                [_fitting_python(), "-m", "venv", str(self._environment)], "the environment could not be made"
+            )
         packages = requirements((ASSETS / "packages.txt").read_text(encoding="ascii"))
         first = [one for one in packages if one.startswith(_BUILDS_ARCHIVES)]
         torch = [one for one in packages if one.startswith(_TORCH)]
@@ -210,7 +212,12 @@ class _Making:
         self._fetch(others)
         self._fetch(torch, index)
         self._install([*others, *torch])
-        trial = [str(_python_in(self._place)), "-I", str(ASSETS / "run.py"), str(self._place / "llama.cpp")]
+        trial = [
+            str(_python_in(self._environment)),
+            "-I",
+            str(ASSETS / "run.py"),
+            str(self._environment / "llama.cpp"),
+        ]
         self._call(trial, "it does not start")
         shutil.rmtree(self._fetched)
         shutil.rmtree(self._temporary, ignore_errors=True)
@@ -230,7 +237,7 @@ class _Making:
 
     def _archive(self) -> str:
         """Take the converter out of the locked source archive; its list of requirements."""
-        target = self._place / "llama.cpp"
+        target = self._environment / "llama.cpp"
         if not target.is_dir():
             lock = ASSETS / "source.txt"
             words = ["--no-deps", "--no-binary", ":all:", "--no-build-isolation", "--no-cache-dir"]
@@ -247,7 +254,7 @@ class _Making:
         return str(path)
 
     def _pip(self, words: Sequence[str], what: str) -> None:
-        command = [str(_python_in(self._place)), *_PIP, *words, "-q", "--progress-bar", "off"]
+        command = [str(_python_in(self._environment)), *_PIP, *words, "-q", "--progress-bar", "off"]
         self._call(command, f"{what} could not be fetched", note=what)
 
     def _call(self, command: Sequence[str], failed: str, note: str = "") -> None:

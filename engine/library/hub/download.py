@@ -49,7 +49,7 @@ class Request(msgspec.Struct, frozen=True):
 
 
 @dataclass
-class Places:
+class DownloadPaths:
     """Where a request's files go, and where they are until they are verified."""
 
     paths: Paths
@@ -88,7 +88,7 @@ class Download:
         self._client = client
         self._catalogue = catalogue
         self._request = request
-        self._places = Places(catalogue.paths, request.repository)
+        self._paths = DownloadPaths(catalogue.paths, request.repository)
         self._patience = patience or Patience()
         self._counts: dict[str, int] = {}
         self._counts_lock = threading.Lock()
@@ -100,7 +100,7 @@ class Download:
         UnsafeName, and the errors of HubClient.
         """
         for file in self._request.files:
-            self._places.final(file)
+            self._paths.final(file)
         try:
             control.check()
             with self._disk_explained():
@@ -109,7 +109,7 @@ class Download:
                     for future in [pool.submit(self._obtain, file, control) for file in self._request.files]:
                         future.result()
                 for file in self._request.files:
-                    self._place(file)
+                    self._publish(file)
                 self._clear_parts()
             return self._list_or_restore()
         except Cancelled:
@@ -120,18 +120,18 @@ class Download:
         return [file for file in self._request.files if not self._installed(file)]
 
     def _installed(self, file: RepoFile) -> bool:
-        note = origins.read_note(self._places.folder)
-        path = self._places.final(file)
+        note = origins.read_note(self._paths.folder)
+        path = self._paths.final(file)
         noted = note is not None and note.sha256.get(file.name) == identity(file)
         return noted and path.is_file() and path.stat().st_size == file.size_bytes
 
     def _check_room(self) -> None:
         """Refuse before the first byte what cannot end well."""
-        models = self._places.paths.models
+        models = self._paths.paths.models
         models.mkdir(parents=True, exist_ok=True)
         needed = 0
         for file in self._missing():
-            part = self._places.part(file)
+            part = self._paths.part(file)
             # Holes of a sparse part take no room yet; what is allocated does.
             held = part.stat().st_blocks * 512 if part.exists() and hasattr(os.stat_result, "st_blocks") else 0
             needed += max(0, file.size_bytes - held)
@@ -144,7 +144,7 @@ class Download:
         try:
             yield
         except OSError as error:
-            models = self._places.paths.models
+            models = self._paths.paths.models
             if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
                 raise CannotWrite(str(models), error.strerror or str(error)) from error
             missing = sum(f.size_bytes for f in self._missing()) - sum(self._counts.values())
@@ -155,7 +155,7 @@ class Download:
         if self._installed(file):
             self._count(file, file.size_bytes, control)
             return
-        path = self._places.part(file)
+        path = self._paths.part(file)
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = filelock.FileLock(path.with_suffix(".lock"), timeout=0)
         while True:
@@ -173,8 +173,8 @@ class Download:
 
     def _adopt(self, file: RepoFile, control: Control) -> bool:
         """Accept a file that is already in its place (put there by hand, or by a process killed at the end)."""
-        final = self._places.final(file)
-        if not final.is_file() or final.stat().st_size != file.size_bytes or self._places.part(file).exists():
+        final = self._paths.final(file)
+        if not final.is_file() or final.stat().st_size != file.size_bytes or self._paths.part(file).exists():
             return False
         actual = sha256_of(final, control) if file.sha256 else git_sha1_of(final)
         if actual != identity(file):
@@ -217,7 +217,7 @@ class Download:
             raise HashMismatch(file.name, expected, actual, str(self._quarantine(file, part)))
 
     def _quarantine(self, file: RepoFile, part: Part) -> Path:
-        folder = self._places.paths.models / ".quarantine"
+        folder = self._paths.paths.models / ".quarantine"
         folder.mkdir(parents=True, exist_ok=True)
         target = folder / f"{Path(file.name).name}-{int(time.time())}.bad"
         part.path.replace(target)
@@ -229,13 +229,13 @@ class Download:
             self._counts[file.name] = done
             control.report("downloading", sum(self._counts.values()), self._request.total_bytes, note=note)
 
-    def _place(self, file: RepoFile) -> None:
+    def _publish(self, file: RepoFile) -> None:
         """A verified part to its place by renaming, and a note of it beside."""
-        part = self._places.part(file)
+        part = self._paths.part(file)
         with filelock.FileLock(part.with_suffix(".lock")):
             if not part.exists():
                 return  # another process has placed it
-            final = self._places.final(file)
+            final = self._paths.final(file)
             final.parent.mkdir(parents=True, exist_ok=True)
             _keep(final)
             part.replace(final)
@@ -244,8 +244,8 @@ class Download:
 
     def _note(self, file: RepoFile, found: str = "") -> None:
         """Write down what is in its place: the promised content, or what was `found`."""
-        repository, folder = self._request.repository, self._places.folder
-        with filelock.FileLock(self._places.parts / "note.lock"):
+        repository, folder = self._request.repository, self._paths.folder
+        with filelock.FileLock(self._paths.parts / "note.lock"):
             old = origins.read_note(folder)
             note = origins.DownloadNote(
                 repo=repository.repo,
@@ -258,12 +258,12 @@ class Download:
 
     def _clear_parts(self) -> None:
         """Remove the folder of parts once nothing in it is under way."""
-        if not any(self._places.parts.glob("*.part")):
-            shutil.rmtree(self._places.parts, ignore_errors=True)
+        if not any(self._paths.parts.glob("*.part")):
+            shutil.rmtree(self._paths.parts, ignore_errors=True)
 
     def _list_or_restore(self) -> ModelEntry:
         """List what was placed; where it can not be read, what it took the place of comes back."""
-        finals = [self._places.final(file) for file in self._request.files]
+        finals = [self._paths.final(file) for file in self._request.files]
         replaced = [final for final in finals if _previous(final).exists()]
         try:
             entry = self._list()
@@ -281,7 +281,7 @@ class Download:
         return entry
 
     def _list(self) -> ModelEntry:
-        first = self._places.final(self._request.files[0])
+        first = self._paths.final(self._request.files[0])
         is_folder = first.suffix != ".gguf"
         repository = self._request.repository
         origin = Origin(
@@ -291,7 +291,7 @@ class Download:
             expected={Path(f.name).name: identity(f) for f in self._request.files},
         )
         entry = self._catalogue.add(first.parent if is_folder else first, origin)
-        sums = {str(self._places.final(f)): f.sha256 for f in self._request.files}
+        sums = {str(self._paths.final(f)): f.sha256 for f in self._request.files}
         files = tuple(msgspec.structs.replace(f, sha256=sums.get(f.path)) for f in entry.files)
         details = msgspec.structs.replace(entry.details, license=entry.details.license or repository.license)
         entry = msgspec.structs.replace(entry, files=files, details=details)
@@ -301,7 +301,7 @@ class Download:
     def _tidy(self) -> None:
         """Remove what a cancelled request left, unless another process is at it."""
         for file in self._request.files:
-            _discard(self._places.part(file))
+            _discard(self._paths.part(file))
 
 
 def discard_parts(paths: Paths, repo: str) -> None:

@@ -7,7 +7,7 @@ from engine.library import origins
 from engine.library.catalogue import Catalogue
 from engine.library.errors import GatedRepository, RepositoryNotFound
 from engine.library.hub.client import HubClient
-from engine.library.hub.download import Places, Request, identity
+from engine.library.hub.download import DownloadPaths, Request, identity
 from engine.library.hub.types import Newer, RepoFile
 from engine.library.types import ModelEntry
 from engine.reasons import because
@@ -54,13 +54,13 @@ def _compare(catalogue: Catalogue, entry: ModelEntry, now: Request) -> tuple[Req
 
     Nothing when one of them is not there any more: half a model is no newer version.
     """
-    places = Places(catalogue.paths, now.repository)
-    note = origins.read_note(places.folder)
+    paths = DownloadPaths(catalogue.paths, now.repository)
+    note = origins.read_note(paths.folder)
     noted = note.sha256 if note is not None else {}
     mine = [name for name in noted if Path(name).name in entry.origin.expected]
     files = {file.name: file for file in now.repository.files if file.name in mine}
     if not mine or len(files) != len(mine):
         return now, []
-    ordered = sorted(files.values(), key=lambda file: (str(places.final(file)) != str(entry.path), file.name))
+    ordered = sorted(files.values(), key=lambda file: (str(paths.final(file)) != str(entry.path), file.name))
     changed = [file for file in ordered if identity(file) != noted[file.name]]
     return Request(now.repository, tuple(ordered)), changed

@@ -235,8 +235,8 @@ def numbered(passages: tuple[Passage, ...]) -> str:
     """Passages as a model is given them, by the number that it cites."""
 
     def one(number: int, passage: Passage) -> str:
-        place = ", ".join(part for part in (passage.title, passage.label) if part)
-        return f"[{number}] ({place})\n{passage.text}"
+        source = ", ".join(part for part in (passage.title, passage.label) if part)
+        return f"[{number}] ({source})\n{passage.text}"
 
     return "\n\n".join(one(number, passage) for number, passage in enumerate(passages, 1))
 

@@ -136,7 +136,7 @@ class CollectionService:
             chunk = hit.chunk
             key = chunk.document_id, chunk.page
             if key not in pages:
-                pages[key] = _places(live, *key)
+                pages[key] = _spans(live, *key)
             start, end = pages[key].get(chunk.id, (0, 0))
             found.append(
                 Passage(
@@ -168,8 +168,8 @@ class CollectionService:
         pages = {page: (label, problem) for page, label, problem in live.store.pages(document)} if row else {}
         if row is None or number not in pages:
             raise NoDocument(f"{live.definition.name} has no page {number} of document {document}.", "page")
-        places = _places(live, document, number)
-        start, end = places.get(passage or 0, (0, 0))
+        spans = _spans(live, document, number)
+        start, end = spans.get(passage or 0, (0, 0))
         label, problem = pages[number]
         return PageText(
             path=row.path,
@@ -218,10 +218,10 @@ def _look(
     return hits, evidence(live.store, question, hits)
 
 
-def _places(live: Live, document: int, number: int) -> dict[int, tuple[int, int]]:
+def _spans(live: Live, document: int, number: int) -> dict[int, tuple[int, int]]:
     """Where each passage of a page begins and ends in the page's text."""
-    places, at = {}, 0
+    spans, at = {}, 0
     for chunk in live.store.chunks_of(document, number):
-        places[chunk.id] = at, at + len(chunk.text)
+        spans[chunk.id] = at, at + len(chunk.text)
         at += len(chunk.text) + len(BREAK)
-    return places
+    return spans

@@ -150,10 +150,10 @@ def _sources(paths: tuple[str, ...]) -> tuple[str, ...]:
     """Absolute paths that are there. Raises: InputFault."""
     found = []
     for path in paths:
-        place = whole_path(path, "sources")
-        if not place.exists():
+        source = whole_path(path, "sources")
+        if not source.exists():
             raise InputFault(f"{path} is not there.", "sources")
-        found.append(str(place))
+        found.append(str(source))
     return tuple(dict.fromkeys(found))
 
 

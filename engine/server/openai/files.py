@@ -72,9 +72,9 @@ class Files:
             size_bytes=len(raw),
             created_at=time.time(),
         )
-        place = self.path(made)
-        place.parent.mkdir(parents=True, mode=0o700)
-        place.write_bytes(raw)
+        path = self.path(made)
+        path.parent.mkdir(parents=True, mode=0o700)
+        path.write_bytes(raw)
         self._store.put({**self._store.get(), made.id: made})
         return made
 
@@ -168,18 +168,18 @@ async def delete_file(request: Request, file_id: str) -> dict[str, Any]:
     """Delete a file, also from every vector store."""
     files = files_of(request)
     found = await asyncio.to_thread(files.get, file_id)
-    place = str(files.path(found))
+    source = str(files.path(found))
     service = await server_state(request).collection_service()
 
     def remove() -> None:
         files.remove(file_id)
         for definition in service.collections.definitions.all():
-            if place in definition.sources:
+            if source in definition.sources:
                 with contextlib.suppress(InputFault):
                     service.collections.change(
                         definition.id,
                         lambda old: msgspec.structs.replace(
-                            old, sources=tuple(source for source in old.sources if source != place)
+                            old, sources=tuple(other for other in old.sources if other != source)
                         ),
                     )
 

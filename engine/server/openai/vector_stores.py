@@ -137,11 +137,11 @@ async def _add(request: Request, store: str, ids: tuple[str, ...], attributes: d
     files = files_of(request)
 
     def change(old: Definition) -> Definition:
-        places = [str(files.path(files.get(file_id))) for file_id in ids]
+        sources = [str(files.path(files.get(file_id))) for file_id in ids]
         facts = dict(old.facts)
         if attributes:
             facts |= {f"{_ATTRIBUTES}{file_id}": json.dumps(attributes) for file_id in ids}
-        return msgspec.structs.replace(old, sources=tuple(dict.fromkeys((*old.sources, *places))), facts=facts)
+        return msgspec.structs.replace(old, sources=tuple(dict.fromkeys((*old.sources, *sources))), facts=facts)
 
     return await asyncio.to_thread(service.collections.change, store, change)
 
@@ -303,17 +303,17 @@ def _attributes(live: Live, file_id: str) -> dict[str, Any]:
 
 def _row(live: Live, file_id: str) -> DocumentRow | None:
     """What was read of a file. Raises: FileNotFound."""
-    place = next((source for source in live.definition.sources if Path(source).parent.name == file_id), None)
-    if place is None:
+    source = next((s for s in live.definition.sources if Path(s).parent.name == file_id), None)
+    if source is None:
         raise FileNotFound(f"There is no file {file_id!r} in this store.", "file_id")
-    return live.store.document(place)
+    return live.store.document(source)
 
 
 def _status(live: Live, file_id: str) -> tuple[str, str]:
     row = _row(live, file_id)
     if row is None:
-        place = next(s for s in live.definition.sources if Path(s).parent.name == file_id)
-        unread = kind_of(place) is None
+        path = next(s for s in live.definition.sources if Path(s).parent.name == file_id)
+        unread = kind_of(path) is None
         return ("failed", "files of this kind are not read") if unread else ("in_progress", "")
     if row.state == READING:
         return "in_progress", ""

@@ -127,7 +127,7 @@ def test_factors_and_scales_fitted_to_their_points_spoil_less_and_leave_the_poin
     base = quantize_rows(weights, qtype, curvature.importance)
     targets = np.ascontiguousarray(weights[:, curvature.order].T)
 
-    factored = fit_factors(base, qtype, LATTICES[qtype].step_places(), targets, curvature)
+    factored = fit_factors(base, qtype, LATTICES[qtype].step_offsets(), targets, curvature)
     scaled = fit_scales(factored, qtype, targets, curvature, (0,))
 
     errors = [spoiled(b, qtype, weights, curvature).sum() for b in (base, factored, scaled)]

@@ -80,7 +80,7 @@ def test_an_update_that_is_stopped_goes_on_and_the_older_one_answers_meanwhile(h
 def test_a_process_killed_between_placing_and_looking_is_made_good(hub, client, catalogue, installed, monkeypatch):
     publish(hub, b"GGUF" + bytes(5000))
     with monkeypatch.context() as patch:
-        patch.setattr(Download, "_kept_until_it_works", lambda self: (_ for _ in ()).throw(SystemExit))
+        patch.setattr(Download, "_list_or_restore", lambda self: (_ for _ in ()).throw(SystemExit))
         with pytest.raises(SystemExit):
             update(client, catalogue, installed).run(Control())
     assert installed.path.read_bytes() != SPARK.read_bytes()

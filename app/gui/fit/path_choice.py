@@ -9,10 +9,10 @@ from PySide6.QtWidgets import QFileDialog, QWidget
 from app.gui.widgets.basics import row
 from app.gui.widgets.popups import Choice
 
-PLACE = "place"
+PATH = "place"
 
 
-class PlaceChoice(QWidget):
+class PathChoice(QWidget):
     """`value` is what was chosen: a row's own, or the whole path that stands for the row of PLACE.
 
     A row is its value, its name and its tip. Subclasses say how a place is asked for and what its row is called.
@@ -22,7 +22,7 @@ class PlaceChoice(QWidget):
 
     def __init__(self, name: str, rows: Sequence[tuple[str | None, str, str]]) -> None:
         super().__init__()
-        self._place = ""
+        self._path = ""
         self._before = 0
         self.box = Choice()
         self.box.setAccessibleName(name)
@@ -37,7 +37,7 @@ class PlaceChoice(QWidget):
     def value(self) -> str | None:
         """A row's own value, or a whole path."""
         chosen = self.box.currentData()
-        return self._place if chosen == PLACE else chosen
+        return self._path if chosen == PATH else chosen
 
     def dialog(self) -> QFileDialog:
         """What asks for a place."""
@@ -48,18 +48,18 @@ class PlaceChoice(QWidget):
         raise NotImplementedError
 
     def _on_chosen(self) -> None:
-        if self.box.currentData() != PLACE:
+        if self.box.currentData() != PATH:
             self._before = self.box.currentIndex()
             self.changed.emit()
             return
         dialog = self.dialog()
         dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        dialog.fileSelected.connect(self._on_place)
+        dialog.fileSelected.connect(self._on_path)
         dialog.rejected.connect(lambda: self.box.setCurrentIndex(self._before))
         dialog.open()
 
-    def _on_place(self, path: str) -> None:
-        self._place = path
+    def _on_path(self, path: str) -> None:
+        self._path = path
         self._before = self.box.currentIndex()
         self.box.setItemText(self._before, self.words(Path(path).name or path))
         self.changed.emit()

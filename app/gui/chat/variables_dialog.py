@@ -6,7 +6,7 @@ from PySide6.QtWidgets import QDialog, QFormLayout, QLineEdit, QWidget
 from app.gui.widgets.basics import button, label, row, stack
 
 
-class Places(QDialog):
+class VariablesDialog(QDialog):
     """One field for each name; `accept` is what the button says."""
 
     def __init__(self, title: str, names: list[str], accept: str, parent: QWidget) -> None:
