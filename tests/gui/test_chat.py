@@ -101,7 +101,7 @@ class HoldAfter(threading.Event):
 def test_text_is_saved_while_it_streams(qtbot, services, page, server):
     server.pieces = ["first ", "second ", "third "]
     server.hold = HoldAfter(2)  # the beginning of the answer and its first piece
-    page.controller._save_timer.setInterval(50)
+    page.controller.answer._save_timer.setInterval(50)
     page.composer.set_text("Go on")
     page.composer.send()
     qtbot.waitUntil(lambda: [m.content for m in stored(services, page)][1:] == ["first "])

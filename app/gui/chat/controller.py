@@ -4,15 +4,15 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from PySide6.QtCore import QObject, QTimer, Signal
+from PySide6.QtCore import QObject, Signal
 
 from app.answer_phase import WAITING, Phase
-from app.client import Answer, ApiError, WholeAnswer
+from app.client import WholeAnswer
 from app.db import conversations, messages
 from app.db.records import Attachment, Conversation, Fold, Message, Status
 from app.gui.api import error_message
-from app.gui.background import StreamJob
 from app.gui.chat import turns
+from app.gui.chat.arriving_answer import ArrivingAnswer
 from app.gui.chat.compactor import Compactor
 from app.gui.chat.facts import speed_facts, used_tokens
 from app.gui.chat.project_of_chat import ProjectOfChat
@@ -21,8 +21,6 @@ from app.gui.chat.tool_turns import MAX_ROUNDS, ToolTurns
 from app.gui.chat.tree import MessageTree, pair_of
 from app.gui.services import Services
 from app.tools.types import ToolSpec
-
-_SAVE_MS = 1000
 
 
 class ChatController(QObject):
@@ -48,39 +46,42 @@ class ChatController(QObject):
         self.compactor = Compactor(services, self.project, self)
         self.second_model = ""  # answers each new question too, after the first
         self._second_wanted = False
-        self._answer: WholeAnswer | None = None
-        self._answer_id = 0
-        self._job: StreamJob | None = None
+        self.answer = ArrivingAnswer(services, self)
+        self.answer.text_arrived.connect(self.text_arrived)
+        self.answer.phase_changed.connect(self.phase_changed)
+        self.answer.ended.connect(self._finish)
+        self.answer.failed.connect(self.failed)
+        self.answer.save_failed.connect(lambda why: self.save_failed.emit("", (), why))
         self._starting = False
         self.tools = ToolTurns(services, self)
         self._calling = False
         self._preparing = 0  # the answer that waits for its tools
-        self._save_timer = QTimer(self)
-        self._save_timer.setInterval(_SAVE_MS)
-        self._save_timer.timeout.connect(self._save_text)
 
     @property
     def busy(self) -> bool:
         """True from the question until the answer has ended."""
-        return self._starting or self._calling or self._job is not None
+        return self._starting or self._calling or self.answer.so_far is not None
 
     @property
     def answering_id(self) -> int:
         """The message being written, or 0."""
-        return self._answer_id if self._job is not None else 0
+        return self.answer.message_id
 
     @property
     def phase(self) -> tuple[Phase, float]:
         """Where the answer being written is, and when it was asked for (a monotonic clock)."""
-        return (self._answer.phase, self._answer.began) if self._answer else (WAITING, time.monotonic())
+        now = self.answer.so_far
+        return (now.phase, now.began) if now else (WAITING, time.monotonic())
 
     @property
     def partial(self) -> Message | None:
         """The message being written, with the text that has arrived and was shown."""
-        now = self._answer
+        now = self.answer.so_far
         if now is None:
             return None
-        return replace(self.tree[self._answer_id], content=now.content, reasoning=now.reasoning, status="streaming")
+        return replace(
+            self.tree[self.answering_id], content=now.content, reasoning=now.reasoning, status="streaming"
+        )
 
     def pair(self, message_id: int) -> list[int]:
         """The answers to one question that belong side by side, first model first; empty when there is no pair."""
@@ -195,11 +196,7 @@ class ChatController(QObject):
                 self._write(replace(self.tree[waiting], status="stopped"))
                 self.message_changed.emit(waiting)
             self.busy_changed.emit(False)
-        if self._job is None:
-            return
-        self._job.flush()
-        self._job.cancel()
-        self._finish("stopped", {})
+        self.answer.stop()
 
     def _ask(self, text: str, attachments: tuple[Attachment, ...], parent_id: int | None) -> None:
         if self.busy:
@@ -268,45 +265,9 @@ class ChatController(QObject):
             continue_last=continue_last,
             tools=specs,
         )
-        self._answer, self._answer_id = answer, message_id
-        self._job = self._services.background.stream(
-            lambda: self._services.api.answer(body),
-            self._on_chunks,
-            lambda _: self._finish("complete", {}),
-            self._on_error,
-            self,
-        )
-        self._save_timer.start()
+        self.answer.begin(message_id, answer, body)
 
-    def _on_chunks(self, chunks: list[Answer]) -> None:
-        if self._answer is None:
-            return
-        before = self._answer.phase
-        for chunk in chunks:
-            self._answer.take(chunk)
-        content = "".join(chunk.text for chunk in chunks)
-        self._show(content, "".join(chunk.reasoning for chunk in chunks))
-        if self._answer.phase != before:
-            self.phase_changed.emit(self._answer_id, self._answer.phase)
-
-    def _show(self, content: str, reasoning: str) -> None:
-        if content or reasoning:
-            self.text_arrived.emit(self._answer_id, content, reasoning)
-
-    def _on_error(self, error: Exception) -> None:
-        facts: dict[str, object] = {"error": error_message(error)}
-        if isinstance(error, ApiError):
-            facts["error_code"] = error.code
-            facts["error_facts"] = {k: v for k, v in error.facts.items() if isinstance(v, int | str)}
-        self._finish("error", facts)
-        self.failed.emit(error)
-
-    def _finish(self, status: Status, facts: dict[str, object]) -> None:
-        answer, message_id = self._answer, self._answer_id
-        self._answer, self._job, self._answer_id = None, None, 0
-        self._save_timer.stop()
-        if answer is None:
-            return
+    def _finish(self, message_id: int, answer: WholeAnswer, status: Status, facts: dict[str, object]) -> None:
         kept = {**answer.facts(), **facts}
         text, thought = answer.content, answer.reasoning
         message = replace(self.tree[message_id], content=text, reasoning=thought, status=status, facts=kept)
@@ -387,14 +348,6 @@ class ChatController(QObject):
         """Who writes this message: its own model while that is there."""
         model = self.tree[message_id].model
         return model if self._services.models.get(model) is not None else self.conversation.model
-
-    def _save_text(self) -> None:
-        answer = self._answer
-        if answer is None:
-            return
-        arrived = {"content": answer.content, "reasoning": answer.reasoning}
-        future = self._services.store.submit(messages.write_text, self._answer_id, **arrived, status="streaming")
-        self._watch(future, None, lambda error: self.save_failed.emit("", (), error_message(error)))
 
     def _watch(self, future: Any, on_done: Any = None, on_error: Any = None) -> None:
         self._services.background.watch(future, on_done, on_error, self)
