@@ -6,7 +6,7 @@ from devices.findings import machine_findings
 from devices.host import Host, text
 from devices.power import meters
 from devices.probes.apple import apple_devices
-from devices.probes.cpu import Processor, processor
+from devices.probes.cpu import Cpu, probe_cpu
 from devices.probes.gpu_linux import linux_gpus
 from devices.probes.gpu_windows import windows_gpus
 from devices.probes.limits import is_container
@@ -22,7 +22,7 @@ def inventory(host: Host) -> Machine:
 
     Takes well under 100 ms. A source that is missing, unreadable or garbled leaves `unknown` or None behind.
     """
-    cpu = processor(host)
+    cpu = probe_cpu(host)
     ram = system_memory(host, cpu.name)
     kernel = _kernel(host)
     gpus: list[Device] = []
@@ -75,7 +75,7 @@ def _product(host: Host) -> str:
     return str(host.sysctl("hw.model") or "")
 
 
-def _environment(host: Host, cpu: Processor) -> str:
+def _environment(host: Host, cpu: Cpu) -> str:
     if host.system == "linux":
         if host.access("/dev/dxg") != "absent" or "microsoft" in text(host, "/proc/sys/kernel/osrelease").lower():
             return "wsl2"
@@ -84,7 +84,7 @@ def _environment(host: Host, cpu: Processor) -> str:
     return "vm" if cpu.hypervisor else ""
 
 
-def _cpu_device(cpu: Processor, ram: SystemMemory) -> Device:
+def _cpu_device(cpu: Cpu, ram: SystemMemory) -> Device:
     return Device(
         id="cpu",
         kind="cpu",

@@ -210,11 +210,13 @@ class Ledger:
             needed = amount.total_bytes
             if device is None:
                 raise Overdrawn(device_id, needed, 0, {})
-            room = (
+            available = (
                 _igpu(device, free) if device.kind == "igpu" else sum(free.get(p, 0) for p in _drawn_pools(device))
             )
-            if needed > room:
-                raise Overdrawn(device_id, needed, room, {r.owner: r.predicted_bytes for r in self._held.values()})
+            if needed > available:
+                raise Overdrawn(
+                    device_id, needed, available, {r.owner: r.predicted_bytes for r in self._held.values()}
+                )
             for pool in _drawn_pools(device):
                 part = min(needed, free.get(pool, 0))
                 free[pool] = free.get(pool, 0) - part

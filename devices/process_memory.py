@@ -11,7 +11,7 @@ from devices.types import ProcessMemory
 KIB = 1024
 
 
-def processor_s(pid: int) -> float | None:
+def cpu_seconds(pid: int) -> float | None:
     """Seconds a process has computed, its children left out; None: it is gone, or no descriptor to look with."""
     import psutil  # noqa: PLC0415 - dry runs weigh what runners weigh, which do without
 

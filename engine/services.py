@@ -271,7 +271,7 @@ class Services:
 
     def picture(self, report: "Report") -> str:
         """A measurement drawn as SVG."""
-        from engine.bench.picture import draw  # noqa: PLC0415 - see the top
+        from engine.bench.svg import draw  # noqa: PLC0415 - see the top
 
         return draw([report])
 

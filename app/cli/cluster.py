@@ -174,8 +174,8 @@ def require_cluster() -> ClusterFile:
 
 def _ray(*arguments: str, memory: int | None) -> "subprocess.Popen[bytes]":
     """Ray's processes of this node; they end with the one that is returned."""
-    room = memory if memory is not None else _free_bytes()
-    command = interpreter("-m", "ray.scripts.scripts", "start", "--block", f"--memory={room}")
+    memory_bytes = memory if memory is not None else _free_bytes()
+    command = interpreter("-m", "ray.scripts.scripts", "start", "--block", f"--memory={memory_bytes}")
     agents = [f"{option}={port}" for option, port in zip(AGENTS, _free_ports(len(AGENTS)), strict=True)]
     return subprocess.Popen(
         [*command, *agents, "--disable-usage-stats", *arguments],

@@ -82,12 +82,12 @@ class RayTasks:
         """As quantize.child.run_tasks; answers are left out, since results are files."""
         waiting = deque(enumerate(tasks))
         running: dict[Any, tuple[int, Parcel]] = {}
-        room = int(ray.cluster_resources().get("CPU", 1)) + AHEAD
+        limit = int(ray.cluster_resources().get("CPU", 1)) + AHEAD
         try:
             while waiting or running:
                 if cancelled():
                     raise Cancelled
-                while waiting and len(running) < room:
+                while waiting and len(running) < limit:
                     index, task = waiting.popleft()
                     ref, parcel = self._submit(task)
                     running[ref] = index, parcel
@@ -133,7 +133,7 @@ def _perform(
         if software() != wanted:
             raise OtherSoftware(f"a computer of the cluster has {software()}; this one has {wanted}")
         parcel = msgspec.msgpack.decode(raw, type=learned(Parcel))
-        with tempfile.TemporaryDirectory(prefix="tessera-") as room:
-            return node, None, perform(parcel, source, dict(zip(names, contents, strict=True)), Path(room))
+        with tempfile.TemporaryDirectory(prefix="tessera-") as folder:
+            return node, None, perform(parcel, source, dict(zip(names, contents, strict=True)), Path(folder))
     except (QuantizeError, OSError) as error:
         return node, described(error), {}

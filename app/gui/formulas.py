@@ -16,7 +16,7 @@ _START_MS = 60_000  # the first one waits for the child's start, on a busy compu
 
 
 @dataclass(frozen=True)
-class Picture:
+class FormulaImage:
     """A drawn formula: sizes in pixels, the baseline from the top."""
 
     renderer: QSvgRenderer
@@ -42,7 +42,7 @@ class Formulas(QObject):
 
     def __init__(self, parent: QObject) -> None:
         super().__init__(parent)
-        self._pictures: OrderedDict[Formula, Picture | None] = OrderedDict()
+        self._images: OrderedDict[Formula, FormulaImage | None] = OrderedDict()
         self._queue: list[Formula] = []
         self._asked: Formula | None = None
         self._child: QProcess | None = None
@@ -52,11 +52,11 @@ class Formulas(QObject):
         self._watch.setSingleShot(True)
         self._watch.timeout.connect(self._give_up)
 
-    def get(self, formula: Formula) -> Picture | None:
+    def get(self, formula: Formula) -> FormulaImage | None:
         """The picture, or None: it is not drawn yet, or cannot be."""
-        if formula in self._pictures:
-            self._pictures.move_to_end(formula)
-            return self._pictures[formula]
+        if formula in self._images:
+            self._images.move_to_end(formula)
+            return self._images[formula]
         if len(formula.latex) <= LONGEST and formula not in self._queue and formula != self._asked:
             self._queue.append(formula)
             QTimer.singleShot(0, self, self._next)
@@ -102,15 +102,15 @@ class Formulas(QObject):
         for line in lines:
             answer = json.loads(line)
             if self._asked is not None and answer.get("key") == self._number:
-                self._keep(self._asked, _picture(answer))
+                self._keep(self._asked, _image(answer))
 
-    def _keep(self, formula: Formula, picture: Picture | None) -> None:
+    def _keep(self, formula: Formula, image: FormulaImage | None) -> None:
         self._watch.stop()
         self._asked = None
-        self._pictures[formula] = picture
-        while len(self._pictures) > _MAX_CACHED:
-            self._pictures.popitem(last=False)
-        if picture is not None:
+        self._images[formula] = image
+        while len(self._images) > _MAX_CACHED:
+            self._images.popitem(last=False)
+        if image is not None:
             self.ready.emit()
         self._next()
 
@@ -131,7 +131,7 @@ class Formulas(QObject):
         self._give_up()
 
 
-def _picture(answer: dict[str, object]) -> Picture | None:
+def _image(answer: dict[str, object]) -> FormulaImage | None:
     svg = answer.get("svg")
     if not isinstance(svg, str):
         return None
@@ -140,4 +140,4 @@ def _picture(answer: dict[str, object]) -> Picture | None:
     if not renderer.isValid() or not all(isinstance(n, int | float) and n >= 0 for n in numbers):
         return None
     width, height, ascent = (float(n) for n in numbers if isinstance(n, int | float))
-    return Picture(renderer, width, height, ascent)
+    return FormulaImage(renderer, width, height, ascent)

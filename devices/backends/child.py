@@ -13,7 +13,7 @@ import msgspec
 
 from devices.child_answer import answer_in
 from devices.environment import without_secrets
-from devices.process_memory import bound_memory, processor_s
+from devices.process_memory import bound_memory, cpu_seconds
 
 STDERR_CHARACTERS = 400
 # A child that computes but gets little of a busy processor is waited for this much longer than the limit.
@@ -68,11 +68,11 @@ def _output(process: "subprocess.Popen[bytes]", timeout_s: float) -> tuple[bytes
     try:
         return process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
-        spent, step_s = processor_s(process.pid), min(STEP_S, timeout_s)
+        spent, step_s = cpu_seconds(process.pid), min(STEP_S, timeout_s)
         while spent is not None and spent < timeout_s and time.monotonic() < end:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 return process.communicate(timeout=step_s)
-            before, spent = spent, processor_s(process.pid)
+            before, spent = spent, cpu_seconds(process.pid)
             if spent is not None and spent - before < LEAST_FRACTION * step_s:
                 break
         raise

@@ -2,7 +2,7 @@
 
 from devices.host import Host, number
 from devices.probes import hints
-from devices.probes.cpu import Processor
+from devices.probes.cpu import Cpu
 from devices.types import Device, Evidence, Memory, SystemMemory
 
 # Metal's recommended working set is 67-78 % of RAM (M5 Max: 40.2 of 51.5 GB). Two thirds up to 36 GiB, three
@@ -10,7 +10,7 @@ from devices.types import Device, Evidence, Memory, SystemMemory
 SMALL_BYTES, SMALL_FRAC, LARGE_FRAC = 36 << 30, 2 / 3, 3 / 4
 
 
-def apple_devices(host: Host, cpu: Processor, ram: SystemMemory) -> list[Device]:
+def apple_devices(host: Host, cpu: Cpu, ram: SystemMemory) -> list[Device]:
     """GPU and Neural Engine of an Apple Silicon machine; nothing on Intel ones."""
     if cpu.vendor != "Apple":
         return []

@@ -31,7 +31,7 @@ WINDOWS_FEATURES = {
 }
 
 
-class Processor(msgspec.Struct, frozen=True):
+class Cpu(msgspec.Struct, frozen=True):
     """One machine's CPU; None or empty where nothing says so."""
 
     name: str = ""
@@ -44,7 +44,7 @@ class Processor(msgspec.Struct, frozen=True):
     evidence: tuple[Evidence, ...] = ()
 
 
-def linux_processor(host: Host) -> Processor:
+def linux_cpu(host: Host) -> Cpu:
     """From /proc/cpuinfo and the topology folders."""
     info = fields(text(host, "/proc/cpuinfo").partition("\n\n")[0])
     flags = (info.get("flags") or info.get("Features") or "").split()
@@ -55,7 +55,7 @@ def linux_processor(host: Host) -> Processor:
     if not name and implementer:
         name = f"{vendor or implementer} core {info.get('CPU part', '')}".strip()
     found = isa.canonical(flags)
-    return Processor(
+    return Cpu(
         name=name,
         vendor={"AuthenticAMD": "AMD", "GenuineIntel": "Intel"}.get(vendor, vendor),
         arch=arch,
@@ -133,7 +133,7 @@ def _linux_caches(host: Host) -> tuple[tuple[str, int], ...]:
     return tuple(sorted(found.items()))
 
 
-def windows_processor(host: Host) -> Processor:
+def windows_cpu(host: Host) -> Cpu:
     """From the registry, IsProcessorFeaturePresent and GetLogicalProcessorInformationEx."""
     key = r"HARDWARE\DESCRIPTION\System\CentralProcessor\0"
     values = host.registry(key)
@@ -145,7 +145,7 @@ def windows_processor(host: Host) -> Processor:
         found |= {"avx512cd", "avx512bw", "avx512dq", "avx512vl"}
     if "avx2" in found:  # FMA, F16C and BMI2 came with AVX2 in every CPU sold
         found |= {"fma", "f16c", "bmi2"}
-    return Processor(
+    return Cpu(
         name=name,
         vendor={"AuthenticAMD": "AMD", "GenuineIntel": "Intel"}.get(vendor, vendor),
         arch=arch,
@@ -169,7 +169,7 @@ def _windows_cores(host: Host) -> CoreCounts | None:
     return CoreCounts(len(cores), logical, fast, len(cores) - fast, logical, fast)
 
 
-def macos_processor(host: Host) -> Processor:
+def macos_cpu(host: Host) -> Cpu:
     """From sysctl."""
     name = str(host.sysctl("machdep.cpu.brand_string") or "")
     arm = host.sysctl("hw.optional.arm64") == 1 or name.startswith("Apple")
@@ -206,7 +206,7 @@ def macos_processor(host: Host) -> Processor:
         )
         if size
     )
-    return Processor(
+    return Cpu(
         name=name,
         vendor="Apple" if arm else "Intel",
         arch="arm64" if arm else "x86_64",
@@ -218,8 +218,8 @@ def macos_processor(host: Host) -> Processor:
     )
 
 
-def processor(host: Host) -> Processor:
+def probe_cpu(host: Host) -> Cpu:
     """The CPU of `host`."""
-    readers = {"linux": linux_processor, "windows": windows_processor, "macos": macos_processor}
+    readers = {"linux": linux_cpu, "windows": windows_cpu, "macos": macos_cpu}
     reader = readers.get(host.system)
-    return reader(host) if reader else Processor()
+    return reader(host) if reader else Cpu()

@@ -174,8 +174,8 @@ def unified_memory(
     physical = physical_ram(ram, carve)
     if physical is not None:
         carve = None if carve is None else min(carve, physical)
-        room = physical - (carve or 0)
-        shared = None if shared is None else min(shared, room, ram.total_bytes or room)
+        ceiling = physical - (carve or 0)
+        shared = None if shared is None else min(shared, ceiling, ram.total_bytes or ceiling)
     available = None
     if ram.available_bytes is not None and (carve is not None or shared is not None):
         reserve = reserve_bytes(ram)

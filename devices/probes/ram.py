@@ -170,8 +170,8 @@ def _linux(host: Host, cpu_name: str) -> SystemMemory:
     space = number(host.api("address_space_limit"))
     if space is not None and space >= MIN_ADDRESS_SPACE and (limit_bytes is None or space < limit_bytes):
         limit_bytes, limit_source = space, "ulimit -v"
-        room = max(0, space - ADDRESS_SPACE_OVERHEAD)
-        available = min(available, room) if available is not None else room
+        ceiling = max(0, space - ADDRESS_SPACE_OVERHEAD)
+        available = min(available, ceiling) if available is not None else ceiling
     installed = bus.installed_bytes
     if installed is not None and total is not None and not total <= installed <= 4 * total:
         installed = None  # a virtual machine or a wrong table

@@ -15,7 +15,7 @@ from typing import BinaryIO, Final, cast
 import psutil
 
 from devices.child_command import child_command
-from devices.process_memory import processor_s
+from devices.process_memory import cpu_seconds
 from engine.chat.child_service import PATIENCE, READY
 from engine.frames import read_frame, write_frame
 
@@ -159,7 +159,7 @@ class BoundedChild:
         The limit is of processor time: on a busy machine an innocent child may wait long for its turn. One that
         computes nothing at all is not waiting for its turn.
         """
-        started, spent_s = time.monotonic(), processor_s(process.pid)
+        started, spent_s = time.monotonic(), cpu_seconds(process.pid)
         moved, last_s = started, spent_s
         pause = self._timeout_s if _SYSTEM_BOUNDS_MEMORY else _WATCH_S
         while not done.wait(pause):
@@ -176,7 +176,7 @@ class BoundedChild:
                 return
             now = time.monotonic()
             passed_s = now - started
-            now_s = processor_s(process.pid)
+            now_s = cpu_seconds(process.pid)
             spent_s = now_s if spent_s is None else spent_s
             if now_s != last_s:
                 moved, last_s = now, now_s

@@ -94,7 +94,7 @@ def audit_key(shape: ModelShape, backend: str) -> str:
     return f"{shape.architecture}|{backend}"
 
 
-def on_processor(asked: Question, dry_run: DryRunner) -> Candidate:
+def on_cpu(asked: Question, dry_run: DryRunner) -> Candidate:
     """llama.cpp's own kernels on the CPU: the faster ones for its types and use, spare cells where they fit."""
     count = threads(asked.machine, asked.overrides, asked.settings)
     settings = msgspec.structs.replace(
@@ -141,7 +141,7 @@ def _streamed(asked: Question, at: Callable[[LoadSettings], Candidate], settings
         return None
     free = asked.ledger.available("cpu", asked.machine, asked.owner)
     spare = free - found.need.device_bytes("cpu")
-    whole = at(streaming.with_room(asked.shape, found.settings, spare))
+    whole = at(streaming.with_spare(asked.shape, found.settings, spare))
     found = whole if whole.fits else found  # what earlier loads took more than predicted counts for experts too
     speed, settings = found.speed, found.settings
     cost = streaming.forecast(

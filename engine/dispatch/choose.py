@@ -7,7 +7,7 @@ from devices.memory import Ledger
 from devices.types import Machine, Runtime
 from engine.dispatch import openvino, streaming
 from engine.dispatch.attention import why_plain
-from engine.dispatch.candidates import Candidate, DryRunner, Question, on_gpus, on_processor, through_openvino
+from engine.dispatch.candidates import Candidate, DryRunner, Question, on_cpu, on_gpus, through_openvino
 from engine.dispatch.cells import cap_kv_cells, grown
 from engine.dispatch.history import PlacementHistory
 from engine.dispatch.npu_rule import Offer, Verdict, busy_igpu, judge, why_npu, why_power
@@ -43,7 +43,7 @@ def place(
 
     def choose(settings: LoadSettings) -> tuple[list[Candidate], bool, Candidate, Verdict | None]:
         asked = Question(shape, settings, overrides, machine, ledger, memory, owner, disk_gbs)
-        found = [on_processor(asked, dry_run), *on_gpus(asked)]
+        found = [on_cpu(asked, dry_run), *on_gpus(asked)]
         intel = through_openvino(asked)
         pinned = [c for c in (*found, *intel) if _is_pinned(c, overrides.device)]
         usual = _best(pinned or found, found[0])
@@ -152,7 +152,7 @@ def _reasons(
     if chosen.backend == BACKEND and chosen.runtime:
         reasons += _why_openvino(chosen, chosen.runtime, shape)
     elif chosen.device.kind == "cpu":
-        reasons += _why_processor(chosen, machine, pinned=pinned)
+        reasons += _why_cpu(chosen, machine, pinned=pinned)
     else:
         reasons += _why_gpu(chosen, shape)
     if chosen.settings.mtp:
@@ -203,7 +203,7 @@ def _why_openvino(chosen: Candidate, runtime: Runtime, shape: ModelShape) -> lis
     return [*reasons, cost] if cost is not None else reasons
 
 
-def _why_processor(chosen: Candidate, machine: Machine, *, pinned: bool) -> list[Reason]:
+def _why_cpu(chosen: Candidate, machine: Machine, *, pinned: bool) -> list[Reason]:
     gpus = [d for d in machine.devices if d.kind in {"igpu", "dgpu"}]
     reasons = []
     if not gpus:

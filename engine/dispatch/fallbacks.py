@@ -32,7 +32,7 @@ def _fallbacks(settings: LoadSettings, machine: Machine) -> list[Fallback]:
     replace = msgspec.structs.replace
     fallbacks = []
     if is_openvino(settings):
-        return [_processor(settings)]
+        return [_on_cpu(settings)]
     if settings.mtp or settings.max_rollback:
         plain = replace(settings, mtp=False, max_rollback=0)
         fallbacks.append(Fallback(settings=plain, change=because("without_guesses")))
@@ -46,7 +46,7 @@ def _fallbacks(settings: LoadSettings, machine: Machine) -> list[Fallback]:
         plain = replace(settings, type_k="f16", type_v="f16", flash_attn="auto")
         fallbacks.append(Fallback(settings=plain, change=because("cache_in_f16")))
     if settings.n_gpu_layers or settings.devices:
-        fallbacks.append(_processor(settings))
+        fallbacks.append(_on_cpu(settings))
     return [*fallbacks, *_of_weights(settings)]
 
 
@@ -76,14 +76,14 @@ def sound_fallbacks(settings: LoadSettings, machine: Machine) -> list[Fallback]:
     """What to try where a device computes wrongly, in order: without flash attention, other backends, the CPU."""
     fallbacks = []
     if is_openvino(settings):
-        return [_processor(settings)]
+        return [_on_cpu(settings)]
     if settings.flash_attn != "off":
         plain = without_flash_attention(settings)
         change = because("without_flash_attention", devices=settings.devices)
         fallbacks.append(Fallback(settings=plain, change=change))
     if settings.devices:
         fallbacks += _on_other_backends(settings, machine)
-    return [*fallbacks, _processor(settings)]
+    return [*fallbacks, _on_cpu(settings)]
 
 
 def without_flash_attention(settings: LoadSettings) -> LoadSettings:
@@ -92,7 +92,7 @@ def without_flash_attention(settings: LoadSettings) -> LoadSettings:
     return msgspec.structs.replace(settings, flash_attn="off", type_v=cache)
 
 
-def _processor(settings: LoadSettings) -> Fallback:
+def _on_cpu(settings: LoadSettings) -> Fallback:
     """llama.cpp's own kernels; what OpenVINO had to go without comes back."""
     cpu = msgspec.structs.replace(settings, n_gpu_layers=0, devices=(), tensor_split=(), cpu_expert_layers=0)
     if is_openvino(settings):

@@ -28,5 +28,5 @@ def _affordable(settings: LoadSettings, shape: ModelShape) -> int:
     if not shape.recurrent or not shape.rolls_back:
         return 0
     one = settings.n_parallel * sum(layer.state_bytes for layer in shape.layers)
-    room = max(COPIES_BYTES, shape.file_bytes // COPIES_DIVISOR)
-    return min(MAX_ROLLBACK, settings.max_draft, room // one)
+    budget = max(COPIES_BYTES, shape.file_bytes // COPIES_DIVISOR)
+    return min(MAX_ROLLBACK, settings.max_draft, budget // one)

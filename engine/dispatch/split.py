@@ -42,8 +42,8 @@ def layer_bytes(shape: ModelShape, settings: LoadSettings, kv_layers: Sequence[i
 
 def layer_counts(sizes: Sequence[int], free: Sequence[int]) -> tuple[float, ...]:
     """How many layers, in their order, each device gets for its part of all bytes to match its free memory."""
-    whole, room = sum(sizes) or 1, sum(free) or 1
-    ends = [at / room for at in accumulate(free)]
+    whole, capacity = sum(sizes) or 1, sum(free) or 1
+    ends = [at / capacity for at in accumulate(free)]
     counts, done = [0] * len(free), 0
     for size in sizes:
         middle = (done + size / 2) / whole

@@ -84,7 +84,7 @@ def need(
                 buffer=name,
                 layers=layers.layers,
                 process_bytes=far.session_bytes if far is not None and far.device.kind == "cpu" else 0,
-                on_processor=far is None or far.device.kind == "cpu",
+                computes_on_cpu=far is None or far.device.kind == "cpu",
             )
         )
     return spread_need(shape, settings, machine_isa(machine), tuple(holders), run)
@@ -185,13 +185,13 @@ class Spreading:
         shares: list[tuple[Far, int]] = []
         at = 0
         for far in order:
-            room = self._ledger.available(far.id, self._machine, exclude=self._owner)
-            room -= spread_need(shape, base, machine_isa(self._machine), (self._holder(far, 0),)).device_bytes(
+            free = self._ledger.available(far.id, self._machine, exclude=self._owner)
+            free -= spread_need(shape, base, machine_isa(self._machine), (self._holder(far, 0),)).device_bytes(
                 far.id
             )
             taken = 0
-            while at < count and room >= units[at]:
-                room -= units[at]
+            while at < count and free >= units[at]:
+                free -= units[at]
                 at, taken = at + 1, taken + 1
             if taken:
                 shares.append((far, taken))
@@ -200,9 +200,11 @@ class Spreading:
         return _settings(base, shares, count)
 
     def _holder(self, far: Far, layers: int) -> Holder:
-        on_processor = far.device.kind == "cpu"
-        size = far.session_bytes if on_processor else 0
-        return Holder(device=far.id, buffer="RPC0", layers=layers, process_bytes=size, on_processor=on_processor)
+        computes_on_cpu = far.device.kind == "cpu"
+        size = far.session_bytes if computes_on_cpu else 0
+        return Holder(
+            device=far.id, buffer="RPC0", layers=layers, process_bytes=size, computes_on_cpu=computes_on_cpu
+        )
 
     def _gbs(self, far: Far) -> float:
         return self._history.speed_gbs(far.id, BACKEND) or far.device.gbs

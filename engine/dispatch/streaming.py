@@ -61,7 +61,7 @@ def streamed_settings(shape: ModelShape, settings: LoadSettings) -> LoadSettings
     )
 
 
-def with_room(shape: ModelShape, settings: LoadSettings, spare_bytes: int) -> LoadSettings:
+def with_spare(shape: ModelShape, settings: LoadSettings, spare_bytes: int) -> LoadSettings:
     """`settings` with as much more memory for experts as is left beside the least."""
     wanted = settings.expert_bytes + int(max(0, spare_bytes) * CACHED_FRACTION)
     layers = expert_layers(shape)

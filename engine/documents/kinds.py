@@ -40,12 +40,12 @@ SKIPPED_FOLDERS: Final = frozenset({
 })  # fmt: skip
 
 
-def kind_of(name: str, *, pictures: bool = False) -> str | None:
+def kind_of(name: str, *, images: bool = False) -> str | None:
     """How a file of that name is read; None: not at all. Pictures are read only where their text can be."""
     path = PurePath(name)
     suffix = path.suffix.lower()
     kind = KINDS.get(suffix) if suffix else _NAMES.get(path.name.lower())
-    return None if kind == "picture" and not pictures else kind
+    return None if kind == "picture" and not images else kind
 
 
 def size_limit(kind: str) -> int:

@@ -35,7 +35,7 @@ _READERS: Final = {
     "csv": ("table", "table"),
     "eml": ("mail", "eml"),
     "mbox": ("mail", "mbox"),
-    "picture": ("ocr", "picture"),
+    "picture": ("ocr", "image_pages"),
 }
 _decode = msgspec.msgpack.Decoder(learned(ReadRequest)).decode
 

@@ -256,7 +256,7 @@ class Collections:
         """One pass over a collection's files; a fault of one collection is no fault of the others."""
         live.reading = True
         try:
-            walk = Walk(live.definition.sources, pictures=live.definition.ocr)
+            walk = Walk(live.definition.sources, images=live.definition.ocr)
             reader = self._readers[live.definition.ocr]
             indexing.update(live.store, walk, reader, live.progress, self._interrupted(live))
             live.unseen = tuple(walk.unseen)
@@ -298,7 +298,7 @@ class Collections:
             self.refresh(definition.id)
             return
         wanted = [p for p in mine if any(is_below(p, s) and is_wanted(p, s) for s in definition.sources)]
-        walk = Walk(wanted, pictures=definition.ocr)
+        walk = Walk(wanted, images=definition.ocr)
         found = {f.path: f for f in walk.files()}
         for path in mine:
             file = found.get(path)

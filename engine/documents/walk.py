@@ -34,9 +34,9 @@ class Walk:
     moment: a system without descriptors, a failing disk. What is there may be as it was.
     """
 
-    def __init__(self, sources: Sequence[str], *, pictures: bool = False) -> None:
+    def __init__(self, sources: Sequence[str], *, images: bool = False) -> None:
         self._sources = sources
-        self._pictures = pictures
+        self._images = images
         self.offline: list[str] = []
         self.unseen: list[str] = []
 
@@ -65,7 +65,7 @@ class Walk:
         return any(is_below(path, place) for place in (*self.offline, *self.unseen))
 
     def _file(self, path: Path) -> Found | None:
-        kind = kind_of(path.name, pictures=self._pictures)
+        kind = kind_of(path.name, images=self._images)
         try:
             state = path.stat()
         except OSError as error:

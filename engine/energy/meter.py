@@ -11,7 +11,7 @@ import psutil
 
 from devices.host import Host
 from devices.power import CPU, READ_RAPL, SYSTEM, looked_for, meters, whole_w
-from devices.process_memory import processor_s
+from devices.process_memory import cpu_seconds
 from devices.types import Machine
 from devices.usage import UsageSampler
 from engine.energy.ledger import Active, JouleLedger
@@ -123,7 +123,7 @@ class EnergyMeter:
         drawn, before_j = Drawn(), self._ledger.total_j
         held = frozenset(self._ids(devices))
         await self._look()  # what was drawn up to now is nobody's
-        self._cpu_s = processor_s(pid) or 0.0
+        self._cpu_s = cpu_seconds(pid) or 0.0
         over = asyncio.Event()
 
         async def watch() -> None:
@@ -169,7 +169,7 @@ class EnergyMeter:
         if watts is not None:
             drawn.whole_j += watts * seconds
             drawn.seconds += seconds
-        before, cpu_s = self._cpu_s, processor_s(pid)
+        before, cpu_s = self._cpu_s, cpu_seconds(pid)
         self._cpu_s = before if cpu_s is None else cpu_s
         active = Active("measured", self._cpu_s - before, devices)
         self._ledger.interval(self._at, seconds, parts, busy_s, self._cores, {pid: active})

@@ -23,7 +23,7 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
     buffer: str
     layers: int
     process_bytes: int = 0
-    on_processor: bool = False
+    computes_on_cpu: bool = False
 
 
 def unit_bytes(shape: ModelShape, settings: LoadSettings) -> list[int]:
@@ -69,7 +69,7 @@ def spread_need(
     for holder in reversed(holders):
         begin = end - holder.layers
         compute = dry_run.compute_bytes.get(holder.buffer, 0) if dry_run else compute_prior(shape, at)
-        work = work_bytes(shape, at) if holder.on_processor else 0
+        work = work_bytes(shape, at) if holder.computes_on_cpu else 0
         parts += [
             Part(name="weights", device=holder.device, num_bytes=sum(weights[begin:end])),
             Part(name="kv", device=holder.device, num_bytes=sum(caches[begin:end])),

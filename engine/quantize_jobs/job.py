@@ -98,7 +98,7 @@ def make(
     from quantize.job.execute import quantize as run_quantize  # noqa: PLC0415 - as above
 
     source = source_of(catalogue, options.model)
-    out = room_for(source, options, catalogue.paths)
+    out = require_disk(source, options, catalogue.paths)
     judge, gate = None, None
     if options.gate is not None and open_gates is not None:
         gates = open_gates()
@@ -172,7 +172,7 @@ def target_of(source: Source, options: QuantizeOptions, paths: Paths) -> Path:
     return whole_path(options.out, "out")
 
 
-def room_for(source: Source, options: QuantizeOptions, paths: Paths) -> Path:
+def require_disk(source: Source, options: QuantizeOptions, paths: Paths) -> Path:
     """Where the file is to lie, with the library's folder for it made. Raises: InputFault; CannotWrite."""
     from engine.quantize_jobs.request import make_room  # noqa: PLC0415 - not while the server starts
 

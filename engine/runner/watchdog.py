@@ -9,7 +9,7 @@ import os
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from devices.process_memory import processor_s
+from devices.process_memory import cpu_seconds
 from engine.reasons import Reason, because
 from engine.runner.protocol import LoadSettings
 
@@ -35,7 +35,7 @@ Spent = Callable[[int], float | None]
 class Standstill:
     """Whether one process that somebody waits for stands still; `spent` tells the seconds that it computed."""
 
-    def __init__(self, pid: int, spent: Spent = processor_s) -> None:
+    def __init__(self, pid: int, spent: Spent = cpu_seconds) -> None:
         self._pid = pid
         self._spent = spent
         self._begun: float | None = None
@@ -65,7 +65,7 @@ class Standstill:
 class Watchdog:
     """Looks after one runner from its start on; `give_up` gets the reason. Use from one event loop."""
 
-    def __init__(self, pid: int, give_up: Callable[[Reason], None], spent: Spent = processor_s) -> None:
+    def __init__(self, pid: int, give_up: Callable[[Reason], None], spent: Spent = cpu_seconds) -> None:
         self._pid = pid
         self._give_up = give_up
         self._spent = spent

@@ -75,7 +75,7 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take it, in the place of an idle one where there are too many."""
         super().connection_made(transport)
-        if len(self.connections) > self.limit and not self._make_room():
+        if len(self.connections) > self.limit and not self._close_idle():
             self._refuse(503, "server_busy", f"The server holds {self.limit} connections; try again later.")
             return
         self._await_head()
@@ -150,7 +150,7 @@ class Connection(HttpToolsProtocol):
         else:
             self.transport.close()
 
-    def _make_room(self) -> bool:
+    def _close_idle(self) -> bool:
         idle = [c for c in self.connections if isinstance(c, Connection) and c is not self and c.idle]
         if not idle:
             return False

@@ -8,7 +8,7 @@ import msgspec
 import psutil
 
 from devices.power import whole_w
-from devices.process_memory import processor_s
+from devices.process_memory import cpu_seconds
 from devices.usage import Usage
 from engine.api import stats as api
 from engine.dispatch.placer import Placer
@@ -61,7 +61,7 @@ class EnergyService:
         self._worked.clear()
 
     def _active(self, model: LoadedModel, pid: int) -> Active | None:
-        cpu_s = processor_s(pid)
+        cpu_s = cpu_seconds(pid)
         if cpu_s is None:
             return None
         before, self._cpu_s[pid] = self._cpu_s.get(pid, cpu_s), cpu_s

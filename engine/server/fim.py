@@ -18,7 +18,7 @@ _SUFFIX_FRACTION: Final = 0.15
 _EXTRA_FRACTION: Final = 0.25
 _SHORTENING_TRIES: Final = 6
 # Room is counted in steps of this many characters: a keystroke must not move the borders of the prompt.
-_ROOM_STEP: Final = 256
+_BUDGET_STEP: Final = 256
 # Tokens of the marks and of an answer's last, unshown token.
 _MARGIN_TOKENS: Final = 4
 
@@ -85,12 +85,12 @@ async def fim_prompt(model: LoadedModel, gap: FimGap, max_tokens: int, *, may_sh
         return FimPrompt(token_ids=token_ids, stops=stops, truncated=cut)
     if not may_shorten or limit <= _MARGIN_TOKENS:
         raise ContextOverflow(len(token_ids) + max_tokens, facts.n_ctx)
-    room = limit * num_chars / len(token_ids)
+    budget = limit * num_chars / len(token_ids)
     for _ in range(_SHORTENING_TRIES):
-        token_ids = await _tokenized(model, family, _within(gap, int(room) // _ROOM_STEP * _ROOM_STEP))
+        token_ids = await _tokenized(model, family, _within(gap, int(budget) // _BUDGET_STEP * _BUDGET_STEP))
         if len(token_ids) <= limit:
             return FimPrompt(token_ids=token_ids, stops=stops, truncated=True)
-        room *= 0.95 * limit / len(token_ids)
+        budget *= 0.95 * limit / len(token_ids)
     raise ContextOverflow(len(token_ids) + max_tokens, facts.n_ctx)
 
 
@@ -98,12 +98,12 @@ def _length(gap: FimGap) -> int:
     return len(gap.prefix) + len(gap.suffix) + sum(len(f.text) + len(f.path) for f in gap.extra)
 
 
-def _within(gap: FimGap, room: int) -> FimGap:
-    """Shortened to `room` characters; what one side does not need goes to the prefix, then to other files."""
-    suffix = min(len(gap.suffix), int(room * _SUFFIX_FRACTION))
-    extra = min(sum(len(f.text) + len(f.path) for f in gap.extra), int(room * _EXTRA_FRACTION))
-    prefix = min(len(gap.prefix), room - suffix - extra)
-    spare = room - prefix - suffix - extra
+def _within(gap: FimGap, budget: int) -> FimGap:
+    """Shortened to `budget` characters; what one side does not need goes to the prefix, then to other files."""
+    suffix = min(len(gap.suffix), int(budget * _SUFFIX_FRACTION))
+    extra = min(sum(len(f.text) + len(f.path) for f in gap.extra), int(budget * _EXTRA_FRACTION))
+    prefix = min(len(gap.prefix), budget - suffix - extra)
+    spare = budget - prefix - suffix - extra
     return shortened(gap, keep_prefix=prefix, keep_suffix=suffix + spare, keep_extra=extra + spare // 2)
 
 

@@ -21,7 +21,7 @@ _CHOICE: Final = {
     "as_told": "{text}",
     "device_problem": "{device}: {why}",
 }
-_PROCESSOR: Final = {
+_CPU: Final = {
     "no_gpu": "this machine has no GPU",
     "no_usable_gpu": "no GPU is usable ({device}: {why})",
     "no_faster_gpu": "no GPU here is expected to be faster than the processor",
@@ -187,7 +187,7 @@ _FALLBACKS: Final = {
     "wrong_results_of": "wrong results with {what} ({operations} is wrong with this driver): {change}",
 }
 DISPATCH: Final = {
-    **_CHOICE, **_PROCESSOR, **_GPU, **_OPENVINO, **_NPU, **_ONNX, **_OTHERS, **_MEASURED, **_TUNED, **_ALTERNATIVES,
+    **_CHOICE, **_CPU, **_GPU, **_OPENVINO, **_NPU, **_ONNX, **_OTHERS, **_MEASURED, **_TUNED, **_ALTERNATIVES,
     **_FALLBACKS,
 }  # fmt: skip
 CHECKS: Final = {

@@ -82,7 +82,7 @@ class Output:
                 _send_paths(self._guard, self._partials)
         return path
 
-    def require_room(self, needed_bytes: int) -> None:
+    def require_disk(self, needed_bytes: int) -> None:
         """Raises: DiskFull: the folder's disk has less free than that and a reserve."""
         free = shutil.disk_usage(self.path.parent).free
         if free < needed_bytes + min(_DISK_RESERVE_BYTES, needed_bytes):

@@ -234,7 +234,7 @@ class _Job:
         """Write, compare, publish."""
         plan, basis = report.plan, self.basis.path
         rival = stock_rival(question, plan, self.rounding) if self.verifies else None
-        self.output.require_room(plan.file_bytes + (rival.file_bytes if rival else 0))
+        self.output.require_disk(plan.file_bytes + (rival.file_bytes if rival else 0))
         ours = WriteRequest(
             source=basis,
             out=self.output.partial("ours"),
@@ -368,8 +368,8 @@ class _Job:
         assert self.request.gate is not None
         source, digest, note = ours.source, self.source_sha256, ""
         if not self.judge.fits(source):
-            task, room = nearly_exact(question, ours, self.output.partial("reference"))
-            self.output.require_room(room)
+            task, num_bytes = nearly_exact(question, ours, self.output.partial("reference"))
+            self.output.require_disk(num_bytes)
             source, note = self.writing.written(task), NOT_THE_SOURCE
             digest = file_sha256(source)
         with self.phases.phase("gate"):

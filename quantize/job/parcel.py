@@ -86,17 +86,17 @@ def pack(task: Task) -> tuple[Parcel, Bytes, dict[str, Path]]:
     return parcel, _part_of(source, tensors), read
 
 
-def perform(parcel: Parcel, source: Bytes, read: dict[str, Bytes], room: Path) -> dict[str, bytes]:
+def perform(parcel: Parcel, source: Bytes, read: dict[str, Bytes], scratch: Path) -> dict[str, bytes]:
     """Do a task in an empty folder; what it made, by name. Blocks; native code runs in a child.
 
     Raises: whatever the task raises; ChildDied.
     """
     kind = task_named(parcel.task)[0]
-    (room / _SOURCE).write_bytes(source.data)
-    (room / _TEXT).write_bytes(b"")
+    (scratch / _SOURCE).write_bytes(source.data)
+    (scratch / _TEXT).write_bytes(b"")
     for name in (n for n in read if n == _IMATRIX):
-        (room / name).write_bytes(read[name].data)
-    request = _at_home(decode(parcel.request, kind), room)
+        (scratch / name).write_bytes(read[name].data)
+    request = _at_home(decode(parcel.request, kind), scratch)
     folder = WorkFolder.open(_measure(request))
     write_json(folder.path / "groups.json", parcel.groups)
     for name in (n for n in read if n != _IMATRIX):
@@ -120,13 +120,13 @@ def _measure(request: ErrorsRequest | TensorsRequest) -> MeasureRequest:
     return request.measure if isinstance(request, ErrorsRequest) else request.round.measure
 
 
-def _at_home(request: Any, room: Path) -> Any:
-    """The same request about the files in `room`."""
+def _at_home(request: Any, scratch: Path) -> Any:
+    """The same request about the files in `scratch`."""
     measure = msgspec.structs.replace(
         _measure(request),
-        source=room / _SOURCE,
-        calibration=room / _TEXT,
-        cache_dir=room / "cache",
+        source=scratch / _SOURCE,
+        calibration=scratch / _TEXT,
+        cache_dir=scratch / "cache",
         source_sha256="",
         calibration_sha256="",
         threads=1,
@@ -134,7 +134,7 @@ def _at_home(request: Any, room: Path) -> Any:
     )
     if isinstance(request, ErrorsRequest):
         return msgspec.structs.replace(request, measure=measure)
-    imatrix = room / _IMATRIX if (room / _IMATRIX).exists() else None
+    imatrix = scratch / _IMATRIX if (scratch / _IMATRIX).exists() else None
     return msgspec.structs.replace(
         request, round=msgspec.structs.replace(request.round, measure=measure, imatrix=imatrix)
     )

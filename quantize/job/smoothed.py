@@ -56,13 +56,13 @@ class Basis(msgspec.Struct, frozen=True):
 
 
 def smoothed(
-    measure: MeasureRequest, output: Output, room: int, on_progress: OnProgress, cancelled: CancelCheck
+    measure: MeasureRequest, output: Output, num_bytes: int, on_progress: OnProgress, cancelled: CancelCheck
 ) -> Basis:
-    """A copy of the source, of about `room` bytes, with its inputs evened out; the source where nothing is gained.
+    """A copy of the source, of about `num_bytes`, with its inputs evened out; the source where nothing is gained.
 
     Raises: DiskFull. Cancelled. ChildDied. TextTooShort, Unreadable.
     """
-    output.require_room(room)
+    output.require_disk(num_bytes)
     out = output.partial("smooth")
     task = SmoothRequest(measure=measure, out=out)
     found = answer_of(Smoothed, "smooth", task, on_progress, cancelled)

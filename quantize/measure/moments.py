@@ -190,13 +190,13 @@ def _routed(inputs: Floats, routes: npt.NDArray[np.int32]) -> Iterator[tuple[int
 def partition(groups: Iterable[Group], memory_bytes: int) -> list[list[Group]]:
     """Groups in subsets whose second moments fit a memory; a group larger than it stands alone."""
     subsets: list[list[Group]] = []
-    room = 0
+    left = 0
     for group in groups:
-        if not subsets or group.moment_bytes > room:
+        if not subsets or group.moment_bytes > left:
             subsets.append([])
-            room = memory_bytes
+            left = memory_bytes
         subsets[-1].append(group)
-        room -= group.moment_bytes
+        left -= group.moment_bytes
     return subsets
 
 

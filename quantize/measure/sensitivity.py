@@ -56,7 +56,7 @@ def measure_swaps(request: AlphaRequest, send: Step) -> Swapped:
     path = swaps_file(folder, measure.tier, measure.probe_tokens)
     measured: dict[str, float] = read_json(path) or {}
     with (
-        folder.scratch() as room,
+        folder.scratch() as scratch,
         ReferenceModel(
             measure.source, window=PROBE_WINDOW, threads=measure.threads, gpu_layers=measure.gpu_layers
         ) as model,
@@ -65,7 +65,7 @@ def measure_swaps(request: AlphaRequest, send: Step) -> Swapped:
             model, measure.calibration, measure.probe_tokens, PROBE_WINDOW, spread=True, cache_dir=measure.cache_dir
         )
         keep = _scored_positions(model.num_vocab, len(windows))
-        probe = _Probe(model, windows, keep, room)
+        probe = _Probe(model, windows, keep, scratch)
         loaded = set(model.weights)
         for index, unit in enumerate(units):
             send(index, len(units), unit.name)
@@ -90,13 +90,13 @@ class _Probe:
     """The reference's predictions on a few windows, and how far others are from them."""
 
     def __init__(
-        self, model: ReferenceModel, windows: npt.NDArray[np.int32], keep: npt.NDArray[np.bool_], room: Path
+        self, model: ReferenceModel, windows: npt.NDArray[np.int32], keep: npt.NDArray[np.bool_], folder: Path
     ) -> None:
         self.model = model
         self._windows = list(enumerate(windows[:, None]))
         self._keep = keep
         self._cuts = model.cuts()
-        self._streams = Streams(room, len(windows))
+        self._streams = Streams(folder, len(windows))
         layers = sorted(self._cuts.by_layer)
         reads = [self._cuts.by_layer[n] for n in layers[:: -(-len(layers) // _STREAMS) or 1]]
 

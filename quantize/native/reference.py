@@ -63,8 +63,8 @@ class ReferenceModel:
             raise LoadFailed(str(path), "load the model")
         self._vocab = self._lib.llama_model_get_vocab(self._model)
         self.num_vocab = int(self._lib.llama_vocab_n_tokens(self._vocab))
-        room = _CONTEXTS_BYTES // (_LOGIT_BYTES * self.num_vocab * window * batch_windows)
-        count = max(1, min(threads, room, max_contexts or threads)) if gpu_layers == 0 else 1
+        fitting = _CONTEXTS_BYTES // (_LOGIT_BYTES * self.num_vocab * window * batch_windows)
+        count = max(1, min(threads, fitting, max_contexts or threads)) if gpu_layers == 0 else 1
         try:
             for _ in range(count):
                 context = EvalContext(

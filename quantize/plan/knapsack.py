@@ -97,13 +97,13 @@ def _dual(items: list[_Item], capacity: int) -> tuple[float, float]:
     Taking hull steps by steepness solves the relaxed problem; the step that no longer fits sets the price.
     """
     steps = sorted((step for item in items for step in _hull(item)), reverse=True)
-    room = capacity - sum(int(i.num_bytes[0]) for i in items)
+    left = capacity - sum(int(i.num_bytes[0]) for i in items)
     price = 0.0
     for slope, size in steps:
         price = slope
-        if size > room:
+        if size > left:
             break
-        room -= size
+        left -= size
     bound = sum(float((i.cost + price * i.num_bytes).min()) for i in items) - price * capacity
     return price, bound
 

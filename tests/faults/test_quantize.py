@@ -257,7 +257,7 @@ def test_a_disk_that_fills_up_while_writing(tmp_path, monkeypatch):
     if done.returncode:
         pytest.skip("no right to mount a small disk here")
     try:
-        monkeypatch.setattr(output_file.Output, "require_room", lambda *_: None)
+        monkeypatch.setattr(output_file.Output, "require_disk", lambda *_: None)
         with pytest.raises(DiskFull):
             run(tmp_path, out=small / "out.gguf")
         assert left(small) == set()

@@ -301,10 +301,10 @@ def test_the_axis_of_the_loss_tells_what_the_points_have(qtbot, theme):
 
 
 def test_curve_and_tensors_stand_side_by_side_where_there_is_room(qtbot, fit):
-    picture = fit.picture
+    plan_view = fit.plan_view
 
     def beside():
-        return picture.mosaic.mapTo(picture, QPoint()).x() > picture.plot.geometry().center().x()
+        return plan_view.mosaic.mapTo(plan_view, QPoint()).x() > plan_view.plot.geometry().center().x()
 
     fit.resize(1280, 800)
     qtbot.waitUntil(beside)

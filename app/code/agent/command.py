@@ -117,9 +117,9 @@ class _HeadAndTail:
         assert child.stdout is not None
         with child.stdout as stream:
             while chunk := stream.read1(65536):  # type: ignore[attr-defined]  # a BufferedReader
-                room = _HEAD_BYTES - len(self._head)
-                self._head += chunk[:room]
-                self._tail += chunk[room:] if room > 0 else chunk
+                left = _HEAD_BYTES - len(self._head)
+                self._head += chunk[:left]
+                self._tail += chunk[left:] if left > 0 else chunk
                 if len(self._tail) > 2 * _TAIL_BYTES:
                     self._dropped += len(self._tail) - _TAIL_BYTES
                     del self._tail[:-_TAIL_BYTES]

@@ -11,7 +11,7 @@ from engine.api.measuring import BenchResult
 from engine.measurements.results import to_csv
 
 
-def picture(widgets: Sequence[QWidget]) -> QPixmap:
+def image(widgets: Sequence[QWidget]) -> QPixmap:
     """The widgets below each other, as they look now."""
     ratio = widgets[0].devicePixelRatioF()
     width = max(w.width() for w in widgets)

@@ -143,10 +143,10 @@ class BenchPage(Page):
         self.table.setShowGrid(False)
         self.table.setAccessibleName(self.tr("What was measured before"))
         self.table.itemSelectionChanged.connect(self._draw)
-        self.picture = button(self.tr("Save picture"), lambda: self._save("png"))
+        self.image = button(self.tr("Save picture"), lambda: self._save("png"))
         self.csv = button(self.tr("Save CSV"), lambda: self._save("csv"))
         self.json = button(self.tr("Save JSON"), lambda: self._save("json"))
-        keep = row(1, self.picture, self.csv, self.json)
+        keep = row(1, self.image, self.csv, self.json)
         hint = label(self.tr("Select several rows to compare them."), "small")
         self._before = QWidget()
         self._before.setLayout(
@@ -346,7 +346,7 @@ class BenchPage(Page):
         self._speeds.setVisible(drawn)
         for plot in (self.decode, self.prefill):
             plot.show_results(shown)
-        for made in (self.picture, self.csv, self.json):
+        for made in (self.image, self.csv, self.json):
             made.setEnabled(bool(self.selected))
 
     def _name(self, result: BenchResult) -> str:
@@ -361,7 +361,7 @@ class BenchPage(Page):
     def save(self, path: Path) -> None:
         """Write the selected results: a picture, CSV or JSON by the file's ending."""
         if path.suffix.lower() == ".png":
-            image = export.picture((self.decode, self.prefill)).toImage()
+            image = export.image((self.decode, self.prefill)).toImage()
             self._services.ask(
                 self.banner, lambda: image.save(str(path)), lambda done: self._saved(path, bool(done))
             )

@@ -27,7 +27,7 @@ from app.gui.services import Services
 from app.gui.show_in_folder import show_in_folder
 from app.gui.widgets.basics import SCROLL_BAR, Banner, label, row, stack
 
-_ROOM_FOR_BOTH = 42  # letters of body text: the narrowest list beside the narrowest chat
+_MIN_BOTH = 42  # letters of body text: the narrowest list beside the narrowest chat
 
 
 class ChatPage(QSplitter):
@@ -159,7 +159,7 @@ class ChatPage(QSplitter):
         """Where there is room for one of them only, the list of chats gives way to the chat."""
         super().resizeEvent(event)
         tokens = self._services.theme.tokens
-        narrow = self.width() < _ROOM_FOR_BOTH * tokens.body
+        narrow = self.width() < _MIN_BOTH * tokens.body
         if narrow != self._narrow:
             self._narrow = narrow
             self.sidebar.setVisible(not narrow)

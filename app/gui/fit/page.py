@@ -12,7 +12,7 @@ from app.gui.fit.foreign import NEEDED, ForeignFamily
 from app.gui.fit.frontier import size_words
 from app.gui.fit.gate import GateChoice
 from app.gui.fit.own_text import OwnTextChoice
-from app.gui.fit.picture import PlanPicture
+from app.gui.fit.plan_view import PlanView
 from app.gui.fit.report import report_card
 from app.gui.job_card import JobList
 from app.gui.jobs import Jobs
@@ -88,7 +88,7 @@ class FitPage(Page):
         self.chips = Flow()
         self.start = button(self.tr("Make it fit"), self._start, "primary")
         self.start.setEnabled(False)
-        self.picture = PlanPicture(theme)
+        self.plan_view = PlanView(theme)
         self._report = QVBoxLayout()
         self.aim = Aim()
         self.aim.changed.connect(self._on_aim)
@@ -117,9 +117,9 @@ class FitPage(Page):
         )
         self._none.hide()
         self._choices = card(choose, go, size, self.chips, spacing=8)
-        for widget in (self._none, self._choices, self.picture):
+        for widget in (self._none, self._choices, self.plan_view):
             self.content.addWidget(widget)
-        self.picture.hide()  # until there is something to draw
+        self.plan_view.hide()  # until there is something to draw
 
     def showEvent(self, event: QShowEvent) -> None:
         """Look for models when the page is opened."""
@@ -176,8 +176,8 @@ class FitPage(Page):
         self._range = (0, 0)
         self._ours, self._current, self._stock = {}, {}, ()
         self.start.setEnabled(False)
-        self.picture.show_points({}, [])
-        self.picture.hide()
+        self.plan_view.show_points({}, [])
+        self.plan_view.hide()
         clear(self._report)
         if self.model.currentData():
             self._forecast()
@@ -193,7 +193,7 @@ class FitPage(Page):
     def _on_slider(self) -> None:
         if self._range[1] and not self.aim.is_context:
             self.size_words.setText(formatted.size(self.budget_bytes))
-            self.picture.plot.show_here(self.budget_bytes)
+            self.plan_view.plot.show_here(self.budget_bytes)
             self._delay.start()
 
     def _request(self) -> QuantizeOptions:
@@ -249,12 +249,12 @@ class FitPage(Page):
             self._sweep(model)
             return
         self.start.setEnabled(True)
-        self.picture.show()
+        self.plan_view.show()
         self.size_words.setText(size_words(plan.file_bytes, plan.bpw))
-        self.picture.show_plan(plan)
+        self.plan_view.show_plan(plan)
         self._ours[plan.file_bytes] = self._current[plan.file_bytes] = plan.damage
         self._stock = plan.stock or self._stock
-        self.picture.show_points(self._ours, self._stock)
+        self.plan_view.show_points(self._ours, self._stock)
         self._show_chips(plan, sketch.forecast, sketch.gpu_layers)
 
     def _show_chips(self, plan: QuantPlan, forecast: PlanForecast, gpu_layers: int) -> None:
@@ -330,7 +330,7 @@ class FitPage(Page):
                 self._ours = self._current
                 if found:
                     self._stock = found[-1].stock or self._stock
-                self.picture.show_points(self._ours, self._stock)
+                self.plan_view.show_points(self._ours, self._stock)
 
         self._services.background.run(plans, show, lambda _: None, self)
 

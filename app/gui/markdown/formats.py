@@ -2,7 +2,7 @@
 
 from PySide6.QtGui import QColor, QFont, QTextBlockFormat, QTextCharFormat, QTextFormat, QTextTableFormat
 
-from app.gui.formulas import Formula, Picture
+from app.gui.formulas import Formula, FormulaImage
 from app.gui.theme import Theme
 
 CODE = QTextFormat.Property.UserProperty + 1
@@ -24,7 +24,7 @@ class Formats:
         self.text.setFont(theme.font())
         self._mono = theme.font(mono=True)
 
-    def formula(self, latex: str, *, display: bool) -> Picture | None:
+    def formula(self, latex: str, *, display: bool) -> FormulaImage | None:
         """The picture of a formula in the size and colour of the text, if it is drawn already."""
         tokens = self.theme.tokens
         size = round(tokens.body * _FORMULA)

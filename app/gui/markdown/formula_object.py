@@ -10,7 +10,7 @@ from PySide6.QtGui import (
     QTextFormat,
 )
 
-from app.gui.formulas import Picture
+from app.gui.formulas import FormulaImage
 
 OBJECT_LETTER = "\ufffc"
 OBJECT = QTextFormat.ObjectTypes.UserObject.value + 1
@@ -23,25 +23,25 @@ class FormulaObjects(QPyTextObject):
 
     def __init__(self, document: QTextDocument) -> None:
         super().__init__(document)
-        self._pictures: list[Picture] = []
+        self._images: list[FormulaImage] = []
         document.documentLayout().registerHandler(OBJECT, self)
 
-    def format_of(self, picture: Picture, source: str, base: QTextCharFormat) -> QTextCharFormat:
+    def format_of(self, image: FormulaImage, source: str, base: QTextCharFormat) -> QTextCharFormat:
         """The format of the letter that stands for this picture; `source` is what copying gives."""
         made = QTextCharFormat(base)
         made.setObjectType(OBJECT)
         # Qt puts the middle of such a letter at half the height of an x; see `_height`.
         made.setVerticalAlignment(QTextCharFormat.VerticalAlignment.AlignMiddle)
         made.setProperty(SOURCE, source)
-        made.setProperty(_NUMBER, len(self._pictures))
-        self._pictures.append(picture)
+        made.setProperty(_NUMBER, len(self._images))
+        self._images.append(image)
         return made
 
     def intrinsicSize(self, document: QTextDocument, position: int, text_format: QTextFormat) -> QSizeF:
         """Room for it."""
         del document, position
-        picture = self._picture(text_format)
-        return QSizeF(picture.width, _height(picture, text_format)) if picture else QSizeF(0, 0)
+        image = self._image(text_format)
+        return QSizeF(image.width, _height(image, text_format)) if image else QSizeF(0, 0)
 
     def drawObject(
         self,
@@ -53,25 +53,25 @@ class FormulaObjects(QPyTextObject):
     ) -> None:
         """Its paths, so that it is sharp at every scale."""
         del document, position
-        picture = self._picture(text_format)
-        if picture is not None:
-            down = (_height(picture, text_format) + _half_x(text_format)) / 2 - picture.ascent
-            box = QRectF(rect.x(), rect.y() + down, picture.width, picture.height)
-            picture.renderer.render(painter, box)
+        image = self._image(text_format)
+        if image is not None:
+            down = (_height(image, text_format) + _half_x(text_format)) / 2 - image.ascent
+            box = QRectF(rect.x(), rect.y() + down, image.width, image.height)
+            image.renderer.render(painter, box)
 
-    def _picture(self, text_format: QTextFormat) -> Picture | None:
+    def _image(self, text_format: QTextFormat) -> FormulaImage | None:
         number = int(text_format.property(_NUMBER) or 0)
-        return self._pictures[number] if number < len(self._pictures) else None
+        return self._images[number] if number < len(self._images) else None
 
 
 def _half_x(text_format: QTextFormat) -> float:
     return QFontMetricsF(text_format.toCharFormat().font()).xHeight() / 2
 
 
-def _height(picture: Picture, text_format: QTextFormat) -> float:
+def _height(image: FormulaImage, text_format: QTextFormat) -> float:
     """So high that, laid with its middle at half an x, the baseline of the picture is that of the line.
 
     Source: QTextDocumentLayout::resizeInlineObject: ascent (h + x/2) / 2, descent (h - x/2) / 2.
     """
-    half, below = _half_x(text_format), picture.height - picture.ascent
-    return max(2 * picture.ascent - half, 2 * below + half)
+    half, below = _half_x(text_format), image.height - image.ascent
+    return max(2 * image.ascent - half, 2 * below + half)

@@ -150,13 +150,13 @@ class BlockWriter:
     def _write_formula(self, token: "Token", current: QTextCharFormat) -> None:
         """The picture where it is drawn already; else the text, which is replaced when it is."""
         self.num_formulas += 1
-        picture = self._formats.formula(token.content, display=token.block)
-        if picture is None:
+        image = self._formats.formula(token.content, display=token.block)
+        if image is None:
             self.cursor.insertText(token.markup, self._formats.inline_code(current))
             return
         if self._objects is None:
             self._objects = FormulaObjects(self.cursor.document())
-        shape = self._objects.format_of(picture, token.markup, current)
+        shape = self._objects.format_of(image, token.markup, current)
         before = self.cursor.document().characterAt(self.cursor.position() - 1)
         if token.block and not self.cursor.atBlockStart() and before != _LINE_END:
             self.cursor.insertText(_LINE_END, current)

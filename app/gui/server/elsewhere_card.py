@@ -144,9 +144,9 @@ class ElsewhereCard(QFrame):
                     return f"{url}/chat#key={quote(made.key)}"
 
         def done(link: str) -> None:
-            picture = QPixmap()
-            picture.loadFromData(QByteArray(_png(link)))
-            self.code.setPixmap(picture)
+            pixmap = QPixmap()
+            pixmap.loadFromData(QByteArray(_png(link)))
+            self.code.setPixmap(pixmap)
             self.shown.setText(
                 self.tr("{link}\nWhoever has it may run models here; the key stands among the keys above.").format(
                     link=link

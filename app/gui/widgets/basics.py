@@ -211,15 +211,15 @@ def _keep_focus_near(widget: QWidget) -> None:
 
 def reserve_scroll_bar(area: QAbstractScrollArea) -> None:
     """Keep the room of the scroll bar where there is none, so that no line breaks again when it comes."""
-    room, settling = -1, False
+    width, settling = -1, False
 
     def reserve(_low: int, high: int) -> None:
-        nonlocal room, settling
+        nonlocal width, settling
         wanted = 0 if high else SCROLL_BAR
         # Setting it lays everything out again, and what just fits with one width may not with the other.
-        if settling or wanted == room:
+        if settling or wanted == width:
             return
-        settling, room = True, wanted
+        settling, width = True, wanted
         area.setViewportMargins(0, 0, wanted, 0)
         settling = False
 

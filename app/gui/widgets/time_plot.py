@@ -18,7 +18,7 @@ HISTORY_S = 180
 _HEIGHT = 88  # of the curve; the words of the axis have their own room
 _AXIS, _GAP = 40, 4
 _MINUTES = 2  # ago, where the axis has a word
-_ROOM = 1.1  # above the highest point
+_HEADROOM = 1.1  # above the highest point
 _TICKS = 2
 _PERCENT = 100.0
 
@@ -78,7 +78,7 @@ class TimePlot(QFrame):
             for x, y in zip(xs, ys, strict=True)
         ]
         least = _TICKS if not self._unit else 1  # what is counted has no halves
-        self._scale(_PERCENT if self._unit == "%" else max(_round_up(max(ys) * _ROOM), least))
+        self._scale(_PERCENT if self._unit == "%" else max(_round_up(max(ys) * _HEADROOM), least))
 
     def _scale(self, top: float) -> None:
         self.plot.setYRange(0, top, padding=0.02)

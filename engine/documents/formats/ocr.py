@@ -18,7 +18,7 @@ _MAX_PIXELS: Final = 40_000_000
 _OUT_OF_MEMORY: Final = re.compile("alloc", re.IGNORECASE)
 
 
-def picture(path: Path) -> Iterator[Page]:
+def image_pages(path: Path) -> Iterator[Page]:
     """A picture as a document of one page. Raises: Unreadable: it cannot be opened, or OCR is not installed."""
     try:
         from PIL import Image, UnidentifiedImageError  # noqa: PLC0415 - comes with the extra
@@ -33,7 +33,7 @@ def picture(path: Path) -> Iterator[Page]:
             pixels = np.asarray(image.convert("RGB"))[:, :, ::-1]
     except (UnidentifiedImageError, Image.DecompressionBombError, OSError, ValueError) as error:
         raise Unreadable(f"the picture cannot be opened ({type(error).__name__})") from error
-    blocks = read_picture(pixels)
+    blocks = read_image(pixels)
     yield Page(1, blocks, "picture", "" if blocks else "there is no text in the picture that OCR could read")
 
 
@@ -57,7 +57,7 @@ def _recognizer() -> Any:
     )
 
 
-def read_picture(pixels: Any) -> tuple[Block, ...]:
+def read_image(pixels: Any) -> tuple[Block, ...]:
     """Lines of text from top to bottom. pixels: (height, width, 3) uint8 in the order blue, green, red."""
     # The model that tells a line's direction takes some upright lines for turned ones, which costs the line. So it
     # is asked only where the page as a whole cannot be read without it.

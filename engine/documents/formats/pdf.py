@@ -53,7 +53,7 @@ def _page(document: Any, number: int, *, ocr: bool) -> Page:
         return Page(number, label=label, problem="the page is damaged")
     try:
         text = _text(page)
-        if sum(c.isalnum() for c in text) < _SCAN_CHARS and _is_picture(page):
+        if sum(c.isalnum() for c in text) < _SCAN_CHARS and _is_image(page):
             if not ocr:
                 return Page(number, _blocks(text), label, "the page is a picture; reading it needs OCR")
             return _recognized(page, number, label)
@@ -75,7 +75,7 @@ def _text(page: Any) -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n").replace("\0", "")
 
 
-def _is_picture(page: Any) -> bool:
+def _is_image(page: Any) -> bool:
     kinds = pdfium.raw
     return any(item.type == kinds.FPDF_PAGEOBJ_IMAGE for item in page.get_objects(max_depth=3))
 
@@ -111,10 +111,10 @@ def render(page: Any, dpi: int) -> Any:
 
 
 def _recognized(page: Any, number: int, label: str) -> Page:
-    from engine.documents.formats.ocr import read_picture  # noqa: PLC0415 - its models take a second to load
+    from engine.documents.formats.ocr import read_image  # noqa: PLC0415 - its models take a second to load
 
     try:
-        blocks = read_picture(render(page, OCR_DPI))
+        blocks = read_image(render(page, OCR_DPI))
     except Unreadable as error:
         return Page(number, label=label, problem=str(error))
     problem = "" if blocks else "the page is a picture without text that OCR could read"

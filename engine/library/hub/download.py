@@ -104,7 +104,7 @@ class Download:
         try:
             control.check()
             with self._disk_explained():
-                self._check_room()
+                self._check_disk()
                 with ThreadPoolExecutor(_FILES_AT_ONCE) as pool:
                     for future in [pool.submit(self._obtain, file, control) for file in self._request.files]:
                         future.result()
@@ -125,7 +125,7 @@ class Download:
         noted = note is not None and note.sha256.get(file.name) == identity(file)
         return noted and path.is_file() and path.stat().st_size == file.size_bytes
 
-    def _check_room(self) -> None:
+    def _check_disk(self) -> None:
         """Refuse before the first byte what cannot end well."""
         models = self._paths.paths.models
         models.mkdir(parents=True, exist_ok=True)

@@ -205,7 +205,7 @@ def _own(
         return None
     best = next((o for o in options if o.best and o.choice.label != source), None)
     rival = (best.choice.label, readable[best.choice.label]) if best else None
-    limit_bytes = best.choice.size_bytes if best else _room_bytes(options)
+    limit_bytes = best.choice.size_bytes if best else _available_bytes(options)
     if limit_bytes is not None and limit_bytes <= 0:
         return None
     involved = [o.choice for o in options if o is best or o.choice.label == source]
@@ -213,13 +213,13 @@ def _own(
     return remembered(folder, (hashes, limit_bytes), lambda: own_build(source, shape, rival, limit_bytes))
 
 
-def _room_bytes(options: list[Option]) -> int | None:
+def _available_bytes(options: list[Option]) -> int | None:
     """Bytes a file of our own may have where no ready one is the best; None: as many as do any good."""
     judged = [o for o in options if o.verdict is not None and o.choice.format == "gguf"]
     smallest = min(judged, key=lambda o: o.choice.size_bytes, default=None)
     if smallest is None or smallest.verdict is None:
         return 0
     beside_bytes = smallest.verdict.needed_bytes - smallest.choice.size_bytes
-    room_bytes = smallest.verdict.available_bytes - beside_bytes
+    available_bytes = smallest.verdict.available_bytes - beside_bytes
     enough_bytes = smallest.details.n_params * _ENOUGH_BITS / 8 if smallest.details else 0
-    return None if smallest.verdict.fits and room_bytes >= enough_bytes else room_bytes
+    return None if smallest.verdict.fits and available_bytes >= enough_bytes else available_bytes

@@ -134,16 +134,16 @@ async def ground(
 
     `mode` auto gives all documents where they fit the model's context, else passages; whole and passages insist.
     """
-    room = await room_for(model, query)
+    budget = await token_budget(model, query)
     counts = await asyncio.to_thread(live.store.counts)
     name, key = live.definition.name, live.definition.id
-    if mode != "passages" and counts.chars <= room * _CHARS_PER_TOKEN:
+    if mode != "passages" and counts.chars <= budget * _CHARS_PER_TOKEN:
         whole = await asyncio.to_thread(_everything, live)
         tokens = await _count(model, "\n\n".join(p.text for p in whole))
-        if tokens <= room and whole:
-            why = because("whole_document", tokens=tokens, room=room)
+        if tokens <= budget and whole:
+            why = because("whole_document", tokens=tokens, budget=budget)
             if counts.documents != 1:
-                why = because("whole_documents", documents=counts.documents, tokens=tokens, room=room)
+                why = because("whole_documents", documents=counts.documents, tokens=tokens, budget=budget)
             grounds = Grounds(
                 id=key, name=name, mode="whole", why=sentence(why), why_detail=why, found=True, tokens=tokens,
                 documents=counts.documents, passages=whole,
@@ -154,7 +154,7 @@ async def ground(
         why = because("nothing_bears")
         grounds = Grounds(id=key, name=name, mode="none", why=sentence(why), why_detail=why, notes=answer.notes)
         return Grounded(service, live, with_given(query, NOT_THERE), grounds)
-    chosen, tokens = await fitting(model, answer.passages, room)
+    chosen, tokens = await fitting(model, answer.passages, budget)
     amount = because("characters", chars=counts.chars)
     if counts.chars > _MILLION:
         amount = because("million_characters", millions=counts.chars / _MILLION)
@@ -167,7 +167,7 @@ async def ground(
     return Grounded(service, live, with_given(query, f"{ANSWER_FROM}\n\n{numbered(chosen)}"), grounds)
 
 
-async def room_for(model: "LoadedModel", query: "ChatQuery") -> int:
+async def token_budget(model: "LoadedModel", query: "ChatQuery") -> int:
     """Tokens of the context that documents may take."""
     assert model.facts is not None
     prompt = "\n".join(message.text() for message in query.messages)
@@ -184,14 +184,14 @@ async def _count(model: "LoadedModel", text: str) -> int:
 
 
 async def fitting(
-    model: "LoadedModel", passages: tuple[Passage, ...], room: int
+    model: "LoadedModel", passages: tuple[Passage, ...], budget: int
 ) -> tuple[tuple[Passage, ...], int]:
     """The best passages that fit, and their tokens; the first one always."""
     chosen: list[Passage] = []
     used = 0
     for passage in passages:
         tokens = await _count(model, numbered((passage,)))
-        if chosen and used + tokens > room:
+        if chosen and used + tokens > budget:
             break
         chosen.append(passage)
         used += tokens

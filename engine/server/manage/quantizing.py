@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request
 
 from engine.api.jobs import Job, JobKind
 from engine.api.quantizing import PlanForecast, QuantizeOptions, QuantizeSketch
-from engine.quantize_jobs.job import gate_task, predict, room_for, source_of
+from engine.quantize_jobs.job import gate_task, predict, require_disk, source_of
 from engine.server.state import server_state
 from engine.server.typed import TypedRoute
 
@@ -37,5 +37,5 @@ async def start(request: Request, body: QuantizeOptions) -> Job:
     await asyncio.to_thread(gate_task, body, state.named_tasks)
     catalogue = await state.models.catalogue()
     source = await asyncio.to_thread(source_of, catalogue, body.model)
-    await asyncio.to_thread(room_for, source, body, catalogue.paths)
+    await asyncio.to_thread(require_disk, source, body, catalogue.paths)
     return state.jobs.start(JobKind.QUANTIZE, source.title, msgspec.to_builtins(body))

@@ -98,8 +98,8 @@ class Search:
             return Found(question, (), given)
         results = sorted((r for answer in answers for r in answer.results), key=lambda r: -r.score)
         results = results[: self._wanted.max_num_results or asking.PASSAGES]
-        room = await asking.room_for(loaded, query)
-        passages, _ = await asking.fitting(loaded, tuple(result.passage for result in results), room)
+        budget = await asking.token_budget(loaded, query)
+        passages, _ = await asking.fitting(loaded, tuple(result.passage for result in results), budget)
         text = f"{asking.ANSWER_FROM}\n\n{asking.numbered(passages)}" if passages else _NOTHING
         return Found(question, tuple(results[: len(passages)]), asking.with_given(query, text))
 

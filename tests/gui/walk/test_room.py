@@ -55,11 +55,11 @@ def test_sides_that_were_pulled_stay_so(walk):
 
 def test_the_tensors_of_a_plan_are_seen_without_scrolling(walk):
     walk.go("Make it fit")
-    walk.until(f"{FIT}.start.isEnabled() and {FIT}.picture.isVisible()")
+    walk.until(f"{FIT}.start.isEnabled() and {FIT}.plan_view.isVisible()")
     walk.settle()
     for side in ("mosaic", "rival"):
-        seen = f"{FIT}.picture.{side}.visibleRegion().boundingRect().size() == {FIT}.picture.{side}.size()"
-        walk.until(f"{FIT}.picture.{side}.isVisible() and {seen}")
+        seen = f"{FIT}.plan_view.{side}.visibleRegion().boundingRect().size() == {FIT}.plan_view.{side}.size()"
+        walk.until(f"{FIT}.plan_view.{side}.isVisible() and {seen}")
     walk.picture("fit-room")
 
 

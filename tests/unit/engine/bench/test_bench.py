@@ -12,7 +12,7 @@ from xml.etree import ElementTree as ET
 import msgspec
 import pytest
 
-from engine.bench import picture, shapes, standin
+from engine.bench import shapes, standin, svg
 from engine.bench.run import bench
 from engine.dispatch.placer import read_shape
 from engine.errors import InputFault
@@ -150,7 +150,7 @@ def test_csv_has_a_row_for_every_figure():
 
 
 def test_a_picture_is_an_image_with_every_length_and_escaped_names():
-    drawn = picture.draw([report(model="<a> & b"), report(points=())])
+    drawn = svg.draw([report(model="<a> & b"), report(points=())])
     root = ET.fromstring(drawn)
     words = [e.text for e in root.iter("{http://www.w3.org/2000/svg}text")]
     assert "64" in words

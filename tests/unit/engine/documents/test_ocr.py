@@ -13,7 +13,7 @@ def test_memory_that_ran_out_is_no_fault_of_the_page(monkeypatch, said):
 
     monkeypatch.setattr(ocr, "_recognizer", lambda: recognize)
     with pytest.raises(MemoryError):
-        ocr.read_picture(None)
+        ocr.read_image(None)
 
 
 def test_another_fault_is_one_of_the_page(monkeypatch):
@@ -22,4 +22,4 @@ def test_another_fault_is_one_of_the_page(monkeypatch):
 
     monkeypatch.setattr(ocr, "_recognizer", lambda: recognize)
     with pytest.raises(Unreadable, match="OCR could not read it"):
-        ocr.read_picture(None)
+        ocr.read_image(None)

@@ -16,7 +16,7 @@ _BESIDE = 56  # times the height of body text: from this width on the tensors st
 _SHARES = (3, 2)  # of the width, for the curve and for the tensors
 
 
-class PlanPicture(QFrame):
+class PlanView(QFrame):
     """The curve and the tensors: side by side where there is room, so that both are seen at once."""
 
     def __init__(self, theme: Theme) -> None:
