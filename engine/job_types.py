@@ -6,6 +6,8 @@ from typing import Any, Literal, Self
 
 import msgspec
 
+from engine.reasons import Reason
+
 JobState = Literal["queued", "running", "paused", "failed", "cancelled", "done"]
 ENDED = frozenset({"failed", "cancelled", "done"})
 
@@ -43,7 +45,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     """How far a job is. `speed` is units a second over the last seconds; `eta_s` None while it is unknown.
 
     Units are bytes unless `unit` says otherwise. `stalled`: nothing has moved for five seconds. `partial` is what
-    of the result is known already.
+    of the result is known already, `note_detail` the note as facts.
     """
 
     phase: str = ""
@@ -54,6 +56,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     eta_s: float | None = None
     stalled: bool = False
     note: str = ""
+    note_detail: Reason | None = None
     partial: dict[str, Any] = {}
 
 

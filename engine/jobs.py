@@ -21,6 +21,9 @@ from engine.errors import Cancelled, EngineError, InputFault, exhausted
 from engine.job_changes import Subscription
 from engine.job_types import Fault, Job, JobKind, JobState, Progress
 from engine.json_store import JsonStore
+from engine.quantizer_faults import fact_of
+from engine.reasons import Reason
+from engine.wording import sentence
 
 __all__ = ["Control", "Fault", "Job", "JobKind", "JobRegistry", "JobState", "Paused", "Progress"]
 
@@ -82,7 +85,7 @@ class Control:
         done: int,
         total: int,
         unit: str = "bytes",
-        note: str = "",
+        note: str | Reason = "",
         partial: dict[str, Any] | None = None,
         left_s: float | None = None,
     ) -> None:
@@ -103,7 +106,11 @@ class Control:
         eta = (total - done) / speed if speed > 0 and total >= done else None
         if left_s is not None:
             eta = left_s
-        amounts = Progress(phase=phase, done=done, total=total, unit=unit, note=note, partial=partial or {})
+        amounts = Progress(
+            phase=phase, done=done, total=total, unit=unit, note=sentence(note), partial=partial or {}
+        )
+        if isinstance(note, Reason):
+            amounts = msgspec.structs.replace(amounts, note_detail=note)
         progress = msgspec.structs.replace(amounts, speed=speed, eta_s=eta, stalled=stalled)
         if self._on_progress:
             self._on_progress(progress)
@@ -302,7 +309,7 @@ class JobRegistry:
         except (Cancelled, quantize.errors.Cancelled):
             self._update(job_id, state="cancelled")
         except (EngineError, quantize.errors.QuantizeError) as error:
-            detail = error.detail if isinstance(error, EngineError) else None
+            detail = error.detail if isinstance(error, EngineError) else fact_of(error)
             facts = msgspec.to_builtins(error.facts() | ({"detail": detail} if detail else {}), enc_hook=str)
             asked = isinstance(error, InputFault | quantize.errors.InputFault)
             fault = Fault(code=error.code, message=str(error), facts=facts, blame="request" if asked else "machine")

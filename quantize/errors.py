@@ -75,6 +75,7 @@ class IncompleteFile(BadFile):
         super().__init__(path, f"incomplete: it ends after {have_bytes:,} bytes, {where}")
         self.have_bytes = have_bytes
         self.needed_bytes = needed_bytes
+        self.known = known
 
 
 class RefusedFormat(BadFile):

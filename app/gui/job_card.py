@@ -7,6 +7,7 @@ from app.gui import formatted
 from app.gui.api import failure_of
 from app.gui.job_steps import share, step_words
 from app.gui.jobs import Jobs
+from app.gui.reasons import translated
 from app.gui.theme import Theme
 from app.gui.widgets.basics import IconButton, clear, label, row, stack
 from engine.api.jobs import Job, JobKind, Progress
@@ -124,7 +125,7 @@ def note_of(job: Job) -> str:
     if job.kind is JobKind.QUANTIZE and job.state in {"running", "paused"}:
         parts += [step_words(progress.phase), f"{formatted.whole(100 * share(progress))} %"]
     else:
-        parts += [phase_words(progress.phase), amount_of(progress), progress.note]
+        parts += [phase_words(progress.phase), amount_of(progress), translated(progress.note_detail, progress.note)]
     if job.state == "running":
         if progress.stalled:
             parts.append(tr("nothing has come for a while"))

@@ -7,6 +7,7 @@ from msgspec import Meta
 
 from engine.api.models import Decided
 from engine.library.types import Details, FileCheck, Format, ModelFile, Origin, ServerPath, State, Verification
+from engine.reasons import Reason
 
 __all__ = [
     "Details",
@@ -91,6 +92,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     card: str | None = None
     state: State = "online"
     problem: str | None = None
+    problem_detail: Reason | None = None
     card_text: str | None = None
     sampling: dict[str, Decided] = {}
 

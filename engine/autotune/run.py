@@ -15,6 +15,7 @@ from engine.bench.measure import COPIED_TOKENS
 from engine.energy.meter import EnergyMeter
 from engine.errors import EnvironmentFault
 from engine.measurements.tuning import ANSWER_TOKENS, Budget, Choice, Goal, Knobs, Outcome, Trial, TuneReport
+from engine.reasons import Reason
 from engine.runner.protocol import LoadSettings
 
 # A point may take this much longer than the settings in use before it counts as hanging.
@@ -25,7 +26,7 @@ FIRST_LIMIT_S = 300.0
 SHORT_PROMPT = 512
 # The adaptive drafter never exceeds these; 0 guesses nothing.
 DRAFTS = (16, 0, 4, 8)
-Step = Callable[[str, int], None]
+Step = Callable[[str | Reason, int], None]
 
 
 class NothingWorks(EnvironmentFault):

@@ -10,6 +10,7 @@ from typing import Final
 import msgspec
 
 from engine.measurements.reports import Concurrency, Point, Spread
+from engine.reasons import Reason, because
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
 from engine.types import Done, GenerationRequest, SamplingParams, StepTime
@@ -17,7 +18,7 @@ from engine.types import Done, GenerationRequest, SamplingParams, StepTime
 DECODE_TOKENS: Final = 32
 # A passage said three times: what a model that copies would continue with.
 COPIED_TOKENS: Final = 48
-Step = Callable[[str], None]
+Step = Callable[[Reason], None]
 
 
 def spread(values: Sequence[float]) -> Spread:
@@ -110,7 +111,7 @@ class Meter:
         """One length, `repeats` times."""
         rows = []
         for i in range(repeats):
-            self._step(f"{length} tokens, {i + 1} of {repeats}")
+            self._step(because("bench_length", tokens=length, run=i + 1, runs=repeats))
             rows.append(await self.timed(length))
         gaps = [r.itl_s for r in rows if r.itl_s]
         return Point(
@@ -125,7 +126,7 @@ class Meter:
         """Several sequences at once, short prompts: tokens/s of all together."""
         totals = []
         for i in range(repeats):
-            self._step(f"{parallel} at once, {i + 1} of {repeats}")
+            self._step(because("bench_parallel", requests=parallel, run=i + 1, runs=repeats))
             loop = asyncio.get_running_loop()
             started = loop.time()
             await asyncio.gather(*(self.run(16, self.tokens) for _ in range(parallel)))

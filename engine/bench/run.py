@@ -15,6 +15,7 @@ from engine.bench.measure import DECODE_TOKENS, Meter, Step
 from engine.energy.meter import Drawn, EnergyMeter, NeverAtRest, NoPowerMeter
 from engine.measurements.keys import machine_key
 from engine.measurements.reports import Point, Report
+from engine.reasons import because
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
 
@@ -46,16 +47,18 @@ async def bench(
     Raises: BadModelFile, RunnerDied: it cannot be loaded, or ended.
     """
     roomy = bench_settings(settings, lengths, parallel, tokens)
-    step("the computer at rest")
+    step(because("bench_rest"))
     energy = await _meter(host or RealHost(), machine)
     started = time.time()
     clock = time.monotonic()
     runner = await RunnerProcess.start("llama", settings.path)
     try:
-        facts = await runner.load(roomy, lambda phase, share: step(f"loading {phase} {share:.0%}"))
+        facts = await runner.load(
+            roomy, lambda phase, share: step(because("bench_loading", phase=phase, share=share))
+        )
         load_s = time.monotonic() - clock
         meter = Meter(runner, facts.n_vocab, step, tokens)
-        step("warming up")
+        step(because("bench_warming_up"))
         await meter.run(min(max(lengths), LONGEST_WARM_UP), 4)
         first = (await meter.timed(16)).decode_tok_s
         points = []

@@ -31,6 +31,7 @@ from engine.fit.shape import ModelShape, model_shape
 from engine.fit.types import WORKERS, DryRun, FitReport, Need, Part
 from engine.measurements.keys import machine_key, shape_key
 from engine.onnx.folder import OnnxFolder
+from engine.quantizer_faults import fact_of
 from engine.reasons import Reason, because
 from engine.runner.engine_args import given
 from engine.runner.protocol import LoadSettings
@@ -391,4 +392,4 @@ def read_shape(path: str) -> ModelShape:
     try:
         return model_shape(cached_gguf_model(path))
     except QuantizeError as error:
-        raise BadModelFile(path, str(error)) from error
+        raise BadModelFile(path, fact_of(error) or str(error)) from error

@@ -15,7 +15,9 @@ from engine.library.scan import Candidate, candidate_at, find_models
 from engine.library.store import Store
 from engine.library.types import Details, ModelEntry, Origin, State
 from engine.paths import BUNDLED_MODELS, Paths, installed_models, is_installed, user_paths
-from engine.reasons import because
+from engine.quantizer_faults import why_of
+from engine.reasons import Reason, because
+from engine.wording import sentence
 from quantize.errors import QuantizeError
 from quantize.files.gguf_split import parse_split_name
 
@@ -172,23 +174,23 @@ class Catalogue:
                 self.store.forget(key)
                 del entries[key]
 
-    def _look(self, candidate: Candidate, app: str | None) -> tuple[Details, str | None, Origin]:
+    def _look(self, candidate: Candidate, app: str | None) -> tuple[Details, str | Reason | None, Origin]:
         """What a model is, why it cannot be used, and where it is from. Raises: OutOfResources."""
         path = Path(candidate.key)
         origin = origins.of(path, self.paths, app)
         if candidate.expected:
             origin = msgspec.structs.replace(origin, expected=candidate.expected)
         if candidate.missing:
-            reason = f"{len(candidate.missing)} parts are missing, the first is {candidate.missing[0]}"
-            return Details(architecture=""), reason, origin
+            lost = because("parts_missing", count=len(candidate.missing), first=candidate.missing[0])
+            return Details(architecture=""), lost, origin
         try:
             return _READERS[candidate.format](path), None, origin
         except QuantizeError as error:
             lack = exhausted(error)
             if lack is not None:
                 raise lack from error
-            reason = str(getattr(error, "reason", error))
-            _log.warning("model not usable path=%s reason=%s", path, reason)
+            reason = why_of(error)
+            _log.warning("model not usable path=%s reason=%s", path, sentence(reason))
             return Details(architecture=""), reason, origin
 
     def _record(
@@ -196,7 +198,7 @@ class Catalogue:
         entries: dict[str, ModelEntry],
         candidate: Candidate,
         details: Details,
-        problem: str | None,
+        problem: str | Reason | None,
         origin: Origin,
     ) -> ModelEntry:
         path = Path(candidate.key)
@@ -216,7 +218,8 @@ class Catalogue:
             report=origins.report_beside(path),
             card=str(card) if card is not None else None,
             inspected=_INSPECTION,
-            problem=problem,
+            problem=sentence(problem) or None,
+            problem_detail=problem if isinstance(problem, Reason) else None,
             renamed=old.renamed if old else None,
         )
         self.store.put(candidate.key, entry)

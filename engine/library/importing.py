@@ -14,6 +14,7 @@ from engine.library.errors import CannotWrite, NotEnoughDisk
 from engine.library.scan import candidate_at
 from engine.library.types import ModelEntry, Origin
 from engine.model_folder import links_root
+from engine.quantizer_faults import why_of
 from engine.reasons import because
 from quantize.errors import QuantizeError
 from quantize.files.safetensors_file import refuse_pickle
@@ -87,7 +88,7 @@ def _members(path: Path) -> tuple[list[Path], Path | None]:
             refuse_pickle(path)
         candidate = candidate_at(path)
     except QuantizeError as error:
-        raise exhausted(error) or BadModelFile(str(path), str(getattr(error, "reason", error))) from error
+        raise exhausted(error) or BadModelFile(str(path), why_of(error)) from error
     except OSError as error:
         raise exhausted(error) or BadModelFile(str(path), error.strerror or str(error)) from error
     if candidate is None:

@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from engine.reasons import Reason
+
 # A path on the computer of the server, as a client names it, or a model of the library.
 ServerPath = Annotated[str, Meta(min_length=1, max_length=4096)]
 Format = Literal["gguf", "safetensors", "onnx", "flm", "vllm", "remote"]
@@ -61,7 +63,7 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
     `id` is short and never changes for a file; `name` is for people. `folder` is set for models that are a folder
     (safetensors, ONNX). `report` is the file with plan and measurements of our own quantization, `card` the one
     with the model's card. `state` is what a look at the disk said just now: "offline" where its drive is not there,
-    "missing" where the drive is and the file is not; `problem` says why it is broken.
+    "missing" where the drive is and the file is not; `problem` says why it is broken, `problem_detail` as facts.
     `inspected` is the version of the reader that made `details`. `renamed` is the name the user gave it.
     """
 
@@ -78,6 +80,7 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
     card: str | None = None
     state: State = "online"
     problem: str | None = None
+    problem_detail: Reason | None = None
     inspected: int = 0
     renamed: str | None = None
 

@@ -16,6 +16,7 @@ from engine.library.hub import header_cache
 from engine.library.lookup import require
 from engine.library.types import ModelEntry
 from engine.paths import Paths
+from engine.reasons import Reason, because
 from engine.runner.protocol import LoadSettings
 from quantize.files.gguf_file import GgufFile
 
@@ -60,7 +61,7 @@ class Opened(msgspec.Struct, frozen=True):
 
 @contextmanager
 def opened(
-    subject: Subject, paths: Paths, open_catalogue: Callable[[], Catalogue], step: Callable[[str], None]
+    subject: Subject, paths: Paths, open_catalogue: Callable[[], Catalogue], step: Callable[[Reason], None]
 ) -> Iterator[Opened]:
     """The file; a stand-in is written first and deleted at the end.
 
@@ -77,7 +78,7 @@ def opened(
         path = Path(folder) / "stand-in.gguf"
         header = None
         if subject.hub is not None:
-            step("reading the header")
+            step(because("bench_header"))
             header = _hub_header(subject.hub, paths, Path(folder))
         standin.write_in_child(
             path,
@@ -85,7 +86,7 @@ def opened(
             header=header,
             shape=subject.shape or "",
             mix=subject.mix,
-            on_progress=lambda done, total: step(f"writing a stand-in {done / max(total, 1):.0%}"),
+            on_progress=lambda done, total: step(because("bench_stand_in", share=done / max(total, 1))),
         )
         threads = usable_cores()
         yield Opened(path, LoadSettings(path=str(path), n_threads=threads, n_threads_batch=threads))

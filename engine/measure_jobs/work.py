@@ -32,6 +32,7 @@ from engine.measurements.reports import Point, Report, TypePrices
 from engine.measurements.results import Results
 from engine.measurements.tuning import Goal, TuneReport, knobs_of
 from engine.paths import Paths
+from engine.reasons import Reason, because
 from engine.runner.protocol import LoadSettings
 
 # Cells beside the prompt of a tuned turn: its answer and what surrounds it.
@@ -84,7 +85,7 @@ class BenchService:
     def bench(
         self,
         options: BenchOptions,
-        step: Callable[[str], None],
+        step: Callable[[Reason], None],
         on_point: Callable[[Point], None] = lambda _: None,
     ) -> Report:
         """Measure and keep the result. Raises: NotEnoughMemory, BadModelFile, RunnerDied, StandInFailed."""
@@ -127,7 +128,7 @@ class BenchService:
         energy = None
         if options.goal == "energy":
             energy = EnergyMeter(self._host, placer.machine_now())
-            step("the computer at rest", 0)
+            step(because("bench_rest"), 0)
             asyncio.run(energy.rest())  # before a stand-in is written, which takes a disk's time
         with opened(options.subject, self._paths, self._open, lambda text: step(text, 0)) as subject:
             shape = read_shape(str(subject.path))
@@ -225,9 +226,9 @@ def run(bench_service: BenchService, task: Task, control: Control) -> dict[str, 
     """Do what a job asks for. A search that is paused continues where it was. Raises: Paused, Cancelled."""
     if task.what == "tune" and task.tune is not None:
 
-        def tried(text: str, count: int) -> None:
+        def tried(now: str | Reason, count: int) -> None:
             control.check()
-            control.report("tuning", count, 0, "settings", text)
+            control.report("tuning", count, 0, "settings", now)
 
         try:
             control.check()
@@ -243,12 +244,12 @@ def run(bench_service: BenchService, task: Task, control: Control) -> dict[str, 
         done = 0
         points: list[Point] = []
 
-        def step(text: str) -> None:
+        def step(now: Reason) -> None:
             nonlocal done
             control.check()
-            done += " of " in text
+            done += "run" in now.values
             known = {"model": options.subject.name, "points": msgspec.to_builtins(points)}
-            control.report("measuring", min(done, total), total, "runs", text, known)
+            control.report("measuring", min(done, total), total, "runs", now, known)
 
         return {"report": msgspec.to_builtins(bench_service.bench(options, step, points.append))}
 

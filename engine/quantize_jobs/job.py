@@ -17,6 +17,7 @@ from engine.library.lookup import require
 from engine.library.types import Origin
 from engine.paths import Paths, whole_path
 from engine.quantize_jobs.options import QuantizeOptions
+from engine.quantizer_faults import fact_of
 from quantize.child import HERE, Executor
 from quantize.evidence import Progress
 from quantize.job.request import QuantizeReport
@@ -184,7 +185,7 @@ def require_disk(source: Source, options: QuantizeOptions, paths: Paths) -> Path
 def _engine_error(error: quantize.errors.QuantizeError) -> Exception:
     """The quantizer's error as the server answers it."""
     if isinstance(error, quantize.errors.InputFault):
-        fault = InputFault(str(error))
+        fault = InputFault(fact_of(error) or str(error))
         fault.code = error.code
         return fault
-    return EnvironmentFault(str(error))
+    return EnvironmentFault(fact_of(error) or str(error))

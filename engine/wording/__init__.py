@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from engine.reasons import Reason
+from engine.wording.bench import BENCH
 from engine.wording.dispatch import CHECKS, DISPATCH
 from engine.wording.documents import DOCUMENTS
 from engine.wording.energy import ENERGY
@@ -18,7 +19,7 @@ from engine.wording.upstreams import UPSTREAMS
 
 TEMPLATES: Final = {
     **DISPATCH, **CHECKS, **FIT, **OPTIONS, **RUNNER, **PROVIDERS, **LIBRARY, **DOCUMENTS, **REMOTES, **UPSTREAMS,
-    **ENERGY, **ERRORS,
+    **ENERGY, **BENCH, **ERRORS,
 }  # fmt: skip
 # Places for bytes: the first names the unit, the second stands beside one that is named.
 AMOUNTS: Final = ("bytes", "plain_bytes")

@@ -36,6 +36,18 @@ _HUB: Final = {
     "bad_update": "the newer version of {repo} cannot be used ({why}); the one before it was kept",
     "file_changed": "{file} changed on the hub while it was fetched; start the download again",
 }
+_FILES: Final = {
+    "parts_missing": "{count} parts are missing, the first is {first}",
+    "ends_early": "incomplete: it ends after {have_bytes:,} bytes, a whole one has {needed_bytes:,}",
+    "ends_in_header": "incomplete: it ends after {have_bytes:,} bytes, in the middle of its header",
+    "bad_file": "{path}: {why}",
+    "bad_file_at": "{path}: {why} (at byte {offset})",
+    "unreadable": "{path} cannot be read: {why}",
+    "source_changed": "{path} changed while it was read",
+    "disk_full_at": "{needed_bytes:bytes} needed at {path}, {free_bytes:plain_bytes} free",
+    "budget_too_small": "{limit_bytes:bytes} asked for; the smallest possible mix takes {smallest_bytes:plain_bytes}",
+    "fetched_elsewhere": "another process fetches this file",
+}
 _DISK: Final = {
     "disk_full": "{needed_bytes:bytes} needed in {path}, {free_bytes:plain_bytes} free",
     "cannot_write": "{path} cannot be written: {why}",
@@ -48,4 +60,4 @@ _DISK: Final = {
     "no_config": "{folder} is no model folder: there is no config.json in it.",
     "there_already": "{path} is there already; name another file.",
 }
-LIBRARY: Final = {**_STARTERS, **_HUB, **_DISK}
+LIBRARY: Final = {**_STARTERS, **_HUB, **_FILES, **_DISK}

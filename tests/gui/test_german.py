@@ -114,6 +114,17 @@ def test_an_error_of_the_server_is_told_in_german(german):
     assert error_message(ApiError(400, "x", "Only the server knows this.")) == "Only the server knows this."
 
 
+def test_a_damaged_file_is_told_in_german(german):
+    from app.gui.reasons import translated
+    from engine.quantizer_faults import fact_of
+    from quantize.errors import DiskFull, IncompleteFile
+
+    cut = fact_of(IncompleteFile("m.gguf", 1_234_567, 2_000_000))
+    assert translated(cut, "") == "m.gguf: unvollständig: sie endet nach 1.234.567 Bytes, eine ganze hat 2.000.000"
+    full = fact_of(DiskFull("/models", 3 << 30, 1 << 20))
+    assert translated(full, "") == "bei /models werden 3,0 GiB gebraucht, frei sind 1,0 MiB"
+
+
 def test_an_answer_of_another_server_is_named_in_german(german):
     import msgspec
 

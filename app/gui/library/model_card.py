@@ -7,6 +7,7 @@ from PySide6.QtWidgets import QFrame
 
 from app.gui import formatted
 from app.gui.library.sources import unfit
+from app.gui.reasons import translated
 from app.gui.theme import Theme
 from app.gui.widgets.basics import IconButton, LabelKind, button, label, row, stack
 from app.gui.widgets.flow import Flow
@@ -172,7 +173,7 @@ def chips_of(model: Model, tool_calls_frac: float | None = None) -> list[tuple[s
     elif state == "missing":
         made.append((_tr("Its file was moved or deleted"), "chip-warn"))
     elif state in {"broken", "changed"}:
-        made.append((model.problem or _tr("The file changed"), "chip-bad"))
+        made.append((translated(model.problem_detail, model.problem or "") or _tr("The file changed"), "chip-bad"))
     if origin.kind == "bundled":
         made.append((_tr("Toy for demonstrations"), "chip"))
     elif origin.kind == "installed":

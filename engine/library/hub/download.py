@@ -29,6 +29,7 @@ from engine.library.hub.transfer import Patience, Transfer
 from engine.library.hub.types import RepoFile, Repository
 from engine.library.types import ModelEntry, Origin
 from engine.paths import Paths
+from engine.reasons import Reason, because
 
 # Left free on the disk: a full one breaks the catalogue and every other program.
 _RESERVE_BYTES = 256 * 1024 * 1024
@@ -163,7 +164,7 @@ class Download:
                 lock.acquire()
                 break
             except filelock.Timeout:
-                self._count(file, _noted_bytes(path), control, "another process fetches this file")
+                self._count(file, _noted_bytes(path), control, because("fetched_elsewhere"))
                 control.wait(_FOLLOW_S)
         try:
             if not self._installed(file) and not self._adopt(file, control):
@@ -224,7 +225,7 @@ class Download:
         part.journal_path.unlink(missing_ok=True)
         return target
 
-    def _count(self, file: RepoFile, done: int, control: Control, note: str = "") -> None:
+    def _count(self, file: RepoFile, done: int, control: Control, note: str | Reason = "") -> None:
         with self._counts_lock:
             self._counts[file.name] = done
             control.report("downloading", sum(self._counts.values()), self._request.total_bytes, note=note)

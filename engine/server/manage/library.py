@@ -262,6 +262,7 @@ def _model(entry: ModelEntry, *, with_template: bool) -> Model:
         card=entry.card,
         state=entry.state,
         problem=entry.problem,
+        problem_detail=entry.problem_detail,
     )
 
 

@@ -8,6 +8,7 @@ from engine.documents import errors as documents
 from engine.energy.meter import NeverAtRest
 from engine.errors import RunnerDied
 from engine.library import errors as library
+from engine.quantizer_faults import fact_of, why_of
 from engine.reasons import Reason, because
 from engine.remotes import errors as remotes
 from engine.remotes.types import Seen
@@ -17,6 +18,7 @@ from engine.upstreams import errors as upstreams
 from engine.upstreams.replies import refusal
 from engine.upstreams.types import Rule, Upstream, Way
 from engine.wording import sentence
+from quantize import errors as quantizer
 
 OLD = (
     (
@@ -92,6 +94,31 @@ def test_an_error_has_facts_and_the_words_it_always_had(error, text):
     assert str(error) == text
     assert isinstance(error.detail, Reason)
     assert sentence(error.detail) == text
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        quantizer.Unreadable("a", "Permission denied"),
+        quantizer.NotWritable("a", "Read-only file system"),
+        quantizer.SourceChanged("a"),
+        quantizer.DiskFull("a", 5_000_000, 12),
+        quantizer.BudgetTooSmall(1_000, 2_000),
+        quantizer.BadFile("a", "no GGUF file"),
+        quantizer.RefusedFormat("a", "a pickle", 7),
+        quantizer.IncompleteFile("b", 1_234, 5_678),
+        quantizer.IncompleteFile("c", 1_234, 0, known=False),
+    ],
+    ids=lambda error: str(error)[:30],
+)
+def test_an_error_of_the_quantizer_has_the_same_words_as_a_fact(error):
+    assert sentence(fact_of(error)) == str(error)
+    if isinstance(error, quantizer.BadFile):
+        assert sentence(why_of(error)) == error.reason
+
+
+def test_an_error_of_the_quantizer_without_facts_keeps_its_words():
+    assert fact_of(quantizer.InvalidOption("tier", "there is none")) is None
 
 
 def test_who_answered_is_told_with_the_rule():

@@ -22,6 +22,7 @@ from engine.measurements.keys import shape_key
 from engine.measurements.reports import Concurrency, Point, Report, Spread
 from engine.measurements.results import Results, to_csv
 from engine.runner.protocol import LoadSettings
+from engine.wording import sentence
 from quantize.files.gguf_file import read_gguf
 
 
@@ -100,7 +101,7 @@ def test_a_stand_in_of_a_file_has_its_tensors_and_loads(bundled_model, tmp_path)
     assert found.points[0].decode_tok_s.low > 0
     assert found.concurrency[0].parallel == 2
     assert found.rss_bytes > bundled_model.stat().st_size / 2
-    assert any("32 tokens" in s for s in steps)
+    assert any("32 tokens" in sentence(s) for s in steps)
 
 
 @pytest.mark.process

@@ -1,0 +1,13 @@
+"""Sentences of engine.bench: what is measured now."""
+
+from typing import Final
+
+BENCH: Final = {
+    "bench_rest": "the computer at rest",
+    "bench_header": "reading the header",
+    "bench_stand_in": "writing a stand-in {share:.0%}",
+    "bench_loading": "loading {phase} {share:.0%}",
+    "bench_warming_up": "warming up",
+    "bench_length": "{tokens} tokens, {run} of {runs}",
+    "bench_parallel": "{requests} at once, {run} of {runs}",
+}
