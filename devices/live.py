@@ -64,7 +64,7 @@ class LiveReader:
         return LiveDevice(
             device.id,
             self._pci_busy(folder),
-            _scaled(read_number(self._host, f"{sensor}/temp1_input"), 1e3) if sensor else None,
+            _thousandth(read_number(self._host, f"{sensor}/temp1_input")) if sensor else None,
             watts,
         )
 
@@ -89,7 +89,7 @@ class LiveReader:
         for monitor in self._host.listdir("/sys/class/hwmon"):
             folder = f"/sys/class/hwmon/{monitor}"
             if text(self._host, f"{folder}/name") in CPU_SENSORS:
-                return _scaled(read_number(self._host, f"{folder}/temp1_input"), 1e3)
+                return _thousandth(read_number(self._host, f"{folder}/temp1_input"))
         return None
 
     def _sensor(self, folder: str) -> str:
@@ -116,8 +116,8 @@ def _share(value: float) -> float:
     return min(1.0, max(0.0, value))
 
 
-def _scaled(value: int | None, unit: float) -> float | None:
-    return None if value is None else value / unit
+def _thousandth(value: int | None) -> float | None:
+    return None if value is None else value / 1000.0
 
 
 def _decimal(cell: str) -> float | None:

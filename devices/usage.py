@@ -89,8 +89,8 @@ class UsageSampler:
             return 0.0
         return min(1.0, max(0.0, (busy - before[0]) / (total - before[1])))
 
-    def _rate(self, name: str, value: int | None, now: float, span: int | None = None) -> float | None:
-        return self._counters.setdefault(name, Counter()).rate(value, now, span)
+    def _rate(self, name: str, value: int | None, now: float) -> float | None:
+        return self._counters.setdefault(name, Counter()).rate(value, now)
 
     def _device(self, device: Device, now: float, watts: float | None) -> DeviceUsage:
         base = f"/sys/bus/pci/devices/{device.pci}"

@@ -131,9 +131,9 @@ class Theme(QObject):
         font.setWeight(QFont.Weight.DemiBold if strong else QFont.Weight.Normal)
         return font
 
-    def dress(self, widget: QWidget, size: str = "body", *, mono: bool = False) -> None:
-        """Give a widget a font of the scale, now and whenever the text size changes."""
-        _Dress(self, widget, size, mono=mono)
+    def dress(self, widget: QWidget, size: str = "body") -> None:
+        """Give a widget the fixed-width font of the scale, now and whenever the text size changes."""
+        _Dress(self, widget, size)
 
     def icon(self, name: str, colour: str = "text") -> QIcon:
         """An icon of assets/icons/ui in a named colour; muted when disabled."""
@@ -238,14 +238,14 @@ class Theme(QObject):
 class _Dress(QObject):
     """Lives as long as its widget."""
 
-    def __init__(self, theme: Theme, widget: QWidget, size: str, *, mono: bool) -> None:
+    def __init__(self, theme: Theme, widget: QWidget, size: str) -> None:
         super().__init__(widget)
-        self._theme, self._widget, self._size, self._mono = theme, widget, size, mono
+        self._theme, self._widget, self._size = theme, widget, size
         self._follow()
         theme.changed.connect(self._follow)
 
     def _follow(self) -> None:
-        self._widget.setFont(self._theme.font(self._size, mono=self._mono))
+        self._widget.setFont(self._theme.font(self._size, mono=True))
 
 
 def _blend(first: QColor, second: QColor, share: float) -> QColor:

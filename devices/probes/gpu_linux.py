@@ -134,12 +134,12 @@ def _state(host: Host, f: PciFunction, vendor: str, cards: list[str]) -> tuple[S
         return "failed", f"{f.driver} is bound but offers no device node", hints.firmware(f.driver, f.address)
     node = f"/dev/dri/{render or cards[0]}"
     if host.access(node) == "denied":
-        return "no_permission", f"{node} may not be opened", hints.group("render", node)
+        return "no_permission", f"{node} may not be opened", hints.render_group(node)
     if vendor == "AMD" and host.access("/dev/kfd") == "denied":
         return (
             "present",
             "ROCm is out of reach: /dev/kfd may not be opened",
-            hints.group("render", "/dev/kfd"),
+            hints.render_group("/dev/kfd"),
         )
     return "present", "not tried yet", hints.TRY
 

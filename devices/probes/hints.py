@@ -30,9 +30,9 @@ def firmware(module: str, address: str) -> str:
     )
 
 
-def group(name: str, node: str) -> str:
+def render_group(node: str) -> str:
     """How to be allowed to open a device node."""
-    return f"Join the group that may open {node}: `sudo usermod -aG {name},video $USER`, then log in again."
+    return f"Join the group that may open {node}: `sudo usermod -aG render,video $USER`, then log in again."
 
 
 def node(path: str) -> str:

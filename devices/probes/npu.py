@@ -75,7 +75,7 @@ def _linux_state(
         return (
             "no_permission",
             f"/dev/accel/{accel} may not be opened",
-            hints.group("render", f"/dev/accel/{accel}"),
+            hints.render_group(f"/dev/accel/{accel}"),
         )
     if host.access(f"/dev/accel/{accel}") == "absent":
         return "failed", f"/dev/accel/{accel} is missing", hints.container_device(f"/dev/accel/{accel}")

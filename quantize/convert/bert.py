@@ -98,7 +98,7 @@ def _tensor(source: Checkpoint, full: str, name: str) -> OutTensor:
     rows = info.num_values // info.shape[-1]
 
     def chunks() -> Iterator[Array]:
-        yield from source.chunks(full, 0, rows)
+        yield from source.chunks(full, rows)
 
     return OutTensor(name, tuple(reversed(info.shape)), chunks, keep_f32=len(info.shape) == 1 or name in _ADDED)
 

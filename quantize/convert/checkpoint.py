@@ -70,12 +70,12 @@ class Checkpoint:
         values: Array = np.frombuffer(raw, dtype)
         return values.reshape(stop - start, width)
 
-    def chunks(self, name: str, start: int, stop: int, group: int = 1) -> Iterator[Array]:
-        """The same in pieces of about CHUNK_BYTES, each a whole number of `group` rows."""
+    def chunks(self, name: str, stop: int, group: int = 1) -> Iterator[Array]:
+        """The first `stop` rows in pieces of about CHUNK_BYTES, each a whole number of `group` rows."""
         info = self.info(name)
         row_bytes = max(1, info.nbytes // max(1, info.num_values // max(1, info.shape[-1])))
         step = max(group, CHUNK_BYTES // row_bytes // group * group)
-        for first in range(start, stop, step):
+        for first in range(0, stop, step):
             yield self.rows(name, first, min(stop, first + step))
 
     def json_file(self, name: str, within: str = "") -> dict[str, Any]:

@@ -155,7 +155,7 @@ def _plain(
     total = int(np.prod(shape[:-1], dtype=np.int64)) if len(shape) > 1 else 1
 
     def chunks() -> Iterator[Array]:
-        for chunk in source.chunks(full, 0, total):
+        for chunk in source.chunks(full, total):
             yield to_f32(chunk) + np.float32(1) if shift else chunk
 
     return OutTensor(target, tuple(reversed(shape)), chunks, keep_f32=_wants_f32(target, shape))
@@ -175,7 +175,7 @@ def _interleaved(source: Checkpoint, full: str, target: str, heads: int) -> OutT
             whole = source.rows(full, 0, 1)
             yield whole.reshape(heads, 2, size // 2).swapaxes(1, 2).reshape(1, total)
             return
-        for chunk in source.chunks(full, 0, total, group=size):
+        for chunk in source.chunks(full, total, group=size):
             halves = chunk.reshape(-1, 2, size // 2, chunk.shape[1])
             yield halves.swapaxes(1, 2).reshape(chunk.shape)
 
@@ -200,7 +200,7 @@ def _stacked(source: Checkpoint, layer: int, part: str, members: dict[int, str],
 
     def chunks() -> Iterator[Array]:
         for name in ordered:
-            yield from source.chunks(name, 0, shape[0])
+            yield from source.chunks(name, shape[0])
 
     return OutTensor(f"blk.{layer}.{target}.weight", (*reversed(shape), rules.num_experts), chunks)
 

@@ -90,9 +90,9 @@ def copied_metadata(source: GgufFile) -> dict[str, MetaValue]:
     return result
 
 
-def padded(num_bytes: int, alignment: int = ALIGNMENT) -> int:
+def padded(num_bytes: int) -> int:
     """`num_bytes` rounded up to the alignment."""
-    return -(-num_bytes // alignment) * alignment
+    return -(-num_bytes // ALIGNMENT) * ALIGNMENT
 
 
 def header(metadata: Mapping[str, MetaValue], tensors: Sequence[TensorSlot]) -> bytes:

@@ -6,7 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -140,12 +140,11 @@ def write_beside(path: Path, raw: bytes, kind: str) -> None:
         partial.unlink(missing_ok=True)
 
 
-def sweep(folder: Path, keep: Iterable[int] = ()) -> None:
+def sweep(folder: Path) -> None:
     """Remove unfinished files of processes that are gone."""
-    alive = {*keep, os.getpid()}
     for path in folder.glob(".*.partial"):
         match = _PARTIAL.fullmatch(path.name)
-        if match and int(match["pid"]) not in alive and not psutil.pid_exists(int(match["pid"])):
+        if match and not psutil.pid_exists(int(match["pid"])):
             path.unlink(missing_ok=True)
 
 

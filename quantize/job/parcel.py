@@ -13,7 +13,7 @@ import numpy.typing as npt
 from quantize.child import Task, run_task
 from quantize.errors import BadFile
 from quantize.evidence import MeasureRequest, decode, encode
-from quantize.files.gguf_write import ALIGNMENT, TensorSlot, header, padded
+from quantize.files.gguf_write import TensorSlot, header, padded
 from quantize.files.work_folder import Group, WorkFolder, write_json, write_whole
 from quantize.gptq.tensors import TensorsRequest, packed_path
 from quantize.job.tasks import task_named
@@ -144,11 +144,11 @@ def _part_of(source: SourceWeights, names: tuple[str, ...]) -> Bytes:
     """A GGUF file of these tensors, byte for byte those of the source."""
     infos = [(n, source.info(n)) for n in names]
     head = header({}, [TensorSlot(n, i.shape, i.ggml_type) for n, i in infos])
-    whole = np.zeros(len(head) + sum(padded(i.nbytes, ALIGNMENT) for _, i in infos), np.uint8)
+    whole = np.zeros(len(head) + sum(padded(i.nbytes) for _, i in infos), np.uint8)
     whole[: len(head)] = np.frombuffer(head, np.uint8)
     at = len(head)
     for name in names:
         raw = source.raw(name)
         whole[at : at + len(raw)] = raw
-        at += padded(len(raw), ALIGNMENT)
+        at += padded(len(raw))
     return whole

@@ -56,7 +56,7 @@ def summary(report: QuantizeReport) -> list[str]:
     time = f"decoding {plan.decode_cost:.2f}x the time of {TIME_UNIT.name}"
     lines.append(f"predicted KL divergence {plan.damage:.5f}, {time}")
     if report.ours is not None:
-        lines.append(_measured("measured", report))
+        lines.append(_measured(report))
     if report.own is not None:
         lines += _own(report.own, report.ours)
     if report.gate is not None:
@@ -85,11 +85,11 @@ def _ways(report: QuantizeReport) -> list[str]:
     return lines
 
 
-def _measured(word: str, report: QuantizeReport) -> str:
+def _measured(report: QuantizeReport) -> str:
     assert report.ours is not None
     ours = report.ours
     text = (
-        f"{word} KL divergence {ours.kld_mean.value:.5f} ({ours.kld_mean.low:.5f} to {ours.kld_mean.high:.5f}), "
+        f"measured KL divergence {ours.kld_mean.value:.5f} ({ours.kld_mean.low:.5f} to {ours.kld_mean.high:.5f}), "
         f"99 % {ours.kld_p99:.4f}, same top token {100 * ours.top1_agreement_frac.value:.1f} %, "
         f"perplexity {ours.perplexity.value:.3f} (reference {ours.reference_perplexity:.3f})"
     )

@@ -91,20 +91,8 @@ def read_floats(tensor: GgmlTensor) -> npt.NDArray[np.float32]:
 
     A view is valid only until the callback returns. Raises: ValueError: the tensor is not float32.
     """
-    return _strided(tensor, np.float32, _TYPE_F32)
-
-
-def read_ints(tensor: GgmlTensor) -> npt.NDArray[np.int32]:
-    """An int32 tensor as (ne3, ne2, ne1, ne0), copied."""
-    raw = read_bytes(tensor)
-    shape = tuple(reversed(tensor.ne[:]))
-    strides = tuple(reversed(tensor.nb[:]))
-    return np.lib.stride_tricks.as_strided(raw.view(np.int32), shape, strides).copy()
-
-
-def _strided(tensor: GgmlTensor, dtype: Any, type_id: int) -> npt.NDArray[Any]:
-    if tensor.type != type_id:
-        raise ValueError(f"tensor {tensor.name!r} has type {tensor.type}, expected {type_id}")
+    if tensor.type != _TYPE_F32:
+        raise ValueError(f"tensor {tensor.name!r} has type {tensor.type}, expected {_TYPE_F32}")
     lib = _backend()
     if tensor.buffer and lib.ggml_backend_buffer_is_host(tensor.buffer):
         buffer = (ctypes.c_uint8 * num_bytes(tensor)).from_address(tensor.data)
@@ -113,7 +101,15 @@ def _strided(tensor: GgmlTensor, dtype: Any, type_id: int) -> npt.NDArray[Any]:
         raw = read_bytes(tensor)
     shape = tuple(reversed(tensor.ne[:]))
     strides = tuple(reversed(tensor.nb[:]))
-    return np.lib.stride_tricks.as_strided(raw.view(dtype), shape, strides, writeable=False)
+    return np.lib.stride_tricks.as_strided(raw.view(np.float32), shape, strides, writeable=False)
+
+
+def read_ints(tensor: GgmlTensor) -> npt.NDArray[np.int32]:
+    """An int32 tensor as (ne3, ne2, ne1, ne0), copied."""
+    raw = read_bytes(tensor)
+    shape = tuple(reversed(tensor.ne[:]))
+    strides = tuple(reversed(tensor.nb[:]))
+    return np.lib.stride_tricks.as_strided(raw.view(np.int32), shape, strides).copy()
 
 
 @cache

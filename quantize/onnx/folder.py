@@ -159,7 +159,7 @@ def _write_texts(model: GgufModel, shape: DecoderShape, tokenizer: dict[str, Any
         ours = {ours: theirs for theirs, ours in GENERATION_CONFIG_NAMES.items()}
         values = {ours[name]: value for name, value in sampling.items() if name in ours}
         _write_json(folder / "generation_config.json", {"do_sample": True, **values})
-    _write_json(folder / "genai_config.json", genai_config(shape, _id(model, "bos"), end_tokens(head)))
+    _write_json(folder / "genai_config.json", genai_config(shape, _bos_id(model), end_tokens(head)))
 
 
 def _write_fixed(
@@ -173,7 +173,7 @@ def _write_fixed(
 ) -> tuple[str, ...]:
     ends = end_tokens(model.parts[0])
     _write_texts(model, shape, tokenizer, folder)
-    config = genai_config(replace(shape, context=options.context), _id(model, "bos"), ends)
+    config = genai_config(replace(shape, context=options.context), _bos_id(model), ends)
     config["model"]["decoder"] |= {"filename": "decode.onnx", "prefill": {"filename": "prefill.onnx"}}
     _write_json(folder / "genai_config.json", config)
     write_fixed(model, folder, json.dumps(tokenizer), ends, past=options.context, bits=options.bits)
@@ -269,8 +269,8 @@ def genai_config(shape: DecoderShape, bos: int, ends: list[int]) -> dict[str, An
     }
 
 
-def _id(model: GgufModel, name: str) -> int:
-    value = model.metadata.get(f"tokenizer.ggml.{name}_token_id")
+def _bos_id(model: GgufModel) -> int:
+    value = model.metadata.get("tokenizer.ggml.bos_token_id")
     return value if isinstance(value, int) else 0
 
 

@@ -21,6 +21,8 @@ _MAX_TERMS = 10
 _COMMON_FRACTION = 0.08
 # A shorter name before a bracket is a word as often: "it(", "as(".
 _LEAST_CALLED = 3
+# So many lines between two hits are shown too.
+_GAP_LINES = 4
 
 
 def search_chunks(database: IndexDatabase, question: str, limit: int = 24) -> list[ChunkHit]:
@@ -64,7 +66,7 @@ def _identifiers(question: str) -> Iterator[str]:
             yield name
 
 
-def merged(hits: Sequence[ChunkHit], gap: int = 4) -> list[ChunkHit]:
+def merged(hits: Sequence[ChunkHit]) -> list[ChunkHit]:
     """Neighbouring hits of one file as one, in the order of their best score."""
     by_path: dict[str, list[ChunkHit]] = {}
     for hit in hits:
@@ -74,7 +76,7 @@ def merged(hits: Sequence[ChunkHit], gap: int = 4) -> list[ChunkHit]:
         own.sort(key=lambda hit: hit.first)
         current = own[0]
         for hit in own[1:]:
-            if hit.first <= current.last + gap:
+            if hit.first <= current.last + _GAP_LINES:
                 current = ChunkHit(path, current.first, max(current.last, hit.last), max(current.score, hit.score))
             else:
                 result.append(current)

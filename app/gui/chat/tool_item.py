@@ -24,7 +24,7 @@ class ToolItem(ColumnItem):
         self.fold.toggled.connect(lambda opened: self._show(opened=opened))
         self.text = QPlainTextEdit()
         self.text.setReadOnly(True)
-        theme.dress(self.text, "small", mono=True)
+        theme.dress(self.text, "small")
         self.text.setPlainText(shown_text(message.content))
         self.text.setAccessibleName(self.tr("What the tool answered"))
         self.text.setFixedHeight(_MAX_HEIGHT)

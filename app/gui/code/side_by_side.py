@@ -98,7 +98,7 @@ class SideBySide(QWidget):
         pane.setReadOnly(True)
         pane.setLineWrapMode(QPlainTextEdit.LineWrapMode.NoWrap)
         pane.setAccessibleName(name)
-        self._theme.dress(pane, "mono", mono=True)
+        self._theme.dress(pane, "mono")
         pane.setTextInteractionFlags(
             Qt.TextInteractionFlag.TextSelectableByMouse | Qt.TextInteractionFlag.TextSelectableByKeyboard
         )

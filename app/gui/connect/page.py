@@ -50,7 +50,7 @@ class ConnectPage(Page):
             self.content.addWidget(self._cards[name])
         self.shown = QPlainTextEdit()
         self.shown.setReadOnly(True)
-        services.theme.dress(self.shown, "small", mono=True)
+        services.theme.dress(self.shown, "small")
         self.shown.setLineWrapMode(QPlainTextEdit.LineWrapMode.NoWrap)
         self.shown.setMinimumHeight(220)
         self.shown.setAccessibleName(self.tr("The change"))

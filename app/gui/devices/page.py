@@ -178,7 +178,7 @@ class DevicesPage(Page):
 
     def _fix(self, text: str) -> QHBoxLayout:
         words = label(text, "", wrap=True, selectable=True)
-        self._services.theme.dress(words, "small", mono=True)
+        self._services.theme.dress(words, "small")
         copy = button(self.tr("Copy"), lambda: QGuiApplication.clipboard().setText(text), "link")
         line = row(words, copy)
         line.setStretch(0, 1)

@@ -61,7 +61,7 @@ class DetailsDialog(QDialog):
             column.addWidget(label(self.tr("Chat template"), "strong"))
             area = QPlainTextEdit(details.chat_template)
             area.setReadOnly(True)
-            theme.dress(area, "small", mono=True)
+            theme.dress(area, "small")
             area.setAccessibleName(self.tr("Chat template"))
             area.setFixedHeight(160)
             column.addWidget(area)

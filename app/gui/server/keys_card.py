@@ -32,7 +32,7 @@ class KeysCard(RowsCard[Keys]):
         self._new = QFrame()
         self._new.setProperty("kind", "banner-ok")
         self.key = label("", "", wrap=True, selectable=True)
-        services.theme.dress(self.key, mono=True)
+        services.theme.dress(self.key)
         self._copy = button(self.tr("Copy the key"), self._copy_key, "primary")
         line = row(self.key, self._copy)
         line.setStretch(0, 1)

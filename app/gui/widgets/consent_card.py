@@ -25,7 +25,7 @@ class ConsentCard(QFrame):
         self.warning = label("", "chip-warn", wrap=True)
         self.detail = QPlainTextEdit()
         self.detail.setReadOnly(True)
-        theme.dress(self.detail, "small", mono=True)
+        theme.dress(self.detail, "small")
         self.detail.setMaximumHeight(self.max_height)
         self.detail.setAccessibleName(self.tr("What would happen"))
         self.decline = button(self.tr("Decline"), lambda: self._decide("no"))
