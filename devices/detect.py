@@ -2,6 +2,7 @@
 
 from msgspec.structs import replace
 
+from devices import causes
 from devices.findings import machine_findings
 from devices.host import Host, text
 from devices.power import meters
@@ -103,7 +104,7 @@ def _cpu_device(cpu: Cpu, ram: SystemMemory) -> Device:
         isa=cpu.isa,
         cores=cpu.cores,
         cache_bytes=cpu.caches,
-        reason="not tried yet",
+        reason=causes.NOT_TRIED,
         fix_hint="Run `tessera doctor` to try the processor's kernels.",
         evidence=cpu.evidence,
     )

@@ -2,7 +2,7 @@
 
 from msgspec.structs import replace
 
-from devices import remedies
+from devices import causes, remedies
 from devices.backends.libraries import BACKENDS
 from devices.backends.tiles import BACKEND as TILES
 from devices.isa import canonical
@@ -157,7 +157,7 @@ def _settled(device: Device, machine: Machine) -> Device:
         return replace(device, state=state, reason=reason, fix_hint=failed[0].fix_hint or hints.UNKNOWN)
     names = [b.name for b in candidates if machine.system in b.systems]
     if not names:
-        return replace(device, state="unknown", reason="no backend is known for it", fix_hint=hints.UNKNOWN)
+        return replace(device, state="unknown", reason=causes.NO_BACKEND_KNOWN, fix_hint=hints.UNKNOWN)
     hint = remedies.missing_backend(names[0], machine.system, machine.arch)
     return replace(
         device,

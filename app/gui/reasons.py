@@ -11,6 +11,26 @@ from devices.learned import learned
 from engine.reasons import Reason
 from engine.wording import AMOUNTS, Wording
 
+# What the system says of files, disks and connections, as it stands in errors. Source: strerror(3) of glibc.
+SYSTEM_TEXTS = frozenset(
+    {
+        "Permission denied",
+        "No such file or directory",
+        "No space left on device",
+        "Read-only file system",
+        "Input/output error",
+        "Is a directory",
+        "Not a directory",
+        "Connection refused",
+        "Connection reset by peer",
+        "Connection timed out",
+        "Network is unreachable",
+        "No route to host",
+        "Name or service not known",
+        "Temporary failure in name resolution",
+    }
+)
+
 
 class _Translated(Wording):
     def __init__(self) -> None:
@@ -23,8 +43,12 @@ class _Translated(Wording):
 
     def format_field(self, value: Any, format_spec: str) -> str:
         text = super().format_field(value, format_spec)
+        if isinstance(value, str) and value in SYSTEM_TEXTS:
+            return QCoreApplication.translate("reasons", value)
         if not isinstance(value, int | float) or format_spec in AMOUNTS:
             return text
+        if text.endswith("%"):
+            text = f"{text[:-1]}\u00a0%"  # as everywhere in the window
         locale = QLocale()
         return text.translate({ord("."): locale.decimalPoint(), ord(","): locale.groupSeparator()})
 

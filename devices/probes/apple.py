@@ -1,5 +1,6 @@
 """Apple Silicon: the GPU shares all RAM up to a wired limit; only Core ML reaches the Neural Engine."""
 
+from devices import causes
 from devices.host import Host, number
 from devices.probes import hints
 from devices.probes.cpu import Cpu
@@ -34,7 +35,7 @@ def apple_devices(host: Host, cpu: Cpu, ram: SystemMemory) -> list[Device]:
         ),
         arch="metal",
         driver="Metal",
-        reason="not tried yet",
+        reason=causes.NOT_TRIED,
         fix_hint=hints.TRY,
         evidence=(source,),
     )
@@ -46,7 +47,7 @@ def apple_devices(host: Host, cpu: Cpu, ram: SystemMemory) -> list[Device]:
         state="present",
         memory=Memory(physical_bytes=ram.total_bytes, unified=True),
         arch="ane",
-        reason="reached through Core ML only",
+        reason=causes.CORE_ML_ONLY,
         fix_hint=hints.NPU_RUNTIME["Apple"],
         evidence=(Evidence("sysctl", "machdep.cpu.brand_string", cpu.name, 0.9),),
     )

@@ -2,6 +2,7 @@
 
 import re
 
+from devices import causes
 from devices.host import Host, fields, number, read_number, text
 from devices.probes import gpu_ids, hints
 from devices.probes.pci import PciFunction
@@ -122,13 +123,13 @@ def _state(host: Host, f: PciFunction, vendor: str, cards: list[str]) -> tuple[S
                 f"the {module} driver is loaded but refused this GPU",
                 hints.firmware(module, f.address),
             )
-        return "driver_missing", "no driver is bound to it", hints.gpu_driver(vendor)
+        return "driver_missing", causes.NO_DRIVER_BOUND, hints.gpu_driver(vendor)
     if f.driver == "vfio-pci":
-        return "failed", "it is set aside for a virtual machine (vfio-pci)", hints.vfio(f.address)
+        return "failed", causes.SET_ASIDE_FOR_VM, hints.vfio(f.address)
     if f.driver == "nvidia":
         if host.access("/dev/nvidiactl") == "denied":
             return "no_permission", "/dev/nvidiactl may not be opened", hints.node("/dev/nvidiactl")
-        return "present", "not tried yet", hints.TRY
+        return "present", causes.NOT_TRIED, hints.TRY
     render = next((name for name in cards if name.startswith("renderD")), None)
     if not cards:
         return "failed", f"{f.driver} is bound but offers no device node", hints.firmware(f.driver, f.address)
@@ -141,7 +142,7 @@ def _state(host: Host, f: PciFunction, vendor: str, cards: list[str]) -> tuple[S
             "ROCm is out of reach: /dev/kfd may not be opened",
             hints.render_group("/dev/kfd"),
         )
-    return "present", "not tried yet", hints.TRY
+    return "present", causes.NOT_TRIED, hints.TRY
 
 
 def _memory(host: Host, f: PciFunction, ram: SystemMemory, cards: list[str], *, integrated: bool) -> Memory:
@@ -239,7 +240,7 @@ def _cards_without_pci(host: Host, addresses: set[str], ram: SystemMemory) -> li
                 pci_id=f"{vendor:04x}:{device:04x}",
                 arch=known.arch if known else None,
                 driver=driver or None,
-                reason="not tried yet",
+                reason=causes.NOT_TRIED,
                 fix_hint=hints.TRY,
                 evidence=(Evidence(base, "vendor:device", f"{vendor:04x}:{device:04x}"),),
             )
@@ -252,7 +253,7 @@ def _cards_without_pci(host: Host, addresses: set[str], ram: SystemMemory) -> li
                 state="present",
                 memory=unified_memory(ram, None, None, ram.total_bytes, None),
                 driver=driver,
-                reason="not tried yet",
+                reason=causes.NOT_TRIED,
                 fix_hint=hints.TRY,
                 evidence=(Evidence(base, "driver", driver),),
             )
@@ -270,7 +271,7 @@ def _wsl_gpu(ram: SystemMemory, cpu_name: str) -> Device:
         state="present",
         memory=unified_memory(ram, None, None, ram.total_bytes, None) if part else Memory(),
         driver="dxgkrnl",
-        reason="not tried yet",
+        reason=causes.NOT_TRIED,
         fix_hint=hints.TRY,
         evidence=(Evidence("/dev/dxg", "access", "ok"),),
     )

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 
+from devices import causes
 from devices.host import Host, Json, number, records, strings
 from devices.probes import gpu_ids, hints
 from devices.probes.gpu_linux import unified_memory
@@ -109,7 +110,7 @@ def _adapter(
         arch=known.arch if known else None,
         driver=str(driver.get("InfSection") or "") or None,
         driver_version=version or None,
-        reason="not tried yet",
+        reason=causes.NOT_TRIED,
         fix_hint=hints.TRY,
         evidence=(Evidence("DXGI", "adapter", str(adapter.get("description") or "")), why),
     )
@@ -130,7 +131,7 @@ def _without_driver(pci_id: str, address: str, ram: SystemMemory) -> Device:
         pci=address if ":" in address[:5] else None,
         pci_id=pci_id,
         arch=known.arch if known else None,
-        reason="no display driver is installed",
+        reason=causes.NO_DISPLAY_DRIVER,
         fix_hint=hints.windows_driver(vendor),
         evidence=(Evidence("Plug and Play", "instance", address),),
     )

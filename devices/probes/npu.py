@@ -2,6 +2,7 @@
 
 import re
 
+from devices import causes
 from devices.host import Host, number, strings, text
 from devices.probes import hints
 from devices.probes.npu_ids import NpuId, npu_id
@@ -62,11 +63,11 @@ def _linux_state(
     host: Host, f: PciFunction, known: NpuId, accel: str | None, firmware: str, kernel: str
 ) -> tuple[State, str, str]:
     if known.vendor == "AMD" and "amd_iommu=off" in text(host, "/proc/cmdline").split():
-        return "failed", "the IOMMU is switched off (amd_iommu=off)", hints.NPU_IOMMU
+        return "failed", causes.IOMMU_OFF, hints.NPU_IOMMU
     if f.driver is None:
         return (
             "driver_missing",
-            "no driver is bound to it",
+            causes.NO_DRIVER_BOUND,
             hints.npu_kernel(known.driver, known.since_kernel, kernel),
         )
     if accel is None:
@@ -87,7 +88,7 @@ def _linux_state(
     memlock = number(host.api("memlock_limit"))
     if known.vendor == "AMD" and memlock is not None and memlock < MIN_MEMLOCK_BYTES:
         return "failed", f"only {memlock >> 10} KiB may be locked", hints.NPU_MEMLOCK
-    return "present", "not tried yet", hints.NPU_RUNTIME[known.vendor]
+    return "present", causes.NOT_TRIED, hints.NPU_RUNTIME[known.vendor]
 
 
 def _hexagon(host: Host, node: str, ram: SystemMemory) -> Device:
@@ -100,7 +101,7 @@ def _hexagon(host: Host, node: str, ram: SystemMemory) -> Device:
         state="no_permission" if denied else "present",
         memory=Memory(physical_bytes=ram.installed_bytes or ram.total_bytes, unified=True),
         driver="fastrpc",
-        reason=f"{node} may not be opened" if denied else "not tried yet",
+        reason=f"{node} may not be opened" if denied else causes.NOT_TRIED,
         fix_hint=hints.node(node) if denied else hints.NPU_RUNTIME["Qualcomm"],
         evidence=(Evidence(node, "access", host.access(node)),),
     )
@@ -154,7 +155,7 @@ def _pnp_npu(instance: str) -> NpuId | None:
 
 def _windows_state(known: NpuId, version: str) -> tuple[State, str, str]:
     if not version:
-        return "driver_missing", "no driver is installed", hints.windows_driver(known.vendor)
+        return "driver_missing", causes.NO_DRIVER, hints.windows_driver(known.vendor)
     if not known.llm:
         return "present", f"{known.generation}: no runtime for language models", hints.NPU_XDNA1
-    return "present", "not tried yet", hints.npu_runtime_windows(known.vendor)
+    return "present", causes.NOT_TRIED, hints.npu_runtime_windows(known.vendor)

@@ -8,7 +8,7 @@ from PySide6.QtCore import QLocale, QTranslator
 from PySide6.QtWidgets import QApplication, QLabel
 
 from app.gui.language import install_language, texts_of
-from engine.reasons import Reason
+from engine.reasons import Reason, because
 from engine.wording import AMOUNTS, CHECKS, TEMPLATES, sentence
 from tests.gui.translatable import every_text
 
@@ -72,7 +72,6 @@ def said(page):
 def test_a_dispatch_card_gives_its_reasons_in_german(qtbot, german):
     from app.gui.devices.placement import placement_card
     from engine.api.machine import Alternative, ModelPlacement, PlacementAnswer
-    from engine.reasons import because
 
     lost = because("slower", decode_tok_s=4.25, prefill_tok_s=1234.0)
     why = (because("measured_on_model", tok_s=42.04, tokens=128), because("from_a_newer_server"))
@@ -101,7 +100,6 @@ def test_an_error_of_the_server_is_told_in_german(german):
     from app.client import ApiError
     from app.gui.api import error_message
     from engine.errors import NotEnoughMemory
-    from engine.reasons import because
     from engine.server.openai.errors import openai_body
 
     option = because("option_unload", model="other", held_gib=1.5)
@@ -123,6 +121,15 @@ def test_a_damaged_file_is_told_in_german(german):
     assert translated(cut, "") == "m.gguf: unvollständig: sie endet nach 1.234.567 Bytes, eine ganze hat 2.000.000"
     full = fact_of(DiskFull("/models", 3 << 30, 1 << 20))
     assert translated(full, "") == "bei /models werden 3,0 GiB gebraucht, frei sind 1,0 MiB"
+
+
+def test_what_the_system_says_and_shares_are_german_too(german):
+    from app.gui.reasons import translated
+    from engine.library.errors import CannotWrite
+
+    denied = CannotWrite("/m", "Permission denied").detail
+    assert translated(denied, "") == "/m lässt sich nicht schreiben: keine Berechtigung"
+    assert translated(because("gain_faster", gain=0.125), "") == "12\u00a0% schneller als die Vorgaben"
 
 
 def test_an_answer_of_another_server_is_named_in_german(german):

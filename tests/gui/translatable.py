@@ -17,10 +17,13 @@ from app.gui.formatted import JOBS, source
 from app.gui.job_steps import _STEPS
 from app.gui.library.hub_tab import _SIZES, _SORTS, _TASKS
 from app.gui.library.model_card import _CAN
+from app.gui.reasons import SYSTEM_TEXTS
 from app.gui.server.snippets import SNIPPETS
 from app.gui.shortcuts import SHORTCUTS
 from app.settings import SETTINGS
 from app.suggestions import FOR_A_MODEL, FOR_THE_TOY
+from devices import causes
+from devices.probes import hints
 from engine.api.jobs import JobKind
 from engine.wording import CHECKS, TEMPLATES
 
@@ -46,6 +49,12 @@ def written():
     return found
 
 
+def plain_texts(module):
+    """Its constant texts, in tables too."""
+    told = [value for name, value in vars(module).items() if name.lstrip("_").isupper()]
+    return {text for value in told for text in (value.values() if isinstance(value, dict) else (value,))}
+
+
 def tables():
     """Texts of tables, which are translated by name."""
     found = {text for row in SETTINGS for text in (row.title, row.description, row.group)}
@@ -62,6 +71,7 @@ def tables():
     found |= {kind.title for kind in JobKind} | {name for _, name in _CACHES} | {item.hint for item in SNIPPETS}
     found |= {source(name) for name in ("", "user", "file", "generation_config", "model_card", "llama.cpp")}
     found |= {template for kind, template in TEMPLATES.items() if kind not in CHECKS}  # the terminal's alone
+    found |= {*plain_texts(causes), *plain_texts(hints), *SYSTEM_TEXTS}
     # Others are commands and addresses.
     found |= {item.install for item in INTEGRATIONS.values() if item.install.startswith(("install ", "add "))}
     found |= {"unknown", "{n} s", "{n} min", "{h} h {m} min"}  # app.format's
