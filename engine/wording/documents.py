@@ -11,8 +11,8 @@ _PROBLEMS: Final = {
     "looked_for_every_minute": "changes are looked for every minute only: {why}",
 }
 _GROUNDS: Final = {
-    "whole_document": "The whole document was given: {tokens} tokens of {room} that fit.",
-    "whole_documents": "All {documents} documents were given: {tokens} tokens of {room} that fit.",
+    "whole_document": "The whole document was given: {tokens} tokens of {budget} that fit.",
+    "whole_documents": "All {documents} documents were given: {tokens} tokens of {budget} that fit.",
     "nothing_bears": "Nothing in the collection seems to bear on the question.",
     "passages_given": "{count} passages of {documents} documents ({amount}) were given: {tokens} tokens.",
     "passages_not_whole": "The documents do not fit as a whole; {count} passages of {documents} documents ({amount}) were given: {tokens} tokens.",
