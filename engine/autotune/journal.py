@@ -58,7 +58,7 @@ class Journal:
         except OSError:
             return []
 
-    def known(self, knobs: Knobs, budget: Budget) -> Outcome | None:
+    def recorded(self, knobs: Knobs, budget: Budget) -> Outcome | None:
         """What the trial found earlier; a failure when it never came back."""
         found = self._ended.get((knobs, budget))
         if found is None and self._begun.get((knobs, budget), 0) >= TRIES:

@@ -82,11 +82,11 @@ class Tuner:
 
     async def measure(self, knobs: Knobs, budget: Budget) -> Outcome:
         """One trial, from the journal if it was done before. Raises: OutOfTime."""
-        known = self._journal.known(knobs, budget)
+        recorded = self._journal.recorded(knobs, budget)
         self.count += 1
-        if known is not None:
-            self._note(budget, known)
-            return known
+        if recorded is not None:
+            self._note(budget, recorded)
+            return recorded
         left = self._deadline - time.monotonic()
         if left <= 0:
             raise OutOfTime

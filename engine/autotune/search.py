@@ -18,7 +18,7 @@ from engine.measurements.tuning import Budget, Choice, Goal, Knobs, Outcome
 # One in so many points continues to the next round. Source: Li et al., "Hyperband", 2018 (3 or 4 there).
 ETA = 4
 # The best points differ by less than the noise of one short trial. Measured: docs/log.md, autotune against a grid.
-LEAST_KEPT = 3
+MIN_SURVIVORS = 3
 # A level within this of the best one of its dimension is combined with the others: rounds are short and noisy.
 NEAR = 1.05
 MOST_COMBINATIONS = 4
@@ -132,7 +132,7 @@ class Search:
     def _noise(self, number: int) -> float:
         """Of a round; of all where so few points say little of it."""
         found = [self.results[k] for k, n in self._rounds.items() if n == number]
-        return noise(found if len(found) >= LEAST_KEPT else self.results.values())
+        return noise(found if len(found) >= MIN_SURVIVORS else self.results.values())
 
     def _cost(self, knobs: Knobs, known: Mapping[Knobs, Outcome]) -> float:
         """Seconds or joules of a turn, as `known`; infinite for a bad point, and where few joules take too long."""
@@ -209,7 +209,7 @@ class Search:
         """The best quarter of the last round, three at least, and the settings in use."""
         last = max(self._rounds.values(), default=0)
         alive = [k for k in self.ranked() if self._rounds[k] == last]
-        kept = alive[: max(LEAST_KEPT, math.ceil(len(alive) / ETA))]
+        kept = alive[: max(MIN_SURVIVORS, math.ceil(len(alive) / ETA))]
         if self._base not in kept and math.isfinite(self._cost(self._base, self.results)):
             kept.append(self._base)
         return kept

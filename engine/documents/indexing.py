@@ -33,15 +33,15 @@ def update(
 
     What the walk could not look at stays as it is known.
     """
-    known = store.known()
+    indexed = store.indexed_files()
     waiting: list[Found] = []
     for file in walk.files():
         if stopped():
             return False
-        size, mtime, state = known.pop(file.path, (-1, -1, ""))
+        size, mtime, state = indexed.pop(file.path, (-1, -1, ""))
         if (size, mtime) != (file.size_bytes, file.mtime_ns) or state == READING:
             waiting.append(file)
-    store.remove([path for path in known if not walk.hid(path)])
+    store.remove([path for path in indexed if not walk.hid(path)])
     progress.files, progress.done = len(waiting), 0
     for file in waiting:
         if stopped():

@@ -34,7 +34,7 @@ LOOK_AGAIN_S: Final = 60.0
 EMBED_BATCH: Final = 24
 _IDLE_S: Final = 1.0
 # Vectors of a collection that nobody asks leave memory after this.
-_VECTORS_KEPT_S: Final = 600.0
+_VECTORS_TTL_S: Final = 600.0
 # A changed file of this size is read within a second or two; larger ones give way to everything else.
 _QUICK_BYTES: Final = 4 << 20
 # Of more changes together the whole collection is looked at.
@@ -228,7 +228,7 @@ class Collections:
                 if (wanted or due or not live.checked_at) and live.owned():
                     self._guarded(live)
                     passed.append(live)
-                if time.monotonic() - live.asked_at > _VECTORS_KEPT_S:
+                if time.monotonic() - live.asked_at > _VECTORS_TTL_S:
                     live.vectors.release()
             if passed and not self._stop.is_set():
                 self._get_ready(passed)

@@ -257,7 +257,7 @@ class Store:
         with self.lock:
             return str(self._db.execute("SELECT value FROM fact WHERE name=?", (name,)).get or "")
 
-    def known(self) -> dict[str, tuple[int, int, str]]:
+    def indexed_files(self) -> dict[str, tuple[int, int, str]]:
         """Path to (size in bytes, mtime_ns, state) of every document."""
         with self.lock:
             rows = self._db.execute("SELECT path, size_bytes, mtime_ns, state FROM document")

@@ -168,28 +168,28 @@ def _models(listed: Any) -> tuple[FlmModel, ...]:
     models = listed.get("models", ()) if isinstance(listed, dict) else listed
     found: dict[str, FlmModel] = {}
     for model in models if isinstance(models, list) else ():
-        told = model if isinstance(model, dict) else {"name": model}
-        name = told.get("name") or told.get("model")
-        gone = told.get("installed") is False
+        entry = model if isinstance(model, dict) else {"name": model}
+        name = entry.get("name") or entry.get("model")
+        gone = entry.get("installed") is False
         if isinstance(name, str) and 0 < len(name) <= _MAX_TAG and name.isprintable() and not gone:
-            found.setdefault(name, _model(name, told))
+            found.setdefault(name, _model(name, entry))
     return tuple(found.values())
 
 
-def _model(tag: str, told: dict[str, Any]) -> FlmModel:
-    details = told.get("details")
+def _model(tag: str, entry: dict[str, Any]) -> FlmModel:
+    details = entry.get("details")
     details = details if isinstance(details, dict) else {}
-    labels = told.get("label")
+    labels = entry.get("label")
     kinds = {label for label in labels if isinstance(label, str)} if isinstance(labels, list) else set()
-    footprint = told.get("footprint")
+    footprint = entry.get("footprint")
     giga = footprint if isinstance(footprint, int | float) and 0 < footprint < _MAX_GIGABYTES else 0
     return FlmModel(
         tag,
         family=_word(details.get("family")),
         parameters=_word(details.get("parameter_size")),
         quantization=_word(details.get("quantization_level")),
-        context=_count(told.get("default_context_length"), _MAX_CONTEXT),
-        num_params=_count(told.get("size"), _MAX_PARAMS),
+        context=_count(entry.get("default_context_length"), _MAX_CONTEXT),
+        num_params=_count(entry.get("size"), _MAX_PARAMS),
         footprint_bytes=int(giga * 1e9),
         chats=not (kinds & _NOT_CHATS or tag.startswith(_NOT_CHAT_TAGS)),
     )
@@ -203,9 +203,9 @@ def _count(value: Any, most: int) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= most else 0
 
 
-def _not_ready(said: Any) -> str:
+def _not_ready(reason: Any) -> str:
     """What `flm validate` misses, with the step that brings it; empty when it is ready or did not say."""
-    if not isinstance(said, dict) or said.get("ready") is not False:
+    if not isinstance(reason, dict) or reason.get("ready") is not False:
         return ""
-    missing = [words for key, words in _CHECKS.items() if said.get(key) is False]
+    missing = [words for key, words in _CHECKS.items() if reason.get(key) is False]
     return "`flm validate` says that the NPU is not ready" + (": " + "; ".join(missing) if missing else "")

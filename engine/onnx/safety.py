@@ -156,15 +156,18 @@ def _check_inside(tensor: TensorProto, needed: int, path: Path) -> None:
 
 def _check_external(tensor: TensorProto, needed: int, path: Path, root: Path) -> None:
     name = tensor.name[:80]
-    told: dict[str, str] = {}
+    fields: dict[str, str] = {}
     for entry in tensor.external_data:
         if not isinstance(entry.key, str) or not isinstance(entry.value, str):
             raise BadFile(str(path), f"tensor {name} says where its weights are in text that is not UTF-8")
-        if entry.key in told:
+        if entry.key in fields:
             raise BadFile(str(path), f"tensor {name} names its {entry.key[:20]} twice")
-        told[entry.key] = entry.value
-    file = safe_member(path.parent, told.get("location", "").removeprefix("./"), root)
-    offset, length = _size(told.get("offset", "0"), name, path), _size(told.get("length", str(needed)), name, path)
+        fields[entry.key] = entry.value
+    file = safe_member(path.parent, fields.get("location", "").removeprefix("./"), root)
+    offset, length = (
+        _size(fields.get("offset", "0"), name, path),
+        _size(fields.get("length", str(needed)), name, path),
+    )
     try:
         info = file.stat()
         links = info.st_nlink if root == path.parent else 1  # a cache of blobs shares its files on purpose

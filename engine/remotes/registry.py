@@ -10,7 +10,7 @@ from devices.types import Device, Evidence, Memory, Runtime
 from engine.errors import InputFault
 from engine.json_store import JsonStore
 from engine.reasons import because
-from engine.remotes.types import PREFIX, Kept, Remote, RemoteDevice, Seen
+from engine.remotes.types import PREFIX, Remote, RemoteDevice, SavedRemotes, Seen
 
 MOST: Final = 16
 BACKEND: Final = "rpc"
@@ -23,7 +23,7 @@ class RemoteRegistry:
     """Kept in a file that terminal and server share."""
 
     def __init__(self, path: Path | None = None) -> None:
-        self._store = JsonStore(path, Kept, Kept)
+        self._store = JsonStore(path, SavedRemotes, SavedRemotes)
 
     @property
     def remotes(self) -> tuple[Remote, ...]:
@@ -50,14 +50,14 @@ class RemoteRegistry:
         if len(others) >= MOST:
             raise InputFault(f"There are already {MOST} remotes.", "name")
         seen = {n: s for n, s in kept.seen.items() if n != remote.name}
-        self._store.put(Kept(remotes=(*others, remote), seen=seen))
+        self._store.put(SavedRemotes(remotes=(*others, remote), seen=seen))
 
     def remove(self, name: str) -> None:
         """Forget a worker and its key. Raises: InputFault."""
         self.get(name)
         kept = self._store.get()
         self._store.put(
-            Kept(
+            SavedRemotes(
                 remotes=tuple(r for r in kept.remotes if r.name != name),
                 seen={n: s for n, s in kept.seen.items() if n != name},
             )

@@ -77,7 +77,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     link: Link | None = None
 
 
-class Kept(msgspec.Struct, frozen=True, kw_only=True):
+class SavedRemotes(msgspec.Struct, frozen=True, kw_only=True):
     """The file of a `RemoteRegistry`."""
 
     remotes: tuple[Remote, ...] = ()

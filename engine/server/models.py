@@ -108,8 +108,8 @@ class ServedModels:
         if way is None:
             return None
         name = way.upstream.name
-        known = self.upstreams.known(name, way.model)
-        settings = _remote_settings(f"{PREFIX}{name}/{way.model}", known.n_ctx if known else 0)
+        listed = self.upstreams.model(name, way.model)
+        settings = _remote_settings(f"{PREFIX}{name}/{way.model}", listed.n_ctx if listed else 0)
         return Resolved(
             model_id=model if model == f"{name}/{way.model}" else f"{model}@{name}",
             engine=REMOTE,

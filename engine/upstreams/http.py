@@ -24,7 +24,7 @@ CONNECT_S: Final = 5.0
 # Bytes read ahead of whoever takes them; beyond it the upstream waits.
 AHEAD_BYTES: Final = 1 << 20
 # Idle connections kept for the next requests, and how long: older ones may be gone without a word.
-KEPT: Final = 32
+MAX_IDLE: Final = 32
 IDLE_S: Final = 15.0
 # A request of which nothing was acknowledged for so long is lost (Linux).
 UNSEEN_MS: Final = 10_000
@@ -215,7 +215,7 @@ class HttpClient:
         try:
             yield Answer(self._name, connection)
         finally:
-            if connection.reusable and len(self._idle) < KEPT:
+            if connection.reusable and len(self._idle) < MAX_IDLE:
                 connection.idle_since = time.monotonic()
                 self._idle.append(connection)
             else:

@@ -11,10 +11,10 @@ from engine.json_store import JsonStore
 
 log = logging.getLogger(__name__)
 _SERVICE: Final = "tessera-upstreams"
-Place = Literal["keyring", "file"]
+KeyStorage = Literal["keyring", "file"]
 
 
-class KeptKey(msgspec.Struct, frozen=True, kw_only=True):
+class StoredKey(msgspec.Struct, frozen=True, kw_only=True):
     """A key, or (None) a sign that the keyring has it. `revision` is another one for each key that is given."""
 
     revision: str
@@ -22,43 +22,43 @@ class KeptKey(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UpstreamKeys:
-    """Name of an upstream to its key. All calls but `kept` block; a keyring may ask the user to unlock it."""
+    """Name of an upstream to its key. All calls but `entry` block; a keyring may ask the user to unlock it."""
 
     def __init__(self, path: Path | None = None) -> None:
-        self._file = JsonStore(path, dict[str, KeptKey], dict, private=True)
+        self._file = JsonStore(path, dict[str, StoredKey], dict, private=True)
 
-    def kept(self, name: str) -> KeptKey | None:
+    def entry(self, name: str) -> StoredKey | None:
         """What the file says; nobody is asked to unlock a keyring that holds nothing of ours."""
         return self._file.get().get(name)
 
     def get(self, name: str) -> str | None:
         """The key, or None."""
-        kept = self.kept(name)
-        if kept is None:
+        stored = self.entry(name)
+        if stored is None:
             return None
-        return kept.key if kept.key is not None else _from_keyring(name)
+        return stored.key if stored.key is not None else _from_keyring(name)
 
-    def put(self, name: str, key: str) -> Place:
+    def put(self, name: str, key: str) -> KeyStorage:
         """Keep a key; tells where it went. Raises: OSError: the file cannot be written."""
-        where: Place = "keyring" if _to_keyring(name, key) else "file"
-        entry = KeptKey(revision=secrets.token_hex(8), key=None if where == "keyring" else key)
+        where: KeyStorage = "keyring" if _to_keyring(name, key) else "file"
+        entry = StoredKey(revision=secrets.token_hex(8), key=None if where == "keyring" else key)
         self._file.put({**self._file.get(), name: entry})
         return where
 
     def remove(self, name: str) -> None:
         """Forget a key, if there is one."""
-        kept = dict(self._file.get())
-        entry = kept.pop(name, None)
+        stored = dict(self._file.get())
+        entry = stored.pop(name, None)
         if entry is None:
             return
         if entry.key is None:
             _to_keyring(name, None)
-        self._file.put(kept)
+        self._file.put(stored)
 
-    def place(self, name: str) -> Place | None:
+    def storage(self, name: str) -> KeyStorage | None:
         """Where its key is kept; None: it has none."""
-        kept = self.kept(name)
-        return None if kept is None else "file" if kept.key is not None else "keyring"
+        stored = self.entry(name)
+        return None if stored is None else "file" if stored.key is not None else "keyring"
 
 
 def _from_keyring(name: str) -> str | None:

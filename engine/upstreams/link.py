@@ -9,7 +9,7 @@ import msgspec
 from engine.reasons import because
 from engine.upstreams.errors import UpstreamBrokeOff, UpstreamFault, UpstreamRefusesKey, UpstreamUnreachable
 from engine.upstreams.http import HttpClient
-from engine.upstreams.keys import KeptKey
+from engine.upstreams.keys import StoredKey
 from engine.upstreams.listing import NoList, read_list
 from engine.upstreams.registry import UpstreamRegistry
 from engine.upstreams.replies import refusal
@@ -28,14 +28,14 @@ class UpstreamLink:
         self.upstream = upstream
         self.client = HttpClient(upstream.name, upstream.url)
         self._registry = registry
-        self._key: tuple[KeptKey | None, dict[str, str]] = (None, {})
+        self._key: tuple[StoredKey | None, dict[str, str]] = (None, {})
 
     async def headers(self) -> dict[str, str]:
         """The key, as a header; read again when the user gave another."""
-        kept = self._registry.keys.kept(self.upstream.name)
-        if kept != self._key[0]:
+        stored = self._registry.keys.entry(self.upstream.name)
+        if stored != self._key[0]:
             key = await asyncio.to_thread(self._registry.keys.get, self.upstream.name)
-            self._key = (kept, {"authorization": f"Bearer {key}"} if key else {})
+            self._key = (stored, {"authorization": f"Bearer {key}"} if key else {})
         return self._key[1]
 
     async def look(self) -> Health:

@@ -32,7 +32,7 @@ class UpstreamLinks:
 
     async def look(self, name: str | None = None) -> dict[str, Health]:
         """How an upstream is, or how all are."""
-        names = [name] if name is not None else [u.name for u in self.registry.kept.upstreams]
+        names = [name] if name is not None else [u.name for u in self.registry.saved.upstreams]
         found = await asyncio.gather(*(self.link(n).look() for n in names))
         return dict(zip(names, found, strict=True))
 

@@ -5,7 +5,7 @@ from typing import Any, Final
 import msgspec
 
 from devices.learned import learned
-from engine.upstreams.types import Kind, Known
+from engine.upstreams.types import Kind, UpstreamModel
 
 MOST_MODELS: Final = 2000
 _MOST_NAME: Final = 200
@@ -40,7 +40,7 @@ class _List(msgspec.Struct):
     data: list[_Row]
 
 
-def read_list(body: bytes) -> tuple[Kind, tuple[Known, ...]]:
+def read_list(body: bytes) -> tuple[Kind, tuple[UpstreamModel, ...]]:
     """Kind and models. Raises: NoList."""
     try:
         rows = msgspec.json.decode(body, type=learned(_List)).data
@@ -55,7 +55,7 @@ def read_list(body: bytes) -> tuple[Kind, tuple[Known, ...]]:
             kind = "tessera"
         elif isinstance(row.owned_by, str):
             kind = _OWNERS.get(row.owned_by, kind)
-        models.append(_known(row))
+        models.append(_listed_model(row))
     return kind, tuple(models)
 
 
@@ -63,7 +63,7 @@ def _plain(name: str) -> bool:
     return 0 < len(name) <= _MOST_NAME and name.isprintable()
 
 
-def _known(row: _Row) -> Known:
+def _listed_model(row: _Row) -> UpstreamModel:
     meta = row.meta
     sizes = (
         row.max_model_len,
@@ -73,10 +73,10 @@ def _known(row: _Row) -> Known:
     )
     n_ctx = next((s for s in sizes if isinstance(s, int) and 0 < s < 1 << 31), 0)
     if isinstance(row.capabilities, list):  # llama-server says "completion" and "multimodal", Tessera its own words
-        told = tuple(str(c)[:32] for c in row.capabilities[:16] if isinstance(c, str))
-        if {"embedding", "rerank"} & set(told):
-            return Known(name=row.id, n_ctx=n_ctx, capabilities=told)
-        vision = ("vision",) if "multimodal" in told else ()
-        chats = tuple(dict.fromkeys(("completion", "chat", "tools", *told, *vision)))
-        return Known(name=row.id, n_ctx=n_ctx, capabilities=tuple(c for c in chats if c != "multimodal"))
-    return Known(name=row.id, n_ctx=n_ctx)
+        stated = tuple(str(c)[:32] for c in row.capabilities[:16] if isinstance(c, str))
+        if {"embedding", "rerank"} & set(stated):
+            return UpstreamModel(name=row.id, n_ctx=n_ctx, capabilities=stated)
+        vision = ("vision",) if "multimodal" in stated else ()
+        chats = tuple(dict.fromkeys(("completion", "chat", "tools", *stated, *vision)))
+        return UpstreamModel(name=row.id, n_ctx=n_ctx, capabilities=tuple(c for c in chats if c != "multimodal"))
+    return UpstreamModel(name=row.id, n_ctx=n_ctx)

@@ -34,7 +34,7 @@ LOOK_EVERY_S: Final = 0.25
 LAST_WORDS_S: Final = 3.0
 # The guard's own limit and some: behind it the process is left to the guard.
 END_S: Final = 15.0
-_KEPT_LINES: Final = 40
+_MAX_LINES: Final = 40
 _MOST_LINE: Final = 400
 _NAME: Final = "vllm"
 
@@ -66,9 +66,9 @@ class VllmRunner(UpstreamRunner):
         upstream = registry.add(_NAME, f"http://127.0.0.1:{self._port}", "vllm")
         super().__init__(_OwnLink(upstream, registry, self._key), self._folder.name, registry)
         self._process: asyncio.subprocess.Process | None = None
-        self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
+        self._lines: deque[str] = deque(maxlen=_MAX_LINES)
         self._reading: asyncio.Task[None] | None = None
-        self._told_to_end = False
+        self._stopping = False
 
     @property
     def pid(self) -> int | None:
@@ -83,7 +83,7 @@ class VllmRunner(UpstreamRunner):
     @property
     def died(self) -> RunnerDied | None:
         """How it ended by itself, if it did."""
-        if self._told_to_end or self._process is None or self._process.returncode is None:
+        if self._stopping or self._process is None or self._process.returncode is None:
             return None
         return RunnerDied(
             self._process.returncode, because("vllm_ended_itself", said=self._last_words()), tuple(self._lines)
@@ -176,6 +176,6 @@ class VllmRunner(UpstreamRunner):
 
     def kill(self) -> None:
         """Its input ends, and the guard ends it; without waiting."""
-        self._stopped = self._told_to_end = True
+        self._stopped = self._stopping = True
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.close()

@@ -15,7 +15,7 @@ from engine.library.types import Details, ModelEntry, Origin
 from engine.reasons import because
 from engine.upstreams.errors import NoRule
 from engine.upstreams.keys import UpstreamKeys
-from engine.upstreams.types import PREFIX, Health, Kept, Kind, Known, Rule, Upstream, Way
+from engine.upstreams.types import PREFIX, Health, Kind, Rule, SavedUpstreams, Upstream, UpstreamModel, Way
 from engine.wording import sentence
 
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,39}")
@@ -26,20 +26,20 @@ class UpstreamRegistry:
     """Kept in a file that terminal and server share; health is what this process saw."""
 
     def __init__(self, config: Path | None = None) -> None:
-        self._store = JsonStore(config / "upstreams.json" if config else None, Kept, Kept)
+        self._store = JsonStore(config / "upstreams.json" if config else None, SavedUpstreams, SavedUpstreams)
         self.keys = UpstreamKeys(config / "upstream-keys.json" if config else None)
         self._health: dict[str, Health] = {}
 
     @property
-    def kept(self) -> Kept:
+    def saved(self) -> SavedUpstreams:
         """Upstreams and rules as the user left them."""
         return self._store.get()
 
     def get(self, name: str) -> Upstream:
         """One upstream. Raises: InputFault."""
-        found = next((u for u in self.kept.upstreams if u.name == name), None)
+        found = next((u for u in self.saved.upstreams if u.name == name), None)
         if found is None:
-            known = ", ".join(u.name for u in self.kept.upstreams) or "none"
+            known = ", ".join(u.name for u in self.saved.upstreams) or "none"
             raise InputFault(f"There is no upstream named {name!r}; there are: {known}.", "name")
         return found
 
@@ -50,23 +50,23 @@ class UpstreamRegistry:
                 f"{name!r} cannot name an upstream: lower-case letters, digits, dots, dashes, up to 40.", "name"
             )
         upstream = Upstream(name=name, url=checked_url(url), kind=kind)
-        kept = self.kept
-        others = tuple(u for u in kept.upstreams if u.name != name)
+        saved = self.saved
+        others = tuple(u for u in saved.upstreams if u.name != name)
         if len(others) >= MOST:
             raise InputFault(f"There are already {MOST} upstreams.", "name")
-        models = {n: m for n, m in kept.models.items() if n != name}
-        self._store.put(msgspec.structs.replace(kept, upstreams=(*others, upstream), models=models))
+        models = {n: m for n, m in saved.models.items() if n != name}
+        self._store.put(msgspec.structs.replace(saved, upstreams=(*others, upstream), models=models))
         self._health.pop(name, None)
         return upstream
 
     def remove(self, name: str) -> None:
         """Forget an upstream, its key and its rules. Raises: InputFault."""
         self.get(name)
-        kept = self.kept
-        left = Kept(
-            upstreams=tuple(u for u in kept.upstreams if u.name != name),
-            rules=tuple(r for r in kept.rules if r.upstream != name),
-            models={n: m for n, m in kept.models.items() if n != name},
+        saved = self.saved
+        left = SavedUpstreams(
+            upstreams=tuple(u for u in saved.upstreams if u.name != name),
+            rules=tuple(r for r in saved.rules if r.upstream != name),
+            models={n: m for n, m in saved.models.items() if n != name},
         )
         self._store.put(left)
         self._health.pop(name, None)
@@ -82,36 +82,36 @@ class UpstreamRegistry:
             )
         if inside and not rule.always:
             raise InputFault(f"{rule.model} runs on {rule.upstream} only; such a rule has no condition.", "queue")
-        kept = self.kept
-        others = tuple(r for r in kept.rules if (r.model, r.upstream) != (rule.model, rule.upstream))
-        self._store.put(msgspec.structs.replace(kept, rules=(*others, rule)))
+        saved = self.saved
+        others = tuple(r for r in saved.rules if (r.model, r.upstream) != (rule.model, rule.upstream))
+        self._store.put(msgspec.structs.replace(saved, rules=(*others, rule)))
 
     def remove_rule(self, model: str, upstream: str | None = None) -> int:
         """Remove the rules for a model; returns how many there were."""
-        kept = self.kept
-        left = tuple(r for r in kept.rules if r.model != model or upstream not in (None, r.upstream))
-        if len(left) < len(kept.rules):
-            self._store.put(msgspec.structs.replace(kept, rules=left))
-        return len(kept.rules) - len(left)
+        saved = self.saved
+        left = tuple(r for r in saved.rules if r.model != model or upstream not in (None, r.upstream))
+        if len(left) < len(saved.rules):
+            self._store.put(msgspec.structs.replace(saved, rules=left))
+        return len(saved.rules) - len(left)
 
     # ---- what was seen
 
     def health(self, name: str) -> Health:
         """What the last look found; its models also from before this process."""
         found = self._health.get(name)
-        return found or Health(models=self.kept.models.get(name, ()))
+        return found or Health(models=self.saved.models.get(name, ()))
 
     def saw(self, name: str, health: Health) -> None:
         """Keep what a look found. One that failed leaves the models that are known."""
-        kept = self.kept
+        saved = self.saved
         if health.state != "ok":
             self._health[name] = msgspec.structs.replace(health, models=self.health(name).models)
             return
         self._health[name] = health
-        if kept.models.get(name) != health.models and any(u.name == name for u in kept.upstreams):
-            self._store.put(msgspec.structs.replace(kept, models={**kept.models, name: health.models}))
+        if saved.models.get(name) != health.models and any(u.name == name for u in saved.upstreams):
+            self._store.put(msgspec.structs.replace(saved, models={**saved.models, name: health.models}))
 
-    def known(self, upstream: str, model: str) -> Known | None:
+    def model(self, upstream: str, model: str) -> UpstreamModel | None:
         """What is known of a model there."""
         return next((k for k in self.health(upstream).models if k.name == model), None)
 
@@ -138,12 +138,12 @@ class UpstreamRegistry:
         return self._first(model, lambda rule: rule.queue is not None and queued > rule.queue)
 
     def _first(self, model: str, holds: Callable[[Rule], bool]) -> Way | None:
-        kept = self.kept
-        if not kept.rules:
+        saved = self.saved
+        if not saved.rules:
             return None
-        for rule in kept.rules:
+        for rule in saved.rules:
             if fnmatchcase(model, rule.model) and holds(rule):
-                upstream = next((u for u in kept.upstreams if u.name == rule.upstream), None)
+                upstream = next((u for u in saved.upstreams if u.name == rule.upstream), None)
                 if upstream is not None:
                     return Way(
                         upstream=upstream,
@@ -154,41 +154,41 @@ class UpstreamRegistry:
 
     def _owner(self, model: str) -> str | None:
         head, slash, _ = model.partition("/")
-        return head if slash and any(u.name == head for u in self.kept.upstreams) else None
+        return head if slash and any(u.name == head for u in self.saved.upstreams) else None
 
     # ---- as the library lists them
 
     def entries(self) -> tuple[ModelEntry, ...]:
         """Every model of every upstream, as the library lists models."""
-        kept = self.kept
-        return tuple(self._entry(u, known) for u in kept.upstreams for known in self.health(u.name).models)
+        saved = self.saved
+        return tuple(self._entry(u, known) for u in saved.upstreams for known in self.health(u.name).models)
 
     def entry(self, name: str) -> ModelEntry | None:
         """The model that a request for this name would reach, if a rule or its prefix says that it is elsewhere."""
         way = self._first(name, lambda rule: rule.always)
         if way is not None:
-            known = self.known(way.upstream.name, way.model) or Known(name=way.model)
-            return msgspec.structs.replace(self._entry(way.upstream, known), id=name)
+            listed = self.model(way.upstream.name, way.model) or UpstreamModel(name=way.model)
+            return msgspec.structs.replace(self._entry(way.upstream, listed), id=name)
         owner = self._owner(name)
         if owner is None:
             return None
-        known_there = self.known(owner, name.removeprefix(f"{owner}/"))
-        return None if known_there is None else self._entry(self.get(owner), known_there)
+        found = self.model(owner, name.removeprefix(f"{owner}/"))
+        return None if found is None else self._entry(self.get(owner), found)
 
-    def _entry(self, upstream: Upstream, known: Known) -> ModelEntry:
+    def _entry(self, upstream: Upstream, model: UpstreamModel) -> ModelEntry:
         health = self.health(upstream.name)
         down = health.state in {"refused", "unreachable", "failed"}
         return ModelEntry(
-            id=f"{upstream.name}/{known.name}",
-            name=f"{known.name} (on {upstream.name})",
+            id=f"{upstream.name}/{model.name}",
+            name=f"{model.name} (on {upstream.name})",
             format="remote",
             files=(),
             origin=Origin(kind="remote", app=upstream.name, repo=upstream.url),
             details=Details(
-                architecture="remote", quantization="", context_train=known.n_ctx, capabilities=known.capabilities
+                architecture="remote", quantization="", context_train=model.n_ctx, capabilities=model.capabilities
             ),
             added_at=0.0,
-            folder=f"{PREFIX}{upstream.name}/{known.name}",
+            folder=f"{PREFIX}{upstream.name}/{model.name}",
             problem=sentence(health.reason) if down else None,
         )
 

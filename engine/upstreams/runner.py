@@ -19,7 +19,7 @@ from engine.upstreams.link import OK, UpstreamLink, encode
 from engine.upstreams.registry import UpstreamRegistry
 from engine.upstreams.replies import refusal
 from engine.upstreams.stream import ChatReader
-from engine.upstreams.types import ASSUMED_CONTEXT, Health, Known
+from engine.upstreams.types import ASSUMED_CONTEXT, Health, UpstreamModel
 from engine.wording import sentence
 
 # What an answer of another server is made of.
@@ -50,7 +50,7 @@ class UpstreamRunner:
     @property
     def alive(self) -> bool:
         """It can be asked, and is still where the user says; whether the other side answers shows then."""
-        return not self._stopped and self._link.upstream in self._registry.kept.upstreams
+        return not self._stopped and self._link.upstream in self._registry.saved.upstreams
 
     async def load(
         self, settings: LoadSettings, on_progress: Callable[[str, float], None] | None = None
@@ -65,11 +65,11 @@ class UpstreamRunner:
             raise UpstreamUnreachable(name, url, health.reason)
         if health.state != "ok":
             raise UpstreamFault(name, because("upstream_not_well", upstream=name, url=url, why=health.reason))
-        known = self._registry.known(name, self._model)
-        if known is None and health.models:
+        listed = self._registry.model(name, self._model)
+        if listed is None and health.models:
             there = tuple(m.name for m in health.models[:8])
             raise InputFault(because("upstream_no_model", upstream=name, model=self._model, there=there), "model")
-        self.facts = _facts(known or Known(name=self._model), health, settings)
+        self.facts = _facts(listed or UpstreamModel(name=self._model), health, settings)
         return self.facts
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Piece, None]:
@@ -111,8 +111,8 @@ class UpstreamRunner:
         """Tokens of a conversation. Raises: InputFault: this kind of server does not count."""
         if self.facts is not None and self.facts.forwards == "tessera":
             asked = {"model": self._model, "messages": request.body["messages"]}
-            told = await self._link.post("/v1/messages/count_tokens", asked)
-            return int(told["input_tokens"])
+            answer = await self._link.post("/v1/messages/count_tokens", asked)
+            return int(answer["input_tokens"])
         return len(await self._tokens({"messages": request.body["messages"]}))
 
     async def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
@@ -125,8 +125,8 @@ class UpstreamRunner:
     async def _tokens(self, asked: dict[str, Any]) -> list[int]:
         if self.facts is None or self.facts.forwards in {"openai", "sglang"}:
             raise InputFault(f"{self._link.upstream.name} does not tell how it counts tokens.", "model")
-        told = await self._link.post("/tokenize", {"model": self._model, **asked})
-        tokens = told.get("tokens") if isinstance(told, dict) else None
+        answer = await self._link.post("/tokenize", {"model": self._model, **asked})
+        tokens = answer.get("tokens") if isinstance(answer, dict) else None
         return [t for t in tokens if isinstance(t, int)] if isinstance(tokens, list) else []
 
     async def detokenize(self, token_ids: list[int]) -> list[bytes]:
@@ -146,14 +146,16 @@ class UpstreamRunner:
         """Embeddings, or scores for `query`. Raises: as `refusal`."""
         del normalize, truncate, quick
         if query is not None:
-            told = await self._link.post("/v1/rerank", {"model": self._model, "query": query, "documents": inputs})
-            rows = [[float(r["relevance_score"])] for r in sorted(told["results"], key=lambda r: r["index"])]
+            answer = await self._link.post(
+                "/v1/rerank", {"model": self._model, "query": query, "documents": inputs}
+            )
+            rows = [[float(r["relevance_score"])] for r in sorted(answer["results"], key=lambda r: r["index"])]
         else:
             asked = {"model": self._model, "input": inputs, "encoding_format": "float"}
-            told = await self._link.post("/v1/embeddings", asked)
-            rows = [r["embedding"] for r in sorted(told["data"], key=lambda r: r["index"])]
+            answer = await self._link.post("/v1/embeddings", asked)
+            rows = [r["embedding"] for r in sorted(answer["data"], key=lambda r: r["index"])]
         vectors = [struct.pack(f"<{len(row)}f", *row) for row in rows]
-        counted = int((told.get("usage") or {}).get("prompt_tokens") or 0)
+        counted = int((answer.get("usage") or {}).get("prompt_tokens") or 0)
         shares = [counted] + [0] * (len(inputs) - 1)
         return Embedded(id=0, width=len(rows[0]) if rows else 0, vectors=vectors, token_counts=shares)
 
@@ -198,11 +200,11 @@ def _chat_body(request: ForwardedChat) -> dict[str, Any]:
     return body
 
 
-def _facts(known: Known, health: Health, settings: LoadSettings) -> ModelFacts:
-    n_ctx = known.n_ctx or max(settings.n_ctx, ASSUMED_CONTEXT)
+def _facts(listed: UpstreamModel, health: Health, settings: LoadSettings) -> ModelFacts:
+    n_ctx = listed.n_ctx or max(settings.n_ctx, ASSUMED_CONTEXT)
     return ModelFacts(
         architecture="remote",
-        description=f"{known.name} ({health.kind})",
+        description=f"{listed.name} ({health.kind})",
         n_params=0,
         size_bytes=0,
         n_vocab=0,
@@ -216,7 +218,7 @@ def _facts(known: Known, health: Health, settings: LoadSettings) -> ModelFacts:
         add_bos=False,
         fim={},
         metadata={},
-        capabilities=known.capabilities,
+        capabilities=listed.capabilities,
         backend="remote",
         forwards=health.kind,
     )

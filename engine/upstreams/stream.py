@@ -185,11 +185,11 @@ class ChatReader:
             out.append(CallArguments(index=self._calls[index], delta=call.function.arguments))
 
 
-def _usage(told: _Usage) -> Usage:
-    details = told.prompt_tokens_details
+def _usage(counts: _Usage) -> Usage:
+    details = counts.prompt_tokens_details
     return Usage(
-        prompt_tokens=told.prompt_tokens or 0,
-        completion_tokens=told.completion_tokens or 0,
+        prompt_tokens=counts.prompt_tokens or 0,
+        completion_tokens=counts.completion_tokens or 0,
         cached_tokens=(details.cached_tokens or 0) if details is not None else 0,
     )
 

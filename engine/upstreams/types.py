@@ -55,7 +55,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
         return because("rule_always", model=self.model, there=there)
 
 
-class Known(msgspec.Struct, frozen=True, kw_only=True):
+class UpstreamModel(msgspec.Struct, frozen=True, kw_only=True):
     """One model of an upstream; `n_ctx` 0: it does not say."""
 
     name: str
@@ -71,15 +71,15 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     latency_s: float = 0.0
     reason: str | Reason = ""
     kind: Kind = "openai"
-    models: tuple[Known, ...] = ()
+    models: tuple[UpstreamModel, ...] = ()
 
 
-class Kept(msgspec.Struct, frozen=True, kw_only=True):
+class SavedUpstreams(msgspec.Struct, frozen=True, kw_only=True):
     """The file of upstreams. Earlier rules win."""
 
     upstreams: tuple[Upstream, ...] = ()
     rules: tuple[Rule, ...] = ()
-    models: dict[str, tuple[Known, ...]] = {}
+    models: dict[str, tuple[UpstreamModel, ...]] = {}
 
 
 class Way(msgspec.Struct, frozen=True, kw_only=True):

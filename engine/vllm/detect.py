@@ -46,10 +46,10 @@ def describe(folder: Path) -> VllmModel:
     except QuantizeError as error:
         raise BadModelFile(str(folder), str(error)) from error
     inner = config.get("text_config")
-    told = inner if isinstance(inner, dict) else config
-    heads = _count(told, "num_attention_heads")
-    width = _count(told, "head_dim") or _count(told, "hidden_size") // max(1, heads)
-    rows = _count(told, "num_hidden_layers") * (_count(told, "num_key_value_heads") or heads) * width
+    text_config = inner if isinstance(inner, dict) else config
+    heads = _count(text_config, "num_attention_heads")
+    width = _count(text_config, "head_dim") or _count(text_config, "hidden_size") // max(1, heads)
+    rows = _count(text_config, "num_hidden_layers") * (_count(text_config, "num_key_value_heads") or heads) * width
     if not rows:
         raise BadModelFile(str(folder), "its config.json does not say how many layers and heads it has")
     weights = sum(file.stat().st_size for file in folder.glob("*.safetensors"))

@@ -52,9 +52,9 @@ def grid(base: Knobs, machine: Machine, ubatches: list[int]) -> list[Knobs]:
 
 async def measured(journal: Journal, settings: LoadSettings, knobs: Knobs, budget: Budget) -> Outcome:
     """A point, once."""
-    known = journal.known(knobs, budget)
-    if known is not None:
-        return known
+    recorded = journal.recorded(knobs, budget)
+    if recorded is not None:
+        return recorded
     journal.begin(knobs, budget)
     outcome = await trial(settings, knobs, budget, lambda _: nullcontext(), 300.0)
     journal.end(Trial(knobs=knobs, budget=budget, outcome=outcome))

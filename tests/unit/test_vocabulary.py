@@ -55,6 +55,9 @@ BANNED_IN = {
         "tells": "reports",
         "told": _TOLD,
     },
+    "engine/autotune": {
+        "told": "fields, entry, config",
+    },
     "engine/chat": {
         "kept": "cached, existing, retained, measured: what it is",
         "known": "cached, existing, retained, measured: what it is",
@@ -113,6 +116,9 @@ BANNED_IN = {
         "tell": "report",
         "told": _TOLD,
     },
+    "engine/flm": {
+        "told": "fields, entry, config",
+    },
     "engine/library": {
         "kept": "cached, existing, retained, measured: what it is",
         "known": "cached, existing, retained, measured: what it is",
@@ -128,6 +134,9 @@ BANNED_IN = {
         "said": _SAID,
         "tell": "report, on_progress",
         "told": _TOLD,
+    },
+    "engine/onnx": {
+        "told": "fields, entry, config",
     },
     "engine/pool": {
         "kept": "cached, existing, retained, measured: what it is",
@@ -195,6 +204,13 @@ BANNED_IN = {
         "tell": "send, report, publish",
         "tells": "includes, reports",
         "told": _TOLD,
+    },
+    "engine/upstreams": {
+        "kept": "saved, stored",
+        "tell": "saved, stored",
+    },
+    "engine/vllm": {
+        "told": "fields, entry, config",
     },
     "quantize": {
         "guess": "assumed",

@@ -82,7 +82,7 @@ async def remove_rule(request: Request, model: str, upstream: str | None = None)
 
 
 def _all(state: ServerState) -> api.Upstreams:
-    saved = state.links.registry.kept
+    saved = state.links.registry.saved
     return api.Upstreams(
         upstreams=tuple(_row(state, u) for u in saved.upstreams),
         rules=msgspec.convert(saved.rules, learned(tuple[api.UpstreamRule, ...]), from_attributes=True),
@@ -101,7 +101,7 @@ def _row(state: ServerState, upstream: Upstream) -> api.UpstreamRow:
         reason_detail=health.reason if isinstance(health.reason, Reason) else None,
         at=health.at,
         latency_ms=round(health.latency_s * 1000, 2),
-        key=registry.keys.place(upstream.name),
+        key=registry.keys.storage(upstream.name),
         plain_text=is_plain_text(upstream.url),
         models=tuple(
             api.UpstreamModel(

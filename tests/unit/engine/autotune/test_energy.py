@@ -142,12 +142,12 @@ def test_a_trial_for_one_goal_is_never_taken_for_the_others(tmp_path):
     energy = msgspec.structs.replace(speed, joules=True)
     journal.end(Trial(knobs=BASE, budget=speed, outcome=Outcome(prefill_tok_s=9.0, decode_tok_s=9.0)))
     again = Journal(tmp_path / "search.jsonl")
-    assert again.known(BASE, speed).decode_tok_s == 9.0
-    assert again.known(BASE, energy) is None
+    assert again.recorded(BASE, speed).decode_tok_s == 9.0
+    assert again.recorded(BASE, energy) is None
     found = Outcome(prefill_tok_s=8.0, decode_tok_s=8.0, tokens_per_joule=2.5, joules=(3.0, 3.4))
     again.end(Trial(knobs=BASE, budget=energy, outcome=found))
-    assert Journal(tmp_path / "search.jsonl").known(BASE, energy) == found
-    assert Journal(tmp_path / "search.jsonl").known(BASE, speed).joules == ()
+    assert Journal(tmp_path / "search.jsonl").recorded(BASE, energy) == found
+    assert Journal(tmp_path / "search.jsonl").recorded(BASE, speed).joules == ()
 
 
 # ---------------------------------------------------------------- meters

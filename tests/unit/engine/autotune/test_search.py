@@ -163,9 +163,9 @@ def journalled(path, bench, stop_after=None):
     journal = Journal(path)
 
     async def measure(knobs, budget):
-        known = journal.known(knobs, budget)
-        if known is not None:
-            return known
+        recorded = journal.recorded(knobs, budget)
+        if recorded is not None:
+            return recorded
         journal.begin(knobs, budget)
         if stop_after is not None and len(bench.calls) >= stop_after:
             raise KeyboardInterrupt
@@ -198,9 +198,9 @@ def test_a_point_that_twice_ended_the_whole_search_is_bad(tmp_path):
     path = tmp_path / "search.jsonl"
     budget = Budget(prompt=8, answer=2, repeats=1)
     Journal(path).begin(BASE, budget)
-    assert Journal(path).known(BASE, budget) is None
+    assert Journal(path).recorded(BASE, budget) is None
     Journal(path).begin(BASE, budget)
-    assert "twice" in Journal(path).known(BASE, budget).failure
+    assert "twice" in Journal(path).recorded(BASE, budget).failure
 
 
 def test_a_record_of_nonsense_is_an_empty_one(tmp_path):

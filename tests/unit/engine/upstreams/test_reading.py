@@ -195,7 +195,7 @@ def test_rules_win_in_their_order_and_names_are_exact():
     assert registry.relief("local", queued=None) is None  # it says nothing of what does not fit
     registry.remove("a")
     assert registry.relief("local", queued=9) is None
-    assert [r.upstream for r in registry.kept.rules] == ["b"]
+    assert [r.upstream for r in registry.saved.rules] == ["b"]
 
 
 def test_addresses_lose_their_tail():
