@@ -72,19 +72,19 @@ def _in_child(path: Path, kind: str) -> str:
     from engine.documents.reading import Reader  # noqa: PLC0415 - only where a file needs it
 
     reader = Reader()
-    kept: list[str] = []
+    texts: list[str] = []
     size, problem, unread = 0, "", ""
     try:
         for answer in reader.read(path, kind):
             problem = answer.problem or problem
             for page in answer.pages:
                 unread = page.problem or unread
-                kept += [chunk.text for chunk in page.chunks]
+                texts += [chunk.text for chunk in page.chunks]
                 size += sum(len(chunk.text) for chunk in page.chunks)
             if size > MAX_TEXT_BYTES:
                 break
     finally:
         reader.close()
-    if not any(text.strip() for text in kept):
+    if not any(text.strip() for text in texts):
         raise DocumentError(path.name, problem or unread or "there is no text in it")
-    return "\n\n".join(kept)
+    return "\n\n".join(texts)

@@ -51,8 +51,8 @@ def _budget_too_small(error: Any) -> str:
 
 
 def _unsupported_model(error: Any) -> str:
-    known = f" Supported: {', '.join(error.supported)}." if error.supported else ""
-    return f"{error.path}: {error.reason}.{known} A GGUF file of the model may help: see docs/convert.md."
+    supported = f" Supported: {', '.join(error.supported)}." if error.supported else ""
+    return f"{error.path}: {error.reason}.{supported} A GGUF file of the model may help: see docs/convert.md."
 
 
 def _converter_needed(error: Any) -> str:

@@ -17,5 +17,5 @@ def asked_for(text: str) -> list[str]:
 def filled(text: str, values: Mapping[str, str], model: str = "", now: datetime | None = None) -> str:
     """The text with every known place filled; what nobody knows stays as it is written."""
     moment = now or datetime.now().astimezone()
-    known = {"date": moment.strftime("%Y-%m-%d"), "time": moment.strftime("%H:%M"), "model": model, **values}
-    return _VARIABLE.sub(lambda match: known.get(match[1].strip(), match[0]), text)
+    defined = {"date": moment.strftime("%Y-%m-%d"), "time": moment.strftime("%H:%M"), "model": model, **values}
+    return _VARIABLE.sub(lambda match: defined.get(match[1].strip(), match[0]), text)

@@ -149,9 +149,9 @@ def _show(report: "Report", before: "Report | None") -> None:
     metered = any(p.tokens_per_joule is not None for p in report.points)
     names = ("prompt", "prefill tok/s", "decode tok/s", "first token", "between tokens, 50/90/99 %")
     rows = []
-    known = {p.length: p for p in before.points} if before else {}
+    by_length = {p.length: p for p in before.points} if before else {}
     for p in report.points:
-        was = known.get(p.length)
+        was = by_length.get(p.length)
         change = f" ({p.decode_tok_s.median / was.decode_tok_s.median - 1:+.0%})" if was else ""
         cells = (
             str(p.length),

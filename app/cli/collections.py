@@ -47,9 +47,9 @@ def add(
 
     sources = tuple(str(path.absolute()) for path in paths)
     with connected() as client:
-        known = {c.name.casefold(): c for c in client.collections()}
-        if name.casefold() in known:
-            found = client.change_collection(known[name.casefold()].id, CollectionChange(add=sources))
+        by_name = {c.name.casefold(): c for c in client.collections()}
+        if name.casefold() in by_name:
+            found = client.change_collection(by_name[name.casefold()].id, CollectionChange(add=sources))
         else:
             request = CollectionRequest(
                 name=name,

@@ -39,8 +39,8 @@ def show_command(architectures: bool, as_json: bool) -> None:
     if state.installed:
         echo(f"llama.cpp's converter ({state.version}) is here: {size(state.bytes)} in {state.path}")
     else:
-        kept = f" {size(state.bytes)} of an earlier try are here." if state.bytes else ""
-        echo(f"llama.cpp's converter ({state.version}) is not here. {_cost(state)}{kept}")
+        leftover = f" {size(state.bytes)} of an earlier try are here." if state.bytes else ""
+        echo(f"llama.cpp's converter ({state.version}) is not here. {_cost(state)}{leftover}")
     if architectures:
         echo("\n".join(state.architectures))
 

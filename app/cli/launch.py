@@ -41,9 +41,9 @@ def command(
 
     store = ConnectStore(user_paths().state)
     if name is None:
-        for known in INTEGRATIONS.values():
-            mark = "connected" if store.connected(known.name) else ""
-            echo(f"{known.name:14} {known.title:30} {known.kind:7} {mark}".rstrip())
+        for integration in INTEGRATIONS.values():
+            mark = "connected" if store.connected(integration.name) else ""
+            echo(f"{integration.name:14} {integration.title:30} {integration.kind:7} {mark}".rstrip())
         return
     if name not in INTEGRATIONS:
         raise click.UsageError(f"{name!r} is not known. Known: {', '.join(INTEGRATIONS)}.")

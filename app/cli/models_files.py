@@ -168,15 +168,15 @@ def remove_command(
 
 
 def _remove(client: "Client", entry: "Model", *, as_json: bool, ask: bool) -> None:
-    kept = entry.origin.kind in {"linked", "bundled", "installed"}
+    keeps_files = entry.origin.kind in {"linked", "bundled", "installed"}
     if ask:
-        what = "Forget" if kept else f"Remove ({_size(entry.size_bytes)})"
+        what = "Forget" if keeps_files else f"Remove ({_size(entry.size_bytes)})"
         click.confirm(f"{what} {entry.id}?", abort=True, err=True)
     removed = client.remove(entry.id)
-    done = "forgotten; its files stay where they are" if kept else "in the trash"
+    done = "forgotten; its files stay where they are" if keeps_files else "in the trash"
     _print_result(
         as_json,
-        {"model": entry.id, "ticket": removed.ticket, "files_kept": kept},
+        {"model": entry.id, "ticket": removed.ticket, "files_kept": keeps_files},
         f"{entry.id} is {done}. Undo with: tessera models remove --undo {removed.ticket}",
     )
 

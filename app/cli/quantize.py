@@ -201,12 +201,12 @@ def _made_by_cluster(request: "QuantizeOptions", *, quiet: bool) -> "QuantizeRep
     from app.cli.cluster import require_cluster  # noqa: PLC0415 - as above
     from engine.services import user_paths  # noqa: PLC0415 - as above
 
-    known = require_cluster()
+    cluster = require_cluster()
     from app.cluster.quantizing import quantize_on_cluster  # noqa: PLC0415 - Ray
 
     line = _Line(enabled=not quiet and sys.stderr.isatty())
     try:
-        return quantize_on_cluster(known, request, user_paths(), line.update)
+        return quantize_on_cluster(cluster, request, user_paths(), line.update)
     finally:
         line.clear()
 

@@ -28,12 +28,14 @@ def list_command(as_json: bool) -> None:
     sources, decisions = offered(), ConsentStore().all()
     if as_json:
         rows = [{"name": s.name, "detail": s.detail, "built_in": s.built_in} for s in sources]
-        click.echo(json.dumps({"tools": rows, "decided": {key: kept.decision for key, kept in decisions.items()}}))
+        click.echo(
+            json.dumps({"tools": rows, "decided": {key: decision.decision for key, decision in decisions.items()}})
+        )
         return
     for source in sources:
         echo(f"{shown_text(source.name):<20} {shown_text(source.detail)}")
-    for key, kept in decisions.items():
-        echo(f"{kept.decision}: {shown_text(key)}")
+    for key, decision in decisions.items():
+        echo(f"{decision.decision}: {shown_text(key)}")
 
 
 @command.command("add", context_settings={"ignore_unknown_options": True})
@@ -106,10 +108,10 @@ def forget_command(key: str) -> None:
     from app.tools.consent import ConsentStore  # noqa: PLC0415 - see list
 
     store = ConsentStore()
-    known = store.all()
-    if key != "all" and key not in known:
+    decisions = store.all()
+    if key != "all" and key not in decisions:
         raise click.ClickException(f"Nothing was decided about {key!r}; tessera tools list shows what was.")
-    for name in known if key == "all" else [key]:
+    for name in decisions if key == "all" else [key]:
         store.keep(name, None)
 
 
@@ -127,8 +129,8 @@ def ask_person(request: "ConsentRequest") -> "ToolDecision":
         answer = click.prompt(words, default="n", show_default=False, err=True).strip().lower()[:1]
     except (click.Abort, EOFError):
         return "no"
-    known: dict[str, ToolDecision] = {"y": "once", "c": "chat", "a": "always", "v": "never"}
-    return known.get(answer, "no")
+    answers: dict[str, ToolDecision] = {"y": "once", "c": "chat", "a": "always", "v": "never"}
+    return answers.get(answer, "no")
 
 
 def _pair(text: str) -> tuple[str, str]:

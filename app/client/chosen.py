@@ -44,8 +44,8 @@ class RemoteServer:
         if named:
             url, key = parts_of(named)
             return kind(url, os.environ.get(KEY_VARIABLE) or key)
-        kept = self._store.get().url
-        return kind(kept, self._keys.get(_KEY)) if kept else None
+        url = self._store.get().url
+        return kind(url, self._keys.get(_KEY)) if url else None
 
     def choose(self, url: str, key: str | None) -> str:
         """Use this server from now on; tells where the key is kept, or an empty string."""

@@ -80,10 +80,10 @@ class Wire:
             self._drop(connection)
             raise
         with self._lock:
-            kept = whole and connection.sock is not None and not self.closed
-            if kept:
+            reusable = whole and connection.sock is not None and not self.closed
+            if reusable:
                 self._idle.append(connection)
-        if not kept:
+        if not reusable:
             self._drop(connection)
 
     def lines(self, response: http.client.HTTPResponse) -> Iterator[str]:
@@ -107,13 +107,13 @@ class Wire:
     def _connection(self, connect_s: float) -> http.client.HTTPConnection:
         while True:
             with self._lock:
-                kept = self._idle.pop() if self._idle and not self.closed else None
-            if kept is None:
+                reusable = self._idle.pop() if self._idle and not self.closed else None
+            if reusable is None:
                 break
             # A server that ended or grew tired of the connection has said so by now.
-            if kept.sock is not None and not select.select([kept.sock], [], [], 0)[0]:
-                return kept
-            self._drop(kept)
+            if reusable.sock is not None and not select.select([reusable.sock], [], [], 0)[0]:
+                return reusable
+            self._drop(reusable)
         if self._tls:
             context = ssl.create_default_context()
             made: http.client.HTTPConnection = http.client.HTTPSConnection(

@@ -149,8 +149,8 @@ def _new_handle(model: str) -> Any:
     A router keeps the class and the settings that it began with, and Serve hands out the same handle for as long as
     the process lives: with that one, a model that is deployed again would be routed as it was before.
     """
-    known = serve.get_app_handle(model)
-    return DeploymentHandle(known.deployment_name, known.app_name).options(stream=True)
+    app_handle = serve.get_app_handle(model)
+    return DeploymentHandle(app_handle.deployment_name, app_handle.app_name).options(stream=True)
 
 
 class _Answer:

@@ -83,8 +83,8 @@ class Conversation:
     def proposal(self, picked: dict[int, int] | None = None) -> Proposal:
         """The edits of the last answer, placed in the files as they are now."""
         with self.project.index.lock:
-            known = frozenset(self.project.index.database.paths())
-        return self.project.edits.propose(parse_answer(self.last_answer, known), picked)
+            paths = frozenset(self.project.index.database.paths())
+        return self.project.edits.propose(parse_answer(self.last_answer, paths), picked)
 
     def commit_messages(self) -> list[dict[str, Any]] | None:
         """The request for a commit message for the uncommitted changes; None: there are none."""

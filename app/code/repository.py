@@ -120,10 +120,10 @@ def _plain(scratch: Path) -> dict[str, str]:
 
 def _environment(scratch: Path) -> dict[str, str]:
     """Git's environment: our repository, no secrets, nobody's settings."""
-    kept = {key: value for key, value in without_secrets().items() if not key.startswith("GIT_")}
+    environment = {key: value for key, value in without_secrets().items() if not key.startswith("GIT_")}
     nobody = {"GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": os.devnull}
     # Older versions of git than 2.32 know the user's settings by these two only.
-    return {**kept, **_plain(scratch), **nobody, "HOME": str(scratch), "XDG_CONFIG_HOME": str(scratch)}
+    return {**environment, **_plain(scratch), **nobody, "HOME": str(scratch), "XDG_CONFIG_HOME": str(scratch)}
 
 
 def _settings(program: str, environment: Mapping[str, str], source: tuple[str, ...]) -> dict[str, str]:

@@ -89,20 +89,20 @@ def next_part(
     of: Callable[[Message], int],
 ) -> Part | None:
     """What is to be folded now; None when what could be is not there. The last question is never folded."""
-    known = in_force(path, folds)
-    closed = [fold for fold in known if not fold.opened]
+    current = in_force(path, folds)
+    closed = [fold for fold in current if not fold.opened]
     if len(closed) > 1 and sum(count(fold.summary) for fold in closed) > _SUMMARIES * n_ctx:
         oldest = _neighbours(path, closed)
         if len(oldest) > 1:
             return Part(oldest[0].first_id, oldest[-1].last_id, merges=tuple(oldest))
-    taken = {message.id for fold in known for message in inside(path, fold)}
+    taken = {message.id for fold in current for message in inside(path, fold)}
     turns = _turns(path, taken)[:-1]
     chosen: list[Message] = []
     size = 0
-    kept = sum(of(message) + _OVERHEAD for message in path if message.id not in taken)
+    size_left = sum(of(message) + _OVERHEAD for message in path if message.id not in taken)
     for turn in turns:
         cost = sum(of(message) + _OVERHEAD for message in turn)
-        if chosen and (size + cost > _CHUNK * n_ctx or kept - size <= KEEP * n_ctx):
+        if chosen and (size + cost > _CHUNK * n_ctx or size_left - size <= KEEP * n_ctx):
             break
         chosen += turn
         size += cost

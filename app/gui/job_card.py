@@ -136,7 +136,7 @@ def note_of(job: Job) -> str:
 
 def phase_words(phase: str) -> str:
     """What a job does now."""
-    known = {
+    texts = {
         "planning": tr("Looking at what there is"),
         "downloading": tr("Downloading"),
         "verifying": tr("Checking"),
@@ -147,7 +147,7 @@ def phase_words(phase: str) -> str:
         "tuning": tr("Trying settings"),
         "pricing types": tr("Timing precisions"),
     }
-    return known.get(phase, phase.replace("_", " "))
+    return texts.get(phase, phase.replace("_", " "))
 
 
 def amount_of(progress: Progress) -> str:
@@ -166,8 +166,8 @@ def amount_of(progress: Progress) -> str:
 
 
 def _unit_words(unit: str) -> str:
-    known = {"settings": tr("settings"), "runs": tr("runs"), "types": tr("precisions")}
-    return known.get(unit, unit)
+    texts = {"settings": tr("settings"), "runs": tr("runs"), "types": tr("precisions")}
+    return texts.get(unit, unit)
 
 
 def tr(text: str) -> str:

@@ -132,9 +132,9 @@ class ServerLink(Routes):
     def hang_up(self) -> None:
         """End what is under way from any thread, and begin nothing more: the window closes."""
         self._ended.set()
-        known = self._client
-        if known is not None:
-            known.close()
+        client = self._client
+        if client is not None:
+            client.close()
 
     def disconnect(self) -> None:
         """Drop the connection; a server started by others continues."""
@@ -143,46 +143,46 @@ class ServerLink(Routes):
 
     def get(self, path: str, answer: type[T], **query: Any) -> T:
         """The answer of a GET."""
-        return self._ask(lambda known: known.get(path, answer, **query))
+        return self._ask(lambda client: client.get(path, answer, **query))
 
     def post(self, path: str, answer: type[T], body: Body = None) -> T:
         """The answer of a POST."""
-        return self._ask(lambda known: known.post(path, answer, body))
+        return self._ask(lambda client: client.post(path, answer, body))
 
     def delete(self, path: str, answer: type[T]) -> T:
         """The answer of a DELETE."""
-        return self._ask(lambda known: known.delete(path, answer))
+        return self._ask(lambda client: client.delete(path, answer))
 
     def put(self, path: str, answer: type[T], body: Body = None) -> T:
         """The answer of a PUT."""
-        return self._ask(lambda known: known.put(path, answer, body))
+        return self._ask(lambda client: client.put(path, answer, body))
 
     def stream(self, path: str, event: type[T], body: Body = None) -> _Events[T]:
         """Server-sent events, over a connection of their own."""
-        known = self._connected()
+        client = self._connected()
 
         def again() -> Client | None:
-            return _copy(self._connected()) if self._moved(known) else None
+            return _copy(self._connected()) if self._moved(client) else None
 
-        return _Events(_copy(known), lambda connection: connection.stream(path, event, body), again)
+        return _Events(_copy(client), lambda connection: connection.stream(path, event, body), again)
 
     def _ask(self, call: Callable[[Client], T]) -> T:
         """Call; a server that does not take the token is another one than before, so look for it once more."""
-        known = self._connected()
+        client = self._connected()
         try:
-            return call(known)
+            return call(client)
         except ApiError as error:
-            if error.status != HTTPStatus.UNAUTHORIZED or not self._moved(known):
+            if error.status != HTTPStatus.UNAUTHORIZED or not self._moved(client):
                 raise
         return call(self._connected())
 
-    def _moved(self, known: Client) -> bool:
-        """Whether there is another server, or another token, than `known` has."""
+    def _moved(self, client: Client) -> bool:
+        """Whether there is another server, or another token, than `client` has."""
         with self._lock:
-            if self._client is known:
+            if self._client is client:
                 self._drop()
                 self._find()
-            return self._client is not None and (self._client.url, self._client.token) != (known.url, known.token)
+            return self._client is not None and (self._client.url, self._client.token) != (client.url, client.token)
 
     def _connected(self) -> Client:
         with self._lock:
@@ -227,5 +227,5 @@ def server_log() -> Path:
     return user_paths().logs / "server.log"
 
 
-def _copy(known: Client) -> Client:
-    return Client(known.url, known.token)
+def _copy(client: Client) -> Client:
+    return Client(client.url, client.token)

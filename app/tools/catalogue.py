@@ -42,9 +42,9 @@ def open_sources(
     sources: list[Source] = []
     problems: list[str] = []
     try:
-        known = {server.name: server for server in ServerList(paths).read()}
+        by_name = {server.name: server for server in ServerList(paths).read()}
     except BadMcpConfig as error:
-        known = {}
+        by_name = {}
         problems.append(str(error))
     for name in names:
         if name == CALCULATOR:
@@ -53,11 +53,11 @@ def open_sources(
             sources.append(FileReader(_allowed(folder)))
             if not sources[-1].specs:
                 problems.append("No folder may be read: the settings name none, and the chat is in no project.")
-        elif name not in known:
+        elif name not in by_name:
             problems.append(f"There is no MCP server {name!r} any more.")
         else:
             try:
-                sources.append(servers.open(known[name], folder, consent))
+                sources.append(servers.open(by_name[name], folder, consent))
             except ToolRefused as error:
                 problems.append(str(error))
     return sources, problems

@@ -79,19 +79,19 @@ class ToolConsent:
 
     def refused(self, key: str) -> bool:
         """It is never to be used."""
-        kept = self.store.find(key)
-        return kept is not None and kept.decision == "never"
+        stored = self.store.find(key)
+        return stored is not None and stored.decision == "never"
 
     def given(self, request: ConsentRequest, fingerprint: str) -> bool:
         """Whether the person allows it, asking if need be. `fingerprint`: of what the tool says it is."""
-        kept = self.store.find(request.key)
-        if kept is not None and kept.decision == "never":
+        stored = self.store.find(request.key)
+        if stored is not None and stored.decision == "never":
             return False
-        if kept is not None and kept.fingerprint == fingerprint:
+        if stored is not None and stored.fingerprint == fingerprint:
             return True
         if (request.key, fingerprint) in self._for_chat:
             return True
-        if kept is not None or any(key == request.key for key, _ in self._for_chat):
+        if stored is not None or any(key == request.key for key, _ in self._for_chat):
             changed = "It is not what you allowed before: its description, arguments or command changed."
             request = replace(request, warning=f"{changed} {request.warning or ''}".strip())
         decision = self.ask(request)

@@ -150,14 +150,14 @@ class ServerList:
 
     def add(self, added: list[McpServerConfig]) -> None:
         """Add servers; one of the same name is replaced. Raises: BadMcpConfig, OSError."""
-        known = {server.name: server for server in self.read()}
-        self._write({**known, **{server.name: server for server in added}})
+        by_name = {server.name: server for server in self.read()}
+        self._write({**by_name, **{server.name: server for server in added}})
 
     def remove(self, name: str) -> None:
         """Forget a server. Raises: BadMcpConfig, OSError, KeyError."""
-        known = {server.name: server for server in self.read()}
-        del known[name]
-        self._write(known)
+        by_name = {server.name: server for server in self.read()}
+        del by_name[name]
+        self._write(by_name)
 
     def _write(self, servers: dict[str, McpServerConfig]) -> None:
         """It may contain keys, so it is for this user only."""

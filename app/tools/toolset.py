@@ -93,8 +93,8 @@ class Toolset:
         if name not in self._owners:
             self.specs()
         if name not in self._owners:
-            known = ", ".join(self._owners) or "none"
-            return ToolOutcome(f"There is no tool {name!r}. Tools: {known}.", ok=False)
+            names = ", ".join(self._owners) or "none"
+            return ToolOutcome(f"There is no tool {name!r}. Tools: {names}.", ok=False)
         source, spec = self._owners[name]
         try:
             given = decode_arguments(name, arguments)

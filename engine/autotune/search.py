@@ -108,7 +108,7 @@ class Search:
 
     def _choice(self, name: str, value: str, mine: Knobs, against: str | None, other: Knobs | None) -> Choice:
         """A value and its cheapest point, against the next best ones."""
-        told = Choice(
+        choice = Choice(
             name=name,
             value=value,
             turn_s=self._short[mine].turn_s(self._prompt),
@@ -116,12 +116,12 @@ class Search:
             against_turn_s=finite(self._short[other].turn_s(self._prompt)) if other else None,
         )
         if self._goal == "speed":
-            return told
+            return choice
         turn_j, other_j = self._short[mine].turn_j(), self._short[other].turn_j() if other else math.inf
         note = ""
         if other_j < turn_j:
             note = "no clear gain" if math.isfinite(self._short_cost(other or mine)) else "too slow"
-        return msgspec.structs.replace(told, turn_j=turn_j, against_turn_j=finite(other_j), note=note)
+        return msgspec.structs.replace(choice, turn_j=turn_j, against_turn_j=finite(other_j), note=note)
 
     @property
     def joules_noise(self) -> float | None:

@@ -36,6 +36,7 @@ _SAID = "text, answer, message, explicit, notes: what it is"
 _TOLD = "payload, fields, rows, sent, reported: what it is"
 BANNED_IN = {
     "app": {
+        "kept": "cached, stored, retained, chosen: what it is",
         "piece": "chunk, item, part, span",
         "pieces": "chunk, item, part, span",
         "said": _SAID,

@@ -68,8 +68,8 @@ def _run(argv: list[str], folder: Path, timeout_s: float, cancelled: threading.E
         start_new_session=sys.platform != "win32",
     )
     bound_memory(child.pid)
-    kept = _HeadAndTail()
-    reader = threading.Thread(target=kept.drain, args=(child,), name="agent-command", daemon=True)
+    output = _HeadAndTail()
+    reader = threading.Thread(target=output.drain, args=(child,), name="agent-command", daemon=True)
     reader.start()
     exit_code: int | None = None
     try:
@@ -81,7 +81,7 @@ def _run(argv: list[str], folder: Path, timeout_s: float, cancelled: threading.E
         _end(child)
         # A process that left the group may keep the pipe open; what it writes is not waited for.
         reader.join(_DRAIN_S)
-    return CommandResult(output=kept.text(), exit_code=exit_code, elapsed_s=time.monotonic() - begun)
+    return CommandResult(output=output.text(), exit_code=exit_code, elapsed_s=time.monotonic() - begun)
 
 
 def _end(child: "subprocess.Popen[bytes]") -> None:

@@ -172,16 +172,16 @@ def guarded(folder: Path) -> Iterator[list[str]]:
     mine = sorted({folder / ".git", *before})
     notes: list[str] = []
     with contextlib.ExitStack() as stack:
-        kept = {}
+        snapshots = {}
         if without_bubblewrap() is None:
             for repository in mine:
                 stack.enter_context(_held(repository))
         else:
-            kept = {repository: keep(repository) for repository in mine}
+            snapshots = {repository: keep(repository) for repository in mine}
         try:
             yield notes
         finally:
-            for repository, state in kept.items():
+            for repository, state in snapshots.items():
                 notes += put_back(repository, state, ASIDE)
             notes += put_aside(folder, before)
 

@@ -29,7 +29,7 @@ def keep(path: Path) -> Snapshot:
     """Mode and content of each file that steers git. Raises: TooMuch."""
     if not path.is_dir() or path.is_symlink():
         return dict(_one(path))
-    kept: Snapshot = {path: (stat.S_IFDIR, b"")}
+    snapshot: Snapshot = {path: (stat.S_IFDIR, b"")}
     waiting = [(path, False)]
     while waiting:
         folder, hooks = waiting.pop()
@@ -40,10 +40,10 @@ def keep(path: Path) -> Snapshot:
                     if entry.name not in _DATA or hooks:
                         waiting.append((path, hooks or entry.name == "hooks"))
                 elif hooks or entry.name in _NAMES or entry.is_symlink():
-                    kept |= _one(path)
-                    if len(kept) > _MOST_FILES:
+                    snapshot |= _one(path)
+                    if len(snapshot) > _MOST_FILES:
                         raise TooMuch("the repository has too many files that name programs")
-    return kept
+    return snapshot
 
 
 def _one(path: Path) -> Iterator[tuple[Path, tuple[int, bytes]]]:
@@ -68,12 +68,12 @@ def put_back(root: Path, before: Snapshot, aside: str) -> list[str]:
             root.rename(root.with_name(root.name + aside))
         if was == stat.S_IFDIR:
             return [f"{root.name} was moved away or replaced by the command: look at it before you run git."]
-    now_kept = keep(root)
-    for path in sorted(now_kept.keys() - before.keys()):
+    present = keep(root)
+    for path in sorted(present.keys() - before.keys()):
         path.rename(path.with_name(path.name + aside))
         notes.append(f"{path.name} of the repository was made by the command: it is {path.name}{aside} now.")
     for path, (mode, content) in sorted(before.items()):
-        if now_kept.get(path) == (mode, content):
+        if present.get(path) == (mode, content):
             continue
         if os.path.lexists(path):
             path.unlink()

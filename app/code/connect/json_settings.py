@@ -40,37 +40,37 @@ def with_settings(path: Path, text: str | None, settings: Settings) -> str:
     if text is None or not text.strip():
         return snippet + "\n"
     try:
-        known = parse(text)
+        parsed = parse(text)
     except ValueError as error:
         raise NeedsHand(path, f"it cannot be read as JSON ({error})", snippet) from error
-    if not isinstance(known, dict):
+    if not isinstance(parsed, dict):
         raise NeedsHand(path, "it holds no JSON object", snippet)
     if not has_extras(text):
         for keys, value in settings.items():
-            if not _put(known, keys, value):
+            if not _put(parsed, keys, value):
                 raise NeedsHand(path, f"{'.'.join(keys[:-1])} is no object", snippet)
-        return json.dumps(known, indent=_indent(text), ensure_ascii=False) + "\n"
+        return json.dumps(parsed, indent=_indent(text), ensure_ascii=False) + "\n"
     wanted = _nested(settings)
-    clash = [key for key in wanted if key in known and known[key] != wanted[key]]
+    clash = [key for key in wanted if key in parsed and parsed[key] != wanted[key]]
     if clash:
         raise NeedsHand(path, f"it has comments and sets {', '.join(clash)} already", snippet)
-    return _inserted(text, {key: value for key, value in wanted.items() if key not in known})
+    return _inserted(text, {key: value for key, value in wanted.items() if key not in parsed})
 
 
 def without_settings(text: str, settings: Settings, before: str | None) -> str:
     """The text without our settings: each one that still has our value goes back to what it was before."""
-    known = parse(text)
+    parsed = parse(text)
     earlier = parse(before) if before else {}
     if has_extras(text):
         return _cut(text, _nested(settings))
     for keys, value in settings.items():
-        if _get(known, keys) == value:
+        if _get(parsed, keys) == value:
             old = _get(earlier, keys)
             if old is _MISSING:
-                _remove(known, keys, earlier)
+                _remove(parsed, keys, earlier)
             else:
-                _put(known, keys, old)
-    return json.dumps(known, indent=_indent(text), ensure_ascii=False) + "\n"
+                _put(parsed, keys, old)
+    return json.dumps(parsed, indent=_indent(text), ensure_ascii=False) + "\n"
 
 
 def undo_settings(now: str, before: str | None, after: str) -> str:

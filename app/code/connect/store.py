@@ -61,9 +61,9 @@ class ConnectStore:
         earlier = self._read(integration.name)
         first = {file.path: file.before for file in earlier.files} if earlier else {}
         files = [_File(str(e.path), first.get(str(e.path), e.before), e.after) for e in edits]
-        kept = [f for f in (earlier.files if earlier else []) if f.path not in {str(e.path) for e in edits}]
+        others = [f for f in (earlier.files if earlier else []) if f.path not in {str(e.path) for e in edits}]
         backups = [backup for edit in edits if (backup := _backup(edit)) is not None]
-        self._write(_Record(integration.name, time.time(), kept + files))
+        self._write(_Record(integration.name, time.time(), others + files))
         for edit in edits:
             if edit.after is not None:
                 write_private(edit.path, edit.after)

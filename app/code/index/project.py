@@ -37,11 +37,11 @@ class ProjectIndex:
     def refresh(self, on_progress: Callable[[int, int], None] | None = None) -> Refreshed:
         """Bring the whole index up to date; `on_progress(done, total)` counts files that needed parsing."""
         with self.lock:
-            known = self.database.indexed_files()
+            indexed = self.database.indexed_files()
             found = {file.path: file for file in walk(self.workspace.root)}
-            gone = known.keys() - found.keys()
+            gone = indexed.keys() - found.keys()
             self.database.remove(gone)
-            changed = [f for p, f in found.items() if known.get(p) != (f.size_bytes, f.mtime_ns)]
+            changed = [f for p, f in found.items() if indexed.get(p) != (f.size_bytes, f.mtime_ns)]
             self._parse(changed, on_progress)
             return Refreshed(num_files=len(found), num_parsed=len(changed), num_removed=len(gone))
 

@@ -36,5 +36,5 @@ def write(path: Path, results: Sequence[BenchResult]) -> None:
         rows = [table.partition("\n")[2] for table in tables]
         path.write_text(f"{head}\n{''.join(rows)}", encoding="utf-8")
     else:
-        kept = [{k: v for k, v in msgspec.structs.asdict(result).items() if k != "id"} for result in results]
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(kept)))
+        plain = [{k: v for k, v in msgspec.structs.asdict(result).items() if k != "id"} for result in results]
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(plain)))

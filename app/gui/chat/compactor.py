@@ -194,18 +194,18 @@ class Compactor(QObject):
 
         def work() -> int:
             with self._one_at_a_time:
-                known = in_force(path, store.submit(folds_table.of_conversation, chat.id).result())
-                return Compaction(path, known, prompt, n_ctx, ask, keep, rendered, count, of, cancelled).run(limit)
+                folds = in_force(path, store.submit(folds_table.of_conversation, chat.id).result())
+                return Compaction(path, folds, prompt, n_ctx, ask, keep, rendered, count, of, cancelled).run(limit)
 
         self._services.background.run(work, done, failed, self)
 
     def _count(self, api: Routes, model: str, text: str) -> int:
         if not text:
             return 0
-        known = self._counts.get((model, text))
-        if known is None:
-            known = self._counts[model, text] = api.count_tokens(model, text)
-        return known
+        count = self._counts.get((model, text))
+        if count is None:
+            count = self._counts[model, text] = api.count_tokens(model, text)
+        return count
 
     def _on_saved(self, number: int, found: list[Fold]) -> None:
         if number == self._chat.id:

@@ -268,9 +268,9 @@ class ChatController(QObject):
         self.answer.begin(message_id, answer, body)
 
     def _finish(self, message_id: int, answer: WholeAnswer, status: Status, facts: dict[str, object]) -> None:
-        kept = {**answer.facts(), **facts}
+        all_facts = {**answer.facts(), **facts}
         text, thought = answer.content, answer.reasoning
-        message = replace(self.tree[message_id], content=text, reasoning=thought, status=status, facts=kept)
+        message = replace(self.tree[message_id], content=text, reasoning=thought, status=status, facts=all_facts)
         self._write(message)
         if status == "stopped" and answer.content:
             self._count(message, answer)

@@ -33,11 +33,11 @@ class ProjectDialog(QDialog):
         self.model.addItem(self.tr("The usual one"), "")
         for choice in services.models.choices:
             self.model.addItem(choice.title, choice.id)
-        known = self.model.findData(folder.model)
-        if folder.model and known < 0:
+        index = self.model.findData(folder.model)
+        if folder.model and index < 0:
             self.model.addItem(folder.model, folder.model)
-            known = self.model.count() - 1
-        self.model.setCurrentIndex(max(0, known))
+            index = self.model.count() - 1
+        self.model.setCurrentIndex(max(0, index))
         self.tools = {source.name: QCheckBox(source.name) for source in offered}
         for name, box in self.tools.items():
             box.setChecked(name in folder.tools)

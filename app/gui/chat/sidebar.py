@@ -188,8 +188,8 @@ class Sidebar(QFrame):
             self._mark(marked)
 
     def _age_words(self, age: str) -> str:
-        known = {"today": self.tr("Today"), "yesterday": self.tr("Yesterday"), "week": self.tr("Last 7 days")}
-        return known.get(age) or self.tr("Earlier")
+        texts = {"today": self.tr("Today"), "yesterday": self.tr("Yesterday"), "week": self.tr("Last 7 days")}
+        return texts.get(age) or self.tr("Earlier")
 
     def _groups_shown(self) -> set[int | str]:
         return {self.model.index(position, 0).data(FOLDER) for position in range(self.model.rowCount())}

@@ -122,8 +122,8 @@ class ToolsPanel(QFrame):
         clear(self._decisions)
         if decisions:
             self._decisions.addWidget(label(self.tr("Decided for good"), "strong"))
-        for key, kept in sorted(decisions.items()):
-            state = self.tr("always") if kept.decision == "always" else self.tr("never")
+        for key, decision in sorted(decisions.items()):
+            state = self.tr("always") if decision.decision == "always" else self.tr("never")
             text = label(f"{shown_line(key)[:_MAX_SHOWN]}: {state}", "small", wrap=True)
             hint = self.tr("Ask again for {name}").format(name=key)
             forget = IconButton(self._services.theme, "close", hint, partial(self._forget, key))
@@ -150,7 +150,7 @@ class ToolsPanel(QFrame):
         return {CALCULATOR: self.tr("Calculator"), FILES: self.tr("Files")}.get(source.name, source.name)
 
     def _switch(self, name: str, *, on: bool) -> None:
-        others = tuple(known for known in self._on if known != name)
+        others = tuple(server for server in self._on if server != name)
         self._on = (*others, name) if on else others
         if self._shown is not None:
             self._shown = (self._shown[0], self._on)  # the switch shows it already

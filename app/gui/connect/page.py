@@ -208,8 +208,8 @@ class ConnectPage(Page):
 
         def show(backups: list[Path]) -> None:
             self.review.hide()
-            kept = [self.tr("Backup: {path}").format(path=path) for path in backups]
-            self.banner.notify("\n".join([self._done_words, *kept]), "ok")
+            lines = [self.tr("Backup: {path}").format(path=path) for path in backups]
+            self.banner.notify("\n".join([self._done_words, *lines]), "ok")
             self._refresh()
 
         self._services.ask(self.banner, write, show)

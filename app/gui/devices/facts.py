@@ -123,11 +123,11 @@ def pool_shares(pool: Pool, reservations: Sequence[Reservation], title: Callable
         drawn = item.drawn.get(pool.id, 0)
         if not drawn:
             continue
-        known = sum(item.parts.values())
+        total = sum(item.parts.values())
         parts = tuple(
-            (tr(PARTS.get(part, part)), round(drawn * value / known)) for part, value in item.parts.items() if value
+            (tr(PARTS.get(part, part)), round(drawn * value / total)) for part, value in item.parts.items() if value
         )
-        shares.append(Share(f"model {number}", title(item.owner), drawn, parts if known else ()))
+        shares.append(Share(f"model {number}", title(item.owner), drawn, parts if total else ()))
         ours += drawn
     others = max(0, pool.capacity_bytes - pool.free_bytes - ours)
     shares.append(Share("other", tr("Other programs and the system"), others))

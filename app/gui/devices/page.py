@@ -44,7 +44,7 @@ _STATES: dict[str, tuple[str, LabelKind]] = {
     "not_built": ("Not installed", "chip"),
 }
 # States whose reason says no more than their words.
-_SAID_BY_STATE = {"no_device", "not_built"}
+_TEXT_BY_STATE = {"no_device", "not_built"}
 
 
 class DevicesPage(Page):
@@ -164,7 +164,7 @@ class DevicesPage(Page):
         words, kind = _STATES[item.state]
         line = row(label(name), label(self.tr(words), kind), 1)
         column = stack(line, spacing=4)
-        if item.reason and item.state not in _SAID_BY_STATE:
+        if item.reason and item.state not in _TEXT_BY_STATE:
             reason = self.tr(item.reason)  # what has no numbers in it; the rest is told as the server has it
             column.addWidget(label(reason[:1].upper() + reason[1:], "small", wrap=True))
         if item.fix_hint:

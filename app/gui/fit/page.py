@@ -291,8 +291,8 @@ class FitPage(Page):
             speed = formatted.decimal(1 / plan.decode_cost, 2)
             found.append(self.tr("{n} x the speed of a 4-bit file").format(n=speed))
         if forecast.seconds:
-            known = not forecast.gpu_untimed
-            text = self.tr("Takes about {time}") if known else self.tr("Takes about {time} without the GPU")
+            is_timed = not forecast.gpu_untimed
+            text = self.tr("Takes about {time}") if is_timed else self.tr("Takes about {time} without the GPU")
             found.append(text.format(time=formatted.duration(forecast.seconds)))
         if forecast.disk_bytes:
             found.append(self.tr("Needs {size} of free disk").format(size=formatted.size(forecast.disk_bytes)))

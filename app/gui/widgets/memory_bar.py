@@ -113,17 +113,17 @@ class MemoryUse(QWidget):
 
     def show_shares(self, shares: Sequence[Share], total: int) -> None:
         """Show who holds what of `total` bytes."""
-        kept = tuple(share for share in shares if share.num_bytes > 0)
-        self.bar.show_shares(kept, total)
-        free = max(0, total - sum(share.num_bytes for share in kept))
+        visible = tuple(share for share in shares if share.num_bytes > 0)
+        self.bar.show_shares(visible, total)
+        free = max(0, total - sum(share.num_bytes for share in visible))
         self._numbers.setText(
             self.tr("{free} free of {total}").format(free=formatted.size(free), total=formatted.size(total))
         )
-        if [(s.owner, s.name) for s in kept] != [(s.owner, s.name) for s in self._shown]:
+        if [(s.owner, s.name) for s in visible] != [(s.owner, s.name) for s in self._shown]:
             self._legend.clear()
-            for share in kept:
+            for share in visible:
                 self._legend.add(_LegendEntry(self._theme, share))
-        self._shown = kept
+        self._shown = visible
 
 
 class _LegendEntry(QWidget):
