@@ -7,7 +7,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import cast
 
-from engine.admission import Admission
+from engine.dispatch.memory_admission import MemoryAdmission
 from engine.loaded_model import LoadedModel
 from engine.types import Delta, Done, Event, GenerationRequest, Started, Timings, Usage
 
@@ -27,7 +27,11 @@ class GenerationHooks:
     finished: Callable[[LoadedModel, Usage, Timings], None] | None = None
 
     async def watch(
-        self, model: LoadedModel, admission: Admission, events: AsyncIterator[Event], at_once: Callable[[], int]
+        self,
+        model: LoadedModel,
+        admission: MemoryAdmission,
+        events: AsyncIterator[Event],
+        at_once: Callable[[], int],
     ) -> AsyncGenerator[Event, None]:
         """The events of one runner, where `at_once` requests run; leaving early ends the generation.
 
@@ -58,7 +62,7 @@ class GenerationHooks:
             raise
 
 
-def observe(admission: Admission, model: LoadedModel, done: Done, at_once: int) -> None:
+def observe(admission: MemoryAdmission, model: LoadedModel, done: Done, at_once: int) -> None:
     """Tell the admission how long answers are and how fast the model was."""
     tokens = done.usage.completion_tokens
     admission.answered(model.id, tokens, done.usage.prompt_tokens + tokens / 2, at_once)

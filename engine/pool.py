@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from engine.admission import Admission
+from engine.dispatch.memory_admission import MemoryAdmission
 from engine.errors import BadModelFile, EngineError, EnvironmentFault, ModelNotLoaded, NotEnoughMemory, RunnerDied
 from engine.generation_hooks import GenerationHooks
 from engine.loaded_model import MAX_CRASHES, REMOTE, SPREAD, LoadedModel, QueueTicket, Runner
@@ -47,7 +47,7 @@ class Pool:
         self,
         source: ModelSource,
         start: Starter,
-        admission: Admission,
+        admission: MemoryAdmission,
         elsewhere: Elsewhere,
         ttl_s: float | None,
         max_models: int | None,

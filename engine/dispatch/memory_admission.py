@@ -63,7 +63,7 @@ class _Load(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemoryAdmission:
-    """Implements `engine.admission.Admission` over the ledger, and teaches the history what loads show."""
+    """What the pool asks about each load: the ledger decides, and the history learns what loads show."""
 
     def __init__(self, placer: Placer) -> None:
         self._placer = placer
@@ -135,7 +135,10 @@ class MemoryAdmission:
             raise NotEnoughMemory(error.needed_bytes, error.available_bytes, device) from error
 
     def attach(self, model_id: str, pid: int, buffers: BufferLog) -> None:
-        """The model is loaded in this process: audit it, and remember how if the first way had failed."""
+        """The model is loaded in this process: audit it, and remember how if the first way had failed.
+
+        `buffers` is what its log says it allocated.
+        """
         load = self._loads.get(model_id)
         if load is not None and load.settings.path.startswith(PREFIX):
             # What the NPU holds may not show in a process, so nothing is learnt from what is measured.
@@ -200,7 +203,7 @@ class MemoryAdmission:
             self._ledger.refine(model_id, ledger_amounts(need), need.resident_bytes, need.by_purpose())
 
     def proven(self, model_id: str) -> None:
-        """What is remembered of a fallback stays as it is: these settings also generate."""
+        """A token was generated with the settings of the load: what is remembered of a fallback stays as it is."""
         self._tried.pop(model_id, None)
 
     def observed(self, model_id: str, tokens: int, decode_s: float) -> None:
@@ -223,13 +226,19 @@ class MemoryAdmission:
         self._history.record_speed(load.device, load.backend, load.read_bytes, (tokens - 1) / decode_s)
 
     def answered(self, model_id: str, tokens: int, depth: float, at_once: int) -> None:
-        """An answer ended: how a model is used decides what suits it at its next load."""
+        """An answer of `tokens` ended, on average behind `depth` others, as one of `at_once` requests.
+
+        How a model is used decides what suits it at its next load.
+        """
         self._history.record_use(model_id, tokens, depth, at_once)
         if model_id in self._unanswered:
             self._unanswered[model_id].set()
 
     async def unloading(self, model_id: str, cached_bytes: int) -> None:
-        """The model was used and leaves now: its process shows what it really took."""
+        """The model was used and leaves now: its process shows what it really took.
+
+        `cached_bytes` of that are prefixes kept for later.
+        """
         load = self._loads.get(model_id)
         if load is not None and (load.settings.path.startswith(PREFIX) or load.settings.expert_bytes):
             return
@@ -254,7 +263,10 @@ class MemoryAdmission:
         return self._checks.to_compare(settings, read_shape(settings.path), machine)
 
     async def compared(self, settings: LoadSettings, check: DeviceCheck | None) -> None:
-        """The device computes what the CPU computes: it is not compared again until something changes."""
+        """A load succeeded, its device compared as `check` says; None: it was not compared.
+
+        A device that computes what the CPU computes is not compared again until something changes.
+        """
         if check is not None:
             await asyncio.to_thread(self._record, settings, check)
 
