@@ -93,10 +93,6 @@ class MainWindow(QMainWindow):
         """The destinations in the order of the bar."""
         return [place.name for place in self._destinations]
 
-    def destination_of(self, page: str) -> str:
-        """The destination that has this page."""
-        return next(place.name for place in self._destinations if page in place.pages)
-
     def page(self, name: str) -> QWidget:
         """A page, made if need be."""
         if name not in self._made:

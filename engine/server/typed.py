@@ -63,11 +63,6 @@ def take_contract(operation: dict[str, Any]) -> Contract | None:
     return _contracts.get(operation.pop(_MARK, ""))
 
 
-def every_contract() -> tuple[Contract, ...]:
-    """Of every route that was made so far."""
-    return tuple(_contracts.values())
-
-
 def decode(raw: bytes, kind: type[T]) -> T:
     """A body as a struct.
 

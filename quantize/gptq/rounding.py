@@ -15,19 +15,12 @@ _BLOCK = 64
 SWEEPS = 2  # Measured: none, 1, 2, 3 sweeps leave 1.052, 1.012, 1, .995 of the error (docs/log.md, "GPTQ rounding")
 
 
-def round_columns(targets: Floats, grid: Grid, curvature: Curvature, sweeps: int = SWEEPS) -> Floats:
-    """Grid values near `targets` that keep tr(E H E^T) small: `feed_forward`, then `descend`.
+def feed_forward(targets: Floats, grid: Grid, curvature: Curvature) -> tuple[Floats, Floats]:
+    """Round columns in order, each taking over its share of the errors before: tr(E H E^T) stays small.
 
     Args: targets: (row_values, rows) weights, columns in the curvature's order.
-    Returns: (row_values, rows), each on the grid.
+    Returns: values, each on the grid, and values - targets.
     """
-    values, errors = feed_forward(targets, grid, curvature)
-    descend(values, errors, grid, curvature, sweeps)
-    return values
-
-
-def feed_forward(targets: Floats, grid: Grid, curvature: Curvature) -> tuple[Floats, Floats]:
-    """Round columns in order, each taking over its share of the errors made so far: values, values - targets."""
     values = np.empty_like(targets)
     return values, _feed_errors_forward(targets, values, grid, curvature.feedback)
 

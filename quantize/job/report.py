@@ -5,7 +5,6 @@ from pathlib import Path
 
 import msgspec
 
-from devices.learned import learned
 from quantize.files.output_file import write_beside
 from quantize.files.provenance import Provenance
 from quantize.ggml_types import TIME_UNIT
@@ -26,14 +25,6 @@ def report_path(out: Path) -> Path:
 def write_report(path: Path, report: QuantizeReport) -> None:
     """Write it as indented JSON, whole or not at all. Raises: OSError."""
     write_beside(path, msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n", "report")
-
-
-def read_report(path: Path) -> QuantizeReport | None:
-    """The report in a file; None if there is none, or one of another version."""
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=learned(QuantizeReport))
-    except (OSError, ValueError, RecursionError):
-        return None
 
 
 def summary(report: QuantizeReport) -> list[str]:

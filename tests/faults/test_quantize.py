@@ -30,11 +30,12 @@ from quantize.files import output_file
 from quantize.files.gguf_file import read_gguf
 from quantize.files.provenance import KEY, read_provenance
 from quantize.job.execute import quantize
-from quantize.job.report import read_report, report_path
+from quantize.job.report import report_path
 from quantize.job.request import QuantizeRequest
 from quantize.measure.verify import NotFinite, verify
 from quantize.texts import CALIBRATION, HELD_OUT
 from quantize.types import Goal, Lock
+from tests.reports import read_report
 
 SPARK = Path("assets/models/spark-f16.gguf")
 SPARK_HF = Path("tests/data/spark-hf")

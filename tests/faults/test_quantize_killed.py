@@ -19,9 +19,9 @@ from quantize.errors import DiskFull, SourceChanged
 from quantize.evidence import encode
 from quantize.files.gguf_file import read_gguf
 from quantize.job.execute import quantize
-from quantize.job.report import read_report
 from quantize.job.request import QuantizeRequest
 from quantize.types import Goal
+from tests.reports import read_report
 
 pytestmark = [
     pytest.mark.usefixtures("kept", "few_types"),

@@ -87,7 +87,7 @@ def click(qtbot, widget, text):
 
 def go(qtbot, window, name):
     """A click on the bar of pages."""
-    place = window.destination_of(name)
+    place = next(place.name for place in window._destinations if name in place.pages)
     qtbot.mouseClick(window._rail.buttons[place], Qt.MouseButton.LeftButton)
     if name in window._sections.buttons:
         qtbot.mouseClick(window._sections.buttons[name], Qt.MouseButton.LeftButton)

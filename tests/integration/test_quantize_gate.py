@@ -24,11 +24,12 @@ from quantize.files.provenance import KEY, read_provenance
 from quantize.files.work_folder import file_sha256
 from quantize.job.execute import quantize
 from quantize.job.gating import NOT_THE_SOURCE
-from quantize.job.report import read_report, report_path, summary
+from quantize.job.report import report_path, summary
 from quantize.job.request import QuantizeRequest
 from quantize.texts import CALIBRATION, HELD_OUT
 from quantize.types import Goal
 from tests.golden_tasks import golden_tasks
+from tests.reports import read_report
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.usefixtures("kept")]
 ROOT = Path(__file__).resolve().parents[2]

@@ -162,7 +162,6 @@ def single_files():
     from engine.upstreams.listing import NoList, read_list
     from quantize.errors import QuantizeError
     from quantize.job.plan_file import read_plan
-    from quantize.job.report import read_report
     from quantize.onnx.fixed_folder import FACTS
 
     scratch = Place({})
@@ -183,7 +182,6 @@ def single_files():
     told = (QuantizeError, OSError)
     return {
         "plan": (as_file("a.plan.json", read_plan), [plan_seed()], told),
-        "report": (as_file("r.json", read_report), [b'{"plan": {"tensors": []}}'], ()),
         "chats": (as_file("c.json", read_chats), exports, ImportFailed),
         "chats in a zip": (as_file("c.zip", read_chats), [_zip("conversations.json", exports[0])], ImportFailed),
         "chats of Jan": (as_file("messages.jsonl", read_chats), [line + b"\n" + line], ImportFailed),

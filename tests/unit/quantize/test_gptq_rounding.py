@@ -8,7 +8,7 @@ import pytest
 from quantize.gptq.curvature import make_curvature
 from quantize.gptq.grid import make_grid
 from quantize.gptq.packing import LAYOUTS, pack
-from quantize.gptq.rounding import round_columns
+from quantize.gptq.rounding import SWEEPS, descend, feed_forward
 from quantize.gptq.rows import EXPONENTS, best_rows, choices, gptq_rows, plain_rows
 from quantize.gptq.scales import fit_scales
 from quantize.native.blocks import dequantize_rows, quantize_rows
@@ -16,6 +16,12 @@ from quantize.native.blocks import dequantize_rows, quantize_rows
 pytestmark = pytest.mark.native
 
 WIDTH = 512
+
+
+def round_columns(targets, grid, curvature, sweeps=SWEEPS):
+    values, errors = feed_forward(targets, grid, curvature)
+    descend(values, errors, grid, curvature, sweeps)
+    return values
 
 
 @pytest.fixture(scope="module")
