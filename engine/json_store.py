@@ -13,6 +13,7 @@ import msgspec
 from devices.atomic_file import write_atomically
 from devices.learned import learned
 from engine.errors import EnvironmentFault
+from engine.reasons import because
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -24,7 +25,7 @@ class Damaged(EnvironmentFault):
     code = "damaged_state_file"
 
     def __init__(self, path: Path, reason: str) -> None:
-        super().__init__(f"{path} cannot be read: {reason}.")
+        super().__init__(because("state_file_damaged", path=str(path), why=reason))
         self.path = path
         self.reason = reason
 

@@ -15,7 +15,7 @@ from engine.bench.measure import COPIED_TOKENS
 from engine.energy.meter import EnergyMeter
 from engine.errors import EnvironmentFault
 from engine.measurements.tuning import ANSWER_TOKENS, Budget, Choice, Goal, Knobs, Outcome, Trial, TuneReport
-from engine.reasons import Reason
+from engine.reasons import Reason, because
 from engine.runner.protocol import LoadSettings
 
 # A point may take this much longer than the settings in use before it counts as hanging.
@@ -35,7 +35,7 @@ class NothingWorks(EnvironmentFault):
     code = "nothing_works"
 
     def __init__(self, reason: str) -> None:
-        super().__init__(f"No settings were found that load this model: {reason}")
+        super().__init__(because("nothing_works", why=reason))
         self.reason = reason
 
 

@@ -25,6 +25,7 @@ from devices.learned import learned
 from engine.bench import shapes
 from engine.errors import EnvironmentFault, InputFault
 from engine.library.hub import header_cache
+from engine.reasons import because
 from quantize.files.gguf_file import ValueType, read_gguf
 from quantize.files.gguf_write import GgufWriter, MetaValue, TensorSlot, array, copied_metadata, scalar
 from quantize.ggml_types import GgmlType
@@ -49,7 +50,7 @@ class StandInFailed(EnvironmentFault):
     code = "standin_failed"
 
     def __init__(self, reason: str) -> None:
-        super().__init__(f"The stand-in could not be written: {reason}")
+        super().__init__(because("standin_failed", why=reason))
         self.reason = reason
 
 

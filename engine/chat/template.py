@@ -11,6 +11,7 @@ from engine.chat.builtin import MEDIA_MARKER
 from engine.chat.render_protocol import RenderJob, RenderRefused, decode_answer, encode
 from engine.chat.types import ChatTemplate, Message, Rendered, ToolDefinition
 from engine.errors import EnvironmentFault, InputFault
+from engine.reasons import because
 
 # T19 of the fault list: a template has two seconds. Real ones take 0.2 to 5 ms.
 TIME_LIMIT_S: Final = 2.0
@@ -23,8 +24,6 @@ _RESERVED: Final = frozenset({"messages", "tools", "add_generation_prompt", "sel
 # Requests with templates of their own that may wait; each can take the whole time limit.
 _BROUGHT_WAITING: Final = 8
 
-_OFFER = 'Send "chat_template": "chatml" to use the built-in template instead, or mend the file\'s own.'
-
 
 class BadTemplate(InputFault):
     """The model's chat template cannot render this conversation; `reason` is what it did, `line` where."""
@@ -32,12 +31,12 @@ class BadTemplate(InputFault):
     code = "chat_template_failed"
 
     def __init__(self, reason: str, line: int = 0, *, by_template: bool = False) -> None:
-        where = f" (line {line})" if line else ""
+        what = because("template_failed", why=reason)
         if by_template:
-            message = f"The model's chat template refuses this conversation: {reason}"
-        else:
-            message = f"The model's chat template failed{where}: {reason}. {_OFFER}"
-        super().__init__(message, "messages")
+            what = because("template_refuses", why=reason)
+        elif line:
+            what = because("template_failed_at", line=line, why=reason)
+        super().__init__(what, "messages")
         self.reason = reason
         self.line = line
         self.by_template = by_template
@@ -113,7 +112,7 @@ class TemplateRenderer:
 
     async def _ask_brought(self, body: bytes) -> bytes:
         if self._brought_waiting >= _BROUGHT_WAITING:
-            raise TooManyTemplates(f"{_BROUGHT_WAITING} requests with templates of their own wait already.")
+            raise TooManyTemplates(because("templates_wait", count=_BROUGHT_WAITING))
         self._brought_waiting += 1
         try:
             return await self.brought.ask(body)
@@ -135,7 +134,7 @@ class TemplateRenderer:
         elif failure.out_of_memory:
             reason = f"it needed more than {self._memory_bytes >> 20} MiB of memory and was stopped"
         else:
-            return RenderChildLost(f"The process that renders chat templates ended ({failure.exit_code}).")
+            return RenderChildLost(because("renderer_ended", code=failure.exit_code))
         self._kills.setdefault(key, []).append(time.monotonic())
         return BadTemplate(reason)
 

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from devices.atomic_file import write_atomically
 from engine.errors import EngineError
+from engine.reasons import because
 from engine.settings.keys import KeyStore, Scope
 
 MANAGEMENT_PREFIX: Final = "/tessera/"
@@ -51,7 +52,7 @@ class TooManyFailures(EngineError):
     code = "too_many_failures"
 
     def __init__(self, retry_after_s: int) -> None:
-        super().__init__(f"Too many wrong keys from this address; try again in {retry_after_s} s.")
+        super().__init__(because("too_many_wrong_keys", seconds=retry_after_s))
         self.retry_after_s = retry_after_s
 
 
@@ -125,15 +126,15 @@ class Access:
         if keys and not scopes and (self.needs_key or manages(path)):
             self.failures.check(address)
             self.failures.note(address)
-            raise Unauthorized("This key is not valid here.")
+            raise Unauthorized(because("key_not_valid"))
         if manages(path):
             if any("manage" in allowed for allowed in scopes):
                 return
             if scopes:
-                raise Forbidden("This key may run models; this route needs a key with the scope manage.")
-            raise Unauthorized("This route needs the local management token, or a key with the scope manage.")
+                raise Forbidden(because("key_without_manage"))
+            raise Unauthorized(because("needs_management"))
         if self.needs_key and not scopes:
-            raise Unauthorized("This server needs an API key.")
+            raise Unauthorized(because("needs_key"))
 
     def may_manage(self, keys: Iterable[str]) -> bool:
         """One of the keys is the local token, or may manage: the sender is one of the user's own programs."""

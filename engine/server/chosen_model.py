@@ -2,6 +2,7 @@
 
 from engine.errors import InputFault
 from engine.loaded_model import LoadedModel
+from engine.reasons import because
 from engine.server.state import ServerState
 
 
@@ -14,5 +15,5 @@ async def chosen_model(state: ServerState, name: str | None) -> LoadedModel:
         return loaded[-1]
     served = [e.id for e in await state.models.entries() if e.servable and e.state == "online"]
     if not served:
-        raise InputFault("There is no model here; get one with `tessera models pull`.", "model")
+        raise InputFault(because("no_model_at_all"), "model")
     return await state.pool.acquire(served[0])

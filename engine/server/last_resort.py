@@ -10,6 +10,7 @@ import logging
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine.errors import EnvironmentFault, exhausted
+from engine.reasons import because
 from engine.server.error_shape import error_body
 from engine.server.errors import lookup, retry_header
 
@@ -22,7 +23,7 @@ class Stopping(EnvironmentFault):
     code = "stopping"
 
     def __init__(self) -> None:
-        super().__init__("The server is being stopped; ask again when it is back.")
+        super().__init__(because("server_stopping"))
 
 
 class LastResort:

@@ -15,11 +15,12 @@ from engine.wording.library import LIBRARY
 from engine.wording.providers import PROVIDERS
 from engine.wording.remotes import REMOTES
 from engine.wording.runner import RUNNER
+from engine.wording.server import SERVER
 from engine.wording.upstreams import UPSTREAMS
 
 TEMPLATES: Final = {
     **DISPATCH, **CHECKS, **FIT, **OPTIONS, **RUNNER, **PROVIDERS, **LIBRARY, **DOCUMENTS, **REMOTES, **UPSTREAMS,
-    **ENERGY, **BENCH, **ERRORS,
+    **ENERGY, **BENCH, **SERVER, **ERRORS,
 }  # fmt: skip
 # Places for bytes: the first names the unit, the second stands beside one that is named.
 AMOUNTS: Final = ("bytes", "plain_bytes")

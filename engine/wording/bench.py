@@ -1,8 +1,10 @@
-"""Sentences of engine.bench: what is measured now."""
+"""Sentences of engine.bench and autotune: what is measured now, and why it cannot be."""
 
 from typing import Final
 
 BENCH: Final = {
+    "nothing_works": "No settings were found that load this model: {why}",
+    "standin_failed": "The stand-in could not be written: {why}",
     "bench_rest": "the computer at rest",
     "bench_header": "reading the header",
     "bench_stand_in": "writing a stand-in {share:.0%}",

@@ -60,4 +60,19 @@ _DISK: Final = {
     "no_config": "{folder} is no model folder: there is no config.json in it.",
     "there_already": "{path} is there already; name another file.",
 }
-LIBRARY: Final = {**_STARTERS, **_HUB, **_FILES, **_DISK}
+_CONVERTER: Final = {
+    "converter_stays": "{path} cannot be removed: {why}",
+    "converter_disk": "it needs {needed_mib} MiB in {path}; {free_mib} MiB are free",
+    "converter_python": "its packages are for Python {versions}, and none of these is installed",
+    "converter_step": "{failed}: {why}",
+    "converter_starts_not": "it does not start",
+    "converter_failed": "llama.cpp's converter failed: {why}",
+    "environment_not_made": "the environment could not be made",
+    "not_fetched": "{what} could not be fetched",
+    "packages": "packages",
+    "source_archive": "llama.cpp's source archive",
+    "exit_code": "exit code {code}",
+    "archive_not_unpacked": "{name} cannot be unpacked: {why}",
+    "archive_without_converter": "{name} holds no converter",
+}
+LIBRARY: Final = {**_STARTERS, **_HUB, **_FILES, **_DISK, **_CONVERTER}

@@ -30,6 +30,7 @@ from devices.learned import learned
 from devices.programs import installed_program
 from engine.errors import EnvironmentFault
 from engine.jobs import Control
+from engine.reasons import Reason, because
 from quantize.convert.llama_cpp import ASSETS
 
 VERSION: Final = "0.3.36"
@@ -110,7 +111,7 @@ def remove(folder: Path) -> int:
     except FileNotFoundError:
         return 0
     except OSError as error:
-        raise NoConverter(f"{folder} cannot be removed: {error.strerror or error}") from error
+        raise NoConverter(because("converter_stays", path=str(folder), why=error.strerror or str(error))) from error
     return freed
 
 
@@ -129,14 +130,15 @@ def install(folder: Path, control: Control) -> Converter:
         environment.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(environment).free
         if free < _NEEDED_DISK_BYTES:
-            raise NoConverter(f"it needs {_NEEDED_DISK_BYTES >> 20} MiB in {folder}; {free >> 20} MiB are free")
+            sizes = {"needed_mib": _NEEDED_DISK_BYTES >> 20, "free_mib": free >> 20}
+            raise NoConverter(because("converter_disk", path=str(folder), **sizes))
         _Making(environment, control).run()
         num_bytes = size_on_disk(environment)
         part = environment / f"{_READY}.part"
         part.write_bytes(msgspec.json.encode(_Ready(num_bytes)))
         part.replace(environment / _READY)
     except OSError as error:
-        raise NoConverter(f"{environment}: {error.strerror or error}") from error
+        raise NoConverter(because("bad_file", path=str(environment), why=error.strerror or str(error))) from error
     return Converter(folder=environment, num_bytes=num_bytes)
 
 
@@ -180,8 +182,8 @@ def _fitting_python() -> str:
             printed = subprocess.run(asked, capture_output=True, text=True, timeout=20, check=False).stdout
             if tuple(map(int, printed.split())) in fitting:
                 return python
-    words = ", ".join(f"{major}.{minor}" for major, minor in fitting)
-    raise NoConverter(f"its packages are for Python {words}, and none of these is installed")
+    versions = tuple(f"{major}.{minor}" for major, minor in fitting)
+    raise NoConverter(because("converter_python", versions=versions))
 
 
 class _Making:
@@ -199,9 +201,7 @@ class _Making:
         for made in (self._fetched, self._temporary):
             made.mkdir(exist_ok=True)
         if not _python_in(self._environment).exists():
-            self._call(
-                [_fitting_python(), "-m", "venv", str(self._environment)], "the environment could not be made"
-            )
+            self._call([_fitting_python(), "-m", "venv", str(self._environment)], because("environment_not_made"))
         packages = requirements((ASSETS / "packages.txt").read_text(encoding="ascii"))
         first = [one for one in packages if one.startswith(_BUILDS_ARCHIVES)]
         torch = [one for one in packages if one.startswith(_TORCH)]
@@ -218,7 +218,7 @@ class _Making:
             str(ASSETS / "run.py"),
             str(self._environment / "llama.cpp"),
         ]
-        self._call(trial, "it does not start")
+        self._call(trial, because("converter_starts_not"))
         shutil.rmtree(self._fetched)
         shutil.rmtree(self._temporary, ignore_errors=True)
 
@@ -227,13 +227,13 @@ class _Making:
         mark = self._fetched / hashlib.sha256("".join(wanted).encode()).hexdigest()[:16]
         if not mark.exists():
             words = [*index, "--no-deps", "--only-binary", ":all:", "--no-cache-dir", "--require-hashes"]
-            what = wanted[0].split("==")[0] if len(wanted) < _MANY else "packages"
+            what = wanted[0].split("==")[0] if len(wanted) < _MANY else because("packages")
             self._pip(["download", *words, "-r", self._lock(wanted), "-d", str(self._fetched)], what)
             mark.touch()
 
     def _install(self, wanted: Sequence[str]) -> None:
         words = ["--no-index", "--find-links", str(self._fetched), "--no-deps", "--require-hashes"]
-        self._pip(["install", "--no-compile", *words, "-r", self._lock(wanted)], "packages")
+        self._pip(["install", "--no-compile", *words, "-r", self._lock(wanted)], because("packages"))
 
     def _archive(self) -> str:
         """Take the converter out of the locked source archive; its list of requirements."""
@@ -242,7 +242,7 @@ class _Making:
             lock = ASSETS / "source.txt"
             words = ["--no-deps", "--no-binary", ":all:", "--no-build-isolation", "--no-cache-dir"]
             order = ["download", *words, "--require-hashes", "-r", str(lock), "-d", str(self._fetched)]
-            self._pip(order, "llama.cpp's source archive")
+            self._pip(order, because("source_archive"))
             archive = next(self._fetched.glob("llama_cpp_python-*.tar.gz"))
             unpack(archive, self._temporary / "llama.cpp")
             (self._temporary / "llama.cpp").rename(target)
@@ -253,11 +253,11 @@ class _Making:
         path.write_text("".join(wanted), encoding="ascii")
         return str(path)
 
-    def _pip(self, words: Sequence[str], what: str) -> None:
+    def _pip(self, words: Sequence[str], what: str | Reason) -> None:
         command = [str(_python_in(self._environment)), *_PIP, *words, "-q", "--progress-bar", "off"]
-        self._call(command, f"{what} could not be fetched", note=what)
+        self._call(command, because("not_fetched", what=what), note=what)
 
-    def _call(self, command: Sequence[str], failed: str, note: str = "") -> None:
+    def _call(self, command: Sequence[str], failed: Reason, note: str | Reason = "") -> None:
         """Run to the end, telling how much is fetched. Raises: NoConverter; Cancelled, Paused."""
         log_path = self._temporary / "said.txt"
         unwanted = ("PYTHONPATH", "PYTHONHOME", "PIP_TARGET", "PIP_USER", "PIP_REQUIRE_VIRTUALENV")
@@ -281,9 +281,10 @@ class _Making:
             lines = [line.strip() for line in log if line.strip() and not line.startswith("WARNING")]
         if process.returncode != 0:
             last = next((line for line in reversed(lines) if line.startswith("ERROR")), "".join(lines[-1:]))
-            raise NoConverter(f"{failed}: {last[:300] or f'exit code {process.returncode}'}")
+            why = last[:300] or because("exit_code", code=process.returncode)
+            raise NoConverter(because("converter_step", failed=failed, why=why))
 
-    def _report(self, note: str) -> None:
+    def _report(self, note: str | Reason) -> None:
         done = size_on_disk(self._fetched) + size_on_disk(self._temporary)
         self._control.report("fetching", min(done, DOWNLOAD_BYTES), DOWNLOAD_BYTES, note=note)
 
@@ -298,6 +299,6 @@ def unpack(archive: Path, target: Path) -> None:
                     member.name = path
                     opened.extract(member, target, filter="data")
     except (tarfile.TarError, EOFError) as error:
-        raise NoConverter(f"{archive.name} cannot be unpacked: {error}") from error
+        raise NoConverter(because("archive_not_unpacked", name=archive.name, why=str(error))) from error
     if not (target / "convert_hf_to_gguf.py").is_file() or not (target / _REQUIREMENTS).is_file():
-        raise NoConverter(f"{archive.name} holds no converter")
+        raise NoConverter(because("archive_without_converter", name=archive.name))

@@ -16,6 +16,7 @@ from devices.environment import without_secrets
 from devices.process_memory import bound_memory
 from engine.jobs import Control
 from engine.library.converter.environment import VERSION, Converter, NoConverter
+from engine.reasons import because
 from quantize.convert.folder import Converted
 from quantize.convert.llama_cpp import ASSETS, Staged, stage
 from quantize.errors import BadFile
@@ -140,7 +141,7 @@ def _run(command: tuple[list[str], dict[str, str]], staged: Staged, out: Path, c
             raise
     if process.returncode != 0:
         raise NoConverter(
-            f"llama.cpp's converter failed: {_last_words(log_path) or f'exit code {process.returncode}'}"
+            because("converter_failed", why=_last_words(log_path) or because("exit_code", code=process.returncode))
         )
 
 

@@ -4,9 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from engine.chat import template
 from engine.documents import errors as documents
 from engine.energy.meter import NeverAtRest
 from engine.errors import RunnerDied
+from engine.json_store import Damaged
 from engine.library import errors as library
 from engine.quantizer_faults import fact_of, why_of
 from engine.reasons import Reason, because
@@ -14,6 +16,8 @@ from engine.remotes import errors as remotes
 from engine.remotes.types import Seen
 from engine.remotes.wire import Failed, line
 from engine.runner.exits import exit_reason
+from engine.server.auth import TooManyFailures
+from engine.server.last_resort import Stopping
 from engine.upstreams import errors as upstreams
 from engine.upstreams.replies import refusal
 from engine.upstreams.types import Rule, Upstream, Way
@@ -83,6 +87,20 @@ OLD = (
             "programs kept the processors busy for 60 s. End them and start again."
         ),
     ),
+    (
+        template.BadTemplate("no role", by_template=True),
+        "The model's chat template refuses this conversation: no role",
+    ),
+    (
+        template.BadTemplate("bad", 7),
+        (
+            'The model\'s chat template failed (line 7): bad. Send "chat_template": "chatml" to use the built-in '
+            "template instead, or mend the file's own."
+        ),
+    ),
+    (Stopping(), "The server is being stopped; ask again when it is back."),
+    (Damaged(Path("a.json"), "no JSON"), "a.json cannot be read: no JSON."),
+    (TooManyFailures(9), "Too many wrong keys from this address; try again in 9 s."),
     (refusal("box", 429, b'{"error": "full"}'), "box takes no more requests now: full"),
     (refusal("box", 500, b'{"error": "broken"}'), "box failed (500): broken"),
     (refusal("box", 400, b'{"error": "too odd"}'), "box refuses the request (400): too odd"),
