@@ -75,7 +75,7 @@ class ReasoningBudget(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Image(msgspec.Struct, frozen=True, kw_only=True):
-    """One encoded picture (PNG, JPEG, WebP bytes), decoded only in the runner."""
+    """One encoded image (PNG, JPEG, WebP bytes), decoded only in the runner."""
 
     data: bytes
 
@@ -83,22 +83,23 @@ class Image(msgspec.Struct, frozen=True, kw_only=True):
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One prompt for one completion.
 
-    `prompt` is text (special tokens in it are parsed when `parse_special`) or token ids. `max_tokens` None
-    runs to the end of the context. `logprobs` None: none; 0: the chosen token's; n: also the n best.
-    `images` replace, in order, the media markers in the prompt. `keep_special` renders control tokens as text
-    (parsers of tool calls and reasoning need them); otherwise they are generated but not shown. `speculate` says
-    whether the runner guesses ahead: None where that was measured to pay, True wherever there is a guess, False
-    never; the text stays the same. Without `cache_prompt` nothing computed before is used and nothing is left
-    behind: what a measurement needs. Without `stream` the text comes whole at the end, and no token wakes anybody.
-    The model's own end tokens are never drawn with `ignore_eos`, nor before `min_tokens`; `stop_token_ids` end the
-    answer too and are not shown. `max_tokens` 0 reads the prompt and draws nothing. With `prompt_logprobs` and
-    `logprobs` the prompt's tokens are told as well, and nothing computed before is used.
-    With `context_shift` an answer continues when the context is full: the older half of what follows the prompt's
-    beginning is forgotten. `lora` are (adapter, scale). With `loop_guard` an answer that goes round in circles or
-    turns into noise ends with `length`, and `Done.runaway` says why. With `progress` the reading of a long prompt
-    is told. A `deterministic` request is computed in a context of its own, in steps whose shape depends on nothing
-    but itself, so that its tokens do not depend on what ran before or beside it. `explicit` are the fields of
-    `sampling` that the client named: only these are told to another server, which has defaults of its own.
+    `prompt` is text (special tokens in it are parsed when `parse_special`) or token ids. `max_tokens` None runs
+    to the end of the context. `logprobs` None: none; 0: the chosen token's; n: also the n best. `images`
+    replace, in order, the media markers in the prompt. `keep_special` renders control tokens as text (parsers
+    of tool calls and reasoning need them); otherwise they are generated but not shown. `speculate` says whether
+    the runner drafts tokens: None where that was measured to pay, True wherever there is a draft, False never;
+    the text stays the same. Without `cache_prompt` nothing computed before is used and nothing is left behind:
+    what a measurement needs. Without `stream` the text comes whole at the end, and no token wakes anybody. The
+    model's own end tokens are never sampled with `ignore_eos`, nor before `min_tokens`; `stop_token_ids` end
+    the answer too and are not shown. `max_tokens` 0 computes the prompt and samples nothing. With
+    `prompt_logprobs` and `logprobs` the prompt's tokens are returned as well, and nothing computed before is
+    used. With `context_shift` an answer continues when the context is full: the older half of what follows the
+    prompt's beginning is forgotten. `lora` are (adapter, scale). With `loop_guard` an answer that goes round in
+    circles or turns into noise ends with `length`, and `Done.runaway` says why. With `progress` the prefill of
+    a long prompt is reported. A `deterministic` request is computed in a context of its own, in steps whose
+    shape depends on nothing but itself, so that its tokens do not depend on what ran before or beside it.
+    `explicit` are the fields of `sampling` that the client named: only these are sent to another server, which
+    has defaults of its own.
     """
 
     prompt: str | list[int]

@@ -46,7 +46,7 @@ MAX_ROUNDS = 12
     metavar="DEVICE",
     help="Keep MODEL on this device from now on, such as cpu or openvino:NPU; 'auto': Tessera chooses again.",
 )
-@click.option("--draft", help="Smaller model of the same vocabulary that guesses ahead for MODEL; 'none': no more.")
+@click.option("--draft", help="Smaller model of the same vocabulary that drafts tokens for MODEL; 'none': no more.")
 @click.option(
     "--loop-guard/--no-loop-guard",
     default=True,

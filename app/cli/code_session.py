@@ -198,7 +198,7 @@ class CodeSession:
                 echo(shown_text(str(error)), err=True)
 
     def _command(self, line: str) -> None:
-        name, _, rest = line[1:].partition(" ")
+        name, _, argument = line[1:].partition(" ")
         commands: dict[str, Callable[[str], object]] = {
             "help": lambda _: echo(HELP),
             "context": lambda _: self._show_context(),
@@ -212,7 +212,7 @@ class CodeSession:
             "new": lambda _: self._new(),
         }
         if name in commands:
-            commands[name](rest.strip())
+            commands[name](argument.strip())
         else:
             echo(HELP)
 

@@ -20,7 +20,7 @@ def command() -> None:
 @command.command("convert")
 @click.argument("source")
 @click.argument("out", required=False, type=click.Path(path_type=Path, file_okay=False))
-@click.option("--all-logits", is_flag=True, help="Logits of every position, to check guesses; prompts cost more.")
+@click.option("--all-logits", is_flag=True, help="Logits of every position, to verify drafts; prompts cost more.")
 @click.option("--exact", is_flag=True, help="Activations in 32 bits instead of 8: slower, closer to the formula.")
 @click.option(
     "--fixed", is_flag=True, help="Quantized graphs of fixed shapes, as Qualcomm's NPU compiler wants them."

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 @click.option(
     "--lora", "lora", multiple=True, metavar="MODEL=FILE", help="LoRA adapter (GGUF) loaded with a model."
 )
-@click.option("--draft", help="Small model that guesses ahead for all models of its vocabulary.")
+@click.option("--draft", help="Small model that drafts tokens for all models of its vocabulary.")
 @click.option("--tls-cert", type=click.Path(path_type=Path), help="Certificate (PEM); with it only TLS is spoken.")
 @click.option("--tls-key", type=click.Path(path_type=Path), help="The certificate's private key (PEM).")
 @click.option("--private", "parent", type=int, hidden=True, help="Serve only the process with this id.")

@@ -88,16 +88,16 @@ class Wire:
 
     def lines(self, response: http.client.HTTPResponse) -> Iterator[str]:
         """The lines of an answer as they come, without their ends. Raises: Failed, Closed."""
-        rest = b""
+        remaining = b""
         while data := response.read1(_AT_ONCE):  # unlike `readline` it tells an answer that breaks off from its end
-            *whole, rest = (rest + data).split(b"\n")
+            *whole, remaining = (remaining + data).split(b"\n")
             yield from (line.decode("utf-8", "replace").rstrip("\r") for line in whole)
         if self.closed:
             raise Closed("the connection was closed")
         if response.length:
-            raise http.client.IncompleteRead(rest)
-        if rest:
-            yield rest.decode("utf-8", "replace")
+            raise http.client.IncompleteRead(remaining)
+        if remaining:
+            yield remaining.decode("utf-8", "replace")
 
     def _target(self, path: str, query: Mapping[str, Any]) -> str:
         fields = {k: str(v).lower() if isinstance(v, bool) else "" if v is None else v for k, v in query.items()}

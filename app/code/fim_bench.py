@@ -36,8 +36,8 @@ class FimBench(msgspec.Struct, frozen=True, kw_only=True):
 
 def keystrokes(text: str, start: int, count: int) -> Iterator[tuple[str, int]]:
     """(buffer, cursor) after each of `count` characters typed at `start`; what was there stays below."""
-    rest = text[start:].split("\n", 1)
-    below = "\n" + rest[1] if len(rest) > 1 else ""
+    lines = text[start:].split("\n", 1)
+    below = "\n" + lines[1] if len(lines) > 1 else ""
     for number in range(1, count + 1):
         typed = text[start : start + number]
         yield text[:start] + typed + below, start + number

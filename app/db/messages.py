@@ -111,12 +111,12 @@ def remove(connection: apsw.Connection, conversation_id: int, message_id: int) -
 def of_conversation(connection: apsw.Connection, conversation_id: int) -> list[Message]:
     """All messages of a conversation, all branches, oldest first."""
     attached: dict[int, list[Attachment]] = {}
-    for message_id, *rest in connection.execute(
+    for message_id, *columns in connection.execute(
         "SELECT a.message_id, a.name, a.mime, a.text, a.data, a.id FROM attachments a "
         "JOIN messages m ON m.id = a.message_id WHERE m.conversation_id = ? ORDER BY a.id",
         (conversation_id,),
     ):
-        attached.setdefault(message_id, []).append(Attachment(*rest))
+        attached.setdefault(message_id, []).append(Attachment(*columns))
     rows = connection.execute(
         f"SELECT {_COLUMNS} FROM messages WHERE conversation_id = ? ORDER BY id",  # noqa: S608 - a constant
         (conversation_id,),

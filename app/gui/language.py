@@ -20,8 +20,8 @@ def pseudo(text: str) -> str:
     parts = text.split("{")
     made = parts[0].translate(_ACCENTED)
     for part in parts[1:]:
-        field, _, rest = part.partition("}")
-        made += "{" + field + "}" + rest.translate(_ACCENTED)
+        field, _, after = part.partition("}")
+        made += "{" + field + "}" + after.translate(_ACCENTED)
     return f"[{made}{'~' * round(len(text) * _LONGER)}]"
 
 

@@ -156,9 +156,10 @@ class MainWindow(QMainWindow):
         if size != self.size():
             self.resize(size)
         if not free.contains(self.geometry()):
-            rest = screen.availableGeometry().size() - self.size() - QSize(0, _FRAME_TOP)
+            margin = screen.availableGeometry().size() - self.size() - QSize(0, _FRAME_TOP)
             self.move(
-                screen.availableGeometry().topLeft() + QPoint(max(rest.width(), 0) // 2, max(rest.height(), 0) // 2)
+                screen.availableGeometry().topLeft()
+                + QPoint(max(margin.width(), 0) // 2, max(margin.height(), 0) // 2)
             )
 
     def _group_pages(self) -> list[Destination]:

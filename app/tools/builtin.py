@@ -129,7 +129,9 @@ class FileReader:
         first = first if isinstance(first, int) and first > 0 else 1
         shown = lines[first - 1 : first - 1 + _MAX_LINES]
         text = "\n".join(shown)
-        rest = len(lines) - (first - 1 + len(shown))
+        num_more = len(lines) - (first - 1 + len(shown))
         if len(text) > _MAX_CHARS:
             return ToolOutcome(f"{text[:_MAX_CHARS]}\n[cut after {_MAX_CHARS} characters]")
-        return ToolOutcome(text + (f"\n[{rest} more lines, from line {first + len(shown)} on]" if rest > 0 else ""))
+        return ToolOutcome(
+            text + (f"\n[{num_more} more lines, from line {first + len(shown)} on]" if num_more > 0 else "")
+        )

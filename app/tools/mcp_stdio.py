@@ -24,13 +24,13 @@ async def bounded_lines(stream: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
     """Whole lines; one longer than MAX_LINE_BYTES is passed over, and never held."""
     line, skipping = bytearray(), False
     async for chunk in stream:
-        *ended, rest = chunk.split(b"\n")
+        *ended, partial = chunk.split(b"\n")
         for part in ended:
             line += part
             if not skipping and len(line) <= MAX_LINE_BYTES:
                 yield bytes(line)
             line, skipping = bytearray(), False
-        line += rest
+        line += partial
         if len(line) > MAX_LINE_BYTES:
             line, skipping = bytearray(), True
 

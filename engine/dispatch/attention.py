@@ -23,9 +23,9 @@ LONG_TOKENS: Final = 512
 HARDLY_TWO: Final = 1.5
 # An impression of fewer tokens than this says nothing.
 ENOUGH_TOKENS: Final = 1000
-# Processors read prompts as fast in pieces of this many tokens, experts need more rows to be busy.
+# CPUs prefill as fast with ubatches of this many tokens; experts need more rows to be busy.
 DENSE_UBATCH, EXPERT_UBATCH = 128, 256
-# Its scores of one piece take memory: 12 KiB a cell where there are 16 heads, 400 MB for this many.
+# The scores of one ubatch take memory: 12 KiB a cell where there are 16 heads, 400 MB for this many.
 MOST_CELLS: Final = 32768
 FLOAT_CACHES: Final = ("f16", "f32", "bf16")
 # Measured here, plain attention must take at most this much of the fused one's time: its scores take memory.
@@ -60,7 +60,7 @@ def plain_attention(
 
 
 def with_plain(settings: LoadSettings, *, experts: bool) -> LoadSettings:
-    """`settings` with plain attention, prompts in pieces of the size that suits it."""
+    """`settings` with non-flash attention and the ubatch that suits it."""
     n_ubatch = min(EXPERT_UBATCH if experts else DENSE_UBATCH, settings.n_ubatch)
     return msgspec.structs.replace(settings, flash_attn="off", n_ubatch=n_ubatch)
 

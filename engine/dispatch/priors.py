@@ -9,7 +9,7 @@ from devices.types import Device
 GPU_EFFICIENCY, CPU_EFFICIENCY = 0.85, 0.46
 # Where no bandwidth is known: dual-channel DDR4-3200 and a mid-range card's GDDR6.
 UNKNOWN_CPU_GBS, UNKNOWN_IGPU_GBS, UNKNOWN_DGPU_GBS = 51.2, 51.2, 256.0
-# Operations for each byte of memory bandwidth when prompts are read. Source: Strix Halo, llama-2-7B Q4_0: 1,338
+# Operations for each byte of memory bandwidth in prefill. Source: Strix Halo, llama-2-7B Q4_0: 1,338
 # tok/s, 18 TFLOPS at 256 GB/s, Qwen 27B Q8_0 15 (kyuz0's logs). Processors and cards of their own: published
 # llama-bench figures differ by half, and only the order counts.
 FLOP_PER_BYTE = {"cpu": 15.0, "npu": 15.0, "igpu": 60.0, "dgpu": 90.0}

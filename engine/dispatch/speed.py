@@ -125,7 +125,7 @@ def expected(
 
 
 def _gflops(shape: ModelShape, device: Device, backend: str) -> float:
-    """Billions of operations a second that reading a prompt reaches."""
+    """Billions of operations a second that prefill reaches."""
     prior = BACKENDS.get(backend, BACKENDS["cpu"])
     experts = EXPERTS_PREFILL if shape.experts else 1.0
     kind = device.kind if device.kind in FLOP_PER_BYTE else "cpu"

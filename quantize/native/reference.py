@@ -35,7 +35,7 @@ class ReferenceModel:
     """One loaded model, and as many contexts for it as run well side by side.
 
     Use in a child process: llama.cpp may end the process on a file it dislikes.
-    Args: max_lanes: an upper bound for `num_contexts`, where each needs memory of its own.
+    Args: max_contexts: an upper bound for `num_contexts`, where each needs memory of its own.
     Raises: LoadFailed.
     """
 

@@ -115,7 +115,7 @@ class DecoderGraph:
         normed, _ = self._add_norm(hidden, delta, "output_norm.weight")
         width: int | str = "tokens"
         if not self._all_logits:
-            # Only the newest position is ever drawn from: no (tokens, vocabulary) matrix while a prompt is read.
+            # Only the newest position is ever sampled from: no (tokens, vocabulary) matrix in prefill.
             width = 1
             bounds = [self._ints("minus_one", -1), self._ints("end", 2**31), self._ints("one", 1)]
             normed = g.node("Slice", [normed, *bounds])

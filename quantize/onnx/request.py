@@ -29,7 +29,7 @@ class FixedOptions(msgspec.Struct, frozen=True, kw_only=True):
 class OnnxRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Convert `source` (a GGUF file) to `out` (a folder that is not there, or was made from the same file).
 
-    `all_logits` gives logits of every position, which checking guesses needs; reading prompts takes longer then.
+    `all_logits` gives logits of every position, which verifying drafts needs; prefill takes longer then.
     `fixed` asks for quantized graphs of fixed shapes instead.
     """
 

@@ -353,7 +353,7 @@ def test_a_long_chat_is_folded_in_idle_time_aside_and_its_new_beginning_is_read(
     assert compactor.folds == []
     compactor._idle.setInterval(10)
     server.pieces = ["They counted long words."]
-    compactor.rest(page.controller.conversation, page.controller.tree.path(), 900)
+    compactor.on_answered(page.controller.conversation, page.controller.tree.path(), 900)
     qtbot.waitUntil(lambda: server.bodies[-1].get("max_tokens") == 1)
     assert compactor.folds
     aside = [body for body in server.bodies if body.get("priority") == "side"]

@@ -77,7 +77,7 @@ def test_the_draft_is_read_as_it_grows_and_not_when_it_is_sent(qtbot, page, serv
     assert len(aside(server)) == 1, "too little was added"
     page.composer.set_text("The keeper of the lighthouse went down to the boats again")
     qtbot.waitUntil(lambda: len(aside(server)) == 2)
-    assert page.side.reading.wasted_chars == 0
+    assert page.side.read_ahead.wasted_chars == 0
 
     services.settings.set("chat.read_ahead", "off")
     page.composer.set_text("Another sentence that has nothing to do with the first one at all")
@@ -87,7 +87,7 @@ def test_the_draft_is_read_as_it_grows_and_not_when_it_is_sent(qtbot, page, serv
 
 def test_what_is_read_in_vain_is_bounded(qtbot, page, server, monkeypatch):
     monkeypatch.setattr(side_work, "MAX_WASTED_CHARS", {"mains": 100, "battery": 100})
-    reading = page.side.reading
+    reading = page.side.read_ahead
     for n in range(6):
         seen = len(aside(server))
         page.composer.set_text(f"{n} " + "words that are soon thrown away " * 2)

@@ -22,13 +22,13 @@ def shifted(search: Sequence[str], found: Sequence[str]) -> Reindent | None:
     whole = _shift(search, found)
     if whole is not None:
         return lambda _, line: _moved(line, whole)
-    rest = _shift(search[1:], found[1:])
-    if rest is None or indent_of(search[0]) or not any(line.strip() for line in search[1:]):
+    shift = _shift(search[1:], found[1:])
+    if shift is None or indent_of(search[0]) or not any(line.strip() for line in search[1:]):
         return None
     head = indent_of(found[0])
 
     def reindent(index: int, line: str) -> str | None:
-        return head + line if index == 0 and not indent_of(line) else _moved(line, rest)
+        return head + line if index == 0 and not indent_of(line) else _moved(line, shift)
 
     return reindent
 

@@ -66,7 +66,7 @@ class Compactor(QObject):
     def _own(self, chat: Conversation) -> str:
         return "\n\n".join(filter(None, (self._project.instructions.strip(), chat.system_prompt.strip())))
 
-    def rest(self, chat: Conversation, path: Sequence[Message], used: int) -> None:
+    def on_answered(self, chat: Conversation, path: Sequence[Message], used: int) -> None:
         """The answer has ended with so many tokens in the context: fold when nothing was asked for a while."""
         self._chat, self._path = chat, path
         n_ctx = self._n_ctx()

@@ -282,7 +282,7 @@ class ChatController(QObject):
             self._ask_second(message_id)
         else:
             self.busy_changed.emit(False)
-            self.compactor.rest(self.conversation, self.tree.path(), used_tokens(message))
+            self.compactor.on_answered(self.conversation, self.tree.path(), used_tokens(message))
 
     def _call_tools(self, message: Message, answer: WholeAnswer) -> bool:
         """Carry out what the answer asks for, write each result down, and let the model continue."""

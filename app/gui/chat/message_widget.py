@@ -163,19 +163,19 @@ class MessageWidget(ColumnItem):
         line.addWidget(self._tools, 0, Qt.AlignmentFlag.AlignBottom)
         line.addWidget(self._bubble)
         self._column.addLayout(line)
-        self._rest()
+        self._update_tools()
 
     def enterEvent(self, event: QEnterEvent) -> None:
         """The tools of a question are seen while the pointer is on it."""
         super().enterEvent(event)
-        self._rest()
+        self._update_tools()
 
     def leaveEvent(self, event: QEvent) -> None:
         """And not after it."""
         super().leaveEvent(event)
-        self._rest()
+        self._update_tools()
 
-    def _rest(self) -> None:
+    def _update_tools(self) -> None:
         for tool in self.findChildren(IconButton) if self.message.role == "user" else ():
             tool.set_quiet(not self.underMouse())
 

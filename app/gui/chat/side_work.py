@@ -208,4 +208,4 @@ class SideWork(QObject):
     def __init__(self, services: Services, controller: ChatController, composer: Composer, parent: QObject) -> None:
         super().__init__(parent)
         self.titles = Titles(services, controller, self)
-        self.reading = ReadAhead(services, controller, composer, self)
+        self.read_ahead = ReadAhead(services, controller, composer, self)

@@ -32,9 +32,9 @@ def coloured_lines(text: str, language: str) -> list[Coloured]:
         return [((line, None),) for line in text.split("\n")]
     lines: list[list[tuple[str, str | None]]] = [[]]
     for span, colour in spans(text, language):
-        first, *rest = span.split("\n")
+        first, *others = span.split("\n")
         lines[-1].append((first, colour))
-        lines += [[(part, colour)] for part in rest]
+        lines += [[(part, colour)] for part in others]
     return [tuple(line) for line in lines]
 
 

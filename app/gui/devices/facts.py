@@ -86,17 +86,17 @@ def device_facts(device: Device) -> str:
     return " · ".join(parts)
 
 
-def live_facts(reading: LiveDevice) -> str:
+def live_facts(sample: LiveDevice) -> str:
     """Utilization, temperature and power as far as the system tells; empty when it tells nothing."""
-    if reading.asleep:
+    if sample.asleep:
         return tr("asleep")
     parts: list[str] = []
-    if reading.busy_frac is not None:
-        parts.append(tr("{n} % in use").format(n=formatted.whole(100 * reading.busy_frac)))
-    if reading.temperature_c is not None:
-        parts.append(tr("{n} °C").format(n=formatted.whole(reading.temperature_c)))
-    if reading.power_w is not None:
-        parts.append(tr("{n} W").format(n=formatted.decimal(reading.power_w)))
+    if sample.busy_frac is not None:
+        parts.append(tr("{n} % in use").format(n=formatted.whole(100 * sample.busy_frac)))
+    if sample.temperature_c is not None:
+        parts.append(tr("{n} °C").format(n=formatted.whole(sample.temperature_c)))
+    if sample.power_w is not None:
+        parts.append(tr("{n} W").format(n=formatted.decimal(sample.power_w)))
     return " · ".join(parts)
 
 

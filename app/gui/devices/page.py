@@ -147,13 +147,13 @@ class DevicesPage(Page):
         return made
 
     def _show_live(self, answer: LiveDevices) -> None:
-        for reading in answer.devices:
-            now, bar = self._live.get(reading.device, (None, None))
+        for sample in answer.devices:
+            now, bar = self._live.get(sample.device, (None, None))
             if now is None or bar is None:
                 continue
-            now.setText(live_facts(reading))
-            bar.setVisible(reading.busy_frac is not None)
-            bar.setValue(round(100 * (reading.busy_frac or 0)))
+            now.setText(live_facts(sample))
+            bar.setVisible(sample.busy_frac is not None)
+            bar.setValue(round(100 * (sample.busy_frac or 0)))
 
     def _show_power(self, state: PowerState, changes: int) -> None:
         if changes == self.power.changes:  # else it is from before what was just applied

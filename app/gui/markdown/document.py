@@ -178,9 +178,9 @@ class MarkdownDocument:
         for text, colour in spans(code, language):
             if colour not in made:
                 made[colour] = self._formats.code(syntax[colour] if colour else None)
-            head, *rest = text.split("\n")
+            head, *others = text.split("\n")
             cursor.insertText(head, made[colour])
-            for line in rest:
+            for line in others:
                 cursor.insertBlock(inner, made[colour])
                 if line:
                     cursor.insertText(line, made[colour])
