@@ -23,6 +23,7 @@ MAKERS = {
     "add": (0, 1),
     "Empty": (2,),
     "set_words": (0, 1),
+    "search_field": (1,),
     "setAccessibleName": (0,),
     "notify": (2, 3, 4),
 }

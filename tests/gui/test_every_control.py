@@ -77,7 +77,7 @@ WHERE = {
     ("chat/options.py", "Documents"): "walker",
     ("chat/options.py", "System prompt"): "test_prompts",
     ("chat/page.py", "Undo"): "test_chats",
-    ("chat/places.py", "Cancel"): "test_prompts",
+    ("chat/variables_dialog.py", "Cancel"): "test_prompts",
     ("chat/project_dialog.py", "Cancel"): "test_small_controls",
     ("chat/project_dialog.py", "Save"): "test_chat_keeping",
     ("chat/sidebar.py", "Delete"): "test_mends",
