@@ -1,7 +1,7 @@
 """Arithmetic that comes out the same on every processor of a kind, for plans that travel.
 
-Sums of floats depend on their order, and that on the width of a processor's instructions: llama.cpp, OpenBLAS and
-numpy each pick kernels for the processor they run on. A child that is told to leaves the wider ones alone.
+Sums of floats depend on their order, and that on the width of a CPU's instructions: llama.cpp, OpenBLAS and
+numpy each pick kernels for the CPU they run on. A child that is told to leaves the wider ones alone.
 """
 
 import os
@@ -12,7 +12,7 @@ from typing import Final
 
 from devices.backends.libraries import built_libraries, library_folder
 
-# AVX2, FMA and F16C: what processors of the last ten years have in common.
+# AVX2, FMA and F16C: what CPUs of the last ten years have in common.
 PORTABLE: Final = "x86-64-v3"
 _VARIANT: Final = "cpu-haswell"  # the library of ggml's CPU backend that needs no more
 _BLAS: Final = "Haswell"  # Source: OpenBLAS, driver/others/dynamic.c, corename
@@ -23,7 +23,7 @@ _LIBRARY: Final = "TESSERA_CPU_LIBRARY"
 def arithmetic_here() -> str:
     """`PORTABLE` where this installation and processor have it, otherwise "".
 
-    A llama.cpp that was compiled for one processor has none of the variants, and other systems' BLAS none either.
+    A llama.cpp that was compiled for one CPU has none of the variants, and other systems' BLAS none either.
     """
     import numpy as np  # noqa: PLC0415  the parent of a child that measures may do without it
 

@@ -17,14 +17,14 @@ Dict = dict[str, Any]
 
 
 def flatten(content: str | tuple[Any, ...]) -> str:
-    """One text, with a media marker in the place of each picture."""
+    """One text, with a media marker in the place of each image."""
     if isinstance(content, str):
         return content
     return "".join(MEDIA_MARKER if isinstance(part, ImagePart) else part.text for part in content)
 
 
 def images(messages: Sequence[Message]) -> tuple[ImagePart, ...]:
-    """All pictures, in order."""
+    """All images, in order."""
     return tuple(
         part
         for message in messages

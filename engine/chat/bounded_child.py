@@ -29,7 +29,7 @@ _WATCH_S: Final = 0.05
 # still gives the least of its processes .7 % of two cores, ten ticks of the clock.
 _STALLED_S: Final = 20.0
 _SYSTEM_BOUNDS_MEMORY: Final[bool] = sys.platform == "linux"
-# What anybody can have computed takes what the model and the server leave of the processor.
+# What anybody can have computed takes what the model and the server leave of the CPU.
 _BACKGROUND_NICE: Final = 10
 _PASSED_ENVIRONMENT: Final = ("PATH", "SYSTEMROOT", "TEMP", "TMP", "TZ", "LANG", "LC_ALL", "LD_LIBRARY_PATH")
 
@@ -52,7 +52,7 @@ class BoundedChild:
     """Runs `module`, which calls `child_service.serve`. One request at a time; safe from any thread or loop.
 
     `timeout_s` bounds what one answer computes (the start is not counted), `memory_bytes` the child's address
-    space. A `background` child takes what others leave of the processor.
+    space. A `background` child takes what others leave of the CPU.
     """
 
     def __init__(self, module: str, *, timeout_s: float, memory_bytes: int, background: bool = False) -> None:

@@ -14,7 +14,7 @@ CHATML = (
     "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"
 )
 
-# What stands for a picture in a prompt; libmtmd replaces it with the picture's own tokens.
+# What stands for an image in a prompt; libmtmd replaces it with the image's own tokens.
 MEDIA_MARKER = "<__media__>"
 
 

@@ -8,7 +8,7 @@ from typing import Final
 from engine.frames import claim_stdio, read_frame, write_frame
 
 READY: Final = b"ready"
-# An answer that computes little, because others hold the processor, may take this many times its limit.
+# An answer that computes little, because others hold the CPU, may take this many times its limit.
 PATIENCE: Final = 5
 
 

@@ -1,4 +1,4 @@
-"""How much a model reasons: what its template is told, and a bound that the runner keeps."""
+"""How much a model reasons: the variables of its template, and a budget that the runner enforces."""
 
 from typing import Any, Final
 
@@ -25,7 +25,7 @@ def marks_of(dialect: Dialect, rendered: Rendered, source: str) -> Markers | Non
 
 
 def template_variables(query: ChatQuery) -> dict[str, Any]:
-    """What the template is told about reasoning; the client's own variables win."""
+    """The template's variables for reasoning; the client's own win."""
     variables: dict[str, Any] = {}
     thinking = query.thinking
     if query.reasoning_effort is not None:

@@ -103,7 +103,7 @@ PLAIN: Final = FimFamily(
 )
 
 
-# Families told by the text of their prefix mark alone.
+# Families recognized by the text of their prefix mark alone.
 _BY_MARK: Final = {
     "[PREFIX]": CODESTRAL,
     "<PRE>": CODELLAMA,

@@ -1,6 +1,6 @@
 """A conversation for a server of OpenAI's protocol: what it is sent, and what it does not understand.
 
-What such a server cannot do is refused where the answer would be another one, and told in a note where it would
+What such a server cannot do is refused where the answer would be another one, and reported in a note where it would
 only be drawn differently.
 """
 

@@ -100,7 +100,7 @@ def after_reasoning(constraint: Constraint, own: Markers | None, prefill: str) -
 
 
 class ConstraintChecker:
-    """One warm child that tries constraints; verdicts are kept, because clients repeat their schemas."""
+    """One warm child that tries constraints; verdicts are cached, because clients repeat their schemas."""
 
     def __init__(self, timeout_s: float = TIME_LIMIT_S, memory_bytes: int = MEMORY_LIMIT_BYTES) -> None:
         self.child = BoundedChild("engine.chat.constraint_child", timeout_s=timeout_s, memory_bytes=memory_bytes)

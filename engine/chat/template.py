@@ -154,7 +154,7 @@ def _checked(variables: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_markers(messages: Sequence[Message]) -> None:
-    """With pictures in the conversation, text may not contain what stands for a picture."""
+    """With images in the conversation, text may not contain what stands for an image."""
     if not images(messages):
         return
     if any(MEDIA_MARKER in m.text() for m in messages):

@@ -15,7 +15,7 @@ class TextPart(msgspec.Struct, frozen=True, kw_only=True, tag="text"):
 
 
 class ImagePart(msgspec.Struct, frozen=True, kw_only=True, tag="image"):
-    """One encoded picture inside a message; decoded only in the runner."""
+    """One encoded image inside a message; decoded only in the runner."""
 
     data: bytes
     media_type: str = "image/png"
@@ -43,7 +43,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     name: str | None = None
 
     def text(self) -> str:
-        """The text of the message without its pictures."""
+        """The text of the message without its images."""
         if isinstance(self.content, str):
             return self.content
         return "".join(part.text for part in self.content if isinstance(part, TextPart))

@@ -1,4 +1,4 @@
-"""Whether the processor should use llama.cpp's fused attention."""
+"""Whether the CPU should use llama.cpp's fused attention."""
 
 from collections import Counter
 from typing import Final
@@ -12,7 +12,7 @@ from engine.measurements.attention import AttentionSpeed, Heads
 from engine.reasons import Reason, because
 from engine.runner.protocol import LoadSettings
 
-# Where this machine's own measurement is not there yet, a rule from one processor stands in:
+# Where this machine's own measurement is not there yet, a rule from one CPU stands in:
 # without it attention is a matrix product over all cells: on x86 one row takes 1.15 of the time in a text of 50
 # tokens, .9 at 400, .7 at 2,000 and .46 at 6,000, and a prompt of 6,000 tokens .7. Measured: docs/log.md, engine.
 # It also walks over the cells of other requests, which the fused one skips. So a model that may answer more than
@@ -43,7 +43,7 @@ def plain_attention(
 ) -> LoadSettings | None:
     """`settings` without fused attention, or None where the choice was made or it would not pay.
 
-    `isa` are the processor's instruction sets; `use` is how the model was used so far; `measured` what both ways
+    `isa` are the CPU's instruction sets; `use` is how the model was used so far; `measured` what both ways
     cost here for heads like these, which beats the rule by instruction sets.
     """
     if settings.flash_attn != "auto" or settings.embeddings or ATTENTION in settings.tiles:

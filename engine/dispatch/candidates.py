@@ -1,4 +1,4 @@
-"""Where one model could run: on the processor, on one GPU or several, through OpenVINO; with need and speed."""
+"""Where one model could run: on the CPU, on one GPU or several, through OpenVINO; with need and speed."""
 
 from collections.abc import Callable
 from typing import Final
@@ -32,7 +32,7 @@ from engine.runner.protocol import LoadSettings
 
 DryRunner = Callable[[LoadSettings], DryRun | None]
 QUIET_DIVISOR: Final = 2
-# What a card's driver and its libraries take of memory that is told as free, when layers are shared out by it.
+# What a card's driver and its libraries take of memory that is reported as free, when layers are shared out by it.
 SPLIT_RESERVE_BYTES: Final = 512 << 20
 
 
@@ -74,7 +74,7 @@ class Candidate(msgspec.Struct, frozen=True):
 
     @property
     def backend(self) -> str:
-        """Its backend's name; the processor's own kernels are `cpu`."""
+        """Its backend's name; the CPU's own kernels are `cpu`."""
         return self.runtime.backend if self.runtime else "cpu"
 
 
@@ -222,7 +222,7 @@ class _Offload:
         return found
 
     def _at(self, layers: int, cells: int, cpu_expert_layers: int = 0) -> LoadSettings:
-        """The settings with so many layers, cells, and layers whose experts stay on the processor."""
+        """The settings with so many layers, cells, and layers whose experts stay on the CPU."""
         settings = msgspec.structs.replace(
             self._base, n_gpu_layers=layers, kv_cells=cells, cpu_expert_layers=cpu_expert_layers
         )
@@ -256,7 +256,7 @@ class _Offload:
         return low, self._fits(self._at(low, cells))
 
     def _fewest_experts(self, cells: int) -> int | None:
-        """How many layers must leave their experts to the processor for all to fit; None where that is no help."""
+        """How many layers must leave their experts to the CPU for all to fit; None where that is no help."""
         asked = self._asked
         if not asked.shape.experts or asked.overrides.n_gpu_layers is not None or overrides(self._base.engine_args):
             return None

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 MAX_ENTRIES: Final = 200
 # Reads weights back from the device, some dozen times: seconds for what fits a laptop.
 OPERATIONS_TIMEOUT_S: Final = 90.0
-# A processor reads some 150 tokens twice: seconds for models that fit a laptop, minutes for the largest.
+# A CPU reads some 150 tokens twice: seconds for models that fit a laptop, minutes for the largest.
 REFERENCE_TIMEOUT_S: Final = 180.0
 SUSPENDS: Final = Path("/sys/power/suspend_stats/success")
 
@@ -56,7 +56,7 @@ class DeviceChecks:
         self._store: JsonStore[dict[str, Verdict]] = JsonStore(path, dict[str, Verdict], dict)
 
     def verdict(self, settings: LoadSettings, shape: ModelShape, machine: Machine) -> Verdict | None:
-        """What is known of these settings; None where they were not compared, or run on the CPU alone."""
+        """The recorded verdict on these settings; None where they were not compared, or run on the CPU alone."""
         key = check_key(settings, shape, machine)
         return self._store.get().get(key) if key else None
 

@@ -51,5 +51,5 @@ def decided(settings: LoadSettings) -> LoadSettings:
 
 
 def refused(error: DryRunFailed) -> InputFault:
-    """What a caller is told whose arguments llama.cpp does not take."""
+    """The error for arguments that llama.cpp does not take."""
     return InputFault(because("engine_args_refused", why=str(error)), "engine_args")

@@ -49,7 +49,7 @@ def place_external(settings: LoadSettings, machine: Machine, ledger: Ledger, own
 
 
 def flm_need(settings: LoadSettings, model: FlmModel) -> Need:
-    """What its list says that a model takes, and its server; an NPU of AMD works in the processor's memory."""
+    """What its list says that a model takes, and its server; an NPU of AMD works in the CPU's memory."""
     parts = (
         Part(name="weights", device=CPU, num_bytes=model.footprint_bytes or UNKNOWN_BYTES, basis="prior"),
         Part(name="overhead", device=CPU, num_bytes=FLM_BYTES, basis="prior"),

@@ -1,4 +1,4 @@
-"""Whether the processor should read weights as the file has them, instead of a copy in another order."""
+"""Whether the CPU should read weights as the file has them, instead of a copy in another order."""
 
 from typing import Final
 
@@ -16,7 +16,7 @@ from quantize.files.gguf_file import TensorInfo
 # and 16 of the copy. That costs nothing where memory delivers less than this to all threads together, and half as
 # much time again where it delivers more. Measured: docs/log.md, "weights as the file has them, again".
 THREAD_GBS: Final = 12.5
-# Of a processor's bandwidth on paper. Usual for two channels; Strix Halo's processor reaches less.
+# Of a CPU's bandwidth on paper. Usual for two channels; Strix Halo's processor reaches less.
 MEMORY_PART: Final = 0.75
 
 
@@ -25,7 +25,7 @@ def file_weights(
 ) -> LoadSettings | None:
     """`settings` without rewritten weights, or None where the choice was made or it would not pay.
 
-    `isa` are the processor's instruction sets. Experts keep their copies: each sees few rows of a prompt. So do all
+    `isa` are the CPU's instruction sets. Experts keep their copies: each sees few rows of a prompt. So do all
     where threads are too few to wait for memory.
     """
     if settings.n_threads * THREAD_GBS < MEMORY_PART * bandwidth_gbs:

@@ -17,7 +17,7 @@ ONNX_PARALLEL: Final = 2
 # A model this small stays in a core's cache and has hundreds of barriers a millisecond: a second thread gains
 # little on an idle machine and loses ten times the speed on a busy one. Measured: docs/log.md, engine.
 ONE_THREAD_BYTES: Final = 64 << 20
-# Computed prefixes kept outside the KV cache. A chat of 4k tokens takes 50 MB (tiny) to 500 MB (0.6B, f16).
+# Prefixes cached outside the KV cache. A chat of 4k tokens takes 50 MB (tiny) to 500 MB (0.6B, f16).
 PREFIX_RAM_BYTES: Final = 512 << 20
 PREFIX_DISK_BYTES: Final = 4 << 30
 

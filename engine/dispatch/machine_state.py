@@ -75,7 +75,7 @@ class MachineState:
         return self.full() if built or gpus else machine
 
     def now(self) -> Machine:
-        """Free memory of this moment, with what is known of backends. Wakes and loads nothing.
+        """Free memory of this moment, with the last report on backends. Wakes and loads nothing.
 
         A GPU that only its vendor's command can measure keeps the figure of the last full look.
         """

@@ -277,7 +277,7 @@ class MemoryAdmission:
         self._checks.record(settings, shape, machine, check, wrong_because, operations)
 
     def _sound(self, settings: LoadSettings, error: SelfCheckFailed) -> Fallback | None:
-        """Keep that these settings compute wrongly; returns the next that are not known to."""
+        """Record that these settings compute wrongly; returns the next that are not recorded so."""
         numbers = error.numbers if isinstance(error, DeviceCheckFailed) else None
         found = msgspec.convert(numbers, learned(DeviceCheck)) if numbers else None
         words, kinds = self._checks.wrong_operations(settings)
@@ -295,8 +295,8 @@ class MemoryAdmission:
     async def retry(self, model_id: str, settings: LoadSettings, error: EngineError) -> Fallback | None:
         """What to try after a failed load or first token; None when the file is at fault or nothing is left.
 
-        A file that llama.cpp refuses on the processor is broken; on a GPU the backend may be. Where the check after
-        the load fails on the processor, our kernels for prompts or those for rewritten weights may be at fault. A
+        A file that llama.cpp refuses on the CPU is broken; on a GPU the backend may be. Where the check after
+        the load fails on the CPU, our kernels for prompts or those for rewritten weights may be at fault. A
         device that computes something else than the CPU is tried without what is wrong, as long as there is a way.
         """
         if settings.remotes:

@@ -108,7 +108,7 @@ def need(found: Need) -> Need:
 
 
 def _types(shape: ModelShape) -> Counter[GgmlType]:
-    """Values by type, the token embedding aside: it is looked up by the processor."""
+    """Values by type, the token embedding aside: it is looked up by the CPU."""
     found: Counter[GgmlType] = Counter()
     for tensor in shape.tensors:
         if not tensor.name.startswith("token_embd") or shape.tied:

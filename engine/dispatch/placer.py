@@ -1,4 +1,4 @@
-"""Where a model runs, with which settings, and whether it fits now. Only answers: nothing is kept or reserved."""
+"""Where a model runs, with which settings, and whether it fits now. Stateless: nothing is stored or reserved."""
 
 import logging
 import os
@@ -39,7 +39,7 @@ from quantize.errors import QuantizeError
 from quantize.files.header_cache import cached_gguf_model
 
 log = logging.getLogger(__name__)
-# Kept prefixes get at most this part of the memory that a load leaves free.
+# Cached prefixes get at most this part of the memory that a load leaves free.
 PREFIX_DIVISOR = 4
 # Answers with fewer tokens say little about the speed.
 ENOUGH_TOKENS = 64
@@ -136,7 +136,7 @@ class Placer:
         *,
         exact: bool = False,
     ) -> Placement:
-        """What dispatch chooses by itself, without what was tuned, and without memory for kept prefixes."""
+        """What dispatch chooses by itself, without what was tuned, and without memory for cached prefixes."""
         machine = self.machine_now()
 
         def ask(at: LoadSettings) -> DryRun | None:
@@ -268,9 +268,9 @@ class Placer:
         )
 
     def _with_prefixes(self, model_id: str, placement: Placement, wanted_bytes: int, machine: Machine) -> Placement:
-        """Computed prefixes may be kept in what is left over, never in what a model needs."""
+        """Prefixes may be cached in what is left over, never in what a model needs."""
         if placement.settings.remotes:
-            return placement  # a prefix kept here would cross the link
+            return placement  # a prefix cached here would cross the link
         spare = self.ledger.available("cpu", machine, exclude=model_id) - placement.need.device_bytes("cpu")
         granted = min(wanted_bytes, max(0, spare) // PREFIX_DIVISOR)
         if not granted:
@@ -342,7 +342,7 @@ class Placer:
         backend: str,
         run: DryRun | None = None,
     ) -> Need:
-        """What a load of `shape` takes on `gpu` (None: the processor); measured by `run` where there is one."""
+        """What a load of `shape` takes on `gpu` (None: the CPU); measured by `run` where there is one."""
         if settings.remotes:
             return spread.need(shape, settings, machine, self.resources.remotes, run)
         measured = (settings, run) if run else None
@@ -382,7 +382,7 @@ def offload_target(settings: LoadSettings, machine: Machine) -> tuple[str | None
     for device in machine.devices:
         for runtime in device.runtimes:
             if runtime.device_name == settings.devices[0]:
-                # The processor and NPUs have no memory of their own to count.
+                # The CPU and NPUs have no memory of their own to count.
                 return (device.id if device.kind in {"igpu", "dgpu"} else None), runtime.backend
     return None, "cpu"
 

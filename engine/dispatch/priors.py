@@ -45,7 +45,7 @@ NPU_LARGEST_PARAMETERS = 4_000_000_000
 
 
 def bandwidth_gbs(device: Device) -> tuple[float, bool]:
-    """Bytes a second the device can read, in GB/s, and whether that is known or guessed."""
+    """Bytes a second the device can read, in GB/s, and whether that was measured or is assumed."""
     bandwidth = device.memory.bandwidth_gbs
     if bandwidth:
         return bandwidth, True

@@ -1,4 +1,4 @@
-"""What our own kernels compute on the processor, beside llama.cpp's: products with prompts, and attention."""
+"""What our own kernels compute on the CPU, beside llama.cpp's: products with prompts, and attention."""
 
 from typing import Final
 
@@ -30,7 +30,7 @@ TILE_KERNELS: Final = (*TILED, ATTENTION)
 def prompt_tiles(settings: LoadSettings, shape: ModelShape, isa: frozenset[str]) -> LoadSettings | None:
     """`settings` with our kernels for the types they pay for, or None where the choice was made or there are none.
 
-    `isa` are the processor's instruction sets.
+    `isa` are the CPU's instruction sets.
     """
     if settings.engine_args.tiles is not None or "amx_int8" in isa:
         return None

@@ -94,9 +94,9 @@ def expected(
     memory: PlacementHistory,
     owner: str,
 ) -> Speed:
-    """With layers on `devices`: (device, backend, share of what lies on GPUs); the processor reads the rest.
+    """With layers on `devices`: (device, backend, share of what lies on GPUs); the CPU reads the rest.
 
-    One device with all layers is the processor itself where `settings` offload nothing.
+    One device with all layers is the CPU itself where `settings` offload nothing.
     """
     frac = expert_frac(shape)
     whole = bytes_per_token(shape, frac)

@@ -14,7 +14,7 @@ from engine.runner.protocol import LoadSettings
 
 
 def owners(shape: ModelShape, settings: LoadSettings, shares: Sequence[float]) -> tuple[int | None, ...]:
-    """Which device (its number) each layer and, last, the output lie on; None: the processor.
+    """Which device (its number) each layer and, last, the output lie on; None: the CPU.
 
     Source: llama-model.cpp, load_tensors: shares are summed up, and a layer's place among those offloaded decides.
     """

@@ -24,7 +24,7 @@ DryRunner = Callable[[LoadSettings], DryRun | None]
 FASTER: Final = 1.3
 # Until a link was measured: a home network's.
 UNMEASURED: Final = Link(rtt_s=0.005, up_bytes_s=10e6, down_bytes_s=10e6)
-# A worker is not believed to have become faster than this by one answer: then the speed kept for here is too low.
+# A worker is not believed to have become faster than this by one answer: then the recorded speed here is too low.
 MOST_OFF: Final = 4.0
 # How often a token waits for an answer of each worker, and what a step sends beside hidden rows and the attention's
 # mask: places, and the calls themselves. Measured: docs/log.md, layers on other machines.
@@ -232,13 +232,13 @@ class Spreading:
         return share[0] * total / max(0.01, self._here_gbs()), far_s, link_s
 
     def _here_gbs(self) -> float:
-        """GB/s this processor reads beside workers: measured so, alone, or expected."""
+        """GB/s this CPU reads beside workers: measured so, alone, or expected."""
         cpu = self._machine.device("cpu")
         expected = (bandwidth_gbs(cpu)[0] if cpu is not None else 1.0) * CPU_EFFICIENCY
         return self._history.speed_gbs("cpu", BACKEND) or self._history.speed_gbs("cpu", "cpu") or expected
 
     def learn(self, shape: ModelShape, settings: LoadSettings, tok_s: float) -> None:
-        """What an answer's speed says of the one worker's device that took part, and of this processor.
+        """What an answer's speed says of the one worker's device that took part, and of this CPU.
 
         One time cannot tell two speeds apart. What is not explained by a speed measured here alone is the
         worker's; without such a speed, or where it would leave the worker next to no time, both are as far off.

@@ -1,4 +1,4 @@
-"""Mixtures that do not fit: how much of their experts is kept, and how fast the rest comes from the disk."""
+"""Mixtures that do not fit: how many of their experts are cached, and how fast the others come from the disk."""
 
 import math
 from collections.abc import Mapping
@@ -25,9 +25,9 @@ UNKNOWN_DISK_GBS: Final = 0.5
 LAYER_S: Final = 0.0003
 # Of the memory that is left, so much goes to experts; the rest to what reads the file besides.
 CACHED_FRACTION: Final = 15 / 16
-# How skewed routing is where nothing was seen: the part kept, to this power, is what is asked for of it. Source:
+# How skewed routing is where nothing was seen: the cached part, to this power, is the hit rate. Source:
 # OLMoE-1B-7B over 50,000 tokens (colibri, issue 864): 6, 12.5, 25 and 50 % of the experts got 21, 35, 52 and 75 %
-# of what was asked; larger mixtures were told to be more skewed.
+# of what was asked; larger mixtures are reported to be more skewed.
 SKEW: Final = 0.5
 
 
@@ -138,7 +138,7 @@ def reasons(found: Streaming) -> tuple[Reason, ...]:
 
 
 def prompt_tok_s(shape: ModelShape, found: Streaming, n_ubatch: int, compute_tok_s: float) -> float:
-    """Tokens of a prompt a second: each piece asks for nearly all experts, so it reads all that are not kept."""
+    """Prefill speed, tokens a second: each ubatch asks for nearly all experts and reads those not cached."""
     missing_s = (found.expert_bytes - found.cached_bytes) / 1e9 / found.disk_gbs
     compute_s = n_ubatch / compute_tok_s if compute_tok_s else 0.0
     seconds = math.fsum((missing_s, compute_s, LAYER_S * len(shape.layers)))

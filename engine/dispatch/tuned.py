@@ -1,4 +1,4 @@
-"""What autotune found, kept by machine, driver and build, by the model's shape and by context length."""
+"""What autotune found, stored by machine, driver and build, by the model's shape and by context length."""
 
 import threading
 import time
@@ -41,7 +41,7 @@ class Tuned(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> tuple[str, str, int, str]:
-        """What only one result is kept of."""
+        """One result is stored for each."""
         return self.machine_key, self.shape_key, self.prompt_tokens, self.goal
 
     def reasons(self) -> tuple[Reason, ...]:
@@ -74,7 +74,7 @@ class Tuned(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def tuned_of(report: TuneReport, machine_key: str, shape_key: str) -> Tuned:
-    """What is kept of a report."""
+    """The stored part of a report."""
     return Tuned(
         machine_key=machine_key,
         shape_key=shape_key,
@@ -114,7 +114,7 @@ class TunedStore:
         return min(found, key=lambda t: t.prompt_tokens, default=None)
 
     def put(self, tuned: Tuned) -> None:
-        """Keep a result; it replaces the one of the same key. An unwritable disk is told."""
+        """Keep a result; it replaces the one of the same key. Raises: OSError: the disk cannot be written."""
         with self._lock:
             others = [t for t in self._store.get() if t.key != tuned.key]
             self._store.put([*others, tuned][-MAX_ENTRIES:])

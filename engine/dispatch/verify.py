@@ -58,7 +58,7 @@ def comparable(device: Device, runtime: Runtime) -> bool:
 
 
 async def verify(path: str, machine: Machine, checks: DeviceChecks, on_row: Callable[[Row], None]) -> list[Row]:
-    """Every combination on every usable device; what is found is kept for dispatch. Raises: BadModelFile.
+    """Every combination on every usable device; results are recorded for dispatch. Raises: BadModelFile.
 
     tell: called with each row as it is found.
     """

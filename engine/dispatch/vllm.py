@@ -1,4 +1,4 @@
-"""Folders that vLLM runs: on which GPU, with which part of its memory, or on the processor by vLLM's CPU build."""
+"""Folders that vLLM runs: on which GPU, with which part of its memory, or on the CPU by vLLM's CPU build."""
 
 import math
 from typing import Final
@@ -27,7 +27,7 @@ GIB: Final = 1 << 30
 
 
 def place_vllm(settings: LoadSettings, machine: Machine, ledger: Ledger, owner: str = "") -> Placement:
-    """On the NVIDIA GPU with most room, else on the processor. Raises: BadModelFile."""
+    """On the NVIDIA GPU with most room, else on the CPU. Raises: BadModelFile."""
     model = describe(folder_of(settings.path))
     gpus = _gpus(machine)
     gpu = max(gpus, key=lambda d: ledger.available(d.id, machine, exclude=owner), default=None)
@@ -80,7 +80,7 @@ def cache_gib(settings: LoadSettings, model: VllmModel) -> int:
 
 
 def vllm_claim(settings: LoadSettings, machine: Machine) -> tuple[Need, str]:
-    """What a load takes, and the key its measurements are kept under. Raises: BadModelFile."""
+    """What a load takes, and the key of its measurements. Raises: BadModelFile."""
     gpu = next((d for i, d in enumerate(_gpus(machine)) if settings.provider == f"cuda:{i}"), None)
     return vllm_need(settings, describe(folder_of(settings.path)), gpu), f"vllm|{gpu.id if gpu else CPU}"
 

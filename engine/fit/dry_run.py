@@ -33,7 +33,7 @@ class DryRunFailed(EnvironmentFault):
 
 
 def dry_run(settings: LoadSettings, cache: Path | None = None, timeout_s: float = TIMEOUT_S) -> DryRun:
-    """What llama.cpp would take for these settings. Answers are kept in `cache` by file, settings and build.
+    """What llama.cpp would take for these settings. Answers are cached in `cache` by file, settings and build.
 
     Raises: DryRunFailed.
     """

@@ -23,7 +23,7 @@ MIX_COSTS: Mapping[str, float] = dict(
 )
 KV_COSTS = {"q8_0": 0.5, "q4_0": 3.5}
 PARALLEL_COST, UNLOAD_COST, CONTEXT_COST = 0.7, 1.0, 1.0
-# A layer on the processor costs speed, never quality; all of them cost what a GPU is for.
+# A layer on the CPU costs speed, never quality; all of them cost what a GPU is for.
 OFFLOAD_COST, MOST_OFFLOAD_COST = 0.6, 3.0
 SHORTEST, WORTHWHILE_CONTEXT = 512, 2048
 

@@ -27,7 +27,7 @@ VOCABULARY_TOKEN_BYTES = 700
 TILE_PANEL_BYTES = 80 << 10
 # Cells of a tile of attention, rows of a strip, strips that share a tile. Source: installers/tiles/tiles.h.
 TILE_CELLS, TILE_STRIP, TILE_STRIPS = 64, 48, 4
-# A projector takes its file, and a fifth more for the graph of one picture. A prior, not measured.
+# A projector takes its file, and a fifth more for the graph of one image. A prior, not measured.
 PROJECTOR_EXTRA_DIVISOR = 5
 
 

@@ -16,7 +16,7 @@ _FAR: Final = "far"
 class Holder(msgspec.Struct, frozen=True, kw_only=True):
     """One device of a worker. `buffer` is llama.cpp's name for it; the output counts as a layer.
 
-    `process_bytes` are held there before any tensor is; a processor also keeps scratch memory of its kernels.
+    `process_bytes` are held there before any tensor is; a CPU also keeps scratch memory of its kernels.
     """
 
     device: str

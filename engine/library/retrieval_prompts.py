@@ -1,6 +1,6 @@
 """What embedding models read before a question and a passage, and where their cosines begin, by family.
 
-A GGUF file does not carry it, so the family is told by name. Sources: the model cards on huggingface.co, named
+A GGUF file does not carry it, so the name says the family. Sources: the model cards on huggingface.co, named
 beside each row. Families that want nothing (all-MiniLM, GTE, Granite, Jina v2) need no row.
 """
 

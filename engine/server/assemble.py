@@ -76,7 +76,7 @@ class _Server(uvicorn.Server):
         sys.stderr.flush()
 
     def _publish(self, server_file: Path) -> None:
-        """Tell where this server is, unless another of this user's is told there and still runs."""
+        """Publish where this server is, unless another of this user's is published there and still runs."""
         other = running_server_url(server_file, self._url)
         try:
             if other is None:

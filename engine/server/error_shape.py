@@ -1,4 +1,4 @@
-"""The shape in which a request is told an error: a client must be able to read its own refusal."""
+"""The shape of an error in a request's protocol: a client must be able to read its own refusal."""
 
 from typing import Any, Final
 

@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 class FirstModel:
-    """Begins at once. `found` raises ModelNotFound or BadModelFile; a load that fails is told in the log."""
+    """Begins at once. `found` raises ModelNotFound or BadModelFile; a load that fails is logged."""
 
     def __init__(self, pool: Pool, entry: Callable[[str], Awaitable[ModelEntry]], name: str) -> None:
         self._name = name

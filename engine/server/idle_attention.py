@@ -87,7 +87,7 @@ class IdleAttention:
             return None
         try:
             heads = heads_of(read_shape(settings.path))
-        except (EngineError, OSError):  # the file is gone; whoever loads it again is told
+        except (EngineError, OSError):  # the file is gone; the next load reports it
             return None
         if heads is None:
             return None

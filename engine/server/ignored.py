@@ -1,4 +1,4 @@
-"""What of a request has no effect here, told in a header."""
+"""What of a request has no effect here, reported in a header."""
 
 import re
 from typing import Final
@@ -20,7 +20,7 @@ def ignored_header(names: list[str]) -> dict[str, str]:
 
 
 def _grouped(names: list[str]) -> list[str]:
-    """What stands at several places of a list is told once: `messages[].content[].cache_control`."""
+    """What occurs several times in a list is reported once: `messages[].content[].cache_control`."""
     groups: dict[str, list[str]] = {}
     for name in names:
         groups.setdefault(_INDEX.sub("[]", name), []).append(name)

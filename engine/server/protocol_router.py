@@ -1,4 +1,4 @@
-"""Routers of a protocol: what goes wrong in one of their routes is told in the protocol's shape."""
+"""Routers of a protocol: errors in one of their routes have the protocol's shape."""
 
 from typing import Any
 

@@ -143,7 +143,7 @@ async def _serve(
 
 
 def _first_model(side: "ModelSide", name: str) -> "FirstModel":
-    from engine.server.first_model import FirstModel  # noqa: PLC0415 - few servers are told one
+    from engine.server.first_model import FirstModel  # noqa: PLC0415 - few servers have one
 
     return FirstModel(side.pool, side.models.entry, name)
 

@@ -1,4 +1,4 @@
-"""Which keys of free JSON objects are read: what else a client writes into them is told as having no effect.
+"""Which keys of free JSON objects are read: what else a client writes into them is reported as having no effect.
 
 A shape is a dict of the keys that are read, each with the shape of its value; `ANY` where all of it counts (a JSON
 schema, the arguments of a call), a `ByType` where the object's own `type` decides. Lists have the shape of their

@@ -139,7 +139,7 @@ class Speech:
         return (fixed, provider) if provider or missing else (self._folder, "")
 
     async def _detect(self, child: BoundedChild, request: DetectSpeech) -> Answer:
-        """A child that was ended while it waited is told from one that a recording ends: by a second try."""
+        """A second try tells a child that was ended while it waited from one that a recording ends."""
         try:
             return await self._ask(child, request)
         except ChildDied:

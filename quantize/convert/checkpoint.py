@@ -1,4 +1,4 @@
-"""A Hugging Face model folder: its configuration and its weights, read in pieces of bounded size."""
+"""A Hugging Face model folder: its configuration and its weights, read in chunks of bounded size."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,7 +13,7 @@ from quantize.files.safetensors_file import SafetensorInfo, read_safetensors_fol
 
 Array = np.ndarray[Any, Any]
 
-# One piece of a tensor in memory; with a float32 copy beside it the whole conversion stays far below 1 GB.
+# One chunk of a tensor in memory; with a float32 copy beside it the whole conversion stays far below 1 GB.
 CHUNK_BYTES = 32 * 1024 * 1024
 # Configurations are a few kB; tokenizers of 256,000 tokens take about 35 MB.
 _MAX_CONFIG_BYTES = 4 * 1024 * 1024
@@ -71,7 +71,7 @@ class Checkpoint:
         return values.reshape(stop - start, width)
 
     def chunks(self, name: str, stop: int, group: int = 1) -> Iterator[Array]:
-        """The first `stop` rows in pieces of about CHUNK_BYTES, each a whole number of `group` rows."""
+        """The first `stop` rows in chunks of about CHUNK_BYTES, each a whole number of `group` rows."""
         info = self.info(name)
         row_bytes = max(1, info.nbytes // max(1, info.num_values // max(1, info.shape[-1])))
         step = max(group, CHUNK_BYTES // row_bytes // group * group)

@@ -236,7 +236,7 @@ def _check_layers(source: Checkpoint, found: list[OutTensor], config: Config) ->
 
 
 def to_f32(chunk: Array) -> Array:
-    """Any piece as float32."""
+    """Any chunk as float32."""
     return bf16_to_f32(chunk) if chunk.dtype == np.uint16 else chunk.astype(np.float32)
 
 

@@ -247,7 +247,7 @@ def _write(source: Checkpoint, recipe: Recipe, qtype: GgmlType, out: Path, send:
 
 
 def _encoded(source: Checkpoint, tensor: OutTensor, qtype: GgmlType) -> Iterator[Array]:
-    """The tensor's pieces in the target type. Raises: BadWeights: NaN or infinity. _Overflow."""
+    """The tensor's chunks in the target type. Raises: BadWeights: NaN or infinity. _Overflow."""
     for chunk in tensor.chunks():
         bits16 = chunk.dtype == np.uint16
         wide = bf16_to_f32(chunk) if bits16 else chunk

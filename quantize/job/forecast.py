@@ -79,7 +79,7 @@ class JobShape(msgspec.Struct, frozen=True, kw_only=True):
 def seconds_by_phase(shape: JobShape, rates: Rates) -> dict[str, float]:
     """Seconds by phase, in order; phases that do not happen are left out.
 
-    What earlier jobs with layers on the GPU took counts for such jobs; before the first the processor's rate does.
+    What earlier jobs with layers on the GPU took counts for such jobs; before the first the CPU's rate does.
     """
     cores = max(1, shape.threads)
     return {

@@ -62,7 +62,7 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
 
     `phases` are its seconds by phase, in order; `kld` is the predicted mean KL divergence in nats a token.
     `gpu_untimed`: layers are evaluated on the GPU, but no job here has told yet how fast that is, so that the
-    seconds are the processor's.
+    seconds are the CPU's.
     """
 
     seconds: float

@@ -1,4 +1,4 @@
-"""Tensors of a source in another type, by ggml's own rounding, in pieces of bounded size; for child processes."""
+"""Tensors of a source in another type, by ggml's own rounding, in chunks of bounded size; for child processes."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ _FLOATS: dict[GgmlType, np.dtype[Any]] = {GgmlType.F32: np.dtype("<f4"), GgmlTyp
 def encoded(
     source: SourceWeights, name: str, qtype: str, importance: Importance | None, threads: int
 ) -> Iterator[Blocks]:
-    """A tensor's rows at `qtype`, in order, each piece (rows, row_bytes) uint8.
+    """A tensor's rows at `qtype`, in order, each chunk (rows, row_bytes) uint8.
 
     The bytes are those llama-quantize writes with the same importance matrix; they do not depend on `threads`.
     Raises: BadFile: a value is not finite (the tensor is named). ValueError: the type cannot be had.

@@ -1,7 +1,7 @@
 """Writing the steps of a fixed decoder as a quantized ONNX graph, as the compiler of Qualcomm's NPU takes it.
 
 Activations have 16 bits and one scale a step, weights 8 or 4 bits and one scale a row, cached keys and values 8
-bits. Every value that enters or leaves the graph is an integer: nothing is left for the processor. Source: ONNX
+bits. Every value that enters or leaves the graph is an integer: nothing is left for the CPU. Source: ONNX
 Runtime, QNN execution provider (node units of DequantizeLinear, operator, QuantizeLinear), and AIMET's discussions.
 """
 

@@ -51,7 +51,7 @@ class Marks:
 
 @lru_cache(maxsize=512)
 def compiled(marks: tuple[str, ...]) -> Marks:
-    """The compiled set, kept: dialects use few of them."""
+    """The compiled set, cached: dialects use few of them."""
     return Marks(marks)
 
 

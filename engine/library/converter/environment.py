@@ -5,7 +5,7 @@
 <converter>/<key>/fetched     what was downloaded so far; removed when it is whole
 <converter>/<key>/ready.json  written last
 
-Every package has its hashes in `assets/converter`. The processor's build of torch is on an index of its own, whose
+Every package has its hashes in `assets/converter`. The CPU's build of torch is on an index of its own, whose
 address is llama.cpp's: its list of requirements names it.
 """
 
@@ -41,7 +41,7 @@ DISK_BYTES: Final = 1_000_000_000
 SECONDS: Final = 360.0
 _NEEDED_DISK_BYTES: Final = DISK_BYTES + DOWNLOAD_BYTES
 _READY: Final = "ready.json"
-# torch is one requirement a system; more are told as one.
+# torch is one requirement a system; more are reported as one.
 _MANY: Final = 3
 _POLL_S: Final = 0.2
 _TORCH: Final = "torch=="
@@ -148,7 +148,7 @@ def requirements(lock: str) -> tuple[str, ...]:
 
 
 def archive_index(requirements_file: str) -> tuple[str, ...]:
-    """Pip's words for the index that llama.cpp takes the processor's torch from."""
+    """Pip's words for the index that llama.cpp takes the CPU's torch from."""
     found = re.search(r"(?m)^--extra-index-url\s+(https://\S+)\s*$", requirements_file)
     return ("--extra-index-url", found[1]) if found else ()
 

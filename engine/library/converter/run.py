@@ -27,7 +27,7 @@ from quantize.types import FloatType
 _TYPES: Final = {"auto": "auto", "F16": "f16", "BF16": "bf16", "F32": "f32"}
 _POLL_S: Final = 0.2
 _LOG_TAIL_BYTES: Final = 16_384
-# torch asks how many processors there are.
+# torch asks how many CPUs there are.
 _ALSO_READ: Final = ("/sys/devices/system/cpu", "/sys/devices/system/node")
 
 

@@ -58,7 +58,7 @@ class Transfer:
         self._queue_lock = threading.Lock()
 
     def run(self, on_bytes: Callable[[int], None]) -> None:
-        """Fetch; `on_bytes` is told several times a second how many bytes of the part are there."""
+        """Fetch; `on_bytes` gets the bytes of the part several times a second."""
         try:
             self._run_ranges(on_bytes)
         except _RangesIgnored:

@@ -46,7 +46,7 @@ NOT_THERE: Final = (
 
 
 class Grounded:
-    """A question with what was found for it. `query` goes to the model; `report` is told before the answer."""
+    """A question with what was found for it. `query` goes to the model; `report` is sent before the answer."""
 
     def __init__(self, service: CollectionService, live: Live, query: "ChatQuery", grounds: Grounds) -> None:
         self._service = service

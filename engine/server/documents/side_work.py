@@ -44,7 +44,7 @@ class SideWork:
         self._models: tuple[float, dict[str, _Usable]] = (0.0, {})
 
     def close(self) -> None:
-        """Make no more vectors; who waits for some is told."""
+        """Make no more vectors; who waits for some gets an error."""
         self._closed.set()
 
     # ------------------------------------------------------------------ choosing

@@ -1,4 +1,4 @@
-"""/tessera/v1/models/{id}/engine_args: what llama.cpp is told about a model beside Tessera's own settings."""
+"""/tessera/v1/models/{id}/engine_args: llama.cpp's own arguments for a model beside Tessera's settings."""
 
 import asyncio
 

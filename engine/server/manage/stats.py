@@ -25,7 +25,7 @@ from engine.time_spent import MAX_ENTRIES
 
 router = APIRouter(prefix="/tessera/v1", tags=["management"], route_class=TypedRoute)
 
-# A runner that is busy answers between two steps; one that does not within this time is told of without numbers.
+# A runner that is busy answers between two steps; one that does not within this time is reported without numbers.
 ANSWER_S: Final = 1.0
 
 

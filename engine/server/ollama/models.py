@@ -182,7 +182,7 @@ def _as_json(value: Any, most: int) -> Any:
 
 @router.post("/embed", openapi_extra=openapi_body(EmbedBody))
 async def embed(request: Request) -> Response:
-    """Embed one or several texts. An input beyond the context is cut and told in `tessera`, as Ollama cuts it."""
+    """Embed one or several texts. An input beyond the context is truncated, as by Ollama; `tessera` says so."""
     state = server_state(request)
     body = await parse(request, EmbedBody)
     headers = ignored_header(body.ignored())

@@ -86,7 +86,7 @@ async def prepared(
 
 
 class _Started(NamedTuple):
-    """A request at work: what reads its choices, and what is told with their end."""
+    """A request at work: what reads its choices, and what is reported with their end."""
 
     model: LoadedModel
     chat: PreparedChat

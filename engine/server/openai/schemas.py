@@ -192,7 +192,7 @@ _PART: Final = ByType(
 _TOOL: Final = ByType(
     {
         "": {"type": ANY, "function": {"name": ANY, "description": ANY, "parameters": ANY, "strict": ANY}},
-        # The grammar is shown to the model and not enforced: `format` is told as having no effect.
+        # The grammar is shown to the model and not enforced: `format` is reported as having no effect.
         "custom": {"type": ANY, "custom": {"name": ANY, "description": ANY, "format": {"type": ANY}}},
     }
 )
@@ -355,7 +355,7 @@ class CompletionRequest(SamplingBody, OutputFields):
 
     @property
     def scores_prompt(self) -> bool:
-        """The prompt's own tokens are told with their log probabilities, which evaluations sum up."""
+        """The prompt's own tokens are returned with their log probabilities, which evaluations sum up."""
         return bool(self.echo) and self.logprobs is not None and not self.suffix
 
     def prompts(self) -> list[str | list[int]]:

@@ -175,7 +175,7 @@ def _custom_call(index: int, custom: dict[str, str], call_id: str | None = None)
 
 
 class CustomCalls:
-    """One answer's. Their text is known when the JSON around it is complete, and told in one piece."""
+    """One answer's. Their text is known when the JSON around it is complete, and sent in one chunk."""
 
     def __init__(self, names: frozenset[str]) -> None:
         self._names = names
