@@ -12,8 +12,8 @@ class Suggestion:
 
 
 FOR_A_MODEL = (
-    Suggestion("What is photosynthesis?", r"(?s)(?=.*plant)(?=.*(light|sun))"),
+    Suggestion("What is photosynthesis?", r"(?s)(?=.*plant)(?=.*(light|sun|carbon dioxide|co₂|co2))"),
     Suggestion("What does the heart do?", r"blood"),
-    Suggestion("Why do we need sleep?", r"health|energy|rest"),
+    Suggestion("Why do we need sleep?", r"health|energy|rest|surviv"),
 )
 FOR_THE_TOY = (Suggestion("What is quantization?", r"bits"),)
