@@ -106,12 +106,18 @@ class Control:
         eta = (total - done) / speed if speed > 0 and total >= done else None
         if left_s is not None:
             eta = left_s
-        amounts = Progress(
-            phase=phase, done=done, total=total, unit=unit, note=sentence(note), partial=partial or {}
+        progress = Progress(
+            phase=phase,
+            done=done,
+            total=total,
+            unit=unit,
+            note=sentence(note),
+            note_detail=note if isinstance(note, Reason) else None,
+            partial=partial or {},
+            speed=speed,
+            eta_s=eta,
+            stalled=stalled,
         )
-        if isinstance(note, Reason):
-            amounts = msgspec.structs.replace(amounts, note_detail=note)
-        progress = msgspec.structs.replace(amounts, speed=speed, eta_s=eta, stalled=stalled)
         if self._on_progress:
             self._on_progress(progress)
 

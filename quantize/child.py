@@ -115,7 +115,7 @@ class _Worker:
 # With more memory than this after a task, a process ends with it, and the next one gets a fresh one.
 _LITTLE_BYTES = 256 << 20
 # Processes that did a task and wait for the next one; None: each ends with its task.
-_REUSED: ContextVar[list[_Worker] | None] = ContextVar("kept", default=None)
+_REUSED: ContextVar[list[_Worker] | None] = ContextVar("reused", default=None)
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """What the decoder-only families have in common: names of tensors, shapes, rotary order, hyperparameters."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -12,7 +12,6 @@ from quantize.convert.recipe import Array, Metadata, OutTensor, Recipe
 from quantize.errors import BadFile, BadWeights, UnsupportedModel
 
 Config = Mapping[str, Any]
-Chunks = Callable[[], Iterator[Array]]
 
 # Names outside the layers; a folder may put the whole decoder below "language_model".
 OUTER = {
