@@ -5,6 +5,11 @@ import click
 from app.cli.echo import echo
 from engine.services import Services
 
+_NONE = (
+    "There are no keys now: programs on this computer need none, and a server at a public address lets nobody in. "
+    "Make one: tessera keys add NAME"
+)
+
 
 @click.group(help="API keys for other programs and machines.")
 def command() -> None:
@@ -27,12 +32,15 @@ def list_keys() -> None:
     for key in keys:
         echo(f"{key.name}\t{', '.join(key.scopes)}")
     if not keys:
-        echo("There are none: programs on this computer need none. Make one: tessera keys add NAME", err=True)
+        echo(_NONE, err=True)
 
 
 @command.command("remove")
 @click.argument("name")
 def remove(name: str) -> None:
     """Revoke a key."""
-    if not Services().keys.remove(name):
+    keys = Services().keys
+    if not keys.remove(name):
         raise click.ClickException(f"There is no key named {name!r}.")
+    if not keys.all():
+        echo(_NONE, err=True)

@@ -32,6 +32,7 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Keys(msgspec.Struct, frozen=True, kw_only=True):
-    """GET /tessera/v1/keys."""
+    """GET /tessera/v1/keys. A `public` server (other machines reach it) requires a key even if none exists."""
 
     keys: tuple[Key, ...]
+    public: bool = False

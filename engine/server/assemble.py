@@ -17,16 +17,15 @@ import uvicorn
 from engine.jobs import JobRegistry
 from engine.phases import Phases
 from engine.server.app import create_app
-from engine.server.auth import Access, new_token, remove_server_file, running_server_url, write_server_file
+from engine.server.auth import Access, remove_server_file, running_server_url, write_server_file
 from engine.server.connections import connection_class, connection_limit, quieten
 from engine.server.log_bounds import Sparing, bound_log
 from engine.server.loop_watch import LoopWatch
 from engine.server.model_side import ModelSide
-from engine.server.options import BACKLOG, ServeOptions, is_loopback
+from engine.server.options import BACKLOG, ServeOptions
 from engine.server.state import ServerState
 from engine.server.strangers import Callers
 from engine.server.utilization import Utilization
-from engine.settings.keys import KeyStore
 
 log = logging.getLogger(__name__)
 _LATE_S: Final = 0.1
@@ -110,15 +109,13 @@ class _Server(uvicorn.Server):
 
 
 def assemble(
-    options: ServeOptions, port: int, tls: dict[str, Any], keys: KeyStore, side: ModelSide, start: Phases
+    options: ServeOptions, port: int, tls: dict[str, Any], access: Access, side: ModelSide, start: Phases
 ) -> uvicorn.Server:
     """The server that `options` ask for, over its models, ready to serve a listening socket at `port`.
 
     `start` gets the phases until the first token.
     """
-    token = new_token()
     jobs = JobRegistry(None if options.private else options.paths.state / "jobs.json")
-    access = Access(token, options.api_keys, keys)
     utilization = Utilization(side.placer.machine_now)
     state = ServerState(
         models=side.models,
@@ -140,7 +137,7 @@ def assemble(
 
         state.bench_service = register(jobs, options.paths, side.placer, side.admission, options.named_tasks)
 
-    public = () if is_loopback(options.host) else (options.host, socket.gethostname())
+    public = (options.host, socket.gethostname()) if access.public else ()
     callers = Callers(
         hosts=(*options.hosts, *public),
         origins=options.origins,
@@ -167,4 +164,6 @@ def assemble(
     url = f"{'https' if tls else 'http'}://{host}:{port}"
     start.done("routes")
     side.pool.hooks.first_token = partial(start.done, "first token")
-    return _Server(config, server_file, url, token, private=options.private, end_following=jobs.end_following)
+    return _Server(
+        config, server_file, url, access.token, private=options.private, end_following=jobs.end_following
+    )

@@ -99,11 +99,15 @@ class Failures:
 class Access:
     """Decides by path and keys.
 
-    Without API keys anyone on loopback may infer; management needs the local token or a key that manages.
+    Without API keys anyone on loopback may infer; management needs the local token or a key that manages. A
+    `public` server always requires a key: when its last key is removed, it refuses everybody but the local token.
     """
 
-    def __init__(self, token: str, api_keys: Iterable[str] = (), store: KeyStore | None = None) -> None:
+    def __init__(
+        self, token: str, api_keys: Iterable[str] = (), store: KeyStore | None = None, *, public: bool = False
+    ) -> None:
         self.token = token
+        self.public = public
         self.store = store or KeyStore()
         self._api_keys = tuple(api_keys)
         self.failures = Failures()
@@ -111,7 +115,7 @@ class Access:
     @property
     def needs_key(self) -> bool:
         """Inference is not open to everyone who can connect."""
-        return bool(self._api_keys or self.store.in_use())
+        return bool(self.public or self._api_keys or self.store.in_use())
 
     def check(self, path: str, headers: Mapping[str, str], address: str = "") -> None:
         """Pass, or raise Unauthorized, Forbidden or TooManyFailures. `/health` and `/` are open to all."""

@@ -14,6 +14,7 @@ from engine.errors import EnvironmentFault, InputFault
 from engine.phases import Phases
 from engine.runner.process import RunnerProcess
 from engine.runner.spare import SpareRunner
+from engine.server.auth import Access, new_token
 from engine.server.log_bounds import ignored_in_a_line
 from engine.server.options import BACKLOG, ServeOptions, is_loopback
 from engine.settings.keys import KeyStore
@@ -98,19 +99,31 @@ def serve(options: ServeOptions) -> None:
     ignored_in_a_line()
     keys = KeyStore(options.paths.config / "api-keys.json")
     tls = check_tls(options.tls_cert, options.tls_key)
-    if not is_loopback(options.host) and not options.api_keys and not keys.all():
+    if not is_loopback(options.host):
+        _require_key(options, keys)
+    listener = bind(options.host, options.port)
+    start = Phases(from_start=True)
+    start.done("program")
+    try:
+        if is_public(options.host, listener):
+            _require_key(options, keys)
+        asyncio.run(_serve(options, listener, tls, keys, start))
+    finally:
+        listener.close()
+
+
+def is_public(host: str, listener: socket.socket) -> bool:
+    """Other machines may reach the server: by the name it was given, or by the address that the name stands for."""
+    return not (is_loopback(host) and is_loopback(str(listener.getsockname()[0])))
+
+
+def _require_key(options: ServeOptions, keys: KeyStore) -> None:
+    if not any(options.api_keys) and not keys.all():
         raise InputFault(
             f"{options.host} can be reached from other machines, so an API key is required: "
             "tessera keys add NAME, or tessera serve --api-key KEY",
             "host",
         )
-    listener = bind(options.host, options.port)
-    start = Phases(from_start=True)
-    start.done("program")
-    try:
-        asyncio.run(_serve(options, listener, tls, keys, start))
-    finally:
-        listener.close()
 
 
 async def _serve(
@@ -133,7 +146,9 @@ async def _serve(
         assemble = await asyncio.to_thread(_assembler)
         if first is not None and not options.private:
             await first.found
-        server = assemble(options, listener.getsockname()[1], tls, keys, side, start)
+        public = is_public(options.host, listener)
+        access = Access(new_token(), options.api_keys, keys, public=public)
+        server = assemble(options, listener.getsockname()[1], tls, access, side, start)
         await server.serve(sockets=[listener])
     finally:
         if first is not None:

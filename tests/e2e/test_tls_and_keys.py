@@ -10,6 +10,8 @@ import psutil
 import pytest
 from servers import ROOT, RunningServer, free_port, runs, wait_for
 
+from engine.settings.keys import KeyStore
+
 pytestmark = pytest.mark.e2e
 
 
@@ -127,3 +129,44 @@ def test_canaries_appear_in_no_log_file_environment_or_command_line(tmp_path):
         content = path.read_bytes()
         for canary in (*secrets.values(), prompt):
             assert canary.encode() not in content, path
+
+
+ROUTES = [
+    ("GET", "/v1/models"), ("GET", "/v1/files"), ("POST", "/v1/chat/completions"), ("POST", "/api/chat"),
+    ("POST", "/v1/messages"), ("GET", "/props"), ("GET", "/tessera/v1/keys"),
+]  # fmt: skip
+
+
+def test_a_public_server_lets_nobody_in_when_its_last_key_is_gone(tmp_path):
+    """However the key went. 127.1 is an address of this computer that only its socket shows to be loopback."""
+    file = tmp_path / "config" / "api-keys.json"
+    store = KeyStore(file)
+    key = store.add("phone", ("chat",))
+    server = RunningServer(tmp_path, "--host", "127.1")
+    try:
+        with httpx2.Client(base_url=f"http://127.0.0.1:{httpx2.URL(server.url).port}") as http:
+            owner = {"authorization": f"Bearer {server.token}"}
+
+            def statuses():
+                return {http.request(method, path).status_code for method, path in ROUTES}
+
+            def by_terminal():
+                assert tessera(tmp_path, "keys", "remove", "phone").returncode == 0
+
+            def by_route():
+                assert http.delete("/tessera/v1/keys/phone", headers=owner).status_code == 204
+
+            for remove in (by_terminal, by_route, file.unlink, lambda: file.write_text("[]")):
+                assert http.get("/v1/models", headers={"x-api-key": key}).status_code == 200
+                remove()
+                assert statuses() == {401}
+                assert http.get("/v1/models", headers={"x-api-key": key}).status_code == 401
+                assert http.get("/v1/models", headers=owner).status_code == 200
+                assert http.get("/tessera/v1/keys", headers=owner).json() == {"keys": [], "public": True}
+                key = store.add("phone", ("chat",))
+    finally:
+        server.stop()
+    assert "lets nobody in" in tessera(tmp_path, "keys", "remove", "phone").stderr
+    done = tessera(tmp_path, "serve", "--port", "0", "--host", "127.1", "--api-key", "")
+    assert done.returncode not in {0, 1}
+    assert "API key is required" in done.stderr

@@ -238,7 +238,7 @@ def test_the_server_page_shows_who_is_connected_and_what_was_asked(qtbot, show, 
 
 def test_keys_are_made_shown_once_copied_and_revoked(qtbot, show, services, server, monkeypatch):
     monkeypatch.setattr("app.gui.server.keys_card._DONE_MS", 100)
-    keys = []
+    keys, public = [], False
 
     def make(body):
         keys.append(Key(name=body["name"], scopes=tuple(body["scopes"]), created_at=1.7e9))
@@ -248,7 +248,7 @@ def test_keys_are_made_shown_once_copied_and_revoked(qtbot, show, services, serv
         keys.clear()
         return 204, None
 
-    server.routes["GET", "/tessera/v1/keys"] = lambda _: Keys(keys=tuple(keys))
+    server.routes["GET", "/tessera/v1/keys"] = lambda _: Keys(keys=tuple(keys), public=public)
     server.routes["POST", "/tessera/v1/keys"] = make
     server.routes["DELETE", "/tessera/v1/keys/My%20editor"] = revoke
     page = show(ServerPage(services, server.api))
@@ -266,6 +266,9 @@ def test_keys_are_made_shown_once_copied_and_revoked(qtbot, show, services, serv
     qtbot.waitUntil(lambda: "No key is needed" in texts(page))
     assert "tsr_secret" not in texts(page)
     qtbot.waitUntil(lambda: page.keys._copy.text() == "Copy the key")
+    public = True
+    page.keys.refresh()
+    qtbot.waitUntil(lambda: "lets no other program in until you make a key" in texts(page))
 
 
 def test_a_refused_key_says_why(qtbot, show, services, server):

@@ -50,11 +50,14 @@ class KeysCard(RowsCard[Keys]):
         return self._services.api.keys()
 
     def _rows_of(self, found: Keys) -> tuple[list[QLayout], str]:
-        note = (
-            self.tr("Every program must present one of these keys, on this computer too.")
-            if found.keys
-            else self.tr("No key is needed on this computer. As soon as there is one, every program needs one.")
-        )
+        if found.keys:
+            note = self.tr("Every program must present one of these keys, on this computer too.")
+        elif found.public:
+            note = self.tr(
+                "Other computers can reach this server, so it lets no other program in until you make a key."
+            )
+        else:
+            note = self.tr("No key is needed on this computer. As soon as there is one, every program needs one.")
         return [self._key_row(key) for key in found.keys], note
 
     def _key_row(self, key: Key) -> QHBoxLayout:

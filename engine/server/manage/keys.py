@@ -14,8 +14,10 @@ router = APIRouter(prefix="/tessera/v1/keys", tags=["management"], route_class=T
 @router.get("")
 async def list_keys(request: Request) -> Keys:
     """Names and scopes; the keys themselves are not kept."""
-    found = server_state(request).access.store.all()
-    return Keys(keys=tuple(Key(name=k.name, scopes=k.scopes, created_at=k.created_at) for k in found))
+    access = server_state(request).access
+    found = access.store.all()
+    keys = tuple(Key(name=k.name, scopes=k.scopes, created_at=k.created_at) for k in found)
+    return Keys(keys=keys, public=access.public)
 
 
 @router.post("", status_code=201)
