@@ -35,7 +35,8 @@ def whole_run() -> "list[str]":
     except (AttributeError, ValueError, OSError):  # Windows has no such call
         memory = 3 * BYTES_A_PROCESS
     files = min(4, 2 + (os.cpu_count() or 2), memory // BYTES_A_PROCESS)
-    return ["-n", str(max(2, files)), "--dist", "loadfile"]  # the tests of a file share its servers
+    # The tests of a file share its servers. What fails is run twice more: see tests/second_run.py.
+    return ["-n", str(max(2, files)), "--dist", "loadfile", "--second-run"]
 
 
 def venv_python() -> str:

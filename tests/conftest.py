@@ -27,7 +27,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-pytest_plugins = ("quick", "order", "costs")
+pytest_plugins = ("quick", "order", "costs", "second_run")
 
 # A request that says nothing else waits so many seconds, not five: four tests at once on two processors take their
 # time, and how fast an answer comes is measured in tests/bench.
