@@ -13,6 +13,7 @@ from pathlib import Path
 import httpcore2
 import httpx2
 import pytest
+from hypothesis import HealthCheck, settings
 
 from installers.bootstrap import model
 
@@ -36,6 +37,19 @@ for part in ("connect", "read", "write", "pool"):
 
 # Roots of trust take 20 ms of processor to read, and every request by itself reads them.
 httpcore2.default_ssl_context = functools.cache(httpcore2.default_ssl_context)
+
+# Property tests draw the same examples in every run; tests/optin/random_seeds.py draws others. How long an example
+# takes says how busy the computer is.
+for profile, derandomize in (("fixed", True), ("random", False)):
+    settings.register_profile(
+        profile,
+        derandomize=derandomize,
+        database=None,
+        deadline=None,
+        print_blob=True,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+settings.load_profile("fixed")
 
 _real_connect = socket.socket.connect
 _real_connect_ex = socket.socket.connect_ex
