@@ -6,6 +6,7 @@ import time
 
 PROGRAMS = ("Xvfb", "openbox", "xdotool")
 WAIT_S = float(os.environ.get("WALK_WAIT_S", "150"))  # for what comes in a moment, on a crowded computer
+MANAGERS = 3  # one of some hundred ended as it started
 
 
 class Screen:
@@ -28,22 +29,42 @@ class Screen:
             "-r",
         ]  # no repeated keys
         self.server = subprocess.Popen(command, pass_fds=(write,), stderr=subprocess.DEVNULL)
-        os.close(write)
-        with os.fdopen(read) as told:
-            self.display = f":{told.readline().strip()}"
-        self.env = {**os.environ, "DISPLAY": self.display}
-        self.manager = subprocess.Popen(
-            ["openbox", "--sm-disable"], env=self.env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-        started = time.monotonic()
-        while not self.managed():  # a window that came before its manager would not get the keyboard
+        self.manager = None
+        try:
+            os.close(write)
+            with os.fdopen(read) as told:
+                self.display = f":{told.readline().strip()}"
+            assert self.display != ":", f"the X server ended with {self.server.wait(WAIT_S)}"
+            self.env = {**os.environ, "DISPLAY": self.display}
+            self.start_manager()
+        except BaseException:
+            self.close()
+            raise
+
+    def start_manager(self):
+        """A window that opens before its manager would not get the keyboard; a manager that dies is replaced."""
+        started, ended = time.monotonic(), []
+        while self.manager is None or not self.managed():
+            if self.manager is None or self.manager.poll() is not None:
+                if self.manager is not None:
+                    ended.append(self.manager.returncode)
+                assert len(ended) < MANAGERS, f"the window manager ended with {ended}"
+                self.manager = subprocess.Popen(
+                    ["openbox", "--sm-disable"], env=self.env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+                )
             assert time.monotonic() - started < WAIT_S, "no window manager"
             time.sleep(0.05)
 
     def close(self):
-        for process in (self.manager, self.server):
+        processes = [process for process in (self.manager, self.server) if process is not None]
+        for process in processes:
             process.terminate()
-            process.wait(WAIT_S)
+        for process in processes:
+            try:
+                process.wait(WAIT_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
 
     def managed(self):
         """Whether the window manager is there: without one nobody knows of desktops."""
