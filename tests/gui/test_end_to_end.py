@@ -1,12 +1,8 @@
 """The whole window with a real server process and the bundled model: the path of docs/first-run.md, by clicks."""
 
 import json
-import os
 import re
-import shutil
 import socket
-import subprocess
-import sys
 import urllib.request
 from pathlib import Path
 
@@ -24,16 +20,6 @@ from app.gui.server_link import ServerLink
 # A server starts, a model is made and measured, on a crowded computer.
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1500)]
 ROOT = Path(__file__).resolve().parents[2]
-WITHOUT_NETWORK = "TESSERA_TEST_WITHOUT_NETWORK"  # set where a test below runs others so
-
-
-def can_cut() -> bool:
-    """Whether this system lets a process have a network of its own."""
-    probe = ["unshare", "-rn", "true"]
-    return bool(shutil.which("unshare")) and not subprocess.run(probe, capture_output=True, check=False).returncode
-
-
-CAN_CUT = can_cut()
 
 
 @pytest.fixture
@@ -118,10 +104,6 @@ def answer_of_the_written_model(config: str) -> str:
         return json.load(answered)["choices"][0]["message"]["content"]
 
 
-@pytest.mark.skipif(
-    CAN_CUT and WITHOUT_NETWORK not in os.environ,
-    reason="run by test_without_any_network_the_window_works_and_tries_nothing",
-)
 def test_from_the_first_start_to_a_connected_editor(qtbot, desktop, tmp_path):
     window, services = desktop.window, desktop.services
     chat = window.chat
@@ -213,47 +195,3 @@ def test_the_bundled_model_is_measured_by_a_real_server(qtbot, desktop, tmp_path
     page.save(tmp_path / "real.csv")
     qtbot.waitUntil((tmp_path / "real.csv").exists)
     assert desktop.services.api.bench_results().results[0].points[0].decode_tok_s.median > 0
-
-
-# Every connection of the window's process is told, by Python's own audit hook, before it is made.
-WATCHED = """
-import fcntl, socket, struct, sys
-with socket.socket() as any_socket:  # a new network namespace has its loopback down
-    fcntl.ioctl(any_socket, 0x8914, struct.pack("16sh", b"lo", 1))  # SIOCSIFFLAGS, IFF_UP
-tried = []
-def hook(event, arguments):
-    if event in ("socket.connect", "socket.getaddrinfo", "socket.sendto"):
-        target = arguments[1] if event != "socket.getaddrinfo" else arguments[:2]
-        host = target[0] if isinstance(target, tuple) else str(target)
-        if host not in ("127.0.0.1", "::1", "localhost") and not str(host).startswith(("/", "\\0")):
-            tried.append((event, host))
-sys.addaudithook(hook)
-import pytest
-code = pytest.main(["-q", "-p", "no:cacheprovider", "-o", "addopts=", "--strict-markers", *sys.argv[1:]])
-print("TRIED", tried)
-sys.exit(1 if tried else int(code))
-"""
-
-
-@pytest.mark.skipif(not CAN_CUT, reason="needs unshare and user namespaces (Linux)")
-def test_without_any_network_the_window_works_and_tries_nothing(tmp_path):
-    """First start, chat, fit and connect, and the pages, in a network namespace that has only loopback."""
-    tests = [
-        "tests/gui/test_end_to_end.py::test_from_the_first_start_to_a_connected_editor",
-        "tests/gui/test_library.py",
-        "tests/gui/test_markdown.py",
-    ]
-    script = tmp_path / "watched.py"
-    script.write_text(WATCHED)
-    run = subprocess.run(
-        ["unshare", "-rn", sys.executable, str(script), *tests],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), WITHOUT_NETWORK: "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=1200,
-    )
-    assert "TRIED []" in run.stdout, run.stdout[-3000:] + run.stderr[-2000:]
-    assert run.returncode == 0, run.stdout[-3000:]
-    assert "skipped" not in run.stdout, run.stdout[-3000:]

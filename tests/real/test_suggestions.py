@@ -23,7 +23,12 @@ def installed(tmp_path_factory, installed_model):
 
 def answer(server, model, question, seed):
     # Answers of one batch change each other's rounding; deterministic ones are the same in every run.
-    body = {"model": model, "messages": [{"role": "user", "content": question}], "seed": seed, "deterministic": True}
+    body = {
+        "model": model,
+        "messages": [{"role": "user", "content": question}],
+        "seed": seed,
+        "deterministic": True,
+    }
     told = httpx2.post(f"{server.url}/v1/chat/completions", json=body, timeout=600).json()
     return told["choices"][0]
 

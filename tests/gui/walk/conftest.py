@@ -63,10 +63,9 @@ def open_window(screen, hub, tmp_path_factory):
     """Opens windows; those still open at the end of the module are closed."""
     opened = []
 
-    def open_window(env=None, on=screen, home=None, files=()):
-        made = Walk(
-            on, home or tmp_path_factory.mktemp("walk"), {"HF_ENDPOINT": hub.endpoint, **(env or {})}, files
-        )
+    def open_window(env=None, on=screen, home=None, files=(), *, network=True):
+        env = {"HF_ENDPOINT": hub.endpoint, **(env or {})}
+        made = Walk(on, home or tmp_path_factory.mktemp("walk"), env, files, network=network)
         opened.append(made)
         made.until("chat.composer.ready")
         return made

@@ -2,11 +2,11 @@
 
 import json
 import re
-import urllib.request
 
 import pytest
 
 from app.suggestions import FOR_A_MODEL
+from tests.gui.walk.walker import PAGES
 
 pytestmark = pytest.mark.timeout(2400)  # a real model, and half a minute of measuring, on a crowded computer
 PATIENCE_S = 300.0
@@ -29,20 +29,23 @@ def ask(walk, question):
     return walk.ask("chat.controller.tree.path()[-1].content")
 
 
-def answer_of_the_editor(config):
+def answer_of_the_editor(walk, config):
     """What the editor gets that reads this configuration."""
     base = re.search(r"apiBase:\s*[\"']?(http://[^\s\"']+)", config).group(1)
     model = re.search(r"\bmodel:\s*[\"']?([\w./-]+)", config).group(1)
     body = {"model": model, "messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 8}
     headers = {"content-type": "application/json", "user-agent": "Continue/1.0"}
-    asked = urllib.request.Request(f"{base}/chat/completions", json.dumps(body).encode(), headers)
-    with urllib.request.urlopen(asked, timeout=PATIENCE_S) as answered:
-        return json.load(answered)["choices"][0]["message"]["content"]
+    told = walk.run(
+        "from urllib.request import Request, urlopen\n"
+        f"request = Request({base + '/chat/completions'!r}, {json.dumps(body).encode()}, {headers})\n"
+        f"print(urlopen(request, timeout={PATIENCE_S}).read().decode())"
+    )
+    return json.loads(told)["choices"][0]["message"]["content"]
 
 
 def test_from_the_first_start_to_a_connected_editor_in_eight_clicks(open_window, installed_model, tmp_path):
-    """The program as it is installed, nothing set; every click is one of the X server's."""
-    walk = open_window(env={"TESSERA_INSTALLED_MODELS": str(installed_model)})
+    """The program as it is installed, nothing set, without a network; every click is one of the X server's."""
+    walk = open_window(env={"TESSERA_INSTALLED_MODELS": str(installed_model)}, network=False)
     before = walk.screen.clicks
     walk.until("app.focusWidget() is chat.composer.editor and window.isActiveWindow()")  # one can write at once
     fact = FOR_A_MODEL[1]
@@ -82,5 +85,10 @@ def test_from_the_first_start_to_a_connected_editor_in_eight_clicks(open_window,
     walk.until(f"'is connected' in {CONNECT}.banner.text")
     walk.picture("4-connected")
     assert walk.screen.clicks - before == 8
-    assert answer_of_the_editor((walk.home / "user" / ".continue" / "config.yaml").read_text())
+    assert answer_of_the_editor(walk, (walk.home / "user" / ".continue" / "config.yaml").read_text())
+    for page in ("Chat", "Documents", *PAGES):  # what a page fetches when it is shown
+        walk.go(page)
+    assert walk.attempts() == [], "no process tries to reach another machine"
+    walk.run("import socket; socket.socket().connect_ex(('192.0.2.1', 9))")
+    assert len(walk.attempts()) == 1, "the record would have shown it"
     walk.close()

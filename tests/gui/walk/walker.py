@@ -19,6 +19,7 @@ LATE_S = 10.0  # what has not come by then is asked for once more
 CUT_S = 15.0
 # Later, a click is no half of a double click: a list takes none that could be that of the one that opened it.
 ALONE_S = 0.15  # three times what the window takes for one, see `windowed`
+OWN_NETWORK = ["unshare", "--map-root-user", "--net"]
 # Pages inside a destination.
 PAGES = {
     "Documents": ("Chat", None),
@@ -35,12 +36,22 @@ PAGES = {
 class Walk:
     """The program on a screen."""
 
-    def __init__(self, screen, home, env=None, files=()):
+    def __init__(self, screen, home, env=None, files=(), *, network=True):
+        """Without a network, every Python process records in `attempts` whom it tried to reach."""
         self.screen, self.home = screen, Path(home)
         self.home.mkdir(parents=True, exist_ok=True)
         (self.home / "user").mkdir(exist_ok=True)
         self.env = {**screen.env, "TESSERA_HOME": str(self.home), "HOME": str(self.home / "user"), **(env or {})}
         self.env.pop("QT_QPA_PLATFORM", None)
+        self.env["PYTHONPATH"] = str(ROOT)
+        self.launcher = []
+        if not network:
+            self.launcher = OWN_NETWORK if has_namespaces() else []
+            self.env["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).with_name("watched")), str(ROOT)])
+            self.env |= {
+                "WALK_CONNECTIONS": str(self.home / "connections"),
+                "WALK_OWN_NETWORK": "".join(self.launcher),
+            }
         if "TESSERA_SERVER_PORT" not in self.env:
             self.env["TESSERA_SERVER_PORT"] = str(free_port())
         self.files = [str(file) for file in files]
@@ -54,9 +65,9 @@ class Walk:
         self.log = (self.home / "window.log").open("ab")
         started = time.monotonic()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.gui.walk.windowed", path, *self.files],
+            [*self.launcher, sys.executable, "-m", "tests.gui.walk.windowed", path, *self.files],
             cwd=ROOT,
-            env={**self.env, "PYTHONPATH": str(ROOT)},
+            env=self.env,
             stdin=subprocess.DEVNULL,
             stdout=self.log,
             stderr=self.log,
@@ -77,6 +88,20 @@ class Walk:
     def told(self):
         """What the window wrote."""
         return (self.home / "window.log").read_text(errors="replace")[-3000:]
+
+    def attempts(self):
+        """What the processes of a window without a network tried to reach."""
+        record = self.home / "connections"
+        return record.read_text().splitlines() if record.exists() else []
+
+    def run(self, code):
+        """What that Python program prints, run where the window's network is."""
+        inside = ["nsenter", "--user", "--net", "--preserve-credentials", "--target", str(self.process.pid)]
+        command = [*(inside if self.launcher else ()), sys.executable, "-c", code]
+        done = subprocess.run(
+            command, env=self.env, check=True, capture_output=True, text=True, timeout=10 * WAIT_S
+        )
+        return done.stdout
 
     def ask(self, code):
         """Look inside: `window`, `chat`, `desktop`, `says()`, `cut()`, `spot(text)`, `takes_keys()`."""
@@ -366,6 +391,13 @@ class Walk:
         self.peer.close()
         self.log.close()
         shutil.rmtree(self.sockets, ignore_errors=True)
+
+
+def has_namespaces():
+    """Whether this system lets a process have a network of its own."""
+    if not shutil.which(OWN_NETWORK[0]):
+        return False
+    return subprocess.run([*OWN_NETWORK, "true"], capture_output=True, check=False).returncode == 0
 
 
 def free_port():
