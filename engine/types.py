@@ -54,7 +54,8 @@ class Constraint(msgspec.Struct, frozen=True, kw_only=True):
 
     `kind` says what `source` holds. With `trigger` set the constraint starts only after that text was
     generated, if ever (tool calls). `preamble` holds the two marks of a reasoning block that may come first,
-    or is already open; the constraint starts after it, and the answer cannot end inside it.
+    or is already open; the constraint starts after it, and the answer cannot end inside it. With both, a
+    `trigger` inside such blocks does not count, and the answer may end anywhere before the constraint starts.
     """
 
     kind: Literal["json_schema", "json_object", "regex", "lark", "gbnf"]

@@ -193,7 +193,11 @@ class Conversations:
             grammar = tool_grammar(dialect, offered, parallel=query.parallel_tool_calls)
             if grammar.opening:
                 calls = Constraint(kind="lark", source=grammar.continuation, trigger=grammar.opening)
-                return await self.checker.check(calls, query.tools_param)
+                checked = await self.checker.check(calls, query.tools_param)
+                if dialect.headers is not None and dialect.call_preamble is not None:
+                    block = (dialect.call_preamble[0], dialect.headers.body_ends[0])
+                    return msgspec.structs.replace(checked, preamble=block)
+                return after_reasoning(checked, dialect.reasoning, rendered.prefill)
         return None
 
     async def _output(
@@ -291,7 +295,8 @@ class Answer:
             if event.logprobs and (spoken or self._parser.speaking):
                 return [AnswerLogprobs(entries=event.logprobs), *events]
             return events
-        events = self._pass(self._parser.finish(cut=event.finish_reason != "stop"))
+        cut = event.finish_reason != "stop"
+        events = self._pass(self._parser.finish(cut=cut, ended=event.stop is None))
         return [*events, self._finished(event)]
 
     def stopped_early(self) -> AnswerFinished:

@@ -94,7 +94,7 @@ def after_reasoning(constraint: Constraint, own: Markers | None, prefill: str) -
     opened = open_markers(prefill, own)
     if opened is not None:
         return msgspec.structs.replace(constraint, preamble=(opened.start, opened.end), preamble_open=True)
-    if own is None or own.end in prefill:
+    if own is None or (own.end in prefill and constraint.trigger is None):
         return constraint
     return msgspec.structs.replace(constraint, preamble=(own.start, own.end))
 

@@ -2,6 +2,9 @@
 
 from typing import Final
 
+import msgspec
+
+from engine.chat.reasoning import MARKERS
 from engine.chat.tools.dialect import Dialect
 from engine.chat.tools.family_dialects import OF_FAMILIES
 from engine.chat.tools.shared_dialects import GENERIC, SHARED
@@ -13,10 +16,19 @@ BY_NAME: Final = {dialect.name: dialect for dialect in (GENERIC, *reversed(DIALE
 
 
 def choose(template: str | None) -> Dialect:
-    """The first dialect whose marks the template carries; the generic one if none fits."""
-    if template is not None:
-        for dialect in DIALECTS:
-            has = all(mark in template for mark in dialect.needs)
-            if has and not any(mark in template for mark in dialect.lacks):
-                return dialect
-    return GENERIC
+    """The first dialect whose marks the template carries; the generic one if none fits.
+
+    A template may mark reasoning although its family does not: a model of that family was taught to reason.
+    """
+    if template is None:
+        return GENERIC
+    dialect = next((d for d in DIALECTS if _fits(d, template)), GENERIC)
+    if dialect.reasoning is None and dialect.headers is None:
+        marks = next((markers for markers in MARKERS if markers.end in template), None)
+        if marks is not None:
+            return msgspec.structs.replace(dialect, reasoning=marks, breaks_reasoning=True)
+    return dialect
+
+
+def _fits(dialect: Dialect, template: str) -> bool:
+    return all(mark in template for mark in dialect.needs) and not any(mark in template for mark in dialect.lacks)

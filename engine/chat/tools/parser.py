@@ -27,6 +27,7 @@ _IMPLICIT: Final = Section("")
 class _Mode(Enum):
     TEXT = auto()
     REASONING = auto()
+    HELD = auto()
     HEADER = auto()
     SECTION = auto()
     CALL = auto()
@@ -52,6 +53,10 @@ class AnswerParser:
         self._section = _IMPLICIT
         self._section_calls = 0
         self._junk = ""
+        # A call inside a block of reasoning, and all that follows it, until it is known whether the block ends.
+        self._held: list[str] = []
+        self._held_as: type[TextDelta | ReasoningDelta] = ReasoningDelta
+        self._quoted = False  # visible text opened a block of reasoning that it has not closed
         self._payload: Payload | None = None
         self._bare: BareJson | None = None
         self._reasoning = dialect.reasoning
@@ -81,9 +86,15 @@ class AnswerParser:
             return self.feed("")
         return self._take()
 
-    def finish(self, *, cut: bool = False) -> list[AnswerEvent]:
-        """The answer is over. `cut`: by its length, so an unfinished call stays unfinished."""
+    def finish(self, *, cut: bool = False, ended: bool = True) -> list[AnswerEvent]:
+        """The answer is over. `cut`: by its length, so an unfinished call stays unfinished.
+
+        `ended`: the model ended it. Only then a call in reasoning that was never closed is a call: otherwise
+        nobody knows whether the end of the reasoning would have followed.
+        """
         events = self.feed("")
+        while self._mode is _Mode.HELD:
+            events += self._release() if ended and not cut else self._keep_held()
         if self._mode is _Mode.CALL and self._payload is not None and not cut:
             try:
                 self._payload.finish()
@@ -122,6 +133,8 @@ class AnswerParser:
             return self._between_calls()
         if mode is _Mode.CALL:
             return self._call()
+        if mode is _Mode.HELD:
+            return self._hold()
         return self._header() if mode is _Mode.HEADER else self._maybe_bare()
 
     # ------------------------------------------------------------------ visible text
@@ -142,7 +155,7 @@ class AnswerParser:
         self._marker(mark)
         return True
 
-    def _up_to_mark(self, marks: Marks, kind: type[TextDelta] | type[ReasoningDelta]) -> str | None:
+    def _up_to_mark(self, marks: Marks, kind: type[TextDelta | ReasoningDelta]) -> str | None:
         """Emit what stands before the next mark; returns the mark once it is whole."""
         found = marks.search(self._buffer)
         at = len(self._buffer) if found is None else found.at
@@ -158,6 +171,16 @@ class AnswerParser:
                 self._spaces = ""
             else:
                 self._emit(mark, TextDelta)
+                self._quoted = True
+        elif self._reasoning and mark == self._reasoning.end and mark not in self._dialect.drops:
+            # At the start of an answer or of what follows a block it closes what was never opened.
+            if self._fresh:
+                self._block_over()
+            else:
+                self._emit(mark, TextDelta)
+                self._quoted = False
+        elif self._quoted and mark in self._marks.breakers:
+            self._begin_hold(mark, TextDelta)
         elif mark in self._marks.starts:
             self._enter(self._marks.starts[mark])
         elif mark in self._marks.loose:
@@ -169,7 +192,7 @@ class AnswerParser:
         else:
             self._block_over()
 
-    def _emit(self, text: str, kind: type[TextDelta] | type[ReasoningDelta]) -> None:
+    def _emit(self, text: str, kind: type[TextDelta | ReasoningDelta]) -> None:
         if self._trim:
             text = text.lstrip()
         stripped = text.rstrip()
@@ -194,11 +217,60 @@ class AnswerParser:
         mark = self._up_to_mark(self._marks.reasoning, ReasoningDelta)
         if mark is None:
             return False
+        if mark in self._marks.breakers:
+            self._buffer = self._buffer[len(mark) :]
+            self._begin_hold(mark, ReasoningDelta)
+        else:
+            self._reasoning_over(mark)
+        return True
+
+    def _reasoning_over(self, mark: str) -> None:
         self._block_over()
         closing = self._reasoning is not None and mark == self._reasoning.end
         if closing or (self._dialect.headers and mark in self._dialect.headers.body_ends):
             self._buffer = self._buffer[len(mark) :]
+
+    # A model that weighs a call writes it inside its reasoning, and a model that forgets to close its reasoning
+    # makes one there. Which it was shows only at the end.
+
+    def _begin_hold(self, mark: str, kind: type[TextDelta | ReasoningDelta]) -> None:
+        self._held = [mark]
+        self._held_as = kind
+        self._mode = _Mode.HELD
+
+    def _hold(self) -> bool:
+        found = self._marks.closing.search(self._buffer)
+        at = len(self._buffer) if found is None else found.at
+        self._held.append(self._buffer[:at])
+        self._buffer = self._buffer[at:]
+        if found is None or found.mark is None:
+            return False
+        self._emit("".join(self._held), self._held_as)
+        self._held = []
+        if self._held_as is ReasoningDelta:
+            self._reasoning_over(found.mark)
+        else:
+            self._mode = _Mode.TEXT
         return True
+
+    def _release(self) -> list[AnswerEvent]:
+        """The reasoning was never closed: what was held is read as calls."""
+        self._buffer = "".join(self._held) + self._buffer
+        self._held = []
+        self._quoted = False
+        if self._held_as is ReasoningDelta:
+            self._block_over()
+        else:
+            self._mode = _Mode.TEXT
+        return self.feed("")
+
+    def _keep_held(self) -> list[AnswerEvent]:
+        """The answer was cut inside its reasoning: what was held remains reasoning."""
+        self._emit("".join(self._held) + self._buffer, self._held_as)
+        self._held = []
+        self._buffer = ""
+        self._mode = _Mode.REASONING if self._held_as is ReasoningDelta else _Mode.TEXT
+        return self._take()
 
     def _header(self) -> bool:
         headers = self._dialect.headers

@@ -16,8 +16,9 @@ FENCES: Final = ("```json", "```tool_call", "```")
 class ParserMarks(msgspec.Struct, frozen=True):
     """`starts` maps the mark of each section to it, `loose` are call marks outside of sections.
 
-    `ends` close sections, `headers` begin a message's header, `stops` end a call that was not closed. `text`,
-    `reasoning` and `section` are everything that means something in that place.
+    `ends` close sections, `headers` begin a message's header, `stops` end a call that was not closed, `breakers`
+    begin a call inside reasoning. `text`, `reasoning`, `section` and `closing` (behind such a call) are everything
+    that means something in that place.
     """
 
     starts: dict[str, Section]
@@ -25,9 +26,11 @@ class ParserMarks(msgspec.Struct, frozen=True):
     ends: frozenset[str]
     headers: tuple[str, ...]
     stops: tuple[str, ...]
+    breakers: frozenset[str]
     text: Marks
     reasoning: Marks
     section: Marks
+    closing: Marks
 
 
 @lru_cache(maxsize=256)
@@ -50,7 +53,9 @@ def marks_of(dialect: Dialect, *, calls: bool, reasoning: Markers | None) -> Par
         ends=frozenset(ends),
         headers=headers,
         stops=(*ends, *starts),
-        text=Marks((*starts, *loose, *dialect.drops, *ends, *form_ends, *headers, *opening)),
+        breakers=frozenset(breakers),
+        text=Marks((*starts, *loose, *dialect.drops, *ends, *form_ends, *headers, *opening, *closing)),
         reasoning=Marks((*closing, *breakers, *headers, *body_ends)),
         section=Marks((*starts, *ends, *(f.start for f in named), *form_ends, *body_ends, *FENCES)),
+        closing=Marks((*closing, *headers, *body_ends)),
     )

@@ -171,6 +171,8 @@ SHARED: Final = (
     Dialect(
         name="llama3",
         needs=("<|start_header_id|>", '"parameters"'),
+        reasoning=THINK,  # models derived from it reason, some of them with the template of the original
+        breaks_reasoning=True,
         sections=(Section("<|python_tag|>"),),
         forms=(
             JsonCalls(keys=("name", "parameters")),

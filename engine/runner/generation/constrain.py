@@ -77,7 +77,8 @@ class TokenConstraint:
     """One request's constraint while its tokens come.
 
     Before it is active every token passes: until `trigger` was generated, or while an optional or already
-    open `preamble` (a reasoning block) lasts; in a preamble the answer may not end.
+    open `preamble` (a reasoning block) lasts; in a preamble the answer may not end. With both, the trigger is
+    only looked for outside of reasoning: a call that the model weighs there is not forced.
     """
 
     def __init__(self, matcher: Any, vocabulary: Vocabulary, constraint: Constraint) -> None:
@@ -88,9 +89,14 @@ class TokenConstraint:
         self._opening: bytes = b""
         self._opened = b""
         self._first_length = 1
+        self._block: tuple[bytes, bytes] | None = None
+        self._in_block = False
         if constraint.trigger is not None:
             self._awaited = constraint.trigger.encode()
             self._may_end = True
+            if constraint.preamble is not None:
+                self._block = (constraint.preamble[0].encode(), constraint.preamble[1].encode())
+                self._in_block = constraint.preamble_open
         elif constraint.preamble is not None:
             start, end = (text.encode() for text in constraint.preamble)
             self._end = end
@@ -179,9 +185,12 @@ class TokenConstraint:
         """Look for the awaited text; what follows it in the same token already counts."""
         assert self._awaited is not None
         self._seen += piece
+        if self._block is not None and not self._pass_blocks(*self._block):
+            return
         at = self._seen.find(self._awaited)
         if at < 0:
-            self._seen = self._seen[-len(self._awaited) :]
+            longest = max(len(self._awaited), len(self._block[0]) if self._block else 0)
+            self._seen = self._seen[-longest:]
             return
         remaining = self._seen[at + len(self._awaited) :]
         self._awaited, self._seen = None, b""
@@ -190,6 +199,21 @@ class TokenConstraint:
                 remaining.decode("utf-8", "replace"), add_special=False, parse_special=False
             )
             self._matcher.try_consume_tokens(tokens)
+
+    def _pass_blocks(self, start: bytes, end: bytes) -> bool:
+        """Drop the reasoning from what was seen. Whether what is left stands outside of it."""
+        assert self._awaited is not None
+        while True:
+            if self._in_block:
+                _, closing, after = self._seen.partition(end)
+                if not closing:
+                    self._seen = self._seen[-len(end) :]
+                    return False
+                self._seen, self._in_block = after, False
+            before, opening, after = self._seen.partition(start)
+            if not opening or self._awaited in before:
+                return True
+            self._seen, self._in_block = after, True
 
     def _continues_opening(self, token: int) -> bool:
         if not self._opening:

@@ -5,6 +5,7 @@ import random
 import re
 
 import jsonschema
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -239,6 +240,20 @@ def test_a_trigger_may_never_come():
     assert not state.allows(EOS)
     assert not state.allows(ord("n"))
     assert state.allows(ord("{"))
+
+
+def test_a_trigger_inside_reasoning_does_not_count():
+    whole = Constraint(kind="json_schema", source=SCHEMA, trigger="<tool_call>", preamble=("<think>", "</think>"))
+    for is_open, thought in ((False, b"<think>as in <tool_call>x"), (True, b"as in <tool_call>x<think>")):
+        state = COMPILER.compile(msgspec.structs.replace(whole, preamble_open=is_open))
+        for char in thought:
+            assert state.allows(char)
+            state.accept(char)
+        assert state.allows(EOS)
+        for char in b"</think>Well, <tool_call>":
+            state.accept(char)
+        assert not state.allows(ord("n"))
+        assert state.allows(ord("{"))
 
 
 def test_text_behind_a_trigger_in_the_same_token_counts():
