@@ -60,6 +60,7 @@ class CodeSession:
         self._question = ""
         self._excluded: frozenset[str] = frozenset()
         self._proposal: Proposal | None = None
+        self._vector_problem = ""
 
     def index(self) -> None:
         """Bring the index up to date, saying so when it takes long."""
@@ -76,6 +77,10 @@ class CodeSession:
         for left in self._context.left_out:
             if left.what.startswith("@"):
                 echo(f"left out: {shown_text(left.what)}: {left.reason}", err=True)
+        problem = self._talk.vectors.problem if self._talk.vectors is not None else ""
+        if problem and problem != self._vector_problem:
+            echo(f"not searched by meaning, only by words: {shown_text(problem)}", err=True)
+        self._vector_problem = problem
         used, limit = self._context.used_tokens, self._context.budget_tokens
         echo(f"context: {len(self._context.items)} pieces, about {used} of {limit} tokens", err=True)
         self._stream(self._assistant.ask(question, self._context))

@@ -1,21 +1,29 @@
 """Search by meaning, where an embedding model is loaded: vectors of chunks beside the full text."""
 
+import json
 import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
+from app.client import ApiError
 from app.code.errors import CodeError
 from app.code.index.database import ChunkHit
 from app.code.index.project import ProjectIndex
 
-# Gives one vector for each text; raises when the server cannot.
+# Gives one vector for each text; raises ApiError when the server cannot.
 Embed = Callable[[list[str]], Sequence[Sequence[float]]]
 
 _BATCH = 32
-# An embedding model reads about this much of a chunk; the rest would be cut by the model itself.
+# Models that embed code well read about this much; a model with a smaller context gets less, see `_one`.
 _CHUNK_CHARS = 2000
+# A text that is still refused at this length is not refused for its length.
+_LEAST_CHARS = 100
+# Statuses of an answer that may be about one text. 500: llama-server's, for a text beyond its batch.
+_ABOUT_TEXTS = frozenset({400, 413, 422, 500})
+# Where the first so many texts of a batch are refused at any length, it is not their fault.
+_ENOUGH = 3
 # Vectors are compared one by one: at 384 numbers this many take about 20 ms and 75 MB.
 MAX_VECTORS = 50_000
 _SCHEMA = """
@@ -33,43 +41,47 @@ class VectorIndex:
         self._embed = embed
         self._matrix: npt.NDArray[np.float32] | None = None
         self._ids: list[int] = []
+        self._max_chars = _CHUNK_CHARS
+        self._refused: set[int] = set()
+        # Why the last update or search had to do without vectors; empty when it did not.
+        self.problem = ""
         with index.lock:
             index.database.connection.execute(_SCHEMA)
 
     def update(self, limit_s: float) -> int:
-        """Embed chunks that have no vector yet, for at most `limit_s`; returns how many are still without."""
+        """Embed chunks that have no vector yet, for at most `limit_s`; returns how many are still without.
+
+        Where the server cannot embed, `problem` says why; a question is answered without vectors then.
+        """
         begun = time.monotonic()
-        while True:
+        self.problem = ""
+        while time.monotonic() - begun <= limit_s:
             with self._index.lock:
                 missing = self._missing(_BATCH)
                 texts = [(chunk_id, self._text(path, first, last)) for chunk_id, path, first, last in missing]
-            if not missing or time.monotonic() - begun > limit_s:
+            if not missing:
                 break
-            vectors = np.asarray(self._embed([text for _, text in texts]), dtype=np.float32)
-            vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
-            rows = [
-                (chunk_id, self._model, vector.astype("<f2").tobytes())
-                for (chunk_id, _), vector in zip(texts, vectors, strict=True)
-            ]
-            with self._index.lock:
-                self._index.database.connection.executemany(
-                    "INSERT OR REPLACE INTO chunk_vector"
-                    " SELECT ?1, ?2, ?3 WHERE EXISTS (SELECT 1 FROM chunk WHERE id=?1)",
-                    rows,
-                )
-            self._matrix = None
+            try:
+                self._store([chunk_id for chunk_id, _ in texts], self._several([text for _, text in texts]))
+            except (ApiError, ValueError) as error:
+                self.problem = str(error)
+                break
         return self._num_missing()
 
     def search(self, question: str, limit: int = 24) -> list[ChunkHit]:
-        """The chunks nearest in meaning, best first."""
+        """The chunks nearest in meaning, best first; where the server cannot embed none, and `problem` says why."""
         with self._index.lock:
             self._load()
         if self._matrix is None or not self._ids:
             return []
-        (vector,) = np.asarray(self._embed([question]), dtype=np.float32)
+        try:
+            vector = self._one(question)
+        except (ApiError, ValueError) as error:
+            self.problem = str(error)
+            return []
         if vector.shape[0] != self._matrix.shape[1]:
             return []
-        scores = self._matrix @ (vector / max(float(np.linalg.norm(vector)), 1e-12))
+        scores = self._matrix @ vector
         best = np.argsort(-scores)[:limit]
         hits = []
         with self._index.lock:
@@ -81,12 +93,64 @@ class VectorIndex:
                 hits += [ChunkHit(path, first, last, float(scores[position])) for path, first, last in rows]
         return hits
 
+    def _several(self, texts: list[str]) -> list[npt.NDArray[np.float32] | None]:
+        """A unit vector of each text; None for one that the model refuses at any length."""
+        try:
+            return list(_unit(self._embed([text[: self._max_chars] for text in texts]), len(texts)))
+        except ApiError as error:
+            if error.status not in _ABOUT_TEXTS:
+                raise
+        vectors: list[npt.NDArray[np.float32] | None] = []
+        for text in texts:
+            try:
+                vectors.append(self._one(text))
+            except ApiError as error:
+                vectors.append(None)
+                if error.status not in _ABOUT_TEXTS or vectors == [None] * _ENOUGH:
+                    raise
+        return vectors
+
+    def _one(self, text: str) -> npt.NDArray[np.float32]:
+        """The same of one text, cut until the model reads it.
+
+        How many tokens a text has is known to the model alone, and `/v1/embeddings` refuses one that is too long.
+        """
+        text, cut = text[: self._max_chars], False
+        while True:
+            try:
+                vector: npt.NDArray[np.float32] = _unit(self._embed([text]), 1)[0]
+            except ApiError as error:
+                if error.status not in _ABOUT_TEXTS or len(text) <= _LEAST_CHARS:
+                    raise
+                text, cut = text[: _shorter(len(text), error)], True
+                continue
+            if cut:  # the next batch goes through at once; one dense text does not shorten all others
+                self._max_chars = max(len(text), _CHUNK_CHARS // 2)
+            return vector
+
+    def _store(self, chunk_ids: list[int], vectors: list[npt.NDArray[np.float32] | None]) -> None:
+        pairs = list(zip(chunk_ids, vectors, strict=True))
+        self._refused |= {chunk_id for chunk_id, vector in pairs if vector is None}
+        rows = [
+            (chunk_id, self._model, vector.astype("<f2").tobytes())
+            for chunk_id, vector in pairs
+            if vector is not None
+        ]
+        with self._index.lock:
+            self._index.database.connection.executemany(
+                "INSERT OR REPLACE INTO chunk_vector"
+                " SELECT ?1, ?2, ?3 WHERE EXISTS (SELECT 1 FROM chunk WHERE id=?1)",
+                rows,
+            )
+        self._matrix = None
+
     def _missing(self, count: int) -> list[tuple[int, str, int, int]]:
         rows = self._index.database.connection.execute(
             "SELECT chunk.id, path, first, last FROM chunk JOIN file ON file.id=file_id"
             " LEFT JOIN chunk_vector ON chunk_id=chunk.id AND model=? WHERE chunk_id IS NULL AND chunk.id IN"
-            " (SELECT id FROM chunk ORDER BY id LIMIT ?) LIMIT ?",
-            (self._model, MAX_VECTORS, count),
+            " (SELECT id FROM chunk ORDER BY id LIMIT ?) AND chunk.id NOT IN (SELECT value FROM json_each(?))"
+            " LIMIT ?",
+            (self._model, MAX_VECTORS, json.dumps(sorted(self._refused)), count),
         )
         return list(rows)
 
@@ -117,6 +181,22 @@ class VectorIndex:
             return path
         text = f"{path}\n" + "\n".join(lines)
         return text.encode("utf-8", "replace").decode()[:_CHUNK_CHARS]
+
+
+def _unit(vectors: Sequence[Sequence[float]], count: int) -> npt.NDArray[np.float32]:
+    """Vectors of length 1, float32 of (count, width). Raises: ValueError: these are not so many of one width."""
+    rows = np.asarray(vectors, dtype=np.float32)
+    if rows.ndim != 2 or len(rows) != count:  # noqa: PLR2004 - rows and columns
+        raise ValueError(f"the server gave no {count} vectors of one width")
+    lengths: npt.NDArray[np.float32] = np.linalg.norm(rows, axis=1, keepdims=True)
+    return np.divide(rows, np.maximum(lengths, 1e-12), dtype=np.float32)
+
+
+def _shorter(chars: int, error: ApiError) -> int:
+    """Characters to try next: by the counts that a refusal names, with a reserve; else half."""
+    tokens, room = error.facts.get("prompt_tokens"), error.facts.get("context_tokens")
+    by_tokens = int(0.9 * chars * room / tokens) if tokens and room and room < tokens else chars // 2
+    return max(min(by_tokens, chars - 1), _LEAST_CHARS // 2)
 
 
 def fused(ranked: Sequence[Sequence[ChunkHit]]) -> list[ChunkHit]:

@@ -3,6 +3,7 @@ import zlib
 import numpy as np
 import pytest
 
+from app.client import ApiError
 from app.code.context.assemble import assemble
 from app.code.index.database import ChunkHit
 from app.code.index.vectors import VectorIndex, fused
@@ -74,3 +75,67 @@ def test_rankings_are_fused():
     a, b, c = (ChunkHit(name, 1, 2, 0.0) for name in "abc")
     assert [hit.path for hit in fused([[a, b], [b, c]])] == ["b", "a", "c"]
     assert fused([[], []]) == []
+
+
+class Short(Meaning):
+    """Refuses texts of more than `limit` characters, as a server does whose model has a short context."""
+
+    def __init__(self, limit, *, counts=True, status=400):
+        super().__init__()
+        self.limit, self.counts, self.status, self.requests = limit, counts, status, 0
+
+    def __call__(self, texts):
+        self.requests += 1
+        longest = max(map(len, texts))
+        if longest > self.limit:
+            facts = {"prompt_tokens": longest, "context_tokens": self.limit} if self.counts else {}
+            raise ApiError(self.status, "context_length_exceeded", "too long", "input", facts)
+        return super().__call__(texts)
+
+
+@pytest.mark.parametrize("counts", [True, False])
+def test_a_text_beyond_the_models_context_is_cut_until_it_is_read(index, project, counts):
+    (project / "long.sh").write_text("".join(f"echo launching rocket {i}\n" for i in range(50)))
+    index.refresh()
+    vectors = VectorIndex(index, "m", Short(300, counts=counts))
+    assert vectors.update(60) == 0
+    assert "long.sh" in [hit.path for hit in vectors.search("launching a rocket " * 100)]
+    assert vectors.problem == ""
+
+
+@pytest.mark.parametrize(
+    "embed",
+    [
+        Short(0),
+        Short(0, status=503),
+        Short(0, status=500),
+        lambda texts: [[1.0]] * (len(texts) + 1),
+        lambda texts: [[1.0] * (n + 1) for n, _ in enumerate(texts)],
+    ],
+    ids=["every text refused", "server busy", "server failed", "too many vectors", "vectors of unequal width"],
+)
+def test_an_embedding_model_that_fails_ends_no_question(index, embed):
+    index.refresh()
+    vectors = VectorIndex(index, "m", embed)
+    assert vectors.update(60) == index.database.num_chunks()
+    assert vectors.problem
+    assert assemble(index, "deploying a spaceship", 3000, len, vectors=vectors).items
+
+
+def test_a_text_that_is_refused_at_any_length_is_left_out_and_not_asked_for_again(index, project):
+    (project / "odd.sh").write_text("poison() {\n  echo poison\n}\n")
+    index.refresh()
+    meaning = Meaning()
+
+    def embed(texts):
+        if any("poison" in text for text in texts):
+            raise ApiError(400, "invalid_request", "no")
+        return meaning(texts)
+
+    vectors = VectorIndex(index, "m", embed)
+    assert vectors.update(60) == 1
+    asked = len(meaning.texts)
+    assert vectors.update(60) == 1
+    assert len(meaning.texts) == asked
+    assert vectors.problem == ""
+    assert vectors.search("launching a rocket")[0].path == "tool.sh"
