@@ -123,8 +123,8 @@ class CodeSession:
     def apply(self, numbers: tuple[int, ...]) -> bool:
         """Apply all edits that have a place, or the numbered ones; False when some could not be."""
         if self._proposal is None or not self._proposal.applicable:
-            echo("There is nothing to apply.", err=True)
-            return self._proposal is not None and not (self._proposal.refused or self._proposal.malformed)
+            echo("There is nothing to apply: the answer holds no edit that has a place.", err=True)
+            return False
         chosen = [number - 1 for number in numbers] or None
         try:
             paths = self._write(self._proposal, chosen)

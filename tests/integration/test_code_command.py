@@ -90,6 +90,26 @@ def test_edits_without_a_place_fail_the_command_and_are_sent_back(server, projec
     assert "could not be applied" in server.prompts()[-1]
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "*** Begin Patch\n*** Update File: greet.py\n@@\n-x\n+y\n*** End Patch\n",
+        "diff --git a/greet.py b/hello.py\nsimilarity index 100%\nrename from greet.py\nrename to hello.py\n",
+        "diff --git a/greet.py b/greet.py\nold mode 100644\nnew mode 100755\n",
+        "Write it yourself.\n",
+    ],
+    ids=["Codex", "rename", "mode", "no edit"],
+)
+def test_applying_an_answer_without_an_edit_that_can_be_read_fails(server, project, answer):
+    before = {path: path.read_text() for path in project.iterdir()}
+    server.say(answer)
+    done = run("code", project, "-p", "louder", "--apply")
+    assert done.exit_code == 1
+    assert "nothing to apply" in done.output
+    assert ("not readable: " in done.output) == (answer != "Write it yourself.\n")
+    assert {path: path.read_text() for path in project.iterdir()} == before
+
+
 def test_a_commit_message_is_suggested_and_nothing_committed(server, project):
     for command in (
         ["init", "-q"],

@@ -21,6 +21,14 @@ def apply_hunks(text: str, hunks: Sequence[Hunk], picked: Mapping[int, int] | No
     outcomes: list[Outcome] = []
     for index, hunk in enumerate(hunks):
         outcome = _apply_hunk(original, hunk, (picked or {}).get(index))
+        if (
+            isinstance(outcome, Applied)
+            and hunk.kind == "create"
+            and any(h.kind == "create" for h in hunks[:index])
+        ):
+            outcome = Refused(hunk=hunk, reason="this answer already makes a new file of that name")
+        elif isinstance(outcome, Applied) and hunk.kind == "delete" and len(hunks) > 1:
+            outcome = Refused(hunk=hunk, reason="this answer also changes the file that it deletes")
         if isinstance(outcome, Applied):
             clash = _overlapping(outcome, outcomes)
             if clash is not None:

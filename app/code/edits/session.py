@@ -10,6 +10,9 @@ from app.code.edits.types import Answer, Applied, FileResult, Hunk, Malformed, O
 from app.code.errors import CodeError, FileChanged, FileMissing, GitFailed, NothingToUndo, UncommittedChanges
 from app.code.workspace import TextFile, Workspace
 
+# Code of which all but one line in so many stands in the file: a quotation, with a comment or an elision.
+_QUOTED_DIVISOR = 5
+
 
 @dataclass(frozen=True, kw_only=True)
 class FileProposal:
@@ -79,7 +82,19 @@ class EditSession:
             self._propose_file(path, hunk_ids, answer.hunks, picked or {}) for path, hunk_ids in by_path.items()
         ]
         files += [_refused_file(answer.hunks[i].path, (i,), answer.hunks, reason) for i, reason in refused.items()]
-        return Proposal(files=tuple(files), malformed=answer.malformed)
+        malformed = tuple(found for found in answer.malformed if not self._only_quotes(found))
+        return Proposal(files=tuple(files), malformed=malformed)
+
+    def _only_quotes(self, malformed: Malformed) -> bool:
+        """Whether what may be a whole file shows lines that the file has already: an explanation, no edit."""
+        if not malformed.code or malformed.path is None:
+            return False
+        try:
+            there = {line.strip() for line in self._workspace.read(malformed.path).text.splitlines()}
+        except CodeError:
+            return False
+        shown = [line.strip() for line in malformed.code if line.strip()]
+        return sum(line in there for line in shown) * _QUOTED_DIVISOR >= len(shown) * (_QUOTED_DIVISOR - 1)
 
     def _propose_file(
         self, path: str, hunk_ids: list[int], hunks: tuple[Hunk, ...], picked: Mapping[int, int]

@@ -27,11 +27,15 @@ class Hunk:
 
 @dataclass(frozen=True, kw_only=True)
 class Malformed:
-    """A piece of an answer that looks like an edit and cannot be read as one; `line` counts from 1."""
+    """A piece of an answer that looks like an edit and cannot be read as one; `line` counts from 1.
+
+    `code`: the text of what may be a whole file; it is no edit where it only quotes the file.
+    """
 
     line: int
     reason: str
     path: str | None = None
+    code: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

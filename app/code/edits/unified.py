@@ -1,7 +1,7 @@
 """Unified diffs as models write them: right in content, often wrong in their line counts."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from app.code.edits.types import Hunk, HunkKind, Malformed
@@ -9,6 +9,14 @@ from app.code.edits.types import Hunk, HunkKind, Malformed
 _HUNK = re.compile(r"^@@(?: -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))?)? ?@@|^@@\s*$|^@@ \.\.\. @@")
 _NO_NEWLINE = re.compile(r"^\\ ")
 _GIT_LINES = ("diff --git ", "index ", "new file mode ", "deleted file mode ", "similarity index ")
+# What git writes between `diff --git` and the hunks. Source: git, diff-generate-patch.
+_GIT_HEADER = re.compile(
+    r"^(index|old mode|new mode|new file mode|deleted file mode|(?:dis)?similarity index|rename from|rename to"
+    r"|copy from|copy to) (.+)$"
+)
+_GIT_NAMES = re.compile(r'^diff --git (?:"?a/)?(.+?)"? (?:"?b/)(.+?)"?$')
+_BINARY = re.compile(r"^GIT binary patch$|^Binary files .+ differ$")
+_PLAIN_MODE = "100644"
 
 
 @dataclass(frozen=True)
@@ -45,6 +53,69 @@ def read_file_diff(lines: Sequence[str], position: int) -> FileDiff:
     if not hunks and not malformed:
         malformed.append(Malformed(line=begin + 1, reason="the diff has no hunk", path=path))
     return FileDiff(tuple(hunks), tuple(malformed), position)
+
+
+def begins_git_header(lines: Sequence[str], position: int) -> bool:
+    """Whether what git writes before the hunks of a file begins here; some models leave its first line out."""
+    line = lines[position]
+    if line.startswith("diff --git ") or _BINARY.match(line):
+        return True
+    match = _GIT_HEADER.match(line)
+    follows = _GIT_HEADER.match(lines[position + 1]) if position + 1 < len(lines) else None
+    return match is not None and (follows is not None or match.group(2)[:3] in {"100", "120", "160"})
+
+
+def read_git_diff(lines: Sequence[str], position: int) -> FileDiff:
+    """Read one file's diff from git's own header on; what only that header asks for is reported."""
+    begin = position
+    names = _GIT_NAMES.match(lines[position])
+    position += lines[position].startswith("diff --git ")
+    asked: dict[str, str] = {}
+    while position < len(lines) and (match := _GIT_HEADER.match(lines[position])):
+        asked[match.group(1)] = match.group(2)
+        position += 1
+    path = asked.get("rename to") or asked.get("copy to") or (names.group(2) if names else None)
+    hunks: tuple[Hunk, ...] = ()
+    malformed: tuple[Malformed, ...] = ()
+    reasons = _beyond_text(asked)
+    if position < len(lines) and is_file_header(lines, position):
+        diff = read_file_diff(lines, position)
+        hunks, malformed, position = diff.hunks, diff.malformed, diff.end
+        path = hunks[0].path if hunks else path
+        moves = any(f"{kind} from" in asked for kind in ("rename", "copy"))
+        if moves or asked.get("new file mode", _PLAIN_MODE)[:3] != _PLAIN_MODE[:3]:  # no plain file, but a link
+            hunks = ()
+    elif position < len(lines) and _BINARY.match(lines[position]):
+        reasons.append("a patch of a binary file is not read")
+        position = _after_binary(lines, position)
+    elif not reasons:
+        kind = next((k for k in ("new file mode", "deleted file mode") if k in asked), None)
+        reasons.append(f"the diff has no hunk ({kind})" if kind else "the diff has no hunk")
+    reported = {problem.reason for problem in malformed}
+    extra = [Malformed(line=begin + 1, reason=reason, path=path) for reason in reasons if reason not in reported]
+    return FileDiff(hunks, (*malformed, *extra), max(position, begin + 1))
+
+
+def _beyond_text(asked: Mapping[str, str]) -> list[str]:
+    """What a header asks for that no hunk does; none of it is done."""
+    moves = {"rename": "the diff renames a file", "copy": "the diff copies a file"}
+    reasons = [why for kind, why in moves.items() if f"{kind} from" in asked or f"{kind} to" in asked]
+    if "new mode" in asked or "old mode" in asked:
+        reasons.append(f"the diff changes the file's mode to {asked.get('new mode', 'another')}, which is not done")
+    mode = asked.get("new file mode", _PLAIN_MODE)
+    if mode != _PLAIN_MODE:
+        reasons.append(f"the diff makes a file of mode {mode}; only plain files ({_PLAIN_MODE}) are made")
+    return reasons
+
+
+def _after_binary(lines: Sequence[str], position: int) -> int:
+    """The line after a binary patch: its lines have no blanks, and two parts end with an empty line each."""
+    position += 1
+    while position < len(lines) and re.match(r"^(?:\S{2,}|(?:literal|delta) \d+|)$", lines[position]):
+        if lines[position].startswith(("```", "~~~")):
+            break
+        position += 1
+    return position
 
 
 @dataclass

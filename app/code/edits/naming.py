@@ -1,0 +1,262 @@
+"""Which file the lines before a block name. A name that is not certain is none: a wrong one writes a wrong file.
+
+Underscores are never taken for decoration: `__init__.py` and `_config.yml` are names.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+FENCE: Final = re.compile(r"^\s*(`{3,}|~{3,})\s*([^`]*)$")
+# What stands before a name on its line: quotes, headings, list items, comments of code.
+_PREFIX: Final = re.compile(r"^(?:>|(?:#{1,6}|[-*+•]|\d{1,3}[.)]|//+|--|;+|%+|/\*+|<!--)(?=\s))\s*")
+_SUFFIX: Final = re.compile(r"\s+(?:\*/|-->|#+)$")
+_ANNOTATION: Final = re.compile(
+    r"\s+\((?:new|created?|modified|updated?|changed?|existing|edit(?:ed)?|lines?)\b[^()]*\)$", re.IGNORECASE
+)
+_LABEL: Final = re.compile(
+    r"^(?:\*\*)?(?:(?:new|existing|updated?|modified|create|edit|update|modify|in) )?"
+    r"(?:file ?name|file ?path|file|path|create|edit|update|modify)(?:\*\*)?\s*:(?:\*\*)?\s*(\S.*)$",
+    re.IGNORECASE,
+)
+_LINK: Final = re.compile(r"^\[([^\[\]]+)\]\([^()]*\)$")
+_TAGGED: Final = re.compile(r"^<(path|file|file_?path|file_?name)>\s*(.*?)\s*</\1>$")
+_TAG: Final = re.compile(r"^</?[A-Za-z_]+>$")
+_PAIRS: Final = (
+    ("**", "**", "emphasis"), ("*", "*", "emphasis"), ("`", "`", "code"),
+    ('"', '"', "quotes"), ("'", "'", "quotes"), ("\u201c", "\u201d", "quotes"),
+)  # fmt: skip
+_CERTAIN: Final = frozenset({"code", "quotes"})
+_INFO_NAME: Final = re.compile(r"\b(?:title|file|file_?name|path)\s*=\s*(?:\"([^\"]+)\"|'([^']+)'|([^\s}]+))")
+_INFO_AFTER_LANGUAGE: Final = re.compile(r"^[\w+#.-]*:(\S.*)$")
+_SPAN: Final = re.compile(r"`([^`]+)`")
+_PLAIN: Final = re.compile(r"[\w@+#~%&=-]+(?:\([\w -]+\))?")
+_EXTENSION: Final = re.compile(r"[^\s/]*\.[A-Za-z0-9_+-]{1,12}$")
+# Marks that are no part of a name where they are not whole pairs around it; no name on Windows has them either.
+_NO_NAME: Final = re.compile(r'[*?"<>|`:]|\(\)$')
+_CODE_SUFFIXES: Final = """
+bat c cc cfg clj conf cpp cs css csv cxx dart env ex exs go gradle graphql h hpp hs htm html ini ipynb java jl
+js json jsx kt kts less lock lua m md mjs ml mm nix php pl proto ps1 py pyi pyx r rb rs rst sass scala scss sh
+sql svelte svg swift tex toml ts tsx txt vue xml yaml yml zig
+"""
+_FILE_WORD: Final = re.compile(
+    rf"(?:[\w.@+#()\[\]~$%-]+[/\\])*[\w.@+#()\[\]~$%-]*\.(?:{'|'.join(_CODE_SUFFIXES.split())})"
+)
+# Files without an extension that are known by their names.
+_WELL_KNOWN_NAMES: Final = """
+AUTHORS BUILD CHANGELOG CHANGES CODEOWNERS CONTRIBUTING CONTRIBUTORS COPYING COPYRIGHT INSTALL Kbuild Kconfig
+LICENCE LICENSE MAINTAINERS MANIFEST NEWS NOTICE OWNERS PATENTS README SConscript SConstruct SECURITY THANKS
+VERSION WORKSPACE configure crontab gradlew mvnw wscript
+"""
+_WELL_KNOWN: Final = frozenset(_WELL_KNOWN_NAMES.split())
+_SOME_FILE: Final = re.compile(r"[A-Za-z]{2,}file")
+# Words of a sentence that leads to a block. A sentence of these and one name names it.
+_PROSE_WORDS: Final = """
+a about above add added adding adds after again all also and another any are as at be because before below
+block but by can change changed changes changing code content contents create created creates creating do does
+done each edit edited editing edits existing file files finally first fix fixed fixes following follows for
+from has have here here's i i'll i'm if in inside instead into is it its let let's like look looks make
+makes me modify modified must need needs new next now of on once one only open or original our part path
+please put rather same second section see should show shows so step still that that's the their them then
+there these third this those to too under update updated updates updating use used uses using was we we'll
+were when where which while will with within would write you your
+"""
+_PROSE: Final = frozenset(_PROSE_WORDS.split())
+# Words that begin a sentence that names a file, where no colon and no quotation marks say that it does.
+_LEADS: Final = frozenset(
+    {"add", "also", "and", "change", "create", "edit", "finally", "first", "in", "modify", "new", "next", "now"}
+    | {"second", "step", "then", "update"}
+)
+# A sentence that says how a block is meant may stand between the name and the block; a few of them, no page.
+_LINES_BACK: Final = 3
+_LONG_SENTENCE: Final = 5
+_SENTENCE: Final = 3
+# A longer line is no name, and is not searched for one: some patterns take the square of its length.
+_LINE_CHARS: Final = 2000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Naming:
+    """`path` None: no file is named. `doubt`: a line that may name one; then it must not be taken for another."""
+
+    path: str | None = None
+    doubt: str = ""
+
+
+def name_before(
+    lines: Sequence[str], before: Sequence[int], fence_start: int | None, rest: str, known: frozenset[str]
+) -> Naming:
+    """The file that is named before a block.
+
+    before: indices of the lines since the block before it, without closed code. fence_start: of the fence that the
+    block is in. rest: what stands behind the block's first mark. known: the project's files, which settle doubts.
+    """
+    found: list[str] = []
+    if rest.strip(" :>"):
+        behind = name_on(rest.strip(" :>"), known)
+        if behind.path is None:
+            return Naming(doubt=rest.strip())
+        found.append(behind.path)
+    seen = 0
+    for number in reversed(before):
+        if number == fence_start:
+            match = FENCE.match(lines[number])
+            info = name_in_info(match.group(2) if match else "", known)
+            found += [info] if info else []
+            continue
+        if not lines[number].strip() or _TAG.match(lines[number].strip()):
+            continue
+        seen += 1
+        named = name_on(lines[number], known)
+        if named.path is not None:
+            found.append(named.path)
+        elif named.doubt and not found:
+            return named
+        if named.path is not None or named.doubt or seen == _LINES_BACK:
+            break
+    return _agreed(found)
+
+
+def _agreed(found: Sequence[str]) -> Naming:
+    """One name; a short form of a longer one is the same."""
+    if not found:
+        return Naming()
+    longest = max(found, key=len)
+    if all(path == longest or longest.endswith(f"/{path.removeprefix('./')}") for path in found):
+        return Naming(path=longest)
+    return Naming(doubt=" / ".join(dict.fromkeys(found)))
+
+
+def name_on(line: str, known: frozenset[str]) -> Naming:
+    """The file that a line names; nothing for a sentence that names none."""
+    text = line.strip()
+    if text in known or len(text) > _LINE_CHARS:
+        return Naming(path=text if text in known else None)
+    tagged = _TAGGED.match(text)
+    if tagged:
+        return Naming(path=tagged.group(2)) if tagged.group(2) else Naming(doubt=text)
+    bare = _without_prefix(text)
+    marks = {"prefix"} if bare != text else set()
+    while bare not in known:
+        stripped, mark = _unwrapped(bare)
+        if stripped == bare:
+            break
+        bare = stripped
+        marks.add(mark)
+    if bare in known:
+        return Naming(path=bare)
+    words = bare.split()
+    if not any(char.isalnum() for char in bare):
+        return Naming()
+    return _one_word(words[0], marks, text) if len(words) == 1 else _several_words(bare, marks, text, known)
+
+
+def _without_prefix(text: str) -> str:
+    bare = text
+    while match := _PREFIX.match(bare):
+        bare = bare[match.end() :]
+    return _SUFFIX.sub("", bare) if bare != text else bare
+
+
+def _unwrapped(text: str) -> tuple[str, str]:
+    """The text without one layer of decoration, and which it was."""
+    link = _LINK.match(text)
+    if link:
+        return link.group(1), "emphasis"
+    if _ANNOTATION.search(text):
+        return _ANNOTATION.sub("", text), "annotation"
+    if text.endswith(":") and len(text) > 1:
+        return text[:-1].rstrip(), "colon"
+    for begin, end, mark in _PAIRS:
+        inner = text[len(begin) : -len(end)]
+        if text.startswith(begin) and text.endswith(end) and inner.strip() and not {begin, end} & {*_marks(inner)}:
+            return inner.strip(), mark
+    label = _LABEL.match(text)
+    return (label.group(1), "label") if label else (text, "")
+
+
+def _marks(text: str) -> Iterator[str]:
+    return (mark for begin, end, _ in _PAIRS for mark in (begin, end) if mark in text)
+
+
+def _one_word(word: str, marks: set[str], line: str) -> Naming:
+    if _is_path(word) or is_well_known(word) or (marks & {*_CERTAIN, "label"} and _PLAIN.fullmatch(word)):
+        return Naming(path=word)
+    if word.strip(".,;:!?").lower() in _PROSE or word[-1] in ".!?":
+        return Naming()
+    if not marks and _PLAIN.fullmatch(word):
+        return Naming(path=word)
+    return Naming(doubt=line)
+
+
+def _several_words(text: str, marks: set[str], line: str, known: frozenset[str]) -> Naming:
+    if marks & _CERTAIN:
+        return Naming(path=text) if _is_spaced_path(text) else Naming(doubt=line)
+    words = [word.strip(".,;:!?*_()\u2013\u2014-").lower() for word in _SPAN.sub(" ", text).split()]
+    named = mentions(text, known)
+    spoken = [word for word in words if word in _PROSE]
+    if not named:
+        count = len(text.split())
+        is_sentence = count >= _LONG_SENTENCE or (count >= _SENTENCE and spoken)
+        return Naming() if is_sentence or (spoken and line.endswith((":", ".", "!"))) else Naming(doubt=line)
+    others = [w for w in words if w and not w.isdecimal() and w not in {name.lower() for name in named}]
+    plain = "colon" in marks or named[0] in known or f"`{named[0]}`" in text or words[0] in _LEADS
+    if len(named) == 1 and plain and spoken and all(word in _PROSE for word in others):
+        return Naming(path=named[0])
+    if not spoken and not set(",;!?") & set(text) and _is_spaced_path(text):
+        return Naming(path=text)
+    return Naming(doubt=line)
+
+
+def mentions(text: str, known: frozenset[str]) -> list[str]:
+    """The files that a sentence speaks of."""
+    text = text[:_LINE_CHARS]
+    spans = [span.strip() for span in _SPAN.findall(text)]
+    found = [s for s in spans if s in known or is_well_known(s) or (_is_spaced_path(s) and not _NO_NAME.search(s))]
+    found = [s for s in found if s in known or is_well_known(s) or _FILE_WORD.fullmatch(s.rpartition(" ")[2])]
+    for word in _SPAN.sub(" ", text).split():
+        bare = word.strip("*\"'(),;:!?<>\u201c\u201d").removesuffix(".")
+        if bare in known or is_well_known(bare) or (_FILE_WORD.fullmatch(bare) and not _NO_NAME.search(bare)):
+            found.append(bare)
+    return list(dict.fromkeys(found))
+
+
+def name_in_info(info: str, known: frozenset[str]) -> str | None:
+    """The file that the line of a fence names: `python src/a.py`, `python:src/a.py`, `src/a.py`, `title="a.py"`."""
+    info = info.strip()
+    given = _INFO_NAME.search(info)
+    if given:
+        return next(group for group in given.groups() if group)
+    after = _INFO_AFTER_LANGUAGE.match(info)
+    language, _, tail = info.partition(" ")
+    tail = (after.group(1) if after else tail).strip().strip("`\"'")
+    if not info:
+        return None
+    if not tail:  # one word is a language (`makefile`, `vb.net`) unless it is plainly a path
+        is_file = _is_path(language) and ("/" in language or language in known or _FILE_WORD.fullmatch(language))
+        return language if is_file else None
+    if tail in known or is_well_known(tail):
+        return tail
+    one = len(tail.split()) == 1
+    return tail if tail[0] != "{" and (_is_path(tail) if one else _is_spaced_path(tail)) else None
+
+
+def is_well_known(word: str) -> bool:
+    """Whether that is the name of a file without an extension, such as Makefile or LICENSE."""
+    leaf = word.rpartition("/")[2]
+    return leaf in _WELL_KNOWN or (_SOME_FILE.fullmatch(leaf) is not None and leaf.lower() != "profile")
+
+
+def _is_path(word: str) -> bool:
+    """One word with a dot or a slash in it; whether it may be touched is decided by the workspace."""
+    if _NO_NAME.search(word) or word[-1] in ".,;!" or not any(char.isalpha() for char in word):
+        return False
+    return "/" in word or "\\" in word or "." in word.strip(".") or re.match(r"\.\w", word) is not None
+
+
+def _is_spaced_path(text: str) -> bool:
+    last = text.rpartition(" ")[2]
+    if _NO_NAME.search(text) or len(text.split()) > 2 * _LONG_SENTENCE:
+        return False
+    return _EXTENSION.fullmatch(last.rpartition("/")[2]) is not None or ("/" in text and is_well_known(last))
