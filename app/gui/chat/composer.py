@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from PySide6.QtCore import QEvent, QMimeData, QRectF, QSize, Qt, Signal
+from PySide6.QtCore import QMimeData, QRectF, QSize, Qt, Signal
 from PySide6.QtGui import (
     QColor,
     QDragEnterEvent,
@@ -13,7 +13,7 @@ from PySide6.QtGui import (
     QPaintEvent,
     QResizeEvent,
 )
-from PySide6.QtWidgets import QFileDialog, QFrame, QPlainTextEdit, QSizePolicy, QToolButton, QWidget
+from PySide6.QtWidgets import QFileDialog, QFrame, QSizePolicy, QToolButton, QWidget
 
 from app.db.records import Attachment
 from app.documents import Document, read
@@ -24,13 +24,15 @@ from app.gui.chat.request import estimate_tokens
 from app.gui.theme import Theme
 from app.gui.widgets.basics import IconButton, label, row, stack
 from app.gui.widgets.flow import Flow
+from app.gui.widgets.growing_text import GrowingText
 from app.gui.widgets.swatch import shape_painter
 
 _MOST_LINES = 10
+_AROUND = 8  # pixels above and below the lines
 _BESIDE_HINT = 280  # attach, meter, send and their distances
 
 
-class _Editor(QPlainTextEdit):
+class _Editor(GrowingText):
     """Enter sends, Shift+Enter breaks the line."""
 
     send_pressed = Signal()
@@ -39,14 +41,11 @@ class _Editor(QPlainTextEdit):
     focus_changed = Signal(bool)
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(1, _MOST_LINES, _AROUND)
         self.setProperty("kind", "bare")
         self.setTabChangesFocus(True)
-        self.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAsNeeded)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
         self.document().setDocumentMargin(2)
-        self.document().documentLayout().documentSizeChanged.connect(self._grow)
-        self._grow()
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
         """Enter and Ctrl+Enter send."""
@@ -81,16 +80,6 @@ class _Editor(QPlainTextEdit):
         """The frame shows the focus."""
         super().focusOutEvent(event)
         self.focus_changed.emit(False)
-
-    def changeEvent(self, event: QEvent) -> None:
-        """Follow the text size."""
-        super().changeEvent(event)
-        if event.type() == QEvent.Type.FontChange:
-            self._grow()
-
-    def _grow(self) -> None:
-        lines = min(max(round(self.document().size().height()), 1), _MOST_LINES)
-        self.setFixedHeight(self.fontMetrics().lineSpacing() * lines + 8)
 
 
 class ContextMeter(QWidget):

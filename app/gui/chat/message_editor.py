@@ -2,15 +2,16 @@
 
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QKeyEvent
-from PySide6.QtWidgets import QPlainTextEdit, QWidget
+from PySide6.QtWidgets import QWidget
 
 from app.gui.theme import Theme
 from app.gui.widgets.basics import button, row, stack
+from app.gui.widgets.growing_text import GrowingText
 
 _FEWEST_LINES, _MOST_LINES = 3, 14
 
 
-class _Text(QPlainTextEdit):
+class _Text(GrowingText):
     done = Signal()
     left = Signal()
 
@@ -34,29 +35,21 @@ class MessageEditor(QWidget):
 
     def __init__(self, theme: Theme, text: str, name: str, accept: str) -> None:
         super().__init__()
-        self._theme = theme
-        self._text = _Text(text)
+        self._text = _Text(_FEWEST_LINES, _MOST_LINES, 3 * theme.tokens.unit)
+        self._text.setPlainText(text)
         self._text.setAccessibleName(name)
         self._text.setTabChangesFocus(True)
         self._text.done.connect(self._accept)
         self._text.left.connect(self.closed)
-        self._text.document().documentLayout().documentSizeChanged.connect(self._grow)
+        self._text.grew.connect(self.height_changed)
         send = button(accept, self._accept, "primary")
         send.setToolTip(self.tr("Ctrl+Enter"))
         cancel = button(self.tr("Cancel"), self.closed.emit)
         cancel.setToolTip(self.tr("Esc"))
         self.setLayout(stack(self._text, row(1, cancel, send)))
         self.setFocusProxy(self._text)
-        self._grow()
 
     def _accept(self) -> None:
         text = self._text.toPlainText().strip()
         if text:
             self.accepted.emit(text)
-
-    def _grow(self) -> None:
-        lines = min(max(round(self._text.document().size().height()), _FEWEST_LINES), _MOST_LINES)
-        height = self._text.fontMetrics().lineSpacing() * lines + 3 * self._theme.tokens.unit
-        if height != self._text.height():
-            self._text.setFixedHeight(height)
-            self.height_changed.emit()
