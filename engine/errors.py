@@ -108,6 +108,17 @@ class ContextOverflow(InputFault):
         self.context_tokens = context_tokens
 
 
+class StaysHere(InputFault):
+    """Another server runs the model, and nobody agreed that this text goes there. `server` is its address."""
+
+    code = "stays_here"
+
+    def __init__(self, model: str, server: str) -> None:
+        super().__init__(because("stays_here", model=model, server=server), "model")
+        self.model = model
+        self.server = server
+
+
 class ModelNotLoaded(EnvironmentFault):
     """Idle work loads no model: this one is not in memory."""
 

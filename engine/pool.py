@@ -12,7 +12,15 @@ from typing import Final
 import msgspec
 
 from engine.dispatch.memory_admission import MemoryAdmission
-from engine.errors import BadModelFile, EngineError, EnvironmentFault, ModelNotLoaded, NotEnoughMemory, RunnerDied
+from engine.errors import (
+    BadModelFile,
+    EngineError,
+    EnvironmentFault,
+    ModelNotLoaded,
+    NotEnoughMemory,
+    RunnerDied,
+    StaysHere,
+)
 from engine.generation_hooks import GenerationHooks
 from engine.loaded_model import MAX_CRASHES, REMOTE, SPREAD, LoadedModel, QueueTicket, Runner
 from engine.phases import Phases
@@ -31,6 +39,8 @@ CRASH_WINDOW_S: Final = 300.0
 REAP_S: Final = 1.0
 # A runner answers between two steps; one that is busy for longer is unloaded without a last measurement.
 STATS_S: Final = 1.0
+# For `Pool.acquire`: no other server may answer.
+HERE: Final = ""
 
 
 Starter = Callable[[str, str], Awaitable[Runner]]
@@ -92,21 +102,28 @@ class Pool:
         ticket: QueueTicket | None = None,
         *,
         loads: bool = True,
+        only: str | None = None,
     ) -> LoadedModel:
         """A loaded model, loading it first if need be and `loads`.
 
         A model with less context than `min_ctx` tokens is loaded again if it was trained for more and nobody
         uses it; otherwise it serves as it is, and `facts.n_ctx` tells. `ticket` is kept up to date meanwhile.
 
-        Raises: ModelNotFound, BadModelFile, NotEnoughMemory, RunnerDied, ModelNotLoaded.
+        What a person asks for goes where the user's rules send it. Whatever nobody asked for passes `only`: the
+        address of the one server that it may go to, or `HERE` for none. This is the one place that decides it.
+
+        Raises: ModelNotFound, BadModelFile, NotEnoughMemory, RunnerDied, ModelNotLoaded, StaysHere.
         """
         away = self._elsewhere.always(name)
         if away is not None:
+            if only is not None and away.server != only:
+                raise StaysHere(name, away.server)
             return await self._acquire(away, on_progress, 0, ticket)
         loaded = self._models.get(self._ids.get(name, ""))
         if loaded is not None and loaded.ready and not self._should_grow(loaded, min_ctx):
             loaded.last_used = time.monotonic()
-            return await self._relieved(loaded.id, loaded.queued, ticket) or loaded
+            relief = await self._relieved(loaded.id, loaded.queued, ticket) if only is None else None
+            return relief or loaded
         phases = Phases()
         found = await self._source.resolve(name, min_ctx)
         phases.done("place")
@@ -117,7 +134,7 @@ class Pool:
         try:
             return await self._acquire(found, on_progress, min_ctx, ticket, phases)
         except NotEnoughMemory:
-            relief = await self._relieved(found.model_id, None, ticket)
+            relief = await self._relieved(found.model_id, None, ticket) if only is None else None
             if relief is None:
                 raise
             return relief
@@ -311,7 +328,8 @@ class Pool:
         admission knows any, and the request starts over. Raises: RunnerDied and what the runner raises.
         """
         if not model.ready and model.id not in self._models:  # evicted since it was acquired
-            model = await self.acquire(model.id, loads=request.priority != "side")
+            aside = request.priority == "side"
+            model = await self.acquire(model.id, loads=not aside, only=HERE if aside else None)
         if self.hooks.admits is not None:
             self.hooks.admits(model, request)
         sent_start = False

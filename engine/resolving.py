@@ -13,7 +13,7 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     """A model as it would be loaded now: its id, the engine that runs it, its settings.
 
     `placement` says where and why, if a dispatcher chose; its settings are `settings`. `keep`: it stays loaded.
-    `ran_on` tells whoever asks that it is not this machine that answers.
+    `server` is the address of the other server that answers, empty for this machine; `ran_on` reports it.
     """
 
     model_id: str
@@ -21,6 +21,7 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     settings: LoadSettings
     placement: Placement | None = None
     keep: bool = False
+    server: str = ""
     ran_on: Reason | None = None
 
 

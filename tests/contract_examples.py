@@ -263,7 +263,7 @@ EXAMPLES = {
     "/api/show": [{"model": "spark", "verbose": True}, {"name": "spark"}],
     "/tokenize": [
         PIECES,
-        {"model": "spark", "prompt": "Hi", "add_special_tokens": False},
+        {"model": "spark", "prompt": "Hi", "add_special_tokens": False, "priority": "side"},
     ],
     "/detokenize": [{"model": "spark", "tokens": [72, 105]}],
     "/api/chat": [
@@ -300,6 +300,7 @@ FREE = [
 NO_EFFECT = {
     r"\S+ .*type": "says what the object is; another kind is another object",
     r"/v1/embeddings input_type": "this model wants nothing read before; test_retrieval_prompts shows others",
+    r"/tokenize priority": "side refuses a model of another server; test_nothing_leaves shows it",
     r"\S+ model": "the only model here, which answers also without a name",
     r"\S+ n": "1 is what is made anyway, and more is refused",
     r"/v1/chat/completions modalities": "text is what is made anyway",

@@ -46,6 +46,7 @@ class FakeUpstream:
     def __init__(self, kind="vllm", key=None, delay_s=0.0, listen=("127.0.0.1", 0)):
         self.kind, self.key, self.delay_s = kind, key, delay_s
         self.seen, self.keys, self.hung_up = [], [], 0
+        self.rows = [LISTS[kind]]  # its list of models
         self.turns = None  # a semaphore: a word is said for each release
         self.connections = []
         outer = self
@@ -60,7 +61,7 @@ class FakeUpstream:
             def do_GET(self):
                 if outer.refuses(self):
                     return
-                outer.json(self, {"object": "list", "data": [LISTS[outer.kind]]})
+                outer.json(self, {"object": "list", "data": outer.rows})
 
             def do_POST(self):
                 body = json.loads(self.rfile.read(int(self.headers["content-length"])))
@@ -114,12 +115,16 @@ class FakeUpstream:
             rows = [{"index": i, "embedding": [float(i), 0.5, -1.0]} for i in range(len(body["input"]))]
             self.json(request, {"data": rows[::-1], "usage": {"prompt_tokens": 9}})
             return
+        if request.path == "/v1/rerank":
+            rows = [{"index": i, "relevance_score": 1 / (1 + i)} for i in range(len(body["documents"]))]
+            self.json(request, {"results": rows, "usage": {"prompt_tokens": 9}})
+            return
         if request.path == "/tokenize":
             self.json(request, {"count": 3, "max_model_len": 40960, "tokens": [1, 2, 3]})
             return
         said = body["messages"][-1]["content"] if "messages" in body else body["prompt"]
         said = said if isinstance(said, str) else json.dumps(said)
-        if body["model"] != MODEL:
+        if body["model"] not in {row["id"] for row in self.rows}:
             self.json(request, {"object": "error", "message": "The model `x` does not exist.", "code": 404}, 404)
         elif "too long" in said:
             self.json(request, TOO_LONG[self.kind], 400)

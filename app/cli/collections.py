@@ -1,6 +1,8 @@
 """`tessera collections`: make, watch, search and remove collections of documents."""
 
+import sys
 import time
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,17 +21,18 @@ _LOOK_S = 0.3
 
 @click.group(help="Collect documents, search them, and ask a model about them.")
 def command() -> None:
-    """Nothing leaves this computer."""
+    """Nothing leaves this computer, unless a model of another server is named and allowed."""
 
 
 @command.command("add")
 @click.argument("name")
-@click.argument("paths", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
+@click.argument("paths", nargs=-1, type=click.Path(exists=True, path_type=Path))
 @click.option("--no-follow", is_flag=True, help="Read the files once; later changes are not looked for.")
 @click.option("--ocr", is_flag=True, help="Read scanned pages and pictures too (needs the extra ocr).")
 @click.option("--open", "is_open", is_flag=True, help="Let everyone ask it who may chat with this server.")
 @click.option("--embedding-model", default="", help="Model that finds by meaning; none does without.")
 @click.option("--reranker", default="", help="Model that orders what was found; none does without.")
+@click.option("--allow-remote", is_flag=True, help="Agree that the text is sent to the server of a named model.")
 @click.option("--no-wait", is_flag=True, help="Leave the reading to the running server.")
 def add(
     name: str,
@@ -40,6 +43,7 @@ def add(
     is_open: bool,
     embedding_model: str,
     reranker: str,
+    allow_remote: bool,
     no_wait: bool,
 ) -> None:
     """Make the collection NAME of files and folders, or add them to it."""
@@ -48,9 +52,21 @@ def add(
     sources = tuple(str(path.absolute()) for path in paths)
     with connected() as client:
         by_name = {c.name.casefold(): c for c in client.collections()}
-        if name.casefold() in by_name:
-            found = client.change_collection(by_name[name.casefold()].id, CollectionChange(add=sources))
-        else:
+        old = by_name.get(name.casefold())
+        if old is None and not sources:
+            raise click.UsageError(
+                "Name the files and folders of the new collection: tessera collections add NAME PATH"
+            )
+
+        def put(*, allows: bool) -> "Collection":
+            if old is not None:
+                change = CollectionChange(
+                    add=sources,
+                    embedding_model=embedding_model or None,
+                    reranker=reranker or None,
+                    allow_remote=allows or None,
+                )
+                return client.change_collection(old.id, change)
             request = CollectionRequest(
                 name=name,
                 sources=sources,
@@ -59,8 +75,11 @@ def add(
                 open=is_open,
                 embedding_model=embedding_model,
                 reranker=reranker,
+                allow_remote=allows,
             )
-            found = client.make_collection(request)
+            return client.make_collection(request)
+
+        found = _agreed(put, allows=allow_remote)
         if not no_wait:
             found = _wait(client, found.id)
         _print_collection(found)
@@ -68,13 +87,16 @@ def add(
 
 @command.command("list")
 def list_collections() -> None:
-    """Names, sizes and how far the reading is."""
+    """Names, sizes, how far the reading is, and other servers that get their text."""
+    from app.tools.shown import shown_text  # noqa: PLC0415 - keeps --help fast
+
     with connected() as client:
         found = client.collections()
     if not found:
         echo("There are no collections. Make one with: tessera collections add NAME PATH")
     for each in found:
-        echo(f"{each.name}\t{_amount(each)}\t{_state(each)}")
+        sent = [f"its text is sent to {to.server}" for to in each.sent_to]
+        echo(shown_text("\t".join([each.name, _amount(each), _state(each), *dict.fromkeys(sent)])))
 
 
 @command.command("show")
@@ -181,6 +203,24 @@ def remove(name: str, source: Path | None) -> None:
             echo(f"{client.remove_collection(name).name} is forgotten; its files stay.")
 
 
+def _agreed(put: "Callable[..., Collection]", *, allows: bool) -> "Collection":
+    """What `put` makes; a person at a terminal is asked where text would go to another server."""
+    from app.client import ApiError  # noqa: PLC0415 - keeps --help fast
+
+    try:
+        return put(allows=allows)
+    except ApiError as error:
+        if error.code != "remote_not_agreed" or not sys.stdin.isatty():
+            raise
+        model, server = error.facts.get("model"), error.facts.get("server")
+        question = (
+            f"{model} runs at {server}, another server. Send the text of these documents and all questions there?"
+        )
+        if not click.confirm(question):
+            raise click.Abort from None
+        return put(allows=True)
+
+
 def _wait(client: "Client", key: str) -> "Collection":
     """Show how far the reading is until all can be asked for."""
     from app.tools.shown import shown_text  # noqa: PLC0415 - keeps --help fast
@@ -200,8 +240,6 @@ def _wait(client: "Client", key: str) -> "Collection":
 
 
 def _is_terminal() -> bool:
-    import sys  # noqa: PLC0415 - where it is used
-
     return sys.stderr.isatty()
 
 
@@ -225,6 +263,8 @@ def _print_collection(found: "Collection") -> None:
     echo(f"{found.name}: {_amount(found)} on disk, {_state(found)}")
     for source in found.sources:
         echo(shown_text(f"  {source}"))
+    for to in found.sent_to:
+        echo(shown_text(f"  Its text is sent to {to.server}, where {to.model} runs"))
     if found.embedded:
         echo(f"  {found.embedded} of {found.chunks} passages by {found.embedded_by}")
     for problem in found.problems:

@@ -24,5 +24,5 @@ class ChatRoutes(Asking):
         return self.answer(chat_body(model, messages, options))
 
     def count_tokens(self, model: str, text: str) -> int:
-        """Tokens of a text as the model counts them."""
-        return self.post("/tokenize", TokenCount, {"model": model, "content": text}).count
+        """Tokens of a text as a local model counts them. Raises: ApiError, also for a model of another server."""
+        return self.post("/tokenize", TokenCount, {"model": model, "content": text, "priority": "side"}).count

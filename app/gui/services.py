@@ -16,7 +16,7 @@ from app.gui.api import error_message
 from app.gui.background import Background
 from app.gui.theme import Theme
 from app.gui.widgets.basics import Banner
-from engine.api.chat import ModelRow
+from engine.api.chat import REMOTE, ModelRow
 from engine.api.models import Decided
 
 T = TypeVar("T")
@@ -71,6 +71,7 @@ class ModelChoice:
     demo: bool = False
     default: bool = False
     installed: bool = False
+    remote: bool = False
     sampling: Mapping[str, Decided] = field(default_factory=dict)
 
 
@@ -116,9 +117,10 @@ class Models(QObject):
 
     @property
     def default(self) -> str:
-        """The model of a first chat; empty while none is known."""
-        partners = self.partners
-        return next((choice.id for choice in partners if choice.default), partners[0].id if partners else "")
+        """The model of a first chat, never one of another server; empty while none is known."""
+        local = [choice for choice in self.choices if not choice.remote]
+        able = [choice for choice in local if not choice.demo] or local
+        return next((choice.id for choice in able if choice.default), able[0].id if able else "")
 
     def refresh(self) -> None:
         """Ask the server."""
@@ -158,6 +160,7 @@ def choice_of(row: ModelRow) -> ModelChoice:
         demo=row.demo,
         default=row.default,
         installed=row.origin == "installed",
+        remote=row.origin == REMOTE,
         sampling=row.sampling,
     )
 

@@ -1,6 +1,6 @@
 """What clients of our own read of OpenAI's protocol: the list of models, and the chunks of a streamed answer."""
 
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -8,6 +8,9 @@ from engine.api.collections import Grounds
 from engine.api.models import Decided
 from engine.api.receipts import Receipt
 from engine.reasons import Reason
+
+# The origin of models that another server runs: nothing chooses one by itself.
+REMOTE: Final = "remote"
 
 
 class ModelRow(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,7 +16,8 @@ class CollectionRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     """POST /tessera/v1/collections. Sources are absolute paths of files and folders.
 
     `follow` keeps the index up to date with the files; `ocr` reads scanned pages and pictures; `open` lets everyone
-    ask it who may chat, not only the user's own programs. Models: an id, "" for the server's choice, "none".
+    ask it who may chat, not only the user's own programs. Models: an id, "" for a local one of the server's choice,
+    "none". A model that another server runs needs `allow_remote`: the text of the collection is sent there.
     """
 
     name: Name
@@ -26,10 +27,14 @@ class CollectionRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     open: bool = False
     embedding_model: ModelChoice = ""
     reranker: ModelChoice = ""
+    allow_remote: bool = False
 
 
 class CollectionChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """POST /tessera/v1/collections/{collection}: what is given is changed; sources are added and removed."""
+    """POST /tessera/v1/collections/{collection}: what is given is changed; sources are added and removed.
+
+    `allow_remote` true agrees that the text is sent to the servers that run its models, false takes that back.
+    """
 
     name: Name | None = None
     add: Annotated[tuple[Source, ...], Meta(max_length=1000)] = ()
@@ -39,14 +44,22 @@ class CollectionChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     open: bool | None = None
     embedding_model: ModelChoice | None = None
     reranker: ModelChoice | None = None
+    allow_remote: bool | None = None
+
+
+class SentTo(msgspec.Struct, frozen=True, kw_only=True):
+    """Another server that gets text of a collection, because it runs this model of the collection."""
+
+    model: str
+    server: str
 
 
 class Collection(msgspec.Struct, frozen=True, kw_only=True):
     """One collection and how far its index is.
 
     `state`: reading (files that need work are read: `files_done` of `files`), embedding (all is found by words
-    already), ready. `embedded` of `chunks` have a vector. `problems` say what keeps the index from being whole,
-    `problem_details` the same as facts.
+    already), ready. `embedded` of `chunks` have a vector. `sent_to` are other servers that get its text. `problems`
+    say what keeps the index from being whole, `problem_details` the same as facts.
     """
 
     id: str
@@ -71,6 +84,7 @@ class Collection(msgspec.Struct, frozen=True, kw_only=True):
     chars: int = 0
     index_bytes: int = 0
     embedded_by: str = ""
+    sent_to: tuple[SentTo, ...] = ()
     problems: tuple[str, ...] = ()
     problem_details: tuple[Reason, ...] = ()
 

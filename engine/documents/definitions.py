@@ -23,7 +23,9 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
     """A collection as it was asked for. Sources are absolute paths of files and folders.
 
     `open`: whoever may chat may ask it; else only the user's own programs. `embedding_model` and `reranker` are
-    model ids, "" lets the server choose, "none" does without. `facts` are a client's own (OpenAI's metadata).
+    model ids, "" lets the server choose a local one, "none" does without. `agreed` has the models that another
+    server runs, each with the address that the user agreed to send the collection's text to. `facts` are a client's
+    own (OpenAI's metadata).
     """
 
     id: str
@@ -34,6 +36,7 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
     open: bool = False
     embedding_model: str = ""
     reranker: str = ""
+    agreed: dict[str, str] = {}
     created_at: float = 0.0
     facts: dict[str, str] = {}
 

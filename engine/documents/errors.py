@@ -18,6 +18,17 @@ class NoCollection(InputFault):
         self.known = known
 
 
+class NotAgreed(InputFault):
+    """Another server runs the model, and the user did not agree that the collection's text goes there."""
+
+    code = "remote_not_agreed"
+
+    def __init__(self, model: str, server: str) -> None:
+        super().__init__(because("remote_not_agreed", model=model, server=server), "allow_remote")
+        self.model = model
+        self.server = server
+
+
 class NoDocument(InputFault):
     """The collection has no such document, or the document no such page."""
 

@@ -53,17 +53,21 @@ class NotNow(Exception):
 
 
 class EmbeddingModel(NamedTuple):
-    """The model that makes vectors, and what it wants to read before each passage."""
+    """The model that makes vectors, and what it wants to read before each passage.
+
+    `server` is the address of the other server that runs it, empty for this machine.
+    """
 
     id: str
     passage_prefix: str = ""
+    server: str = ""
 
 
 class Embedding(Protocol):
     """Makes vectors beside other work. Called from threads."""
 
-    def model(self, wanted: str) -> EmbeddingModel | None:
-        """The embedding model in use, `wanted` or one that is there; None: there is none."""
+    def model(self, definition: Definition) -> EmbeddingModel | None:
+        """The collection's embedding model, else a local one that is there; None: there is none. Raises: NotNow."""
         ...
 
     def embed(self, model: EmbeddingModel, texts: Sequence[str]) -> Sequence[Any]:
@@ -159,7 +163,9 @@ class Collections:
         """Change what a collection is. Raises: NoCollection."""
         made = self.definitions.change(key, change)
         self.refresh(made.id)
-        return self.live(made.id)
+        live = self.live(made.id)
+        live.embedding_problem = None  # another model may do it, or may do it now
+        return live
 
     def remove(self, key: str) -> Definition:
         """Forget a collection and its index. The files stay. Raises: NoCollection."""
@@ -336,7 +342,7 @@ class Collections:
         missing = live.store.without_vector(live.embedded_to, EMBED_BATCH)
         if not missing:
             return False
-        model = self.embedding.model(definition.embedding_model)
+        model = self.embedding.model(definition)
         if model is None:
             raise NotNow(because("no_embedding_model"))
         if live.store.use_model(model.id, model.passage_prefix):

@@ -1,19 +1,23 @@
 """The model of a request that need not name one."""
 
 from engine.errors import InputFault
-from engine.loaded_model import LoadedModel
+from engine.loaded_model import REMOTE, LoadedModel
+from engine.pool import HERE
 from engine.reasons import because
 from engine.server.state import ServerState
 
 
-async def chosen_model(state: ServerState, name: str | None) -> LoadedModel:
-    """The named model; without a name the loaded one that was used last, else the first that can be served."""
+async def chosen_model(state: ServerState, name: str | None, only: str | None = None) -> LoadedModel:
+    """The named model; without a name a local one: the loaded one that was used last, else the first of all.
+
+    `only` as in `Pool.acquire`.
+    """
     if name is not None:
-        return await state.pool.acquire(name)
-    loaded = sorted(state.pool.loaded, key=lambda m: m.last_used)
+        return await state.pool.acquire(name, only=only)
+    loaded = sorted((m for m in state.pool.loaded if m.engine != REMOTE), key=lambda m: m.last_used)
     if loaded:
         return loaded[-1]
-    served = [e.id for e in await state.models.entries() if e.servable and e.state == "online"]
+    served = [e.id for e in await state.models.automatic() if e.servable and e.state == "online"]
     if not served:
         raise InputFault(because("no_model_at_all"), "model")
-    return await state.pool.acquire(served[0])
+    return await state.pool.acquire(served[0], only=HERE)

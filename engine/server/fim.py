@@ -7,7 +7,8 @@ import msgspec
 from engine.chat.fim import FimGap, fim_parts, fim_stops, shortened
 from engine.chat.fim_families import FimFamily, family_of
 from engine.errors import ContextOverflow, InputFault, ModelNotFound
-from engine.loaded_model import LoadedModel
+from engine.loaded_model import REMOTE, LoadedModel
+from engine.pool import HERE
 from engine.prompt_bounds import refuse_impossible
 from engine.runner.texts import TOKENIZE_CHARS
 from engine.server.state import ServerState
@@ -32,18 +33,18 @@ class FimPrompt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def fim_model(state: ServerState, name: str | None) -> LoadedModel:
-    """The model asked for; without a name a loaded one that can fill gaps, else the first known one that can.
+    """The model asked for; without a name a local one that can fill gaps: a loaded one, else the first of all.
 
     Raises: ModelNotFound and what loading raises.
     """
     if name:
         return await state.pool.acquire(name)
     for model in state.pool.loaded:
-        if model.facts is not None and family_of(model.facts) is not None:
+        if model.engine != REMOTE and model.facts is not None and family_of(model.facts) is not None:
             return model
-    for entry in await state.models.entries():
+    for entry in await state.models.automatic():
         if "fim" in entry.capabilities and entry.format == "gguf":
-            return await state.pool.acquire(entry.id)
+            return await state.pool.acquire(entry.id, only=HERE)
     raise ModelNotFound("any model trained to fill gaps")
 
 

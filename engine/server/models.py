@@ -29,6 +29,7 @@ from engine.settings.aliases import Aliases
 from engine.settings.drafts import Drafts, unfit_draft
 from engine.settings.engine_args import EngineArgsStore
 from engine.settings.sampling import SamplingOverrides, recommended_for
+from engine.upstreams.errors import NoRule
 from engine.upstreams.registry import UpstreamRegistry
 from engine.upstreams.types import ASSUMED_CONTEXT, PREFIX, Way
 from engine.vllm.entries import vllm_entries
@@ -93,6 +94,19 @@ class ServedModels:
         remote = (e for e in self.upstreams.entries() if self.upstreams.allows(e.id))
         return (*await asyncio.to_thread(catalogue.entries), *await self.external(), *remote)
 
+    async def automatic(self) -> tuple[ModelEntry, ...]:
+        """Models that may be chosen for whoever names none: those that this machine answers for."""
+        found = await self.entries()
+        return tuple(e for e in found if e.format != "remote" and not self.server_of(e.id))
+
+    def server_of(self, model: str) -> str:
+        """The address of the other server that answers all requests for this name; empty: this machine does."""
+        try:
+            away = self.always(model)
+        except NoRule:
+            return ""
+        return away.server if away is not None else ""
+
     # ---- engine.pool.Elsewhere
 
     def always(self, model: str) -> Resolved | None:
@@ -115,6 +129,7 @@ class ServedModels:
             engine=REMOTE,
             settings=settings,
             placement=place_remote(settings, because("upstream_rule", rule=way.rule.fact())),
+            server=way.upstream.url,
             ran_on=way.fact(),
         )
 

@@ -18,7 +18,7 @@ from engine.server.typed import Contract, components, take_contract
 _ERRORS: Final = {
     "400": "A field is wrong; `param` names it. Or the prompt does not fit the context",
     "401": "No valid key",
-    "403": "The key, the host name or the web page is not allowed this",
+    "403": "The key, the host name or the web page is not allowed this, or the text would go to another server",
     "404": "No such model, or nothing of that name",
     "405": "The route has no such method",
     "408": "The body stopped coming, or took too long",
@@ -34,11 +34,14 @@ _ERRORS: Final = {
     "507": "Not enough memory or disk",
 }
 _SIDE_WORK: Final = {"409": "A request with `priority: side` for a model that is not loaded"}
+_NOT_AGREED: Final = {"409": "Another server runs a named model, and `allow_remote` is missing"}
 # What only some routes may answer beside those.
 _ERRORS_OF: Final = {
     ("post", "/v1/chat/completions"): _SIDE_WORK,
     ("post", "/v1/completions"): _SIDE_WORK,
     ("post", "/v1/fim/completions"): _SIDE_WORK,
+    ("post", "/tessera/v1/collections"): _NOT_AGREED,
+    ("post", "/tessera/v1/collections/{collection}"): _NOT_AGREED,
     ("put", "/tessera/v1/remotes/{name}"): {
         "409": "The computer shows a host key that nobody has vouched for",
         "424": "The computer that was named does not show its host key",

@@ -8,6 +8,7 @@ _PROBLEMS: Final = {
     "cannot_embed": "{model} cannot embed: {why}",
     "cannot_embed_question": "{model} cannot embed the question, so only words were looked for: {why}",
     "nothing_embedded": "nothing is embedded yet, so only words were looked for",
+    "remote_not_agreed": '{model} runs at {server}, another server. Nothing of the collection is sent there until you agree: --allow-remote in the terminal, "allow_remote": true in a request.',
     "looked_for_every_minute": "changes are looked for every minute only: {why}",
 }
 _GROUNDS: Final = {

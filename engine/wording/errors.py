@@ -17,6 +17,7 @@ ERRORS: Final = {
     "context_overflow": "The prompt has {prompt_tokens} tokens, but this model runs with a context of {context_tokens}. Shorten the prompt or load the model with a larger context.",
     "context_overflow_at_least": "The prompt has at least {prompt_tokens} tokens, but this model runs with a context of {context_tokens}. Shorten the prompt or load the model with a larger context.",
     "model_not_loaded": '{model} is not loaded, and a request with "priority": "side" loads no model.',
+    "stays_here": "{model} runs at {server}, and work in the background sends nothing to another server.",
     "battery_spent": "At most {percent:g} % of the battery may be spent; {spent_percent:.1f} % are, and this request does not fit into the rest. Plug the computer in, or lift the bound: tessera power --free",
     "not_enough_memory": "{needed} are needed on {device}, {available} are available.",
     "not_enough_memory_but": "{needed} are needed on {device}, {available} are available. To make it fit: {options:; }.",

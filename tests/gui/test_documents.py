@@ -59,6 +59,13 @@ def test_the_page_tells_how_far_and_what_was_not_read(services, collections, sho
     assert "1 document, 2 pages" in words
 
 
+def test_a_card_names_the_other_servers_that_get_the_text(services, server, show, qtbot):
+    sent = {**SEA, "sent_to": [{"model": "desk/bge-m3", "server": "http://10.0.0.2:8000"}]}
+    server.routes["GET", "/tessera/v1/collections"] = msgspec.convert({"collections": [sent]}, Collections)
+    page = show(DocumentsPage(services))
+    qtbot.waitUntil(lambda: "sent to http://10.0.0.2:8000, where desk/bge-m3 runs" in words_in(page))
+
+
 def test_a_model_that_finds_by_meaning_is_offered_where_there_is_none(services, server, show, qtbot):
     read = {**SEA, "state": "ready", "embedded": 0}
     server.routes["GET", "/tessera/v1/collections"] = msgspec.convert({"collections": [read]}, Collections)

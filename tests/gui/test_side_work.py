@@ -3,7 +3,7 @@
 import pytest
 
 from app.db import conversations
-from app.gui.chat import side_work
+from app.gui.chat import compactor, side_work
 from app.gui.chat.page import ChatPage
 from app.gui.chat.side_work import clean_title
 from engine.api.chat import ModelRow
@@ -13,7 +13,13 @@ from engine.api.chat import ModelRow
 def page(show, services, server, monkeypatch, qtbot):
     monkeypatch.setattr(side_work, "_IDLE_MS", 50)
     monkeypatch.setattr(side_work, "_PAUSE_MS", 50)
-    server.models = [ModelRow(id="m", name="M", context_length=4096, capabilities=("chat",), state="loaded")]
+    monkeypatch.setattr(compactor, "_IDLE_MS", 50)
+    server.models = [
+        ModelRow(
+            id="far", name="Far", context_length=4096, capabilities=("chat",), state="loaded", origin="remote"
+        ),
+        ModelRow(id="m", name="M", context_length=4096, capabilities=("chat",), state="loaded"),
+    ]
     services.models.refresh()
     qtbot.waitUntil(lambda: services.models.get("m") is not None)
     return show(ChatPage(services))
@@ -106,3 +112,25 @@ def test_on_battery_nothing_is_read_unless_it_is_wished(qtbot, page, server, ser
     services.settings.set("chat.read_ahead", "always")
     page.composer.set_text("The keeper of the lighthouse went down to the boats")
     qtbot.waitUntil(lambda: len(aside(server)) == 1)
+
+
+def test_nothing_is_asked_aside_of_a_model_of_another_server_and_none_is_chosen(qtbot, page, server, services):
+    """No draft, no title, no summary in idle time. The local chat afterwards shows when they would have come."""
+    assert services.models.default == "m"
+    assert page.controller.conversation.model == "m"
+    page.controller.change(model="far")
+    page.composer.set_text("The keeper of the lighthouse went down to the boats")
+    ask(qtbot, page, "Tell me about tides, please " * 50)
+    path = page.controller.tree.path()
+    page.controller.compactor.on_answered(page.controller.conversation, path, 4000)
+    page.new_chat()
+    page.controller.change(model="m")
+    page.composer.set_text("The keeper of the lighthouse went down to the boats")
+    qtbot.waitUntil(lambda: len(aside(server)) == 1)
+    ask(qtbot, page, "Tell me about tides, please")
+    qtbot.waitUntil(lambda: any(body["max_tokens"] == 24 for body in aside(server)))
+    page.controller.compactor.on_answered(page.controller.conversation, path, 4000)
+    qtbot.waitUntil(lambda: any("/tokenize" in path for _, path, _ in server.requests))
+    assert {body["model"] for body in aside(server)} == {"m"}
+    asked = [body for _, path, body in server.requests if path == "/tokenize"]
+    assert {(body["model"], body["priority"]) for body in asked} == {("m", "side")}

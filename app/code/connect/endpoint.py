@@ -5,7 +5,7 @@ from collections.abc import Callable
 from app.client import Client
 from app.code.connect.types import PLACEHOLDER_KEY, Endpoint
 from app.code.errors import InputFault
-from engine.api.chat import Embeddings, ModelRow
+from engine.api.chat import REMOTE, Embeddings, ModelRow
 
 # Coding agents open with system prompts of this size; below it they cannot even begin.
 AGENT_CONTEXT = 16_384
@@ -21,7 +21,7 @@ class NoModel(InputFault):
 
 
 def endpoint_of(client: Client, model: str | None = None) -> Endpoint:
-    """The endpoint for a model: the named one, else a loaded one, else one made for tools, else any for chat.
+    """The endpoint for a model: the named one, else of the local ones a loaded one, one for tools, any for chat.
 
     Raises: NoModel, ApiError.
     """
@@ -29,7 +29,7 @@ def endpoint_of(client: Client, model: str | None = None) -> Endpoint:
     if model is not None:
         entry = next((m for m in models if m.id == model), None) or client.get(f"/v1/models/{model}", ModelRow)
     else:
-        able = [m for m in models if "chat" in m.capabilities]
+        able = [m for m in models if "chat" in m.capabilities and m.origin != REMOTE]
         if not able:
             raise NoModel
         entry = max(able, key=lambda m: (m.state == "loaded", "tools" in m.capabilities, m.context_length))
@@ -50,9 +50,10 @@ def _needs_key(client: Client) -> bool:
 def embedder(
     client: Client, model: str | None = None
 ) -> tuple[str, Callable[[list[str]], list[list[float]]]] | None:
-    """(model, texts to vectors) of the named embedding model, else of a loaded one; None: there is none."""
+    """(model, texts to vectors) of the named embedding model, else of a loaded local one; None: there is none."""
     if model is None:
-        able = (m for m in client.chat_models() if "embedding" in m.capabilities and m.state == "loaded")
+        local = (m for m in client.chat_models() if m.origin != REMOTE)
+        able = (m for m in local if "embedding" in m.capabilities and m.state == "loaded")
         model = next((m.id for m in able), None)
     if model is None:
         return None

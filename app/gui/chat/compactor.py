@@ -6,7 +6,7 @@ from typing import Any
 
 from PySide6.QtCore import QObject, QTimer, Signal
 
-from app.client import Routes, chat_body
+from app.client import ApiError, Routes, chat_body
 from app.compaction.plan import FOLD_AT, KEEP, Part, Sent, in_force, sent, system_prompt, tokens_of
 from app.compaction.run import Compaction
 from app.db import folds as folds_table
@@ -69,8 +69,9 @@ class Compactor(QObject):
     def on_answered(self, chat: Conversation, path: Sequence[Message], used: int) -> None:
         """The answer has ended with so many tokens in the context: fold when nothing was asked for a while."""
         self._chat, self._path = chat, path
-        n_ctx = self._n_ctx()
-        if self._services.settings.now.flag("chat.fold") and n_ctx and used >= FOLD_AT * n_ctx:
+        choice, n_ctx = self._services.models.get(chat.model), self._n_ctx()
+        local = choice is not None and not choice.remote
+        if self._services.settings.now.flag("chat.fold") and local and n_ctx and used >= FOLD_AT * n_ctx:
             self._idle.start()
 
     def cancel(self) -> None:
@@ -204,7 +205,13 @@ class Compactor(QObject):
             return 0
         count = self._counts.get((model, text))
         if count is None:
-            count = self._counts[model, text] = api.count_tokens(model, text)
+            try:
+                count = api.count_tokens(model, text)
+            except ApiError as error:
+                if error.code != "stays_here":
+                    raise
+                return estimate_tokens(text)  # another server runs the model
+            self._counts[model, text] = count
         return count
 
     def _on_saved(self, number: int, found: list[Fold]) -> None:

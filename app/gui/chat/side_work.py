@@ -1,6 +1,7 @@
 """What the window has its models do aside: a title for a new chat, and reading what will be asked before it is.
 
-All of it has `"priority": "side"`: the server does it only while nobody else is answered, and a question ends it.
+All of it has `"priority": "side"`: the server does it only while nobody else is answered, a question ends it, and
+no text of it leaves this machine.
 """
 
 import re
@@ -101,6 +102,7 @@ class Titles(_Aside):
             self._services.settings.now.flag("chat.titles")
             and model is not None
             and not model.demo
+            and not model.remote
             and [message.role for message in path] == ["user", "assistant"]
             and path[1].status == "complete"
             and chat.title == title_of(path[0].content, path[0].attachments)
@@ -171,6 +173,8 @@ class ReadAhead(_Aside):
         chat, draft, power = self._controller.conversation, self._composer.text, self._power()
         model = self._services.models.get(chat.model)
         if self._controller.busy or model is None or not model.loaded or chat.tools or not self._allowed(power):
+            return
+        if model.remote:  # a draft that was not sent goes to no other server
             return
         if chat.id != self._chat:
             self._chat, self._read, self.spent_s, self.wasted_chars = chat.id, None, 0.0, 0

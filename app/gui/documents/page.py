@@ -29,7 +29,7 @@ class DocumentsPage(Page):
     def __init__(self, services: Services) -> None:
         super().__init__(
             self.tr("Documents"),
-            self.tr("Folders that chats can answer from. Everything stays on this computer."),
+            self.tr("Folders that chats can answer from. All stays on this computer unless a card says otherwise."),
         )
         self._services = services
         self._shown: Sequence[Collection] | None = None  # None: not asked yet
@@ -120,7 +120,11 @@ class DocumentsPage(Page):
         ocr = button(self.tr("Read scans too"), lambda: self._change(partial(self._read_scans, found.id)))
         ocr.setVisible(bool(found.unread_pages) and not found.ocr)
         problems = map(formatted.sentence, all_translated(found.problem_details, found.problems))
-        lines = [self._amount(found), self._state(found), *map(_at_home, found.sources), *problems]
+        sent = [
+            self.tr("Its text is sent to {server}, where {model} runs").format(server=to.server, model=to.model)
+            for to in found.sent_to
+        ]
+        lines = [self._amount(found), self._state(found), *map(_at_home, found.sources), *sent, *problems]
         if found.failed or found.unread_pages:
             lines.append(
                 self.tr("Not read: {files}, {pages}. Why: tessera collections unread").format(

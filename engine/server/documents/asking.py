@@ -98,11 +98,11 @@ class Grounded:
             return checking.check(asked, windows, self._live.store.stemmer.stems, vectors, floor)
 
     async def _vectors(self, asked: list[str], windows: list[str]) -> tuple[Any, Any] | None:
-        model = self._live.store.fact("embedding_model")
-        if not model:
+        maker = self._service.maker(self._live)
+        if not maker.id:
             return None
         try:
-            rows = np.stack(list(await self._service.side_work.vectors(model, [*asked, *windows])))
+            rows = np.stack(list(await self._service.side_work.vectors(maker, [*asked, *windows])))
         except EngineError:
             return None
         return rows[: len(asked)], rows[len(asked) :]

@@ -9,17 +9,17 @@ import msgspec
 import numpy as np
 
 from devices.learned import learned
-from engine.api.collections import Collection, PageText, Passage, SearchAnswer, SearchRequest
+from engine.api.collections import Collection, PageText, Passage, SearchAnswer, SearchRequest, SentTo
 from engine.documents.definitions import Definition
-from engine.documents.errors import NoCollection, NoDocument
+from engine.documents.errors import NoCollection, NoDocument, NotAgreed
 from engine.documents.registry import NONE, Collections, Live
 from engine.documents.search import Hit, Ways, evidence, find
 from engine.errors import EngineError, InputFault
 from engine.paths import Paths
-from engine.pool import Pool
+from engine.pool import HERE, Pool
 from engine.reasons import because
 from engine.server.auth import Access, presented_keys
-from engine.server.documents.side_work import SideWork
+from engine.server.documents.side_work import Chosen, SideWork
 from engine.server.models import ServedModels
 from engine.wording import sentence, sentences
 
@@ -40,6 +40,7 @@ class CollectionService:
     ) -> None:
         self._access = access
         self._pool = pool
+        self._models = models
         self.side_work = SideWork(pool, models, loop)
         self.collections = Collections(paths, self.side_work)
 
@@ -66,6 +67,28 @@ class CollectionService:
         headers = {k.lower(): v for k, v in request.headers.items()}
         return self._access.may_manage(presented_keys(headers))
 
+    # ------------------------------------------------------------------ what may leave
+
+    def agreement(self, definition: Definition, *, allows: bool) -> Definition:
+        """The definition with the servers that its text may be sent to.
+
+        Raises: NotAgreed: a model runs on a server that the user has not agreed to, and does not agree to now.
+        """
+        away = self._away(definition)
+        if not allows and (strange := self._strange(definition)):
+            raise NotAgreed(*strange[0])
+        return msgspec.structs.replace(definition, agreed=away)
+
+    def _away(self, definition: Definition) -> dict[str, str]:
+        """The models of a collection that other servers run, with their addresses."""
+        named = dict.fromkeys((definition.embedding_model, definition.reranker))
+        servers = {model: self._models.server_of(model) for model in named if model not in ("", NONE)}
+        return {model: server for model, server in servers.items() if server}
+
+    def _strange(self, definition: Definition) -> list[tuple[str, str]]:
+        """Those of them that the user has not agreed to."""
+        return [(m, server) for m, server in self._away(definition).items() if definition.agreed.get(m) != server]
+
     # ------------------------------------------------------------------ searching
 
     async def search(self, live: Live, wanted: SearchRequest) -> SearchAnswer:
@@ -76,7 +99,7 @@ class CollectionService:
         vector = await self.question_vector(live, wanted.query, notes) if wanted.ways != "words" else None
         if wanted.ways == "meaning" and vector is None:
             raise InputFault(f"ways: {notes[0]}", "ways")
-        reranker = await self._reranker(live.definition)
+        reranker = await self._reranker(live.definition, notes)
         limit = max(wanted.limit, _RERANKED) if reranker else wanted.limit
         used: Ways = "words" if vector is None else wanted.ways
         floor = await self.side_work.floor(live.store.fact("embedding_model"))
@@ -85,8 +108,8 @@ class CollectionService:
             try:
                 hits = await self._reranked(reranker, wanted.query, hits)
             except EngineError as error:
-                notes.append(f"{reranker} could not rerank: {error}")
-                reranker = ""
+                notes.append(f"{reranker.id} could not rerank: {error}")
+                reranker = None
         passages = await asyncio.to_thread(self._passages, live, hits[: wanted.limit])
         counts = await asyncio.to_thread(live.store.counts)
         if vector is not None and counts.embedded < counts.chunks:
@@ -97,7 +120,7 @@ class CollectionService:
             coverage=found.coverage,
             cosine=found.cosine,
             ways=used,
-            reranked_by=reranker or "",
+            reranked_by=reranker.id if reranker else "",
             seconds=round(time.monotonic() - began, 4),
             notes=tuple(notes),
         )
@@ -109,17 +132,27 @@ class CollectionService:
             notes.append(sentence(live.embedding_problem or because("nothing_embedded")))
             return None
         try:
-            vector = await self.side_work.question(model, question)
+            vector = await self.side_work.question(self.maker(live), question)
         except EngineError as error:
             notes.append(sentence(because("cannot_embed_question", model=model, why=str(error))))
             return None
         return vector / (np.linalg.norm(vector) or 1.0)
 
-    async def _reranker(self, definition: Definition) -> str:
-        return await self.side_work.choose(definition.reranker, "rerank") or ""
+    @staticmethod
+    def maker(live: Live) -> Chosen:
+        """The model of a collection's vectors, on the server that the user agreed to if not on this machine."""
+        model = live.store.fact("embedding_model")
+        return Chosen(model, live.definition.agreed.get(model, HERE))
 
-    async def _reranked(self, model: str, question: str, hits: list[Hit]) -> list[Hit]:
-        loaded = await self._pool.acquire(model)
+    async def _reranker(self, definition: Definition, notes: list[str]) -> Chosen | None:
+        try:
+            return await self.side_work.choose(definition.reranker, "rerank", definition.agreed)
+        except NotAgreed as error:
+            notes.append(str(error))
+            return None
+
+    async def _reranked(self, model: Chosen, question: str, hits: list[Hit]) -> list[Hit]:
+        loaded = await self._pool.acquire(model.id, only=model.server)
         assert loaded.runner is not None
         texts: list[str | list[int]] = [f"{hit.chunk.heading}\n{hit.chunk.text}" for hit in hits]
         if not texts:
@@ -187,8 +220,9 @@ class CollectionService:
         """A collection as it is now."""
         definition, counts, progress = live.definition, live.store.counts(), live.progress
         problems = [because("not_there", path=source) for source in definition.sources if not Path(source).exists()]
+        problems += [because("remote_not_agreed", model=m, server=s) for m, s in self._strange(definition)]
         missing = counts.chunks - counts.embedded
-        if missing and live.embedding_problem:
+        if missing and live.embedding_problem and live.embedding_problem not in problems:
             problems.append(live.embedding_problem)
         if definition.follow and self.collections.follower.problem:
             problems.append(self.collections.follower.problem)
@@ -196,7 +230,7 @@ class CollectionService:
         state = "reading" if live.reading or not live.checked_at else "embedding" if embeds else "ready"
         return msgspec.convert(
             {
-                **{n: getattr(definition, n) for n in Definition.__struct_fields__ if n != "facts"},
+                **{n: getattr(definition, n) for n in Definition.__struct_fields__ if n not in ("facts", "agreed")},
                 **msgspec.structs.asdict(counts),
                 "state": state,
                 "files": progress.files,
@@ -204,6 +238,7 @@ class CollectionService:
                 "current": progress.current,
                 "index_bytes": live.store.size_bytes(),
                 "embedded_by": live.store.fact("embedding_model") if counts.embedded else "",
+                "sent_to": [SentTo(model=model, server=server) for model, server in definition.agreed.items()],
                 "problems": sentences(problems),
                 "problem_details": tuple(problems),
             },

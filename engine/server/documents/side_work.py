@@ -4,15 +4,17 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
+from engine.documents.definitions import Definition
+from engine.documents.errors import NotAgreed
 from engine.documents.registry import NONE, EmbeddingModel, NotNow
 from engine.errors import EngineError
 from engine.library.retrieval_prompts import RetrievalPrompts, retrieval_prompts
-from engine.pool import Pool
+from engine.pool import HERE, Pool
 from engine.reasons import because
 from engine.server.models import ServedModels
 
@@ -29,6 +31,14 @@ _CHOICE_S: Final = 10.0
 class _Usable(NamedTuple):
     capabilities: tuple[str, ...]
     prompts: RetrievalPrompts
+    server: str
+
+
+class Chosen(NamedTuple):
+    """A model for a collection's text, and the address of the other server that runs it (empty: this machine)."""
+
+    id: str
+    server: str = HERE
 
 
 class SideWork:
@@ -49,16 +59,23 @@ class SideWork:
 
     # ------------------------------------------------------------------ choosing
 
-    async def choose(self, wanted: str, capability: str) -> str | None:
-        """The model's id: `wanted`, else one that is loaded, else the smallest that can; None: there is none."""
+    async def choose(self, wanted: str, capability: str, agreed: Mapping[str, str]) -> Chosen | None:
+        """`wanted`, else a local model: one that is loaded, else the smallest that can; None: there is none.
+
+        Raises: NotAgreed: `wanted` runs on another server than the one that was agreed to.
+        """
         if wanted == NONE:
             return None
         models = await self._usable()
         if wanted:
-            return wanted if wanted in models else None
-        able = [model for model, usable in models.items() if capability in usable.capabilities]
+            found = models.get(wanted)
+            if found is not None and found.server and agreed.get(wanted) != found.server:
+                raise NotAgreed(wanted, found.server)
+            return None if found is None else Chosen(wanted, found.server)
+        able = [id_ for id_, usable in models.items() if capability in usable.capabilities and not usable.server]
         loaded = {m.id for m in self._pool.loaded}
-        return next((m for m in able if m in loaded), able[0] if able else None)
+        best = next((m for m in able if m in loaded), able[0] if able else None)
+        return None if best is None else Chosen(best)
 
     async def _usable(self) -> dict[str, _Usable]:
         """The models that are there, from small to large."""
@@ -67,18 +84,27 @@ class SideWork:
             entries = await self._served.entries()
             usable = [e for e in entries if e.details is not None and e.state == "online"]
             usable.sort(key=lambda e: sum(f.size_bytes for f in e.files))
-            models = {e.id: _Usable(e.details.capabilities, retrieval_prompts(e)) for e in usable}
+            models = {
+                e.id: _Usable(e.details.capabilities, retrieval_prompts(e), self._served.server_of(e.id))
+                for e in usable
+                if e.details is not None
+            }
             self._models = time.monotonic(), models
         return models
 
-    def model(self, wanted: str) -> EmbeddingModel | None:
-        """The embedding model of a collection."""
-        found: EmbeddingModel | None = self._run(self._embedding_model(wanted))
+    def model(self, definition: Definition) -> EmbeddingModel | None:
+        """The embedding model of a collection. Raises: NotNow."""
+        try:
+            found: EmbeddingModel | None = self._run(self._embedding_model(definition))
+        except NotAgreed as error:
+            raise NotNow(error.detail) from error
         return found
 
-    async def _embedding_model(self, wanted: str) -> EmbeddingModel | None:
-        chosen = await self.choose(wanted, "embedding")
-        return None if chosen is None else EmbeddingModel(chosen, (await self._prompts(chosen)).passage)
+    async def _embedding_model(self, definition: Definition) -> EmbeddingModel | None:
+        chosen = await self.choose(definition.embedding_model, "embedding", definition.agreed)
+        if chosen is None:
+            return None
+        return EmbeddingModel(chosen.id, (await self._prompts(chosen.id)).passage, chosen.server)
 
     async def _prompts(self, model: str) -> RetrievalPrompts:
         usable = (await self._usable()).get(model)
@@ -94,25 +120,25 @@ class SideWork:
         """A vector for each passage, float32 of (width,). Raises: NotNow."""
         read = [model.passage_prefix + text for text in texts]
         try:
-            found: Sequence[Any] = self._run(self._beside(model.id, read))
+            found: Sequence[Any] = self._run(self._beside(Chosen(model.id, model.server), read))
         except EngineError as error:
             raise NotNow(because("cannot_embed", model=model.id, why=error.detail or str(error))) from error
         return found
 
-    async def question(self, model: str, text: str) -> Any:
+    async def question(self, model: Chosen, text: str) -> Any:
         """The vector of a question that somebody waits for; side work gives way to it."""
         self._asked += 1
         try:
-            prompts = await self._prompts(model)
+            prompts = await self._prompts(model.id)
             return (await self._embedded(model, [prompts.question + text]))[0]
         finally:
             self._asked -= 1
 
-    async def vectors(self, model: str, texts: Sequence[str]) -> Sequence[Any]:
+    async def vectors(self, model: Chosen, texts: Sequence[str]) -> Sequence[Any]:
         """Vectors that somebody waits for, of texts to compare with each other: all are read as passages."""
         self._asked += 1
         try:
-            prompts = await self._prompts(model)
+            prompts = await self._prompts(model.id)
             return await self._embedded(model, [prompts.passage + text for text in texts])
         finally:
             self._asked -= 1
@@ -130,11 +156,11 @@ class SideWork:
                     future.cancel()
                     raise NotNow from None
 
-    async def _beside(self, model: str, texts: Sequence[str]) -> Sequence[Any]:
+    async def _beside(self, model: Chosen, texts: Sequence[str]) -> Sequence[Any]:
         while not self._closed.is_set():
-            if not self._wanted(model):
+            if not self._wanted(model.id):
                 task = asyncio.create_task(self._embedded(model, texts, quick=True))
-                while not task.done() and not self._wanted(model):
+                while not task.done() and not self._wanted(model.id):
                     await asyncio.wait((task,), timeout=_LOOK_S)
                 if task.done():
                     return task.result()
@@ -152,9 +178,9 @@ class SideWork:
             self._busy_until = now + (_PAUSE_S if others else 0.0)
         return now < self._busy_until or bool(self._asked)
 
-    async def _embedded(self, model: str, texts: Sequence[str], *, quick: bool = False) -> Sequence[Any]:
+    async def _embedded(self, model: Chosen, texts: Sequence[str], *, quick: bool = False) -> Sequence[Any]:
         """Their vectors; `quick`: in 8 bits, where that is faster."""
-        loaded: LoadedModel = await self._pool.acquire(model)
+        loaded: LoadedModel = await self._pool.acquire(model.id, only=model.server)
         assert loaded.runner is not None
         answer = await loaded.runner.embed(list(texts), truncate=True, quick=quick)
         loaded.last_used = time.monotonic()

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from engine.chat.fim import FimFile, FimGap
 from engine.errors import InputFault
 from engine.loaded_model import LoadedModel
+from engine.pool import HERE
 from engine.sampling import choose
 from engine.server.body import Body, openapi_body, parse
 from engine.server.fim import FimPrompt, fim_model, fim_prompt, fim_request
@@ -175,7 +176,8 @@ async def fim_completions(request: Request) -> Response:
 
 
 async def _fim_start(state: ServerState, body: FimCompletionRequest) -> tuple[LoadedModel, AsyncIterator[Event]]:
-    model = await state.pool.acquire(body.model, loads=body.priority != "side")
+    aside = body.priority == "side"
+    model = await state.pool.acquire(body.model, loads=not aside, only=HERE if aside else None)
     limit = body.max_tokens or DEFAULT_MAX_TOKENS
     gap = FimGap(prefix=body.prompt, suffix=body.suffix or "")
     prompt = await fim_prompt(model, gap, limit, may_shorten=False)

@@ -1,6 +1,6 @@
 """POST /tokenize and /detokenize, in llama-server's form and, with `prompt`, vLLM's."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
@@ -8,6 +8,7 @@ from pydantic import Field
 from starlette.responses import Response
 
 from engine.errors import InputFault
+from engine.pool import HERE
 from engine.server.body import Body, openapi_body, parse
 from engine.server.chosen_model import chosen_model
 from engine.server.ignored import ignored_header
@@ -17,7 +18,7 @@ router = APIRouter()
 
 
 class TokenizeRequest(Body):
-    """POST /tokenize. Without `model`: the one used last."""
+    """POST /tokenize. Without `model`: the one used last. With `priority` "side" no other server counts."""
 
     model: str | None = None
     content: str | None = None
@@ -26,6 +27,7 @@ class TokenizeRequest(Body):
     add_special_tokens: bool | None = None
     parse_special: bool = True
     with_pieces: bool = False
+    priority: Literal["interactive", "side"] | None = None
 
 
 class DetokenizeRequest(Body):
@@ -43,7 +45,8 @@ async def tokenize(request: Request) -> Response:
     text = body.content if body.content is not None else body.prompt
     if text is None:
         raise InputFault("content: the text to tokenize is missing.", "content")
-    model = await chosen_model(server_state(request), body.model)
+    only = HERE if body.priority == "side" else None
+    model = await chosen_model(server_state(request), body.model, only)
     assert model.runner is not None
     assert model.facts is not None
     # llama-server adds no BOS unless asked to, vLLM does unless asked not to.

@@ -49,7 +49,9 @@ async def make_collection(request: Request, body: CollectionRequest) -> Collecti
     service = await server_state(request).collection_service()
     fields = msgspec.structs.asdict(body)
     fields["sources"] = _sources(body.sources)
-    del fields["name"]
+    del fields["name"], fields["allow_remote"]
+    models = Definition(id="", name="", embedding_model=body.embedding_model, reranker=body.reranker)
+    fields["agreed"] = service.agreement(models, allows=body.allow_remote).agreed
     return await asyncio.to_thread(lambda: service.shown(service.collections.add(body.name, **fields)))
 
 
@@ -64,7 +66,8 @@ async def show_collection(request: Request, collection: str) -> Collection:
 async def change_collection(request: Request, collection: str, body: CollectionChange) -> Collection:
     """Add and remove sources, or change how it is kept."""
     service = await server_state(request).collection_service()
-    given = {k: v for k, v in msgspec.structs.asdict(body).items() if v is not None and k not in ("add", "remove")}
+    apart = ("add", "remove", "allow_remote")
+    given = {k: v for k, v in msgspec.structs.asdict(body).items() if v is not None and k not in apart}
     added, removed = _sources(body.add), set(body.remove)
 
     def change(old: Definition) -> Definition:
@@ -72,7 +75,12 @@ async def change_collection(request: Request, collection: str, body: CollectionC
         if unknown:
             raise InputFault(f"{min(unknown)} is no source of {old.name}.", "remove")
         remaining = tuple(source for source in old.sources if source not in removed)
-        return msgspec.structs.replace(old, sources=tuple(dict.fromkeys((*remaining, *added))), **given)
+        new = msgspec.structs.replace(old, sources=tuple(dict.fromkeys((*remaining, *added))), **given)
+        if body.allow_remote is False:
+            return msgspec.structs.replace(new, agreed={})
+        if body.allow_remote or "embedding_model" in given or "reranker" in given:
+            return service.agreement(new, allows=bool(body.allow_remote))
+        return new
 
     return await asyncio.to_thread(lambda: service.shown(service.collections.change(collection, change)))
 

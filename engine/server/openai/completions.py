@@ -13,6 +13,7 @@ from engine.chat.fim import FimGap
 from engine.chat.forwarded import forward_text
 from engine.errors import InputFault
 from engine.loaded_model import LoadedModel, QueueTicket
+from engine.pool import HERE
 from engine.sampling import Chosen, choose, only_explicit
 from engine.server.body import parse
 from engine.server.fanout import merge
@@ -70,7 +71,8 @@ async def prepared(
     state: ServerState, body: CompletionRequest, ticket: QueueTicket | None = None
 ) -> tuple[LoadedModel, list[GenerationRequest], Chosen]:
     """The model of a request, loaded, and what it is asked. Raises: as the route."""
-    model = await state.pool.acquire(body.model, ticket=ticket, loads=body.priority != "side")
+    aside = body.priority == "side"
+    model = await state.pool.acquire(body.model, ticket=ticket, loads=not aside, only=HERE if aside else None)
     sampling = choose(body.sampling(), state.models.recommended(model.id).plain)
     if model.facts is not None and model.facts.forwards:
         sampling = only_explicit(sampling)

@@ -20,6 +20,7 @@ from engine.chat.conversation import (
 from engine.chat.events import TextDelta
 from engine.chat.types import ChatTemplate
 from engine.loaded_model import LoadedModel, QueueTicket
+from engine.pool import HERE
 from engine.server.body import parse
 from engine.server.fanout import merge
 from engine.server.ids import new_id
@@ -77,7 +78,8 @@ async def prepared(
 ) -> tuple[LoadedModel, PreparedChat, "Grounded | None"]:
     """The model of a request, loaded, and the conversation as it is asked. Raises: as the route."""
     query = to_query(body)
-    model = await state.pool.acquire(body.model, ticket=ticket, loads=body.priority != "side")
+    aside = body.priority == "side"
+    model = await state.pool.acquire(body.model, ticket=ticket, loads=not aside, only=HERE if aside else None)
     assert model.facts is not None
     grounded = None if asked is None else await asked.ground(model, query)
     query = query if grounded is None else grounded.query

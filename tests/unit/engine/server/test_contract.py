@@ -15,6 +15,7 @@ from engine.api import keys, library, machine, measuring, quantizing
 from engine.api.jobs import Job, JobKind
 from engine.dispatch.placer import Placer
 from engine.dispatch.resources import open_resources
+from engine.documents.errors import NotAgreed
 from engine.errors import InputFault, ModelNotLoaded
 from engine.paths import user_paths
 from engine.remotes import errors as remotes
@@ -89,10 +90,11 @@ def test_every_status_of_an_error_is_on_the_page(page):
     known = [set(operation["responses"]) for _, _, operation in operations(page)]
     everywhere = set.intersection(*known)
     adding = set(page["paths"]["/tessera/v1/remotes/{name}"]["put"]["responses"])
+    collecting = set(page["paths"]["/tessera/v1/collections"]["post"]["responses"])
     chatting = set(page["paths"]["/v1/chat/completions"]["post"]["responses"])
     for kind, (status, _, _) in errors.STATUS.items():
         told = adding if kind in (remotes.NotAdded, remotes.UnknownHostKey) else everywhere
-        told = chatting if kind is ModelNotLoaded else told
+        told = chatting if kind is ModelNotLoaded else collecting if kind is NotAgreed else told
         assert str(status) in told, kind
     # What is answered before a route: by the guard, the keys, and connections.
     assert everywhere >= {"400", "401", "403", "404", "405", "408", "413", "415", "429", "431", "500", "503"}
