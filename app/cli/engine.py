@@ -125,13 +125,14 @@ def _services() -> "Services":
 
 def _built(version: str, work: Path) -> Path:
     """The wheel of a version, compiled by the installer's own code, with its progress shown."""
-    script = Path(__file__).resolve().parents[2] / "installers" / "bootstrap" / "kernels.py"
-    if not script.is_file():
+    root = Path(__file__).resolve().parents[2]
+    if not (root / "installers" / "bootstrap" / "kernels.py").is_file():
         raise EngineVersionRefused(
             "an installed program has no compiler of its own; build the wheel elsewhere and give its file"
         )
     echo(f"Compiling llama-cpp-python {version}; four minutes on two cores that are free.")
-    done = subprocess.run(interpreter(str(script), version, str(work)), check=False)
+    command = interpreter("-m", "installers.bootstrap.kernels", version, str(work.absolute()))
+    done = subprocess.run(command, cwd=root, check=False)
     wheels = sorted(work.glob("*.whl"))
     if done.returncode or not wheels:
         raise EngineVersionRefused(f"llama-cpp-python {version} could not be built; what it said stands above")

