@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from packaging.markers import Marker
 from packaging.utils import canonicalize_name
 
 ROOT: Final = Path(__file__).resolve().parents[1]
@@ -26,20 +27,22 @@ LOCKS: Final = ("desktop", "llama", "model")
 # Licences that ask more of the whole program than Apache-2.0 grants. LGPL, MPL and EPL are kept file by file; of
 # several that are offered one is enough.
 NOT_KEPT: Final = re.compile(r"(?<!L)GPL|AGPL|SSPL|BUSL|Commons Clause|Proprietary", re.IGNORECASE)
-_LINE: Final = re.compile(r"^([A-Za-z0-9._-]+)==([^ ;\\]+)")
+_LINE: Final = re.compile(r"^([A-Za-z0-9._-]+)==([^ ;\\]+)(?:\s*;([^\\]*))?")
 _HASH: Final = re.compile(r"--hash=sha256:([0-9a-f]{64})")
 
 
 def locked(locks: Iterable[str] = LOCKS) -> dict[str, tuple[str, list[str]]]:
-    """Name: version and SHA-256 of every file that may be installed for it."""
+    """Name: version and SHA-256 of every file that may be installed for it, under this Python on this system."""
     found: dict[str, tuple[str, list[str]]] = {}
     for lock in locks:
         path = ROOT / "installers" / "lock" / f"{lock}.txt"
         name = ""
         for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
             if begun := _LINE.match(line):
-                name = canonicalize_name(begun[1])
-                found.setdefault(name, (begun[2], []))
+                applies = begun[3] is None or Marker(begun[3].strip()).evaluate()
+                name = canonicalize_name(begun[1]) if applies else ""
+                if applies:
+                    found.setdefault(name, (begun[2], []))
             found.get(name, ("", []))[1].extend(_HASH.findall(line))
     return found
 

@@ -1,6 +1,7 @@
 """The bill of materials names what is installed, with its licence and the hashes of the lock."""
 
 import hashlib
+import re
 import subprocess
 import sys
 from importlib import metadata
@@ -21,6 +22,15 @@ def made():
 
 def test_every_package_is_locked_and_its_licence_is_kept_with_ours(made):
     assert made[1] == []
+
+
+def test_a_package_with_markers_has_the_version_and_hashes_of_this_python_alone():
+    lock = (ROOT / "installers" / "lock" / "desktop.txt").read_text()
+    assert lock.count("\nnumpy==") == 2, "one for each range of Pythons"
+    version, hashes = locked()["numpy"]
+    assert version == metadata.version("numpy")
+    begun = lock.index(f"\nnumpy=={version} ")
+    assert hashes == re.findall("sha256:([0-9a-f]+)", re.match(r"\n.*(\n    --hash.*)*", lock[begun:])[0])
 
 
 def test_components_have_versions_hashes_and_licences(made):
