@@ -1,14 +1,55 @@
 """Environment variables: what children get of them, and where they move the user's folders."""
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 import platformdirs
 
-# Children read untrusted files or run vendors' tools; tokens and keys stay out of their reach.
-_SECRET: Final = ("TOKEN", "SECRET", "PASSWORD", "API_KEY", "CREDENTIAL")
+# What programs need to find themselves, their language and their tools. Secrets have any name (DATABASE_URL,
+# GITHUB_PAT, MYSQL_PWD): only a list of what is passed keeps them back.
+_SYSTEM: Final = """
+PATH HOME USER LOGNAME SHELL TERM COLORTERM NO_COLOR FORCE_COLOR CLICOLOR COLUMNS LINES PWD TMPDIR TMP TEMP TZ CI
+LANG LANGUAGE LC_ALL LC_ADDRESS LC_COLLATE LC_CTYPE LC_IDENTIFICATION LC_MEASUREMENT LC_MESSAGES LC_MONETARY
+LC_NAME LC_NUMERIC LC_PAPER LC_TELEPHONE LC_TIME XDG_DATA_HOME XDG_CONFIG_HOME XDG_CACHE_HOME XDG_STATE_HOME
+XDG_RUNTIME_DIR XDG_DATA_DIRS XDG_CONFIG_DIRS DISPLAY WAYLAND_DISPLAY XAUTHORITY XDG_SESSION_TYPE
+XDG_CURRENT_DESKTOP HTTP_PROXY HTTPS_PROXY ALL_PROXY NO_PROXY SSL_CERT_FILE SSL_CERT_DIR REQUESTS_CA_BUNDLE
+CURL_CA_BUNDLE NODE_EXTRA_CA_CERTS SOURCE_DATE_EPOCH SYSTEMROOT SYSTEMDRIVE WINDIR COMSPEC PATHEXT USERPROFILE
+USERNAME USERDOMAIN HOMEDRIVE HOMEPATH APPDATA LOCALAPPDATA PROGRAMDATA PROGRAMFILES PROGRAMFILES(X86)
+PROGRAMW6432 COMMONPROGRAMFILES COMMONPROGRAMFILES(X86) COMMONPROGRAMW6432 ALLUSERSPROFILE PUBLIC COMPUTERNAME OS
+NUMBER_OF_PROCESSORS PROCESSOR_ARCHITECTURE PROCESSOR_IDENTIFIER PROCESSOR_LEVEL PROCESSOR_REVISION DRIVERDATA
+PSMODULEPATH
+"""
+_TOOLS: Final = """
+LD_LIBRARY_PATH DYLD_LIBRARY_PATH DYLD_FALLBACK_LIBRARY_PATH LIBRARY_PATH CPATH PKG_CONFIG_PATH CC CXX CPP AR AS
+LD NM RANLIB STRIP CFLAGS CXXFLAGS CPPFLAGS LDFLAGS MAKEFLAGS CMAKE_PREFIX_PATH CMAKE_GENERATOR INCLUDE LIB
+LIBPATH VSINSTALLDIR VCINSTALLDIR VCTOOLSINSTALLDIR WINDOWSSDKDIR WINDOWSSDKVERSION DEVELOPER_DIR SDKROOT
+VIRTUAL_ENV CONDA_PREFIX CONDA_DEFAULT_ENV CONDA_EXE MAMBA_ROOT_PREFIX PYENV_ROOT PYENV_VERSION UV_CACHE_DIR
+PIP_CACHE_DIR PIPX_HOME PYTHONPATH PYTHONHOME PYTHONUTF8 PYTHONIOENCODING PYTHONUNBUFFERED PYTHONHASHSEED
+PYTHONDONTWRITEBYTECODE PYTHONNOUSERSITE PYTHONPYCACHEPREFIX PYTHONWARNINGS NVM_DIR NVM_BIN NODE_PATH NODE_ENV
+NODE_OPTIONS PNPM_HOME VOLTA_HOME FNM_DIR BUN_INSTALL DENO_DIR RUSTUP_HOME RUSTUP_TOOLCHAIN CARGO_HOME
+CARGO_TARGET_DIR RUSTFLAGS RUST_BACKTRACE GOPATH GOROOT GOBIN GOCACHE GOMODCACHE GOFLAGS GOOS GOARCH CGO_ENABLED
+JAVA_HOME JDK_HOME M2_HOME MAVEN_HOME GRADLE_HOME GRADLE_USER_HOME KOTLIN_HOME SDKMAN_DIR ANDROID_HOME
+ANDROID_SDK_ROOT ANDROID_NDK_HOME GEM_HOME GEM_PATH RBENV_ROOT BUNDLE_PATH DOTNET_ROOT DOTNET_CLI_TELEMETRY_OPTOUT
+NUGET_PACKAGES GHCUP_INSTALL_BASE_PREFIX OPAMROOT PERL5LIB R_HOME R_LIBS_USER JULIA_DEPOT_PATH ASDF_DIR
+ASDF_DATA_DIR MISE_DATA_DIR NIX_PATH NIX_PROFILES CUDA_HOME CUDA_PATH CUDA_VISIBLE_DEVICES ROCM_PATH
+HIP_VISIBLE_DEVICES OMP_NUM_THREADS
+"""
+_PASSED: Final = frozenset(f"{_SYSTEM} {_TOOLS}".split())
+# What Tessera's own children get besides: settings of its engines, and of the drivers and libraries below them.
+_OWN_PREFIXES: Final = """
+TESSERA_ GGML_ LLAMA_ HF_ TRANSFORMERS_ VLLM_ RAY_ TORCH TRITON_ PYTORCH_ ONNX ORT_ FLM_ PYTHON GLIBC_ MALLOC_
+CUDA_ CUDNN_ CUBLAS_ NVIDIA_ NCCL_ HIP_ HIPBLASLT_ HSA_ ROCR_ ROCM_ ROCBLAS_ RCCL_ MIOPEN_ AMD_ GPU_ GFX_ XRT_
+XILINX_ XLNX_ RYZEN_ VITIS_ ONEAPI_ ZE_ ZES_ SYCL_ UR_ IGC_ NEO_ INTEL_ OV_ OPENVINO QNN_ ASCEND_ MUSA_ OCL_
+OPENCL_ CL_ POCL_ VK_ MESA_ RADV_ ANV_ DRI_ GALLIUM_ LIBGL_ LIBVA_ MTL_ METAL_ OMP_ KMP_ GOMP_ MKL_ OPENBLAS_
+BLIS_ VECLIB_ NUMEXPR_ DBUS_ XDG_ LC_ COVERAGE_
+"""
+_OWN: Final = tuple(_OWN_PREFIXES.split())
+# Names on the list may hold secrets, too: HF_TOKEN, a proxy's address with its password.
+_SECRET: Final = re.compile(r"TOKEN|SECRET|PASS|PWD.|_PWD|KEY|CRED|AUTH(?!ORITY)|COOKIE|JWT|DSN")
+_WITH_PASSWORD: Final = re.compile(r"://[^/\s@]*@")
 
 
 def user_folder(name: str, override: str) -> Path:
@@ -20,7 +61,17 @@ def user_folder(name: str, override: str) -> Path:
     return Path(platformdirs.PlatformDirs("tessera", appauthor=False).user_data_dir) / name
 
 
+def program_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment for programs of others, such as an agent's commands and tool servers; with `extra`."""
+    return {k: v for k, v in os.environ.items() if _passes(k, v)} | dict(extra or {})
+
+
 def without_secrets(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """This process's environment without variables that sound like secrets, and with `extra`."""
-    passed = {k: v for k, v in os.environ.items() if not any(word in k.upper() for word in _SECRET)}
-    return passed | dict(extra or {})
+    """The environment for Tessera's own children, which read untrusted files or drive devices; with `extra`."""
+    return {k: v for k, v in os.environ.items() if _passes(k, v, _OWN)} | dict(extra or {})
+
+
+def _passes(name: str, value: str, prefixes: tuple[str, ...] = ()) -> bool:
+    upper = name.upper()
+    on_list = upper in _PASSED or upper.startswith(prefixes)
+    return on_list and not _SECRET.search(upper) and not _WITH_PASSWORD.search(value)

@@ -2,7 +2,7 @@
 
 `python fake_runner.py FOLDER`: each request takes the next line of the newest FOLDER/script*.jsonl, a reply such as
 `{"pieces": ["Hel", "lo"], "delay_s": 0.01, "finish": "stop"}`, and is recorded in FOLDER/requests.jsonl. Without a
-line left it repeats "fake " `max_tokens` times (FAKE_TOK_S tokens a second, when set).
+line left it repeats "fake " `max_tokens` times (TESSERA_FAKE_TOK_S tokens a second, when set).
 """
 
 import asyncio
@@ -30,8 +30,8 @@ class FakeRunner:
         self.used = 0
         self.script = ""
         self.tasks: dict[int, asyncio.Task[None]] = {}
-        self.tok_s = float(os.environ.get("FAKE_TOK_S", "0"))
-        self.clock = "FAKE_CLOCK" in os.environ  # for benches: each token tells when it was made
+        self.tok_s = float(os.environ.get("TESSERA_FAKE_TOK_S", "0"))
+        self.clock = "TESSERA_FAKE_CLOCK" in os.environ  # for benches: each token tells when it was made
         self.outbox: list[tuple[int, object]] = []
 
     def reply(self) -> dict[str, object] | None:
@@ -90,7 +90,7 @@ class FakeRunner:
             )  # fmt: skip
 
     def load(self, settings: protocol.LoadSettings) -> None:
-        time.sleep(float(os.environ.get("FAKE_LOAD_S", "0")))
+        time.sleep(float(os.environ.get("TESSERA_FAKE_LOAD_S", "0")))
         template = self.folder / "template.jinja"
         trained, fim = self.folder / "n_ctx_train", self.folder / "fim.json"
         n_ctx_train = int(trained.read_text()) if trained.exists() else settings.n_ctx

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import anyio
 
-from devices.environment import without_secrets
+from devices.environment import program_environment
 
 # A result of 24,000 characters is shown to a model; pictures and the like are left out of it anyway.
 MAX_LINE_BYTES: Final = 8 << 20
@@ -49,7 +49,7 @@ async def stdio_pipes(
     from mcp.shared.message import SessionMessage  # noqa: PLC0415
 
     process = await anyio.open_process(
-        list(argv), cwd=folder, env=without_secrets() | env, stderr=subprocess.PIPE, start_new_session=True
+        list(argv), cwd=folder, env=program_environment(env), stderr=subprocess.PIPE, start_new_session=True
     )
     to_session, from_server = anyio.create_memory_object_stream[Any](0)
     to_server, from_session = anyio.create_memory_object_stream[Any](0)

@@ -17,6 +17,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from devices.child_command import interpreter
+from devices.environment import without_secrets
 from quantize.errors import InvalidOption, QuantizeError
 from quantize.files.gguf_split import read_gguf_model
 from quantize.onnx import encoder
@@ -130,7 +131,7 @@ def calibration_texts(words: dict[str, Any], tokens: int) -> dict[str, Any]:
 
 def _quantize(python: str, plain: Path, out: Path, form: str) -> None:
     command = [python, "-c", _CHILD, str(plain / "model.onnx"), str(plain / "texts.npz"), str(out), form]
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {"ORT_DISABLE_TELEMETRY": "1"}
+    environment = {k: v for k, v in without_secrets().items() if k != "PYTHONPATH"} | {"ORT_DISABLE_TELEMETRY": "1"}
     try:
         done = subprocess.run(
             command, capture_output=True, timeout=_TIMEOUT_S, check=False, env=environment, cwd=plain

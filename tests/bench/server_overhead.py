@@ -113,7 +113,7 @@ def main() -> None:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "FAKE_TOK_S": str(tok_s), "FAKE_CLOCK": "1", "TESSERA_HOME": home},
+            env={**os.environ, "TESSERA_FAKE_TOK_S": str(tok_s), "TESSERA_FAKE_CLOCK": "1", "TESSERA_HOME": home},
         )
         try:
             assert child.stdout is not None

@@ -227,7 +227,7 @@ def test_a_cancelled_unload_still_ends_the_runner(tmp_path):
 def test_a_stream_tells_the_load_and_its_place_while_it_waits(tmp_path, monkeypatch):
     monkeypatch.setattr(sse, "EARLY_HEADERS_S", 0.05)
     monkeypatch.setattr(sse, "PING_S", 0.05)
-    monkeypatch.setenv("FAKE_LOAD_S", "6")  # all three have come by then
+    monkeypatch.setenv("TESSERA_FAKE_LOAD_S", "6")  # all three have come by then
     server = ScriptedServer(tmp_path / "home")
     body = {"model": "spark", "messages": [{"role": "user", "content": "x"}], "stream": True, "max_tokens": 2}
 

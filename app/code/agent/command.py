@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 
 from app.code.agent.sandbox import Openings, guarded, sandboxed
+from devices.environment import program_environment
 from devices.process_memory import bound_memory
 
 # Output beyond this is dropped from the middle: what a command says first and last matters most.
@@ -22,9 +23,6 @@ _HEAD_BYTES = 8_000
 _TAIL_BYTES = 12_000
 _DRAIN_S = 2.0
 _LOOK_S = 0.1
-# Variables that hold secrets, or that would change what a command means.
-_SECRET_PARTS = ("TOKEN", "SECRET", "PASSWORD", "PASSWD", "API_KEY", "APIKEY", "CREDENTIAL", "PRIVATE_KEY")
-_DROPPED = frozenset(("LD_PRELOAD", "PYTHONSTARTUP", "BASH_ENV", "ENV", "PROMPT_COMMAND", "TESSERA_HOME"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +59,7 @@ def _run(argv: list[str], folder: Path, timeout_s: float, cancelled: threading.E
     child = subprocess.Popen(
         argv,
         cwd=folder,
-        env=_environment(),
+        env=program_environment(),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -95,14 +93,6 @@ def _end(child: "subprocess.Popen[bytes]") -> None:
         else:
             os.killpg(child.pid, signal.SIGKILL)
     child.wait()
-
-
-def _environment() -> dict[str, str]:
-    return {
-        key: value
-        for key, value in os.environ.items()
-        if key not in _DROPPED and not any(part in key.upper() for part in _SECRET_PARTS)
-    }
 
 
 class _HeadAndTail:

@@ -7,7 +7,6 @@ files, sockets of the desktop and the network are not there; memory disks stand 
 import contextlib
 import functools
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -17,13 +16,12 @@ from pathlib import Path
 from typing import Final
 
 from app.code.agent.nested import ASIDE, put_aside, repositories
+from app.code.agent.program_paths import program_paths
 from app.code.agent.steering import keep, put_back
 from devices import landlock
 from devices.child_command import child_command
 from devices.programs import installed_program
 
-# What belongs to a program that is installed outside of them: PREFIX/bin and these beside it.
-_BESIDE_PROGRAMS: Final = ("lib", "lib64", "libexec", "include", "share", "pyvenv.cfg")
 # What names programs in a repository, or another place to read such names from. Source: git, gitrepository-layout.
 _STEERING: Final = ("config", "config.worktree", "commondir", "hooks", "modules", "worktrees")
 _ITSELF: Final = b".\n"
@@ -97,7 +95,7 @@ def sandboxed(argv: Sequence[str], folder: Path, openings: Openings, scratch: Pa
             *landlock.SYSTEM_FOLDERS,
             *landlock.PROC,
             "/run/systemd/resolve",
-            *_program_paths(argv[0], home),
+            *program_paths(argv[0], home),
         ],
         "writable": [str(folder), str(scratch), *([str(home)] if openings.home else [])],
         "network": openings.network,
@@ -123,7 +121,7 @@ def _bubblewrapped(argv: Sequence[str], folder: Path, openings: Openings, progra
     if not openings.home:
         home_mount = ["--size", str(_MEMORY_DISK_BYTES), "--tmpfs", str(home)]
     options += home_mount
-    for path in _program_paths(argv[0], home):
+    for path in program_paths(argv[0], home):
         options += ["--ro-bind-try", path, path]
     options += ["--bind", str(folder), str(folder)]
     for repository in sorted({folder / ".git", *repositories(folder).paths}):
@@ -132,21 +130,6 @@ def _bubblewrapped(argv: Sequence[str], folder: Path, openings: Openings, progra
     for name in sorted(HIDDEN_VARIABLES):
         options += ["--unsetenv", name]
     return [program, *options, "--", *argv]
-
-
-def _program_paths(name: str, home: Path) -> list[str]:
-    """Folders of programs outside the system's own: each of PATH, and the command's where it is named in full."""
-    folders = [Path(entry) for entry in os.environ.get("PATH", "").split(os.pathsep) if Path(entry).is_absolute()]
-    if Path(name).is_absolute():
-        folders += [Path(name).parent, Path(name).resolve().parent]
-    paths: list[str] = []
-    for folder in folders:
-        if folder.is_relative_to("/usr") or folder in {Path("/"), home, *home.parents}:
-            continue
-        paths.append(str(folder))
-        if folder.name == "bin" and folder.parent not in {Path("/"), home, *home.parents}:
-            paths += [str(folder.parent / beside) for beside in _BESIDE_PROGRAMS]
-    return list(dict.fromkeys(paths))
 
 
 def _repository(repository: Path) -> list[str]:

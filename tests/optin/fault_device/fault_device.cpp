@@ -1,6 +1,6 @@
 // A ggml backend for tests: a CPU device that poses as a GPU with memory of its own, and computes wrongly on demand.
 //
-// FAULT_DEVICE (environment) or fault_device_set() give the fault, fields behind semicolons:
+// GGML_FAULT_DEVICE (environment) or fault_device_set() give the fault, fields behind semicolons:
 //   mode=scale|negate|zero|nan|lane|rotate|noise|fail|hang|abort   what happens (without it: nothing)
 //   op=MUL_MAT        the operation, by ggml's name (without it: every one)
 //   type=q4_K         type of the first source
@@ -328,7 +328,7 @@ __attribute__((visibility("default"))) long fault_device_count(void) {
 }
 
 __attribute__((visibility("default"))) ggml_backend_reg_t ggml_backend_init(void) {
-    fault_device_set(std::getenv("FAULT_DEVICE"));
+    fault_device_set(std::getenv("GGML_FAULT_DEVICE"));
     return registry();
 }
 }

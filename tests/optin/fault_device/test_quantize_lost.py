@@ -69,7 +69,7 @@ def test_a_gpu_lost_at_every_phase_is_told_and_the_next_run_goes_on_without_it(t
             here.setenv("GGML_BACKEND_PATH", str(plugin))
             after = dict(LOSSES).get(task)
             if after is not None and task == victim:
-                here.setenv("FAULT_DEVICE", f"mode={mode};after={after}")
+                here.setenv("GGML_FAULT_DEVICE", f"mode={mode};after={after}")
             started(self, task, wanted)
         computed.add(task)
 

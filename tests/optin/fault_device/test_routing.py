@@ -52,7 +52,7 @@ def home(tmp_path, pack) -> Path:
 
 def ask(home: Path, fault: str) -> tuple[dict, dict, dict]:
     """The answer, the loaded model's placement, and the stored verdicts."""
-    server = RunningServer(home, env={"FAULT_DEVICE": fault})
+    server = RunningServer(home, env={"GGML_FAULT_DEVICE": fault})
     try:
         answer = httpx2.post(f"{server.url}/v1/chat/completions", json=QUESTION, timeout=120)
         assert answer.status_code == 200, answer.text + server.log
