@@ -24,6 +24,7 @@ from engine.errors import (
 from engine.generation_hooks import GenerationHooks
 from engine.loaded_model import MAX_CRASHES, REMOTE, SPREAD, LoadedModel, QueueTicket, Runner
 from engine.phases import Phases
+from engine.prefix_owner import prefix_owner
 from engine.reasons import because
 from engine.resolving import Elsewhere, ModelSource, Resolved
 from engine.runner.protocol import LoadSettings
@@ -327,6 +328,7 @@ class Pool:
         A runner that dies before its model's first token is replaced by one with other settings, as long as the
         admission knows any, and the request starts over. Raises: RunnerDied and what the runner raises.
         """
+        request = msgspec.structs.replace(request, owner=prefix_owner.get())
         if not model.ready and model.id not in self._models:  # evicted since it was acquired
             aside = request.priority == "side"
             model = await self.acquire(model.id, loads=not aside, only=HERE if aside else None)

@@ -99,6 +99,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     circles or turns into noise ends with `length`, and `Done.runaway` says why. With `progress` the prefill of
     a long prompt is reported. A `deterministic` request is computed in a context of its own, in steps whose
     shape depends on nothing but itself, so that its tokens do not depend on what ran before or beside it.
+    `owner` is whose request it is: what was computed of a prompt is used again for the same owner only.
     `explicit` are the fields of `sampling` that the client named: only these are sent to another server, which
     has defaults of its own.
     """
@@ -127,6 +128,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     lora: tuple[tuple[str, float], ...] = ()
     progress: bool = False
     deterministic: bool = False
+    owner: str = ""
     explicit: tuple[str, ...] = ()
 
 

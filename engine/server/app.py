@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from engine.prefix_owner import prefix_owner
 from engine.server.auth import Access, Forbidden, TooManyFailures, Unauthorized
 from engine.server.freed_memory import give_back_when_idle
 from engine.server.guard import NOBODY_ELSE, Guard, refuse
@@ -35,7 +36,7 @@ log = logging.getLogger(__name__)
 
 
 class AccessCheck:
-    """ASGI middleware that asks `Access` before any route."""
+    """ASGI middleware that asks `Access` before any route, and notes whose request it is."""
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
         self._app = app
@@ -46,7 +47,7 @@ class AccessCheck:
             headers = {k.decode("latin-1").lower(): v.decode("latin-1") for k, v in scope["headers"]}
             try:
                 client = scope.get("client")
-                self._access.check(scope["path"], headers, client[0] if client else "")
+                prefix_owner.set(self._access.check(scope["path"], headers, client[0] if client else ""))
             except Unauthorized as error:
                 await refuse(scope, receive, send, 401, error.code, str(error))
                 return

@@ -14,8 +14,9 @@ from urllib.parse import urlsplit
 
 from devices.atomic_file import write_atomically
 from engine.errors import EngineError
+from engine.prefix_owner import LOCAL
 from engine.reasons import because
-from engine.settings.keys import KeyStore, Scope
+from engine.settings.keys import BadKeyFile, KeyStore, Scope, digest
 
 MANAGEMENT_PREFIX: Final = "/tessera/"
 # Routes of other protocols that change what is on the disk.
@@ -117,15 +118,19 @@ class Access:
         """Inference is not open to everyone who can connect."""
         return bool(self.public or self._api_keys or self.store.in_use())
 
-    def check(self, path: str, headers: Mapping[str, str], address: str = "") -> None:
-        """Pass, or raise Unauthorized, Forbidden or TooManyFailures. `/health` and `/` are open to all."""
+    def check(self, path: str, headers: Mapping[str, str], address: str = "") -> str:
+        """Pass, or raise Unauthorized, Forbidden or TooManyFailures. `/health` and `/` are open to all.
+
+        Returns whose prompts the request belongs to; empty where no keys are in use, so that all share.
+        """
         if path in OPEN_PATHS:
-            return
+            return ""
         keys = presented_keys(headers)
         # The window and the terminal share this address with whatever sends wrong keys; they are never locked out.
         if any(_same(key, self.token) for key in keys):
-            return
-        scopes = [found for key in keys if (found := self._scopes(key)) is not None]
+            return self._local_owner()
+        valid = [(key, found) for key in keys if (found := self._scopes(key)) is not None]
+        scopes = [found for _, found in valid]
         # A good key never waits for the wrong ones of its address: keys have 256 bits, nobody guesses one.
         if keys and not scopes and (self.needs_key or manages(path)):
             self.failures.check(address)
@@ -133,12 +138,19 @@ class Access:
             raise Unauthorized(because("key_not_valid"))
         if manages(path):
             if any("manage" in allowed for allowed in scopes):
-                return
+                return _owner(valid[0][0])
             if scopes:
                 raise Forbidden(because("key_without_manage"))
             raise Unauthorized(because("needs_management"))
         if self.needs_key and not scopes:
             raise Unauthorized(because("needs_key"))
+        return _owner(valid[0][0]) if valid else ""
+
+    def _local_owner(self) -> str:
+        try:
+            return LOCAL if self.needs_key else ""
+        except BadKeyFile:  # this user's own programs get in all the same
+            return LOCAL
 
     def may_manage(self, keys: Iterable[str]) -> bool:
         """One of the keys is the local token, or may manage: the sender is one of the user's own programs."""
@@ -148,6 +160,11 @@ class Access:
         if any(_same(key, valid) for valid in self._api_keys):
             return ("chat",)
         return self.store.scopes(key)
+
+
+def _owner(key: str) -> str:
+    """A name for the holder of a key that tells nothing of it, and is the same after a restart."""
+    return digest(f"prefix owner {digest(key)}")[:32]
 
 
 def _same(a: str, b: str) -> bool:

@@ -4,7 +4,9 @@ import struct
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from typing import Any
+from typing import Any, Final
+
+import msgspec
 
 from engine.chat.conversation import AnswerLogprobs
 from engine.chat.events import AnswerEvent, TextDelta
@@ -22,6 +24,8 @@ from engine.upstreams.stream import ChatReader
 from engine.upstreams.types import ASSUMED_CONTEXT, Health, UpstreamModel
 from engine.wording import sentence
 
+# Kinds of servers that keep the prefixes of each salt apart. Source: vLLM, `cache_salt` of its OpenAI requests.
+_SALTED: Final = frozenset({"vllm"})
 # What an answer of another server is made of.
 Piece = Event | AnswerEvent | AnswerLogprobs
 
@@ -78,6 +82,9 @@ class UpstreamRunner:
         kind = self.facts.forwards if self.facts is not None else ""
         body = _chat_body(request) if isinstance(request, ForwardedChat) else forward_text(request, kind)[0]
         body |= {"model": self._model, "stream": True, "stream_options": {"include_usage": True}}
+        salted = kind in _SALTED
+        if request.owner and salted:
+            body["cache_salt"] = request.owner
         reader = ChatReader(self._link.upstream.name)
         clock = _Clock()
         self.active_requests += 1
@@ -104,6 +111,8 @@ class UpstreamRunner:
         finally:
             self.active_requests -= 1
         usage = reader.usage if reader.usage.completion_tokens else Usage(completion_tokens=reader.chunks)
+        if request.owner and not salted:  # all our requests are one client's there
+            usage = msgspec.structs.replace(usage, cached_tokens=0)
         self._generated += usage.completion_tokens
         yield Done(finish_reason=reader.finish_reason or "stop", usage=usage, timings=clock.timings())
 

@@ -88,6 +88,19 @@ def test_generation_prefixes_and_structure(folder):
     assert pair[0][:2] == first[:2]
 
 
+def test_owners_do_not_share_what_was_computed(folder):
+    prompt = CHAT.format("The card number on file is 51844662.")
+
+    async def work(runner, _):
+        cached = []
+        for owner in ("a", "b", "a", "b", ""):
+            _, _, done = await collect(runner, prompt, owner=owner, max_tokens=2)
+            cached.append(done.usage.cached_tokens > 0)
+        return cached
+
+    assert with_runner(folder, work) == [False, False, True, True, False]
+
+
 def test_the_first_token_is_llama_cpps(folder, bundled_model):
     async def work(runner, _facts):
         prompt = await runner.tokenize(CHAT.format("What is a tessera?"))

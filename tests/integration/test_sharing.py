@@ -40,10 +40,13 @@ class Bench:
         self.vocabulary = LlamaVocabulary(self.loaded.api, self.loaded.vocab)
         self.alone = {}
 
+    def engine(self):
+        self.loaded.api.llama_memory_clear(self.loaded.memory, True)
+        return Scheduler(self.loaded, self.vocabulary, PrefixStore(0, 0, None, "x"), Adapters(self.loaded, ()))
+
     def run(self, prompts, arrive, leave=(), **options):
         """Answer `prompts[i]`, which arrives before step `arrive[i]`, and leaves before step `leave[i]` if any."""
-        self.loaded.api.llama_memory_clear(self.loaded.memory, True)
-        run = Run(Scheduler(self.loaded, self.vocabulary, PrefixStore(0, 0, None, "x"), Adapters(self.loaded, ())))
+        run = Run(self.engine())
         waiting, leave, step = dict(enumerate(arrive)), dict(leave), 0
         while waiting or run.engine.busy:
             for i in [i for i, at in waiting.items() if at <= step]:
@@ -87,6 +90,10 @@ class Run:
         assert self.engine.add(i, request, prompt) is None
         self.answers[i] = []
 
+    def finish(self):
+        while self.engine.busy:
+            self.step()
+
     def step(self):
         for item in self.engine.step():
             i, event = item
@@ -125,6 +132,26 @@ def stateful(request, tmp_path_factory):
     made = Bench(write_shape(tmp_path_factory.mktemp("shape") / "model.gguf", shape))
     yield made
     made.loaded.close()
+
+
+def test_owners_share_neither_what_runs_nor_what_idles(bench):
+    """The count of computed prompt tokens is what a clock would tell: nothing of another owner's is taken."""
+    rng = random.Random(9)
+    prompt = tokens(rng, 200)
+    both = bench.run([prompt, prompt], [0, 2])  # the second one follows the first
+    assert both.read <= bound([prompt])
+    apart = Run(bench.engine())
+    for i, owner in enumerate(("a", "b", "")):
+        apart.add(i, prompt, {"owner": owner})
+        apart.step()
+    apart.finish()
+    assert apart.read == 3 * len(prompt)
+    assert [apart.done[i].usage.cached_tokens for i in range(3)] == [0, 0, 0]
+    apart.add(3, prompt, {"owner": "a"})
+    apart.add(4, prompt, {"owner": "c"})
+    apart.finish()
+    assert apart.done[3].usage.cached_tokens == len(prompt) - 1
+    assert apart.done[4].usage.cached_tokens == 0
 
 
 def test_who_follows_the_reading_hears_of_its_beginning_before_the_first_step(bench):

@@ -56,10 +56,13 @@ class LlamaSequence(Sequence):
 
     @property
     def key(self) -> Key:
-        """Sequences of one key may share computed prefixes; where images shift positions, nobody may."""
-        if self.shifted:
-            return (*self.request.lora, (f"pictures of request {self.id}", 0.0))
-        return self.request.lora
+        """Sequences of one key may share computed prefixes; where images shift positions, nobody may.
+
+        How long a prompt takes, and `cached_tokens`, would tell one owner what another one has sent.
+        """
+        request = self.request
+        owned: Key = (*request.lora, (f"owner {request.owner}", 0.0)) if request.owner else request.lora
+        return (*owned, (f"pictures of request {self.id}", 0.0)) if self.shifted else owned
 
     @property
     def shifted(self) -> bool:

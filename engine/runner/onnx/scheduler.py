@@ -33,12 +33,13 @@ SMALLEST_ROOM: Final = 512
 
 @dataclass
 class Slot:
-    """One generator: `tokens` are those in its cache, `room` how many it can hold."""
+    """One generator: `tokens` are those in its cache, `room` how many it can hold, `key` who they belong to."""
 
     generator: Any
     room: int
     tokens: list[int] = field(default_factory=list)
     owner: int | None = None
+    key: str = ""
     last_used: float = 0.0
 
 
@@ -143,17 +144,24 @@ class Scheduler(BaseScheduler[Sequence]):
                 text = f"There is no room for this request's cache: {libraries.reason(error)}"
                 out.append(Fault(id=sequence.id, code="cache_full", message=text))
                 continue
-            slot.owner, slot.last_used = sequence.id, time.monotonic()
+            slot.owner, slot.key, slot.last_used = sequence.id, sequence.request.owner, time.monotonic()
             self._running[sequence.id] = (sequence, slot)
             self._admitted(sequence, len(slot.tokens), out)
 
     def _slot_for(self, sequence: Sequence) -> Slot:
-        """The idle generator with most of the prompt computed, else a new one, else the one idle for longest."""
-        tokens, limit = sequence.tokens, sequence.limit
+        """The idle generator with most of the prompt computed, else a new one, else the one idle for longest.
+
+        What was computed for another owner does not count.
+        """
+        tokens, limit, key = sequence.tokens, sequence.limit, sequence.request.owner
+
+        def common(slot: Slot) -> int:
+            return _common(slot.tokens, tokens) if slot.key == key else 0
+
         idle = [s for s in self._slots if s.owner is None]
         fitting = [s for s in idle if s.room >= limit]
-        best = max(fitting, key=lambda s: _common(s.tokens, tokens), default=None)
-        shared = _common(best.tokens, tokens) if best is not None else 0
+        best = max(fitting, key=common, default=None)
+        shared = common(best) if best is not None else 0
         # The last token is appended again: after a rewind alone, the next output is not the model's.
         keep = min(shared, len(tokens) - 1)
         full = len(self._slots) >= self._loaded.settings.n_parallel

@@ -14,9 +14,9 @@ class CachedSequence:
     """One llama.cpp sequence: `tokens` are those whose keys and values are in the cache.
 
     `shared` of them came by `seq_cp` from another sequence, so they cost no cells of their own. `key` keeps
-    prefixes made under different adapters apart. Of models whose state cannot be truncated, `checkpoints` are the
-    copies to rewind to, and `planned` the lengths at which the next ones are due; the last `rollback_tokens` tokens
-    can be rolled back at once, and `rolled_back` says that some were, which no copy by `seq_cp` knows of.
+    prefixes of different adapters and owners apart. Of models whose state cannot be truncated, `checkpoints` are
+    the copies to rewind to, and `planned` the lengths at which the next ones are due; the last `rollback_tokens`
+    tokens can be rolled back at once, and `rolled_back` says that some were, which no copy by `seq_cp` knows of.
     """
 
     seq_id: int

@@ -46,7 +46,7 @@ class StoredPrefix:
 
 
 class PrefixIndex:
-    """Prefixes by their tokens, those of each adapters' key apart."""
+    """Prefixes by their tokens, those of each key (adapters and owner) apart."""
 
     def __init__(self) -> None:
         self._whole: dict[Key, _Ordered] = {}

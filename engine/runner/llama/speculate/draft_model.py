@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from engine.runner.limits import DRAFT_CHUNK, MAX_DRAFTING, draft_settings
+from engine.runner.llama.cache.prefix_index import Key
 from engine.runner.llama.native import model as llama_model
 from engine.runner.llama.native.batch import Batch, Logits
 from engine.runner.llama.native.model import LoadedModel, LoadFailed
@@ -22,6 +23,7 @@ class _Slot:
     owner: int = -1
     tokens: list[int] = field(default_factory=list)
     agreed: int = 0
+    key: Key = ()
     last_used: int = 0
 
 
@@ -55,9 +57,11 @@ class DraftModel(ModelDrafter):
         llama_model.warm_up(loaded)
         return cls(loaded, target.size)
 
-    def propose(self, owner: int, tokens: list[int], length: int, *, forced: bool = False) -> list[int]:
+    def propose(
+        self, owner: int, tokens: list[int], length: int, key: Key = (), *, forced: bool = False
+    ) -> list[int]:
         """Empty while the request's prompt is still read."""
-        slot = self._slot(owner)
+        slot = self._slot(owner, key)
         keep = slot.agreed
         while keep < min(len(slot.tokens), len(tokens) - 1) and slot.tokens[keep] == tokens[keep]:
             keep += 1
@@ -78,12 +82,15 @@ class DraftModel(ModelDrafter):
         self._batch.add(token, len(slot.tokens), self._slots.index(slot))
         return self._decode(slot, [token])
 
-    def _slot(self, owner: int) -> _Slot:
+    def _slot(self, owner: int, key: Key) -> _Slot:
         self._clock += 1
         slot = next((s for s in self._slots if s.owner == owner), None)
         if slot is None:
             slot = min(self._slots, key=lambda s: s.last_used)
             slot.owner, slot.agreed = owner, 0  # what it holds may still be a beginning of the new text
+            if slot.key != key:
+                self._reset(slot)
+                slot.key = key
         slot.last_used = self._clock
         return slot
 

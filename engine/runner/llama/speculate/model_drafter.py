@@ -7,6 +7,7 @@ from typing import Final
 
 import numpy as np
 
+from engine.runner.llama.cache.prefix_index import Key
 from engine.runner.llama.native.batch import Logits
 
 # A token that is itself given less than this ends the draft: it is wrong more often than not.
@@ -27,10 +28,13 @@ class ModelDrafter(abc.ABC):
         self.draft_token_s = 0.0
 
     @abc.abstractmethod
-    def propose(self, owner: int, tokens: list[int], length: int, *, forced: bool = False) -> list[int]:
+    def propose(
+        self, owner: int, tokens: list[int], length: int, key: Key = (), *, forced: bool = False
+    ) -> list[int]:
         """Up to `length` tokens that may follow the `tokens` of a request; empty while it cannot tell.
 
-        A token that is probably wrong ends the draft, unless it is `forced`.
+        What was computed for a request of another `key` is not used. A token that is probably wrong ends the draft,
+        unless it is `forced`.
         """
 
     def _draft(self, length: int, read: Callable[[int], bool], *, forced: bool) -> list[int]:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from engine.runner.limits import MAX_DRAFTING
+from engine.runner.llama.cache.prefix_index import Key
 from engine.runner.llama.native.batch import Logits
 from engine.runner.llama.native.model import LoadedModel, LoadFailed, mtp_context
 from engine.runner.llama.speculate.model_drafter import ModelDrafter
@@ -27,6 +28,7 @@ class _Slot:
     waiting: list[tuple[int, Any]] = field(default_factory=list)
     hidden: Any = None
     at: int = -1
+    key: Key = ()
     last_used: int = 0
 
     @property
@@ -69,12 +71,15 @@ class MtpHead(ModelDrafter):
         self._api.llama_batch_ext_free(self._batch)
         self._api.llama_free(self._context)
 
-    def follow(self, owner: int, tokens: list[int], start: int, count: int, rows: tuple[int, int]) -> None:
+    def follow(
+        self, owner: int, tokens: list[int], start: int, count: int, rows: tuple[int, int], key: Key = ()
+    ) -> None:
         """The target has decoded `count` of a request's `tokens` from `start` on.
 
-        `rows` are the first of them in the batch, and the size of the batch.
+        `rows` are the first of them in the batch, and the size of the batch. What was computed for a request of
+        another `key` is not used.
         """
-        slot = self._slot(owner, tokens, start)
+        slot = self._slot(owner, tokens, start, key)
         slot.tokens = tokens
         first, size = rows
         pointer = self._ext.llama_get_embeddings_nextn(self._target.context)
@@ -99,8 +104,11 @@ class MtpHead(ModelDrafter):
             if not self._read(slot, self._most):
                 return
 
-    def propose(self, owner: int, tokens: list[int], length: int, *, forced: bool = False) -> list[int]:
+    def propose(
+        self, owner: int, tokens: list[int], length: int, key: Key = (), *, forced: bool = False
+    ) -> list[int]:
         """Empty where it did not follow the request."""
+        del key  # `follow` gave the request its slot
         slot = next((s for s in self._slots if s.owner == owner), None)
         position = len(tokens) - 1
         if slot is None or slot.at != position or len(tokens) + length > self._target.n_ctx:
@@ -119,16 +127,17 @@ class MtpHead(ModelDrafter):
         slot.waiting.append((token, np.ctypeslib.as_array(pointer, (self._n_embd,)).copy()))
         return self._read(slot, 1)
 
-    def _slot(self, owner: int, tokens: list[int], start: int) -> _Slot:
+    def _slot(self, owner: int, tokens: list[int], start: int, key: Key) -> _Slot:
         """The request's slot; a new request goes on where one stands that has read its beginning."""
         self._clock += 1
         slot = next((s for s in self._slots if s.owner == owner), None)
         if slot is None:
-            begun = [s for s in self._slots if s.at >= start > 0 and s.tokens[:start] == tokens[:start]]
+            alike = [s for s in self._slots if s.key == key and s.at >= start > 0]
+            begun = [s for s in alike if s.tokens[:start] == tokens[:start]]
             slot = min(begun or self._slots, key=lambda s: s.last_used)
             if not begun:
                 self._reset(slot, 0)
-            slot.owner = owner
+            slot.owner, slot.key = owner, key
         slot.last_used = self._clock
         return slot
 

@@ -86,7 +86,7 @@ class Speculation:
         if not limit:
             return draft, drafter.record
         started = time.monotonic()
-        drafted = model.propose(sequence.id, sequence.tokens, limit, forced=forced)
+        drafted = model.propose(sequence.id, sequence.tokens, limit, sequence.key, forced=forced)
         if drafted:
             return drafted, self._by_model.note
         sequence.balance.rejected(time.monotonic() - started)
@@ -113,7 +113,7 @@ class Speculation:
             start, first, count = spans[sequence.cache.seq_id]
             settled = min(count, len(sequence.cache.tokens) - start)  # rejected tokens are gone
             if settled > 0:
-                head.follow(sequence.id, sequence.tokens, start, settled, (first, batch.size))
+                head.follow(sequence.id, sequence.tokens, start, settled, (first, batch.size), sequence.key)
 
     def record(self, sequence: LlamaSequence, accepted: int) -> None:
         """Of the sequence's draft, the first `accepted` tokens were right. Before its new tokens are observed."""
