@@ -2,12 +2,14 @@
 
 import os
 import signal
+import time
 
 import pytest
 
 from app.formulas import LONGEST
 from app.gui import formulas
 from app.gui.markdown.formula_object import OBJECT_LETTER
+from app.gui.markdown.parse import blocks
 from app.gui.markdown.view import MarkdownView
 
 
@@ -63,3 +65,71 @@ def test_nonsense_and_endless_formulas_stay_text_and_a_dead_child_is_replaced(qt
     os.kill(child.processId(), signal.SIGKILL)
     view.set_markdown("$z_3$ then $w^4$")
     qtbot.waitUntil(lambda: drawn(view) >= 1)
+
+
+def formulas_of(text):
+    """What would be drawn."""
+    tokens = [child for block in blocks(text) for token in block.tokens for child in token.children or []]
+    return [token.content for token in tokens if token.type == "math"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "export PATH=$HOME/bin:$PATH",
+        "export A=${HOME}/bin:${PATH}",
+        "cp $HOME/$USER $TMPDIR/$name and $a_b/$c_d",
+        "x=$(pwd)/$(date)",
+        "kill $$ || echo $$",
+        "$BTC/$ETH fell, $AAPL and $MSFT rose",
+        "US$/€ and CA$/¥",
+        "a $5 bill, a 10$ bill",
+        "$5 (or 5$)",
+        "from $10K flat to 8K$",
+        "$1.50 for a bundle, 2.50$ for two",
+        "$5 million or 10$",
+        "5$-10$",
+        "the '$' sign and the '$' sign",
+        "$a->b and $c->d, $i<$n",
+        "Ke$ha and A$AP Rocky",
+        "$1,000,000 and $2,000,000.",
+    ],
+)
+def test_money_and_variables_of_a_shell_stay_text(text):
+    assert formulas_of(text) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("$x$", ["x"]),
+        ("the $n$th of $k$, der $n$te, $n$-th", ["n", "k", "n", "n"]),
+        ("其中$x$是", ["x"]),
+        ("$5$ apples, $2 \\times 3$, $10 mod 3$", ["5", "2 \\times 3", "10 mod 3"]),
+        ("$n log n$ and ($x$), **$y$**, $z$.", ["n log n", "x", "y", "z"]),
+        ("$5 \\text{ apples}$ and $[0, 1)$", ["5 \\text{ apples}", "[0, 1)"]),
+        ("$$x$$ and $$ y $$ and $$ a = b $$", ["x", "y", "a = b"]),
+        ("$p=25.6\\$$", ["p=25.6\\$"]),
+        ("\\(a\\) \\[b\nc\\]", ["a", "b\nc"]),
+    ],
+)
+def test_formulas_stay_formulas(text, expected):
+    assert formulas_of(text) == expected
+
+
+def least_time(text):
+    """Processor time to read it: the least of three."""
+    times = []
+    for _ in range(3):
+        started = time.process_time()
+        blocks(text)
+        times.append(time.process_time() - started)
+    return min(times)
+
+
+@pytest.mark.parametrize("opening", ["\\(", "\\[", "$$ a", "\\(a\\", "$a", "$\\a"])
+def test_openings_without_an_end_take_time_that_grows_with_the_text(opening):
+    """Four times the text took sixteen times as long: 40,000 letters 4 s."""
+    text = opening * (8000 // len(opening)) + "x"
+    assert formulas_of(text) == [] or opening.startswith("$")
+    assert least_time(text * 4) < 9 * least_time(text)

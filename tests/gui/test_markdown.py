@@ -5,7 +5,7 @@ import socket
 import threading
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from PySide6.QtCore import QUrl
 from PySide6.QtGui import QGuiApplication, QTextDocument
@@ -103,12 +103,36 @@ FRAGMENTS = st.sampled_from(
         "\\",
         "\t",
         "&amp;",
+        "|",
+        "---\n",
+        "===\n",
+        "    ",
+        "$",
+        "$$",
+        "\\(",
+        "\\)",
+        "\r\n",
+        "\r",
+        "\0",
+        "\u2028",
+        "[r]",
     ]
 )
 
 
 @settings(max_examples=200, deadline=None, suppress_health_check=CROWDED)
 @given(st.lists(FRAGMENTS, max_size=24))
+@example(["```", "\\", "| a | b |\n", "|---|---|\n", "\n"])
+@example(["> a | b\n", "|---|---|\n"])
+@example(["- a | b\n", "|---|---|\n"])
+@example(["x = 1\n", "|", "---\n", ":", "- ", "`"])
+@example(["~~~\n", "\0"])
+@example(["  ", "~~~\n", "    "])
+@example(["```\r\n", "x\r\n", "```\r\n", "# h\r\n"])
+@example(["a\r", "\n", "\r", "\n# b"])
+@example(["a\x0cb\u2028c\x85d\x1ce\n", "\n", "# h\n", "text"])
+@example(["[r]: http://x\n\n", "text\n\n", "see [r]"])
+@example(["# h\n", "1.", "\n2. b\n", "   1. c\n"])
 def test_any_split_of_any_markdown_ends_as_the_whole(theme, fragments):
     fragments = [*fragments, "\n"]  # half a closing fence is held back until its line ends
     text = "".join(fragments)

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 from PySide6.QtGui import QTextBlockFormat, QTextCharFormat, QTextCursor, QTextDocument
 
-from app.gui.markdown.formats import Formats
+from app.gui.markdown.formats import CODE, INDENT_UNITS, Formats
 from app.gui.markdown.highlight import fresh_start, spans, warm_up_lexers
-from app.gui.markdown.parse import Block, blocks, closing_fence, open_fence, parser
+from app.gui.markdown.parse import Block, References, blocks, closing_fence, open_fence, parser
 from app.gui.markdown.writer import BlockWriter
 
 
@@ -18,6 +18,7 @@ class CodeRange:
     code: str
     first: int
     last: int
+    above: float = 0  # room above its frame that the block before does not leave
 
 
 @dataclass
@@ -29,6 +30,7 @@ class _OpenCode:
     range: CodeRange
     lexed: int
     position: int
+    searched: int = 0  # no line before this offset closes it
 
 
 class MarkdownDocument:
@@ -37,13 +39,15 @@ class MarkdownDocument:
     def __init__(self, document: QTextDocument, formats: Formats) -> None:
         self._document = document
         document.setUndoRedoEnabled(False)
-        document.setIndentWidth(3 * formats.unit)
+        document.setIndentWidth(INDENT_UNITS * formats.unit)
         document.setDocumentMargin(0)
         self._formats = formats
         self.text = ""
         self.plain = False
         self.code: list[CodeRange] = []
         self._stable = 0  # offset in the text where the last block begins
+        self._references: References = {}  # addresses of links, given before that offset
+        self._after_return = False
         self._mark = _Mark(0, True, QTextBlockFormat(), 0)
         self._open: _OpenCode | None = None
         self._writer = BlockWriter(QTextCursor(document), formats)
@@ -63,9 +67,11 @@ class MarkdownDocument:
         self._document.clear()
         self.plain = False
         self.text, self.code, self._stable, self._open = "", [], 0, None
+        self._references, self._after_return = {}, False
         self._writer = BlockWriter(QTextCursor(self._document), self._formats)
         self._mark = _Mark(0, True, QTextBlockFormat(), 0)
         self.append(text)
+        self._fit_top()
 
     def set_plain(self, text: str) -> None:
         """Replace everything by text that is shown as it is."""
@@ -79,6 +85,7 @@ class MarkdownDocument:
 
     def append(self, text: str) -> None:
         """Add text at the end."""
+        text = self._as_parsed(text)
         if not text:
             return
         self.text += text
@@ -86,23 +93,48 @@ class MarkdownDocument:
         try:
             if self._open is None or not self._grow_code():
                 self._render_tail()
+            self._fit_top()
         finally:
             self._writer.cursor.endEditBlock()
 
+    def _as_parsed(self, text: str) -> str:
+        """Text as the parser reads it: line feeds alone end lines. One after a return may come later."""
+        if self._after_return:
+            text = text.removeprefix("\n")
+        if text:
+            self._after_return = text.endswith("\r")
+        return text.replace("\r\n", "\n").replace("\r", "\n").replace("\0", "\ufffd")
+
+    def _fit_top(self) -> None:
+        """Qt gives the first block no room above it, so the header of code stands in the margin of the text."""
+        frame = self._document.rootFrame()
+        wanted = self._formats.code_top if self._document.firstBlock().blockFormat().property(CODE) else 0.0
+        form = frame.frameFormat()
+        if form.topMargin() != wanted:
+            form.setTopMargin(wanted)
+            frame.setFrameFormat(form)
+
     def _render_tail(self) -> None:
         tail = self.text[self._stable :]
-        parsed = blocks(tail)
+        references = dict(self._references)
+        parsed = blocks(tail, references)
         self._rewind()
         if not parsed:
             return
-        lines = tail.splitlines(keepends=True)
+        lines = tail.split("\n")
         keep = len(parsed) - 1
-        if keep and parsed[keep].line == len(lines) - 1 and not lines[-1].endswith("\n"):
-            keep -= 1  # what a line is shows only at its end: it may yet belong to the block before
+        if keep and lines[-1] and parsed[keep].line >= len(lines) - 2:
+            # What a line is shows only at its end: it may yet belong to the block before. It may also have made a
+            # table of the line above it.
+            keep -= 1
         for block in parsed[:keep]:
             self._write(block)
         self._mark = self._here()
-        self._stable += sum(len(line) for line in lines[: parsed[keep].line])
+        line = parsed[keep].line
+        self._stable += sum(len(text) + 1 for text in lines[:line])
+        for label, given in references.items():
+            if label not in self._references and given["map"][1] <= line:
+                self._references[label] = given
         for block in parsed[keep:-1]:
             self._write(block)
         self._write_last(parsed[-1], alone=keep == len(parsed) - 1)
@@ -134,9 +166,10 @@ class MarkdownDocument:
         state = self._open
         assert state is not None
         code = self.text[state.start :]
-        if closing_fence(code, state.marker) is not None:
+        if closing_fence(code, state.marker, state.searched) is not None:
             self._open = None
             return False
+        state.searched = code.rfind("\n") + 1
         # A line that may become the closing fence is shown when it is known not to be.
         last_line = code[code.rfind("\n") + 1 :]
         if last_line.strip() and not last_line.strip(f" {state.marker[0]}"):
@@ -161,18 +194,29 @@ class MarkdownDocument:
         cursor.setPosition(position)
         cursor.movePosition(QTextCursor.MoveOperation.End, QTextCursor.MoveMode.KeepAnchor)
         cursor.removeSelectedText()
-        cursor.setBlockFormat(self._formats.code_line(self.code[-1].language, first=first, last=False))
+        cursor.setBlockFormat(self._code_line(first=first, last=False))
         self._write_code(code)
 
     def _start_code(self, language: str) -> None:
-        self._writer.begin(self._formats.code_line(language, first=True, last=False), self._formats.code())
+        formats, before = self._formats, self._writer.cursor
+        above = 0.0
+        if before.blockFormat().property(CODE):
+            above = formats.code_bottom
+        elif self._writer.fresh and before.position():
+            above = formats.unit  # after a table
+        self._writer.begin(formats.code_line(language, above, first=True, last=False), formats.code())
         number = self._document.blockCount() - 1
-        self.code.append(CodeRange(language, "", number, number))
+        self.code.append(CodeRange(language, "", number, number, above))
+
+    def _code_line(self, *, first: bool, last: bool) -> QTextBlockFormat:
+        """A line of the last code block."""
+        code = self.code[-1]
+        return self._formats.code_line(code.language, code.above, first=first, last=last)
 
     def _write_code(self, code: str) -> None:
         cursor = self._writer.cursor
         language = self.code[-1].language
-        inner = self._formats.code_line(language, first=False, last=False)
+        inner = self._code_line(first=False, last=False)
         syntax = self._formats.theme.tokens.syntax
         made: dict[str | None, QTextCharFormat] = {}
         for text, colour in spans(code, language):
@@ -189,7 +233,7 @@ class MarkdownDocument:
         """Give the last line of a code block the room below it."""
         cursor = self._writer.cursor
         is_first = cursor.blockNumber() == self.code[-1].first
-        cursor.setBlockFormat(self._formats.code_line(self.code[-1].language, first=is_first, last=True))
+        cursor.setBlockFormat(self._code_line(first=is_first, last=True))
 
     def _here(self) -> "_Mark":
         cursor = self._writer.cursor

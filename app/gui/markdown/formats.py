@@ -12,6 +12,7 @@ _HEADINGS = {1: 1.4, 2: 1.22, 3: 1.1}
 _FORMULA = 1.15  # STIX's letters are smaller than Inter's of the same size
 CODE_HEADER_UNITS = 4
 CODE_PADDING_UNITS = 1.5
+INDENT_UNITS = 3  # of a list
 
 
 class Formats:
@@ -30,16 +31,23 @@ class Formats:
         size = round(tokens.body * _FORMULA)
         return self.theme.formulas.get(Formula(latex, display, size, tokens.colours["text"]))
 
-    def paragraph(self, indent: int = 0, quote: int = 0, *, tight: bool = False) -> QTextBlockFormat:
-        """A paragraph in a list of depth `indent` and quotes of depth `quote`."""
+    def paragraph(self, *, tight: bool = False) -> QTextBlockFormat:
+        """A paragraph; `tight`: little room below it."""
         block = QTextBlockFormat()
         block.setBottomMargin(self.unit / 4 if tight else self.unit)
         block.setLineHeight(140, QTextBlockFormat.LineHeightTypes.ProportionalHeight.value)
+        return block
+
+    def nest(self, block: QTextBlockFormat, indent: int, quote: int) -> None:
+        """Put a block into a list of depth `indent` and quotes of depth `quote`."""
         block.setIndent(indent)
         if quote:
-            block.setLeftMargin(2 * self.unit * quote)
+            block.setLeftMargin(block.leftMargin() + 2 * self.unit * quote)
             block.setProperty(QUOTE, quote)
-        return block
+
+    def inset(self, indent: int, quote: int) -> float:
+        """How far from the left what stands in these lists and quotes begins."""
+        return self.unit * (INDENT_UNITS * indent + 2 * quote)
 
     def heading(self, level: int) -> tuple[QTextBlockFormat, QTextCharFormat]:
         """Block and text of a heading of level 1 to 6."""
@@ -53,12 +61,22 @@ class Formats:
         text.setFont(font)
         return block, text
 
-    def code_line(self, language: str, *, first: bool, last: bool) -> QTextBlockFormat:
-        """One line of a code block; the first leaves room for the header above it."""
+    @property
+    def code_top(self) -> float:
+        """Room above the first line of a code block: its header."""
+        return self.unit * (CODE_HEADER_UNITS + 0.5)
+
+    @property
+    def code_bottom(self) -> float:
+        """Room below the last line of a code block: what its frame takes, and as much as is between paragraphs."""
+        return self.unit * (CODE_PADDING_UNITS + 1)
+
+    def code_line(self, language: str, above: float, *, first: bool, last: bool) -> QTextBlockFormat:
+        """One line of a code block; the first leaves room for the header and `above` more."""
         block = QTextBlockFormat()
         block.setLeftMargin(1.5 * self.unit)
         block.setRightMargin(1.5 * self.unit)
-        block.setTopMargin(self.unit * (CODE_HEADER_UNITS + 0.5) if first else 0)
+        block.setTopMargin(self.code_top + above if first else 0)
         block.setBottomMargin(self.unit * (CODE_PADDING_UNITS + 1.5) if last else 0)
         block.setLineHeight(130, QTextBlockFormat.LineHeightTypes.ProportionalHeight.value)
         block.setProperty(QTextFormat.Property.BlockCodeLanguage, language)

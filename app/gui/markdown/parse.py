@@ -4,52 +4,107 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from app.formulas import LONGEST
 
 if TYPE_CHECKING:
     from markdown_it import MarkdownIt
     from markdown_it.rules_inline import StateInline
     from markdown_it.token import Token
 
-# Formulas: \\( \\) and \\[ \\] as LaTeX has them, $$ $$, and $ $ where it cannot be money: no space inside the
-# signs and no digit behind. Source of the last: pandoc's tex_math_dollars.
-_MATH = (
-    (re.compile(r"\\\[(.+?)\\\]", re.DOTALL), True),
-    (re.compile(r"\\\((.+?)\\\)", re.DOTALL), False),
-    (re.compile(r"\$\$(.+?)\$\$", re.DOTALL), True),
-    (re.compile(r"\$(?![\s$])((?:\\.|[^$\\\n])+?)(?<![\s\\])\$(?!\d)"), False),
-)
+# Formulas: \\( \\) and \\[ \\] as LaTeX has them, $$ $$, and $ $ where it cannot be money or a variable of a shell.
+_DISPLAY, _INLINE, _DOLLARS = (r"\[", r"\]"), (r"\(", r"\)"), ("$$", "$$")
+# No space inside the signs. Source: pandoc's tex_math_dollars.
+_DOLLAR = re.compile(r"\$(?![\s$])((?:\\.|[^$\\\n])+?)(?<![\s\\])\$")
+_LETTER = re.compile(r"[A-Za-z0-9]")
+_ENDING = re.compile(r"(?:th|st|nd|rd|s|te[nrs]?|fold|ary)(?![A-Za-z0-9_])")  # the $n$th, der $n$te
+_SIGN = re.compile(r"[\\^_={}<>+*]")
+_WORD = re.compile(r"(?<![A-Za-z])[A-Za-z]{2,}")
+_FUNCTIONS = frozenset({"mod", "sin", "cos", "tan", "log", "ln", "exp", "min", "max", "lim", "gcd", "lcm", "det"})
+
+
+def _is_inline_formula(content: str, before: str, after: str) -> bool:
+    """Whether the text between two dollars is a formula; `before` and `after`: the characters around them."""
+    if _LETTER.match(before) or after[:1].isdigit() or after[:1] == "{":
+        return False  # US$, 10$, A$AP; $5 and $6; ${HOME}/${USER}
+    if _LETTER.match(after) and not (_ENDING.match(after) and content[-1] not in "/:,;.-"):
+        return False  # $HOME/bin:$PATH
+    if content[0] == after[:1] == "(":
+        return False  # $(pwd)/$(date)
+    if _SIGN.search(content):
+        return True
+    words = [word for word in _WORD.findall(content) if word not in _FUNCTIONS]
+    return len(words) < (1 if content[0].isdigit() else 2)  # 5 bill, a 10
+
+
+def _is_between_process_numbers(content: str) -> bool:
+    """Words between the numbers of a shell's process: kill $$ || echo $$."""
+    plain = content[0].isspace() and "\n" not in content and not _SIGN.search(content)
+    return plain and bool(_WORD.search(content))
+
+
+def _between(state: "StateInline", signs: tuple[str, str]) -> str | None:
+    """The formula that begins here with the first of the signs, without them."""
+    if not state.src.startswith(signs[0], state.pos):
+        return None
+    start = state.pos + len(signs[0])
+    # Looking to the end of the text for each sign that has no end took 4 s for 40,000 letters.
+    end = state.src.find(signs[1], start + 1, min(state.posMax, start + LONGEST + len(signs[1])))
+    return state.src[start:end] if end >= 0 else None
+
+
+def _formula(state: "StateInline") -> tuple[str, int, bool] | None:
+    """The formula that begins here, how long it is with its signs, and whether it stands on a line of its own."""
+    for signs, display in ((_DISPLAY, True), (_INLINE, False), (_DOLLARS, True)):
+        content = _between(state, signs)
+        if content is None:
+            continue
+        if signs is _DOLLARS and _is_between_process_numbers(content):
+            continue
+        return content, len(content) + 2 * len(signs[0]), display
+    found = _DOLLAR.match(state.src, state.pos, state.posMax)
+    if found is None:
+        return None
+    before, after = state.src[max(state.pos - 1, 0) : state.pos], state.src[found.end() : found.end() + 6]
+    return (found[1], len(found[0]), False) if _is_inline_formula(found[1], before, after) else None
 
 
 def _math(state: "StateInline", silent: bool) -> bool:
     """An inline rule of markdown-it."""
     if state.src[state.pos] not in "\\$":
         return False
-    for pattern, display in _MATH:
-        found = pattern.match(state.src, state.pos)
-        if found is None:
-            continue
-        if not silent:
-            token = state.push("math", "", 0)
-            token.content, token.markup, token.block = found[1].strip(), found[0], display
-        state.pos = found.end()
-        return True
-    return False
+    found = _formula(state)
+    if found is None:
+        return False
+    content, length, display = found
+    if not silent:
+        token = state.push("math", "", 0)
+        token.content, token.block = content.strip(), display
+        token.markup = state.src[state.pos : state.pos + length]
+    state.pos += length
+    return True
 
 
 @cache
 def parser() -> "MarkdownIt":
     """The parser; made when there is a first text, which is not before the window is shown."""
     from markdown_it import MarkdownIt  # noqa: PLC0415 - see above
+    from markdown_it.rules_block import table  # noqa: PLC0415 - see above
 
-    made = MarkdownIt("commonmark", {"html": False, "maxNesting": 20}).enable(["table", "strikethrough"])
+    made = MarkdownIt("commonmark", {"html": False, "maxNesting": 20}).enable(["strikethrough"])
+    # Not first, as markdown-it has it: a line that opens code, a quote or a list is no head of a table.
+    made.block.ruler.before("lheading", "late_table", table, {"alt": ["paragraph", "reference"]})
     made.inline.ruler.before("escape", "math", _math)
     return made
 
 
-_FENCE = re.compile(r"[ ]{0,3}(`{3,}|~{3,})[^\n]*\n?")
+_FENCE = re.compile(r"(`{3,}|~{3,})[^\n]*\n?")
 _URL = re.compile(r"https?://[^\s<>\"'`\u0000-\u001f]+")
 _AFTER_URL = ".,;:!?)]}*_"
+
+
+References = dict[str, dict[str, Any]]  # by label, as markdown-it has them
 
 
 @dataclass(frozen=True)
@@ -60,12 +115,12 @@ class Block:
     line: int
 
 
-def blocks(text: str) -> list[Block]:
-    """The top-level blocks of a text, in order."""
+def blocks(text: str, references: References | None = None) -> list[Block]:
+    """The top-level blocks of a text, in order. Addresses it gives for links are added to `references`."""
     found: list[Block] = []
     current: list[Token] = []
     start = 0
-    for token in parser().parse(text):
+    for token in parser().parse(text, {"references": {} if references is None else references}):
         if not current and token.map:
             start = token.map[0]
         current.append(token)
@@ -76,17 +131,17 @@ def blocks(text: str) -> list[Block]:
 
 
 def open_fence(text: str) -> tuple[str, int] | None:
-    """If the text starts with a code fence: its marker (such as "```") and where the code begins."""
+    """If the text starts with a fence that is not indented: its marker ("```"), and where the code begins."""
     match = _FENCE.match(text)
     if match is None or not match.group().endswith("\n"):
         return None
     return match.group(1), match.end()
 
 
-def closing_fence(code: str, marker: str) -> re.Match[str] | None:
-    """The line that closes a fence opened by `marker`, or None while it is open."""
+def closing_fence(code: str, marker: str, since: int = 0) -> re.Match[str] | None:
+    """The line that closes a fence opened by `marker`, looked for from offset `since` on; None while it is open."""
     pattern = rf"(?m)^ {{0,3}}{re.escape(marker[0])}{{{len(marker)},}}[ \t]*$\n?"
-    return re.search(pattern, code)
+    return re.compile(pattern).search(code, since)
 
 
 def split_urls(text: str) -> Iterator[tuple[str, str]]:

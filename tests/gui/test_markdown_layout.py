@@ -1,0 +1,148 @@
+"""Blocks of an answer stand below each other, whatever follows what: nothing is painted over, nothing is lost."""
+
+import itertools
+
+import pytest
+from PySide6.QtGui import QColor
+from PySide6.QtWidgets import QToolButton
+
+from app.gui.formulas import FormulaImage
+from app.gui.markdown.view import MarkdownView
+
+BLOCKS = {
+    "paragraph": "Some text of a paragraph that is long enough to wrap at narrow widths.\n\n",
+    "heading": "## A heading\n\n",
+    "list": "- one\n- two\n\n",
+    "numbers": "1. one\n2. two\n\n",
+    "quote": "> quoted words\n\n",
+    "table": "| a | b |\n|---|---|\n| 1 | 2 |\n\n",
+    "code": "```python\nx = 1\ny = 2\n```\n\n",
+    "indented code": "    a = 1\n\n",
+    "rule": "***\n\n",
+    "formula": "$$\\frac{a}{b}$$\n\n",
+    "image": "![alt](http://x/y.png)\n\n",
+    "code in a list": "- item\n\n  ```py\n  x = 1\n  ```\n\n",
+    "table in a list": "- item\n\n  | a | b |\n  |---|---|\n  | 1 | 2 |\n\n",
+    "table in a quote": "> | a |\n> |---|\n> | 1 |\n\n",
+    "all in a list": "1. # h\n2. - x\n3.\n4. ***\n5. ```\n   x\n   ```\n\n",
+}
+GAP = 1.0  # pixels between what is painted, at least
+PADDING = 7  # of a cell, with its line
+
+
+def placed(view):
+    """What is painted, from the top: (kind, top, bottom); a block of code with its frame."""
+    document, layout = view.document(), view.document().documentLayout()
+    frames = {number: code for code in view.code for number in range(code.first, code.last + 1)}
+    found, code = [], None
+    part = document.rootFrame().begin()
+    while not part.atEnd():
+        if (table := part.currentFrame()) is not None:
+            cells = [
+                layout.blockBoundingRect(table.cellAt(r, c).firstCursorPosition().block())
+                for r in range(table.rows())
+                for c in range(table.columns())
+            ]
+            top, bottom = min(cell.top() for cell in cells), max(cell.bottom() for cell in cells)
+            found.append(("table", top - PADDING, bottom + PADDING))
+            code = None
+        else:
+            block = part.currentBlock()
+            box = layout.blockBoundingRect(block)
+            before, code = code, frames.get(block.blockNumber())
+            if code is not None:
+                if code is not before:
+                    box = view._code_box(code)
+                    found.append(("code", box.top(), box.bottom()))
+            elif block.text() or block.textList():
+                found.append(("text", box.top(), box.bottom()))
+        part += 1
+    return found
+
+
+@pytest.fixture(params=["text", "pictures"])
+def made(request, theme, monkeypatch):
+    """A view; formulas are text that waits for its picture, or are drawn already."""
+    if request.param == "pictures":
+        from PySide6.QtSvg import QSvgRenderer
+
+        image = FormulaImage(QSvgRenderer(), 40.0, 55.0, 30.0)
+        monkeypatch.setattr(theme.formulas, "get", lambda formula: image)
+    view = MarkdownView(theme)
+    yield view
+    view.deleteLater()
+
+
+@pytest.mark.parametrize("width", [280, 700])
+@pytest.mark.parametrize("step", [0, 5])
+def test_no_block_is_painted_over_another(made, width, step):
+    made.fit_width(width)
+    wrong = []
+    for first, second in [("", kind) for kind in BLOCKS] + list(itertools.product(BLOCKS, BLOCKS)):
+        text = BLOCKS.get(first, "") + BLOCKS[second] + "end\n"
+        if step:
+            made.set_markdown("")
+            for start in range(0, len(text), step):
+                made.append_markdown(text[start : start + step])
+        else:
+            made.set_markdown(text)
+        parts = placed(made)
+        edges = [0.0, *itertools.chain.from_iterable(part[1:] for part in parts), made.height() + GAP]
+        if any(below < above for above, below in itertools.pairwise(edges)):
+            wrong.append((first, second, parts, made.height()))
+        tops, bottoms = [part[1] for part in parts[1:]], [part[2] for part in parts]
+        framed = [a[0] != "text" or b[0] != "text" for a, b in itertools.pairwise(parts)]
+        if any(f and top - bottom < GAP for f, top, bottom in zip(framed, tops, bottoms, strict=False)):
+            wrong.append((first, second, parts))
+    assert wrong == []
+
+
+@pytest.mark.parametrize("before", ["", BLOCKS["table"], BLOCKS["code"], BLOCKS["table in a list"]])
+def test_the_frame_of_code_is_painted_whole_with_its_header_and_button(qtbot, theme, before):
+    view = MarkdownView(theme)
+    qtbot.addWidget(view)
+    view.fit_width(400)
+    view.append_markdown(before)
+    for piece in ("``", "`\n", "x = 1\n", "``", "`\n"):
+        view.append_markdown(piece)
+    view.setStyleSheet("background: white;")
+    view.show()
+    shown = view.grab().toImage()
+    box = view._code_box(view.code[-1])
+    assert box.top() >= 0
+    assert box.bottom() <= view.height()
+    ground = theme.tokens.colour("code")
+    for y in (box.top() + 3, box.top() + 16, box.bottom() - 3):
+        assert QColor(shown.pixel(200, round(y))) == ground, y
+    line = QColor(theme.tokens.colour("border"))
+    assert QColor(shown.pixel(200, round(box.top() - 0.5))).lightness() <= line.lightness() + 8
+    button = view.findChildren(QToolButton)[-1]
+    assert box.contains(button.geometry().center())
+
+
+def test_code_that_is_taken_back_at_the_start_leaves_no_room(theme):
+    view = MarkdownView(theme)
+    view.fit_width(400)
+    view.set_markdown("words\n")
+    plain = view.height()
+    view.set_markdown("```\nx\n```\n")
+    assert view.height() > 2 * plain
+    view.set_markdown("words\n")
+    assert view.height() == plain
+    view.set_markdown("```\nx\n```\n")
+    view.set_plain("words")
+    assert view.height() <= plain
+
+
+def test_items_without_words_of_their_own_keep_their_numbers_and_tables_their_cells(theme):
+    view = MarkdownView(theme)
+    view.set_markdown(BLOCKS["all in a list"])
+    block, numbers = view.document().firstBlock(), []
+    while block.isValid():
+        if block.textList() is not None and block.textList().format().indent() == 1:
+            numbers.append(block.textList().itemNumber(block) + 1)
+        block = block.next()
+    assert numbers == [1, 2, 3, 4, 5]
+    view.set_markdown(BLOCKS["table in a list"] + BLOCKS["table in a quote"])
+    assert len(view.document().rootFrame().childFrames()) == 2
+    assert "ab" not in view.toPlainText()
