@@ -14,12 +14,31 @@ from pathlib import Path
 from typing import Final
 from xml.sax.saxutils import escape
 
+from devices.atomic_file import write_atomically
 from devices.programs import installed_program
 
 NAME: Final = "tessera"
 LABEL: Final = "io.github.tessera.Tessera"
 # Managers answer within a second; systemd waits for a server that is being stopped.
 TIMEOUT_S: Final = 60.0
+# What a manager would not know of the shell that installs the service, by name or by its beginning: where folders
+# and programs are, what the settings are, how the network and the devices are used.
+_PASSED: Final = frozenset(
+    {"PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"}
+    | {"NO_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "RYZENAI_EP_PATH"}
+    | {"XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME"}
+)
+_PASSED_BEGINNINGS: Final = ("TESSERA_", "HF_", "GGML_", "CUDA_", "HIP_", "ROCR_", "HSA_", "VK_", "ZE_", "OMP_")
+# Which server the terminal uses, and a server's own log: not what a server is started with.
+_NOT_PASSED: Final = frozenset({"TESSERA_SERVER", "TESSERA_KEY", "TESSERA_OWN_LOG"})
+# Every program of a Windows user gets it.
+_WINDOWS_OWN: Final = frozenset({"PATH"})
+# A description is read by the manager and shown by its programs.
+_SECRETS: Final = ("TOKEN", "SECRET", "PASSWORD", "KEY", "CREDENTIAL")
+# Folders that may be named from the folder of the shell.
+_FOLDERS: Final = frozenset(
+    {"TESSERA_HOME", "TESSERA_INSTALLED_MODELS", "TESSERA_SPEECH", "HF_HOME", "HF_HUB_CACHE"}
+)
 
 
 class ServiceFailed(Exception):
@@ -39,6 +58,7 @@ class Manager:
     running_words: str = ""
     tried: bool = False
     notes: tuple[str, ...] = field(default=())
+    variables: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,16 +85,35 @@ def manager(command: Sequence[str], system: str = sys.platform, env: Mapping[str
     raise ServiceFailed(f"no service manager is known for {system}; run `tessera serve` from your own")
 
 
+def passed_variables(env: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
+    """The variables a service is given, and the names of those left out because they sound like secrets."""
+    asked = {
+        name: value
+        for name, value in sorted(env.items())
+        if (name.upper() in _PASSED or name.startswith(_PASSED_BEGINNINGS)) and name not in _NOT_PASSED
+    }
+    passed = {
+        name: str(Path(value).expanduser().absolute()) if name in _FOLDERS and value else value
+        for name, value in asked.items()
+        if value.isprintable() and not any(word in name.upper() for word in _SECRETS)
+    }
+    return passed, tuple(name for name in asked if name not in passed)
+
+
 def install(found: Manager) -> None:
     """Write the description and start the service. Installing again takes new options. Raises: ServiceFailed."""
     _check_present(found)
+    is_new = not found.path.exists()
     found.path.parent.mkdir(parents=True, exist_ok=True)
     encoding = "utf-16" if found.name == "task scheduler" else "utf-8"  # schtasks reads no other XML
-    partial = found.path.with_name(f"{found.path.name}.{os.getpid()}.tmp")
-    partial.write_text(found.text, encoding=encoding)
-    partial.replace(found.path)
-    for argv in found.install:
-        _ask(argv)
+    write_atomically(found.path, found.text.encode(encoding), mode=0o600)  # a proxy's address may hold a password
+    try:
+        for argv in found.install:
+            _ask(argv)
+    except ServiceFailed:
+        if is_new:
+            found.path.unlink(missing_ok=True)
+        raise
 
 
 def remove(found: Manager) -> bool:
@@ -104,9 +143,14 @@ def _systemd(command: Sequence[str], env: Mapping[str, str]) -> Manager:
     unit = f"{NAME}.service"
     user = ("systemctl", "--user")
     words = " ".join(_systemd_word(word) for word in command)
+    variables, _ = passed_variables(env)
+    lines = [f"Environment={_systemd_text(f'{name}={value}')}\n" for name, value in variables.items()]
+    folder = _folder_of(command)
+    if folder is not None:  # the minus: a folder that is gone does not keep the server from starting
+        lines.append(f"WorkingDirectory=-{folder.replace('%', '%%')}\n")
     text = (
         "[Unit]\nDescription=Tessera, a server of local AI models\n\n"
-        f"[Service]\nExecStart={words}\nRestart=on-failure\nRestartSec=5\nNoNewPrivileges=true\n\n"
+        f"[Service]\n{''.join(lines)}ExecStart={words}\nRestart=on-failure\nRestartSec=5\nNoNewPrivileges=true\n\n"
         "[Install]\nWantedBy=default.target\n"
     )
     return Manager(
@@ -118,22 +162,40 @@ def _systemd(command: Sequence[str], env: Mapping[str, str]) -> Manager:
         running=(*user, "is-active", unit),
         running_words="active",
         tried=True,
+        variables=variables,
         notes=("It runs while you are logged in; `loginctl enable-linger` keeps it running after that.",),
     )
 
 
+def _folder_of(command: Sequence[str]) -> str | None:
+    """The folder that the server needs for what its options name from there; None where they name nothing."""
+    named = [part for word in command[1:] for part in (word, word.partition("=")[2])]
+    if any(word and not Path(word).is_absolute() and Path(word).exists() for word in named):
+        return str(Path.cwd())
+    return None
+
+
+def _systemd_text(text: str) -> str:
+    """Quoted, with what systemd would expand doubled. Source: systemd.exec(5)."""
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%") + '"'
+
+
 def _systemd_word(word: str) -> str:
-    """A word of ExecStart: quoted, with what systemd would expand doubled. Source: systemd.service(5)."""
-    return '"' + word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$") + '"'
+    """A word of ExecStart, where variables are expanded, too. Source: systemd.service(5)."""
+    return _systemd_text(word).replace("$", "$$")
 
 
 def _launchd(command: Sequence[str], env: Mapping[str, str]) -> Manager:
     home = Path(env.get("HOME") or Path.home())
     path = home / "Library" / "LaunchAgents" / f"{LABEL}.plist"
     logs = home / "Library" / "Logs" / "tessera-service.log"
+    variables, _ = passed_variables(env)
+    folder = _folder_of(command)
     facts = {
         "Label": LABEL,
         "ProgramArguments": list(command),
+        "EnvironmentVariables": variables,
+        **({"WorkingDirectory": folder} if folder is not None else {}),
         "RunAtLoad": True,
         "KeepAlive": {"SuccessfulExit": False},
         "ThrottleInterval": 5,
@@ -146,6 +208,7 @@ def _launchd(command: Sequence[str], env: Mapping[str, str]) -> Manager:
         text=plistlib.dumps(facts).decode(),
         install=(("launchctl", "bootstrap", target, str(path)), ("launchctl", "kickstart", f"{target}/{LABEL}")),
         remove=(("launchctl", "bootout", f"{target}/{LABEL}"),),
+        variables=variables,
         running=("launchctl", "print", f"{target}/{LABEL}"),
         running_words="state = running",
     )
@@ -154,6 +217,15 @@ def _launchd(command: Sequence[str], env: Mapping[str, str]) -> Manager:
 def _windows(command: Sequence[str], env: Mapping[str, str]) -> Manager:
     base = Path(env.get("LOCALAPPDATA") or Path.home())
     path = base / "tessera" / "service.xml"
+    variables, _ = passed_variables(
+        {name: value for name, value in env.items() if name.upper() not in _WINDOWS_OWN}
+    )
+    program, arguments = command[0], subprocess.list2cmdline(list(command[1:]))
+    if variables:  # a task has no variables of its own
+        sets = "&&".join(f'set "{name}={value}"' for name, value in variables.items())
+        program, arguments = "cmd.exe", f'/d /s /c "{sets}&&{subprocess.list2cmdline(list(command))}"'
+    folder = _folder_of(command)
+    place = f"<WorkingDirectory>{escape(folder)}</WorkingDirectory>" if folder is not None else ""
     user = escape(f"{env.get('USERDOMAIN', '')}\\{env.get('USERNAME', '')}".lstrip("\\"))
     text = (
         '<?xml version="1.0" encoding="UTF-16"?>\n'
@@ -165,8 +237,8 @@ def _windows(command: Sequence[str], env: Mapping[str, str]) -> Manager:
         "<DisallowStartIfOnBatteries>false</DisallowStartIfOnBatteries>"
         "<StopIfGoingOnBatteries>false</StopIfGoingOnBatteries><ExecutionTimeLimit>PT0S</ExecutionTimeLimit>"
         "<RestartOnFailure><Interval>PT1M</Interval><Count>3</Count></RestartOnFailure></Settings>\n"
-        f'<Actions Context="user"><Exec><Command>{escape(command[0])}</Command>'
-        f"<Arguments>{escape(subprocess.list2cmdline(list(command[1:])))}</Arguments></Exec></Actions>\n</Task>\n"
+        f'<Actions Context="user"><Exec><Command>{escape(program)}</Command>'
+        f"<Arguments>{escape(arguments)}</Arguments>{place}</Exec></Actions>\n</Task>\n"
     )
     return Manager(
         name="task scheduler",
@@ -177,6 +249,7 @@ def _windows(command: Sequence[str], env: Mapping[str, str]) -> Manager:
             ("schtasks", "/Run", "/TN", NAME),
         ),
         remove=(("schtasks", "/End", "/TN", NAME), ("schtasks", "/Delete", "/TN", NAME, "/F")),
+        variables=variables,
         running=("schtasks", "/Query", "/TN", NAME, "/FO", "LIST"),
         running_words="Running",
     )

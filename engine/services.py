@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from engine.quantize_jobs.tasks import TaskSets
     from engine.sampling import Chosen  # noqa: TC004 - for annotations elsewhere
     from engine.settings.keys import KeyStore
+    from engine.settings.program_keys import ProgramKeys
     from engine.settings.sampling import SamplingOverrides
     from quantize.job.request import QuantizeReport
 
@@ -214,6 +215,13 @@ class Services:
         from engine.settings.keys import KeyStore  # noqa: PLC0415 - see the top
 
         return KeyStore(self.paths.config / "api-keys.json")
+
+    @cached_property
+    def program_keys(self) -> "ProgramKeys":
+        """Keys of the programs that were connected from here; a server that runs sees what is changed here."""
+        from engine.settings.program_keys import ProgramKeys  # noqa: PLC0415 - see the top
+
+        return ProgramKeys(self.paths.config / "program-keys.json")
 
     @cached_property
     def sampling_overrides(self) -> "SamplingOverrides":

@@ -28,9 +28,12 @@ def add(name: str, *, manage: bool) -> None:
 @command.command("list")
 def list_keys() -> None:
     """Names and scopes."""
-    keys = Services().keys.all()
+    services = Services()
+    keys = services.keys.all()
     for key in keys:
         echo(f"{key.name}\t{', '.join(key.scopes)}")
+    for name in services.program_keys.names():
+        echo(f"{name}\tchat, of the connected program")
     if not keys:
         echo(_NONE, err=True)
 
@@ -39,8 +42,12 @@ def list_keys() -> None:
 @click.argument("name")
 def remove(name: str) -> None:
     """Revoke a key."""
-    keys = Services().keys
+    services = Services()
+    keys = services.keys
     if not keys.remove(name):
-        raise click.ClickException(f"There is no key named {name!r}.")
+        if not services.program_keys.remove(name):
+            raise click.ClickException(f"There is no key named {name!r}.")
+        echo(f"{name} needs to be connected again: tessera launch {name} --connect", err=True)
+        return
     if not keys.all():
         echo(_NONE, err=True)

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,11 +34,13 @@ def command(
     """Connect, remove, or start."""
     from app.cli.connection import connected  # noqa: PLC0415 - the command's own imports wait until it runs
     from app.client import ApiError, ServerUnreachable  # noqa: PLC0415
+    from app.client.chosen import RemoteServer  # noqa: PLC0415
     from app.code.connect.endpoint import endpoint_of  # noqa: PLC0415
     from app.code.connect.registry import INTEGRATIONS  # noqa: PLC0415
     from app.code.connect.store import ConnectStore  # noqa: PLC0415
+    from app.code.connect.types import PLACEHOLDER_KEY  # noqa: PLC0415
     from app.code.errors import CodeError  # noqa: PLC0415
-    from engine.services import user_paths  # noqa: PLC0415
+    from engine.services import Services, user_paths  # noqa: PLC0415
 
     store = ConnectStore(user_paths().state)
     if name is None:
@@ -51,17 +54,44 @@ def command(
     try:
         if do == "remove":
             _write(store, integration, store.planned_removal(integration), dry_run, yes, removing=True)
+            if not dry_run:
+                Services().program_keys.remove(name)
             return
         with connected() as client:
-            endpoint = endpoint_of(client, model)
-            _print_limits(endpoint, integration)
+            is_remote = bool(RemoteServer().url)
+            key = client.token if is_remote else _key(name, dry_run=dry_run)
+            endpoint = endpoint_of(client, model, key or PLACEHOLDER_KEY)
             if do == "connect" or integration.launch is None:
+                if not client.pid and not is_remote:
+                    endpoint = _later(endpoint)
+                _print_limits(endpoint, integration)
                 _connect(store, integration, endpoint, dry_run, yes)
                 return
+            _print_limits(endpoint, integration)
             folder = user_paths().state / "launch" / integration.name
             sys.exit(_start(integration.launch(endpoint, folder), folder, arguments, integration, dry_run))
     except (CodeError, ApiError, ServerUnreachable) as error:
         raise click.ClickException(str(error)) from error
+
+
+def _key(name: str, *, dry_run: bool) -> str:
+    """The key of the program's own; none is made only to be shown."""
+    from engine.services import Services  # noqa: PLC0415 - with the command's own imports
+
+    keys = Services().program_keys
+    return keys.key(name) or "(made when it is connected)" if dry_run else keys.make(name)
+
+
+def _later(endpoint: "Endpoint") -> "Endpoint":
+    """The endpoint at the address where a server will be: the one that answers now ends with this command."""
+    from app import settings  # noqa: PLC0415 - with the command's own imports
+
+    now = settings.load()
+    host = now.text("server.host")
+    host = "127.0.0.1" if host in {"0.0.0.0", "::"} else f"[{host}]" if ":" in host else host  # noqa: S104 - not a binding
+    url = f"http://{host}:{now.integer('server.port')}"
+    echo(f"No server is running. Start one for {url}: tessera serve, or tessera service install", err=True)
+    return replace(endpoint, url=url)
 
 
 def _print_limits(endpoint: "Endpoint", integration: "Integration") -> None:

@@ -1,6 +1,7 @@
 """`tessera service`: the server as a service of this user."""
 
 import json
+import os
 
 import click
 
@@ -25,6 +26,11 @@ def install(options: tuple[str, ...]) -> None:
     except (service.ServiceFailed, OSError) as error:
         raise click.ClickException(shown_text(str(error))) from error
     echo(f"Installed with {found.name}: {found.path}")
+    _, left_out = service.passed_variables(os.environ)
+    if found.variables:
+        echo(f"It starts with these variables of this shell: {', '.join(found.variables)}")
+    if left_out:
+        echo(f"Left out, because they may be secrets: {', '.join(left_out)}")
     for note in found.notes:
         echo(note)
     if not found.tried:

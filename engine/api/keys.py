@@ -24,15 +24,20 @@ class NewKey(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Key(msgspec.Struct, frozen=True, kw_only=True):
-    """One key; the key itself is not kept."""
+    """One key; the key itself is not kept. A connected `program`'s key does not make keys required."""
 
     name: str
     scopes: tuple[Scope, ...] = ("chat",)
     created_at: float = 0.0
+    program: bool = False
 
 
 class Keys(msgspec.Struct, frozen=True, kw_only=True):
-    """GET /tessera/v1/keys. A `public` server (other machines reach it) requires a key even if none exists."""
+    """GET /tessera/v1/keys. A `public` server (other machines reach it) requires a key even if none exists.
+
+    required: programs must present a key, made here or given with `--api-key`.
+    """
 
     keys: tuple[Key, ...]
     public: bool = False
+    required: bool = False

@@ -17,6 +17,7 @@ from engine.errors import EngineError
 from engine.prefix_owner import LOCAL
 from engine.reasons import because
 from engine.settings.keys import BadKeyFile, KeyStore, Scope, digest
+from engine.settings.program_keys import ProgramKeys
 
 MANAGEMENT_PREFIX: Final = "/tessera/"
 # Routes of other protocols that change what is on the disk.
@@ -105,11 +106,18 @@ class Access:
     """
 
     def __init__(
-        self, token: str, api_keys: Iterable[str] = (), store: KeyStore | None = None, *, public: bool = False
+        self,
+        token: str,
+        api_keys: Iterable[str] = (),
+        store: KeyStore | None = None,
+        programs: ProgramKeys | None = None,
+        *,
+        public: bool = False,
     ) -> None:
         self.token = token
         self.public = public
         self.store = store or KeyStore()
+        self.programs = programs or ProgramKeys()
         self._api_keys = tuple(api_keys)
         self.failures = Failures()
 
@@ -144,7 +152,7 @@ class Access:
             raise Unauthorized(because("needs_management"))
         if self.needs_key and not scopes:
             raise Unauthorized(because("needs_key"))
-        return _owner(valid[0][0]) if valid else ""
+        return _owner(valid[0][0]) if valid and self.needs_key else ""  # a program's key makes none required
 
     def _local_owner(self) -> str:
         try:
@@ -159,7 +167,7 @@ class Access:
     def _scopes(self, key: str) -> tuple[Scope, ...] | None:
         if any(_same(key, valid) for valid in self._api_keys):
             return ("chat",)
-        return self.store.scopes(key)
+        return self.store.scopes(key) or (("chat",) if self.programs.knows(key) else None)
 
 
 def _owner(key: str) -> str:

@@ -18,6 +18,7 @@ from engine.server.auth import Access, new_token
 from engine.server.log_bounds import ignored_in_a_line
 from engine.server.options import BACKLOG, ServeOptions, is_loopback
 from engine.settings.keys import KeyStore
+from engine.settings.program_keys import ProgramKeys
 
 if TYPE_CHECKING:
     import uvicorn
@@ -147,7 +148,8 @@ async def _serve(
         if first is not None and not options.private:
             await first.found
         public = is_public(options.host, listener)
-        access = Access(new_token(), options.api_keys, keys, public=public)
+        programs = ProgramKeys(options.paths.config / "program-keys.json")
+        access = Access(new_token(), options.api_keys, keys, programs, public=public)
         server = assemble(options, listener.getsockname()[1], tls, access, side, start)
         await server.serve(sockets=[listener])
     finally:

@@ -162,7 +162,11 @@ def test_a_public_server_lets_nobody_in_when_its_last_key_is_gone(tmp_path):
                 assert statuses() == {401}
                 assert http.get("/v1/models", headers={"x-api-key": key}).status_code == 401
                 assert http.get("/v1/models", headers=owner).status_code == 200
-                assert http.get("/tessera/v1/keys", headers=owner).json() == {"keys": [], "public": True}
+                assert http.get("/tessera/v1/keys", headers=owner).json() == {
+                    "keys": [],
+                    "public": True,
+                    "required": True,
+                }
                 key = store.add("phone", ("chat",))
     finally:
         server.stop()

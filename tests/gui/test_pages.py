@@ -225,6 +225,26 @@ def test_the_server_page_tells_where_and_what_to_paste(qtbot, show, services, se
     qtbot.waitUntil(lambda: page._copy_button.text() == "Copy")
 
 
+def test_what_to_paste_names_a_key_once_keys_are_required(qtbot, show, services, server):
+    found = [Keys(keys=(Key(name="continue", program=True),))]
+    server.routes["GET", "/tessera/v1/keys"] = lambda _: found[0]
+    page = show(ServerPage(services, server.api))
+    qtbot.waitUntil(lambda: page.keys._rows.count() > 0)
+    for index in range(page.client.count()):
+        page.client.setCurrentIndex(index)
+        assert "YOUR_KEY" not in page.snippet.toPlainText()
+        assert "{" + "key" not in page.snippet.toPlainText()
+    found[0] = Keys(keys=(Key(name="me"),), required=True)
+    page.keys.refresh()
+    qtbot.waitUntil(lambda: "YOUR_KEY" in page._hint.text())
+    for index in range(page.client.count()):
+        page.client.setCurrentIndex(index)
+        text = page.snippet.toPlainText()
+        # Zed keeps keys apart from its settings.
+        assert ("YOUR_KEY" in text) == (page.client.currentText() != "Zed")
+        assert "8192" not in text or services.models.get("spark").n_ctx == 8192
+
+
 def test_the_server_page_shows_who_is_connected_and_what_was_asked(qtbot, show, services, server):
     server.routes["GET", "/tessera/v1/requests"] = RECENT
     page = show(ServerPage(services, server.api))

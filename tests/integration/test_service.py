@@ -17,6 +17,7 @@ import pytest
 
 from app import service
 from devices.child_command import own_command
+from tests.servers import free_port, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 # A manager that keeps what it is told in a file, and runs what a unit says while it is "active".
@@ -138,3 +139,77 @@ def test_the_task_schedulers_description_reads_back():
     assert root.findtext(f".//{space}Command") == "C:/Tessera/tessera.exe"
     assert root.findtext(f".//{space}Arguments") == 'serve --models "D:/My <Models>"'
     assert {each.text for each in root.iter(f"{space}UserId")} == {"DESK\\ada & bob"}
+
+
+def from_unit(unit: Path) -> tuple[list[str], dict[str, str], str]:
+    """What systemd makes of a unit: words of the command, variables, folder."""
+    words, variables, folder = [], {}, "/"
+    for line in unit.read_text(encoding="utf-8").splitlines():
+        name, _, value = line.partition("=")
+        if name == "ExecStart":
+            words = shlex.split(value.replace("%%", "%").replace("$$", "$"))
+        elif name == "Environment":
+            (text,) = shlex.split(value.replace("%%", "%"))
+            variables[text.partition("=")[0]] = text.partition("=")[2]
+        elif name == "WorkingDirectory":
+            folder = value.removeprefix("-").replace("%%", "%")
+    return words, variables, folder
+
+
+def test_the_server_of_the_service_uses_the_folders_and_settings_of_who_installed_it(
+    systemctl, tmp_path, monkeypatch
+):
+    home = tmp_path / 'a "home" with 100% $HOME'
+    (home / "here").mkdir(parents=True)
+    (tmp_path / "lora.gguf").touch()
+    monkeypatch.setenv("TESSERA_HOME", os.path.relpath(home, tmp_path))
+    monkeypatch.setenv("TESSERA_SERVER_PORT", str(free_port()))
+    monkeypatch.setenv("TESSERA_KEY", "tsr_of_the_terminal")
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    command = [sys.executable, "-m", "app", "service", "install"]
+    unit = tmp_path / "config" / "systemd" / "user" / "tessera.service"
+    near = [*command, "--", "--lora", "spark=lora.gguf"]
+    assert subprocess.run(near, cwd=tmp_path, capture_output=True, check=False).returncode == 0
+    assert from_unit(unit)[2] == str(tmp_path)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "TESSERA_HOME" in done.stdout
+    assert "secrets: HF_TOKEN" in done.stdout
+    text = unit.read_text(encoding="utf-8")
+    assert "hf_secret" not in text
+    assert "tsr_of_the_terminal" not in text
+    assert unit.stat().st_mode & 0o777 == 0o600
+    words, variables, folder = from_unit(unit)
+    assert variables["TESSERA_HOME"] == str(home)
+    # As systemd does: nothing of this shell's environment but what the unit holds.
+    env = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"} | variables
+    with (tmp_path / "log").open("wb") as log:
+        server = subprocess.Popen(words, cwd=folder, env=env, stdout=log, stderr=log)
+    try:
+        file = home / "state" / "server.json"
+        wait_for(lambda: file.exists() or server.poll() is not None, 120, "the service's server")
+        assert file.exists(), (tmp_path / "log").read_text()
+        assert json.loads(file.read_text())["url"].endswith(f":{variables['TESSERA_SERVER_PORT']}")
+    finally:
+        server.terminate()
+        server.wait(60)
+
+
+def test_a_service_that_could_not_be_installed_leaves_nothing(systemctl, tmp_path):
+    (tmp_path / "broken").touch()
+    assert tessera("install").returncode == 1
+    assert tessera("status").stdout.startswith("not installed")
+
+
+def test_the_other_managers_pass_the_variables_on():
+    env = {"HOME": "/Users/ada", "TESSERA_HOME": "/Volumes/A & B", "HTTPS_PROXY": "http://p", "OTHER": "x"}
+    found = plistlib.loads(service.manager(("/bin/tessera", "serve"), "darwin", env).text.encode())
+    assert found["EnvironmentVariables"] == {"HTTPS_PROXY": "http://p", "TESSERA_HOME": "/Volumes/A & B"}
+    env = {"LOCALAPPDATA": "C:/x", "USERNAME": "ada", "Path": "C:/Windows", "TESSERA_CHAT_MODEL": "a b"}
+    task = service.manager(("C:/My Programs/tessera.exe", "serve"), "win32", env).text
+    root = ET.fromstring(task.partition("\n")[2])
+    space = "{http://schemas.microsoft.com/windows/2004/02/mit/task}"
+    assert root.findtext(f".//{space}Command") == "cmd.exe"
+    words = '/d /s /c "set "TESSERA_CHAT_MODEL=a b"&&"C:/My Programs/tessera.exe" serve"'
+    assert root.findtext(f".//{space}Arguments") == words

@@ -20,9 +20,10 @@ class NoModel(InputFault):
         super().__init__("The server knows no model that can chat. Get one first: tessera models pull NAME.")
 
 
-def endpoint_of(client: Client, model: str | None = None) -> Endpoint:
+def endpoint_of(client: Client, model: str | None = None, key: str = PLACEHOLDER_KEY) -> Endpoint:
     """The endpoint for a model: the named one, else of the local ones a loaded one, one for tools, any for chat.
 
+    key: what the program that uses it presents.
     Raises: NoModel, ApiError.
     """
     models = client.chat_models()
@@ -37,14 +38,9 @@ def endpoint_of(client: Client, model: str | None = None) -> Endpoint:
         url=client.url.rstrip("/"),
         model=entry.id,
         context=entry.context_length,
-        key=client.token if client.token and _needs_key(client) else PLACEHOLDER_KEY,
+        key=key,
         fim="fim" in entry.capabilities,
     )
-
-
-def _needs_key(client: Client) -> bool:
-    """Only a server beyond loopback asks clients for a key."""
-    return not any(host in client.url for host in ("127.0.0.1", "[::1]", "localhost"))
 
 
 def embedder(

@@ -8,7 +8,7 @@ from typing import Literal
 
 from app.code.errors import InputFault
 
-# Loopback clients need no key, but many refuse to start without one.
+# Where no key is known: many clients refuse to start without any.
 PLACEHOLDER_KEY = "tessera"
 
 

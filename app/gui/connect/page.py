@@ -18,6 +18,7 @@ from app.gui.widgets.flow import Flow
 from app.gui.widgets.popups import Choice, entries_of
 from devices.programs import installed_program
 from engine.paths import user_paths
+from engine.services import Services as EngineServices
 
 _GLYPH = 20  # pixels; what it stands on is twice as large
 
@@ -33,6 +34,7 @@ class ConnectPage(Page):
         self._services, self._link = services, link
         self._home = home or Path.home()
         self._store = ConnectStore(user_paths().state)
+        self._keys = EngineServices().program_keys
         self._write: Callable[[], list[Path]] | None = None
         self._done_words = ""
         self.banner = Banner(services.theme)
@@ -136,17 +138,20 @@ class ConnectPage(Page):
             self.model.addItem(title, model)
         self.model.setCurrentIndex(max(self.model.findData(wanted), 0))
 
-    def _endpoint(self) -> Endpoint | None:
+    def _endpoint(self, program: str) -> Endpoint | None:
         choice = self._services.models.get(self.model.currentData() or "")
         if choice is None or not self._link.url:
             self.banner.notify(
                 self.tr("The server does not run yet, or has no model. See the Server page."), "warn"
             )
             return None
-        return Endpoint(url=self._link.url, model=choice.id, context=choice.n_ctx, key=PLACEHOLDER_KEY, fim=True)
+        key = self._link.token if self._link.remote else self._keys.make(program)
+        return Endpoint(
+            url=self._link.url, model=choice.id, context=choice.n_ctx, key=key or PLACEHOLDER_KEY, fim=True
+        )
 
     def _plan(self, integration: Integration) -> None:
-        endpoint = self._endpoint()
+        endpoint = self._endpoint(integration.name)
         if endpoint is None:
             return
         if integration.edits is None:
@@ -167,9 +172,14 @@ class ConnectPage(Page):
 
     def _plan_removal(self, integration: Integration) -> None:
         def show(edits: list[FileEdit]) -> None:
-            self._offer(integration, edits, lambda: self._store.remove(integration, edits), removing=True)
+            self._offer(integration, edits, lambda: self._disconnect(integration, edits), removing=True)
 
         self._services.ask(self.banner, lambda: self._store.planned_removal(integration), show)
+
+    def _disconnect(self, integration: Integration, edits: list[FileEdit]) -> list[Path]:
+        backups = self._store.remove(integration, edits)
+        self._keys.remove(integration.name)
+        return backups
 
     def _show_steps(self, integration: Integration, endpoint: Endpoint) -> None:
         self._write = None

@@ -1,6 +1,6 @@
 """Keys of the server: make one for a program, see what each may do, revoke it."""
 
-from PySide6.QtCore import QDateTime, QTimer
+from PySide6.QtCore import QDateTime, QTimer, Signal
 from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QLayout
 
@@ -18,6 +18,9 @@ _MOST_NAME = 100
 
 class KeysCard(RowsCard[Keys]):
     """A new key is shown once; only its hash is kept by the server."""
+
+    required_changed = Signal()
+    required = False  # programs must present a key
 
     def __init__(self, services: Services, banner: Banner) -> None:
         super().__init__(services, banner)
@@ -50,7 +53,11 @@ class KeysCard(RowsCard[Keys]):
         return self._services.api.keys()
 
     def _rows_of(self, found: Keys) -> tuple[list[QLayout], str]:
-        if found.keys:
+        own = any(not key.program for key in found.keys)
+        if (found.required or own) != self.required:
+            self.required = found.required or own
+            self.required_changed.emit()
+        if own:
             note = self.tr("Every program must present one of these keys, on this computer too.")
         elif found.public:
             note = self.tr(
@@ -65,9 +72,10 @@ class KeysCard(RowsCard[Keys]):
         scopes = {"chat": self.tr("runs models"), "manage": self.tr("manages models")}
         chips = [label(scopes[scope], "chip") for scope in key.scopes]
         made = formatted.date(QDateTime.fromSecsSinceEpoch(int(key.created_at)).date())
+        words = self.tr("connected program") if key.program else self.tr("made {date}").format(date=made)
         revoke = button(self.tr("Revoke"), lambda: self._revoke(name), "danger")
         revoke.setAccessibleName(self.tr("Revoke {name}").format(name=name))
-        return row(label(name), *chips, label(self.tr("made {date}").format(date=made), "small"), 1, revoke)
+        return row(label(name), *chips, label(words, "small"), 1, revoke)
 
     def _add(self) -> None:
         name = self.name.text().strip()

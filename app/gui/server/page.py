@@ -11,7 +11,7 @@ from app.gui.server import requests
 from app.gui.server.elsewhere_card import ElsewhereCard
 from app.gui.server.keys_card import KeysCard
 from app.gui.server.remotes_card import RemotesCard
-from app.gui.server.snippets import SNIPPETS
+from app.gui.server.snippets import NAME_OF_A_KEY, SNIPPETS
 from app.gui.server.upstreams_card import UpstreamsCard
 from app.gui.server_link import ServerLink, server_log
 from app.gui.services import Services
@@ -19,6 +19,7 @@ from app.gui.widgets.basics import Banner, IconButton, Page, button, card, label
 from app.gui.widgets.plain_table import PlainTable
 from app.gui.widgets.popups import Choice
 from engine.api.requests import RecentActivity
+from engine.services import DEFAULT_CONTEXT
 
 _DONE_MS = 1500
 _REFRESH_MS = 2000
@@ -56,6 +57,7 @@ class ServerPage(Page):
         self._build_snippets()
         self._build_activity()
         self.keys = KeysCard(services, self.banner)
+        self.keys.required_changed.connect(self._show_snippet)
         self.add_section(self.tr("Keys"), self.keys)
         self.upstreams = UpstreamsCard(services, self.banner)
         self.add_section(self.tr("Other servers"), self.upstreams)
@@ -147,8 +149,13 @@ class ServerPage(Page):
         model = self._services.models.default or "MODEL"
         now = self._services.settings.now
         url = self._link.url or f"http://{now.text('server.host')}:{now.integer('server.port')}"
-        self._hint.setText(self.tr(snippet.hint))
-        self.snippet.setPlainText(snippet.text(url, model))
+        choice = self._services.models.get(model)
+        hint = self.tr(snippet.hint)
+        if self.keys.required:
+            hint += " " + self.tr("Put one of the keys below in the place of {name}.").format(name=NAME_OF_A_KEY)
+        self._hint.setText(hint)
+        context = choice.n_ctx if choice is not None else DEFAULT_CONTEXT
+        self.snippet.setPlainText(snippet.text(url, model, context, needs_key=self.keys.required))
         lines = min(self.snippet.blockCount(), _SNIPPET_LINES)
         line = self.snippet.fontMetrics().lineSpacing()
         self.snippet.setFixedHeight(line * (lines + 1) + 2 * self._services.theme.tokens.unit)

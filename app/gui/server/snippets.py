@@ -2,18 +2,27 @@
 
 from dataclasses import dataclass
 
+# Stands where the user puts a key: the server keeps only their hashes.
+NAME_OF_A_KEY = "YOUR_KEY"
+
 
 @dataclass(frozen=True)
 class Snippet:
-    """Text for one program; `{url}` and `{model}` are filled in."""
+    """Text for one program; what stands in braces is filled in."""
 
     name: str
     hint: str
     template: str
 
-    def text(self, url: str, model: str) -> str:
-        """The text for this server and model."""
-        return self.template.replace("{url}", url).replace("{model}", model)
+    def text(self, url: str, model: str, context: int, *, needs_key: bool) -> str:
+        """The text for this server and model, whose context has so many tokens."""
+        key = NAME_OF_A_KEY if needs_key else "local"
+        header = f"  -H 'Authorization: Bearer {key}' \\\n" if needs_key else ""
+        places = {"{header}": header, "{url}": url, "{model}": model, "{context}": str(context), "{key}": key}
+        text = self.template
+        for place, value in places.items():
+            text = text.replace(place, value)
+        return text
 
 
 SNIPPETS: tuple[Snippet, ...] = (
@@ -21,16 +30,16 @@ SNIPPETS: tuple[Snippet, ...] = (
         "curl",
         "Paste into a terminal.",
         """curl {url}/v1/chat/completions \\
-  -H 'Content-Type: application/json' \\
+{header}  -H 'Content-Type: application/json' \\
   -d '{"model": "{model}", "messages": [{"role": "user", "content": "Hello"}]}'
 """,
     ),
     Snippet(
         "Python (openai)",
-        "Needs the openai package. No key is checked on this computer; any text will do.",
+        "Needs the openai package.",
         """from openai import OpenAI
 
-client = OpenAI(base_url="{url}/v1", api_key="local")
+client = OpenAI(base_url="{url}/v1", api_key="{key}")
 answer = client.chat.completions.create(
     model="{model}",
     messages=[{"role": "user", "content": "Hello"}],
@@ -46,7 +55,7 @@ print(answer.choices[0].message.content)
     provider: openai
     model: {model}
     apiBase: {url}/v1
-    apiKey: local
+    apiKey: {key}
     roles: [chat, edit, apply, autocomplete]
 """,
     ),
@@ -54,7 +63,7 @@ print(answer.choices[0].message.content)
         "VS Code: Cline or Roo Code",
         "In the extension's settings choose the provider OpenAI Compatible.",
         """Base URL:  {url}/v1
-API key:   local
+API key:   {key}
 Model ID:  {model}
 """,
     ),
@@ -66,7 +75,7 @@ Model ID:  {model}
     "openai_compatible": {
       "Tessera": {
         "api_url": "{url}/v1",
-        "available_models": [{ "name": "{model}", "max_tokens": 8192 }]
+        "available_models": [{ "name": "{model}", "max_tokens": {context} }]
       }
     }
   }
@@ -77,7 +86,7 @@ Model ID:  {model}
         "Aider",
         "Paste into a terminal, in your project's folder.",
         """export OPENAI_API_BASE={url}/v1
-export OPENAI_API_KEY=local
+export OPENAI_API_KEY={key}
 aider --model openai/{model}
 """,
     ),
@@ -85,7 +94,7 @@ aider --model openai/{model}
         "Open WebUI",
         "Admin settings, Connections, add an OpenAI API connection.",
         """URL:  {url}/v1
-Key:  local
+Key:  {key}
 """,
     ),
 )

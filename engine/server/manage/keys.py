@@ -17,7 +17,8 @@ async def list_keys(request: Request) -> Keys:
     access = server_state(request).access
     found = access.store.all()
     keys = tuple(Key(name=k.name, scopes=k.scopes, created_at=k.created_at) for k in found)
-    return Keys(keys=keys, public=access.public)
+    programs = tuple(Key(name=name, program=True) for name in access.programs.names())
+    return Keys(keys=keys + programs, public=access.public, required=access.needs_key)
 
 
 @router.post("", status_code=201)
@@ -30,5 +31,6 @@ async def make_key(request: Request, body: KeyRequest) -> NewKey:
 @router.delete("/{name}", status_code=204, response_class=Response)
 async def revoke_key(request: Request, name: str) -> None:
     """Revoke a key."""
-    if not server_state(request).access.store.remove(name):
+    access = server_state(request).access
+    if not access.store.remove(name) and not access.programs.remove(name):
         raise InputFault(f"There is no key named {name!r}.", "name")

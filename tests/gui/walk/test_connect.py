@@ -55,6 +55,9 @@ def test_every_program_is_connected_and_let_go(walk):
         walk.click("Apply", f"{CONNECT}.review")
         walk.until(f"'is connected' in {CONNECT}.banner.text and {title!r} in {CONNECT}.banner.text")
         assert walk.server()["url"] in address((user / file).read_text())
+        keys = json.loads((walk.home / "config" / "program-keys.json").read_text())["data"]
+        # Zed asks its user for the key.
+        assert button == "Connect Zed" or any(key in (user / file).read_text() for key in keys.values())
         walk.click(f"Remove {title}", CONNECT)
         walk.until(f"{CONNECT}.review.isVisible()")
         walk.click("Apply", f"{CONNECT}.review")
@@ -63,6 +66,7 @@ def test_every_program_is_connected_and_let_go(walk):
         assert left == was or "127.0.0.1" not in (left or ""), (button, left)
         if was is not None:
             assert left == was
+        assert json.loads((walk.home / "config" / "program-keys.json").read_text())["data"] == {}
 
 
 def test_a_program_whose_settings_nobody_may_write_says_what_to_enter(walk):

@@ -46,8 +46,13 @@ def _launch(endpoint: Endpoint, folder: Path) -> Launch:
     model = f"openai/{endpoint.model}"
     argv = ("aider", "--model", model, "--weak-model", model, "--openai-api-base", endpoint.openai_url)
     return Launch(
-        argv=(*argv, "--openai-api-key", endpoint.key, "--model-metadata-file", str(folder / name)),
-        env={"AIDER_ANALYTICS_DISABLE": "true", "AIDER_CHECK_UPDATE": "false"},
+        argv=(*argv, "--model-metadata-file", str(folder / name)),
+        # Other users see what is on a command line, but not the environment.
+        env={
+            "AIDER_OPENAI_API_KEY": endpoint.key,
+            "AIDER_ANALYTICS_DISABLE": "true",
+            "AIDER_CHECK_UPDATE": "false",
+        },
         files={name: _metadata(endpoint)},
     )
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from app.code.connect.text_block import undo_block, with_block, without_block
 from app.code.connect.types import Endpoint, FileEdit, Integration, Launch, NeedsHand, read_config
 
+_KEY_NAME = "TESSERA_API_KEY"
 _OWN_TABLE = re.compile(r"^\s*\[(?:model_providers|profiles)\.\"?tessera\"?\]", re.MULTILINE)
 
 
@@ -19,6 +20,7 @@ def _edits(home: Path, endpoint: Endpoint) -> list[FileEdit]:
         'name = "Tessera"',
         f"base_url = {json.dumps(endpoint.openai_url)}",
         'wire_api = "responses"',
+        f"experimental_bearer_token = {json.dumps(endpoint.key)}",
         "",
         "[profiles.tessera]",
         'model_provider = "tessera"',
@@ -33,14 +35,16 @@ def _edits(home: Path, endpoint: Endpoint) -> list[FileEdit]:
 
 def _launch(endpoint: Endpoint, folder: Path) -> Launch:
     del folder
-    provider = {"name": "Tessera", "base_url": endpoint.openai_url, "wire_api": "responses"}
+    # Other users see what is on a command line, but not the environment.
+    provider = {"name": "Tessera", "base_url": endpoint.openai_url, "wire_api": "responses", "env_key": _KEY_NAME}
     table = "{" + ", ".join(f"{key} = {json.dumps(value)}" for key, value in provider.items()) + "}"
     options = (
         f"model_providers.tessera={table}",
         'model_provider="tessera"',
         f"model_context_window={endpoint.context}",
     )
-    return Launch(argv=("codex", "-m", endpoint.model, *(part for option in options for part in ("-c", option))))
+    argv = ("codex", "-m", endpoint.model, *(part for option in options for part in ("-c", option)))
+    return Launch(argv=argv, env={_KEY_NAME: endpoint.key})
 
 
 def _steps(endpoint: Endpoint) -> str:

@@ -12,6 +12,7 @@ let g:llama_config = extend({{
   \\ 'endpoint': '{endpoint.url}/infill',
   \\ 'endpoint_fim': '{endpoint.url}/infill',
   \\ 'endpoint_inst': '{endpoint.openai_url}/chat/completions',
+  \\ 'api_key': '{endpoint.key}',
   \\ 'n_prefix': 256,
   \\ 'n_suffix': 8,
   \\ 'n_predict': 128,

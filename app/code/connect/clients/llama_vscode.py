@@ -20,6 +20,8 @@ def _edits(home: Path, endpoint: Endpoint) -> list[FileEdit]:
     settings: Settings = {
         ("llama-vscode.endpoint",): endpoint.url,
         ("llama-vscode.endpoint_chat",): endpoint.url,
+        ("llama-vscode.api_key",): endpoint.key,
+        ("llama-vscode.api_key_chat",): endpoint.key,
         ("llama-vscode.n_prefix",): 256,
         ("llama-vscode.n_suffix",): 8,
     }
