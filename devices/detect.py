@@ -3,6 +3,7 @@
 from msgspec.structs import replace
 
 from devices import causes
+from devices.chips import with_chips
 from devices.findings import machine_findings
 from devices.host import Host, text
 from devices.power import meters
@@ -38,14 +39,16 @@ def inventory(host: Host) -> Machine:
         gpus = apple_devices(host, cpu, ram)
     ram = _with_carve_out(ram, gpus)
     devices = _unique([_cpu_device(cpu, ram), *gpus, *npus])
-    machine = Machine(
-        system=host.system,
-        kernel=kernel,
-        arch=cpu.arch or "unknown",
-        environment=_environment(host, cpu),
-        product=_product(host),
-        memory=ram,
-        devices=devices,
+    machine = with_chips(
+        Machine(
+            system=host.system,
+            kernel=kernel,
+            arch=cpu.arch or "unknown",
+            environment=_environment(host, cpu),
+            product=_product(host),
+            memory=ram,
+            devices=devices,
+        )
     )
     return replace(machine, findings=machine_findings(host, machine))
 
@@ -54,7 +57,7 @@ def detailed(host: Host, machine: Machine | None = None) -> Machine:
     """The inventory plus what vendors' own commands add, and the power meters; each has a time limit of seconds."""
     machine = machine or inventory(host)
     devices = with_nvidia_smi(host, machine.devices, machine.memory)
-    return replace(machine, devices=devices, meters=meters(host, devices))
+    return with_chips(replace(machine, devices=devices, meters=meters(host, devices)))
 
 
 def _kernel(host: Host) -> str:

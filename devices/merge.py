@@ -5,6 +5,7 @@ from msgspec.structs import replace
 from devices import causes, remedies
 from devices.backends.libraries import BACKENDS
 from devices.backends.tiles import BACKEND as TILES
+from devices.chips import with_chips
 from devices.isa import canonical
 from devices.probes import hints
 from devices.types import BackendDevice, BackendReport, Device, Evidence, Machine, Memory, Runtime, State
@@ -28,7 +29,7 @@ def merged(machine: Machine) -> Machine:
     if cpu is not None and features:
         names = canonical(CPU_FEATURES.get(f.lower(), f.lower()) for f in features)
         devices["cpu"] = replace(cpu, isa=cpu.isa | names)
-    return replace(machine, devices=tuple(_settled(device, machine) for device in devices.values()))
+    return with_chips(replace(machine, devices=tuple(_settled(device, machine) for device in devices.values())))
 
 
 def _attach(devices: dict[str, Device], report: BackendReport, found: BackendDevice, index: int) -> None:
@@ -46,6 +47,9 @@ def _attach(devices: dict[str, Device], report: BackendReport, found: BackendDev
         free_bytes=found.free_bytes,
         state="usable",
         version=report.version,
+        description=found.description,
+        matrix_units=found.matrix_units,
+        int_dot=found.int_dot,
     )
     devices[device.id] = replace(
         device, memory=_memory(device, found), runtimes=(*device.runtimes, runtime), name=_name(device, found)

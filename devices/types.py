@@ -52,7 +52,10 @@ class Memory(msgspec.Struct, frozen=True):
 
 
 class Runtime(msgspec.Struct, frozen=True):
-    """One backend's view of one device, as its own library reported it in a child process (bytes)."""
+    """One backend's view of one device, as its own library reported it in a child process (bytes).
+
+    `matrix_units` and `int_dot`: whether it computes with those; None where the backend does not tell.
+    """
 
     backend: str
     device_name: str
@@ -62,6 +65,9 @@ class Runtime(msgspec.Struct, frozen=True):
     state: State
     reason: str = ""
     version: str = ""
+    description: str = ""
+    matrix_units: bool | None = None
+    int_dot: bool | None = None
 
 
 class CoreCounts(msgspec.Struct, frozen=True):
@@ -89,7 +95,10 @@ class CoreCounts(msgspec.Struct, frozen=True):
 
 
 class Device(msgspec.Struct, frozen=True):
-    """One processor that could run a model. `id` is its PCI address, LUID or a fixed name such as `cpu`."""
+    """One processor that could run a model. `id` is its PCI address, LUID or a fixed name such as `cpu`.
+
+    `chip` is its row in the table of chips (devices/chips.py); None where it is in none.
+    """
 
     id: str
     kind: Kind
@@ -110,6 +119,7 @@ class Device(msgspec.Struct, frozen=True):
     fix_hint: str | None = None
     runtimes: tuple[Runtime, ...] = ()
     evidence: tuple[Evidence, ...] = ()
+    chip: str | None = None
 
 
 class SystemMemory(msgspec.Struct, frozen=True):
@@ -145,7 +155,10 @@ class BackendReport(msgspec.Struct, frozen=True):
 
 
 class BackendDevice(msgspec.Struct, frozen=True):
-    """A device as a backend library lists it; `device_id` is a lower-case PCI address where it knows one."""
+    """A device as a backend library lists it; `device_id` is a lower-case PCI address where it knows one.
+
+    `matrix_units` and `int_dot` are what the backend says of them while it starts; None: nothing.
+    """
 
     name: str
     description: str
@@ -153,6 +166,8 @@ class BackendDevice(msgspec.Struct, frozen=True):
     total_bytes: int
     free_bytes: int
     device_id: str | None = None
+    matrix_units: bool | None = None
+    int_dot: bool | None = None
 
 
 class Finding(msgspec.Struct, frozen=True):

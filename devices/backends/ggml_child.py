@@ -5,6 +5,7 @@ the one that scores highest on this processor is loaded, as ggml itself would.
 """
 
 import ctypes
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,10 @@ from devices.backends.libraries import best_variant, ggml_library
 from devices.backends.symbols import ggml_functions
 from devices.child_answer import answer_with
 
+# What Vulkan and Metal say of a device while they start. Source: ggml-vulkan.cpp, ggml_vk_print_gpu_info;
+# ggml-metal-device.m.
+VULKAN_LINE = re.compile(r"ggml_vulkan: (\d+) = .*\| int dot: (\d) \| matrix cores: (\S+)")
+METAL_LINE = re.compile(r"has tensor\s*= (true|false)")
 DEVICE_KINDS = {0: "cpu", 1: "gpu", 2: "igpu", 3: "accel"}
 TRIAL_BYTES = 1 << 20
 
@@ -56,6 +61,32 @@ def features(ggml: Any, registry: ctypes.c_void_p) -> list[str]:
     return found
 
 
+class BackendLog:
+    """What backends write to their log while they start."""
+
+    def __init__(self, ggml: Any) -> None:
+        self._text: list[str] = []
+        # ctypes calls it for as long as the process lives, so it must not be collected.
+        self._callback = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(self._add)
+        ggml.ggml_log_set(self._callback, None)
+
+    def _add(self, _level: int, text: bytes | None, _user: int | None) -> None:
+        self._text.append((text or b"").decode("utf-8", "replace"))
+
+    def units(self, index: int) -> dict[str, bool | None]:
+        """Whether the device of this number computes with matrix units and integer dot products; None: untold."""
+        return reported_units("".join(self._text), index)
+
+
+def reported_units(log: str, index: int) -> dict[str, bool | None]:
+    """The same from what was written."""
+    for match in VULKAN_LINE.finditer(log):
+        if int(match[1]) == index:
+            return {"matrix_units": match[3] != "none", "int_dot": match[2] == "1"}
+    metal = METAL_LINE.search(log)
+    return {"matrix_units": metal[1] == "true" if metal else None, "int_dot": None}
+
+
 def open_device(ggml: Any, device: ctypes.c_void_p) -> None:
     """Start the device and take and give back a small buffer: listing alone proves nothing."""
     for name in ("ggml_backend_dev_init", "ggml_backend_dev_buffer_type", "ggml_backend_buft_alloc_buffer"):
@@ -78,6 +109,7 @@ def report(folder: Path, libraries: list[str]) -> dict[str, object]:
     ggml.ggml_backend_reg_dev_get.restype = ctypes.c_void_p
     ggml.ggml_backend_reg_dev_count.restype = ctypes.c_size_t
     path = str(best_variant(tuple(map(Path, libraries))))
+    log = BackendLog(ggml)
     pointer = ggml.ggml_backend_load(path.encode())
     if not pointer:
         ctypes.CDLL(path)  # says which library or symbol is missing
@@ -97,6 +129,7 @@ def report(folder: Path, libraries: list[str]) -> dict[str, object]:
                 "total_bytes": props.memory_total,
                 "free_bytes": props.memory_free,
                 "device_id": props.device_id.decode("utf-8", "replace").lower() if props.device_id else None,
+                **log.units(index),
             }
         )
     ggml.ggml_version.restype = ctypes.c_char_p

@@ -1,9 +1,11 @@
 """Apple Silicon: the GPU shares all RAM up to a wired limit; only Core ML reaches the Neural Engine."""
 
 from devices import causes
+from devices.chips import GPU_CORES
 from devices.host import Host, number
 from devices.probes import hints
 from devices.probes.cpu import Cpu
+from devices.probes.ram import gpu_cores
 from devices.types import Device, Evidence, Memory, SystemMemory
 
 # Metal's recommended working set is 67-78 % of RAM (M5 Max: 40.2 of 51.5 GB). Two thirds up to 36 GiB, three
@@ -16,7 +18,8 @@ def apple_devices(host: Host, cpu: Cpu, ram: SystemMemory) -> list[Device]:
     if cpu.vendor != "Apple":
         return []
     limit, source = working_set_bytes(host, ram)
-    available = None
+    count, available = gpu_cores(host), None
+    cores = (Evidence("ioreg", GPU_CORES, str(count)),) if count is not None else ()
     if limit is not None and ram.available_bytes is not None:
         available = min(limit, ram.available_bytes)
     gpu = Device(
@@ -37,7 +40,7 @@ def apple_devices(host: Host, cpu: Cpu, ram: SystemMemory) -> list[Device]:
         driver="Metal",
         reason=causes.NOT_TRIED,
         fix_hint=hints.TRY,
-        evidence=(source,),
+        evidence=(source, *cores),
     )
     engine = Device(
         id="npu:apple",

@@ -9,6 +9,7 @@ VENDORS = {
     0x10DE: "NVIDIA",
     0x17CB: "Qualcomm",
     0x106B: "Apple",
+    0x4D4F4351: "Qualcomm",  # "QCOM", as ACPI names it on Windows
 }
 # Display functions that no kernel here can use: virtual and server-management adapters.
 NOT_FOR_COMPUTE = frozenset({0x1AF4, 0x1234, 0x15AD, 0x1013, 0x1B36, 0x1414, 0x102B, 0x1A03, 0x80EE, 0x1D0F})
@@ -51,7 +52,9 @@ TABLE: dict[tuple[int, int], GpuId] = {
 _INTEL_FAMILIES: tuple[tuple[frozenset[int], str, str], ...] = (
     (frozenset({0x64A0, 0x6420, 0x64B0}), "Arc Graphics (Lunar Lake)", "xe2-lpg"),
     (frozenset({0x7D55, 0x7D45, 0x7DD5, 0x7D40}), "Arc Graphics (Meteor Lake)", "xe-lpg"),
-    (frozenset({0x7D51, 0x7D67, 0x7D41, 0x7DD1}), "Arc Graphics (Arrow Lake)", "xe-lpg+"),
+    # Matrix units came with Arrow Lake-H alone. Source: llama.cpp, pull request 24404.
+    (frozenset({0x7D51, 0x7DD1}), "Arc Graphics (Arrow Lake-H)", "xe-lpg+"),
+    (frozenset({0x7D67, 0x7D41}), "Intel Graphics (Arrow Lake)", "xe-lpg"),
     (frozenset({*range(0xB080, 0xB088), 0xB08F, 0xB090, 0xB0A0}), "Arc Graphics (Panther Lake)", "xe3-lpg"),
     (frozenset({*range(0xE202, 0xE218)}), "Arc B-series (Battlemage)", "xe2-hpg"),
     (frozenset({*range(0x5690, 0x56C2)}), "Arc A-series (Alchemist)", "xe-hpg"),

@@ -4,6 +4,7 @@ import re
 
 import msgspec
 
+from devices.chips import apple_gpus
 from devices.host import Host, fields, number, records, text
 from devices.probes.limits import memory_limit
 from devices.types import SystemMemory
@@ -28,7 +29,8 @@ BANDWIDTH_CEILINGS: tuple[tuple[re.Pattern[str], float], ...] = tuple(
         (r"core\(tm\) ultra (x?\d) 3\d\d", 153.6),  # Panther Lake, 128 bit LPDDR5X-9600
         (r"core\(tm\) ultra", 134.4),  # Meteor and Arrow Lake, 128 bit LPDDR5X-8400
         (r"i[3579]-1[234]\d{3}", 102.4),
-        (r"snapdragon.*x2|x2 elite", 228.0),
+        (r"x2 elite extreme|x2e-9[46]", 228.0),  # 192 bit LPDDR5X-9523
+        (r"snapdragon.*x2|x2 elite", 152.0),  # 128 bit LPDDR5X-9523
         (r"snapdragon|x1e|x1p|x elite", 135.0),
     )
 )
@@ -36,26 +38,6 @@ BANDWIDTH_CEILINGS: tuple[tuple[re.Pattern[str], float], ...] = tuple(
 SOLDERED: tuple[tuple[re.Pattern[str], float], ...] = (
     (re.compile(r"ryzen ai max", re.IGNORECASE), 256.0),
     (re.compile(r"core\(tm\) ultra \d+ 2\d\dV", re.IGNORECASE), 136.5),
-)
-# Apple publishes the bandwidth of each chip; no firmware table says it.
-APPLE_BANDWIDTH: tuple[tuple[str, float], ...] = (
-    ("M1 Ultra", 800.0),
-    ("M1 Max", 400.0),
-    ("M1 Pro", 200.0),
-    ("M1", 68.0),
-    ("M2 Ultra", 800.0),
-    ("M2 Max", 400.0),
-    ("M2 Pro", 200.0),
-    ("M2", 100.0),
-    ("M3 Ultra", 819.0),
-    ("M3 Max", 300.0),
-    ("M3 Pro", 150.0),
-    ("M3", 100.0),
-    ("M4 Max", 410.0),
-    ("M4 Pro", 273.0),
-    ("M4", 120.0),
-    ("M5 Max", 460.0),
-    ("M5", 153.0),
 )
 
 
@@ -128,9 +110,6 @@ def _bus(modules: list[dict[str, int | None]], source: str) -> MemoryBus:
 
 def clamped_bandwidth(bus: MemoryBus, cpu_name: str) -> tuple[float | None, str]:
     """Bandwidth in GB/s and where it comes from, never above what the CPU's controller can do."""
-    for chip, gbs in APPLE_BANDWIDTH:
-        if cpu_name.endswith(f"Apple {chip}") or cpu_name == chip:
-            return gbs, f"published for the {chip}"
     reported = bus.bandwidth_gbs
     ceiling = next((gbs for pattern, gbs in BANDWIDTH_CEILINGS if pattern.search(cpu_name)), None)
     if reported is None:
@@ -223,7 +202,7 @@ def _macos(host: Host, cpu_name: str) -> SystemMemory:
     available = sum(p for p in pages if p is not None) * page if pages[0] is not None else None
     if total is not None and available is not None:
         available = min(available, total)
-    gbs, source = clamped_bandwidth(MemoryBus(), cpu_name)
+    gbs, source = apple_bandwidth(cpu_name, gpu_cores(host))
     return SystemMemory(
         total_bytes=total,
         installed_bytes=total,
@@ -231,3 +210,17 @@ def _macos(host: Host, cpu_name: str) -> SystemMemory:
         bandwidth_gbs=gbs,
         bandwidth_source=source,
     )
+
+
+def apple_bandwidth(cpu_name: str, cores: int | None) -> tuple[float | None, str]:
+    """Apple publishes it for each chip; of one sold with two, the GPU's cores decide, else it is the lower."""
+    sizes = apple_gpus(cpu_name)
+    found = next((row for row in sizes if row.units == cores), sizes[0] if sizes else None)
+    return (found.bandwidth_gbs, f"published for the {found.name}") if found is not None else (None, "")
+
+
+def gpu_cores(host: Host) -> int | None:
+    """Cores of Apple's GPU, from the registry of its driver."""
+    output = host.run(["ioreg", "-rd1", "-c", "AGXAccelerator"], 2.0).stdout
+    match = re.search(r'"gpu-core-count" = ([0-9]{1,3})\b', output, re.ASCII)
+    return int(match[1]) if match else None

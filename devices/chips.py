@@ -1,0 +1,224 @@
+"""What a processor or GPU can do, from a table of published facts (chips.json), and which row a device is."""
+
+import re
+from collections.abc import Iterable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+import msgspec
+from msgspec.structs import replace
+
+from devices.learned import learned
+from devices.types import Device, Machine, Memory, Runtime
+
+TABLE: Final = Path(__file__).with_name("chips.json")
+# How `Memory.bandwidth_source` begins where nothing on the machine says it.
+USUAL: Final = "usual for"
+# Evidence of how many cores Apple's GPU has.
+GPU_CORES: Final = "gpu-core-count"
+
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+Confidence = Literal["high", "medium", "low"]
+Text = Annotated[str, msgspec.Meta(min_length=1)]
+
+
+class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One GPU. Peaks are dense, in 10^12 operations a second; `matrix` names backends that use its matrix units."""
+
+    id: Text
+    name: Text
+    vendor: Text
+    kind: Literal["igpu", "dgpu"]
+    family: Text
+    ids: tuple[str, ...]
+    names: tuple[str, ...]
+    units: Annotated[int, msgspec.Meta(gt=0)] | None
+    unit: str
+    boost_ghz: Positive
+    fp16_tflops: Positive | None
+    fp16_matrix_tflops: Positive | None
+    int8_dp4a_tops: Positive | None
+    int8_matrix_tops: Positive | None
+    bandwidth_gbs: Positive | None
+    matrix: tuple[str, ...]
+    int_dot: bool | None
+    confidence: Confidence
+    sources: Annotated[tuple[Text, ...], msgspec.Meta(min_length=1)]
+
+    def has_matrix(self, backend: str, system: str) -> bool:
+        """Whether this backend computes with its matrix units on this system."""
+        return backend in self.matrix or f"{backend}/{system}" in self.matrix
+
+
+class CpuKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One kind of processor. `reads_gbs`: what all its cores together read; `bandwidth_gbs`: its usual memory.
+
+    `ghz` is with all fast cores busy; `slow_cores`: it has no others than efficiency cores.
+    """
+
+    id: Text
+    name: Text
+    match: str
+    ghz: Positive
+    reads_gbs: Positive
+    bandwidth_gbs: Positive
+    slow_cores: bool = False
+    confidence: Confidence
+    sources: Annotated[tuple[Text, ...], msgspec.Meta(min_length=1)]
+
+
+class Chips(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The whole table."""
+
+    about: tuple[str, ...]
+    date: str
+    gpus: tuple[Gpu, ...]
+    cpus: tuple[CpuKind, ...]
+
+
+@cache
+def chips() -> Chips:
+    """The table that comes with this program."""
+    return read_chips(TABLE.read_bytes())
+
+
+def read_chips(content: bytes) -> Chips:
+    """A table from JSON. Raises: ValueError, re.error: a row is not as described."""
+    found = msgspec.json.decode(content, type=learned(Chips))
+    ids = [*(row.id for row in found.gpus), *(row.id for row in found.cpus)]
+    twice = sorted({name for name in ids if ids.count(name) > 1})
+    if twice:
+        raise ValueError(f"these ids are there twice: {', '.join(twice)}")
+    if not found.cpus or found.cpus[-1].match:
+        raise ValueError("the last processor has to match every name")
+    for row in found.cpus:
+        re.compile(row.match)
+    for gpu in found.gpus:
+        for known in gpu.ids:
+            _span(known)
+    return found
+
+
+@cache
+def gpu(chip: str | None) -> Gpu | None:
+    """The row of a GPU by its id."""
+    return next((row for row in chips().gpus if row.id == chip), None)
+
+
+@cache
+def cpu_kind(name: str) -> CpuKind:
+    """The row of a processor by its id or the name that the system tells."""
+    rows = chips().cpus
+    by_id = next((row for row in rows if row.id == name), None)
+    return by_id or next(row for row in rows if re.search(row.match, name, re.IGNORECASE))
+
+
+def apple_gpus(cpu_name: str) -> tuple[Gpu, ...]:
+    """The GPUs that an Apple chip of this name is sold with, smallest first."""
+    wanted = cpu_name.lower() if cpu_name.lower().startswith("apple ") else f"apple {cpu_name.lower()}"
+    rows = [row for row in chips().gpus if wanted in row.names]
+    return tuple(sorted(rows, key=lambda row: row.units or 0))
+
+
+def with_chips(machine: Machine) -> Machine:
+    """`machine` with the chip that each device is; where nothing tells bandwidth or units, they are the chip's."""
+    cpu_name = next((d.name for d in machine.devices if d.kind == "cpu"), "")
+    usual = None if machine.environment == "vm" else cpu_kind(cpu_name)
+    devices = tuple(_with_chip(device, cpu_name, usual, machine.system) for device in machine.devices)
+    return replace(machine, devices=devices)
+
+
+def _with_chip(device: Device, cpu_name: str, usual: CpuKind | None, system: str) -> Device:
+    if device.kind == "cpu":
+        found = cpu_kind(cpu_name)
+        memory = _with_bandwidth(device.memory, usual.bandwidth_gbs if usual else None, usual)
+        return replace(device, chip=found.id, memory=memory)
+    if device.kind == "npu" and usual is not None:
+        return replace(device, memory=_with_bandwidth(device.memory, usual.bandwidth_gbs, usual))
+    if device.kind not in {"igpu", "dgpu"} or device.vendor == "software":
+        return device
+    row = gpu_of(device, cpu_name)
+    source: Gpu | CpuKind | None = row
+    gbs = row.bandwidth_gbs if row is not None else None
+    if device.memory.unified and usual is not None and (gbs is None or usual.bandwidth_gbs < gbs):
+        gbs, source = usual.bandwidth_gbs, usual
+    memory = _with_bandwidth(device.memory, gbs, source)
+    if row is None:
+        return replace(device, chip=None, memory=memory)
+    runtimes = tuple(_with_units(runtime, row, system) for runtime in device.runtimes)
+    return replace(device, chip=row.id, memory=memory, runtimes=runtimes)
+
+
+def _with_units(runtime: Runtime, row: Gpu, system: str) -> Runtime:
+    """What the backend did not tell of the device, from the table."""
+    matrix, dot = runtime.matrix_units, runtime.int_dot
+    return replace(
+        runtime,
+        matrix_units=row.has_matrix(runtime.backend, system) if matrix is None else matrix,
+        int_dot=row.int_dot if dot is None else dot,
+    )
+
+
+def _with_bandwidth(memory: Memory, gbs: float | None, row: Gpu | CpuKind | None) -> Memory:
+    known = memory.bandwidth_gbs is not None and not memory.bandwidth_source.startswith(USUAL)
+    if known or gbs is None or row is None or (row.id == "other"):
+        return memory
+    return replace(memory, bandwidth_gbs=gbs, bandwidth_source=f"{USUAL} {row.name}")
+
+
+def gpu_of(device: Device, cpu_name: str) -> Gpu | None:
+    """The row of a GPU: by PCI id, else by target, and of several by the name; of those left the smallest."""
+    rows = [row for row in chips().gpus if (row.vendor, row.kind) == (device.vendor, device.kind)]
+    words = [device.name, *(runtime.description for runtime in device.runtimes)]
+    if device.kind == "igpu":
+        words.append(cpu_name)
+    text = " ".join(words).lower().replace("(tm)", "").replace("(r)", "")
+    by_id = _by_id(rows, device.pci_id, device.arch)
+    named = _named(by_id or rows, text)
+    if named:
+        return _of_size(named, device)
+    return _of_size(by_id, device) if by_id else None
+
+
+def _by_id(rows: Sequence[Gpu], pci_id: str | None, arch: str | None) -> list[Gpu]:
+    exact = [row for row in rows if pci_id and pci_id in row.ids]
+    ranged = [row for row in rows if pci_id and any(_holds(known, pci_id) for known in row.ids)]
+    return exact or ranged or [row for row in rows if arch and arch in row.ids]
+
+
+def _span(known: str) -> tuple[str, int, int] | None:
+    """Vendor, first and last device of an entry `8086:4680-4693`; None: it is a target or a single id."""
+    vendor, _, devices = known.partition(":")
+    first, dash, last = devices.partition("-")
+    return (vendor, int(first, 16), int(last, 16)) if dash else None
+
+
+def _holds(known: str, pci_id: str) -> bool:
+    span, (vendor, _, device) = _span(known), pci_id.partition(":")
+    return span is not None and vendor == span[0] and span[1] <= int(device, 16) <= span[2]
+
+
+def _named(rows: Iterable[Gpu], text: str) -> list[Gpu]:
+    """Those whose longest name is found: "rtx 4060 ti" before "rtx 4060"."""
+    found: list[tuple[int, Gpu]] = []
+    for row in rows:
+        lengths = [len(name) for name in row.names if name in text and _word(name).search(text)]
+        if lengths:
+            found.append((max(lengths), row))
+    longest = max((length for length, _ in found), default=0)
+    return [row for length, row in found if length == longest]
+
+
+@cache
+def _word(name: str) -> re.Pattern[str]:
+    return re.compile(rf"(?<![a-z0-9]){re.escape(name)}(?![a-z0-9])")
+
+
+def _of_size(rows: Sequence[Gpu], device: Device) -> Gpu:
+    """Of chips that differ in size only, the one with as many units as the system tells, else the smallest."""
+    counted = next((e.value for e in device.evidence if e.key == GPU_CORES), "")
+    exact = [row for row in rows if str(row.units) == counted]
+    gbs = device.memory.bandwidth_gbs
+    alike = [row for row in rows if row.bandwidth_gbs is not None and row.bandwidth_gbs == gbs]
+    return min(exact or alike or rows, key=lambda row: (row.units or 0, row.fp16_tflops or 0))

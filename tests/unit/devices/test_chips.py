@@ -1,0 +1,183 @@
+"""The table of chips: its form, and which row recorded devices, names and what backends say lead to."""
+
+import json
+
+import pytest
+from msgspec.structs import replace
+
+from devices.backends.ggml_child import reported_units
+from devices.chips import TABLE, USUAL, chips, cpu_kind, gpu, gpu_of, read_chips, with_chips
+from devices.host import CommandResult
+from devices.probes.ram import apple_bandwidth, gpu_cores
+from devices.recording import RecordedHost
+from devices.report import recorded_report
+from devices.types import Device, Memory, Runtime
+from tests.machines import machines
+
+MACHINES = {name: recorded_report(RecordedHost(recording)) for name, recording in machines().items()}
+# As llama.cpp's Vulkan backend writes it: an Arrow Lake-H on Linux beside a card, in two of the forms it had.
+VULKAN_LOG = """ggml_vulkan: Found 2 Vulkan devices:
+ggml_vulkan: 0 = Intel(R) Arc(tm) 140T GPU (Mesa) | uma: 1 | fp16: 1 | bf16: 0 | warp size: 32 | shared memory: 49152 | int dot: 1 | matrix cores: none
+ggml_vulkan: 1 = NVIDIA (x) | uma: 0 | fp16: dot2 | bf16: 1 | fp4: 0 | warp size: 32 | shared memory: 49152 | int dot: 0 | matrix cores: NV_coopmat2v
+"""  # noqa: E501
+
+
+def card(name, **changes):
+    found = Device(id="0000:01:00.0", kind="dgpu", vendor="NVIDIA", name=name, state="usable", memory=Memory())
+    return replace(found, arch="sm_89", **changes)
+
+
+def test_every_row_has_its_sources_and_leads_to_itself():
+    rows = chips()
+    assert len(rows.gpus) > 150
+    for row in rows.gpus:
+        assert row.fp16_matrix_tflops is None or row.fp16_tflops is None or row.fp16_matrix_tflops > row.fp16_tflops
+        assert gpu(row.id) is row
+    for row in rows.cpus:
+        assert cpu_kind(row.id) is row
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda t: t["gpus"].append(t["gpus"][0]), "twice: gfx902-vega8"),
+        (lambda t: t["gpus"][0].update(fp16_tflops=-1), "fp16_tflops"),
+        (lambda t: t["gpus"][0].update(sources=[]), "sources"),
+        (lambda t: t["gpus"][0].update(fp15_tflops=1), "fp15_tflops"),
+        (lambda t: t["gpus"][0].update(ids=["8086:46zz-46a0"]), "46zz"),
+        (lambda t: t["cpus"].pop(), "match every name"),
+    ],
+)
+def test_a_table_that_is_not_as_described_is_refused(damage, said):
+    table = json.loads(TABLE.read_text(encoding="utf-8"))
+    damage(table)
+    with pytest.raises(ValueError, match=said):
+        read_chips(json.dumps(table).encode())
+
+
+def test_recorded_devices_are_their_chips():
+    found = {
+        (name, d.kind): d.chip
+        for name, machine in MACHINES.items()
+        for d in machine.devices
+        if d.kind in {"cpu", "igpu", "dgpu"}
+    }
+    assert found["sh-framework-desktop-linux", "igpu"] == "gfx1151-8060s"
+    assert found["sh-linux-egpu-rdna4", "dgpu"] == "rx9070gre"  # of three with this id the smallest
+    assert found["krk-linux", "igpu"] == "gfx1152-860m"
+    assert found["hawk-ryzen7-260-win", "igpu"] == "gfx1103-780m"
+    assert found["mtl-zbook-power-g11", "igpu"] == "xe-lpg-128"
+    assert found["arl-h-win", "igpu"] == "xe-lpgplus-140t"
+    assert found["lnl-256v", "igpu"] == "xe2-140v"
+    assert found["nv-hybrid-addw4", "igpu"] == "uhd-32"
+    assert found["x2-elite-windows", "igpu"] == "adreno-x2-90"
+    assert found["simpledrm-card0", "dgpu"] == "a10g"
+    processors = {name: chip for (name, kind), chip in found.items() if kind == "cpu"}
+    assert processors["nv-hybrid-addw4"] == "intel-hx"
+    assert processors["simpledrm-card0"] == "amd-two-chiplets"
+    assert processors["sp-hx370-pci"] == "strix-point"
+    assert processors["container-capped"] == "epyc"
+    assert processors["m2"] == "apple"
+    assert "other" not in processors.values()
+
+
+@pytest.mark.parametrize(
+    ("name", "chip"),
+    [
+        ("NVIDIA GeForce RTX 4060", "rtx4060"),
+        ("NVIDIA GeForce RTX 4060 Ti", "rtx4060ti"),
+        ("NVIDIA GeForce RTX 4060 Laptop GPU", "rtx4060m"),
+        ("NVIDIA GeForce RTX 4070 Ti SUPER", "rtx4070tis"),
+        ("NVIDIA Graphics Device", "rtx4050m"),  # nothing tells: the smallest of its target
+    ],
+)
+def test_names_tell_chips_of_one_target_apart(name, chip):
+    assert gpu_of(card(name), "").id == chip
+
+
+def test_a_backends_name_of_the_device_counts_too():
+    runtime = Runtime("cuda", "CUDA0", 0, 0, 0, "usable", description="NVIDIA GeForce RTX 4060 Laptop GPU")
+    assert gpu_of(card("NVIDIA GeForce RTX 4060", runtimes=(runtime,)), "").id == "rtx4060m"
+
+
+@pytest.mark.parametrize(
+    ("pci", "arch", "chip"),
+    [
+        ("8086:7d67", "xe-lpg", "xe-lpg-64"),
+        ("8086:4692", "xe-lp", "uhd-24"),
+        ("8086:4685", "xe-lp", "uhd-32"),
+        ("8086:9a49", "xe-lp", "iris-xe-96"),
+    ],
+)
+def test_intels_ids_tell_sizes_apart(pci, arch, chip):
+    found = Device("0000:00:02.0", "igpu", "Intel", "Intel Graphics", "usable", Memory(), pci_id=pci, arch=arch)
+    assert gpu_of(found, "").id == chip
+
+
+def test_only_arrow_lake_h_has_matrix_units():
+    arl = MACHINES["arl-h-win"]
+    igpu = next(d for d in arl.devices if d.kind == "igpu")
+    assert igpu.arch == "xe-lpg+"
+
+    def matrix(system, told=None):
+        runtime = Runtime("vulkan", "Vulkan0", 0, 0, 0, "usable", matrix_units=told)
+        given = replace(arl, system=system, devices=(arl.devices[0], replace(igpu, runtimes=(runtime,))))
+        return with_chips(given).devices[1].runtimes[0].matrix_units
+
+    assert matrix("windows") is True
+    assert matrix("linux") is False, "Mesa gives llama.cpp none there"
+    assert matrix("windows", told=False) is False
+    assert matrix("linux", told=True) is True
+
+
+def test_what_backends_say_while_they_start_is_understood():
+    assert reported_units(VULKAN_LOG, 0) == {"matrix_units": False, "int_dot": True}
+    assert reported_units(VULKAN_LOG, 1) == {"matrix_units": True, "int_dot": False}
+    assert reported_units(VULKAN_LOG, 2) == {"matrix_units": None, "int_dot": None}
+    assert reported_units("ggml_metal_device_init: has tensor            = true\n", 0)["matrix_units"] is True
+    assert reported_units("", 0) == {"matrix_units": None, "int_dot": None}
+
+
+def test_bandwidth_is_the_usual_one_only_where_nothing_tells():
+    known = MACHINES["sh-framework-desktop-linux"].device("cpu").memory
+    assert not known.bandwidth_source.startswith(USUAL)
+    usual = MACHINES["sp-hx370-pci"]
+    assert {d.memory.bandwidth_gbs for d in usual.devices if d.kind in {"cpu", "igpu"}} == {120}
+    assert usual.device("cpu").memory.bandwidth_source.startswith(USUAL)
+    assert MACHINES["nv-hybrid-addw4"].device("dgpu").memory.bandwidth_gbs == 272
+    assert MACHINES["vm-firecracker"].device("cpu").memory.bandwidth_gbs is None  # a part of some machine's
+    assert with_chips(usual) == usual
+
+
+@pytest.mark.parametrize(
+    ("name", "cores", "gbs"),
+    [
+        ("Apple M5 Pro", None, 307),
+        ("Apple M5 Max", 32, 460),
+        ("Apple M5 Max", 40, 614),
+        ("Apple M5", 10, 153),
+        ("Apple M4 Max", 40, 546),
+        ("Apple M4 Max", None, 410),
+        ("Apple M3 Max", 40, 400),
+        ("Apple M3 Max", 30, 300),
+    ],
+)
+def test_apples_bandwidth_follows_the_gpus_cores(name, cores, gbs):
+    assert apple_bandwidth(name, cores)[0] == gbs
+
+
+def test_the_gpus_cores_are_read_from_its_driver():
+    recording = dict(machines()["m5-max"])
+    output = '    "gpu-core-count" = 40\n    "IOClass" = "AGXAcceleratorG17X"\n'
+    command = "ioreg -rd1 -c AGXAccelerator"
+    recording["commands"] = {**recording.get("commands", {}), command: {"returncode": 0, "stdout": output}}
+    machine = recorded_report(RecordedHost(recording))
+    assert machine.memory.bandwidth_gbs == 614
+    assert machine.device("igpu").chip == "m5-max"
+    assert gpu_cores(RecordedHost({"commands": {}})) is None
+    assert CommandResult(None).stdout == ""
+
+
+def test_the_plain_x2_elite_has_the_narrower_bus():
+    assert MACHINES["x2-elite-windows"].device("cpu").memory.bandwidth_gbs == 152
+    assert cpu_kind("Snapdragon(R) X2 Elite Extreme - X2E-96-100").bandwidth_gbs == 228
