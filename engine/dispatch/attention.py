@@ -103,6 +103,17 @@ def heads_of(shape: ModelShape) -> Heads | None:
     return Heads(shape.heads, keys // width, width)
 
 
+def head_widths(shape: ModelShape) -> frozenset[int] | None:
+    """Values of a head in the layers with a cache; None: they share latents, or the header does not say."""
+    width = shape.attention // shape.heads if shape.heads and shape.attention % shape.heads == 0 else 0
+    width = width or (shape.embedding // shape.heads if shape.heads else 0)
+    cached = {(layer.key_values, layer.value_values) for layer in shape.layers if layer.key_values}
+    if not width or not cached or any(keys != values or keys % width for keys, values in cached):
+        return None
+    # Layers of another width, as those of Gemma 4 that slide, have other rows for the same heads.
+    return frozenset({width}) if len(cached) == 1 else None
+
+
 def answers_long_chats(use: Use | None) -> bool:
     """Its use says that tokens come behind long texts, one request at a time."""
     if use is None or use.tokens < ENOUGH_TOKENS:

@@ -11,10 +11,11 @@ from devices.backends.tiles import tiles_library
 from devices.memory import Ledger
 from devices.types import Device, Machine, Runtime
 from engine.dispatch import openvino, streaming
-from engine.dispatch.attention import heads_of, plain_attention, why_measured
+from engine.dispatch.attention import head_widths, heads_of, plain_attention, why_measured
+from engine.dispatch.chip_speeds import bandwidth
 from engine.dispatch.file_weights import file_weights
 from engine.dispatch.history import PlacementHistory
-from engine.dispatch.priors import BACKENDS, bandwidth_gbs
+from engine.dispatch.priors import BACKENDS, HOST_UBATCH
 from engine.dispatch.prompt_tiles import prompt_tiles, tile_attention
 from engine.dispatch.speed import Speed, expected
 from engine.dispatch.split import layer_bytes, layer_counts, shared_out
@@ -34,6 +35,11 @@ DryRunner = Callable[[LoadSettings], DryRun | None]
 QUIET_DIVISOR: Final = 2
 # What a card's driver and its libraries take of memory that is reported as free, when layers are shared out by it.
 SPLIT_RESERVE_BYTES: Final = 512 << 20
+
+
+# Larger pieces of prompts, and attention of all layers on the GPU, may cost so much of a usual turn: what is read
+# and written behind long texts gains more by them.
+TIE: Final = 0.95
 
 
 class Question(msgspec.Struct, frozen=True):
@@ -102,7 +108,7 @@ def on_cpu(asked: Question, dry_run: DryRunner) -> Candidate:
     )
     cpu, shape = asked.machine.devices[0], asked.shape
     isa = machine_isa(asked.machine)
-    settings = file_weights(settings, shape, isa, bandwidth_gbs(cpu)[0]) or settings
+    settings = file_weights(settings, shape, isa, bandwidth(cpu)) or settings
     if tiles_library(library_folder()) is not None:
         settings = prompt_tiles(settings, shape, isa) or settings
         settings = tile_attention(settings, shape, isa) or settings
@@ -199,27 +205,54 @@ class _Offload:
             n_threads_batch=count,
             n_ubatch=min(BACKENDS[self._runtime.backend].n_ubatch, base.n_batch),
             use_mmap=base.use_mmap and self._gpu.kind != "igpu",
-            flash_attn="on" if base.flash_attn != "off" else "off",
+            flash_attn=self._attention(base),
         )
 
+    def _attention(self, base: LoadSettings) -> str:
+        """Fused where the backend is known to have it for all of the model's heads; else llama.cpp looks."""
+        if base.flash_attn != "auto":
+            return base.flash_attn
+        supported = BACKENDS[self._runtime.backend].head_widths
+        return "on" if set(head_widths(self._asked.shape) or {0}) <= supported else "auto"
+
     def best(self) -> Candidate:
-        """All layers if they fit; else as many as fit, or all without the experts of some, whichever is faster."""
-        spare = self._base.kv_cells > self._base.n_ctx
+        """All layers if they fit; else as many as fit, or all without the experts of some, whichever is faster.
+
+        What stays in RAM is copied to the GPU for each piece of a prompt, so both are tried with larger pieces too,
+        whose memory may cost a layer.
+        """
+        found = self._with_most_layers()
+        if found.settings.n_gpu_layers == self._total and found.fits:
+            return found
+        usual, larger = self._base, min(HOST_UBATCH, self._base.n_batch)
+        tried = [found, *self._without_experts()]
+        if larger > usual.n_ubatch and any(c.fits for c in tried):
+            self._base = msgspec.structs.replace(usual, n_ubatch=larger)
+            tried += [self._with_most_layers(), *self._without_experts()]
+            self._base = usual
+
+        def order(c: Candidate) -> tuple[bool, float]:
+            at = c.settings
+            return not c.fits, c.speed.turn_s * TIE ** ((at.n_ubatch == larger) + (at.n_gpu_layers == self._total))
+
+        return min(tried, key=order)
+
+    def _with_most_layers(self) -> Candidate:
         cells = self._base.kv_cells
         layers, fits = self._most_layers(cells)
-        if spare and (layers, fits) != (self._total, True):
+        if cells > self._base.n_ctx and (layers, fits) != (self._total, True):
             more = self._most_layers(0)  # layers on the GPU are worth more than spare cells
             if more > (layers, fits):
                 cells, (layers, fits) = 0, more
-        found = self._candidate(self._at(layers, cells), fits=fits)
-        if layers == self._total:
-            return found
-        for size in (cells, 0) if spare and cells else (cells,):
+        return self._candidate(self._at(layers, cells), fits=fits)
+
+    def _without_experts(self) -> list[Candidate]:
+        cells = self._base.kv_cells
+        for size in (cells, 0) if cells > self._base.n_ctx else (cells,):
             cpu_expert_layers = self._fewest_experts(size)
             if cpu_expert_layers is not None:
-                split = self._candidate(self._at(self._total, size, cpu_expert_layers), fits=True)
-                return split if not fits or split.speed.turn_s < found.speed.turn_s else found
-        return found
+                return [self._candidate(self._at(self._total, size, cpu_expert_layers), fits=True)]
+        return []
 
     def _at(self, layers: int, cells: int, cpu_expert_layers: int = 0) -> LoadSettings:
         """The settings with so many layers, cells, and layers whose experts stay on the CPU."""

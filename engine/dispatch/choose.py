@@ -9,9 +9,10 @@ from engine.dispatch import openvino, streaming
 from engine.dispatch.attention import why_plain
 from engine.dispatch.candidates import Candidate, DryRunner, Question, on_cpu, on_gpus, through_openvino
 from engine.dispatch.cells import cap_kv_cells, grown
+from engine.dispatch.chip_speeds import has_matrix
 from engine.dispatch.history import PlacementHistory
 from engine.dispatch.npu_rule import Offer, Verdict, busy_igpu, judge, why_npu, why_power
-from engine.dispatch.priors import NPU_LARGEST_PARAMETERS
+from engine.dispatch.priors import BACKENDS, NPU_LARGEST_PARAMETERS
 from engine.dispatch.prompt_tiles import why_tiles
 from engine.dispatch.speculation import with_speculation
 from engine.dispatch.types import Alternative, Overrides, Placement
@@ -20,8 +21,13 @@ from engine.fit.shape import ModelShape
 from engine.reasons import Reason, because
 from engine.runner.protocol import LoadSettings
 
-# A GPU that is not at least this much faster than the CPU is not worth its driver's risks.
+# A GPU that is not at least this much faster than the CPU is not worth its driver's risks. Published pairs of small
+# integrated GPUs and their processors are often a tie, and forecasts are a fifth off: unmeasured, they need more.
 WORTHWHILE_GAIN = 1.1
+WORTHWHILE_INTEGRATED_GAIN = 1.25
+# Where several backends drive one GPU, the first is not taken for the second's sake: SYCL's answers are up to three
+# times slower than Vulkan's with models it has no kernels for. Published: llama.cpp, issues 26010, 22413, 19918.
+BEHIND = {"sycl": "vulkan"}
 
 
 def place(
@@ -69,7 +75,10 @@ def place(
         why = openvino.pin_refused(shape, ahead, machine, overrides.device)
         refused = because("pin_refused", device=overrides.device, why=why) if why is not None else None
         reasons = (refused or because("pin_not_usable", device=overrides.device), *reasons)
-    others = tuple(_alternative(c, chosen, overrides, verdict) for c in candidates if c is not chosen)
+    fitting = [c for c in candidates if c.fits]
+    others = tuple(
+        _alternative(c, chosen, overrides, verdict, _set_aside(c, fitting)) for c in candidates if c is not chosen
+    )
     return Placement(
         device=chosen.device.id,
         device_name=chosen.device.name,
@@ -137,10 +146,30 @@ def _is_pinned(candidate: Candidate, pin: str | None) -> bool:
 def _best(candidates: list[Candidate], cpu: Candidate) -> Candidate:
     """The one with the shortest usual turn among those that fit; several GPUs only where one is not enough."""
     fitting = [c for c in candidates if c.fits] or candidates
-    best = min(fitting, key=lambda c: (c.speed.turn_s, len(c.others)))
-    if best.device.kind != "cpu" and cpu in fitting and best.speed.turn_s * WORTHWHILE_GAIN > cpu.speed.turn_s:
+    worthy = [c for c in fitting if _set_aside(c, fitting) is None] or fitting
+    best = min(worthy, key=lambda c: (c.speed.turn_s, len(c.others), list(BACKENDS).index(c.backend)))
+    small = best.device.kind == "igpu" and not best.speed.measured
+    gain = WORTHWHILE_INTEGRATED_GAIN if small else WORTHWHILE_GAIN
+    if best.device.kind != "cpu" and cpu in fitting and best.speed.turn_s * gain > cpu.speed.turn_s:
         return cpu
     return best
+
+
+def _set_aside(candidate: Candidate, others: list[Candidate]) -> Reason | None:
+    """Why a forecast alone does not decide for this one; None: it does.
+
+    An integrated GPU without matrix units does not replace a card: it has less of everything but room, and
+    forecasts of it are the least sure. A backend does not replace one on the same device that it is behind.
+    """
+    cards = any(c.device.kind == "dgpu" and c.settings.n_gpu_layers for c in others)
+    if cards and candidate.device.kind == "igpu" and not has_matrix(candidate.runtime):
+        return because("card_first")
+    other = BEHIND.get(candidate.backend)
+    if candidate.speed.measured or not any(
+        (c.device.id, c.backend) == (candidate.device.id, other) for c in others
+    ):
+        return None
+    return because("behind_other_backend", backend=candidate.backend, other=other)
 
 
 def _reasons(
@@ -228,7 +257,7 @@ def _why_cpu(chosen: Candidate, machine: Machine, *, pinned: bool) -> list[Reaso
 
 
 def _alternative(
-    candidate: Candidate, chosen: Candidate, overrides: Overrides, verdict: Verdict | None
+    candidate: Candidate, chosen: Candidate, overrides: Overrides, verdict: Verdict | None, aside: Reason | None
 ) -> Alternative:
     pinned = bool(overrides.device) and _is_pinned(chosen, overrides.device)
     speed = candidate.speed
@@ -240,6 +269,8 @@ def _alternative(
         reason = because("no_layer_fits_there")
     elif pinned:
         reason = because("pinned_elsewhere")
+    elif aside is not None:
+        reason = aside
     else:
         reason = because("slower", decode_tok_s=speed.decode_tok_s, prefill_tok_s=speed.prefill_tok_s)
     return Alternative(

@@ -1,64 +1,43 @@
-"""How fast a device is before anything was measured on this machine."""
+"""What backends want and how a device's speed is expected before anything was measured on this machine."""
+
+from typing import Final
 
 import msgspec
 
+from devices.backends.openvino import BACKEND as OPENVINO
 from devices.types import Device
+from engine.dispatch.chip_speeds import openvino_rates, rates
 
-# Share of the memory bandwidth that decoding reaches. Source: Strix Halo, llama-2-7B Q4_0: 213 of 256 GB/s on the
-# GPU, 118 GB/s CPU read (lhl/strix-halo-testing); other machines are taken to be alike.
-GPU_EFFICIENCY, CPU_EFFICIENCY = 0.85, 0.46
-# Where no bandwidth is known: dual-channel DDR4-3200 and a mid-range card's GDDR6.
-UNKNOWN_CPU_GBS, UNKNOWN_IGPU_GBS, UNKNOWN_DGPU_GBS = 51.2, 51.2, 256.0
-# Operations for each byte of memory bandwidth in prefill. Source: Strix Halo, llama-2-7B Q4_0: 1,338
-# tok/s, 18 TFLOPS at 256 GB/s, Qwen 27B Q8_0 15 (kyuz0's logs). Processors and cards of their own: published
-# llama-bench figures differ by half, and only the order counts.
-FLOP_PER_BYTE = {"cpu": 15.0, "npu": 15.0, "igpu": 60.0, "dgpu": 90.0}
-# Tokens of a prompt meet different experts. Source: there, gpt-oss-120b: 720 tok/s, 7.3 TFLOPS.
-EXPERTS_PREFILL = 0.5
-# Layers on several GPUs wait for each other: a guess.
-SPLIT_EFFICIENCY = 0.95
+NPU_LARGEST_PARAMETERS: Final = 4_000_000_000
+# Pieces of a prompt where weights lie in RAM: each is copied to the GPU once a piece. Published: gpt-oss-120b on an
+# RTX 3090 with experts on the processor reads 380 tokens/s in pieces of 512 and 1,113 in those of 2,048.
+HOST_UBATCH: Final = 2048
 
 
 class BackendPrior(msgspec.Struct, frozen=True):
-    """`decode` and `prefill` scale expected speeds against the usual backend; `n_ubatch` suits its kernels."""
+    """`n_ubatch` suits its kernels; `head_widths`: it has fused attention for heads of so many values."""
 
-    decode: float
     n_ubatch: int
-    prefill: float = 1.0
+    head_widths: frozenset[int] = frozenset()
 
 
-# Source: kyuz0/amd-strix-halo-toolboxes logs (May and August 2026): RADV decodes 0-17 % faster than ROCm, ROCm
-# prefills -5 to +43 %; ubatch from lhl/strix-halo-testing.
+_COMMON: Final = frozenset({64, 80, 96, 112, 128, 256})
+# Source: ubatch: lhl/strix-halo-testing (RADV 1,024, ROCm 2,048). Widths: `supports_op` of llama.cpp's backends as
+# shipped; SYCL's and OpenCL's depend on the device.
 BACKENDS: dict[str, BackendPrior] = {
-    "cuda": BackendPrior(1.0, 512),
-    "metal": BackendPrior(1.0, 512),
-    "vulkan": BackendPrior(0.98, 1024),
-    "rocm": BackendPrior(0.92, 2048, 1.1),
-    "sycl": BackendPrior(0.9, 512),
-    "openvino": BackendPrior(0.5, 512),
-    "opencl": BackendPrior(0.7, 512),
-    "cpu": BackendPrior(1.0, 512),
+    "cuda": BackendPrior(512, _COMMON),
+    "metal": BackendPrior(512, _COMMON),
+    "vulkan": BackendPrior(1024, _COMMON),
+    "rocm": BackendPrior(2048, _COMMON),
+    "sycl": BackendPrior(512),
+    "openvino": BackendPrior(512),
+    "opencl": BackendPrior(512),
+    "cpu": BackendPrior(512),
 }
-# Two backends on one NVIDIA or Intel GPU: the vendor's own wins.
-GENERIC_ON_NVIDIA = 0.9
-NPU_LARGEST_PARAMETERS = 4_000_000_000
-
-
-def bandwidth_gbs(device: Device) -> tuple[float, bool]:
-    """Bytes a second the device can read, in GB/s, and whether that was measured or is assumed."""
-    bandwidth = device.memory.bandwidth_gbs
-    if bandwidth:
-        return bandwidth, True
-    assumed = {"cpu": UNKNOWN_CPU_GBS, "igpu": UNKNOWN_IGPU_GBS, "dgpu": UNKNOWN_DGPU_GBS}
-    return assumed.get(device.kind, UNKNOWN_CPU_GBS), False
 
 
 def effective_gbs(device: Device, backend: str) -> float:
     """What decoding is expected to read a second on this device through this backend."""
-    gbs, _ = bandwidth_gbs(device)
-    factor = CPU_EFFICIENCY if device.kind == "cpu" else GPU_EFFICIENCY
-    if backend == "vulkan" and device.vendor == "NVIDIA":
-        factor *= GENERIC_ON_NVIDIA
-    if device.vendor == "software":
-        return UNKNOWN_CPU_GBS * CPU_EFFICIENCY / 10  # a renderer on the CPU, without its kernels
-    return gbs * factor * BACKENDS.get(backend, BACKENDS["cpu"]).decode
+    if backend == OPENVINO:
+        return openvino_rates(device, "Q4_0", None).gbs
+    return rates(device, backend).gbs

@@ -1,23 +1,25 @@
 """How fast a model is expected to be: what a token reads, where those bytes lie, what a prompt computes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import msgspec
 
+from devices.backends.openvino import BACKEND as OPENVINO
 from devices.types import Device
-from engine.dispatch.history import PlacementHistory, Use
-from engine.dispatch.priors import (
-    BACKENDS,
-    CPU_EFFICIENCY,
-    EXPERTS_PREFILL,
-    FLOP_PER_BYTE,
-    SPLIT_EFFICIENCY,
-    bandwidth_gbs,
-    effective_gbs,
+from engine.dispatch.chip_speeds import (
+    Mixture,
+    Rates,
+    chip_speeds,
+    link_gbs,
+    mixture_speed,
+    openvino_rates,
+    rates,
+    type_speed,
 )
-from engine.fit.need import kv_layer_bytes, on_gpu, padded
-from engine.fit.shape import ModelShape
+from engine.dispatch.history import PlacementHistory, Use
+from engine.fit.need import gpu_layer_start, kv_layer_bytes, on_gpu, padded
+from engine.fit.shape import BLOCK, ModelShape
 from engine.runner.protocol import LoadSettings
 from quantize.files.gguf_file import TensorInfo
 
@@ -26,6 +28,14 @@ TURN_PROMPT: Final = 1000
 TURN_ANSWER: Final = 250
 # Tokens before each answered one where a model's use is not known yet.
 USUAL_DEPTH: Final = 1024
+# Layers on several GPUs wait for each other: a guess.
+SPLIT_EFFICIENCY: Final = 0.95
+# A mixture whose token uses no more experts than this has few and large ones, as gpt-oss.
+FEW_EXPERTS: Final = 4
+# Pieces of this many tokens are what prompts of mixtures were measured with; more rows for each expert are faster.
+# Published: Strix Halo, Qwen3-30B-A3B: 1.3 times with 2,048.
+USUAL_UBATCH: Final = 512
+UBATCH_EXPONENT: Final = 0.2
 
 
 class Speed(msgspec.Struct, frozen=True):
@@ -48,13 +58,18 @@ def expert_frac(shape: ModelShape) -> float:
     return min(1.0, shape.experts_used / shape.experts) if shape.experts and shape.experts_used else 1.0
 
 
+def is_looked_up(name: str, shape: ModelShape) -> bool:
+    """Whether a token takes one row of this table, instead of being multiplied with all of it."""
+    return name.startswith("per_layer_token_embd") or (name.startswith("token_embd") and not shape.tied)
+
+
 def bytes_per_token(
     shape: ModelShape, used_experts_frac: float, counts: Callable[[TensorInfo], bool] = lambda _tensor: True
 ) -> int:
-    """Weights read for one token, of those that count: of experts only the used ones, of the embedding one row."""
+    """Weights read for one token, of those that count: of experts only the used ones, of tables one row."""
     read = 0.0
     for tensor in shape.tensors:
-        if (tensor.name.startswith("token_embd") and not shape.tied) or not counts(tensor):
+        if is_looked_up(tensor.name, shape) or not counts(tensor):
             continue
         read += tensor.nbytes * (used_experts_frac if "_exps" in tensor.name else 1.0)
     return int(read)
@@ -63,12 +78,6 @@ def bytes_per_token(
 def weights_read(shape: ModelShape) -> int:
     """Bytes of weights one token of this model reads."""
     return bytes_per_token(shape, expert_frac(shape))
-
-
-def active_values(shape: ModelShape) -> float:
-    """Weights that one token is multiplied with."""
-    share = expert_frac(shape)
-    return sum(t.num_values * (share if "_exps" in t.name else 1.0) for t in shape.tensors if len(t.shape) > 1)
 
 
 def cache_read(shape: ModelShape, settings: LoadSettings, depth: float) -> float:
@@ -84,6 +93,15 @@ def cache_read(shape: ModelShape, settings: LoadSettings, depth: float) -> float
 def expected_depth(settings: LoadSettings, use: Use | None) -> float:
     """Tokens before each answered one: as this model is used, else a usual chat's."""
     return min(use.depth if use is not None and use.tokens else USUAL_DEPTH, settings.n_ctx)
+
+
+def mixture_kind(shape: ModelShape) -> Mixture:
+    """How the mixture is built, which decides what its small products cost."""
+    names = {tensor.name for tensor in shape.tensors}
+    beside = any("_shexp" in name or name.endswith(".ffn_gate.weight") for name in names)
+    if shape.recurrent or beside:
+        return "mixed"
+    return "few" if shape.experts_used <= FEW_EXPERTS else "many"
 
 
 def expected(
@@ -108,27 +126,96 @@ def expected(
     caches = cache_read(shape, settings, expected_depth(settings, memory.use(owner)))
     seconds = prefill = 0.0
     is_measured = False
-    compute = 2 * active_values(shape) / 1e9
+    # llama.cpp computes prompts on the GPU with the weights in RAM too, unless the user said no.
+    prompt_share = share_near if settings.engine_args.op_offload is False else 1.0
     for device, backend, share in devices:
+        rate = _rates(shape, settings, device, backend)
         measured = memory.speed_gbs(device.id, backend)
         is_measured = is_measured or measured is not None
-        read = share * (near if measured else near + caches * share_near) / 1e9
-        seconds += read / (measured or effective_gbs(device, backend))
-        prefill += share * share_near * compute / _gflops(shape, device, backend)
+        if measured is not None:
+            seconds += share * near / 1e9 / measured
+        else:
+            seconds += share * (near + caches * share_near) / 1e9 / rate.gbs
+            seconds += share * _layers_s(shape, settings, device, backend, rate)
+        prefill += share * prompt_share * _prompt_s(shape, settings, device, backend, rate)
     if len(devices) > 1:
         seconds /= SPLIT_EFFICIENCY
     if near < whole and cpu is not None:
-        slow = memory.speed_gbs("cpu", "cpu") or bandwidth_gbs(cpu)[0] * CPU_EFFICIENCY
+        here = _rates(shape, settings, cpu, "cpu")
+        slow = memory.speed_gbs("cpu", "cpu") or here.gbs
         seconds += (whole - near + caches * (1 - share_near)) / 1e9 / slow
-        prefill += (1 - share_near) * compute / _gflops(shape, cpu, "cpu")
+        if settings.engine_args.op_offload is False:
+            prefill += (1 - share_near) * _prompt_s(shape, settings, cpu, "cpu", here)
+        else:
+            prefill += _copied_s(shape, settings, [(device, share) for device, _, share in devices], there)
     return Speed(1 / prefill if prefill else 0.0, 1 / seconds if seconds else 0.0, is_measured)
 
 
-def _gflops(shape: ModelShape, device: Device, backend: str) -> float:
-    """Billions of operations a second that prefill reaches."""
-    prior = BACKENDS.get(backend, BACKENDS["cpu"])
-    experts = EXPERTS_PREFILL if shape.experts else 1.0
-    kind = device.kind if device.kind in FLOP_PER_BYTE else "cpu"
-    if device.vendor == "software":
-        return FLOP_PER_BYTE["cpu"] * effective_gbs(device, backend)
-    return bandwidth_gbs(device)[0] * FLOP_PER_BYTE[kind] * prior.prefill * experts
+def _rates(shape: ModelShape, settings: LoadSettings, device: Device, backend: str) -> Rates:
+    count = settings.n_threads or None
+    if backend == OPENVINO:
+        return openvino_rates(device, main_type(shape), count)
+    return rates(device, backend, count)
+
+
+def main_type(shape: ModelShape) -> str:
+    """The name of the type that most of the multiplied weights have."""
+    sizes: dict[str, int] = {}
+    for tensor in shape.tensors:
+        if len(tensor.shape) > 1:
+            sizes[tensor.ggml_type.name] = sizes.get(tensor.ggml_type.name, 0) + tensor.num_values
+    return max(sizes, key=lambda name: sizes[name], default="F16")
+
+
+def _layers_s(shape: ModelShape, settings: LoadSettings, device: Device, backend: str, rate: Rates) -> float:
+    """Seconds of a token beside what it reads: a GPU's layers, and its layers' experts."""
+    if device.kind not in {"igpu", "dgpu"}:
+        return 0.0
+    offloaded = len(shape.layers) - min(len(shape.layers), gpu_layer_start(shape, settings.n_gpu_layers))
+    seconds = offloaded * rate.layer_s
+    if shape.experts:
+        there = max(0, offloaded - settings.cpu_expert_layers)
+        seconds += there * mixture_speed(device, backend).layer_ms[mixture_kind(shape)] / 1000
+    return seconds
+
+
+def _prompt_s(shape: ModelShape, settings: LoadSettings, device: Device, backend: str, rate: Rates) -> float:
+    """Seconds a device computes for one token of a prompt."""
+    on_cpu = device.kind not in {"igpu", "dgpu"}
+    own = set(settings.tiles) if on_cpu else set()
+    faster = chip_speeds().cpu.own_kernels
+    share, work = expert_frac(shape), 0.0
+    for tensor in shape.tensors:
+        name = tensor.ggml_type.name
+        if len(tensor.shape) == 1 or is_looked_up(tensor.name, shape):
+            continue
+        used = share if "_exps" in tensor.name else 1.0
+        work += 2 * tensor.num_values * used / type_speed(backend, name) / (faster if name in own else 1.0)
+    if not shape.experts:
+        return work / 1e9 / rate.gflops
+    if on_cpu:
+        return work / 1e9 / rate.gflops / chip_speeds().cpu.mixture
+    rows = min(settings.n_ubatch, TURN_PROMPT) / USUAL_UBATCH
+    part: float = min(1.0, mixture_speed(device, backend).prompt[mixture_kind(shape)] * rows**UBATCH_EXPONENT)
+    return work / 1e9 / rate.gflops / part
+
+
+def _copied_s(
+    shape: ModelShape,
+    settings: LoadSettings,
+    devices: Sequence[tuple[Device, float]],
+    there: Callable[[TensorInfo], bool],
+) -> float:
+    """Seconds for one token of a prompt that go to copying the weights in RAM to the GPU that computes with them.
+
+    llama.cpp does that for pieces of 32 tokens and more, once a piece, one copy after another, and of experts those
+    that the piece asks for.
+    """
+    piece = max(1, min(settings.n_ubatch, TURN_PROMPT))
+    asked = 1 - (1 - expert_frac(shape)) ** piece
+    copied = 0.0
+    for tensor in shape.tensors:
+        if BLOCK.match(tensor.name) and len(tensor.shape) > 1 and not there(tensor):
+            copied += tensor.nbytes * (asked if "_exps" in tensor.name else 1.0)
+    gbs = sum(share * link_gbs(device) for device, share in devices)
+    return copied / 1e9 / gbs / piece if gbs else 0.0

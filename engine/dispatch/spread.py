@@ -6,7 +6,7 @@ from typing import Final
 import msgspec
 
 from devices.types import Machine
-from engine.dispatch.priors import CPU_EFFICIENCY, bandwidth_gbs
+from engine.dispatch.priors import effective_gbs
 from engine.dispatch.resources import Resources
 from engine.dispatch.speed import USUAL_DEPTH, weights_read
 from engine.dispatch.types import Alternative, Placement
@@ -234,7 +234,7 @@ class Spreading:
     def _here_gbs(self) -> float:
         """GB/s this CPU reads beside workers: measured so, alone, or expected."""
         cpu = self._machine.device("cpu")
-        expected = (bandwidth_gbs(cpu)[0] if cpu is not None else 1.0) * CPU_EFFICIENCY
+        expected = effective_gbs(cpu, "cpu") if cpu is not None else 1.0
         return self._history.speed_gbs("cpu", BACKEND) or self._history.speed_gbs("cpu", "cpu") or expected
 
     def learn(self, shape: ModelShape, settings: LoadSettings, tok_s: float) -> None:

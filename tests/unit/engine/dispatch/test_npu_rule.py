@@ -9,7 +9,8 @@ from devices.merge import merged
 from devices.recording import RecordedHost
 from devices.report import recorded_report
 from devices.types import BackendDevice, BackendReport
-from engine.dispatch import onnx
+from engine.dispatch import onnx, speed
+from engine.dispatch.chip_speeds import Rates
 from engine.dispatch.choose import place
 from engine.dispatch.external import place_external
 from engine.dispatch.history import PlacementHistory
@@ -125,11 +126,11 @@ def test_joules_of_this_computer_take_the_model_from_the_npu_again(shape):
     assert placed(shape, machine, Overrides(mode="quiet"), history=history).device == npu.id
 
 
-def test_a_slow_first_token_keeps_a_model_off_the_npu_unless_it_must_be_quiet(shape):
+def test_a_slow_first_token_keeps_a_model_off_the_npu_unless_it_must_be_quiet(shape, monkeypatch):
     machine = opened("lnl-256v")
     large = replaced(shape, tensors=tuple(replace(t, shape=(*t.shape, 1)) for t in shape.tensors))
-    slow = replace(npu_of(machine), memory=replace(npu_of(machine).memory, bandwidth_gbs=0.001))
-    machine = replace(machine, devices=tuple(slow if d.kind == "npu" else d for d in machine.devices))
+    slow = npu_of(machine)
+    monkeypatch.setattr(speed, "openvino_rates", lambda *_: Rates(gbs=0.001, gflops=0.001))  # no NPU is as slow
     found = placed(large, machine, Overrides(on_battery=True))
     assert found.device != slow.id
     [why] = [sentence(a.reason) for a in found.alternatives if a.device == slow.id]

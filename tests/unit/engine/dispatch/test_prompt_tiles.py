@@ -157,7 +157,7 @@ def test_what_attention_keeps_is_in_the_prediction(path):
 
 
 def test_a_gpus_settings_are_not_touched(path):
-    found = placed(of_types(read_shape(path), GgmlType.Q8_0), path, device=None)
+    found = placed(of_types(read_shape(path), GgmlType.Q8_0), path, device="igpu")
     assert found.settings.devices
     assert found.settings.tiles == ()
 

@@ -9,6 +9,7 @@ from msgspec.structs import replace as replaced
 from devices.memory import Ledger
 from devices.recording import RecordedHost
 from devices.report import recorded_report
+from engine.dispatch.chip_speeds import chip_speeds
 from engine.dispatch.history import PlacementHistory
 from engine.dispatch.placer import read_shape
 from engine.dispatch.spread import Spreading
@@ -41,7 +42,7 @@ def spreading():
     registry.saw("desk", Seen(state="ok", at=1.0, facts=facts, link=link))
     found = recorded_report(RecordedHost(machines()["nv-hybrid-addw4"]))
     cpu = found.device("cpu")
-    known = replace(cpu, memory=replace(cpu.memory, bandwidth_gbs=HERE_GBS / 0.46))
+    known = replace(cpu, memory=replace(cpu.memory, bandwidth_gbs=HERE_GBS / chip_speeds().cpu.reads))
     here = replace(found, devices=(known, *registry.devices()))
     resources = SimpleNamespace(remotes=registry, ledger=Ledger(lambda: here), history=PlacementHistory(None))
     return Spreading(resources, here, "m", None)

@@ -1,0 +1,273 @@
+"""How fast a chip is expected to read a prompt and to write, by its facts and by published runs of its kind.
+
+A prompt takes a share of the chip's peak; a token of an answer the bytes it reads, at a share of the bandwidth, and
+a cost a layer on GPUs. The constants are chip_speeds.json; those of GPUs are written there by
+`tests/bench/chip_speeds.py`, which says how far off they are for a chip they were not fitted to.
+"""
+
+import re
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+import msgspec
+
+from devices.chips import CpuKind, Gpu, cpu_kind, gpu
+from devices.learned import learned
+from devices.types import Device, Runtime
+
+TABLE: Final = Path(__file__).with_name("chip_speeds.json")
+# Families whose prompts are computed in 8 bits; all others in 16.
+TENSOR_INT8: Final = frozenset({"nvidia", "gb10"})
+DP4A: Final = "nvidia-dp4a"
+# A GPU without matrix units multiplies quantized weights by dot products of integers; where the device has none of
+# these, it takes so much of that speed. A guess: no pair of runs that differ in nothing else was found.
+WITHOUT_INT_DOT: Final = 0.6
+# A renderer on the processor, without the processor's kernels. Measured: docs/log.md, kernels.
+SOFTWARE_GBS: Final = 2.4
+SOFTWARE_GFLOPS: Final = 35.0
+# What of host weights is copied to a GPU for a prompt, GB/s. Published: gpt-oss-120b with all experts in RAM on an
+# RTX 5080 reads 692 tokens/s (ollama, issue 11772); laptops have half the lanes.
+CARD_LINK_GBS: Final = 20.0
+LAPTOP_LINK_GBS: Final = 12.0
+# An integrated GPU copies within the memory it reads from.
+SHARED_LINK_SHARE: Final = 0.4
+
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+NotNegative = Annotated[float, msgspec.Meta(ge=0)]
+Text = Annotated[str, msgspec.Meta(min_length=1)]
+Sources = Annotated[tuple[Text, ...], msgspec.Meta(min_length=1)]
+# How a mixture is built: up to four experts a token, more, and more beside dense or recurrent parts.
+Mixture = Literal["few", "many", "mixed"]
+
+
+class GpuSpeed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One family of GPUs, or one chip of it, through one backend.
+
+    `share` of its peak in prompts, or `tflops` where its peak is not known; `reads`: share of its bandwidth;
+    `chips`: how many it was fitted to (0: it is what its relatives have).
+    """
+
+    family: Text
+    chip: str = ""
+    backend: Text
+    share: Positive | None = None
+    tflops: Positive | None = None
+    reads: Positive
+    layer_ms: NotNegative
+    chips: int = 0
+
+
+class MixtureSpeed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What mixtures cost beside dense models: milliseconds a layer and token; share of a dense model's prompt."""
+
+    vendor: Text
+    kind: Literal["igpu", "dgpu", "any"]
+    backend: Text
+    layer_ms: dict[Mixture, NotNegative]
+    prompt: dict[Mixture, Positive]
+    sources: Sources
+
+
+class CpuSpeed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Of processors: TFLOPS for each core and GHz; share of the bandwidth; what one thread reads, GB/s."""
+
+    core: Positive
+    core_i8mm: Positive
+    core_plain: Positive
+    slow_core: Positive
+    reads: Positive
+    thread_gbs: Positive
+    mixture: Positive
+    own_kernels: Positive
+    sources: Sources
+
+
+class UnknownSpeed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Of GPUs that are in no table: bandwidth, and operations in prompts for each byte of it."""
+
+    kind: Literal["igpu", "dgpu"]
+    bandwidth_gbs: Positive
+    flop_per_byte: Positive
+    reads: Positive
+    layer_ms: NotNegative
+
+
+class TypeSpeed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How much faster prompts are where weights have a type that `match` names, through one backend."""
+
+    backend: Text
+    match: Text
+    prompt: Positive
+    sources: Sources
+
+
+class OpenvinoSpeed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """OpenVINO on one kind of device with weights of a type that `match` names.
+
+    `gain`: against Vulkan there (a processor: its own kernels); or, on an NPU, `reads` and `share` of its TOPS.
+    """
+
+    kind: Literal["cpu", "igpu", "dgpu", "npu"]
+    match: Text
+    gain: Positive | None = None
+    reads: Positive | None = None
+    share: Positive | None = None
+    sources: Sources
+
+
+class Npu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Operations a second, 10^12, of an NPU whose name has `match` in it."""
+
+    match: str
+    tops: Positive
+    sources: Sources
+
+
+class ChipSpeeds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The whole table."""
+
+    about: tuple[str, ...]
+    gpus: tuple[GpuSpeed, ...]
+    mixtures: tuple[MixtureSpeed, ...]
+    types: tuple[TypeSpeed, ...]
+    cpu: CpuSpeed
+    unknown: tuple[UnknownSpeed, ...]
+    openvino: tuple[OpenvinoSpeed, ...]
+    npus: tuple[Npu, ...]
+
+
+@cache
+def chip_speeds() -> ChipSpeeds:
+    """The constants that come with this program. Raises: ValueError: they are not as described."""
+    return msgspec.json.decode(TABLE.read_bytes(), type=learned(ChipSpeeds))
+
+
+class Rates(msgspec.Struct, frozen=True, kw_only=True):
+    """What one device does through one backend.
+
+    `gbs`: bytes read a second; `layer_s`: seconds a layer and token beside that; `gflops`: operations of a prompt.
+    """
+
+    gbs: float
+    gflops: float
+    layer_s: float = 0.0
+
+
+def rates(device: Device, backend: str, threads: int | None = None) -> Rates:
+    """For dense models of the usual types. `threads`: of a processor; None: one a fast core."""
+    if device.vendor == "software":
+        return Rates(gbs=SOFTWARE_GBS, gflops=SOFTWARE_GFLOPS)
+    if device.kind not in {"igpu", "dgpu"}:
+        return _cpu_rates(device, threads)
+    runtime = next((r for r in device.runtimes if r.backend == backend), None)
+    chip = gpu(device.chip)
+    found = speed_of(chip, backend) if chip is not None else None
+    if chip is None or found is None:
+        return _unknown_rates(device)
+    gbs = bandwidth(device) * found.reads
+    flops = prompt_tflops(chip, found, runtime)
+    return Rates(gbs=gbs, gflops=flops * 1000, layer_s=found.layer_ms / 1000)
+
+
+def openvino_rates(device: Device, type_name: str, threads: int | None) -> Rates:
+    """What OpenVINO does on a device with weights of this type."""
+    table = chip_speeds()
+    row = next(r for r in table.openvino if r.kind == device.kind and re.fullmatch(r.match, type_name))
+    if row.reads is None or row.share is None:
+        usual, gain = rates(device, "vulkan", threads), row.gain or 1.0
+        return Rates(gbs=usual.gbs * gain, gflops=usual.gflops * gain, layer_s=usual.layer_s / gain)
+    tops = next(npu.tops for npu in table.npus if npu.match in device.name)
+    return Rates(gbs=bandwidth(device) * row.reads, gflops=1000 * tops * row.share)
+
+
+def speed_of(chip: Gpu, backend: str) -> GpuSpeed | None:
+    """The constants of a chip or its family through a backend, or through another where there is no row for it."""
+    rows = [row for row in chip_speeds().gpus if row.family == chip.family]
+    own = [row for row in rows if row.chip == chip.id and row.backend == backend]
+    family = [row for row in rows if not row.chip]
+    return next((row for row in (*own, *family) if row.backend == backend), family[0] if family else None)
+
+
+def prompt_tflops(chip: Gpu, speed: GpuSpeed, runtime: Runtime | None) -> float:
+    """What a prompt of a dense model gets of the chip. What the device said of itself stands before the table."""
+    top = peak_tflops(chip, has_matrix(runtime), has_dot=runtime is None or runtime.int_dot is not False)
+    if speed.share is None or top is None:
+        limit = speed.tflops or 1.0
+        return min(limit, 0.2 * top) if top is not None else limit
+    return speed.share * top
+
+
+def has_matrix(runtime: Runtime | None) -> bool:
+    """Whether it computes with matrix units, as the device says or as the table has it."""
+    return runtime is not None and runtime.matrix_units is True
+
+
+def peak_tflops(chip: Gpu, matrix: bool, *, has_dot: bool = True) -> float | None:
+    """The peak that prompts are a share of, 10^12 operations a second."""
+    if chip.family == DP4A:
+        return chip.int8_dp4a_tops
+    if matrix and chip.family in TENSOR_INT8:
+        return chip.int8_matrix_tops
+    if matrix and chip.fp16_matrix_tflops is not None:
+        return chip.fp16_matrix_tflops
+    if chip.fp16_tflops is None:
+        return None
+    return chip.fp16_tflops * (WITHOUT_INT_DOT if chip.int_dot and not has_dot else 1.0)
+
+
+def bandwidth(device: Device) -> float:
+    """GB/s of the memory the device reads from: as it is told, else as published, else as is usual."""
+    if device.memory.bandwidth_gbs:
+        return device.memory.bandwidth_gbs
+    if device.kind in {"igpu", "dgpu"}:
+        return _unknown(device).bandwidth_gbs
+    return cpu_kind("other").bandwidth_gbs
+
+
+def link_gbs(device: Device) -> float:
+    """GB/s at which weights in RAM reach the device for a prompt."""
+    if device.kind != "dgpu":
+        return bandwidth(device) * SHARED_LINK_SHARE
+    chip = gpu(device.chip)
+    return LAPTOP_LINK_GBS if chip is not None and "Laptop" in chip.name else CARD_LINK_GBS
+
+
+def mixture_speed(device: Device, backend: str) -> MixtureSpeed:
+    """What mixtures cost on a GPU through a backend."""
+    found = (row for row in chip_speeds().mixtures if _is_for(row, device, backend))
+    return next(found)  # the last row is for all
+
+
+def type_speed(backend: str, type_name: str) -> float:
+    """How much faster prompts are with weights of this type than with the usual ones."""
+    rows = (row for row in chip_speeds().types if row.backend == backend and re.fullmatch(row.match, type_name))
+    return next((row.prompt for row in rows), 1.0)
+
+
+def _is_for(row: MixtureSpeed, device: Device, backend: str) -> bool:
+    return all(
+        wanted in {"any", actual}
+        for wanted, actual in ((row.vendor, device.vendor), (row.kind, device.kind), (row.backend, backend))
+    )
+
+
+def _unknown(device: Device) -> UnknownSpeed:
+    return next(row for row in chip_speeds().unknown if row.kind == device.kind)
+
+
+def _unknown_rates(device: Device) -> Rates:
+    row = _unknown(device)
+    gbs = bandwidth(device)
+    return Rates(gbs=gbs * row.reads, gflops=gbs * row.flop_per_byte, layer_s=row.layer_ms / 1000)
+
+
+def _cpu_rates(device: Device, threads: int | None) -> Rates:
+    row: CpuKind = cpu_kind(device.chip or device.name)
+    rule = chip_speeds().cpu
+    count = threads or (device.cores.threads if device.cores else 1)
+    core = rule.core if "avx2" in device.isa else rule.core_plain
+    core = rule.core_i8mm if "i8mm" in device.isa else core
+    core = rule.slow_core if row.slow_cores else core
+    gbs = min(rule.reads * bandwidth(device), row.reads_gbs, rule.thread_gbs * count)
+    return Rates(gbs=gbs, gflops=1000 * core * count * row.ghz)

@@ -1,0 +1,290 @@
+"""Fit what families of GPUs reach to published runs, and say how far off that is for a chip that was left out.
+
+`python tests/bench/chip_speeds.py [--runs FILE] [--write]`
+
+`--write` puts the constants of GPUs into engine/dispatch/chip_speeds.json. Runs are tests/data/speeds/runs.json or
+another file of the same fields, which then is only judged. A constant is the mean of logarithms over chips of its
+family and backend, and of what its relatives have as one chip more: so that a family of one chip stays near them,
+and a family without runs has theirs. Not fitted to, and judged apart: runs with a note, which are known to be
+broken, prompts of models under a billion parameters, which are too small for a share of a peak, and runs of builds
+before 2025 where two chips have newer ones, for Vulkan, ROCm and SYCL became up to twice as fast since.
+"""
+
+import argparse
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from statistics import fmean, median
+from typing import NamedTuple
+
+from devices.chips import Gpu, chips, cpu_kind, gpu
+from engine.dispatch.chip_speeds import TABLE, chip_speeds, peak_tflops, type_speed
+
+RUNS = Path("tests/data/speeds/runs.json")
+GIB = 1.073741824
+# Milliseconds a layer, by vendor: two constants for each chip would fit its two runs exactly and mean nothing.
+LAYER_MS = {"AMD": 0.03, "Intel": 0.02, "Apple": 0.12, "NVIDIA": 0.05, "Qualcomm": 0.0}
+BACKENDS = {
+    "AMD": ("vulkan", "rocm"),
+    "Intel": ("vulkan", "sycl"),
+    "NVIDIA": ("cuda", "vulkan"),
+    "Apple": ("metal",),
+    "Qualcomm": ("opencl", "vulkan"),
+}
+# Families whose kernels are alike.
+KIN = {
+    **dict.fromkeys(("rdna3-igpu", "rdna3-card", "rdna4-card"), "rdna3"),
+    **dict.fromkeys(("xe-lp", "xe-lpg", "xe-lpg+", "xe-card"), "xe1"),
+    **dict.fromkeys(("xe2-igpu", "xe2-card", "xe3-igpu"), "xe2"),
+    **dict.fromkeys(("apple", "apple-tensor"), "apple"),
+    **dict.fromkeys(("nvidia", "gb10", "nvidia-dp4a"), "nvidia"),
+    **dict.fromkeys(("rdna2-igpu", "rdna2-card", "vega"), "rdna2"),
+}
+# A chip's own runs against what its family has.
+OWN_WEIGHT = 3
+# With so many chips of newer builds, older builds say nothing any more.
+MANY = 2
+# No chip reads more of its bandwidth; what a fit says beyond is a layer that costs less than assumed.
+MOST_READ = 0.95
+GOALS = {"prompt": 1.20, "decode": 1.12}
+WITHIN = 1.5
+
+
+class Run(NamedTuple):
+    """One published run of a dense model on a GPU."""
+
+    chip: Gpu
+    backend: str
+    model: str
+    params_b: float
+    read_gb: float
+    layers: int
+    bandwidth_gbs: float
+    prompt_tok_s: float | None
+    decode_tok_s: float | None
+    date: str
+    note: str
+
+    fitted: bool = True
+
+    @property
+    def old(self) -> bool:
+        return self.backend not in {"cuda", "metal"} and bool(self.date) and self.date < "2025"
+
+    @property
+    def top(self) -> float | None:
+        backend = {"ipex": "sycl"}.get(self.backend, self.backend)
+        return peak_tflops(self.chip, self.chip.has_matrix(backend, "linux"))
+
+    @property
+    def faster_type(self) -> float:
+        found = re.search(r"\b(I?Q\d\w*|BF16|F16)\b", self.model)
+        return type_speed(self.backend, found[1] if found else "")
+
+    @property
+    def share(self) -> float:
+        assert self.top is not None
+        assert self.prompt_tok_s is not None
+        return 2 * self.params_b * self.prompt_tok_s / 1e3 / self.top / self.faster_type
+
+    @property
+    def reads(self) -> float:
+        assert self.decode_tok_s is not None
+        seconds = 1 / self.decode_tok_s
+        left = max(seconds - self.layers * LAYER_MS[self.chip.vendor] / 1e3, 0.3 * seconds)
+        return self.read_gb / (left * self.bandwidth_gbs)
+
+    def decode_s(self, reads: float) -> float:
+        return self.read_gb / (reads * self.bandwidth_gbs) + self.layers * LAYER_MS[self.chip.vendor] / 1e3
+
+
+def gpu_runs(rows: Iterable[dict]) -> list[Run]:
+    found = []
+    for row in rows:
+        chip = gpu(row["chip"])
+        if chip is None:
+            continue
+        assert "*" not in row["model"]
+        found.append(
+            Run(
+                chip, row["backend"], row["model"], row["params_b"], row["file_gib"] * GIB, row["layers"],
+                row["bandwidth_gbs"], row["prompt_tok_s"], row["decode_tok_s"],
+                row.get("date") or "", row.get("note") or "",
+            )
+        )  # fmt: skip
+    newer = {(r.chip.family, r.backend, r.chip.id) for r in found if not r.old and not r.note}
+    count = Counter((family, backend) for family, backend, _ in newer)
+    return [
+        run._replace(fitted=not run.note and (not run.old or count[run.chip.family, run.backend] < MANY))
+        for run in found
+    ]
+
+
+def for_prompts(runs: Iterable[Run]) -> list[Run]:
+    return [r for r in runs if r.fitted and r.prompt_tok_s and r.top and r.params_b >= 1]
+
+
+def for_decode(runs: Iterable[Run]) -> list[Run]:
+    return [r for r in runs if r.fitted and r.decode_tok_s]
+
+
+def kind_of(backend: str) -> str:
+    return "vulkan" if backend == "vulkan" else "own"
+
+
+def prompt_kin(chip: Gpu, backend: str) -> list[tuple]:
+    kin = KIN.get(chip.family, chip.family)
+    return [(chip.id, backend), (chip.family, backend), (kin, kind_of(backend)), (kin,), (chip.vendor,), ()]
+
+
+def decode_kin(chip: Gpu, backend: str) -> list[tuple]:
+    kin = KIN.get(chip.family, chip.family)
+    family = (chip.family, backend)
+    return [(chip.id, backend), family, (kin, chip.kind), (kin,), (chip.vendor, chip.kind), (chip.vendor,), ()]
+
+
+def estimate(
+    runs: Sequence[Run],
+    chip: Gpu,
+    backend: str,
+    value: Callable[[Run], float],
+    kin: Callable[[Gpu, str], list[tuple]],
+    *,
+    family: bool = False,
+) -> tuple[float, int]:
+    """The constant of a chip, or of its whole family, and on how many chips it rests."""
+    found, count = None, 0
+    for level in range(len(kin(chip, backend)) - 1, 0 if family else -1, -1):
+        wanted = kin(chip, backend)[level]
+        by_chip: dict[str, list[float]] = {}
+        for run in runs:
+            if kin(run.chip, run.backend)[level] == wanted:
+                by_chip.setdefault(run.chip.id, []).append(math.log(value(run)))
+        weight = OWN_WEIGHT if level == 0 else 1
+        means = [median(values) for values in by_chip.values()]
+        count = len(means)
+        if means:
+            found = median(means) if found is None else (weight * sum(means) + found) / (weight * len(means) + 1)
+    assert found is not None
+    return math.exp(found), count
+
+
+def factor(forecast: float, measured: float) -> float:
+    return max(forecast / measured, measured / forecast)
+
+
+def left_out(runs: Sequence[Run], pool: Sequence[Run], phase: str) -> list[tuple[float, str]]:
+    """How far off a chip's runs are when it was left out of the fit: (factor, which)."""
+    found = []
+    for run in runs:
+        rest = [r for r in pool if r.chip.id != run.chip.id]
+        name = f"{run.chip.id} {run.backend} {run.model}"
+        if phase == "prompt" and run.prompt_tok_s and run.top:
+            share, _ = estimate(for_prompts(rest), run.chip, run.backend, lambda r: r.share, prompt_kin)
+            found.append((factor(share, run.share), name))
+        if phase == "decode" and run.decode_tok_s:
+            reads, _ = estimate(for_decode(rest), run.chip, run.backend, lambda r: r.reads, decode_kin)
+            found.append((factor(run.decode_s(reads), 1 / run.decode_tok_s), name))
+    return found
+
+
+def processors(rows: Iterable[dict]) -> tuple[list[tuple[float, str]], list[tuple[float, str]]]:
+    """How far off processors are by the shipped constants (prompt, decode)."""
+    rule = chip_speeds().cpu
+    prompt, decode = [], []
+    for row in rows:
+        if row["backend"] != "cpu" or row.get("note") == "another backend's processor":
+            continue
+        chip = cpu_kind(row["chip"])
+        core = rule.core_i8mm if row["note"] == "i8mm" else rule.slow_core if chip.slow_cores else rule.core
+        if row["prompt_tok_s"]:
+            flops = 1e3 * core * row["threads"] * chip.ghz
+            prompt.append((factor(flops / 2 / row["params_b"], row["prompt_tok_s"]), row["chip"]))
+        gbs = min(rule.reads * row["bandwidth_gbs"], chip.reads_gbs, rule.thread_gbs * row["threads"])
+        decode.append((factor(gbs / row["file_gib"] / GIB, row["decode_tok_s"]), row["chip"]))
+    return prompt, decode
+
+
+def told(what: str, errors: list[tuple[float, str]]) -> None:
+    factors = sorted(error for error, _ in errors)
+    if not factors:
+        return
+    within = sum(error <= WITHIN for error in factors) / len(factors)
+    tenth = factors[min(len(factors) - 1, int(0.9 * len(factors)))]
+    middle = f"median {median(factors):.3f}, nine in ten {tenth:.2f}"
+    print(f"{what}: n={len(factors)}, {middle}, within {WITHIN}: {within:.0%}")
+    for error, name in sorted(errors, reverse=True)[:6]:
+        print(f"    {error:.2f}  {name}")
+
+
+def constants(runs: Sequence[Run]) -> list[dict]:
+    """A row for each family and backend it has, behind those of chips that have runs of their own."""
+    fitted = [r for r in runs if r.fitted]
+    own = dict.fromkeys((r.chip, r.backend) for r in fitted if r.backend in BACKENDS[r.chip.vendor])
+    rows = [
+        {"family": chip.family, "chip": chip.id, **constant(fitted, chip, backend, family=False)}
+        for chip, backend in own
+    ]
+    first = {chip.family: chip for chip in reversed(chips().gpus)}
+    for family in dict.fromkeys(chip.family for chip in chips().gpus):
+        of_all = [
+            constant(fitted, first[family], backend, family=True) for backend in BACKENDS[first[family].vendor]
+        ]
+        rows += [{"family": family, **row} for row in of_all]
+    return rows
+
+
+def constant(fitted: Sequence[Run], chip: Gpu, backend: str, *, family: bool) -> dict:
+    """The constants of a chip, or of its family."""
+    row: dict = {"backend": backend}
+    of_family = [r for r in fitted if r.chip.family == chip.family and r.backend == backend and r.prompt_tok_s]
+    flat = [2 * r.params_b * (r.prompt_tok_s or 0) / 1e3 / r.faster_type for r in of_family if not r.top]
+    if flat:
+        row["tflops"] = round(fmean(flat), 2)
+    else:
+        row["share"] = round(
+            estimate(for_prompts(fitted), chip, backend, lambda r: r.share, prompt_kin, family=family)[0], 3
+        )
+    reads, count = estimate(for_decode(fitted), chip, backend, lambda r: r.reads, decode_kin, family=family)
+    return row | {"reads": round(min(reads, MOST_READ), 3), "layer_ms": LAYER_MS[chip.vendor], "chips": count}
+
+
+def write(rows: list[dict]) -> None:
+    table = json.loads(TABLE.read_text(encoding="utf-8"))
+    table["gpus"] = rows
+    lines = [
+        f' "{key}": {_listed(value)}' if isinstance(value, list) else f' "{key}": {json.dumps(value)}'
+        for key, value in table.items()
+    ]
+    TABLE.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+
+
+def _listed(values: list) -> str:
+    return "[\n" + ",\n".join(f"  {json.dumps(value)}" for value in values) + "\n ]"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=Path, default=RUNS)
+    parser.add_argument("--write", action="store_true")
+    options = parser.parse_args()
+    rows = json.loads(options.runs.read_text(encoding="utf-8"))
+    pool = gpu_runs(json.loads(RUNS.read_text(encoding="utf-8")))
+    if options.write:
+        write(constants(pool))
+    runs = gpu_runs(rows)
+    cpus = dict(zip(("prompt", "decode"), processors(rows), strict=True))
+    for phase, goal in GOALS.items():
+        print(f"\n{phase}, goal: median {goal}, nine in ten {WITHIN}")
+        now = left_out([r for r in runs if not r.old and not r.note], pool, phase)
+        told("  GPUs, chip left out, builds of 2025 and later", now)
+        told("  GPUs, chip left out, all runs", left_out(runs, pool, phase))
+        told("  processors, shipped constants", cpus[phase])
+        told("  GPUs since 2025 and processors together", now + cpus[phase])
+
+
+if __name__ == "__main__":
+    main()
