@@ -29,7 +29,7 @@ _READERS: Final = {
     "html": ("html", "html"),
     "epub": ("html", "epub"),
     "pdf": ("pdf", "pdf"),
-    "docx": ("office", "docx"),
+    "docx": ("word", "docx"),
     "pptx": ("office", "pptx"),
     "xlsx": ("office", "xlsx"),
     "csv": ("table", "table"),

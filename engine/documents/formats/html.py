@@ -15,9 +15,10 @@ from engine.documents.formats.parts import in_parts, paragraphs
 from engine.documents.types import Block, Page, Unreadable
 
 _LEFT_OUT: Final = frozenset({
-    "script", "style", "noscript", "template", "svg", "head", "nav", "form", "button", "iframe", "object",
-    "footer",
+    "script", "style", "noscript", "template", "svg", "head", "nav", "button", "iframe", "object", "footer",
+    "select", "datalist",
 })  # fmt: skip
+_NO_TEXT: Final = frozenset({"script", "style", "template", "noscript"})
 # Parts of a page that are no text of it, by their ARIA landmark: the same on every page of a site.
 _LANDMARKS_LEFT_OUT: Final = frozenset({"banner", "contentinfo", "navigation", "search"})
 _HEADINGS: Final = {f"h{level}": level for level in range(1, 7)}
@@ -94,17 +95,32 @@ def _whole(element: Any, tag: str) -> Iterator[Block]:
         if text.strip():
             yield Block("code", text)
     elif tag == "table":
-        rows = [
-            " | ".join(" ".join(cell.text_content().split()) for cell in row.iter("th", "td"))
-            for row in element.iter("tr")
-        ]
+        for caption in element.iter("caption"):
+            yield from paragraphs(_line(caption))
+        rows = [" | ".join(_line(cell) for cell in row.iter("th", "td")) for row in element.iter("tr")]
         rows = [row for row in rows if row.strip(" |")]
         if rows:
             yield Block("table", "\n".join(rows))
+        elif text := _line(element):  # text that stands in no cell
+            yield from paragraphs(text)
     else:
-        text = " ".join(element.text_content().replace("\u00b6", " ").split())
+        text = _line(element).replace("\u00b6", " ").strip()
         if text:
             yield Block("heading", text, _HEADINGS[tag])
+
+
+def _line(element: Any) -> str:
+    """The text of an element on one line; what the page shows on two is two words."""
+    pieces: list[str] = []
+    walk = etree.iterwalk(element, events=("start", "end", "comment", "pi"))
+    for event, part in walk:
+        if event == "start" and part.tag in _NO_TEXT:
+            walk.skip_subtree()
+        elif event == "start":
+            pieces += [" " if part.tag in _ENDS else "", part.text or ""]
+        elif part is not element:
+            pieces += [" " if part.tag in _ENDS else "", part.tail or ""]
+    return " ".join("".join(pieces).split())
 
 
 def epub(path: Path) -> Iterator[Page]:
@@ -135,6 +151,8 @@ def _spine(archive: zipfile.ZipFile) -> list[str]:
     hrefs = {item.get("id"): unquote(item.get("href") or "") for item in tree.iter(f"{_OPF}item")}
     folder = posixpath.dirname(package)
     named = [hrefs.get(ref.get("idref"), "") for ref in tree.iter(f"{_OPF}itemref")]
+    if not any(named):
+        raise Unreadable("it is no e-book: its list of chapters is empty")
     return [posixpath.normpath(posixpath.join(folder, href)) for href in named if href]
 
 
