@@ -4,7 +4,7 @@ import math
 import os
 import time
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -307,20 +307,22 @@ def load(path: Path | None = None, environ: Mapping[str, str] | None = None) -> 
     return Settings(values, tuple(problems), frozenset(fixed))
 
 
-def save(settings: Settings, path: Path | None = None) -> None:
+def save(settings: Settings, path: Path | None = None, names: Collection[str] | None = None) -> None:
     """Write what changed, atomically: comments, order and rows unknown here stay as they are. Raises OSError.
 
+    `names` are those that were changed here (None: all): others may have been changed by another program meanwhile.
     What the environment decides is not written. A file that is no TOML is kept aside.
     """
-    from devices.atomic_file import write_atomically  # noqa: PLC0415 - every command reads, few write
+    from devices.atomic_file import locked, write_atomically  # noqa: PLC0415 - every command reads, few write
 
     path = settings_file() if path is None else path
-    document = _document(path)
-    for row in SETTINGS:
-        section, _, key = row.name.partition(".")
-        if row.name not in settings.fixed:
-            _put(document, section, key, settings[row.name], row)
-    write_atomically(path, document.as_string().encode("utf-8"))
+    with locked(path):
+        document = _document(path)
+        for row in SETTINGS:
+            section, _, key = row.name.partition(".")
+            if row.name not in settings.fixed and (names is None or row.name in names):
+                _put(document, section, key, settings[row.name], row)
+        write_atomically(path, document.as_string().encode("utf-8"))
 
 
 def _document(path: Path) -> "TOMLDocument":

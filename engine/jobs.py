@@ -162,6 +162,7 @@ class JobRegistry:
     def __init__(self, file: Path | None = None) -> None:
         self._kept = JsonStore(file, list[Job], list)
         self._jobs: dict[str, Job] = {}
+        self._touched: set[str] = set()  # what this process began, changed or forgot; others are another server's
         self._controls: dict[str, Control] = {}
         self._threads: dict[str, threading.Thread] = {}
         self._kinds: dict[JobKind, tuple[Work, _Slots]] = {}
@@ -344,6 +345,7 @@ class JobRegistry:
 
     def _store(self, job: Job, *, to_disk: bool = True) -> None:
         self._jobs[job.id] = job
+        self._touched.add(job.id)
         for subscription in self._subscriptions:
             subscription.push(job)
         if to_disk:
@@ -353,10 +355,17 @@ class JobRegistry:
         ended = [j for j in self.jobs() if j.ended]
         for job in ended[_KEPT:]:
             del self._jobs[job.id]
+            self._touched.add(job.id)
         try:
-            self._kept.put(list(self._jobs.values()))
+            self._kept.change(self._merged)
         except OSError as error:
             _log.warning("the list of jobs could not be kept: %s", error)
+
+    def _merged(self, kept: list[Job]) -> list[Job]:
+        """The jobs of a file that another server of this user may have changed, with what this one did."""
+        jobs = {job.id: job for job in kept if job.id in self._jobs or job.id not in self._touched}
+        jobs.update((job_id, job) for job_id, job in self._jobs.items() if job_id in self._touched)
+        return list(jobs.values())
 
     def _load(self) -> None:
         for job in self._kept.get():

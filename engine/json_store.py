@@ -4,19 +4,22 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
-from devices.atomic_file import write_atomically
+from devices.atomic_file import locked, write_atomically
 from devices.learned import learned
 from engine.errors import EnvironmentFault
 from engine.reasons import because
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+V = TypeVar("V")
+# No file has this stamp.
+_UNREAD: Final = (-1, -1, -1)
 
 
 class Damaged(EnvironmentFault):
@@ -42,8 +45,10 @@ class _Envelope(msgspec.Struct, Generic[T]):
 class JsonStore(Generic[T]):
     """A value of type `kind` in the file `path` (None: in memory only). Thread-safe.
 
-    Another process may change the file; it is then read again. Files without a version are of the first form. What
-    is read is shared: change a copy. A file that cannot be read is never lost: the next `put` keeps it aside.
+    Another process may change the file; it is then read again. Whatever is made of what was read is written by
+    `change`, or within `locked`: else another process's change in between would be lost. Files without a version
+    are of the first form. What is read is shared: change a copy. A file that cannot be read is never lost: the next
+    `put` keeps it aside.
     """
 
     def __init__(
@@ -53,6 +58,7 @@ class JsonStore(Generic[T]):
         self._kind, self._empty, self._version, self._private = kind, empty, version, private
         self._envelope: Any = _Envelope[kind]  # type: ignore[valid-type]  # a form to decode, made at run time
         self._lock = threading.RLock()
+        self._holder: int | None = None  # the thread that is within `locked`
         self._stamp: tuple[int, int, int] | None = None
         self._value: T | None = None
         self._damage: Damaged | None = None
@@ -86,8 +92,44 @@ class JsonStore(Generic[T]):
                     log.warning("%s It is taken as empty, and kept aside when it is written next.", error)
                 return self._empty()
 
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Nobody else changes the value meanwhile; what is read here is the newest. Raises: OSError."""
+        if self.path is None:
+            with self._lock:
+                yield
+        elif self._holder == threading.get_ident():
+            yield
+        else:  # the file's lock first: who only reads here does not wait for another process
+            with locked(self.path), self._lock:
+                self._holder, self._stamp = threading.get_ident(), _UNREAD
+                try:
+                    yield
+                finally:
+                    self._holder = None
+
+    def change(self, change: Callable[[T], T]) -> T:
+        """Replace the value by what `change` makes of it, and return that; an error in it changes nothing.
+
+        Raises: OSError: as `put` and `locked`.
+        """
+        with self.locked():
+            old = self.get()
+            new = change(old)
+            if new is not old:
+                self.put(new)
+            return new
+
+    def remove(self) -> None:
+        """Go back to the empty value, without a file. Raises: OSError."""
+        with self.locked():
+            if self.path is None:
+                self._value = None
+            else:
+                self.path.unlink(missing_ok=True)
+
     def put(self, value: T) -> None:
-        """Replace the value.
+        """Replace the value, whatever it is.
 
         Raises: OSError: it could not be written, or not be read a moment ago, so that `value` would be made from
         nothing; the file is as it was.
@@ -140,3 +182,9 @@ class JsonStore(Generic[T]):
             )
         envelope: _Envelope[T] = msgspec.json.decode(raw, type=learned(self._envelope))
         return envelope.data
+
+
+def with_row(table: dict[str, V], key: str, value: V | None) -> dict[str, V]:
+    """A copy of a table with one row as it should be, last; None: without it."""
+    others = {name: row for name, row in table.items() if name != key}
+    return others if value is None else {**others, key: value}

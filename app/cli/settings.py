@@ -54,7 +54,7 @@ def set_command(name: str, value: str) -> None:
     if name in now.fixed:
         raise click.UsageError(f"{name} is set by the environment variable {BY_NAME[name].environment}.")
     try:
-        save(now.changed(name, value))
+        save(now.changed(name, value), names={name})
     except SettingsError as error:
         raise click.BadParameter(error.reason, param_hint=name) from error
 

@@ -34,13 +34,13 @@ class LiveSettings(QObject):
         self._background = background
         self._path = path
         self._saving = threading.Lock()
-        self._unsaved = False
+        self._unsaved: set[str] = set()
         self.now = table.load(path)
 
     def set(self, name: str, value: table.Value) -> None:
         """Change one setting. Raises SettingsError."""
         self.now = self.now.changed(name, value)
-        self._unsaved = True
+        self._unsaved.add(name)
         self._background.run(self._save, on_error=lambda e: self.save_failed.emit(str(e)), parent=self)
         self.changed.emit(name)
 
@@ -55,8 +55,8 @@ class LiveSettings(QObject):
         """Write the newest state: workers may run out of order."""
         with self._saving:
             if self._unsaved:
-                self._unsaved = False
-                table.save(self.now, self._path)
+                names, self._unsaved = self._unsaved, set()
+                table.save(self.now, self._path, names)
 
 
 @dataclass(frozen=True)

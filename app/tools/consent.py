@@ -11,7 +11,7 @@ import msgspec
 from app.tools.mcp_config import McpServerConfig
 from app.tools.shown import shown_argv, shown_line
 from app.tools.types import ToolSpec
-from engine.json_store import JsonStore
+from engine.json_store import JsonStore, with_row
 from engine.paths import Paths, user_paths
 
 ConsentKind = Literal["edit", "run", "mcp", "mcp server", "tool"]
@@ -64,9 +64,7 @@ class ConsentStore:
 
     def keep(self, key: str, decision: StoredDecision | None) -> None:
         """Remember a decision; None forgets it. Raises: OSError."""
-        decisions = self.all()
-        decisions.pop(key, None)
-        self._store.put({**decisions, key: decision} if decision is not None else decisions)
+        self._store.change(lambda decisions: with_row(decisions, key, decision))
 
 
 @dataclass

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from devices.atomic_file import write_atomically
+from devices.atomic_file import locked, write_atomically
 from engine.errors import InputFault
 from engine.paths import Paths, user_paths
 
@@ -150,14 +150,16 @@ class ServerList:
 
     def add(self, added: list[McpServerConfig]) -> None:
         """Add servers; one of the same name is replaced. Raises: BadMcpConfig, OSError."""
-        by_name = {server.name: server for server in self.read()}
-        self._write({**by_name, **{server.name: server for server in added}})
+        with locked(self.path):
+            by_name = {server.name: server for server in self.read()}
+            self._write({**by_name, **{server.name: server for server in added}})
 
     def remove(self, name: str) -> None:
         """Forget a server. Raises: BadMcpConfig, OSError, KeyError."""
-        by_name = {server.name: server for server in self.read()}
-        del by_name[name]
-        self._write(by_name)
+        with locked(self.path):
+            by_name = {server.name: server for server in self.read()}
+            del by_name[name]
+            self._write(by_name)
 
     def _write(self, servers: dict[str, McpServerConfig]) -> None:
         """It may contain keys, so it is for this user only."""

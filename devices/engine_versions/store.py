@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from devices.atomic_file import write_atomically
+from devices.atomic_file import locked, write_atomically
 from devices.engine_versions.names import PACKAGE, SHIPPED, VERSION_NAME
 from devices.errors import EngineVersionRefused
 from devices.learned import learned
@@ -108,17 +108,21 @@ class VersionStore:
         """
         if name is not None:
             self.package(name)
-        state = self.state()
-        if model is not None:
-            self._write(msgspec.structs.replace(state, models={**state.models, model: name or SHIPPED}))
-        elif name != state.version:
-            self._write(msgspec.structs.replace(state, version=name, previous=state.version))
+        with locked(self.folder / STATE):
+            state = self.state()
+            if model is not None:
+                self._write(msgspec.structs.replace(state, models={**state.models, model: name or SHIPPED}))
+            elif name != state.version:
+                self._write(msgspec.structs.replace(state, version=name, previous=state.version))
 
     def rollback(self) -> str | None:
         """Use what was used before the present version; None is the shipped one."""
-        state = self.state()
-        before = state.previous if state.previous and (self.folder / state.previous / PACKAGE).is_dir() else None
-        self._write(msgspec.structs.replace(state, version=before, previous=state.version))
+        with locked(self.folder / STATE):
+            state = self.state()
+            before = (
+                state.previous if state.previous and (self.folder / state.previous / PACKAGE).is_dir() else None
+            )
+            self._write(msgspec.structs.replace(state, version=before, previous=state.version))
         return before
 
     def remove(self, name: str) -> None:
@@ -126,15 +130,16 @@ class VersionStore:
         import shutil  # noqa: PLC0415 - see versions
 
         folder = self.package(name).parent
-        state = self.state()
-        self._write(
-            msgspec.structs.replace(
-                state,
-                version=None if state.version == name else state.version,
-                previous=None if state.previous == name else state.previous,
-                models={path: used for path, used in state.models.items() if used != name},
+        with locked(self.folder / STATE):
+            state = self.state()
+            self._write(
+                msgspec.structs.replace(
+                    state,
+                    version=None if state.version == name else state.version,
+                    previous=None if state.previous == name else state.previous,
+                    models={path: used for path, used in state.models.items() if used != name},
+                )
             )
-        )
         shutil.rmtree(folder)
 
     def state(self) -> InUse:

@@ -12,7 +12,7 @@ from typing import IO, Final
 
 import msgspec
 
-from devices.atomic_file import write_atomically
+from devices.atomic_file import locked, write_atomically
 from devices.errors import PackRefused
 from devices.kernel_packs import manifest as manifests
 from devices.kernel_packs.manifest import Manifest
@@ -88,9 +88,10 @@ class PackStore:
 
     def use(self, pack: Pack) -> None:
         """From the next start of a runner on, this build is used; the one before it is kept."""
-        state = self._in_use(pack.manifest.name)
-        previous = state.digest if state.digest not in {None, pack.folder.name} else state.previous
-        self._write(pack.manifest.name, InUse(digest=pack.folder.name, previous=previous))
+        with locked(self.folder / pack.manifest.name / IN_USE):
+            state = self._in_use(pack.manifest.name)
+            previous = state.digest if state.digest not in {None, pack.folder.name} else state.previous
+            self._write(pack.manifest.name, InUse(digest=pack.folder.name, previous=previous))
         for other in self.packs():
             retained = {pack.folder.name, previous}
             if other.manifest.name == pack.manifest.name and other.folder.name not in retained:
@@ -107,8 +108,9 @@ class PackStore:
 
         Raises: PackRefused: no such pack.
         """
-        state = self._in_use(self._require(name))
-        self._write(name, InUse(digest=state.previous, previous=state.digest))
+        with locked(self.folder / self._require(name) / IN_USE):
+            state = self._in_use(name)
+            self._write(name, InUse(digest=state.previous, previous=state.digest))
         return next((pack for pack in self.active() if pack.manifest.name == name), None)
 
     def remove(self, name: str) -> None:

@@ -45,8 +45,8 @@ class PriceStore:
 
     def put(self, prices: TypePrices) -> None:
         """Keep prices; they replace older ones of the same device."""
-        others = [p for p in self.all() if (p.machine_key, p.devices) != (prices.machine_key, prices.devices)]
-        self._store.put([*others, prices])
+        key = prices.machine_key, prices.devices
+        self._store.change(lambda old: [*(p for p in old if (p.machine_key, p.devices) != key), prices])
 
 
 async def measure_prices(

@@ -4,7 +4,6 @@ import contextlib
 import hashlib
 import logging
 import os
-import threading
 import time
 from pathlib import Path
 from typing import Final
@@ -18,7 +17,7 @@ from devices.child_command import child_command
 from devices.kernel_packs.folder import installed_libraries
 from devices.types import Machine
 from engine.fit.shape import ModelShape
-from engine.json_store import JsonStore
+from engine.json_store import JsonStore, with_row
 from engine.runner.engine_args import meaning
 from engine.runner.protocol import LoadSettings
 from engine.types import DeviceCheck
@@ -52,7 +51,6 @@ class DeviceChecks:
 
     def __init__(self, path: Path | None, references: Path | None) -> None:
         self._references = references
-        self._lock = threading.Lock()
         self._store: JsonStore[dict[str, Verdict]] = JsonStore(path, dict[str, Verdict], dict)
 
     def verdict(self, settings: LoadSettings, shape: ModelShape, machine: Machine) -> Verdict | None:
@@ -112,13 +110,8 @@ class DeviceChecks:
             check=check,
             checked_at=time.time(),
         )
-        with self._lock:
-            others = [(k, v) for k, v in self._store.get().items() if k != key]
-            self._put(dict([*others[1 - MAX_ENTRIES :], (key, verdict)]))
-
-    def _put(self, verdicts: dict[str, Verdict]) -> None:
         with contextlib.suppress(OSError):  # the next start compares again
-            self._store.put(verdicts)
+            self._store.change(lambda old: dict(list(with_row(old, key, verdict).items())[-MAX_ENTRIES:]))
 
 
 def describe(settings: LoadSettings) -> str:

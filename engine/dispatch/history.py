@@ -85,6 +85,7 @@ class PlacementHistory:
         self._attention: dict[str, AttentionSpeed] = _sound_rows(found.attention, AttentionSpeed)
         self._disks: dict[str, float] = _sound_rows(found.disks, Annotated[float, msgspec.Meta(gt=0)])
         self._unsaved = 0
+        self._written = {name: dict(getattr(self, f"_{name}")) for name in Learnt.__struct_fields__}
 
     def speed_gbs(self, device: str, backend: str) -> float | None:
         """Measured bytes a second read while decoding, in GB/s."""
@@ -206,7 +207,21 @@ class PlacementHistory:
             disks=_newest(self._disks),
         )
         with contextlib.suppress(OSError):  # forgetting costs a slower first choice, nothing else
-            self._store.put(learnt)
+            self._store.change(lambda kept: self._merged(kept, learnt))
+            self._written = _tables(learnt)
+
+    def _merged(self, kept: Learnt, learnt: Learnt) -> Learnt:
+        """What another process has written since, with what changed here since the last time."""
+        theirs, mine, found = _tables(kept), _tables(learnt), {}
+        for name, written in self._written.items():
+            merged = theirs[name]
+            for key in dict.fromkeys((*written, *mine[name])):
+                if key not in mine[name]:
+                    merged.pop(key, None)
+                elif key not in written or written[key] != mine[name][key]:
+                    merged[key] = mine[name][key]
+            found[name] = _newest(merged)
+        return Learnt(**found)
 
 
 def _sound_rows(table: Any, kind: Any) -> dict[str, Any]:
@@ -216,6 +231,12 @@ def _sound_rows(table: Any, kind: Any) -> dict[str, Any]:
         with contextlib.suppress(msgspec.ValidationError):
             found[name] = msgspec.convert(row, learned(kind))
     return found
+
+
+def _tables(learnt: Learnt) -> dict[str, dict[str, Any]]:
+    """Copies of its tables by name; an empty one where there is something else."""
+    tables = {name: getattr(learnt, name) for name in Learnt.__struct_fields__}
+    return {name: dict(table) if isinstance(table, dict) else {} for name, table in tables.items()}
 
 
 def _newest(table: dict[str, T]) -> dict[str, T]:

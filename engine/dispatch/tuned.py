@@ -1,6 +1,5 @@
 """What autotune found, stored by machine, driver and build, by the model's shape and by context length."""
 
-import threading
 import time
 from pathlib import Path
 
@@ -98,7 +97,6 @@ class TunedStore:
 
     def __init__(self, path: Path) -> None:
         self._store = JsonStore(path, list[Tuned], list)
-        self._lock = threading.Lock()
 
     def get(self, machine_key: str, shape_key: str, n_ctx: int) -> Tuned | None:
         """The result for the longest prompt that a context of `n_ctx` holds, else for the shortest one measured.
@@ -115,9 +113,7 @@ class TunedStore:
 
     def put(self, tuned: Tuned) -> None:
         """Keep a result; it replaces the one of the same key. Raises: OSError: the disk cannot be written."""
-        with self._lock:
-            others = [t for t in self._store.get() if t.key != tuned.key]
-            self._store.put([*others, tuned][-MAX_ENTRIES:])
+        self._store.change(lambda old: [*(t for t in old if t.key != tuned.key), tuned][-MAX_ENTRIES:])
 
 
 def tuned_settings(tuned: Tuned, settings: LoadSettings, overrides: Overrides) -> LoadSettings:

@@ -1,7 +1,6 @@
 """What the user made: names and sources of collections. The one thing here that cannot be made again from files."""
 
 import secrets
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -48,7 +47,6 @@ class Definitions:
         self._store: JsonStore[tuple[Definition, ...]] = JsonStore(
             path, tuple[Definition, ...], tuple, private=True
         )
-        self._lock = threading.Lock()
 
     def all(self) -> tuple[Definition, ...]:
         """Oldest first."""
@@ -68,7 +66,7 @@ class Definitions:
         name = " ".join(name.split())
         if not name or len(name) > MAX_NAME:
             raise InputFault(because("collection_name", most=MAX_NAME), "name")
-        with self._lock:
+        with self._store.locked():
             every = self.all()
             if prefix == "col" and any(d.name.casefold() == name.casefold() for d in every):
                 raise InputFault(because("collection_there", name=name), "name")
@@ -81,7 +79,7 @@ class Definitions:
 
     def change(self, key: str, change: Callable[[Definition], Definition]) -> Definition:
         """Replace one. Raises: NoCollection."""
-        with self._lock:
+        with self._store.locked():
             old = self.get(key)
             new = change(old)
             self._store.put(tuple(new if d.id == old.id else d for d in self.all()))
@@ -89,7 +87,7 @@ class Definitions:
 
     def remove(self, key: str) -> Definition:
         """Forget one. Raises: NoCollection."""
-        with self._lock:
+        with self._store.locked():
             old = self.get(key)
             self._store.put(tuple(d for d in self.all() if d.id != old.id))
             return old

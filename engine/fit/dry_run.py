@@ -13,7 +13,7 @@ from devices.engine_versions.folder import child_variables, chosen_version
 from devices.learned import learned
 from engine.errors import EnvironmentFault
 from engine.fit.types import DryRun
-from engine.json_store import JsonStore
+from engine.json_store import JsonStore, with_row
 from engine.reasons import because
 from engine.runner.protocol import LoadSettings
 
@@ -53,7 +53,7 @@ def dry_run(settings: LoadSettings, cache: Path | None = None, timeout_s: float 
     except msgspec.ValidationError as error:
         raise DryRunFailed(because("probe_unreadable", why=str(error))) from error
     if cache is not None:
-        _write(cache, {**stored, key: found})
+        _write(cache, key, found)
     return found
 
 
@@ -74,9 +74,10 @@ def _read(cache: Path) -> dict[str, DryRun]:
     return JsonStore(cache, dict[str, DryRun], dict).get()
 
 
-def _write(cache: Path, entries: dict[str, DryRun]) -> None:
-    newest = dict(list(entries.items())[-MAX_ENTRIES:])
+def _write(cache: Path, key: str, found: DryRun) -> None:
     try:
-        JsonStore(cache, dict[str, DryRun], dict).put(newest)
+        JsonStore(cache, dict[str, DryRun], dict).change(
+            lambda old: dict(list(with_row(old, key, found).items())[-MAX_ENTRIES:])
+        )
     except OSError as error:
         log.info("dry runs are not kept: %s", error)

@@ -45,32 +45,35 @@ class RemoteRegistry:
     def put(self, remote: Remote) -> None:
         """Add a worker, or change it. Raises: InputFault."""
         check_names(remote.name, remote.user, remote.host)
-        kept = self._store.get()
-        others = tuple(r for r in kept.remotes if r.name != remote.name)
-        if len(others) >= MOST:
-            raise InputFault(f"There are already {MOST} remotes.", "name")
-        seen = {n: s for n, s in kept.seen.items() if n != remote.name}
-        self._store.put(SavedRemotes(remotes=(*others, remote), seen=seen))
+        with self._store.locked():
+            kept = self._store.get()
+            others = tuple(r for r in kept.remotes if r.name != remote.name)
+            if len(others) >= MOST:
+                raise InputFault(f"There are already {MOST} remotes.", "name")
+            seen = {n: s for n, s in kept.seen.items() if n != remote.name}
+            self._store.put(SavedRemotes(remotes=(*others, remote), seen=seen))
 
     def remove(self, name: str) -> None:
         """Forget a worker and its key. Raises: InputFault."""
-        self.get(name)
-        kept = self._store.get()
-        self._store.put(
-            SavedRemotes(
-                remotes=tuple(r for r in kept.remotes if r.name != name),
-                seen={n: s for n, s in kept.seen.items() if n != name},
+        with self._store.locked():
+            self.get(name)
+            kept = self._store.get()
+            self._store.put(
+                SavedRemotes(
+                    remotes=tuple(r for r in kept.remotes if r.name != name),
+                    seen={n: s for n, s in kept.seen.items() if n != name},
+                )
             )
-        )
 
     def saw(self, name: str, seen: Seen) -> None:
         """Keep what a look found; facts and link of before stay where it found none."""
-        kept = self._store.get()
-        if not any(r.name == name for r in kept.remotes):
-            return
-        before = kept.seen.get(name, Seen())
-        seen = msgspec.structs.replace(seen, facts=seen.facts or before.facts, link=seen.link or before.link)
-        self._store.put(msgspec.structs.replace(kept, seen={**kept.seen, name: seen}))
+        with self._store.locked():
+            kept = self._store.get()
+            if not any(r.name == name for r in kept.remotes):
+                return
+            before = kept.seen.get(name, Seen())
+            seen = msgspec.structs.replace(seen, facts=seen.facts or before.facts, link=seen.link or before.link)
+            self._store.put(msgspec.structs.replace(kept, seen={**kept.seen, name: seen}))
 
     def devices(self) -> tuple[Device, ...]:
         """Their devices, as those of a machine. What was never seen has none."""

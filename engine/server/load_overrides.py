@@ -7,7 +7,7 @@ import msgspec
 from engine.api.models import LoadChoices
 from engine.dispatch.types import Overrides
 from engine.errors import InputFault
-from engine.json_store import JsonStore
+from engine.json_store import JsonStore, with_row
 from engine.runner.limits import KV_TYPES
 
 
@@ -31,8 +31,7 @@ class LoadOverrides:
             raise InputFault(
                 f"{model_id} was trained for {context_train} tokens of context, not {choices.n_ctx}.", "n_ctx"
             )
-        others = {model: overrides for model, overrides in self._store.get().items() if model != model_id}
-        self._store.put({**others, model_id: choices} if choices != LoadChoices() else others)
+        self._store.change(lambda old: with_row(old, model_id, choices if choices != LoadChoices() else None))
 
 
 def check_kv_type(name: str | None) -> None:

@@ -34,17 +34,20 @@ class Aliases:
 
     def set(self, name: str, model: str) -> None:
         """Let `name` stand for `model`. Raises: InputFault: an empty or overlong name, or too many."""
-        names, key = self.all(), name.strip().casefold()
+        key = name.strip().casefold()
         if not key or len(key) > MAX_NAME or not model or len(model) > MAX_NAME:
             raise InputFault(f"An alias and its model need 1 to {MAX_NAME} characters.", "alias")
-        if key not in names and len(names) >= MAX_ALIASES:
-            raise InputFault(f"There are already {MAX_ALIASES} aliases.", "alias")
-        self._store.put({**names, key: model})
+        with self._store.locked():
+            names = self.all()
+            if key not in names and len(names) >= MAX_ALIASES:
+                raise InputFault(f"There are already {MAX_ALIASES} aliases.", "alias")
+            self._store.put({**names, key: model})
 
     def remove(self, name: str) -> bool:
         """Forget an alias; False when there was none."""
-        names = self.all()
-        if names.pop(name.strip().casefold(), None) is None:
-            return False
-        self._store.put(names)
+        with self._store.locked():
+            names = self.all()
+            if names.pop(name.strip().casefold(), None) is None:
+                return False
+            self._store.put(names)
         return True

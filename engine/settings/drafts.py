@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from engine.errors import BadModelFile
-from engine.json_store import JsonStore
+from engine.json_store import JsonStore, with_row
 from quantize.errors import QuantizeError
 from quantize.files.gguf_header import LazyArray
 from quantize.files.gguf_split import read_gguf_model
@@ -25,8 +25,7 @@ class Drafts:
 
     def set(self, model_id: str, draft: str | None) -> None:
         """Choose a draft model; None goes back to none."""
-        others = {model: chosen for model, chosen in self._store.get().items() if model != model_id}
-        self._store.put(others if draft is None else {**others, model_id: draft})
+        self._store.change(lambda old: with_row(old, model_id, draft))
 
 
 def unfit_draft(target: Path, draft: Path) -> str | None:

@@ -7,7 +7,7 @@ import msgspec
 
 from devices.learned import learned
 from engine.errors import InputFault
-from engine.json_store import JsonStore
+from engine.json_store import JsonStore, with_row
 from engine.library.types import ModelEntry
 from engine.runner.engine_args import NO_ARGS, BadEngineArg, EngineArgs, check, given
 
@@ -28,8 +28,7 @@ class EngineArgsStore:
 
     def set(self, model_id: str, args: EngineArgs) -> None:
         """Replace the arguments of a model; none at all goes back to Tessera's choice."""
-        others = {model: kept for model, kept in self._store.get().items() if model != model_id}
-        self._store.put({**others, model_id: given(args)} if given(args) else others)
+        self._store.change(lambda old: with_row(old, model_id, given(args) or None))
 
 
 def require_sound(entry: ModelEntry, args: EngineArgs) -> None:

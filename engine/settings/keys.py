@@ -57,25 +57,27 @@ class KeyStore:
 
     def add(self, name: str, scopes: tuple[Scope, ...]) -> str:
         """Make a key and return it: the only time it is seen. Raises: InputFault, BadKeyFile."""
-        keys = self._read()
-        if not name or len(name) > 100 or any(known.name == name for known in keys):  # noqa: PLR2004
-            raise InputFault(f"A key needs a name of its own, up to 100 characters; {name!r} is not.", "name")
-        if len(keys) >= MAX_KEYS:
-            raise InputFault(f"There are already {MAX_KEYS} keys.", "name")
         key = _PREFIX + secrets.token_urlsafe(32)
         made = ApiKey(name=name, sha256=digest(key), scopes=scopes or ("chat",), created_at=time.time())
-        self._store.put([*keys, made])
+        with self._store.locked():
+            keys = self._read()
+            if not name or len(name) > 100 or any(known.name == name for known in keys):  # noqa: PLR2004
+                raise InputFault(f"A key needs a name of its own, up to 100 characters; {name!r} is not.", "name")
+            if len(keys) >= MAX_KEYS:
+                raise InputFault(f"There are already {MAX_KEYS} keys.", "name")
+            self._store.put([*keys, made])
         return key
 
     def remove(self, name: str) -> bool:
         """Revoke a key by its name; False when there is none. Raises: BadKeyFile."""
-        keys = self._read()
-        left = [known for known in keys if known.name != name]
-        if not left and keys and self._store.path is not None:
-            self._store.path.unlink(missing_ok=True)  # the last one: keys are no longer asked for
-        elif len(left) < len(keys):
-            self._store.put(left)
-        return len(left) < len(keys)
+        with self._store.locked():
+            keys = self._read()
+            left = [known for known in keys if known.name != name]
+            if not left and keys:
+                self._store.remove()  # the last one: keys are no longer asked for
+            elif len(left) < len(keys):
+                self._store.put(left)
+            return len(left) < len(keys)
 
     def _read(self) -> list[ApiKey]:
         try:

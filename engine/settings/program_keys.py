@@ -31,18 +31,16 @@ class ProgramKeys:
 
     def make(self, program: str) -> str:
         """The program's key, made if it has none."""
-        found = self.key(program)
-        if found is None:
-            found = _PREFIX + secrets.token_urlsafe(32)
-            self._store.put({**self._store.get(), program: found})
-        return found
+        made = _PREFIX + secrets.token_urlsafe(32)
+        return self._store.change(lambda keys: keys if program in keys else {**keys, program: made})[program]
 
     def remove(self, program: str) -> bool:
         """Revoke the program's key; False when it has none."""
-        keys = self._store.get()
-        if program in keys:
-            self._store.put({name: key for name, key in keys.items() if name != program})
-        return program in keys
+        with self._store.locked():
+            keys = self._store.get()
+            if program in keys:
+                self._store.put({name: key for name, key in keys.items() if name != program})
+            return program in keys
 
     def knows(self, key: str) -> bool:
         """Whether it is the key of one of the programs."""

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from engine.errors import InputFault
-from engine.json_store import JsonStore
+from engine.json_store import JsonStore, with_row
 from engine.library.types import ModelEntry
 from engine.sampling import Recommended, recommended
 from engine.sampling_families import of_card
@@ -35,8 +35,7 @@ class SamplingOverrides:
                 raise InputFault(f"{wrong} is not known; there are {', '.join(BOUNDS)}.", wrong)
             low, high = BOUNDS[wrong]
             raise InputFault(f"{wrong} must be a number from {low:g} to {high:g}, not {values[wrong]}.", wrong)
-        others = {model: kept for model, kept in self._store.get().items() if model != model_id}
-        self._store.put({**others, model_id: fit} if fit else others)
+        self._store.change(lambda old: with_row(old, model_id, fit or None))
 
 
 def recommended_for(entry: ModelEntry, overrides: SamplingOverrides) -> Recommended:

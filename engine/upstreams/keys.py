@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from engine.json_store import JsonStore
+from engine.json_store import JsonStore, with_row
 
 log = logging.getLogger(__name__)
 _SERVICE: Final = "tessera-upstreams"
@@ -42,18 +42,17 @@ class UpstreamKeys:
         """Keep a key; tells where it went. Raises: OSError: the file cannot be written."""
         where: KeyStorage = "keyring" if _to_keyring(name, key) else "file"
         entry = StoredKey(revision=secrets.token_hex(8), key=None if where == "keyring" else key)
-        self._file.put({**self._file.get(), name: entry})
+        self._file.change(lambda stored: with_row(stored, name, entry))
         return where
 
     def remove(self, name: str) -> None:
         """Forget a key, if there is one."""
-        stored = dict(self._file.get())
-        entry = stored.pop(name, None)
+        entry = self.entry(name)
         if entry is None:
             return
         if entry.key is None:
             _to_keyring(name, None)
-        self._file.put(stored)
+        self._file.change(lambda stored: with_row(stored, name, None))
 
     def storage(self, name: str) -> KeyStorage | None:
         """Where its key is kept; None: it has none."""

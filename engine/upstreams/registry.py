@@ -50,25 +50,27 @@ class UpstreamRegistry:
                 f"{name!r} cannot name an upstream: lower-case letters, digits, dots, dashes, up to 40.", "name"
             )
         upstream = Upstream(name=name, url=checked_url(url), kind=kind)
-        saved = self.saved
-        others = tuple(u for u in saved.upstreams if u.name != name)
-        if len(others) >= MOST:
-            raise InputFault(f"There are already {MOST} upstreams.", "name")
-        models = {n: m for n, m in saved.models.items() if n != name}
-        self._store.put(msgspec.structs.replace(saved, upstreams=(*others, upstream), models=models))
+        with self._store.locked():
+            saved = self.saved
+            others = tuple(u for u in saved.upstreams if u.name != name)
+            if len(others) >= MOST:
+                raise InputFault(f"There are already {MOST} upstreams.", "name")
+            models = {n: m for n, m in saved.models.items() if n != name}
+            self._store.put(msgspec.structs.replace(saved, upstreams=(*others, upstream), models=models))
         self._health.pop(name, None)
         return upstream
 
     def remove(self, name: str) -> None:
         """Forget an upstream, its key and its rules. Raises: InputFault."""
-        self.get(name)
-        saved = self.saved
-        left = SavedUpstreams(
-            upstreams=tuple(u for u in saved.upstreams if u.name != name),
-            rules=tuple(r for r in saved.rules if r.upstream != name),
-            models={n: m for n, m in saved.models.items() if n != name},
-        )
-        self._store.put(left)
+        with self._store.locked():
+            self.get(name)
+            saved = self.saved
+            left = SavedUpstreams(
+                upstreams=tuple(u for u in saved.upstreams if u.name != name),
+                rules=tuple(r for r in saved.rules if r.upstream != name),
+                models={n: m for n, m in saved.models.items() if n != name},
+            )
+            self._store.put(left)
         self._health.pop(name, None)
         self.keys.remove(name)
 
@@ -82,17 +84,20 @@ class UpstreamRegistry:
             )
         if inside and not rule.always:
             raise InputFault(f"{rule.model} runs on {rule.upstream} only; such a rule has no condition.", "queue")
-        saved = self.saved
-        others = tuple(r for r in saved.rules if (r.model, r.upstream) != (rule.model, rule.upstream))
-        self._store.put(msgspec.structs.replace(saved, rules=(*others, rule)))
+        with self._store.locked():
+            self.get(rule.upstream)  # it may have been removed meanwhile
+            saved = self.saved
+            others = tuple(r for r in saved.rules if (r.model, r.upstream) != (rule.model, rule.upstream))
+            self._store.put(msgspec.structs.replace(saved, rules=(*others, rule)))
 
     def remove_rule(self, model: str, upstream: str | None = None) -> int:
         """Remove the rules for a model; returns how many there were."""
-        saved = self.saved
-        left = tuple(r for r in saved.rules if r.model != model or upstream not in (None, r.upstream))
-        if len(left) < len(saved.rules):
-            self._store.put(msgspec.structs.replace(saved, rules=left))
-        return len(saved.rules) - len(left)
+        with self._store.locked():
+            saved = self.saved
+            left = tuple(r for r in saved.rules if r.model != model or upstream not in (None, r.upstream))
+            if len(left) < len(saved.rules):
+                self._store.put(msgspec.structs.replace(saved, rules=left))
+            return len(saved.rules) - len(left)
 
     # ---- what was seen
 
@@ -103,13 +108,16 @@ class UpstreamRegistry:
 
     def saw(self, name: str, health: Health) -> None:
         """Keep what a look found. One that failed leaves the models that are known."""
-        saved = self.saved
         if health.state != "ok":
             self._health[name] = msgspec.structs.replace(health, models=self.health(name).models)
             return
         self._health[name] = health
-        if saved.models.get(name) != health.models and any(u.name == name for u in saved.upstreams):
-            self._store.put(msgspec.structs.replace(saved, models={**saved.models, name: health.models}))
+        if self.saved.models.get(name) == health.models:
+            return
+        with self._store.locked():
+            saved = self.saved
+            if any(u.name == name for u in saved.upstreams):
+                self._store.put(msgspec.structs.replace(saved, models={**saved.models, name: health.models}))
 
     def model(self, upstream: str, model: str) -> UpstreamModel | None:
         """What is known of a model there."""

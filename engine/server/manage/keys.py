@@ -1,5 +1,7 @@
 """/tessera/v1/keys: who else may use this server."""
 
+import asyncio
+
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
@@ -25,12 +27,14 @@ async def list_keys(request: Request) -> Keys:
 async def make_key(request: Request, body: KeyRequest) -> NewKey:
     """Make a key. It is shown this once."""
     scopes = tuple(dict.fromkeys(body.scopes))
-    return NewKey(name=body.name, key=server_state(request).access.store.add(body.name, scopes), scopes=scopes)
+    key = await asyncio.to_thread(server_state(request).access.store.add, body.name, scopes)
+    return NewKey(name=body.name, key=key, scopes=scopes)
 
 
 @router.delete("/{name}", status_code=204, response_class=Response)
 async def revoke_key(request: Request, name: str) -> None:
     """Revoke a key."""
     access = server_state(request).access
-    if not access.store.remove(name) and not access.programs.remove(name):
+    found = await asyncio.to_thread(lambda: access.store.remove(name) or access.programs.remove(name))
+    if not found:
         raise InputFault(f"There is no key named {name!r}.", "name")

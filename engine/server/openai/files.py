@@ -73,15 +73,20 @@ class Files:
             created_at=time.time(),
         )
         path = self.path(made)
-        path.parent.mkdir(parents=True, mode=0o700)
-        path.write_bytes(raw)
-        self._store.put({**self._store.get(), made.id: made})
+        try:
+            path.parent.mkdir(parents=True, mode=0o700)
+            path.write_bytes(raw)
+            self._store.change(lambda files: {**files, made.id: made})
+        except OSError:
+            shutil.rmtree(path.parent, ignore_errors=True)
+            raise
         return made
 
     def remove(self, file_id: str) -> StoredFile:
         """Delete a file. Raises: FileNotFound."""
-        gone = self.get(file_id)
-        self._store.put({k: v for k, v in self._store.get().items() if k != file_id})
+        with self._store.locked():
+            gone = self.get(file_id)
+            self._store.put({k: v for k, v in self._store.get().items() if k != file_id})
         shutil.rmtree(self.folder / gone.id, ignore_errors=True)
         return gone
 

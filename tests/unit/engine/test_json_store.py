@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import stat
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -11,8 +12,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from devices import atomic_file
 from devices.atomic_file import write_atomically
 from engine.json_store import Damaged, JsonStore
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -161,3 +165,68 @@ def test_a_moment_without_descriptors_is_no_damage(file, monkeypatch, caplog):
     late.put([Row("kept"), Row("more")])
     assert store(file).read() == [Row("kept"), Row("more")]
     assert not list(file.parent.glob("*corrupt*"))
+
+
+ADDS = """
+import sys
+from pathlib import Path
+from engine.json_store import JsonStore
+name, count = sys.argv[2], int(sys.argv[3])
+store = JsonStore(Path(sys.argv[1]), list[str], list)
+sys.stdin.readline()
+for number in range(count):
+    store.change(lambda rows: [*rows, f"{name} {number}"])
+"""
+
+
+@pytest.mark.process
+def test_what_processes_change_at_once_is_all_there(file):
+    command = [sys.executable, "-c", ADDS, str(file)]
+    workers = [
+        subprocess.Popen([*command, name, "30"], cwd=ROOT, stdin=subprocess.PIPE, text=True) for name in "abc"
+    ]
+    for worker in workers:
+        worker.stdin.write("go\n")
+        worker.stdin.flush()
+    assert [worker.wait(60) for worker in workers] == [0, 0, 0]
+    for worker in workers:
+        worker.stdin.close()
+    rows = JsonStore(file, list[str], list).read()
+    assert sorted(rows) == sorted(f"{name} {number}" for name in "abc" for number in range(30))
+    assert [row for row in rows if row[0] == "a"] == [f"a {number}" for number in range(30)]
+
+
+def test_a_change_that_fails_changes_nothing_and_frees_the_file(file):
+    rows = store(file)
+    rows.put([Row("a")])
+    with pytest.raises(ZeroDivisionError):
+        rows.change(lambda _: 1 / 0)
+    with rows.locked():
+        rows.change(lambda old: [*old, Row("b")])  # within the lock of this thread
+    assert store(file).change(lambda old: [*old, Row("c")]) == [Row("a"), Row("b"), Row("c")]
+    rows.remove()
+    assert not file.exists()
+    assert rows.read() == []
+
+
+def test_one_who_hangs_with_the_file_stops_nobody_for_good(file, monkeypatch):
+    monkeypatch.setattr(atomic_file, "LOCK_S", 0.05)
+    rows = store(file)
+    rows.put([Row("a")])
+    with store(file).locked():
+        failed = []
+        thread = threading.Thread(target=lambda: failed.append(errno_of(rows)))
+        thread.start()
+        thread.join(60)
+        assert rows.read() == [Row("a")]  # who only reads waits for nobody
+    assert failed == [errno.EBUSY]
+    rows.change(lambda old: [*old, Row("b")])
+    assert rows.read() == [Row("a"), Row("b")]
+
+
+def errno_of(rows):
+    try:
+        rows.change(lambda old: [*old, Row("b")])
+    except OSError as error:
+        return error.errno
+    return None
