@@ -5,10 +5,15 @@ that the probes that read a live machine read these. Where a machine's source do
 need (core count of a named CPU, say), the product's published value is used.
 """
 
+import functools
 import json
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+from devices.recording import RecordedHost
+from devices.report import recorded_report
+from devices.types import Machine
 from tests.linux_machines import linux, wsl
 from tests.other_machines import macos, windows
 
@@ -22,3 +27,11 @@ def machines() -> dict[str, dict[str, Any]]:
     return {
         entry["id"]: build[entry["os"].removesuffix("-vm").removesuffix("-container")](entry) for entry in entries
     }
+
+
+@functools.cache
+def reports() -> MappingProxyType[str, Machine]:
+    """What is found on each of them, by id; looked for once, since nothing in it can be changed."""
+    return MappingProxyType(
+        {name: recorded_report(RecordedHost(recording)) for name, recording in machines().items()}
+    )

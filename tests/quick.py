@@ -41,6 +41,13 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
         parser.addini("qt_log_ignore", "of pytest-qt", type="linelist")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """pytest-qt opens Qt before any test, also where all that are asked for do without."""
+    if config.getoption("--quick") and config.pluginmanager.has_plugin("pytest-qt"):
+        config.pluginmanager.unregister(name="pytest-qt")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     sys.addaudithook(_gate.audit)
     _gate.imports = config.getoption("--quick")

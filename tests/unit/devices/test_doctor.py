@@ -9,17 +9,15 @@ from msgspec.structs import replace
 from app.cli.main import cli
 from devices.doctor import build_summary, diagnose
 from devices.merge import merged
-from devices.recording import RecordedHost
-from devices.report import recorded_report
 from devices.types import BackendDevice, BackendReport
-from tests.machines import machines
+from tests.machines import machines, reports
 
 RECORDINGS = machines()
 RANK = {"error": 0, "warning": 1, "advice": 2}
 
 
 def examined(name, *backends):
-    machine = recorded_report(RecordedHost(RECORDINGS[name]))
+    machine = reports()[name]
     return diagnose(replace(machine, backends=(*machine.backends, *backends)))
 
 
@@ -66,9 +64,9 @@ def test_a_gpu_without_any_backend_is_told_what_to_build():
 
 
 def test_the_build_is_named():
-    machine = recorded_report(RecordedHost(RECORDINGS["sh-linux-amdvlk-vs-rocm"]))
+    machine = reports()["sh-linux-amdvlk-vs-rocm"]
     assert "vulkan, rocm. They see AMD Radeon 8060S (Vulkan0), AMD Radeon 8060S (ROCm0)." in build_summary(machine)
-    assert "CPU only" in build_summary(recorded_report(RecordedHost(RECORDINGS["vm-firecracker"])))
+    assert "CPU only" in build_summary(reports()["vm-firecracker"])
 
 
 @pytest.mark.process
@@ -87,7 +85,7 @@ def test_the_command(tmp_path, monkeypatch):
 
 
 def test_the_summary_tells_of_our_own_kernels_for_prompts():
-    recorded = recorded_report(RecordedHost(RECORDINGS["vm-firecracker"]))
+    recorded = reports()["vm-firecracker"]
     device = BackendDevice("Tiles", "AVX-512 VNNI", "accel", 0, 0)
     tiles = BackendReport("tiles", "libggml-tiles.so", "usable", devices=(device,))
     others = (BackendReport("cpu", "libggml-cpu.so", "usable"),)
@@ -104,7 +102,7 @@ def test_the_summary_tells_of_our_own_kernels_for_prompts():
 
 
 def test_kernels_for_prompts_are_no_gpus():
-    recorded = recorded_report(RecordedHost(RECORDINGS["sh-linux-amdvlk-vs-rocm"]))
+    recorded = reports()["sh-linux-amdvlk-vs-rocm"]
     device = BackendDevice("Tiles", "AVX-512 VNNI", "accel", 0, 0)
     tiles = BackendReport("tiles", "libggml-tiles.so", "usable", devices=(device,))
     found = merged(replace(recorded, backends=(*recorded.backends, tiles)))

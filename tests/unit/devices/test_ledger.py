@@ -10,13 +10,11 @@ from devices.errors import Overdrawn
 from devices.memory import Amount, Ledger
 from devices.pools import pools
 from devices.process_memory import process_memory
-from devices.recording import RecordedHost
-from devices.report import recorded_report
 from devices.types import ProcessMemory
-from tests.machines import machines
+from tests.machines import reports
 
 GIB = 1 << 30
-MACHINES = {name: recorded_report(RecordedHost(recording)) for name, recording in machines().items()}
+MACHINES = reports()
 HALO = MACHINES["sh-flow-z13-linux-gtt96"]
 IGPU = "0000:c3:00.0"
 HYBRID = MACHINES["nv-hybrid-addw4"]

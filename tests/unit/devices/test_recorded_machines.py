@@ -7,9 +7,8 @@ import pytest
 from devices.detect import inventory
 from devices.isa import ggml_cpu_variant
 from devices.recording import RecordedHost
-from devices.report import recorded_report
 from devices.types import Machine
-from tests.machines import SOURCE, machines
+from tests.machines import SOURCE, machines, reports
 
 GIB = 1 << 30
 RECORDINGS = machines()
@@ -54,7 +53,7 @@ EXPECTED: dict[str, list[tuple[str, str, str | None]]] = {
 
 
 def report(name: str) -> Machine:
-    return recorded_report(RecordedHost(RECORDINGS[name]))
+    return reports()[name]
 
 
 def the(machine: Machine, kind: str):

@@ -195,11 +195,16 @@ def test_links_may_not_leave_the_repository(tmp_path):
 @pytest.mark.parametrize(
     "raw",
     [b"", b"[]", b"{}", b'{"weight_map":[]}', b'{"weight_map":{"a":1}}', b'{"weight_map":' + b"[" * 100_000,
-     b'{"weight_map":{"a":"\xff"}}',
-     b'{"weight_map":{' + b",".join(b'"%d":"x"' % i for i in range(400_001)) + b"}}"],
-    ids=["empty", "array", "no map", "map a list", "value a number", "deep", "not utf-8", "400,001 tensors"],
+     b'{"weight_map":{"a":"\xff"}}'],
+    ids=["empty", "array", "no map", "map a list", "value a number", "deep", "not utf-8"],
 )  # fmt: skip
 def test_bad_indexes(raw, write):
+    with pytest.raises(BadFile):
+        read_index(write(raw, INDEX_NAME))
+
+
+def test_an_index_of_400_001_tensors(write):
+    raw = b'{"weight_map":{' + b",".join(b'"%d":"x"' % i for i in range(400_001)) + b"}}"
     with pytest.raises(BadFile):
         read_index(write(raw, INDEX_NAME))
 

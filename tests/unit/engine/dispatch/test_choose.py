@@ -9,8 +9,6 @@ from msgspec.structs import replace
 from msgspec.structs import replace as replaced
 
 from devices.memory import Ledger
-from devices.recording import RecordedHost
-from devices.report import recorded_report
 from devices.types import CoreCounts, Runtime
 from engine.dispatch import candidates
 from engine.dispatch.attention import heads_of
@@ -26,12 +24,12 @@ from engine.measurements.attention import AttentionSpeed, AttentionTimes, Heads,
 from engine.measurements.keys import machine_key
 from engine.runner.protocol import LoadSettings
 from engine.wording import sentence, sentences
-from tests.machines import machines
+from tests.machines import reports
 from tests.mtp_model import write_mtp_model
 from tests.shapes import scaled, write_hollow
 
 GIB = 1 << 30
-MACHINES = {name: recorded_report(RecordedHost(recording)) for name, recording in machines().items()}
+MACHINES = reports()
 HALO = MACHINES["sh-linux-amdvlk-vs-rocm"]
 IGPU = "0000:c3:00.0"
 SIZES = range(GIB // 8, HALO.memory.total_bytes, 16 << 20)  # of memory that may be used

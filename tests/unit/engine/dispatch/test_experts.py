@@ -24,7 +24,7 @@ from engine.runner.protocol import LoadSettings
 from engine.wording import sentences
 from quantize.files.gguf_file import TensorInfo
 from quantize.ggml_types import BLOCK_SIZES, GgmlType
-from tests.machines import machines
+from tests.machines import machines, reports
 
 GIB = 1 << 30
 LAYERS, EMBEDDING, EXPERTS, VOCABULARY = 36, 2880, 128, 201_088
@@ -62,7 +62,7 @@ def mixture() -> ModelShape:
 
 
 def machine(name):
-    return recorded_report(RecordedHost(RECORDINGS[name]))
+    return reports()[name]
 
 
 def placed(found, overrides=NO_OVERRIDES, memory=None, **changes):

@@ -5,8 +5,6 @@ from msgspec.structs import replace
 from msgspec.structs import replace as replaced
 
 from devices.memory import Ledger
-from devices.recording import RecordedHost
-from devices.report import recorded_report
 from engine.dispatch.choose import place
 from engine.dispatch.history import PlacementHistory
 from engine.dispatch.placer import read_shape
@@ -15,10 +13,10 @@ from engine.reasons import because
 from engine.runner.engine_args import EngineArgs
 from engine.runner.protocol import LoadSettings
 from quantize.ggml_types import GgmlType
-from tests.machines import machines
+from tests.machines import reports
 from tests.shapes import scaled, write_hollow
 
-HOST = recorded_report(RecordedHost(machines()["sh-linux-amdvlk-vs-rocm"]))
+HOST = reports()["sh-linux-amdvlk-vs-rocm"]
 
 
 def with_isa(*changes: str, without: str = ""):

@@ -16,7 +16,7 @@ from engine.runner.protocol import LoadSettings
 from engine.wording import command, sentences
 from quantize.ggml_types import GgmlType
 from tests.fake_models import shape
-from tests.machines import machines
+from tests.machines import machines, reports
 
 GIB = 1 << 30
 LAYERS = 36
@@ -133,7 +133,7 @@ def test_a_longer_context_takes_layers_off_the_gpu(laptop):
 @pytest.mark.parametrize("name", RECORDINGS)
 def test_no_machine_is_promised_more_than_it_has(name):
     """Free choice and every pin, on each machine: what is placed as fitting can be reserved."""
-    machine = recorded_report(RecordedHost(RECORDINGS[name]))
+    machine = reports()[name]
     backends = {r.backend for d in machine.devices for r in d.runtimes if d.kind in {"igpu", "dgpu"}}
     for pin in (None, "cpu", *backends):
         placement, book = placed(machine, GgmlType.Q4_K, Overrides(device=pin))
@@ -149,7 +149,7 @@ def test_no_machine_is_promised_more_than_it_has(name):
 
 @pytest.mark.parametrize("name", ["sh-linux-amdvlk-vs-rocm", "sh-framework-desktop-linux", "sh-windows-rocm714"])
 def test_unified_memory_takes_the_whole_model_and_reads_the_file(name):
-    machine = recorded_report(RecordedHost(RECORDINGS[name]))
+    machine = reports()[name]
     placement, book = placed(machine)
     assert machine.device(placement.device).kind == "igpu"
     assert placement.settings.n_gpu_layers == LAYERS + 1
@@ -160,7 +160,7 @@ def test_unified_memory_takes_the_whole_model_and_reads_the_file(name):
 
 
 def test_a_driver_that_failed_leaves_the_processor_and_says_why():
-    machine = recorded_report(RecordedHost(RECORDINGS["sh-linux-driver-failed"]))
+    machine = reports()["sh-linux-driver-failed"]
     placement, _ = placed(machine)
     assert placement.device == "cpu"
     assert "refused this GPU" in sentences(placement.reasons)[0]

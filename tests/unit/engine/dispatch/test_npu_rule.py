@@ -6,8 +6,6 @@ from msgspec.structs import replace as replaced
 
 from devices.memory import Amount, Ledger
 from devices.merge import merged
-from devices.recording import RecordedHost
-from devices.report import recorded_report
 from devices.types import BackendDevice, BackendReport
 from engine.dispatch import onnx, speed
 from engine.dispatch.chip_speeds import Rates
@@ -21,7 +19,7 @@ from engine.onnx.folder import OnnxFolder
 from engine.reasons import because
 from engine.runner.protocol import LoadSettings
 from engine.wording import sentence, sentences
-from tests.machines import machines
+from tests.machines import reports
 from tests.shapes import scaled, write_hollow
 
 BATTERY = because("on_battery")
@@ -29,7 +27,7 @@ BATTERY = because("on_battery")
 
 def opened(name):
     """A recorded machine on which OpenVINO opened processor and NPU, and Vulkan the GPU."""
-    found = recorded_report(RecordedHost(machines()[name]))
+    found = reports()[name]
     given = [BackendDevice(f"openvino:{kind}", kind, kind.lower(), 0, 0) for kind in ("CPU", "NPU")]
     intel = BackendReport("openvino", "l.so", "usable", devices=tuple(given))
     return merged(replace(found, backends=(*found.backends, intel)))
@@ -154,7 +152,7 @@ SPEECH = OnnxFolder(path=None, kind="embedding", architecture="moonshine", graph
 def test_dictation_and_embeddings_go_to_recorded_npus_beside_a_busy_gpu(name, provider, usable, monkeypatch):
     """With the provider's files here; AMD's NPU takes compiled folders only, and without a driver nothing."""
     monkeypatch.setattr("engine.onnx.providers.Adapter.problem", lambda *_: None)
-    machine = recorded_report(RecordedHost(machines()[name]))
+    machine = reports()[name]
     settings = LoadSettings(path="x")
     chosen = onnx.choose_provider(SPEECH, settings, NO_OVERRIDES, machine, True, {})
     if usable:
@@ -172,7 +170,7 @@ def test_dictation_and_embeddings_go_to_recorded_npus_beside_a_busy_gpu(name, pr
 
 def test_strix_halos_npu_gets_fastflowlms_models_and_says_that_it_was_not_tried(monkeypatch):
     monkeypatch.setenv("TESSERA_FLM", "/nowhere")
-    machine = recorded_report(RecordedHost(machines()["sh-flow-z13-linux-gtt96"]))
+    machine = reports()["sh-flow-z13-linux-gtt96"]
     settings = LoadSettings(path="flm:llama3.2:1b", n_ctx=4096)
     found = place_external(settings, machine, Ledger(lambda: machine), "m")
     assert found.device == npu_of(machine).id

@@ -4,8 +4,6 @@ import pytest
 from msgspec.structs import replace
 
 from devices.memory import Ledger
-from devices.recording import RecordedHost
-from devices.report import recorded_report
 from engine.dispatch.onnx import choose_provider, onnx_need, place_folder
 from engine.dispatch.types import NO_OVERRIDES, Overrides
 from engine.errors import BadModelFile
@@ -13,9 +11,9 @@ from engine.onnx.folder import OnnxFolder
 from engine.reasons import because
 from engine.runner.protocol import LoadSettings
 from engine.wording import sentence, sentences
-from tests.machines import machines
+from tests.machines import reports
 
-MACHINES = {name: recorded_report(RecordedHost(recording)) for name, recording in machines().items()}
+MACHINES = reports()
 
 
 def with_npu(vendor):

@@ -10,8 +10,6 @@ from devices.backends.openvino import environment, target_of, trim
 from devices.doctor import diagnose
 from devices.memory import Ledger
 from devices.merge import merged
-from devices.recording import RecordedHost
-from devices.report import recorded_report
 from devices.types import BackendDevice, BackendReport
 from engine.dispatch import openvino
 from engine.dispatch.choose import place
@@ -23,7 +21,7 @@ from engine.runner.llama.native.binding import KernelsMissing, start_backends
 from engine.runner.protocol import LoadSettings
 from engine.wording import sentence, sentences
 from quantize.ggml_types import GgmlType
-from tests.machines import machines
+from tests.machines import reports
 from tests.shapes import scaled, write_hollow
 
 
@@ -34,7 +32,7 @@ def device(name, kind):
 @pytest.fixture(scope="module")
 def laptop():
     """Meteor Lake with its NPU's driver, where OpenVINO opened processor and NPU."""
-    found = recorded_report(RecordedHost(machines()["mtl-zbook-power-g11"]))
+    found = reports()["mtl-zbook-power-g11"]
     devices = (device("openvino:CPU", "cpu"), device("openvino:NPU", "npu"))
     report = BackendReport("openvino", "libggml-openvino.so", "usable", devices=devices)
     return merged(replace(found, backends=(*found.backends, report)))
@@ -181,7 +179,7 @@ def test_a_runner_without_the_pack_says_so(monkeypatch, tmp_path):
     ],
 )
 def test_recorded_npus_get_their_remedy_and_no_gguf_file_without_it(shape, path, name, remedy, why_not_there):
-    machine = recorded_report(RecordedHost(machines()[name]))
+    machine = reports()[name]
     npu = next(d for d in machine.devices if d.kind == "npu")
     assert remedy in (npu.fix_hint or "")
     placement = placed(shape, path, machine, Overrides(on_battery=True))
@@ -190,7 +188,7 @@ def test_recorded_npus_get_their_remedy_and_no_gguf_file_without_it(shape, path,
 
 
 def test_lunar_lakes_npu_takes_small_models_on_battery_once_openvino_opened_it(shape, path):
-    found = recorded_report(RecordedHost(machines()["lnl-256v"]))
+    found = reports()["lnl-256v"]
     report = BackendReport("openvino", "l.so", "usable", devices=(device("openvino:NPU", "npu"),))
     machine = merged(replace(found, backends=(*found.backends, report)))
     placement = placed(shape, path, machine, Overrides(on_battery=True))

@@ -7,8 +7,6 @@ from msgspec.structs import replace as replaced
 
 from devices.backends.tiles import ATTENTION
 from devices.memory import Ledger
-from devices.recording import RecordedHost
-from devices.report import recorded_report
 from engine.autotune.space import dimensions
 from engine.dispatch import candidates
 from engine.dispatch.choose import place
@@ -26,10 +24,10 @@ from engine.runner.protocol import LoadSettings
 from engine.server.openai.receipts import plan_of
 from engine.wording import sentence, sentences
 from quantize.ggml_types import GgmlType
-from tests.machines import machines
+from tests.machines import reports
 from tests.shapes import scaled, write_hollow
 
-HOST = recorded_report(RecordedHost(machines()["sh-linux-amdvlk-vs-rocm"]))
+HOST = reports()["sh-linux-amdvlk-vs-rocm"]
 ISA = HOST.devices[0].isa
 OLDER = frozenset({"avx2", "fma", "f16c"})
 

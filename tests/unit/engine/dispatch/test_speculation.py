@@ -7,8 +7,6 @@ from msgspec.structs import replace
 from msgspec.structs import replace as replaced
 
 from devices.memory import Ledger
-from devices.recording import RecordedHost
-from devices.report import recorded_report
 from engine.dispatch.choose import place
 from engine.dispatch.fallbacks import next_fallback
 from engine.dispatch.history import PlacementHistory
@@ -18,9 +16,9 @@ from engine.dispatch.types import Overrides
 from engine.runner.limits import rollback
 from engine.runner.protocol import LoadSettings
 from tests.architectures import ARCHITECTURES, write_architecture
-from tests.machines import machines
+from tests.machines import reports
 
-HALO = recorded_report(RecordedHost(machines()["sh-linux-amdvlk-vs-rocm"]))
+HALO = reports()["sh-linux-amdvlk-vs-rocm"]
 
 
 def base(**changes):

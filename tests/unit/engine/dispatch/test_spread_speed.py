@@ -7,8 +7,6 @@ from msgspec.structs import replace
 from msgspec.structs import replace as replaced
 
 from devices.memory import Ledger
-from devices.recording import RecordedHost
-from devices.report import recorded_report
 from engine.dispatch.chip_speeds import chip_speeds
 from engine.dispatch.history import PlacementHistory
 from engine.dispatch.placer import read_shape
@@ -16,7 +14,7 @@ from engine.dispatch.spread import Spreading
 from engine.remotes.registry import RemoteRegistry
 from engine.remotes.types import Link, Remote, RemoteDevice, RemoteFacts, Seen
 from engine.runner.protocol import LoadSettings, RemoteLayers
-from tests.machines import machines
+from tests.machines import reports
 from tests.shapes import scaled, write_hollow
 
 HERE_GBS = 20.0
@@ -40,7 +38,7 @@ def spreading():
     facts = RemoteFacts(host="desk", version="1", kernel="k", devices=(device,))
     link = Link(rtt_s=0.001, up_bytes_s=1e8, down_bytes_s=1e8)
     registry.saw("desk", Seen(state="ok", at=1.0, facts=facts, link=link))
-    found = recorded_report(RecordedHost(machines()["nv-hybrid-addw4"]))
+    found = reports()["nv-hybrid-addw4"]
     cpu = found.device("cpu")
     known = replace(cpu, memory=replace(cpu.memory, bandwidth_gbs=HERE_GBS / chip_speeds().cpu.reads))
     here = replace(found, devices=(known, *registry.devices()))

@@ -2,13 +2,10 @@
 
 import msgspec
 import pytest
-from machines import machines
 from msgspec.structs import replace
 
 from devices.disk_speed import CHUNK_BYTES, SMALLEST_BYTES, disk_of, read_gbs
 from devices.memory import Ledger
-from devices.recording import RecordedHost
-from devices.report import recorded_report
 from engine.dispatch.choose import place
 from engine.dispatch.fallbacks import next_fallback
 from engine.dispatch.history import PlacementHistory
@@ -24,6 +21,7 @@ from engine.runner.protocol import LoadSettings
 from engine.wording import sentences
 from quantize.files.gguf_file import TensorInfo
 from quantize.ggml_types import BLOCK_SIZES, GgmlType
+from tests.machines import reports
 
 GIB = 1 << 30
 LAYERS, EXPERTS, USED, WIDTH, EMBEDDING = 48, 128, 8, 768, 2048
@@ -61,7 +59,7 @@ def mixture(kind=GgmlType.Q4_K, **changes) -> ModelShape:
 
 def computer(free_gib, system="linux"):
     """A recorded notebook without a usable GPU, with so much memory free."""
-    found = recorded_report(RecordedHost(machines()["nv-hybrid-addw4"]))
+    found = reports()["nv-hybrid-addw4"]
     memory = replace(found.memory, total_bytes=int((free_gib + 2) * GIB), available_bytes=int(free_gib * GIB))
     return replace(found, system=system, memory=memory, devices=found.devices[:1])
 

@@ -9,7 +9,6 @@ from long_texts import DATA, long_texts
 
 from engine.runner.generation.runaway import NoiseWatch, RepeatWatch
 
-TEXTS = long_texts()
 LOOPS = [json.loads(line) for line in (DATA / "loops.jsonl").read_text(encoding="utf-8").splitlines()]
 PASSAGE = (
     "The old dragon walked through the village and asked every {} baker for a loaf of warm bread before night. "
@@ -39,13 +38,18 @@ def watch(text, piece=7):
     return None, len(text)
 
 
-def test_there_are_many_long_texts_of_every_kind():
-    assert len(TEXTS) >= 300
-    assert {kind for kind, _, _ in TEXTS} == {"code", "table", "list", "data", "song", "translation", "prose"}
+@pytest.fixture(scope="module")
+def texts():
+    return long_texts()
 
 
-def test_no_long_text_is_taken_for_a_loop():
-    wrong = [(kind, name, found) for kind, name, text in TEXTS if (found := watch(text, 32)[0]) is not None]
+def test_there_are_many_long_texts_of_every_kind(texts):
+    assert len(texts) >= 300
+    assert {kind for kind, _, _ in texts} == {"code", "table", "list", "data", "song", "translation", "prose"}
+
+
+def test_no_long_text_is_taken_for_a_loop(texts):
+    wrong = [(kind, name, found) for kind, name, text in texts if (found := watch(text, 32)[0]) is not None]
     assert wrong == []
 
 

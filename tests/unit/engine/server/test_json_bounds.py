@@ -10,17 +10,17 @@ from engine.server import json_bounds
 from engine.server.json_bounds import MAX_OBJECTS, MAX_VALUES, check_counts
 
 MANY = {
-    "messages": [{"role": "user", "content": "a"}] * (MAX_OBJECTS + 1),
-    "ids": list(range(MAX_VALUES + 1)),
-    "unknown": {f"k{i}": 0 for i in range(MAX_VALUES + 1)},
-    "empty lists": [[]] * (MAX_VALUES + 1),
+    "messages": lambda: [{"role": "user", "content": "a"}] * (MAX_OBJECTS + 1),
+    "ids": lambda: list(range(MAX_VALUES + 1)),
+    "unknown": lambda: {f"k{i}": 0 for i in range(MAX_VALUES + 1)},
+    "empty lists": lambda: [[]] * (MAX_VALUES + 1),
 }
 
 
-@pytest.mark.parametrize("value", MANY.values(), ids=MANY.keys())
-def test_too_many_values_are_refused(value):
+@pytest.mark.parametrize("made", MANY.values(), ids=MANY.keys())
+def test_too_many_values_are_refused(made):
     with pytest.raises(InputFault, match="more than"):
-        check_counts(json.dumps(value).encode())
+        check_counts(json.dumps(made()).encode())
 
 
 @pytest.mark.parametrize(
