@@ -19,13 +19,7 @@ from engine.types import GenerationRequest
 
 NAME = "smollm2-135m-instruct"
 pytestmark = pytest.mark.timeout(900)  # some 10 s each where nothing else runs
-TURNS = (
-    "Hello! My name is Ada.",
-    "Name one large animal.",
-    "What does it eat?",
-    "Is it dangerous for people?",
-    "Write one sentence about it.",
-)
+TURNS = ("Hello! My name is Ada.", "Name one large animal.", "What does it eat?")
 CITY = {
     "type": "object",
     "properties": {
@@ -50,12 +44,12 @@ WEATHER = {
 }
 
 
-def test_five_turns_with_computed_prefixes_are_the_same_as_without(real_model):
+def test_turns_with_computed_prefixes_are_the_same_as_without(real_model):
     async def talk(runner):
         history, cached = "", []
         for turn in TURNS:
             history += f"<|im_start|>user\n{turn}<|im_end|>\n<|im_start|>assistant\n"
-            asked = {"prompt": history, "max_tokens": 24, "sampling": GREEDY, "logprobs": 2, "speculate": False}
+            asked = {"prompt": history, "max_tokens": 12, "sampling": GREEDY, "logprobs": 2, "speculate": False}
             kept = await answered(runner, GenerationRequest(**asked))
             fresh = await answered(runner, GenerationRequest(**asked, cache_prompt=False))
             assert fresh.started.cached_tokens == 0
@@ -77,12 +71,12 @@ def test_five_turns_with_computed_prefixes_are_the_same_as_without(real_model):
 
 
 def at_once(ten):
-    """Ten times ten answers: reading the weights for a step costs the same for one row as for twenty."""
-    with ThreadPoolExecutor(10) as threads:
-        return list(threads.map(ten, range(0, 100, 10)))
+    """Two times ten answers: reading the weights for a step costs the same for one row as for twenty."""
+    with ThreadPoolExecutor(2) as threads:
+        return list(threads.map(ten, (0, 10)))
 
 
-def test_a_hundred_answers_of_a_json_schema_are_valid(real_server):
+def test_twenty_answers_of_a_json_schema_are_valid(real_server):
     def ten(seed):
         body = real_server.ask(
             f"Give me a city and its people in millions as JSON. Number {seed}.", n=10, seed=seed, temperature=1.0,
@@ -101,7 +95,7 @@ def test_a_hundred_answers_of_a_json_schema_are_valid(real_server):
             assert 0 <= found["people"] <= 99
 
 
-def test_a_hundred_forced_tool_calls_are_valid(real_server):
+def test_twenty_forced_tool_calls_are_valid(real_server):
     def ten(seed):
         body = real_server.ask(
             f"How is the weather? Number {seed}.", n=10, seed=seed, temperature=1.0, max_tokens=96, tools=[WEATHER],

@@ -25,8 +25,7 @@ def test_the_server_chooses_them_and_says_why(real_server):
     assert any("attention by our own kernels" in reason for reason in told["reasons"])
 
 
-@pytest.mark.parametrize("before", ["", LONG], ids=["short", "behind a long text"])
-@pytest.mark.parametrize("cache", ["f16", "q8_0"])
+@pytest.mark.parametrize(("before", "cache"), [("", "q8_0"), (LONG, "f16")], ids=["short", "behind a long text"])
 def test_the_same_greedy_answer_as_llama_cpps_kernels_give(real_model, before, cache):
     request = GenerationRequest(prompt=CHAT.format(before + QUESTION), max_tokens=16, sampling=GREEDY, logprobs=2)
     ours, theirs = (
