@@ -30,7 +30,7 @@ def test_embeddings_and_chats_take_turns(bundled_model):
         alone = await runner.embed(text[:1])
         seen: list[int] = []
         chat = asyncio.create_task(
-            listen(runner, seen, CHAT.format("Tell me a story."), max_tokens=900, speculate=False)
+            listen(runner, seen, CHAT.format("Tell me a story."), max_tokens=450, speculate=False)
         )
         while not seen:  # noqa: ASYNC110 - it is filled by the task, one turn of the loop at a time
             await asyncio.sleep(0)
@@ -43,10 +43,10 @@ def test_embeddings_and_chats_take_turns(bundled_model):
     alone, told, during, running, seen = with_runner(bundled_model, work)
     assert running  # the embeddings did not wait for the chat's end
     assert during >= 8  # nor the chat for theirs; deltas travel in frames, so a few are under way
-    assert len(seen) == 900
+    assert len(seen) == 450
     assert all(vector == alone.vectors[0] for vector in told.vectors)
     quiet = with_runner(
-        bundled_model, lambda r: listen(r, [], CHAT.format("Tell me a story."), max_tokens=900, speculate=False)
+        bundled_model, lambda r: listen(r, [], CHAT.format("Tell me a story."), max_tokens=450, speculate=False)
     )
     assert seen == quiet
 
@@ -61,7 +61,7 @@ def test_a_long_prompt_is_read_while_short_ones_keep_coming(bundled_model):
         return GenerationRequest(prompt=prompt, max_tokens=tokens, ignore_eos=True, sampling=GREEDY)
 
     async def work(runner):
-        long = asyncio.create_task(answered(runner, ask(4500, 4)))
+        long = asyncio.create_task(answered(runner, ask(2500, 4)))
         count = 0
 
         async def keep_asking():
@@ -74,6 +74,6 @@ def test_a_long_prompt_is_read_while_short_ones_keep_coming(bundled_model):
         await asyncio.wait_for(asyncio.gather(*(keep_asking() for _ in range(6))), 300)
         return count, (await long).done.usage
 
-    count, usage = with_runner(bundled_model, work, n_ctx=8192, n_parallel=8, n_batch=64, n_ubatch=64)
+    count, usage = with_runner(bundled_model, work, n_ctx=4096, n_parallel=8, n_batch=64, n_ubatch=64)
     assert usage.completion_tokens == 4
     assert count > 10

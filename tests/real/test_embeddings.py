@@ -118,13 +118,13 @@ def test_pages_of_our_documentation_are_found(served):
 
 
 def cut(page):
-    """Sections of a page, each with the page's title, at most some 200 tokens long."""
+    """Sections of a page, of one that nobody asks for their beginnings, each with the page's title, at most some 200 tokens long."""
     if page.name in {"log.md", "architectures.md"}:  # measurements and tables, which answer nobody
         return []
     text = page.read_text(encoding="utf-8")
     title = text.split("\n", 1)[0].lstrip("# ")
     made = []
     for section in re.split(r"\n(?=## )", text):
-        body = section.strip()
+        body = section.strip() if page.name in QUESTIONS.values() else section.strip()[:700]
         made += [f"{title}\n{body[at : at + 700]}" for at in range(0, len(body), 700)]
     return made

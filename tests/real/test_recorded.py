@@ -35,10 +35,10 @@ def test_the_recording_is_of_this_very_model(real_model):
 
 
 def test_greedy_answers_are_llama_servers(real_model):
-    some = RECORDED["answers"][::2]  # every answer takes a second of processor
+    some = RECORDED["answers"][::4]  # every answer takes half a second of CPU
     result = with_runner(real_model, lambda runner: compare(runner, some), **AS_RECORDED)
     assert result.wrong == []
-    assert result.tokens > 275
+    assert result.tokens > 137
     if SAME_KERNELS:  # nothing may differ at all
         assert result.ties == []
     assert len(result.ties) <= result.tokens // 15

@@ -11,7 +11,7 @@ from engine.types import GenerationRequest
 NAME = "smollm2-135m-instruct"
 pytestmark = pytest.mark.skipif(tiles_library(library_folder()) is None, reason="the kernels were not built here")
 QUESTION = "What is the capital of France? Answer in one sentence, and say what it is known for."
-LONG = "Rivers, hills and towns of the north were drawn on this map long ago. " * 60
+LONG = "Rivers, hills and towns of the north were drawn on this map long ago. " * 20
 
 
 def test_the_server_chooses_them_and_says_why(real_server):

@@ -181,6 +181,12 @@ def test_the_importance_matrix_of_the_source_is_found_again(rough, even, tmp_pat
         np.testing.assert_allclose(found[name].sums, entry.sums, rtol=2e-3, atol=1e-3 * entry.sums.mean())
 
 
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    """What one job has measured of the rough model serves the next."""
+    return tmp_path_factory.mktemp("cache")
+
+
 def job(source, folder, **changes):
     facts = {
         "source": source, "out": folder / "out.gguf", "goal": Goal(kind="bpw", bpw=5.0), "tier": "max",
@@ -190,22 +196,22 @@ def job(source, folder, **changes):
     return quantize(QuantizeRequest(**(facts | changes)), ignore, never)
 
 
-def test_tier_max_evens_out_and_says_so_and_its_next_plan_knows(rough, tmp_path):
-    report = job(rough, tmp_path)
+def test_tier_max_evens_out_and_says_so_and_its_next_plan_knows(rough, cache, tmp_path):
+    report = job(rough, tmp_path, cache_dir=cache)
     assert (report.shipped, report.rounding) == ("ours", "gptq")
     assert report.smoothed >= MOST * SEAMS
     assert report.kld_ratio < 0.5
     assert read_provenance(str(read_gguf(tmp_path / "out.gguf").metadata[KEY])).smoothed
-    assert {p.name for p in tmp_path.iterdir()} == {"out.gguf", "out.tessera.json", "cache"}
-    again = job(rough, tmp_path, out=tmp_path / "plan.gguf", plan_only=True)
+    assert {p.name for p in tmp_path.iterdir()} == {"out.gguf", "out.tessera.json"}
+    again = job(rough, tmp_path, out=tmp_path / "plan.gguf", plan_only=True, cache_dir=cache)
     assert again.plan.types == report.plan.types
     assert again.plan.damage == report.plan.damage
-    unknown = job(rough, tmp_path, out=tmp_path / "plan.gguf", plan_only=True, probe_tokens=768)
+    unknown = job(rough, tmp_path, out=tmp_path / "plan.gguf", plan_only=True, probe_tokens=768, cache_dir=cache)
     assert again.forecast.phases["measure"] < unknown.forecast.phases["measure"] / 2, "it is measured already"
 
 
-def test_a_plan_that_travels_says_to_even_out_and_gives_the_same_bytes(rough, tmp_path):
-    report = job(rough, tmp_path, tier="balanced", export_plan=tmp_path / "a.plan.json")
+def test_a_plan_that_travels_says_to_even_out_and_gives_the_same_bytes(rough, cache, tmp_path):
+    report = job(rough, tmp_path, tier="balanced", cache_dir=cache, export_plan=tmp_path / "a.plan.json")
     assert report.smoothed >= MOST * SEAMS
     plan = read_plan(tmp_path / "a.plan.json")
     facts = {"tier": plan.tier, "goal": plan.goal, "rounding": plan.rounding, "max_tokens": plan.max_tokens}
