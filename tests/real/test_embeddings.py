@@ -118,7 +118,7 @@ def test_pages_of_our_documentation_are_found(served):
 
 
 def cut(page):
-    """Sections of a page, of one that nobody asks for their beginnings, each with the page's title, at most some 200 tokens long."""
+    """Sections of a page, each with its title, at most some 200 tokens long; beginnings of those not asked for."""
     if page.name in {"log.md", "architectures.md"}:  # measurements and tables, which answer nobody
         return []
     text = page.read_text(encoding="utf-8")
