@@ -8,12 +8,19 @@ import llguidance
 from llguidance.gbnf_to_lark import any_to_lark
 
 from engine.errors import ConstraintRefused
+from engine.json_layout import WHITESPACE
 
-# Weak models write white space for ever if they may. One blank or one line break with indentation is all that
-# formatted JSON needs.
-WHITESPACE: Final = r"(\x20|\r?\n[\x20\t]{0,48})?"
-_STRING_LITERAL: Final = re.compile(r'"(?:[^"\\\n]|\\.)*"')
+# What means something in Lark by its own syntax: comments, regular expressions, embedded JSON, and literals.
+_LARK_PIECE: Final = re.compile(
+    r'//[^\n]*|/(?:[^/\\\n]|\\.)+/[imslux]*|%json\s*(?=\{)|"(?P<text>(?:[^"\\\n]|\\.)*)"'
+)
 _matcher: Any = llguidance.LLMatcher
+_json: Final = json.JSONDecoder()
+
+
+def limits() -> Any:
+    """What one step may cost. The engine's own bound, 14 ms, stops patterns that cost most at their beginning."""
+    return llguidance.LLParserLimits(step_lexer_fuel=4_000_000)
 
 
 def grammar_of(kind: str, source: str, controls: dict[str, int]) -> str:
@@ -58,21 +65,39 @@ def grammar_of_schema(source: str) -> str:
 
 
 def spell_controls(lark: str, controls: dict[str, int]) -> str:
-    """Control tokens inside string literals as token references: a literal's bytes never match them."""
+    """Control tokens inside string literals as token references: a literal's bytes never match them.
+
+    Embedded JSON schemas stay as they are: a model writes the text of a control token in JSON as ordinary text.
+    """
     names = sorted((name for name in controls if len(name) > 1 and name in lark), key=len, reverse=True)
     if not names:
         return lark
-    splitter = re.compile("|".join(map(re.escape, names)))
+    splitter = re.compile(f"({'|'.join(map(re.escape, names))})")
+    out: list[str] = []
+    at = 0
+    while match := _LARK_PIECE.search(lark, at):
+        out.append(lark[at : match.start()])
+        at = match.end()
+        if match["text"] is not None:
+            out.append(_spelled(match[0], splitter, controls))
+        else:
+            out.append(match[0])
+        if match[0].startswith("%json"):
+            try:
+                end = _json.raw_decode(lark, at)[1]
+            except (ValueError, RecursionError):
+                end = at
+            out.append(lark[at:end])
+            at = end
+    return "".join(out) + lark[at:]
 
-    def respell(match: re.Match[str]) -> str:
-        try:
-            text = json.loads(match[0])
-        except ValueError:
-            return match[0]
-        pieces = re.split(f"({splitter.pattern})", text)
-        if len(pieces) == 1:
-            return match[0]
-        return " ".join(f"<[{controls[p]}]>" if p in controls else json.dumps(p) for p in pieces if p)
 
-    lines = lark.split("\n")
-    return "\n".join(line if line.startswith("%") else _STRING_LITERAL.sub(respell, line) for line in lines)
+def _spelled(literal: str, splitter: re.Pattern[str], controls: dict[str, int]) -> str:
+    try:
+        text = json.loads(literal)
+    except ValueError:
+        return literal
+    pieces = splitter.split(text)
+    if len(pieces) == 1:
+        return literal
+    return " ".join(f"<[{controls[p]}]>" if p in controls else json.dumps(p) for p in pieces if p)

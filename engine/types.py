@@ -56,6 +56,7 @@ class Constraint(msgspec.Struct, frozen=True, kw_only=True):
     generated, if ever (tool calls). `preamble` holds the two marks of a reasoning block that may come first,
     or is already open; the constraint starts after it, and the answer cannot end inside it. With both, a
     `trigger` inside such blocks does not count, and the answer may end anywhere before the constraint starts.
+    Without `strict` what of a JSON schema cannot be enforced is dropped where the constraint is checked.
     """
 
     kind: Literal["json_schema", "json_object", "regex", "lark", "gbnf"]
@@ -63,6 +64,7 @@ class Constraint(msgspec.Struct, frozen=True, kw_only=True):
     trigger: str | None = None
     preamble: tuple[str, str] | None = None
     preamble_open: bool = False
+    strict: bool = True
 
 
 class ReasoningBudget(msgspec.Struct, frozen=True, kw_only=True):
@@ -212,13 +214,17 @@ class Runaway(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
-    """The end of a request. `stop` is the stop string that ended it, `runaway` what its guard found, if so."""
+    """The end of a request. `stop` is the stop string that ended it, `runaway` what its guard found, if so.
+
+    `unfinished` says why its constraint could not be followed to the end; the answer ends with `length` then.
+    """
 
     finish_reason: FinishReason
     usage: Usage
     timings: Timings
     stop: str | None = None
     runaway: Runaway | None = None
+    unfinished: str | None = None
 
 
 Event = Started | PromptProgress | Delta | Done

@@ -146,6 +146,10 @@ class FakeRunner:
             text = f"@@{time.time():.6f};" if self.clock else piece
             self.emit(message.id, Delta(text=text, token_ids=(sent,)))
             sent += 1
+        if code := reply.get("fault"):
+            self.flush()
+            self.channel.send(protocol.Fault(id=message.id, code=str(code), message="it broke"))
+            return
         usage = Usage(prompt_tokens=prompt_tokens, completion_tokens=sent)
         self.emit(
             message.id, Done(finish_reason=finish, usage=usage, timings=Timings(ttft_s=0.001, decode_s=0.001))

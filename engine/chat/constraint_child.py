@@ -1,5 +1,6 @@
 """The child that tries grammars out before a model sees them: compiling one can take minutes or all memory."""
 
+import json
 from typing import Any, Final
 
 import llguidance
@@ -8,8 +9,9 @@ import msgspec
 from devices.learned import learned
 from engine.chat import child_service
 from engine.chat.constraint_protocol import Trial, Verdict
+from engine.chat.schemas import Loosening, Schema, said, tidy
 from engine.errors import ConstraintRefused
-from engine.grammar import grammar_of, lark_of_gbnf
+from engine.grammar import grammar_of, lark_of_gbnf, limits
 
 _END: Final = 256
 
@@ -45,10 +47,15 @@ class Checker:
         try:
             if kind == "gbnf":
                 kind, source = "lark", lark_of_gbnf(source)
-            grammar = grammar_of(kind, source, {})
+            problem = self._problem(kind, source)
         except ConstraintRefused as refusal:
             return Verdict(kind=kind, source=source, problem=str(refusal))
-        matcher = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0)
+        if problem and kind == "json_schema":
+            return self._made_to_fit(source, strict=trial.strict)
+        return Verdict(kind=kind, source=source, problem=said(problem))
+
+    def _problem(self, kind: str, source: str) -> str:
+        matcher = llguidance.LLMatcher(self._tokenizer, grammar_of(kind, source, {}), log_level=0, limits=limits())
         if not matcher.is_error():
             mask = matcher.compute_bitmask()
             # One step shows what explodes only after the first byte, such as thousands of optional members.
@@ -56,8 +63,32 @@ class Checker:
             if first is not None and not matcher.is_error():
                 matcher.consume_token(first)
                 matcher.compute_bitmask()
-        problem = matcher.get_error().splitlines()[0] if matcher.is_error() else ""
-        return Verdict(kind=kind, source=source, problem=problem)
+        return str(matcher.get_error()) if matcher.is_error() else ""
+
+    def _schema_problem(self, schema: Schema) -> str:
+        if isinstance(schema, bool):
+            return "" if schema else "Unsatisfiable schema: it is false"
+        try:
+            return self._problem("json_schema", json.dumps(schema))
+        except ConstraintRefused as refusal:
+            return str(refusal)
+
+    def _made_to_fit(self, source: str, *, strict: bool) -> Verdict:
+        """A schema in an enforceable form; without `strict`, what of it can be enforced."""
+        schema = tidy(json.loads(source))
+        problem = self._schema_problem(schema)
+        dropped: tuple[str, ...] = ()
+        if problem:
+            loosening = Loosening(self._schema_problem)
+            loose, impossible = loosening.loosen(schema)
+            if strict or impossible:
+                names = "; ".join(f"{what} cannot be enforced" for what in loosening.dropped[:3])
+                why = said(problem)
+                plain = why.startswith("Unimplemented keys")
+                problem = (names if plain else f"{names} ({why})") if names and not impossible else why
+            else:
+                schema, problem, dropped = loose, "", tuple(loosening.dropped)
+        return Verdict(kind="json_schema", source=json.dumps(schema), problem=problem, dropped=dropped)
 
 
 if __name__ == "__main__":

@@ -4,8 +4,9 @@
 into one constraint. `Answer` (one for each choice) turns the runner's events into chat events.
 """
 
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from typing import Final, Literal
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -22,12 +23,13 @@ from engine.chat.events import (
 from engine.chat.forwarded import forward
 from engine.chat.query import ChatQuery
 from engine.chat.reasoning import open_markers
-from engine.chat.structured import ConstraintChecker, ConstraintImpossible, after_reasoning
+from engine.chat.schemas import shape, tidy
+from engine.chat.structured import ConstraintChecker, ConstraintImpossible, after_reasoning, of_schema
 from engine.chat.template import TemplateRenderer
 from engine.chat.tools.checks import check_tools
 from engine.chat.tools.dialect import Dialect
 from engine.chat.tools.dialects import choose
-from engine.chat.tools.grammar import tool_grammar
+from engine.chat.tools.grammar import ToolGrammar, embedded, tool_grammar
 from engine.chat.tools.parser import AnswerParser
 from engine.chat.types import ChatTemplate, Message, NamedTool, Rendered, ToolDefinition
 from engine.prompt_bounds import refuse_impossible
@@ -71,7 +73,10 @@ class AnswerLogprobs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AnswerFinished(msgspec.Struct, frozen=True, kw_only=True):
-    """The end. `malformed` are attempts at calls that nothing could be made of: report them, never drop them."""
+    """The end. `malformed` are attempts at calls that nothing could be made of: report them, never drop them.
+
+    `notes` say what was changed on the way in, and what of the request's form could not be kept.
+    """
 
     finish_reason: FinishReason
     usage: Usage
@@ -79,6 +84,7 @@ class AnswerFinished(msgspec.Struct, frozen=True, kw_only=True):
     stop: str | None = None
     malformed: tuple[str, ...] = ()
     runaway: Runaway | None = None
+    notes: tuple[str, ...] = ()
 
 
 ChatEvent = AnswerEvent | AnswerStarted | PromptProgress | AnswerLogprobs | AnswerFinished
@@ -133,7 +139,7 @@ class Conversations:
             variables=template_variables(query),
             brought=query.template is not None,
         )
-        constraint = await self._constraint(query, dialect, rendered, source or "")
+        constraint, loosened = await self._constraint(query, dialect, rendered, source or "")
         # The parser needs control tokens as text where calls, channels or reasoning may be marked by them.
         special = bool(query.tools) or dialect.headers is not None
         special = special or marks_of(dialect, rendered, source or "") is not None
@@ -161,7 +167,7 @@ class Conversations:
             deterministic=query.deterministic,
             lora=query.lora,
         )
-        notes = (*rendered.repairs, *notes_of(query, budget, source or ""))
+        notes = (*rendered.repairs, *notes_of(query, budget, source or ""), *loosened)
         return PreparedChat(
             request=request,
             sampling=chosen,
@@ -174,55 +180,130 @@ class Conversations:
 
     async def _constraint(
         self, query: ChatQuery, dialect: Dialect, rendered: Rendered, source: str
-    ) -> Constraint | None:
-        """One constraint for calls and output format together; None where the answer is free."""
-        output = None if query.output is None else await self.checker.check(query.output, query.output_param)
+    ) -> tuple[Constraint | None, tuple[str, ...]]:
+        """One constraint for calls and output format, None where the answer is free; and what is not enforced."""
+        output: Constraint | None = None
+        notes: tuple[str, ...] = ()
+        if query.output is not None:
+            output, notes = await self.checker.fit(query.output, query.output_param)
         choice = query.tool_choice
+        marks = marks_of(dialect, rendered, source)
         if isinstance(choice, NamedTool) or choice == "required":
-            called = [t for t in query.tools if not isinstance(choice, NamedTool) or t.name == choice.name]
+            called = tuple(t for t in query.tools if not isinstance(choice, NamedTool) or t.name == choice.name)
             parallel = query.parallel_tool_calls and not isinstance(choice, NamedTool)
-            whole = Constraint(kind="lark", source=tool_grammar(dialect, called, parallel=parallel).whole)
-            checked = await self.checker.check(whole, query.tools_param)
+            checked, notes = await self._calls(
+                called,
+                lambda tools: _lark(tool_grammar(dialect, tools, parallel=parallel).whole),
+                query.tools_param,
+            )
             if dialect.call_preamble is not None:
-                return msgspec.structs.replace(checked, preamble=dialect.call_preamble)
-            return after_reasoning(checked, marks_of(dialect, rendered, source), rendered.prefill)
+                return msgspec.structs.replace(checked, preamble=dialect.call_preamble), notes
+            return after_reasoning(checked, marks, rendered.prefill), notes
         offered = query.tools if choice == "auto" else ()
-        if output is not None:
-            return await self._output(query, output, dialect, rendered, offered, source)
-        if any(tool.strict for tool in offered):
-            grammar = tool_grammar(dialect, offered, parallel=query.parallel_tool_calls)
-            if grammar.opening:
-                calls = Constraint(kind="lark", source=grammar.continuation, trigger=grammar.opening)
-                checked = await self.checker.check(calls, query.tools_param)
-                if dialect.headers is not None and dialect.call_preamble is not None:
-                    block = (dialect.call_preamble[0], dialect.headers.body_ends[0])
-                    return msgspec.structs.replace(checked, preamble=block)
-                return after_reasoning(checked, dialect.reasoning, rendered.prefill)
-        return None
-
-    async def _output(
-        self,
-        query: ChatQuery,
-        output: Constraint,
-        dialect: Dialect,
-        rendered: Rendered,
-        offered: tuple[ToolDefinition, ...],
-        source: str,
-    ) -> Constraint:
-        """The output format, or a call instead of it where tools are offered."""
+        if output is None:
+            return await self._once_called(query, dialect, rendered, offered)
         if dialect.content_opening:
             # The format begins where visible text begins; calls before that are free.
-            return msgspec.structs.replace(output, preamble=("", dialect.content_opening), preamble_open=True)
+            opening = ("", dialect.content_opening)
+            return msgspec.structs.replace(output, preamble=opening, preamble_open=True), notes
         if offered:
-            if output.kind not in {"json_schema", "json_object"}:
-                raise ConstraintImpossible("beside tools only JSON can be required", query.output_param)
-            schema = output.source if output.kind == "json_schema" else '{"type": "object"}'
-            grammar = tool_grammar(dialect, offered, parallel=query.parallel_tool_calls)
-            lines = grammar.whole.split("\n")
-            either = lines[0].replace("start:", "start: output |", 1)
-            source = "\n".join([either, f"output: %json {schema}", *lines[1:]])
-            output = await self.checker.check(Constraint(kind="lark", source=source), query.output_param)
-        return after_reasoning(output, marks_of(dialect, rendered, source), rendered.prefill)
+            form = _schema_of(output, query.output_param)
+            output, more = await self._calls(
+                offered,
+                lambda tools: _beside(tool_grammar(dialect, tools, parallel=query.parallel_tool_calls), form),
+                query.output_param,
+            )
+            notes += more
+        return after_reasoning(output, marks, rendered.prefill), notes
+
+    async def _once_called(
+        self, query: ChatQuery, dialect: Dialect, rendered: Rendered, offered: tuple[ToolDefinition, ...]
+    ) -> tuple[Constraint | None, tuple[str, ...]]:
+        """The constraint of strict tools, which starts when a call does; reasoning is no call."""
+        parallel = query.parallel_tool_calls
+        strict = any(tool.strict for tool in offered)
+        opening = tool_grammar(dialect, offered, parallel=parallel).opening if strict else ""
+        if not opening:
+            return None, ()
+        checked, notes = await self._calls(
+            offered,
+            lambda tools: _lark(tool_grammar(dialect, tools, parallel=parallel).continuation, opening),
+            query.tools_param,
+        )
+        if dialect.headers is not None and dialect.call_preamble is not None:
+            block = (dialect.call_preamble[0], dialect.headers.body_ends[0])
+            return msgspec.structs.replace(checked, preamble=block), notes
+        return after_reasoning(checked, dialect.reasoning, rendered.prefill), notes
+
+    async def _calls(
+        self,
+        tools: tuple[ToolDefinition, ...],
+        grammar: Callable[[Sequence[ToolDefinition]], Constraint],
+        param: str,
+    ) -> tuple[Constraint, tuple[str, ...]]:
+        """The constraint of calls of these tools, and what of their schemas is not enforced.
+
+        Raises: ConstraintImpossible: a strict tool cannot be enforced as a whole.
+        """
+        plain = tuple(_tidied(tool) for tool in tools)
+        try:
+            return await self.checker.check(grammar(plain), param), ()
+        except ConstraintImpossible:
+            pass  # one of the schemas
+        fitted = [await self._fitted(tool, param) for tool in plain]
+        notes = tuple(note for _, of_tool in fitted for note in of_tool)
+        try:
+            return await self.checker.check(grammar([tool for tool, _ in fitted]), param), notes
+        except ConstraintImpossible:
+            if all(tool.strict for tool in tools):
+                raise
+        # All of them together are too much, or need what only stands in a schema as a whole.
+        named = [tool if tool.strict else _only_named(tool) for tool, _ in fitted]
+        notes = tuple(
+            f"{param}: tool {tool.name!r}: only the names of the arguments are enforced"
+            for tool in tools
+            if not tool.strict
+        )
+        return await self.checker.check(grammar(named), param), notes
+
+    async def _fitted(self, tool: ToolDefinition, param: str) -> tuple[ToolDefinition, tuple[str, ...]]:
+        where = f"{param}: tool {tool.name!r}"
+        try:
+            form, notes = await self.checker.fit(of_schema(tool.parameters, where, strict=tool.strict), where)
+        except ConstraintImpossible as refusal:
+            if tool.strict:
+                raise ConstraintImpossible(f"strict tool {tool.name!r}: {refusal.reason}", param) from None
+            return _only_named(tool), (f"{where}: only the names of its arguments are enforced ({refusal.reason})",)
+        parameters = json.loads(form.source)
+        return msgspec.structs.replace(tool, parameters=parameters if isinstance(parameters, dict) else {}), notes
+
+
+def _tidied(tool: ToolDefinition) -> ToolDefinition:
+    schema = tidy(tool.parameters)
+    return msgspec.structs.replace(tool, parameters=schema) if isinstance(schema, dict) else tool
+
+
+def _only_named(tool: ToolDefinition) -> ToolDefinition:
+    return msgspec.structs.replace(tool, parameters=shape(tool.parameters))
+
+
+def _lark(source: str, trigger: str | None = None) -> Constraint:
+    return Constraint(kind="lark", source=source, trigger=trigger)
+
+
+def _schema_of(output: Constraint, param: str) -> dict[str, Any]:
+    """Raises: ConstraintImpossible: the output is not JSON."""
+    if output.kind not in {"json_schema", "json_object"}:
+        raise ConstraintImpossible("beside tools only JSON can be required", param)
+    schema = json.loads(output.source) if output.kind == "json_schema" else {"type": "object"}
+    return schema if isinstance(schema, dict) else {}
+
+
+def _beside(grammar: ToolGrammar, form: dict[str, Any]) -> Constraint:
+    """The output format, or a call instead of it."""
+    lines = grammar.whole.split("\n")
+    either = lines[0].replace("start:", "start: output |", 1)
+    return _lark("\n".join([either, f"output: %json {embedded(form)}", *lines[1:]]))
 
 
 def _forwarded(query: ChatQuery, flavour: str) -> PreparedChat:
@@ -237,6 +318,13 @@ def _forwarded(query: ChatQuery, flavour: str) -> PreparedChat:
         query=query,
         notes=notes,
     )
+
+
+def end_notes(done: Done) -> tuple[str, ...]:
+    """What the end of a generation says about its form."""
+    if done.unfinished is None:
+        return ()
+    return (f"the output format could not be enforced to the end, so the answer stops early: {done.unfinished}",)
 
 
 def is_begun(messages: Sequence[Message]) -> bool:
@@ -268,6 +356,7 @@ class Answer:
 
     def __init__(self, chat: PreparedChat) -> None:
         query = chat.query
+        self._notes = chat.notes
         self._parser = AnswerParser(chat.dialect, query.tools, chat.rendered.prefill)
         self._no_calls = query.tool_choice == "none"
         self._one_call = not query.parallel_tool_calls
@@ -307,7 +396,11 @@ class Answer:
             cached_tokens=self._cached_tokens,
         )
         return AnswerFinished(
-            finish_reason="tool_calls", usage=usage, timings=Timings(), malformed=tuple(self._malformed)
+            finish_reason="tool_calls",
+            usage=usage,
+            timings=Timings(),
+            malformed=tuple(self._malformed),
+            notes=self._notes,
         )
 
     def _finished(self, done: Done) -> AnswerFinished:
@@ -321,6 +414,7 @@ class Answer:
             stop=done.stop,
             malformed=tuple(self._malformed),
             runaway=done.runaway,
+            notes=(*self._notes, *end_notes(done)),
         )
 
     def _pass(self, events: list[AnswerEvent]) -> list[ChatEvent]:

@@ -149,7 +149,7 @@ def _output(output: Constraint, kind: str, param: str, body: dict[str, Any]) -> 
         body["response_format"] = {"type": "json_object"}
         return
     if output.kind == "json_schema":
-        schema = {"name": "answer", "schema": json.loads(output.source), "strict": True}
+        schema = {"name": "answer", "schema": json.loads(output.source), "strict": output.strict}
         body["response_format"] = {"type": "json_schema", "json_schema": schema}
         return
     path = _GRAMMARS.get(kind, {}).get(output.kind)

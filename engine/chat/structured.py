@@ -11,6 +11,7 @@ from devices.learned import learned
 from engine.chat.bounded_child import BoundedChild, ChildFailed
 from engine.chat.constraint_protocol import Trial, Verdict
 from engine.chat.reasoning import Markers, open_markers
+from engine.chat.schemas import MAX_COUNT
 from engine.errors import InputFault
 from engine.types import Constraint
 
@@ -22,10 +23,8 @@ MEMORY_LIMIT_BYTES: Final = 1 << 30
 MAX_SOURCE_BYTES: Final = 1 << 20
 # llguidance's own reader stops at 128 levels; clients' validators earlier.
 MAX_DEPTH: Final = 100
-# Counts beyond any context: 65,536 elements of a list are at least 131,072 tokens.
-MAX_COUNT: Final = 65_536
 _COUNTS: Final = ("minItems", "maxItems", "minLength", "minProperties", "maxProperties")
-_MAX_VERDICTS: Final = 256
+_MAX_VERDICTS: Final = 1024  # agents send a hundred tools and more, each of which is tried once
 
 
 class ConstraintImpossible(InputFault):
@@ -38,10 +37,10 @@ class ConstraintImpossible(InputFault):
         self.reason = reason
 
 
-def of_schema(schema: object, param: str) -> Constraint:
-    """The constraint of a JSON schema.
+def of_schema(schema: object, param: str, *, strict: bool = True) -> Constraint:
+    """The constraint of a JSON schema; without `strict`, of what of it can be enforced.
 
-    Raises: ConstraintImpossible: it is too deep, too long, or counts beyond what can be generated.
+    Raises: ConstraintImpossible: it is too deep or too long, or `strict` and counts beyond what can be generated.
     """
     if not isinstance(schema, dict):
         raise ConstraintImpossible("a schema is a JSON object", param)
@@ -49,8 +48,9 @@ def of_schema(schema: object, param: str) -> Constraint:
         source = json.dumps(schema, ensure_ascii=False)
     except (RecursionError, ValueError) as error:
         raise ConstraintImpossible(f"the schema cannot be read ({error})", param) from None
-    _check_shape(schema, param, 1)
-    return _bounded(Constraint(kind="json_schema" if schema else "json_object", source=source), param)
+    _check_shape(schema, param, 1, counts=strict)
+    kind: Literal["json_schema", "json_object"] = "json_schema" if schema else "json_object"
+    return _bounded(Constraint(kind=kind, source=source, strict=strict), param)
 
 
 def of_grammar(kind: Kind, source: object, param: str) -> Constraint:
@@ -70,19 +70,19 @@ def _bounded(constraint: Constraint, param: str) -> Constraint:
     return constraint
 
 
-def _check_shape(value: Any, param: str, depth: int) -> None:
+def _check_shape(value: Any, param: str, depth: int, *, counts: bool) -> None:
     if depth > MAX_DEPTH:
         raise ConstraintImpossible(f"it is nested more than {MAX_DEPTH} levels deep", param)
     if isinstance(value, dict):
-        for key in _COUNTS:
+        for key in _COUNTS if counts else ():
             count = value.get(key)
             if isinstance(count, int) and count > MAX_COUNT:
                 raise ConstraintImpossible(f"{key} {count} is beyond {MAX_COUNT}", param)
         for inner in value.values():
-            _check_shape(inner, param, depth + 1)
+            _check_shape(inner, param, depth + 1, counts=counts)
     elif isinstance(value, list):
         for inner in value:
-            _check_shape(inner, param, depth + 1)
+            _check_shape(inner, param, depth + 1, counts=counts)
 
 
 def after_reasoning(constraint: Constraint, own: Markers | None, prefill: str) -> Constraint:
@@ -112,7 +112,15 @@ class ConstraintChecker:
 
         Raises: ConstraintImpossible: it is wrong, uses what cannot be enforced, or is too expensive.
         """
-        key = hashlib.sha256(f"{constraint.kind}\0{constraint.source}".encode("utf-8", "replace")).digest()
+        return (await self.fit(constraint, param))[0]
+
+    async def fit(self, constraint: Constraint, param: str) -> tuple[Constraint, tuple[str, ...]]:
+        """The constraint as the runner takes it, and what of it is not enforced, which only a strict one excludes.
+
+        Raises: ConstraintImpossible: it is wrong, cannot be enforced, or is too expensive.
+        """
+        text = f"{constraint.kind}\0{constraint.strict}\0{constraint.source}"
+        key = hashlib.sha256(text.encode("utf-8", "replace")).digest()
         verdict = self._verdicts.get(key)
         if verdict is None:
             verdict = await self._try(constraint)
@@ -121,13 +129,16 @@ class ConstraintChecker:
                 self._verdicts.popitem(last=False)
         if verdict.problem:
             raise ConstraintImpossible(verdict.problem, param)
-        if verdict.kind == "lark":
-            return msgspec.structs.replace(constraint, kind="lark", source=verdict.source)
-        return constraint
+        notes = tuple(f"{param}: {what} is not enforced" for what in verdict.dropped)
+        if verdict.kind in {"lark", "json_schema"}:
+            constraint = msgspec.structs.replace(constraint, kind=verdict.kind, source=verdict.source)
+        return msgspec.structs.replace(constraint, strict=True), notes
 
     async def _try(self, constraint: Constraint) -> Verdict:
         try:
-            body = msgspec.msgpack.encode(Trial(kind=constraint.kind, source=constraint.source))
+            body = msgspec.msgpack.encode(
+                Trial(kind=constraint.kind, source=constraint.source, strict=constraint.strict)
+            )
         except UnicodeEncodeError:
             return Verdict(kind="", source="", problem="it is not valid Unicode")
         try:

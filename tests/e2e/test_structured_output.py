@@ -3,6 +3,7 @@
 import json
 import re
 
+import httpx2
 import jsonschema
 import openai
 import pytest
@@ -95,3 +96,68 @@ def test_constrained_and_free_answers_run_side_by_side(server):
     free, bound = asyncio.run(both())
     assert re.fullmatch("[0-9]{5}", bound.choices[0].message.content)
     assert not re.fullmatch("[0-9]{5}", free.choices[0].message.content)
+
+
+WHITE = {"type": "object", "properties": {"a": {"const": True}}, "required": ["a"], "additionalProperties": False}
+
+
+@pytest.mark.parametrize("choice", ["required", "named", "beside a format"])
+def test_a_forced_call_does_not_write_white_space_for_ever(client, choice):
+    tool = {"type": "function", "function": {"name": "f", "parameters": WHITE}}
+    options = {"tool_choice": "required"}
+    if choice == "named":
+        options = {"tool_choice": {"type": "function", "function": {"name": "f"}}}
+    elif choice != "required":
+        form = {"type": "json_schema", "json_schema": {"name": "x", "schema": WHITE, "strict": True}}
+        options = {"tool_choice": "auto", "response_format": form}
+    for seed in range(3):
+        said = ask(client, tools=[tool], parallel_tool_calls=False, temperature=1, seed=seed, **options)
+        assert said.finish_reason in {"tool_calls", "stop"}
+        calls = said.message.tool_calls
+        assert json.loads(calls[0].function.arguments if calls else said.message.content) == {"a": True}
+
+
+def test_a_tool_may_mention_control_tokens(client):
+    parameters = {
+        "type": "object",
+        "description": "Stops at <|im_end|>.",
+        "properties": {"<|im_start|>": {"enum": ["<|im_end|>", "</s>"], "description": "<|im_end|>"}},
+        "required": ["<|im_start|>"],
+        "additionalProperties": False,
+    }
+    tool = {"type": "function", "function": {"name": "f", "description": "<|im_end|>", "parameters": parameters}}
+    for strict in (False, True):
+        tool["function"]["strict"] = strict
+        said = ask(client, tools=[tool], tool_choice="required", parallel_tool_calls=False, seed=1)
+        arguments = json.loads(said.message.tool_calls[0].function.arguments)
+        assert arguments["<|im_start|>"] in {"<|im_end|>", "</s>"}
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": parameters}}
+    said = ask(client, tools=[tool], response_format=form, parallel_tool_calls=False, seed=1)
+    assert said.finish_reason in {"stop", "tool_calls"}
+
+
+@pytest.mark.parametrize("words", [20, 400])
+def test_a_pattern_that_costs_more_than_a_step_may_ends_no_answer_with_an_error(server, words):
+    pattern = rf"^$|(^(?:\S+\s+){{0,{words - 1}}}\S+$)"
+    member = {"type": "string", "pattern": pattern, "maxLength": 25 * words}
+    schema = {"type": "object", "properties": {"a": member}, "required": ["a"], "additionalProperties": False}
+    body = {
+        "model": "spark",
+        "messages": [{"role": "user", "content": "Give an example."}],
+        "max_tokens": 40,
+        "seed": 3,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}},
+    }
+    whole = httpx2.post(f"{server.url}/v1/chat/completions", json=body)
+    assert whole.status_code == 200, whole.text
+    choice, notes = whole.json()["choices"][0], whole.json()["tessera"].get("notes", [])
+    stopped_early = any("stops early" in note for note in notes)
+    assert stopped_early == (words == 400)
+    assert choice["message"]["content"].startswith('{"a')
+    if stopped_early:
+        assert choice["finish_reason"] == "length"
+        streamed = httpx2.post(f"{server.url}/v1/chat/completions", json={**body, "stream": True}).text
+        events = [line for line in streamed.splitlines() if line.startswith("data: ")]
+        assert not any('"error"' in event for event in events)
+        assert any("stops early" in event for event in events)
+        assert events[-1] == "data: [DONE]"

@@ -5,12 +5,14 @@ notation of their own (Gemma, Python calls, nested tags) the frame and the name 
 """
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from engine.chat.tools.dialect import Dialect, Form, JsonCalls, NamedCalls, PythonCalls, Section, TaggedCalls
-from engine.chat.tools.schema_types import allowed_types, properties
+from engine.chat.tools.schema_types import allowed_types, properties, referred
 from engine.chat.types import ToolDefinition
+from engine.json_layout import WHITESPACE
 
 _HARMONY_HEADS: Final = (
     "<|channel|>commentary json",
@@ -101,11 +103,13 @@ def _call(form: Form, tool: ToolDefinition, index: int, rules: list[str]) -> str
         ends = form.ends[0] if form.ends else ""
         if form.quote is not None:
             quote = _text(form.quote)
-            rules.append(f'own_{index}: (/[^<{{}}]+/ | {quote} /[^<]+/? {quote} | "{{" own_{index} "}}")*')
+            # At most one blank at a time: weak models write white space for ever if they may.
+            text = rf"/\s?[^<{{}}\s]+/ | /\s?/ {quote} /[^<]+/? {quote}"
+            rules.append(f'own_{index}: ({text} | /\\s?/ "{{" own_{index} /\\s?/ "}}")*')
             return f'"call:" {_text(tool.name)} "{{" own_{index} "}}"'
         return " ".join(filter(None, (header, f"%json {_schema(tool)}", _text(ends))))
     if isinstance(form, PythonCalls):
-        return f"{_text(tool.name + '(')} /[^\\n]*/ {_text(')')}"
+        return f"{_text(tool.name + '(')} /([\\x20\\t]{{0,8}}[^\\s])*/ {_text(')')}"
     assert isinstance(form, TaggedCalls)
     return _tagged(form, tool, index, rules)
 
@@ -121,17 +125,39 @@ def _tagged(form: TaggedCalls, tool: ToolDefinition, index: int, rules: list[str
         types = allowed_types(schema, tool.parameters)
         text = "string" in types
         spelled = form.key_spelling.replace("{is_text}", "true" if text else "false")
-        spelled = spelled.replace("{type}", "string" if text else next(iter(sorted(types))))
-        opened = f"{form.key_open}{spelled}{form.key_close}{form.value_open}{gap}".replace("{key}", key)
+        spelled = spelled.replace("{type}", "string" if text else min(types, default="string"))
+        before, _, after = f"{form.key_open}{spelled}{form.key_close}{form.value_open}{gap}".partition("{key}")
+        opened = " ".join(filter(None, (_text(before), _own(key), _text(after))))
         close = f"{gap}{form.value_close}".replace("{key}", key)
-        if text or form.nested:
+        choices = _choices(schema, tool.parameters)
+        if choices and not form.nested:
+            either = " | ".join(_own(choice) for choice in choices)
+            rules.append(f'{rule}: {opened} ({either}) {_text(close)} "\\n"?')
+        elif text or form.nested:
             rules.append(f"text_{rule}[suffix={_text(close)}]: /(?s:.*)/")
-            rules.append(f'{rule}: {_text(opened)} text_{rule} "\\n"?')
+            rules.append(f'{rule}: {opened} text_{rule} "\\n"?')
         else:
-            value = {**schema, "$defs": tool.parameters["$defs"]} if "$defs" in tool.parameters else schema
-            rules.append(f'{rule}: {_text(opened)} %json {json.dumps(value)} {_text(close)} "\\n"?')
+            found = schema if isinstance(schema, dict) else {}
+            defs = {key: value for key, value in tool.parameters.items() if key in {"$defs", "definitions"}}
+            rules.append(f'{rule}: {opened} %json {embedded({**found, **defs})} {_text(close)} "\\n"?')
         parts.append(rule if key in wanted else f"{rule}?")
     return " ".join(filter(None, (*parts, _text(form.end))))
+
+
+def _choices(schema: Any, root: dict[str, Any]) -> list[str]:
+    """The texts that a parameter must be one of; none where it may be anything else."""
+    found = referred(schema, root)
+    allowed = [found["const"]] if "const" in found else found.get("enum")
+    texts = [value for value in allowed if isinstance(value, str)] if isinstance(allowed, list) else []
+    return texts if allowed and len(texts) == len(allowed) and all(texts) else []
+
+
+def _own(text: str) -> str:
+    """A literal of the client's own: a name of a control token in it is ordinary text."""
+    if "<" not in text:
+        return _text(text)
+    escaped = re.escape(text).replace("/", r"\/").replace("\n", "n").replace("\r", "r")
+    return f"/{escaped}/"
 
 
 def _spelled(layout: str, *, name: str) -> str:
@@ -148,9 +174,12 @@ def _spelled(layout: str, *, name: str) -> str:
 
 
 def _schema(tool: ToolDefinition) -> str:
-    schema: dict[str, Any] = dict(tool.parameters)
-    schema.setdefault("type", "object")
-    return json.dumps(schema, ensure_ascii=False)
+    return embedded({"type": "object", **tool.parameters})
+
+
+def embedded(schema: dict[str, Any]) -> str:
+    """A schema inside a grammar: JSON of it has no more white space than layout needs."""
+    return json.dumps({**schema, "x-guidance": {"whitespace_pattern": WHITESPACE}}, ensure_ascii=False)
 
 
 def _text(text: str) -> str:

@@ -16,6 +16,18 @@ def properties(schema: dict[str, Any]) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
+def referred(schema: Any, root: dict[str, Any]) -> dict[str, Any]:
+    """The schema that a reference inside the document leads to; the schema itself where it is none."""
+    for _ in range(_MAX_REFERENCES):
+        reference = schema.get("$ref") if isinstance(schema, dict) else None
+        if not isinstance(reference, str) or not reference.startswith("#/"):
+            break
+        schema = root
+        for step in reference[2:].split("/"):
+            schema = schema.get(step) if isinstance(schema, dict) else None
+    return schema if isinstance(schema, dict) else {}
+
+
 def allowed_types(schema: Any, root: dict[str, Any], depth: int = 0) -> frozenset[str]:  # noqa: PLR0911 - one exit a keyword
     """The types a value may have; all of them where the schema does not say."""
     if not isinstance(schema, dict) or depth > _MAX_REFERENCES:

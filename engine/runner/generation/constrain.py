@@ -52,12 +52,12 @@ class ConstraintCompiler:
         """
         import llguidance  # noqa: PLC0415 - no first answer waits for it
 
-        from engine.grammar import grammar_of  # noqa: PLC0415 - it needs llguidance
+        from engine.grammar import grammar_of, limits  # noqa: PLC0415 - it needs llguidance
 
         pieces = self._vocabulary.pieces
         controls = {pieces[t].decode("utf-8", "replace"): t for t in self._vocabulary.control if pieces[t]}
         grammar = grammar_of(constraint.kind, constraint.source, controls)
-        matcher = llguidance.LLMatcher(self._table(), grammar, log_level=0)
+        matcher = llguidance.LLMatcher(self._table(), grammar, log_level=0, limits=limits())
         matcher.compute_bitmask()  # shows what cannot even begin
         if matcher.is_error():
             raise ConstraintRefused(matcher.get_error().splitlines()[0])

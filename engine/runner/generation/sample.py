@@ -10,11 +10,11 @@ from engine.types import TokenLogprob
 
 
 class SamplingFailed(Exception):
-    """No token can be sampled for this request; the client gets `code`."""
+    """No token can be sampled for this request."""
 
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code
+
+class ConstraintFailed(SamplingFailed):
+    """The request's grammar cannot go on."""
 
 
 def sample(sequence: Sequence, row: Any, vocabulary: Vocabulary) -> tuple[int, TokenLogprob | None]:
@@ -22,7 +22,7 @@ def sample(sequence: Sequence, row: Any, vocabulary: Vocabulary) -> tuple[int, T
 
     The unconstrained token is tried first: in most steps it is allowed, and no mask over the vocabulary is needed.
 
-    Raises: SamplingFailed.
+    Raises: ConstraintFailed; SamplingFailed: the logits are no numbers.
     """
     wanted = sequence.request.logprobs
     raw = row.copy() if wanted is not None else None
@@ -40,10 +40,10 @@ def sample(sequence: Sequence, row: Any, vocabulary: Vocabulary) -> tuple[int, T
         if constraint is not None and not constraint.allows(token):
             constraint.mask(row)
             if constraint.error:
-                raise SamplingFailed("constraint_failed", constraint.error)
+                raise ConstraintFailed(constraint.error)
             token = sequence.sampler.sample(row)
     except NotFinite as error:
-        raise SamplingFailed("not_finite", f"The model's output is not a number ({error}).") from error
+        raise SamplingFailed(f"The model's output is not a number ({error}).") from error
     if sequence.noise is not None:
         sequence.noise.sampled(float(row[token]))
     return token, None if raw is None else token_logprob(raw, token, wanted or 0, vocabulary.pieces)

@@ -90,7 +90,7 @@ class BaseScheduler(abc.ABC, Generic[S]):
         if logprob is not None:
             sequence.pending_logprobs.append(logprob)
         if constraint is not None and constraint.error:
-            self._fail(sequence, "constraint_failed", constraint.error, out)
+            self._stop_unfinished(sequence, constraint.error, out)
         elif sequence.text.stop is not None or (constraint is not None and constraint.finished):
             self._end(sequence, "stop", out)
         elif sequence.over:
@@ -99,6 +99,11 @@ class BaseScheduler(abc.ABC, Generic[S]):
     def _end(self, sequence: S, reason: FinishReason, out: list[Output]) -> None:
         out.extend((sequence.id, event) for event in sequence.finish(reason))
         self._forget(sequence)
+
+    def _stop_unfinished(self, sequence: S, reason: str, out: list[Output]) -> None:
+        """A grammar that fails in the middle of an answer ends it: what was generated is not lost."""
+        sequence.unfinished = reason
+        self._end(sequence, "length", out)
 
     def _fail(self, sequence: S, code: str, message: str, out: list[Output]) -> None:
         out.append(Fault(id=sequence.id, code=code, message=message))

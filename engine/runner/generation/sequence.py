@@ -57,6 +57,7 @@ class Sequence:
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     repeats: RepeatWatch | None = None
     noise: NoiseWatch | None = None
+    unfinished: str | None = None
 
     def __post_init__(self) -> None:
         if not self.request.stream:
@@ -134,6 +135,7 @@ class Sequence:
                 ),
                 stop=self.text.stop,
                 runaway=self.runaway if reason == "length" else None,
+                unfinished=self.unfinished,
             )
         )
         return events

@@ -14,7 +14,7 @@ from engine.runner import onnx_libraries as libraries
 from engine.runner.generation.admission import answer_limit, context_exceeded, problem
 from engine.runner.generation.constrain import TokenConstraint
 from engine.runner.generation.request_queue import must_wait
-from engine.runner.generation.sample import SamplingFailed, sample
+from engine.runner.generation.sample import ConstraintFailed, SamplingFailed, sample
 from engine.runner.generation.scheduler import BaseScheduler, Output
 from engine.runner.generation.sequence import Sequence
 from engine.runner.generation.text import TextStream
@@ -224,8 +224,11 @@ class Scheduler(BaseScheduler[Sequence]):
         for i in range(len(draft) + 1):
             try:
                 token, logprob = sample(sequence, rows[i], self._vocabulary)
+            except ConstraintFailed as error:
+                self._stop_unfinished(sequence, str(error), out)
+                break
             except SamplingFailed as error:
-                self._fail(sequence, error.code, str(error), out)
+                self._fail(sequence, "not_finite", str(error), out)
                 break
             self._take(sequence, token, logprob, now, out)
             if sequence.id not in self._by_id or i == len(draft) or token != draft[i]:

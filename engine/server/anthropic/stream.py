@@ -108,6 +108,8 @@ class BlockStream:
         stopped: dict[str, Any] = {"stop_reason": stop_reason(end), "stop_sequence": end.stop}
         if end.malformed:  # said, never shown as the answer's text
             stopped["malformed_tool_calls"] = list(end.malformed)
+        if end.notes:
+            stopped["tessera"] = {"notes": list(end.notes)}
         return stopped
 
     def _grow(self, kind: str, field: str, delta: str, text: str) -> bytes:

@@ -66,7 +66,7 @@ def _form(body: CountRequest) -> tuple[Constraint | None, str]:
         return None, param
     if not isinstance(config, dict) or config.get("type") != "json_schema":
         raise InputFault(f'{param}.type must be "json_schema".', f"{param}.type")
-    return structured.of_schema(config.get("schema"), f"{param}.schema"), f"{param}.schema"
+    return structured.of_schema(config.get("schema"), f"{param}.schema", strict=False), f"{param}.schema"
 
 
 def neutral(text: str) -> str:

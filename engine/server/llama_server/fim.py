@@ -21,7 +21,7 @@ from engine.server.ids import new_id
 from engine.server.ignored import ignored_header
 from engine.server.llama_server.stream import chosen_fields, ended, sse, timed
 from engine.server.openai import stream
-from engine.server.openai.errors import SHAPE
+from engine.server.openai.errors import SHAPE, STREAM_SHAPE
 from engine.server.openai.schemas import SamplingBody
 from engine.server.sse import EventStream, while_connected
 from engine.server.state import ServerState, server_state
@@ -171,7 +171,7 @@ async def fim_completions(request: Request) -> Response:
     body = await parse(request, FimCompletionRequest)
     headers = ignored_header(body.ignored())
     if body.stream:
-        return EventStream(_fim_stream(state, body), SHAPE, headers=headers)
+        return EventStream(_fim_stream(state, body), STREAM_SHAPE, headers=headers)
     return JSONResponse(await while_connected(request, _fim(state, body)), headers=headers)
 
 

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from engine.errors import EnvironmentFault, InputFault
 from engine.loaded_model import LoadedModel
-from engine.sampling import Chosen, choose, only_explicit
+from engine.sampling import choose, only_explicit
 from engine.server.body import openapi_body, parse
 from engine.server.chosen_model import chosen_model
 from engine.server.fanout import merge
@@ -53,10 +53,12 @@ async def completion(request: Request) -> Response:
     return JSONResponse(answers[0] if len(answers) == 1 else answers, headers=headers)
 
 
-async def _start(state: ServerState, body: NativeRequest) -> tuple[LoadedModel, list[AsyncIterator[Event]], Chosen]:
+async def _start(
+    state: ServerState, body: NativeRequest
+) -> tuple[list[CompletionAnswer], list[AsyncIterator[Event]]]:
     model = await chosen_model(state, body.model)
     output, param = output_of(body)
-    constraint = None if output is None else await state.checker.check(output, param)
+    constraint, notes = (None, ()) if output is None else await state.checker.fit(output, param)
     limit = limit_of(body.n_predict, body.max_tokens)
     sampling = choose(await _sampling(model, body), state.models.recommended(model.id).plain)
     if model.facts is not None and model.facts.forwards:
@@ -74,7 +76,8 @@ async def _start(state: ServerState, body: NativeRequest) -> tuple[LoadedModel, 
             **body.common(),
         )
         generations.append(timed(state.pool.generate(model, request), body.t_max_predict_ms))
-    return model, generations, sampling
+    answers = [CompletionAnswer(model, body, sampling, index, notes) for index in range(len(generations))]
+    return answers, generations
 
 
 async def _sampling(model: LoadedModel, body: NativeRequest) -> dict[str, Any]:
@@ -98,16 +101,14 @@ async def _tokens(model: LoadedModel, parts: list[PromptPart]) -> list[int]:
 
 
 async def _whole(state: ServerState, body: NativeRequest) -> list[dict[str, Any]]:
-    model, generations, sampling = await _start(state, body)
-    answers = [CompletionAnswer(model, body, sampling, index) for index in range(len(generations))]
+    answers, generations = await _start(state, body)
     async for index, event in merge(generations):
         answers[index].feed(event)
     return [answer.end() for answer in answers]
 
 
 async def _stream(state: ServerState, body: NativeRequest) -> AsyncGenerator[bytes, None]:
-    model, generations, sampling = await _start(state, body)
-    answers = [CompletionAnswer(model, body, sampling, index) for index in range(len(generations))]
+    answers, generations = await _start(state, body)
     async with aclosing(merge(generations)) as events:
         async for index, event in events:
             chunk = answers[index].feed(event)

@@ -7,6 +7,7 @@ from typing import Any, Final, cast
 
 import msgspec
 
+from engine.chat.conversation import end_notes
 from engine.loaded_model import LoadedModel
 from engine.sampling import Chosen
 from engine.server.llama_server.schemas import NativeRequest
@@ -82,11 +83,14 @@ def sse(value: dict[str, Any]) -> bytes:
 class CompletionAnswer:
     """One prompt's answer."""
 
-    def __init__(self, model: LoadedModel, body: NativeRequest, sampling: Chosen, index: int) -> None:
+    def __init__(
+        self, model: LoadedModel, body: NativeRequest, sampling: Chosen, index: int, notes: tuple[str, ...] = ()
+    ) -> None:
         self._model = model
         self._body = body
         self._sampling = sampling
         self._index = index
+        self._notes = notes
         asked = body.prompts()[index]
         self._prompt = asked if isinstance(asked, str) else ""
         self._started = Started(prompt_tokens=0, cached_tokens=0)
@@ -113,6 +117,7 @@ class CompletionAnswer:
     def end(self, content: str | None = None) -> dict[str, Any]:
         """The whole answer; `content` stands for its text at the end of a stream, which has told it already."""
         streamed = content is not None
+        notes = [*self._notes, *(() if self._done is None else end_notes(self._done))]
         settings = {
             **msgspec.structs.asdict(self._sampling.params),
             "n_predict": limit_of(self._body.n_predict, self._body.max_tokens),
@@ -127,7 +132,7 @@ class CompletionAnswer:
             "id_slot": -1,
             **ended(self._model, self._started, self._done, truncated=False),
             "generation_settings": settings,
-            "tessera": {"sampling": self._sampling.facts()},
+            "tessera": {"sampling": self._sampling.facts(), **({"notes": notes} if notes else {})},
             "has_new_line": any("\n" in text for text in self._text),
         }
         return chosen_fields({**payload, **({} if streamed else self._probabilities(self._entries))}, self._fields)

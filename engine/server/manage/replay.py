@@ -162,7 +162,7 @@ class _Replay:
         """The client's request as it would be asked now, and the mark of the template that writes its prompt."""
         body = {**self._receipt.body, "model": self._model, "stream": False, "receipt": None}
         if self._receipt.route == "completions":
-            _, requests, _ = await completions.prepared(self._state, _checked(CompletionRequest, body))
+            _, requests, _, _ = await completions.prepared(self._state, _checked(CompletionRequest, body))
             return requests[0], receipts.template_mark(None)
         asked = _checked(ChatRequest, body)
         _, prepared, _ = await chat.prepared(self._state, asked)

@@ -9,7 +9,7 @@ from fastapi import Request
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
-from engine.chat.conversation import AnswerFinished, ChatEvent
+from engine.chat.conversation import AnswerFinished, ChatEvent, end_notes
 from engine.chat.events import TextDelta
 from engine.chat.fim import FimGap
 from engine.chat.query import ChatQuery
@@ -120,34 +120,40 @@ async def _events(
                 async for item in events:
                     yield lines, item
             return
-        raw = await _raw_request(state, model, asked)
+        raw, notes = await _raw_request(state, model, asked)
         async with aclosing(state.pool.generate(model, raw)) as generation:
             async for event in generation:
                 if isinstance(event, Delta):
                     yield lines, TextDelta(event.text)
                 elif isinstance(event, Done):
-                    yield (
-                        lines,
-                        AnswerFinished(finish_reason=event.finish_reason, usage=event.usage, timings=event.timings),
+                    end = AnswerFinished(
+                        finish_reason=event.finish_reason,
+                        usage=event.usage,
+                        timings=event.timings,
+                        notes=(*notes, *end_notes(event)),
                     )
+                    yield lines, end
     finally:
         if leaves and model.idle:
             await state.pool.unload(model.id)
 
 
-async def _raw_request(state: ServerState, model: LoadedModel, body: GenerateBody) -> GenerationRequest:
+async def _raw_request(
+    state: ServerState, model: LoadedModel, body: GenerateBody
+) -> tuple[GenerationRequest, tuple[str, ...]]:
+    """The request, and what of its format is not enforced."""
     options = body.settings
     given = options.sampling()
     sampling = SamplingParams(**given)
     form = output(body.format)
-    constraint = None if form is None else await state.checker.check(form, "format")
+    constraint, notes = (None, ()) if form is None else await state.checker.fit(form, "format")
     if body.suffix:
         max_tokens = options.max_tokens or FIM_TOKENS
         gap = FimGap(prefix=body.prompt, suffix=body.suffix)
         made = await fim_prompt(model, gap, max_tokens, may_shorten=False)
         filled = fim_request(made, max_tokens=max_tokens, stop=options.stops(), sampling=sampling)
-        return msgspec.structs.replace(filled, constraint=constraint)
-    return GenerationRequest(
+        return msgspec.structs.replace(filled, constraint=constraint), notes
+    raw = GenerationRequest(
         prompt=body.prompt,
         stop=options.stops(),
         max_tokens=options.max_tokens,
@@ -155,3 +161,4 @@ async def _raw_request(state: ServerState, model: LoadedModel, body: GenerateBod
         explicit=tuple(given),
         constraint=constraint,
     )
+    return raw, notes

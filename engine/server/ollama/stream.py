@@ -89,4 +89,6 @@ class Lines:
         }
         if item.malformed:
             fields["malformed_tool_calls"] = list(item.malformed)
+        if item.notes:
+            fields["tessera"] = {"notes": list(item.notes)}
         return fields

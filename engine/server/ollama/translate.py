@@ -58,7 +58,7 @@ def output(wanted: str | dict[str, Any] | None) -> Constraint | None:
         return structured.of_schema({}, "format")
     if isinstance(wanted, str):
         raise InputFault(f'format {wanted!r} is not known; use "json" or a JSON schema.', "format")
-    return structured.of_schema(wanted, "format")
+    return structured.of_schema(wanted, "format", strict=False)
 
 
 def _message(message: ChatMessage, earlier: list[Message], param: str) -> Message:

@@ -21,7 +21,7 @@ from engine.server.fim import fim_prompt, fim_request
 from engine.server.ids import new_id
 from engine.server.ignored import ignored_header
 from engine.server.openai import stream
-from engine.server.openai.errors import SHAPE
+from engine.server.openai.errors import STREAM_SHAPE
 from engine.server.openai.routes import claimed
 from engine.server.openai.schemas import DEFAULT_MAX_TOKENS, CompletionRequest
 from engine.server.openai.translate import output_of
@@ -44,7 +44,7 @@ async def completions(request: Request) -> Response:
     headers = ignored_header(body.ignored())
     if body.stream:
         ticket = QueueTicket()
-        return EventStream(_stream(state, body, ticket), SHAPE, ping=comment_of(ticket), headers=headers)
+        return EventStream(_stream(state, body, ticket), STREAM_SHAPE, ping=comment_of(ticket), headers=headers)
     answer = await while_connected(request, _complete(state, body))
     return JSONResponse(answer, headers=headers)
 
@@ -69,8 +69,8 @@ def requests_of(body: CompletionRequest, sampling: Chosen) -> list[GenerationReq
 
 async def prepared(
     state: ServerState, body: CompletionRequest, ticket: QueueTicket | None = None
-) -> tuple[LoadedModel, list[GenerationRequest], Chosen]:
-    """The model of a request, loaded, and what it is asked. Raises: as the route."""
+) -> tuple[LoadedModel, list[GenerationRequest], Chosen, tuple[str, ...]]:
+    """The model of a request, loaded, what it is asked, and notes about its form. Raises: as the route."""
     aside = body.priority == "side"
     model = await state.pool.acquire(body.model, ticket=ticket, loads=not aside, only=HERE if aside else None)
     sampling = choose(body.sampling(), state.models.recommended(model.id).plain)
@@ -78,16 +78,17 @@ async def prepared(
         sampling = only_explicit(sampling)
     requests = requests_of(body, sampling)
     output, param = output_of(body)
+    notes: tuple[str, ...] = ()
     if output is not None:
-        checked = await state.checker.check(output, param)
+        checked, notes = await state.checker.fit(output, param)
         requests = [msgspec.structs.replace(r, constraint=checked) for r in requests]
     if body.suffix:
         requests = [await _filling(model, r, body.suffix) for r in requests]
-    return model, requests, sampling
+    return model, requests, sampling, notes
 
 
 class _Begun(msgspec.Struct, frozen=True):
-    """Answers on their way; `notes` say what another server was not told."""
+    """Answers on their way; `notes` say what is not enforced, and what another server was not told."""
 
     model: LoadedModel
     answers: list[AsyncIterator[Event]]
@@ -97,10 +98,10 @@ class _Begun(msgspec.Struct, frozen=True):
 
 
 async def _start(state: ServerState, body: CompletionRequest, ticket: QueueTicket | None = None) -> _Begun:
-    model, requests, sampling = await prepared(state, body, ticket)
+    model, requests, sampling, notes = await prepared(state, body, ticket)
     claim = claimed(state, model, body)
     kind = model.facts.forwards if model.facts is not None else ""
-    notes = forward_text(requests[0], kind)[1] if kind else ()
+    notes += forward_text(requests[0], kind)[1] if kind else ()
     answers: list[AsyncIterator[Event]] = []
     for request in requests:
         events = state.pool.generate(model, request)

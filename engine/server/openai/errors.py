@@ -54,9 +54,15 @@ def openai_event(error: Exception) -> bytes:
     return b"data: " + json.dumps(openai_body(error)).encode() + b"\n\n"
 
 
+def _last_event(error: Exception) -> bytes:
+    """The error in a stream of OpenAI's own, which ends with `[DONE]` whatever happened."""
+    return openai_event(error) + b"data: [DONE]\n\n"
+
+
 def _refusal(_status: int, code: str, message: str) -> dict[str, Any]:
     return {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": code}}
 
 
 # LM Studio's routes, /api/v0, lie among those of Ollama.
 SHAPE: Final = ErrorShape(("", "/api/v"), openai_body, openai_event, _refusal, Error)
+STREAM_SHAPE: Final = ErrorShape(("", "/api/v"), openai_body, _last_event, _refusal, Error)

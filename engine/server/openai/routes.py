@@ -26,7 +26,7 @@ from engine.server.fanout import merge
 from engine.server.ids import new_id
 from engine.server.ignored import ignored_header
 from engine.server.openai import stream
-from engine.server.openai.errors import SHAPE
+from engine.server.openai.errors import STREAM_SHAPE
 from engine.server.openai.schemas import ChatRequest, CompletionRequest
 from engine.server.openai.translate import to_query
 from engine.server.routing import EarlyRouter
@@ -54,7 +54,9 @@ async def chat_completions(request: Request) -> Response:
     asked = await _asked(request, body)
     if body.stream:
         ticket = QueueTicket()
-        return EventStream(_stream(state, body, ticket, asked), SHAPE, ping=comment_of(ticket), headers=headers)
+        return EventStream(
+            _stream(state, body, ticket, asked), STREAM_SHAPE, ping=comment_of(ticket), headers=headers
+        )
     answer = await while_connected(request, _complete(state, body, asked))
     return JSONResponse(answer, headers=headers)
 

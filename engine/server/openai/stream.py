@@ -1,14 +1,15 @@
 """OpenAI answers: whole objects as dicts, stream chunks as bytes around one encoded string."""
 
 import hashlib
+import itertools
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
 
-from engine.chat.conversation import AnswerFinished, AnswerLogprobs, ChatEvent
+from engine.chat.conversation import AnswerFinished, AnswerLogprobs, ChatEvent, end_notes
 from engine.chat.events import CallArguments, CallEnded, CallStarted, ReasoningDelta, TextDelta
 from engine.loaded_model import LoadedModel, QueueTicket
 from engine.sampling import Chosen
@@ -253,7 +254,7 @@ class Choice:
 
 
 def report(
-    notes: Sequence[str],
+    notes: Iterable[str],
     ends: Mapping[int, Done | AnswerFinished],
     sampling: Chosen,
     also: Mapping[str, Any] | None = None,
@@ -266,8 +267,9 @@ def report(
     clock = current_clock()
     if clock is not None and clock.ran_on:
         body |= {"ran_on": sentence(clock.ran_on), "ran_on_detail": msgspec.to_builtins(clock.ran_on)}
-    if notes:
-        body["notes"] = list(notes)
+    of_ends = [e.notes if isinstance(e, AnswerFinished) else end_notes(e) for e in ends.values()]
+    if said := list(dict.fromkeys([*notes, *itertools.chain.from_iterable(of_ends)])):
+        body["notes"] = said
     malformed = {i: end.malformed for i, end in ends.items() if isinstance(end, AnswerFinished)}
     broken = [{"choice": index, "text": text} for index, texts in malformed.items() for text in texts]
     if broken:

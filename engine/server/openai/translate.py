@@ -132,7 +132,7 @@ def tool(entry: dict[str, Any], param: str) -> ToolDefinition:
         strict=function.get("strict") is True,
         **({"parameters": parameters} if parameters else {}),
     )
-    structured.of_schema(definition.parameters, f"{param}.function.parameters")
+    structured.of_schema(definition.parameters, f"{param}.function.parameters", strict=False)
     return definition
 
 
@@ -225,7 +225,7 @@ def _structured(wanted: dict[str, Any]) -> Constraint | None:
 def _named(kind: str, wanted: Any, param: str) -> Constraint:
     """A JSON schema, a regular expression, a grammar or a choice, as llama-server and vLLM name them."""
     if kind in ("json", "json_schema"):
-        return structured.of_schema(_parsed(wanted, param), param)
+        return structured.of_schema(_parsed(wanted, param), param, strict=False)
     if kind == "regex":
         return structured.of_grammar("regex", wanted, param)
     if kind == "grammar":
@@ -255,13 +255,14 @@ def response_format(wanted: dict[str, Any], param: str) -> Constraint | None:
     if kind == "text":
         return None
     if kind == "json_object":
-        return structured.of_schema(wanted.get("schema") or {}, f"{param}.schema")
+        return structured.of_schema(wanted.get("schema") or {}, f"{param}.schema", strict=False)
     if kind == "json_schema":
         inner = wanted.get("json_schema")
-        schema = inner.get("schema") if isinstance(inner, dict) else wanted.get("schema")
+        form = inner if isinstance(inner, dict) else wanted
+        schema, strict = form.get("schema"), form.get("strict") is True
         if schema is None:
             raise InputFault(f"{param}.json_schema.schema is missing.", f"{param}.json_schema.schema")
-        return structured.of_schema(schema, f"{param}.json_schema.schema")
+        return structured.of_schema(schema, f"{param}.json_schema.schema", strict=strict)
     if kind in _GRAMMARS:
         source = wanted.get(str(kind)) or wanted.get("pattern") or wanted.get("grammar")
         grammar: structured.Kind = "regex" if kind == "regex" else "lark" if kind == "lark" else "gbnf"

@@ -182,7 +182,8 @@ def _output(text: dict[str, Any]) -> tuple[Constraint | None, str]:
     if isinstance(wanted, dict) and wanted.get("type") == "json_object":
         return structured.of_schema({}, param), param
     if isinstance(wanted, dict) and wanted.get("type") == "json_schema":
-        return structured.of_schema(wanted.get("schema"), f"{param}.schema"), f"{param}.schema"
+        schema, where = wanted.get("schema"), f"{param}.schema"
+        return structured.of_schema(schema, where, strict=wanted.get("strict") is True), where
     raise InputFault(f"{param}.type must be text, json_object or json_schema.", f"{param}.type")
 
 

@@ -200,6 +200,8 @@ class ItemStream:
             self.response["incomplete_details"] = {"reason": "max_output_tokens"}
             if self.output:
                 self.output[-1]["status"] = "incomplete"
+        if end.notes:
+            self.response["tessera"] = {**self.response.get("tessera", {}), "notes": list(end.notes)}
         if end.malformed:
             self.response["malformed_tool_calls"] = list(end.malformed)
         kind = "response.incomplete" if cut else "response.completed"

@@ -5,7 +5,7 @@ from typing import Any
 
 from engine.runner.generation.constrain import TokenConstraint
 from engine.runner.generation.request_queue import enqueue_again, must_wait, to_preempt
-from engine.runner.generation.sample import SamplingFailed, sample
+from engine.runner.generation.sample import ConstraintFailed, SamplingFailed, sample
 from engine.runner.generation.scheduler import BaseScheduler, Output
 from engine.runner.llama.batch import admission, scoring
 from engine.runner.llama.batch.adapters import Adapters
@@ -266,10 +266,11 @@ class Scheduler(BaseScheduler[LlamaSequence]):
         for i in range(len(draft) + 1):
             try:
                 token, logprob = sample(sequence, rows[first + i], self._vocabulary)
-            except SamplingFailed as error:
-                finite = error.code != "not_finite"
-                if finite:
-                    self._fail(sequence, error.code, str(error), out)
+            except ConstraintFailed as error:
+                self._stop_unfinished(sequence, str(error), out)
+                break
+            except SamplingFailed:
+                finite = False
                 break
             self._take(sequence, token, logprob, now, out)
             if sequence.id not in self._by_id or i == len(draft) or token != draft[i]:

@@ -268,6 +268,19 @@ def test_text_behind_a_trigger_in_the_same_token_counts():
     assert not state.allows(ord("{"))
 
 
+def test_control_tokens_in_embedded_schemas_are_ordinary_text():
+    schema = '{"enum": ["<|call|>", "a \\"<|call|>"], "description": "<|call|> {"}'
+    lark = f'start: "<|call|>" %json {schema} /"<|call|>"/ "<|call|>" // "<|call|>"'
+    spelled = spell_controls(lark, {"<|call|>": CONTROL})
+    assert spelled == f'start: <[257]> %json {schema} /"<|call|>"/ <[257]> // "<|call|>"'
+    state = COMPILER.compile(Constraint(kind="lark", source=spelled))
+    assert state.allows(CONTROL)
+    state.accept(CONTROL)
+    for char in b'"<|call|>"':
+        assert state.allows(char)
+        state.accept(char)
+
+
 def test_control_tokens_in_literals_are_matched_by_the_token_only():
     lark = 'start: "<|call|>x" "plain"'
     assert spell_controls(lark, {"<|call|>": CONTROL}) == 'start: <[257]> "x" "plain"'

@@ -1,0 +1,311 @@
+"""JSON schemas as clients send them, made into schemas that the grammar engine can enforce.
+
+What asserts nothing is removed, and what has an enforceable form is written in it. What cannot be enforced is
+dropped and named; whoever needs a guarantee refuses the schema in place of that.
+"""
+
+import re
+from collections.abc import Callable
+from typing import Any, Final
+
+# A JSON schema: an object, or true and false.
+Schema = Any
+# The reason why a schema does not compile; nothing if it does.
+Compile = Callable[[Schema], str]
+
+# Source: llguidance 1.9.1, json/formats.rs. By the standard an unknown format is an annotation.
+FORMATS: Final = frozenset(
+    {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}
+)
+# More elements than any context holds: 65,536 elements of a list are at least 131,072 tokens.
+MAX_COUNT: Final = 65_536
+_ANNOTATIONS: Final = frozenset(
+    {
+        "title", "description", "default", "examples", "example", "deprecated", "readOnly", "writeOnly", "$comment",
+        "contentEncoding", "contentMediaType", "contentSchema", "discriminator", "xml", "externalDocs", "nullable",
+        "x-guidance",  # options of the grammar engine, which are not the client's
+    }
+)  # fmt: skip
+_UNENFORCEABLE: Final = (
+    "uniqueItems", "contains", "minContains", "maxContains", "not", "if", "then", "else", "dependentRequired",
+    "dependentSchemas", "dependencies", "propertyNames", "unevaluatedProperties", "unevaluatedItems", "$dynamicRef",
+    "$recursiveRef",
+)  # fmt: skip
+_TYPES: Final = frozenset({"string", "integer", "number", "boolean", "array", "object", "null"})
+_COUNTS: Final = tuple(
+    f"{s}{what}" for s in ("min", "max") for what in ("Items", "Length", "Properties", "Contains")
+)
+_NUMBERS: Final = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+# What evaluates members and elements beside `properties` and `items`.
+_APPLICATORS: Final = ("allOf", "anyOf", "oneOf", "$ref", "if", "dependentSchemas", "dependencies", "$dynamicRef")
+_MAPS: Final = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_LISTS: Final = ("allOf", "anyOf", "oneOf", "prefixItems")
+_SINGLE: Final = (
+    "additionalProperties", "items", "additionalItems", "contains", "not", "if", "then", "else", "propertyNames",
+    "unevaluatedItems", "unevaluatedProperties",
+)  # fmt: skip
+_PLACES: Final = {"items": "[]", "prefixItems": "[]", "additionalProperties": "*"}
+# More names than a grammar of them is worth.
+_MAX_NAMES: Final = 256
+_MAX_REFERENCES: Final = 16
+# Compiling a part takes about a millisecond; a schema that needs more trials is dropped as a whole.
+_MAX_TRIALS: Final = 120
+
+
+def tidy(schema: Schema) -> Schema:
+    """The same schema without what asserts nothing, and with what can be enforced in an enforceable form."""
+    return _tidy(schema, schema)
+
+
+def shape(schema: dict[str, Any]) -> dict[str, Any]:
+    """What is left of an object's schema if only its names are enforced."""
+    names = schema.get("properties")
+    if not isinstance(names, dict) or not names:
+        return {"type": "object"}
+    listed = schema.get("required")
+    required = [name for name in listed if name in names] if isinstance(listed, list) else []
+    shown = list(names) if len(names) <= _MAX_NAMES else required[:_MAX_NAMES]
+    return {"type": "object", "properties": {name: {} for name in shown}, "required": required[:_MAX_NAMES]}
+
+
+def _tidy(schema: Schema, root: Schema) -> Schema:
+    if not isinstance(schema, dict):
+        return schema
+    out = {key: value for key, value in schema.items() if key not in _ANNOTATIONS}
+    _change_parts(out, lambda part, _: _tidy(part, root))
+    if "not" in out and _says_nothing(out["not"]):
+        return False  # what may not be anything is nothing
+    _tidy_numbers(out)
+    _tidy_lists(out)
+    _tidy_conditions(out)
+    _tidy_names(out, root)
+    if "format" in out and out["format"] not in FORMATS:
+        del out["format"]
+    if isinstance(out.get("type"), str) and out["type"].lower() in _TYPES:
+        out["type"] = out["type"].lower()  # Gemini's SDKs write STRING
+    return out
+
+
+def _change_parts(node: dict[str, Any], change: Callable[[Schema, str], Schema]) -> None:
+    """Replace every schema that stands directly in a schema; `change` gets it and the name of its place."""
+    for key in _MAPS:
+        if isinstance(node.get(key), dict):
+            prefix = f"{key}/" if key in {"$defs", "definitions"} else ""
+            node[key] = {name: change(part, f"{prefix}{name}") for name, part in node[key].items()}
+    for key in _LISTS:
+        if isinstance(node.get(key), list):
+            node[key] = [change(part, _PLACES.get(key, "")) for part in node[key]]
+    for key in _SINGLE:
+        if isinstance(node.get(key), (dict, bool)):
+            node[key] = change(node[key], _PLACES.get(key, ""))
+        elif isinstance(node.get(key), list):  # `items` in drafts before 2020-12
+            node[key] = [change(part, "[]") for part in node[key]]
+
+
+def _says_nothing(schema: Schema) -> bool:
+    return schema is True or schema == {}
+
+
+def _tidy_numbers(out: dict[str, Any]) -> None:
+    for key in _COUNTS:
+        count = out.get(key)
+        if isinstance(count, float) and count.is_integer():
+            count = out[key] = int(count)  # JavaScript and YAML write 2.0
+        if not isinstance(count, int) or key in {"minContains", "maxContains"}:
+            continue
+        if (key.startswith("min") and count == 0) or (key.startswith("max") and count > MAX_COUNT):
+            del out[key]
+    for plain, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
+        # In draft 4 it is a switch for the other bound.
+        if isinstance(out.get(exclusive), bool) and out.pop(exclusive) and plain in out:
+            out[exclusive] = out.pop(plain)
+
+
+def _tidy_lists(out: dict[str, Any]) -> None:
+    if out.get("uniqueItems") is False or out.get("maxItems") in (0, 1):
+        out.pop("uniqueItems", None)
+    optional = out.get("minContains") == 0 and "maxContains" not in out
+    if "contains" not in out or optional:
+        for key in ("contains", "minContains", "maxContains"):
+            out.pop(key, None)
+    rest = out.get("unevaluatedItems", True)
+    if _says_nothing(rest):
+        out.pop("unevaluatedItems", None)
+    elif not any(key in out for key in (*_APPLICATORS, "items", "contains")):
+        out["items"] = out.pop("unevaluatedItems")
+
+
+def _tidy_conditions(out: dict[str, Any]) -> None:
+    if "if" not in out or all(_says_nothing(out.get(key, True)) for key in ("then", "else")):
+        for key in ("if", "then", "else"):
+            out.pop(key, None)
+    if out.get("not") is False:
+        del out["not"]
+    for key in ("dependentRequired", "dependentSchemas", "dependencies"):
+        if out.get(key) == {}:
+            del out[key]
+
+
+def _tidy_names(out: dict[str, Any], root: Schema) -> None:
+    """Rules about the names of members, as lists of names or patterns of them."""
+    rest = out.get("unevaluatedProperties", True)
+    if _says_nothing(rest):
+        out.pop("unevaluatedProperties", None)
+    elif not any(key in out for key in (*_APPLICATORS, "additionalProperties")):
+        out["additionalProperties"] = out.pop("unevaluatedProperties")
+    rule = _resolved(out.get("propertyNames", True), root)
+    if _says_nothing(rule) or rule == {"type": "string"}:
+        out.pop("propertyNames", None)
+        return
+    if not isinstance(rule, dict) or set(rule) - {"type", "enum", "const", "pattern"}:
+        return
+    others = out.get("additionalProperties", True)
+    known = out.get("properties") or {}
+    names = [rule["const"]] if "const" in rule else rule.get("enum")
+    if "patternProperties" in out or not isinstance(known, dict):
+        return
+    if isinstance(names, list) and "pattern" not in rule:
+        out["properties"] = {name: known.get(name, others) for name in names if isinstance(name, str)}
+    elif isinstance(rule.get("pattern"), str) and names is None and not known:
+        out["patternProperties"] = {rule["pattern"]: others}
+    else:
+        return
+    out["additionalProperties"] = False
+    del out["propertyNames"]
+
+
+def _resolved(schema: Schema, root: Schema) -> Schema:
+    """What a schema that is only a reference inside the document refers to, without annotations."""
+    for _ in range(_MAX_REFERENCES):
+        if not isinstance(schema, dict) or set(schema) != {"$ref"} or not str(schema["$ref"]).startswith("#/"):
+            break
+        target: Any = root
+        for step in str(schema["$ref"])[2:].split("/"):
+            target = target.get(step) if isinstance(target, dict) else None
+        if not isinstance(target, dict):
+            return schema
+        schema = {key: value for key, value in target.items() if key not in _ANNOTATIONS}
+    return schema
+
+
+class Loosening:
+    """Drops from a schema what cannot be enforced. `dropped` names it: where, and what."""
+
+    def __init__(self, compile_schema: Compile) -> None:
+        self._compile = compile_schema
+        self._trials = 0
+        self._defs: dict[str, Any] = {}
+        self.dropped: list[str] = []
+
+    def loosen(self, schema: Schema) -> tuple[Schema, str]:
+        """A schema that compiles, and why there is none."""
+        if not isinstance(schema, dict):
+            return schema, self._problem(schema)
+        known = self._known(schema, "")
+        problem = self._problem(known)
+        if not problem or problem.startswith("Unsatisfiable"):
+            return known, problem
+        for key in ("$defs", "definitions"):
+            if isinstance(known.get(key), dict):
+                self._defs[key] = known[key]
+        for key, defs in self._defs.items():
+            for name in list(defs):
+                defs[name] = self._part(defs[name], f"{key}/{name}")
+        found = self._part(known, "")
+        return found, self._problem(found)
+
+    def _note(self, place: str, what: str) -> None:
+        where = f"{place}: " if place else ""
+        self.dropped.append(f"{where}{what}")
+
+    def _problem(self, schema: Schema) -> str:
+        self._trials += 1
+        if self._trials > _MAX_TRIALS:
+            return "too much of it cannot be enforced"
+        return self._compile(schema)
+
+    def _alone(self, part: Schema) -> str:
+        """Why a part does not compile by itself."""
+        return self._problem({**part, **self._defs} if isinstance(part, dict) else part)
+
+    def _known(self, schema: Schema, place: str) -> Schema:
+        """Without what is known to be beyond the engine."""
+        if not isinstance(schema, dict):
+            return schema
+        out = dict(schema)
+        for key in _UNENFORCEABLE:
+            if key in out:
+                del out[key]
+                self._note(place, key)
+        self._drop_malformed(out, place)
+        for pattern in list(out.get("patternProperties") or ()):
+            if self._problem({"type": "string", "pattern": pattern}):
+                del out["patternProperties"][pattern]
+                out.pop("additionalProperties", None)
+                self._note(place, f"patternProperties {pattern!r}")
+        if "pattern" in out and self._problem({"type": "string", "pattern": out["pattern"]}):
+            self._note(place, f"pattern {out.pop('pattern')!r}")
+        required = out.get("required") or ()
+        if any(name not in required for name in out.get("properties") or ()):
+            for key in ("minProperties", "maxProperties"):
+                if key in out:
+                    del out[key]
+                    self._note(place, key)
+        _change_parts(out, lambda part, name: self._known(part, _joined(place, name)))
+        return out
+
+    def _drop_malformed(self, out: dict[str, Any], place: str) -> None:
+        """Keywords whose value is not what the standard says."""
+        wrong = [key for key in _MAPS if not isinstance(out.get(key, {}), dict)]
+        wrong += [key for key in (*_LISTS, "required", "enum") if not isinstance(out.get(key, []), list)]
+        wrong += [key for key in (*_COUNTS, *_NUMBERS) if not _is_number(out.get(key, 0))]
+        wrong += [key for key in ("pattern", "$ref") if not isinstance(out.get(key, ""), str)]
+        for key in wrong:
+            del out[key]
+            self._note(place, key)
+        kinds = out.get("type", [])
+        if any(str(kind) not in _TYPES for kind in (kinds if isinstance(kinds, list) else [kinds])):
+            self._note(place, f"type {out.pop('type')!r}")
+
+    def _part(self, part: Schema, place: str) -> Schema:
+        """The smallest change that makes a part compile by itself."""
+        if not isinstance(part, dict) or not self._alone(part):
+            return part
+        out = dict(part)
+        if "oneOf" in out and "anyOf" not in out:
+            out["anyOf"] = out.pop("oneOf")
+            self._note(place, "the exclusiveness of oneOf")
+            if not self._alone(out):
+                return out
+        _change_parts(out, lambda inner, name: self._part(inner, _joined(place, name)))
+        for key in [k for k in out if k not in {"type", "properties", "$defs", "definitions"}]:
+            if not self._alone(out):
+                return out
+            del out[key]
+            self._note(place, key)
+        if not self._alone(out):
+            return out
+        self._note(place, "all but its type")
+        plain = {"type": part["type"]} if "type" in part else {}
+        return {} if self._alone(plain) else plain
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _joined(place: str, name: str) -> str:
+    if not name:
+        return place
+    return f"{place}{name}" if name == "[]" else f"{place}.{name}" if place else name
+
+
+def said(problem: str) -> str:
+    """A reason of the grammar engine in words that fit a client's schema."""
+    if problem.startswith("regex parse error"):
+        last = problem.splitlines()[-1].removeprefix("error: ")
+        return f"a pattern cannot be enforced ({last})"
+    first = problem.splitlines()[0] if problem else ""
+    if "coerce_one_of" in first:
+        return "the branches of a oneOf may overlap"
+    return re.sub(r"^at \d+\(\d+\): failed to compile JSON schema: ", "", first)

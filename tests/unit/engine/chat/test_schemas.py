@@ -1,0 +1,160 @@
+"""Schemas that clients send: what asserts nothing goes, what cannot be enforced is named or refused."""
+
+import json
+
+import jsonschema
+import pytest
+
+from engine.chat.constraint_child import Checker
+from engine.chat.constraint_protocol import Trial
+from engine.chat.schemas import FORMATS, shape, tidy
+
+CHECKER = Checker()
+TEXT = {"type": "string"}
+LIST = {"type": "array", "items": TEXT}
+
+
+def tried(part, *, strict):
+    """The verdict on an object with one member of this schema, and what became of the member's schema."""
+    whole = {"type": "object", "properties": {"q": part}, "required": ["q"], "$defs": {"c": {"enum": ["a", "b"]}}}
+    verdict = CHECKER.check(Trial(kind="json_schema", source=json.dumps(whole), strict=strict))
+    return verdict, json.loads(verdict.source)["properties"]["q"]
+
+
+NOTHING = {
+    "uniqueItems false": {**LIST, "uniqueItems": False},
+    "a list of one": {**LIST, "uniqueItems": True, "maxItems": 1},
+    "names are texts": {"type": "object", "propertyNames": TEXT, "additionalProperties": {}},
+    "any name": {"type": "object", "propertyNames": {}},
+    "empty if": {"if": {"type": "string"}},
+    "then without if": {**TEXT, "then": {"minLength": 3}},
+    "not false": {**TEXT, "not": False},
+    "no dependencies": {"type": "object", "dependentRequired": {}, "dependentSchemas": {}, "dependencies": {}},
+    "counts without contains": {**LIST, "minContains": 2, "maxContains": 3},
+    "contains nothing": {**LIST, "contains": {"type": "string"}, "minContains": 0},
+    "unevaluated true": {"type": "object", "unevaluatedProperties": True},
+    "no lower bounds": {"type": "object", "properties": {"a": TEXT}, "minProperties": 0},
+    "more elements than fit": {**LIST, "maxItems": 1_000_000},
+    "whole numbers as floats": {**LIST, "minItems": 1.0, "maxItems": 2.0},
+    "draft 4": {"type": "number", "maximum": 5, "exclusiveMaximum": True, "exclusiveMinimum": False},
+    "capitals": {"type": "STRING"},
+    "annotations": {**TEXT, "description": 1, "examples": 1, "contentEncoding": "base64", "nullable": True},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NOTHING)
+def test_what_asserts_nothing_is_no_reason_to_refuse(name):
+    for strict in (True, False):
+        verdict, _ = tried(NOTHING[name], strict=strict)
+        assert (verdict.problem, verdict.dropped) == ("", ())
+
+
+UNKNOWN_FORMATS = (
+    "password", "path", "file-path", "binary", "byte", "base64", "int32", "ipv4network", "ipvanyaddress",
+    "uri-reference", "iri", "regex", "json-pointer", "color", "uuid4", "url", "topic", "date-time-local", "decimal",
+)  # fmt: skip
+
+
+def test_an_unknown_format_is_an_annotation():
+    for found in UNKNOWN_FORMATS:
+        verdict, made = tried({**TEXT, "format": found, "maxLength": 3}, strict=True)
+        assert (verdict.problem, made) == ("", {**TEXT, "maxLength": 3})
+    for found in FORMATS:
+        assert tried({**TEXT, "format": found}, strict=True)[1]["format"] == found
+
+
+EQUIVALENT = {
+    "names of an enum": ({"type": "object", "propertyNames": {"enum": ["a", "b"]}}, [{"a": 1}], [{"c": 1}]),
+    "names of a referred enum": (
+        {"type": "object", "propertyNames": {"$ref": "#/$defs/c"}, "additionalProperties": {"type": "integer"}},
+        [{"a": 1, "b": 2}],
+        [{"c": 1}, {"a": "x"}],
+    ),
+    "names of a pattern": (
+        {"type": "object", "propertyNames": {"pattern": "^a"}, "additionalProperties": {"type": "integer"}},
+        [{"ab": 1}, {}],
+        [{"b": 1}, {"a": "x"}],
+    ),
+    "unevaluated": (
+        {"type": "object", "properties": {"a": TEXT}, "unevaluatedProperties": False},
+        [{}],
+        [{"b": 1}],
+    ),
+    "draft 4": ({"type": "integer", "maximum": 5, "exclusiveMaximum": True}, [4], [5]),
+}
+
+
+@pytest.mark.parametrize("name", EQUIVALENT)
+def test_what_has_an_enforceable_form_is_written_in_it(name):
+    part, right, wrong = EQUIVALENT[name]
+    whole = tidy({"properties": {"q": part}, "$defs": {"c": {"enum": ["a", "b"], "title": "C"}}})
+    verdict = CHECKER.check(Trial(kind="json_schema", source=json.dumps(whole)))
+    assert verdict.problem == ""
+    for value in right:
+        jsonschema.validate({"q": value}, whole)
+    for value in wrong:
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate({"q": value}, whole)
+
+
+UNENFORCEABLE = {
+    "uniqueItems": ({**LIST, "uniqueItems": True}, LIST),
+    "contains": ({**LIST, "contains": {"const": "x"}, "minContains": 1}, LIST),
+    "not": ({**TEXT, "not": {"const": "x"}}, TEXT),
+    "if": ({**TEXT, "if": {"const": "x"}, "then": {"minLength": 3}}, TEXT),
+    "dependentRequired": ({"type": "object", "dependentRequired": {"a": ["b"]}}, {"type": "object"}),
+    "dependencies": ({"type": "object", "dependencies": {"a": ["b"]}}, {"type": "object"}),
+    "propertyNames": ({"type": "object", "propertyNames": {"minLength": 2}}, {"type": "object"}),
+    "pattern": ({**TEXT, "pattern": r"^(?=.*@)[^@]+$"}, TEXT),
+    "patternProperties": ({"type": "object", "patternProperties": {"(a)\\1": TEXT}, "additionalProperties": False},
+                          {"type": "object", "patternProperties": {}}),
+    "oneOf": ({"oneOf": [{"type": "object", "required": ["a"]}, {"type": "object", "required": ["b"]}]},
+              {"anyOf": [{"type": "object", "required": ["a"]}, {"type": "object", "required": ["b"]}]}),
+    "minProperties": ({"type": "object", "properties": {"a": TEXT}, "minProperties": 1},
+                      {"type": "object", "properties": {"a": TEXT}}),
+    "$ref": ({"$ref": "https://example.com/schema"}, {}),
+    "type": ({"type": "any"}, {}),
+    "minimum": ({"type": "integer", "minimum": "1"}, {"type": "integer"}),
+    "required": ({"type": "object", "required": True}, {"type": "object"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNENFORCEABLE)
+def test_what_cannot_be_enforced_is_dropped_and_named_or_refused(name):
+    part, left = UNENFORCEABLE[name]
+    verdict, made = tried(part, strict=False)
+    assert verdict.problem == ""
+    assert made == left
+    assert any(name in what for what in verdict.dropped)
+    assert all(what.startswith("q: ") for what in verdict.dropped)
+    refused = tried(part, strict=True)[0].problem
+    assert "q: " in refused
+    assert name in refused
+    assert "coerce" not in refused
+
+
+def test_only_the_part_that_fails_is_dropped():
+    part = {"type": "object", "properties": {"a": {**LIST, "uniqueItems": True}, "b": {"enum": [1]}}}
+    verdict, made = tried({"type": "array", "items": part}, strict=False)
+    assert verdict.dropped == ("q[].a: uniqueItems",)
+    assert made["items"]["properties"] == {"a": LIST, "b": {"enum": [1]}}
+
+
+def test_a_schema_that_nothing_fits_is_refused_in_every_mode():
+    for part in ({"not": {}}, {"enum": []}, False, {"type": "integer", "minimum": 5, "maximum": 1}):
+        for strict in (True, False):
+            assert tried(part, strict=strict)[0].problem
+
+
+def test_names_of_members_are_not_taken_for_keywords():
+    schema = {"type": "object", "properties": dict.fromkeys(("not", "title", "format", "uniqueItems"), TEXT)}
+    assert tidy(schema) == schema
+    assert CHECKER.check(Trial(kind="json_schema", source=json.dumps(schema))).problem == ""
+
+
+def test_the_shape_of_an_object_is_its_names():
+    schema = {"properties": {"a": TEXT, "b": {"not": {}}}, "required": ["a", "x"], "not": {}}
+    assert shape(schema) == {"type": "object", "properties": {"a": {}, "b": {}}, "required": ["a"]}
+    many = {"properties": {f"k{i}": TEXT for i in range(5000)}, "required": ["k7"]}
+    assert shape(many) == {"type": "object", "properties": {"k7": {}}, "required": ["k7"]}
+    assert shape({"properties": None}) == {"type": "object"}
