@@ -75,6 +75,10 @@ class BadModelFile(InputFault):
         self.reason = sentence(reason)
 
 
+class FileRefused(BadModelFile):
+    """What is in the file is at fault: no other device and no other settings would help."""
+
+
 class SelfCheckFailed(BadModelFile):
     """The file was loaded, but this machine computes nonsense with it: of broken kernels or of broken weights."""
 

@@ -27,6 +27,7 @@ from engine.phases import Phases
 from engine.prefix_owner import prefix_owner
 from engine.reasons import because
 from engine.resolving import Elsewhere, ModelSource, Resolved
+from engine.runner.exits import ended_itself
 from engine.runner.protocol import LoadSettings
 from engine.time_spent import current_clock
 from engine.types import Event, GenerationRequest, Started
@@ -274,6 +275,13 @@ class Pool:
                 self._admission.release(model.id)
                 fallback = await self._admission.retry(model.id, model.settings, error)
                 if fallback is None:
+                    log.warning("model=%s cannot be loaded: %s", model.id, error)
+                    if (
+                        isinstance(error, RunnerDied)
+                        and ended_itself(error.exit_code)
+                        and not model.settings.devices
+                    ):
+                        raise BadModelFile(model.settings.path, error.detail or error.reason) from error
                     raise
                 change = sentence(fallback.change)
                 log.warning("model=%s could not be loaded (%s); trying: %s", model.id, error, change)

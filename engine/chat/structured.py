@@ -40,7 +40,7 @@ class ConstraintImpossible(InputFault):
 def of_schema(schema: object, param: str, *, strict: bool = True) -> Constraint:
     """The constraint of a JSON schema; without `strict`, of what of it can be enforced.
 
-    Raises: ConstraintImpossible: it is too deep or too long, or `strict` and counts beyond what can be generated.
+    Raises: ConstraintImpossible: it is too deep, too long, or counts beyond what can be generated.
     """
     if not isinstance(schema, dict):
         raise ConstraintImpossible("a schema is a JSON object", param)
@@ -48,9 +48,23 @@ def of_schema(schema: object, param: str, *, strict: bool = True) -> Constraint:
         source = json.dumps(schema, ensure_ascii=False)
     except (RecursionError, ValueError) as error:
         raise ConstraintImpossible(f"the schema cannot be read ({error})", param) from None
-    _check_shape(schema, param, 1, counts=strict)
+    _check_shape(schema, param, 1, counts=True)
     kind: Literal["json_schema", "json_object"] = "json_schema" if schema else "json_object"
     return _bounded(Constraint(kind=kind, source=source, strict=strict), param)
+
+
+def check_parameters(schema: object, param: str) -> None:
+    """Whether the schema of a tool can be shown to a model.
+
+    Raises: ConstraintImpossible: it is no object, too deep or too long.
+    """
+    if not isinstance(schema, dict):
+        raise ConstraintImpossible("a schema is a JSON object", param)
+    _check_shape(schema, param, 1, counts=False)
+    try:
+        _bounded(Constraint(kind="json_schema", source=json.dumps(schema, ensure_ascii=False)), param)
+    except (RecursionError, ValueError) as error:
+        raise ConstraintImpossible(f"the schema cannot be read ({error})", param) from None
 
 
 def of_grammar(kind: Kind, source: object, param: str) -> Constraint:

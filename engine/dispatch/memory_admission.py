@@ -29,6 +29,7 @@ from engine.errors import (
     BadModelFile,
     DeviceCheckFailed,
     EngineError,
+    FileRefused,
     NotEnoughMemory,
     RunnerDied,
     SelfCheckFailed,
@@ -300,6 +301,9 @@ class MemoryAdmission:
         device that computes something else than the CPU is tried without what is wrong, as long as there is a way.
         """
         if settings.remotes:
+            return None
+        if isinstance(error, FileRefused):
+            self._tried.pop(model_id, None)
             return None
         if isinstance(error, SelfCheckFailed) and settings.devices:
             return await asyncio.to_thread(self._sound, settings, error)

@@ -1,7 +1,23 @@
 """A runner's faults as the engine's errors."""
 
-from engine.errors import BadModelFile, ContextOverflow, DeviceCheckFailed, EngineError, InputFault, SelfCheckFailed
+from typing import Final
+
+from engine.errors import (
+    BadModelFile,
+    ContextOverflow,
+    DeviceCheckFailed,
+    EngineError,
+    FileRefused,
+    InputFault,
+    SelfCheckFailed,
+)
 from engine.runner import protocol
+
+_OF_LOADS: Final[dict[str, type[BadModelFile]]] = {
+    "file_refused": FileRefused,
+    "load_failed": BadModelFile,
+    "self_check_failed": SelfCheckFailed,
+}
 
 
 class RequestFailed(EngineError):
@@ -22,8 +38,5 @@ def fault_to_error(fault: protocol.Fault, path: str) -> EngineError:
         return InputFault(fault.message, fault.param)
     if fault.code == "device_check_failed":
         return DeviceCheckFailed(path, fault.message, fault.facts)
-    if fault.code == "self_check_failed":
-        return SelfCheckFailed(path, fault.message)
-    if fault.code == "load_failed":
-        return BadModelFile(path, fault.message)
-    return RequestFailed(fault.code, fault.message)
+    of_load = _OF_LOADS.get(fault.code)
+    return RequestFailed(fault.code, fault.message) if of_load is None else of_load(path, fault.message)

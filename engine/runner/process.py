@@ -9,13 +9,13 @@ from typing import Any, Final
 
 from devices.engine_versions.folder import child_variables
 from devices.process_memory import bound_memory
-from engine.errors import EngineError, RunnerDied
+from engine.errors import EngineError, FileRefused, RunnerDied
 from engine.prompt_bounds import refuse_impossible
 from engine.reasons import Reason, because
 from engine.runner import orphans, protocol
 from engine.runner.buffers import BufferLog
 from engine.runner.command import runner_command, runner_environment
-from engine.runner.exits import exit_reason
+from engine.runner.exits import exit_reason, file_to_blame
 from engine.runner.faults import fault_to_error
 from engine.runner.mailbox import Mailbox
 from engine.runner.watchdog import Watchdog
@@ -49,6 +49,7 @@ class RunnerProcess:
         self._loaded: asyncio.Future[ModelFacts] = asyncio.get_running_loop().create_future()
         for future in (self._hello, self._loaded):
             future.add_done_callback(_retrieve)
+        self._phase = ""  # of a load
         self._on_progress: Callable[[str, float], None] = lambda _phase, _fraction: None
         self._stderr: deque[str] = deque(maxlen=STDERR_LINES)
         self.buffers = BufferLog()
@@ -314,6 +315,7 @@ class RunnerProcess:
                 _resolve(reply, message)
 
     def _report_progress(self, progress: protocol.Progress) -> None:
+        self._phase = progress.phase
         try:
             self._on_progress(progress.phase, progress.fraction)
         except EngineError as error:  # whoever wanted the model stops: that says nothing about this child
@@ -343,10 +345,14 @@ class RunnerProcess:
         await asyncio.wait([self._stderr_task], timeout=0.2)
         last = next((line for line in reversed(self._stderr) if line.strip()), "")
         self._watchdog.stop()
-        cause = reason or self._stuck or exit_reason(code, stopping=self._stopping, last_line=last)
+        cause: Reason | str = reason or self._stuck or exit_reason(code, stopping=self._stopping, last_line=last)
         self.died = RunnerDied(code, cause, self.stderr_tail[-20:])
         for mailbox in self._mailboxes.values():
             mailbox.put(self.died)
+        if self._hello.done() and not self._loaded.done() and getattr(cause, "kind", "") == "process_ended":
+            blamed = file_to_blame(code, self.stderr_tail, weights_read=self._phase not in {"", "weights"})
+            if blamed is not None:
+                self._loaded.set_exception(FileRefused(self._path, blamed))
         waiting: list[asyncio.Future[Any]] = [self._hello, self._loaded, *self._replies.values()]
         for future in waiting:
             if not future.done():

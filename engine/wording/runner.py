@@ -4,6 +4,8 @@ from typing import Final
 
 RUNNER: Final = {
     "process_ended": "the model's process ended: {cause} (exit code {code})",
+    "file_ends_runner": "reading it ends llama.cpp: {cause} (exit code {code}). The file is damaged or not made for this version.",
+    "part_ends_runner": "reading {part} ends llama.cpp: {cause} (exit code {code}). The file is damaged or not made for this model.",
     "model_unloaded": "the model was unloaded",
     "own_check": "llama.cpp stopped itself on an internal check",
     "segmentation_fault": "a native crash (segmentation fault)",

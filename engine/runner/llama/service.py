@@ -125,6 +125,7 @@ class LlamaRunner(RunnerService[LlamaVocabulary]):
             return False
         except (KernelsMissing, NoWorker, llama_model.LoadFailed, EngineBroken) as error:
             code = "self_check_failed" if isinstance(error, SelfCheckFailed) else "load_failed"
+            code = "file_refused" if isinstance(error, llama_model.FileRefused) else code
             self._channel.send(protocol.Fault(code=code, message=str(error), param="model"))
             return False
         self._loaded = loaded

@@ -132,7 +132,7 @@ def tool(entry: dict[str, Any], param: str) -> ToolDefinition:
         strict=function.get("strict") is True,
         **({"parameters": parameters} if parameters else {}),
     )
-    structured.of_schema(definition.parameters, f"{param}.function.parameters", strict=False)
+    structured.check_parameters(definition.parameters, f"{param}.function.parameters")
     return definition
 
 

@@ -108,7 +108,7 @@ def _name(tool: dict[str, Any], param: str) -> str:
 
 def _function(tool: dict[str, Any], param: str, name: str | None = None) -> ToolDefinition:
     parameters = tool.get("parameters") or {"type": "object", "properties": {}}
-    structured.of_schema(parameters, f"{param}.parameters", strict=False)
+    structured.check_parameters(parameters, f"{param}.parameters")
     return ToolDefinition(
         name=name or _name(tool, param),
         description=str(tool.get("description") or ""),

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from engine.runner.llama.cache.prefix_index import Key
-from engine.runner.llama.native.model import LoadedModel, LoadFailed, metadata_of
+from engine.runner.llama.native import log
+from engine.runner.llama.native.model import FileRefused, LoadedModel, metadata_of
 from engine.runner.llama.sequence import LlamaSequence
 
 
@@ -28,10 +29,11 @@ class Adapters:
         from engine.runner.llama.batch.fitted_adapter import fitted  # noqa: PLC0415  a start without needs no numpy
 
         for path in wanted:
+            log.begin("the LoRA adapter", str(path))
             with fitted(Path(path), metadata_of(loaded)) as fitting:
                 handle = self._api.llama_adapter_lora_init(loaded.model, str(fitting).encode())
             if not handle:
-                raise LoadFailed(f"the LoRA adapter {path} does not fit this model or is damaged")
+                raise FileRefused(log.explained(f"the LoRA adapter {path} does not fit this model or is damaged"))
             self._handles[Path(path).stem] = handle
 
     def within(self, loaded: LoadedModel) -> "Adapters":

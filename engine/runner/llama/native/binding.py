@@ -15,6 +15,7 @@ from devices.engine_versions.bindings import LOW_LEVEL, low_level_bindings
 from devices.engine_versions.folder import package_folder
 from devices.errors import EngineVersionRefused
 from devices.kernel_packs.folder import active_libraries
+from engine.runner.llama.native import log
 from quantize.ggml_types import GgmlType
 
 
@@ -78,6 +79,7 @@ def start_backends(devices: Sequence[str] = (), cache: Path | None = None, tiles
         lib.ggml_backend_load_all_from_path(str(library_folder()).encode())
     if tiles:
         _start_tiles(lib, tiles)
+    log.listen(api)
     api.llama_backend_init()
     return api
 

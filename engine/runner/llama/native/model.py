@@ -22,6 +22,7 @@ from engine.runner.limits import (
     rollback,
     sequences,
 )
+from engine.runner.llama.native import log
 from engine.runner.llama.native.binding import ggml
 from engine.runner.llama.native.engine_args import UnknownBuffer, apply_to_context, apply_to_model
 from engine.runner.protocol import LoadSettings
@@ -35,6 +36,10 @@ MIN_CELLS: Final = 256
 
 class LoadFailed(Exception):
     """The file or the settings were refused; the message says why."""
+
+
+class FileRefused(LoadFailed):
+    """The file was refused for what is in it: no other device and no other settings would help."""
 
 
 @dataclass
@@ -175,7 +180,7 @@ def mtp_context(target: LoadedModel, slots: int) -> Any:
         params.cb_eval = target.on_node
     context = api.llama_init_from_model(target.model, params)
     if not context:
-        raise LoadFailed("no context for the file's draft head could be made")
+        raise LoadFailed(log.explained("llama.cpp makes no context for the file's draft head"))
     return context
 
 
@@ -205,7 +210,7 @@ def _beside(loaded: LoadedModel, settings: LoadSettings, purpose: str, on_node: 
         params.cb_eval = on_node or loaded.on_node
     context = api.llama_init_from_model(loaded.model, params)
     if not context:
-        raise LoadFailed(f"no context of {settings.n_ctx} cells {purpose} could be made")
+        raise LoadFailed(log.explained(f"llama.cpp makes no context of {settings.n_ctx} cells {purpose}"))
     return replace(
         loaded,
         settings=settings,
@@ -244,6 +249,7 @@ def load(
         params.no_alloc = True
         params.load_mode = api.LLAMA_LOAD_MODE_NONE
     phases = phases or Phases()
+    log.forget()
     with _file(api, settings, dry_run=dry_run) as path:
         if path != settings.path:
             params.load_mode = api.LLAMA_LOAD_MODE_NONE
@@ -251,7 +257,8 @@ def load(
     phases.done("weights")
     del keep
     if not model:
-        raise LoadFailed("llama.cpp could not load the file (its log, on stderr, says why)")
+        refused = FileRefused if log.blames_file() else LoadFailed
+        raise refused(log.explained("llama.cpp does not load the file"))
     if api.llama_model_has_encoder(model) and api.llama_model_has_decoder(model):
         api.llama_model_free(model)
         raise LoadFailed(
@@ -273,7 +280,7 @@ def load(
     phases.done("context")
     if not context:
         api.llama_model_free(model)
-        raise LoadFailed(f"no context of {kv_cells} cells could be made (memory, or an unsupported cache type)")
+        raise LoadFailed(log.explained(f"llama.cpp makes no context of {kv_cells} cells"))
     return LoadedModel(
         api=api,
         model=model,

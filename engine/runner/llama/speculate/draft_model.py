@@ -5,6 +5,7 @@ from typing import Any, Final
 
 from engine.runner.limits import DRAFT_CHUNK, MAX_DRAFTING, draft_settings
 from engine.runner.llama.cache.prefix_index import Key
+from engine.runner.llama.native import log
 from engine.runner.llama.native import model as llama_model
 from engine.runner.llama.native.batch import Batch, Logits
 from engine.runner.llama.native.model import LoadedModel, LoadFailed
@@ -44,10 +45,11 @@ class DraftModel(ModelDrafter):
         Raises: LoadFailed: no model, another vocabulary, or a memory that cannot step back.
         """
         wanted = draft_settings(settings)
+        log.begin("the draft model", wanted.path)
         try:
             loaded = llama_model.load(api, wanted, lambda _fraction: True, spare_outputs=0)
         except LoadFailed as error:
-            raise LoadFailed(f"the draft model: {error}") from error
+            raise type(error)(f"the draft model {wanted.path}: {error}") from error
         problem = difference(target, LlamaVocabulary(api, loaded.vocab))
         if problem is None and not loaded.keeps_partial:
             problem = "its state cannot step back, which a draft model must"

@@ -16,6 +16,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
+from engine.runner.llama.native import log
 from engine.runner.llama.native.model import FLASH_ATTN, LoadedModel, LoadFailed
 from engine.runner.llama.vision.image import ImageRefused, check_image
 from engine.types import GenerationRequest
@@ -91,6 +92,7 @@ class Vision:
         except (ImportError, OSError, RuntimeError) as error:
             raise LoadFailed(f"libmtmd, which reads pictures, does not load: {error}") from error
         api, settings = self._api, loaded.settings
+        log.begin("the projector", path)
         self._log = _quiet(api)
         params = api.mtmd_context_params_default()
         params.use_gpu = bool(settings.devices) and settings.n_gpu_layers != 0
@@ -101,7 +103,7 @@ class Vision:
             params.n_threads = settings.n_threads_batch or settings.n_threads
         self._context = api.mtmd_init_from_file(path.encode(), loaded.model, params)
         if not self._context:
-            raise LoadFailed(f"the projector {Path(path).name} does not fit this model (see its log on stderr)")
+            raise LoadFailed(log.explained(f"the projector {Path(path).name} does not fit this model"))
         if not api.mtmd_support_vision(self._context):
             api.mtmd_free(self._context)
             raise LoadFailed(f"the projector {Path(path).name} does not read pictures")
@@ -212,11 +214,12 @@ class Vision:
 def _quiet(api: Any) -> Any:
     """Let only warnings and errors through; the callback must be kept alive."""
 
-    def log(level: int, text: bytes, _: object) -> None:
+    def hear(level: int, text: bytes, _: object) -> None:
         if level in {_LOG_WARN, _LOG_ERROR}:
             sys.stderr.write(text.decode("utf-8", "replace"))
+            log.remember(level, text)
 
-    callback = _LOG_CALLBACK(log)
+    callback = _LOG_CALLBACK(hear)
     api._libmtmd.mtmd_helper_log_set(callback, None)  # noqa: SLF001 - not wrapped by the package
     return callback
 

@@ -1,0 +1,53 @@
+"""Why a file cannot be loaded: llama.cpp's own reason, in the answer and in the log, after one try."""
+
+import httpx2
+import pytest
+from broken_models import BROKEN, write_broken
+from servers import RunningServer
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory, bundled_model):
+    home = tmp_path_factory.mktemp("broken")
+    (home / "models").mkdir()
+    for kind in BROKEN:
+        write_broken(bundled_model, home / "models" / f"{kind}.gguf", kind)
+    server = RunningServer(home)
+    yield server
+    server.stop()
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_the_reason_is_told_after_one_try(running, kind):
+    before = len(running.log)
+    body = {"model": kind, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
+    got = httpx2.post(f"{running.url}/v1/chat/completions", json=body)
+    error = got.json()["error"]
+    assert (got.status_code, error["code"], got.headers["x-should-retry"]) == (422, "bad_model_file", "false")
+    assert BROKEN[kind] in error["message"]
+    assert f"{kind}.gguf cannot be loaded" in error["message"]
+    log = [line for line in running.log[before:].splitlines() if f"model={kind} " in line]
+    assert sum("admitted" in line for line in log) == 1, "a file that is wrong is tried once"
+    (told,) = [line for line in log if "cannot be loaded" in line]
+    assert BROKEN[kind] in told
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/responses", "/v1/messages", "/api/chat", "/v1/completions", "/v1/embeddings"]
+)
+def test_every_protocol_tells_it(running, path):
+    body = {"model": "architecture", "max_tokens": 1, "input": "Hi", "prompt": "Hi"}
+    if path in {"/v1/messages", "/api/chat"}:
+        body = {"model": "architecture", "max_tokens": 1, "messages": [{"role": "user", "content": "Hi"}]}
+    if path == "/v1/responses":
+        body = {"model": "architecture", "input": "Hi", "stream": True}
+    got = httpx2.post(running.url + path, json=body)
+    assert "unknown model architecture: 'llamaX'" in got.text
+    assert got.status_code == (200 if path == "/v1/responses" else 422)
+
+
+def test_the_servers_own_models_still_answer(running):
+    body = {"model": "spark", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
+    assert httpx2.post(f"{running.url}/v1/chat/completions", json=body).status_code == 200
