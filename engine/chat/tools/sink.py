@@ -10,6 +10,7 @@ from engine.chat.tools.lenient_json import LenientJson, repair
 from engine.chat.tools.schema_types import properties
 from engine.chat.types import ToolDefinition
 
+_NAMESPACE = "functions."
 _NINE = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
 
 
@@ -31,24 +32,34 @@ class CallSink:
         self._emit = emit
         self._id_style = id_style
         self._tools = {tool.name: tool for tool in tools}
-        self._folded = {_fold(name): name for name in self._tools}
+        self._folded: dict[str, list[str]] = {}
+        for name in self._tools:
+            self._folded.setdefault(_fold(name), []).append(name)
         self._wrote = ""
         self.count = 0
 
     def is_tool(self, name: str) -> bool:
         """Whether the name, as a model may misspell it, is one of the request's tools."""
-        return _fold(name) in self._folded
+        return self._meant(name) in self._tools
 
     def schema(self, name: str) -> dict[str, object]:
         """The parameters of a tool; of an unknown one, nothing."""
-        tool = self._tools.get(self._folded.get(_fold(name), name))
+        tool = self._tools.get(self._meant(name))
         return dict(tool.parameters) if tool else {}
 
     def start(self, name: str) -> None:
         """A call of this function begins."""
-        name = self._folded.get(_fold(name), name.strip())
+        name = self._meant(name)
         self._emit(CallStarted(self.count, new_call_id(self._id_style, name, self.count), name))
         self._wrote = ""
+
+    def _meant(self, name: str) -> str:
+        """The tool of this name; else the only one that a model may have misspelled so; else the name as it is."""
+        for spelled in (name, name.strip(), _bare(name), _bare(name).removeprefix(_NAMESPACE)):
+            if spelled in self._tools:
+                return spelled
+        similar = self._folded.get(_fold(name), [])
+        return similar[0] if len(similar) == 1 else name.strip()
 
     def write(self, text: str) -> None:
         """More of the arguments' JSON."""
@@ -122,6 +133,10 @@ def pour(parser: LenientJson, stream: ArgumentStream) -> None:
         stream.write(fragment.text)
 
 
+def _bare(name: str) -> str:
+    return name.strip().strip("\"'`")
+
+
 def _fold(name: str) -> str:
     """Names as models misspell them: another case, a namespace before them, dashes for underscores."""
-    return name.strip().strip("\"'`").removeprefix("functions.").replace("-", "_").casefold()
+    return _bare(name).removeprefix(_NAMESPACE).replace("-", "_").casefold()

@@ -124,9 +124,7 @@ class LlamaRunner(RunnerService[LlamaVocabulary]):
             )
             return False
         except (KernelsMissing, NoWorker, llama_model.LoadFailed, EngineBroken) as error:
-            code = "self_check_failed" if isinstance(error, SelfCheckFailed) else "load_failed"
-            code = "file_refused" if isinstance(error, llama_model.FileRefused) else code
-            self._channel.send(protocol.Fault(code=code, message=str(error), param="model"))
+            self._channel.send(protocol.Fault(code=_code_of(error), message=str(error), param="model"))
             return False
         self._loaded = loaded
         self._abort = AbortSwitch(api, loaded.context)
@@ -349,3 +347,10 @@ class LlamaRunner(RunnerService[LlamaVocabulary]):
             experts=self._experts.stats() if self._experts is not None else None,
             own_s={number: seconds for s in both for number, seconds in s.step_times.own_s.items()},
         )
+
+
+def _code_of(error: Exception) -> str:
+    """The code of a load's fault."""
+    if isinstance(error, SelfCheckFailed):
+        return "self_check_failed"
+    return "file_refused" if isinstance(error, llama_model.FileRefused) else "load_failed"

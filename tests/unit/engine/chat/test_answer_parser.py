@@ -15,6 +15,7 @@ from conversations import TOOLS, collect
 from engine.chat.events import CallEnded, CallStarted
 from engine.chat.tools.dialects import BY_NAME, DIALECTS, choose
 from engine.chat.tools.parser import AnswerParser
+from engine.chat.types import ToolDefinition
 
 CALL = ("get_weather", {"city": "Rome"})
 WELL = '{"name": "get_weather", "arguments": {"city": "Rome"}}'
@@ -104,6 +105,44 @@ def test_dialects(dialect, text):
     said, _, calls, malformed = parse(text, dialect)
     assert calls == [CALL]
     assert (said, malformed) == ("", [])
+
+
+@pytest.mark.parametrize(
+    "names",
+    [("read", "Read"), ("get-file", "get_file"), ("list_files", "List-Files"), ("functions.a", "a"), ("é", "É")],
+)
+def test_a_tool_is_called_by_its_own_name_where_others_are_alike(names):
+    for order in (names, names[::-1]):
+        tools = tuple(
+            ToolDefinition(name=name, parameters={"type": "object", "properties": {name: {"type": "string"}}})
+            for name in order
+        )
+        for name in names:
+            json_call = f'<tool_call>{{"name": "{name}", "arguments": {{"x": 1}}}}</tool_call>'
+            assert parse(json_call, tools=tools)[2] == [(name, {"x": 1})]
+            bare = f'{{"name": "{name}", "arguments": {{"x": 1}}}}'
+            assert parse(bare, tools=tools)[2] == [(name, {"x": 1})]
+            # The one argument that has no name gets that of the tool's only parameter: it is this tool's schema.
+            unnamed = f'<tool_call>{{"name": "{name}", "arguments": "text"}}</tool_call>'
+            assert parse(unnamed, tools=tools)[2] == [(name, {name: "text"})]
+            tagged = (
+                f"<tool_call>\n<function={name}>\n<parameter={name}>\n7\n</parameter>\n</function>\n</tool_call>"
+            )
+            assert parse(tagged, "qwen-coder", tools=tools)[2] == [(name, {name: "7"})]
+            mistral = f'[TOOL_CALLS]{name}[ARGS]{{"x": 1}}'
+            assert parse(mistral, "mistral", tools=tools)[2] == [(name, {"x": 1})]
+            python = f"<|tool_call_start|>[{name}(x=1)]<|tool_call_end|>"
+            assert parse(python, "lfm2", tools=tools)[2] == [(name, {"x": 1})]
+
+
+def test_a_misspelling_that_fits_two_tools_is_none_of_them():
+    tools = (ToolDefinition(name="get-file"), ToolDefinition(name="get_file"), ToolDefinition(name="other"))
+    call = '<tool_call>{"name": "%s", "arguments": {}}</tool_call>'
+    assert parse(call % "Get_File", tools=tools)[2] == [("Get_File", {})]
+    assert parse(call % "functions.get_file", tools=tools)[2] == [("get_file", {})]
+    assert parse(call % "'get-file' ", tools=tools)[2] == [("get-file", {})]
+    assert parse(call % "OTHER", tools=tools)[2] == [("other", {})]
+    assert parse('{"name": "Get_File", "arguments": {}}', tools=tools)[0] == '{"name": "Get_File", "arguments": {}}'
 
 
 def test_text_around_calls_keeps_its_words():
