@@ -9,7 +9,7 @@ import msgspec
 from devices.learned import learned
 from engine.chat import child_service
 from engine.chat.constraint_protocol import Trial, Verdict
-from engine.chat.schemas import Loosening, Schema, said, tidy
+from engine.chat.schemas import Loosening, Schema, readable, tidy
 from engine.errors import ConstraintRefused
 from engine.grammar import grammar_of, lark_of_gbnf, limits
 
@@ -52,7 +52,7 @@ class Checker:
             return Verdict(kind=kind, source=source, problem=str(refusal))
         if problem and kind == "json_schema":
             return self._made_to_fit(source, strict=trial.strict)
-        return Verdict(kind=kind, source=source, problem=said(problem))
+        return Verdict(kind=kind, source=source, problem=readable(problem))
 
     def _problem(self, kind: str, source: str) -> str:
         matcher = llguidance.LLMatcher(self._tokenizer, grammar_of(kind, source, {}), log_level=0, limits=limits())
@@ -83,7 +83,7 @@ class Checker:
             loose, impossible = loosening.loosen(schema)
             if strict or impossible:
                 names = "; ".join(f"{what} cannot be enforced" for what in loosening.dropped[:3])
-                why = said(problem)
+                why = readable(problem)
                 plain = why.startswith("Unimplemented keys")
                 problem = (names if plain else f"{names} ({why})") if names and not impossible else why
             else:

@@ -1,7 +1,7 @@
 """JSON schemas as clients send them, made into schemas that the grammar engine can enforce.
 
 What asserts nothing is removed, and what has an enforceable form is written in it. What cannot be enforced is
-dropped and named; whoever needs a guarantee refuses the schema in place of that.
+dropped and named; whoever needs a guarantee refuses the schema instead.
 """
 
 import re
@@ -44,7 +44,7 @@ _SINGLE: Final = (
     "additionalProperties", "items", "additionalItems", "contains", "not", "if", "then", "else", "propertyNames",
     "unevaluatedItems", "unevaluatedProperties",
 )  # fmt: skip
-_PLACES: Final = {"items": "[]", "prefixItems": "[]", "additionalProperties": "*"}
+_PATHS: Final = {"items": "[]", "prefixItems": "[]", "additionalProperties": "*"}
 # More names than a grammar of them is worth.
 _MAX_NAMES: Final = 256
 _MAX_REFERENCES: Final = 16
@@ -94,10 +94,10 @@ def _change_parts(node: dict[str, Any], change: Callable[[Schema, str], Schema])
             node[key] = {name: change(part, f"{prefix}{name}") for name, part in node[key].items()}
     for key in _LISTS:
         if isinstance(node.get(key), list):
-            node[key] = [change(part, _PLACES.get(key, "")) for part in node[key]]
+            node[key] = [change(part, _PATHS.get(key, "")) for part in node[key]]
     for key in _SINGLE:
         if isinstance(node.get(key), (dict, bool)):
-            node[key] = change(node[key], _PLACES.get(key, ""))
+            node[key] = change(node[key], _PATHS.get(key, ""))
         elif isinstance(node.get(key), list):  # `items` in drafts before 2020-12
             node[key] = [change(part, "[]") for part in node[key]]
 
@@ -128,8 +128,8 @@ def _tidy_lists(out: dict[str, Any]) -> None:
     if "contains" not in out or optional:
         for key in ("contains", "minContains", "maxContains"):
             out.pop(key, None)
-    rest = out.get("unevaluatedItems", True)
-    if _says_nothing(rest):
+    remaining = out.get("unevaluatedItems", True)
+    if _says_nothing(remaining):
         out.pop("unevaluatedItems", None)
     elif not any(key in out for key in (*_APPLICATORS, "items", "contains")):
         out["items"] = out.pop("unevaluatedItems")
@@ -148,8 +148,8 @@ def _tidy_conditions(out: dict[str, Any]) -> None:
 
 def _tidy_names(out: dict[str, Any], root: Schema) -> None:
     """Rules about the names of members, as lists of names or patterns of them."""
-    rest = out.get("unevaluatedProperties", True)
-    if _says_nothing(rest):
+    remaining = out.get("unevaluatedProperties", True)
+    if _says_nothing(remaining):
         out.pop("unevaluatedProperties", None)
     elif not any(key in out for key in (*_APPLICATORS, "additionalProperties")):
         out["additionalProperties"] = out.pop("unevaluatedProperties")
@@ -160,13 +160,13 @@ def _tidy_names(out: dict[str, Any], root: Schema) -> None:
     if not isinstance(rule, dict) or set(rule) - {"type", "enum", "const", "pattern"}:
         return
     others = out.get("additionalProperties", True)
-    known = out.get("properties") or {}
+    named = out.get("properties") or {}
     names = [rule["const"]] if "const" in rule else rule.get("enum")
-    if "patternProperties" in out or not isinstance(known, dict):
+    if "patternProperties" in out or not isinstance(named, dict):
         return
     if isinstance(names, list) and "pattern" not in rule:
-        out["properties"] = {name: known.get(name, others) for name in names if isinstance(name, str)}
-    elif isinstance(rule.get("pattern"), str) and names is None and not known:
+        out["properties"] = {name: named.get(name, others) for name in names if isinstance(name, str)}
+    elif isinstance(rule.get("pattern"), str) and names is None and not named:
         out["patternProperties"] = {rule["pattern"]: others}
     else:
         return
@@ -201,21 +201,21 @@ class Loosening:
         """A schema that compiles, and why there is none."""
         if not isinstance(schema, dict):
             return schema, self._problem(schema)
-        known = self._known(schema, "")
-        problem = self._problem(known)
+        supported = self._supported(schema, "")
+        problem = self._problem(supported)
         if not problem or problem.startswith("Unsatisfiable"):
-            return known, problem
+            return supported, problem
         for key in ("$defs", "definitions"):
-            if isinstance(known.get(key), dict):
-                self._defs[key] = known[key]
+            if isinstance(supported.get(key), dict):
+                self._defs[key] = supported[key]
         for key, defs in self._defs.items():
             for name in list(defs):
                 defs[name] = self._part(defs[name], f"{key}/{name}")
-        found = self._part(known, "")
+        found = self._part(supported, "")
         return found, self._problem(found)
 
-    def _note(self, place: str, what: str) -> None:
-        where = f"{place}: " if place else ""
+    def _note(self, path: str, what: str) -> None:
+        where = f"{path}: " if path else ""
         self.dropped.append(f"{where}{what}")
 
     def _problem(self, schema: Schema) -> str:
@@ -228,7 +228,7 @@ class Loosening:
         """Why a part does not compile by itself."""
         return self._problem({**part, **self._defs} if isinstance(part, dict) else part)
 
-    def _known(self, schema: Schema, place: str) -> Schema:
+    def _supported(self, schema: Schema, path: str) -> Schema:
         """Without what is known to be beyond the engine."""
         if not isinstance(schema, dict):
             return schema
@@ -236,25 +236,25 @@ class Loosening:
         for key in _UNENFORCEABLE:
             if key in out:
                 del out[key]
-                self._note(place, key)
-        self._drop_malformed(out, place)
+                self._note(path, key)
+        self._drop_malformed(out, path)
         for pattern in list(out.get("patternProperties") or ()):
             if self._problem({"type": "string", "pattern": pattern}):
                 del out["patternProperties"][pattern]
                 out.pop("additionalProperties", None)
-                self._note(place, f"patternProperties {pattern!r}")
+                self._note(path, f"patternProperties {pattern!r}")
         if "pattern" in out and self._problem({"type": "string", "pattern": out["pattern"]}):
-            self._note(place, f"pattern {out.pop('pattern')!r}")
+            self._note(path, f"pattern {out.pop('pattern')!r}")
         required = out.get("required") or ()
         if any(name not in required for name in out.get("properties") or ()):
             for key in ("minProperties", "maxProperties"):
                 if key in out:
                     del out[key]
-                    self._note(place, key)
-        _change_parts(out, lambda part, name: self._known(part, _joined(place, name)))
+                    self._note(path, key)
+        _change_parts(out, lambda part, name: self._supported(part, _joined(path, name)))
         return out
 
-    def _drop_malformed(self, out: dict[str, Any], place: str) -> None:
+    def _drop_malformed(self, out: dict[str, Any], path: str) -> None:
         """Keywords whose value is not what the standard says."""
         wrong = [key for key in _MAPS if not isinstance(out.get(key, {}), dict)]
         wrong += [key for key in (*_LISTS, "required", "enum") if not isinstance(out.get(key, []), list)]
@@ -262,30 +262,30 @@ class Loosening:
         wrong += [key for key in ("pattern", "$ref") if not isinstance(out.get(key, ""), str)]
         for key in wrong:
             del out[key]
-            self._note(place, key)
+            self._note(path, key)
         kinds = out.get("type", [])
         if any(str(kind) not in _TYPES for kind in (kinds if isinstance(kinds, list) else [kinds])):
-            self._note(place, f"type {out.pop('type')!r}")
+            self._note(path, f"type {out.pop('type')!r}")
 
-    def _part(self, part: Schema, place: str) -> Schema:
+    def _part(self, part: Schema, path: str) -> Schema:
         """The smallest change that makes a part compile by itself."""
         if not isinstance(part, dict) or not self._alone(part):
             return part
         out = dict(part)
         if "oneOf" in out and "anyOf" not in out:
             out["anyOf"] = out.pop("oneOf")
-            self._note(place, "the exclusiveness of oneOf")
+            self._note(path, "the exclusiveness of oneOf")
             if not self._alone(out):
                 return out
-        _change_parts(out, lambda inner, name: self._part(inner, _joined(place, name)))
+        _change_parts(out, lambda inner, name: self._part(inner, _joined(path, name)))
         for key in [k for k in out if k not in {"type", "properties", "$defs", "definitions"}]:
             if not self._alone(out):
                 return out
             del out[key]
-            self._note(place, key)
+            self._note(path, key)
         if not self._alone(out):
             return out
-        self._note(place, "all but its type")
+        self._note(path, "all but its type")
         plain = {"type": part["type"]} if "type" in part else {}
         return {} if self._alone(plain) else plain
 
@@ -294,13 +294,13 @@ def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _joined(place: str, name: str) -> str:
+def _joined(path: str, name: str) -> str:
     if not name:
-        return place
-    return f"{place}{name}" if name == "[]" else f"{place}.{name}" if place else name
+        return path
+    return f"{path}{name}" if name == "[]" else f"{path}.{name}" if path else name
 
 
-def said(problem: str) -> str:
+def readable(problem: str) -> str:
     """A reason of the grammar engine in words that fit a client's schema."""
     if problem.startswith("regex parse error"):
         last = problem.splitlines()[-1].removeprefix("error: ")

@@ -268,8 +268,8 @@ def report(
     if clock is not None and clock.ran_on:
         body |= {"ran_on": sentence(clock.ran_on), "ran_on_detail": msgspec.to_builtins(clock.ran_on)}
     of_ends = [e.notes if isinstance(e, AnswerFinished) else end_notes(e) for e in ends.values()]
-    if said := list(dict.fromkeys([*notes, *itertools.chain.from_iterable(of_ends)])):
-        body["notes"] = said
+    if all_notes := list(dict.fromkeys([*notes, *itertools.chain.from_iterable(of_ends)])):
+        body["notes"] = all_notes
     malformed = {i: end.malformed for i, end in ends.items() if isinstance(end, AnswerFinished)}
     broken = [{"choice": index, "text": text} for index, texts in malformed.items() for text in texts]
     if broken:
