@@ -280,7 +280,7 @@ def _passages(answer: "SearchAnswer") -> None:
     from app.tools.shown import shown_text  # noqa: PLC0415 - keeps --help fast
 
     if not answer.found:
-        echo("Nothing in the collection seems to bear on this; the nearest passages:", err=True)
+        echo("Weak match: little of the question stands in the collection. The nearest passages:", err=True)
     for number, passage in enumerate(answer.passages, 1):
         line = f", line {passage.line}" if passage.line else ""
         echo(shown_text(f"[{number}] {passage.path}, {passage.label or f'part {passage.page}'}{line}"))

@@ -225,7 +225,8 @@ class CheckedSentence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 class Grounds(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What an answer was made from; the field `tessera.collection` of an answer.
 
-    `mode`: whole (every document was given to the model, `documents` of them), passages, or none (nothing found).
+    `mode`: whole (every document was given to the model, `documents` of them), passages, or none (there
+    is no text to give). `found` is false where the match is weak; the best passages are given all the same.
     `why` says how that was chosen, `why_detail` the same as facts. `checked` comes with the end of the answer.
     """
 

@@ -140,8 +140,9 @@ def _by_page(hits: Sequence[Hit]) -> list[Hit]:
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """What speaks for the answer being in the collection. Both 0 to 1.
 
-    `coverage`: the share of the question's telling words that one of the best passages holds, rare words counting
-    more. `cosine`: of the nearest passage; None where no embedding model looked.
+    `coverage`: the share of the question's telling words that the best two passages hold together, rare words
+    counting more: the parts of a question may be answered in two places.
+    `cosine`: of the nearest passage; None where no embedding model looked.
     """
 
     coverage: float
@@ -160,15 +161,16 @@ _LOOKED_AT: Final = 5
 def evidence(store: Store, question: str, hits: Sequence[Hit]) -> Evidence:
     """Whether the passages bear on the question at all; a guess, right as often as the log says."""
     with store.lock:
-        words = store.stemmer.telling(question)
+        # All parts of `autovacuum_moon_phase` count: those that no passage knows tell most.
+        stems = {stem for word in store.stemmer.telling(question) for stem in store.stemmer.stems(word)}
         total = max(int(store.connection.execute("SELECT count(*) FROM chunk").get), 1)
-        counts = document_counts(store, set(words.values()))
+        counts = document_counts(store, stems)
         weights = {stem: math.log(1 + (total + _UNSEEN) / (count + 5)) for stem, count in counts.items()}
         whole = sum(weights.values()) or 1.0
-        best = 0.0
-        for hit in hits[:_LOOKED_AT]:
-            held = set(store.stemmer.stems(f"{hit.chunk.title} {hit.chunk.heading} {hit.chunk.text}"))
-            best = max(best, sum(weight for stem, weight in weights.items() if stem in held) / whole)
+        texts = [f"{hit.chunk.title} {hit.chunk.heading} {hit.chunk.text}" for hit in hits[:_LOOKED_AT]]
+        held = [stems.intersection(store.stemmer.stems(text)) for text in texts]
+        pairs = (first | second for first in held for second in held)
+        best = max((sum(weights[stem] for stem in both) for both in pairs), default=0.0) / whole
     cosines = [hit.cosine for hit in hits if hit.cosine is not None]
     cosine = max(cosines) if cosines else None
     if not hits:

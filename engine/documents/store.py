@@ -303,6 +303,16 @@ class Store:
             rows = self._db.execute(f"{_CHUNK} WHERE chunk.id IN ({marks})", tuple(ids))
             return {row[0]: _chunk(row) for row in rows}
 
+    def first_chunks(self, limit: int) -> list[ChunkRow]:
+        """The first passage of each of the first documents by their paths."""
+        with self.lock:
+            rows = self._db.execute(
+                f"{_CHUNK} WHERE chunk.id IN (SELECT min(id) FROM chunk GROUP BY document_id)"  # noqa: S608 - fixed
+                " ORDER BY document.path LIMIT ?",
+                (limit,),
+            )
+            return [_chunk(row) for row in rows]
+
     def without_vector(self, after: int, limit: int) -> list[tuple[int, str]]:
         """Passages behind `after` without a vector: id and the text to embed, under its title and headings."""
         with self.lock:

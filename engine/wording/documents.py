@@ -14,7 +14,8 @@ _PROBLEMS: Final = {
 _GROUNDS: Final = {
     "whole_document": "The whole document was given: {tokens} tokens of {budget} that fit.",
     "whole_documents": "All {documents} documents were given: {tokens} tokens of {budget} that fit.",
-    "nothing_bears": "Nothing in the collection seems to bear on the question.",
+    "nothing_to_give": "The collection holds no text yet that could be given.",
+    "passages_weak": "Weak match: little of the question stands in the collection. The nearest {count} passages of {documents} documents ({amount}) were given all the same: {tokens} tokens.",
     "passages_given": "{count} passages of {documents} documents ({amount}) were given: {tokens} tokens.",
     "passages_not_whole": "The documents do not fit as a whole; {count} passages of {documents} documents ({amount}) were given: {tokens} tokens.",
     "characters": "{chars} characters",

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import httpx2
 import pytest
@@ -114,11 +115,68 @@ def test_passages_come_before_the_answer_and_the_check_with_its_end(client, sea)
         assert text[sentence["start"] : sentence["end"]].strip()
 
 
-def test_nothing_found_is_told_and_nothing_is_carried(client, sea):
+def test_a_weak_match_is_told_and_the_nearest_passages_are_given(client, sea):
     more = {"collection": {"id": "Sea", "mode": "passages"}}
-    grounds = ask(client, "Who won the chess championship of 1972?", **more).json()["tessera"]["collection"]
-    assert grounds["mode"] == "none"
-    assert not any(sentence["carried"] for sentence in grounds.get("checked", []))
+    for question in (
+        "Who won the chess championship of 1972?",
+        "What is this about?",
+        "Which herring won at chess?",
+    ):
+        grounds = ask(client, question, **more).json()["tessera"]["collection"]
+        assert (grounds["mode"], grounds.get("found", False)) == ("passages", False), question
+        assert grounds["why"].startswith("Weak match"), question
+        assert grounds["passages"], question
+    assert grounds["passages"][0]["path"].endswith("herring.txt")
+
+
+def test_an_empty_collection_gives_nothing_and_says_so(client, tmp_path):
+    made = client.post("/tessera/v1/collections", json={"name": "Empty", "sources": [str(tmp_path)]}).json()
+    more = {"collection": {"id": "Empty", "mode": "passages"}}
+    grounds = ask(client, "How often is high water?", **more).json()["tessera"]["collection"]
+    client.delete(f"/tessera/v1/collections/{made['id']}")
+    assert (grounds["mode"], grounds["why"]) == ("none", "The collection holds no text yet that could be given.")
+
+
+@pytest.fixture(scope="module")
+def towns(client, tmp_path_factory):
+    place = tmp_path_factory.mktemp("towns")
+    for number in range(30):
+        name = f"Town{number:02}"
+        founded = f"The carpenter Ida{number:02} founded {name} in the year {1500 + number}."
+        (place / f"{name}.txt").write_text(f"{founded}\n")
+        (place / f"mayor{number:02}.txt").write_text(f"The mayor of {name} guards a secret pebble.\n")
+    body = {"name": "Towns", "sources": [str(place)], "embedding_model": "none"}
+    path = f"/tessera/v1/collections/{client.post('/tessera/v1/collections', json=body).json()['id']}"
+    wait_for(lambda: client.get(path).json()["state"] == "ready", 60, "reading")
+    yield path
+    client.delete(path)
+
+
+def given(client, *questions):
+    """(found, names of the documents that were given) for the last of some questions."""
+    told = [{"role": "user", "content": questions[0]}]
+    for question in questions[1:]:
+        told += [{"role": "assistant", "content": "It says so there."}, {"role": "user", "content": question}]
+    asked = {"model": "spark", "messages": told, "max_tokens": 2, "collection": {"id": "Towns", "mode": "passages"}}
+    grounds = client.post("/v1/chat/completions", json=asked).json()["tessera"]["collection"]
+    return grounds.get("found", False), [Path(passage["path"]).stem for passage in grounds["passages"]]
+
+
+BOTH = "Which carpenter founded Town07 and which pebble does the mayor of Town07 guard?"
+
+
+def test_a_question_with_two_parts_gets_the_passages_of_both(client, towns):
+    found, names = given(client, BOTH)
+    assert found
+    assert set(names[:2]) == {"Town07", "mayor07"}
+
+
+def test_a_whole_question_is_searched_by_itself_and_one_that_points_back_with_its_topic(client, towns):
+    assert given(client, BOTH, "Who founded Town21?") == given(client, "Who founded Town21?")
+    assert given(client, "Who founded Town21?")[1][0] == "Town21"
+    assert "Town07" in given(client, "Who founded Town07?", "And in which year was that?")[1]
+    assert "mayor09" in given(client, "Who founded Town09?", "When was it?", "And who guards its pebble?")[1]
+    assert given(client, "Who founded Town07?", "And Town12?")[1][0] in {"Town12", "mayor12"}
 
 
 def test_only_open_collections_answer_other_programs(client, server, sea):

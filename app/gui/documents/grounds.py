@@ -47,7 +47,11 @@ class GroundsCard(QFrame):
             lines.append(made)
         loose = [answer[s.start : s.end] for s in grounds.checked if not s.carried]
         if loose:
-            text = self.tr("Not in these passages, as far as a comparison of words and meaning tells:")
+            text = self.tr("Not in these passages, as far as a comparison of words tells:")
+            if any(sentence.cosine is not None for sentence in grounds.checked):
+                text = self.tr("Not in these passages, as far as a comparison of words and meaning tells:")
+            if not grounds.passages:
+                text = self.tr("Not from the documents:")
             lines.append(label(text, "small", wrap=True))
             lines += [label(f"\u2022 {text[:_SENTENCE_CHARS]}", "small", wrap=True) for text in loose]
         self._problem = label("", "small", wrap=True)

@@ -1,18 +1,19 @@
 """Chats that ask a collection: what is given to the model, and what its answer is checked against."""
 
 import asyncio
-import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import numpy as np
 
-from engine.api.collections import CheckedSentence, Grounds, Passage, SearchRequest
+from engine.api.collections import CheckedSentence, Grounds, Passage, SearchAnswer, SearchRequest
 from engine.chat.types import Message, Part, TextPart
 from engine.documents import checking
 from engine.documents.registry import Live
 from engine.errors import EngineError
 from engine.reasons import because
+from engine.server.documents.questions import interleaved, questions_of
 from engine.server.documents.service import CollectionService
 from engine.wording import sentence
 
@@ -29,15 +30,18 @@ _LEAST_TOKENS: Final = 200
 # No text has more characters a token than this over a page; below it the tokens are counted, above only estimated.
 _CHARS_PER_TOKEN: Final = 6
 _MILLION: Final = 1_000_000
-_FOLLOWS_UP: Final = re.compile(
-    r"\b(it|its|they|them|their|he|she|his|her|that|this|those|these|there)\b", re.IGNORECASE
-)
-_FEW_WORDS: Final = 7
 
 _WHOLE: Final = "Answer from the documents below, and only from them. If they do not hold the answer, say so."
 ANSWER_FROM: Final = (
     "Answer from the numbered passages below, and only from them. After each statement put the number of the "
     "passage it is from in brackets, such as [1]. If they do not hold the answer, say so."
+)
+# Instead of the sentence above, where little of the question stands in the passages.
+WEAK: Final = (
+    "The numbered passages below are the nearest that a search of the user's documents found, but the match is "
+    "weak: they may have nothing to do with what is said last. Use them where they do, with the number of the "
+    "passage in brackets after each statement, such as [1]. If the question is about the documents and the "
+    "passages do not hold the answer, say so; do not make one up."
 )
 NOT_THERE: Final = (
     "The user's documents were searched, and nothing in them bears on the question. Say that the documents do not "
@@ -149,9 +153,9 @@ async def ground(
                 documents=counts.documents, passages=whole,
             )  # fmt: skip
             return Grounded(service, live, with_given(query, f"{_WHOLE}\n\n{_by_document(whole)}"), grounds)
-    answer = await service.search(live, SearchRequest(query=question_of(query), limit=most))
-    if not answer.found:
-        why = because("nothing_bears")
+    answer = await _nearest(service, live, questions_of(query), most)
+    if not answer.passages:
+        why = because("nothing_to_give")
         grounds = Grounds(id=key, name=name, mode="none", why=sentence(why), why_detail=why, notes=answer.notes)
         return Grounded(service, live, with_given(query, NOT_THERE), grounds)
     chosen, tokens = await fitting(model, answer.passages, budget)
@@ -159,12 +163,26 @@ async def ground(
     if counts.chars > _MILLION:
         amount = because("million_characters", millions=counts.chars / _MILLION)
     kind = "passages_not_whole" if mode == "whole" else "passages_given"
+    if not answer.found:
+        kind = "passages_weak"
     why = because(kind, count=len(chosen), documents=counts.documents, amount=amount, tokens=tokens)
     grounds = Grounds(
-        id=key, name=name, mode="passages", why=sentence(why), why_detail=why, found=True, tokens=tokens,
+        id=key, name=name, mode="passages", why=sentence(why), why_detail=why, found=answer.found, tokens=tokens,
         passages=chosen, notes=answer.notes,
     )  # fmt: skip
-    return Grounded(service, live, with_given(query, f"{ANSWER_FROM}\n\n{numbered(chosen)}"), grounds)
+    given = f"{ANSWER_FROM if answer.found else WEAK}\n\n{numbered(chosen)}"
+    return Grounded(service, live, with_given(query, given), grounds)
+
+
+async def _nearest(service: CollectionService, live: Live, questions: Sequence[str], limit: int) -> SearchAnswer:
+    """The best passages for all questions, however weak; where no passage matches, the documents' beginnings."""
+    answers = [await service.search(live, SearchRequest(query=text, limit=limit)) for text in questions]
+    passages = interleaved([answer.passages for answer in answers], lambda passage: passage.id)[:limit]
+    return SearchAnswer(
+        passages=tuple(passages) or await service.beginnings(live, limit),
+        found=any(answer.found for answer in answers),
+        notes=tuple(dict.fromkeys(note for answer in answers for note in answer.notes)),
+    )
 
 
 async def token_budget(model: "LoadedModel", query: "ChatQuery") -> int:
@@ -239,17 +257,6 @@ def numbered(passages: tuple[Passage, ...]) -> str:
         return f"[{number}] ({source})\n{passage.text}"
 
     return "\n\n".join(one(number, passage) for number, passage in enumerate(passages, 1))
-
-
-def question_of(query: "ChatQuery") -> str:
-    """The last question; one that points back ("and when was it built?") with the one before it."""
-    asked = [m.text() for m in query.messages if m.role == "user" and m.text().strip()]
-    if not asked:
-        return ""
-    last = asked[-1]
-    if len(asked) > 1 and (len(last.split()) < _FEW_WORDS or _FOLLOWS_UP.search(last)):
-        return f"{asked[-2]}\n{last}"[-4000:]
-    return last[-4000:]
 
 
 def with_given(query: "ChatQuery", given: str) -> "ChatQuery":

@@ -125,6 +125,11 @@ class CollectionService:
             notes=tuple(notes),
         )
 
+    async def beginnings(self, live: Live, limit: int) -> tuple[Passage, ...]:
+        """The first passages of the first documents: what says most about them where no word of a question does."""
+        chunks = await asyncio.to_thread(live.store.first_chunks, limit)
+        return await asyncio.to_thread(self._passages, live, [Hit(chunk=chunk, score=0.0) for chunk in chunks])
+
     async def question_vector(self, live: Live, question: str, notes: list[str]) -> Any | None:
         """The unit vector of a question, by the model of the collection's vectors; None, and a note, without."""
         model = live.store.fact("embedding_model")

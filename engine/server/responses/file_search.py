@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from engine.errors import InputFault
 from engine.server.documents import asking
+from engine.server.documents.questions import interleaved, questions_of
 from engine.server.openai.vector_store_schemas import FileSearch
 from engine.server.openai.vector_stores import Result, found_in
 
@@ -62,7 +63,7 @@ def chosen(choice: str | dict[str, Any] | None, box: "Toolbox") -> Choice:
 class Found(NamedTuple):
     """What was searched for and found, in the order in which the model was given it; `query` holds it."""
 
-    question: str
+    questions: tuple[str, ...]
     results: tuple[Result, ...]
     query: "ChatQuery"
 
@@ -90,18 +91,22 @@ class Search:
 
     async def run(self, state: "ServerState", model: str, query: "ChatQuery") -> Found:
         """Look for the question and put what fits the model's context before it."""
-        question = asking.question_of(query)
+        questions = questions_of(query)
         loaded = await state.pool.acquire(model)
-        answers = [await found_in(self._service, live, question, self._wanted) for live in self._stores]
-        if not question or not any(answer.bears for answer in answers):
-            given = asking.with_given(query, asking.NOT_THERE if self._insisted else _NOTHING)
-            return Found(question, (), given)
-        results = sorted((r for answer in answers for r in answer.results), key=lambda r: -r.score)
+        rankings, bears = [], False
+        for question in questions:
+            answers = [await found_in(self._service, live, question, self._wanted) for live in self._stores]
+            bears = bears or any(answer.bears for answer in answers)
+            rankings.append(sorted((r for answer in answers for r in answer.results), key=lambda r: -r.score))
+        results = interleaved(rankings, lambda result: (result.file_id, result.passage.id))
         results = results[: self._wanted.max_num_results or asking.PASSAGES]
+        if not results:
+            given = asking.with_given(query, asking.NOT_THERE if self._insisted else _NOTHING)
+            return Found(questions, (), given)
         budget = await asking.token_budget(loaded, query)
         passages, _ = await asking.fitting(loaded, tuple(result.passage for result in results), budget)
-        text = f"{asking.ANSWER_FROM}\n\n{asking.numbered(passages)}" if passages else _NOTHING
-        return Found(question, tuple(results[: len(passages)]), asking.with_given(query, text))
+        text = f"{asking.ANSWER_FROM if bears else asking.WEAK}\n\n{asking.numbered(passages)}"
+        return Found(questions, tuple(results[: len(passages)]), asking.with_given(query, text))
 
 
 async def prepared(request: "Request", state: "ServerState", box: "Toolbox", choice: Choice) -> Search | None:

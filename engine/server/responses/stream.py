@@ -69,7 +69,7 @@ class ItemStream:
     def search_ended(self, found: "Found", *, with_results: bool) -> bytes:
         """What was found, which the answer may cite from now on; `with_results`: the item holds the results."""
         self._found, self._kind = found, ""
-        self._item |= {"status": "completed", "queries": [found.question] if found.question else []}
+        self._item |= {"status": "completed", "queries": list(found.questions)}
         if with_results:
             self._item["results"] = found.payload()
         out = self._event("response.file_search_call.completed", **self._ids())

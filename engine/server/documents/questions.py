@@ -1,0 +1,69 @@
+"""What a chat's last message asks for: by itself, or with the questions before it that it points back to."""
+
+import re
+from collections.abc import Callable, Hashable, Sequence
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from engine.documents.stemming import STOP, WORD
+
+if TYPE_CHECKING:
+    from engine.chat.query import ChatQuery
+
+T = TypeVar("T")
+# Characters that are searched for; a pasted page before them is no question.
+_MAX_CHARS: Final = 4000
+# A chain of follow-up questions leads back to one that names its topic.
+_MAX_BACK: Final = 3
+_PRONOUN: Final = re.compile(
+    r"\b(?:it|its|they|them|their|he|him|his|she|her|hers|(?<!is )(?<!are )(?<!was )(?<!were )(?<!be )there"
+    r"|ihn|ihm|ihnen|dessen|deren|dort|davon|dazu|dafür|damit|darüber|elle|elles|ils|leur|cela|ello|ella|ellos)\b"
+    r"|\b(?:this|that|these|those|das|dies)\b(?=\s*(?:[?.!,]|$)|\s+(?:is|was|are|were|one|ones|mean|happen|work)\b)",
+    re.IGNORECASE,
+)
+_CONTINUES: Final = re.compile(
+    r"^\W*(?:and|but|or|also|then|what about|how about|und|oder|aber|auch|et|mais|ou|y|pero|o)\b", re.IGNORECASE
+)
+# With one of these a question with a single word of its own is whole: "What is photosynthesis?", not "Which year?".
+_VERB: Final = re.compile(
+    r"\b(?:is|are|was|were|be|do|does|did|has|have|had|can|could|will|would|may|must|should|mean|means"
+    r"|ist|sind|war|waren|hat|haben|kann|est|sont|es|son)\b",
+    re.IGNORECASE,
+)
+
+
+def questions_of(query: "ChatQuery") -> tuple[str, ...]:
+    """What to search for: the last message, and where it points back the same with the messages before it.
+
+    A whole question is never joined with another: its words would find the other one's passages.
+    """
+    asked = [text for m in query.messages if m.role == "user" and (text := m.text()).strip()]
+    if not asked:
+        return ()
+    last = asked[-1]
+    if len(asked) == 1 or not points_back(last):
+        return (last[-_MAX_CHARS:],)
+    joined = [last]
+    for earlier in reversed(asked[-1 - _MAX_BACK : -1]):
+        joined.insert(0, earlier)
+        if not points_back(earlier):
+            break
+    return last[-_MAX_CHARS:], "\n".join(joined)[-_MAX_CHARS:]
+
+
+def points_back(text: str) -> bool:
+    """Whether a message cannot be understood without those before it; a guess by its words."""
+    telling = [word for word in WORD.findall(text) if word.lower() not in STOP]
+    if not telling or _PRONOUN.search(text) or _CONTINUES.match(text):
+        return True
+    return len(telling) == 1 and not _VERB.search(text)
+
+
+def interleaved(rankings: Sequence[Sequence[T]], key: Callable[[T], Hashable]) -> list[T]:
+    """The best of each ranking in turn, each only once."""
+    found: dict[Hashable, T] = {}
+    for row in zip_longest(*rankings):
+        for item in row:
+            if item is not None:
+                found.setdefault(key(item), item)
+    return list(found.values())
