@@ -43,6 +43,7 @@ def command(
     """Open the project, connect, and talk."""
     from app.cli.code_session import CodeSession  # noqa: PLC0415 - the command's own imports wait until it runs
     from app.cli.connection import connected  # noqa: PLC0415
+    from app.cli.piped import standard_input  # noqa: PLC0415
     from app.client import ApiError, ServerUnreachable  # noqa: PLC0415
     from app.code.assistant import Assistant, Conversation  # noqa: PLC0415
     from app.code.connect.endpoint import embedder, endpoint_of  # noqa: PLC0415
@@ -52,7 +53,7 @@ def command(
     from app.tools.mcp_config import BadMcpConfig  # noqa: PLC0415
 
     if prompt == "-":
-        prompt = sys.stdin.read()
+        prompt = standard_input()
     options: dict[str, object] = {"temperature": temperature}
     if max_tokens is not None:
         options["max_tokens"] = max_tokens

@@ -1,5 +1,6 @@
 """The `tessera` command: a table of command groups, each imported only when it is used."""
 
+import io
 import os
 import sys
 from importlib import import_module
@@ -95,6 +96,14 @@ def has_display() -> bool:
     return shown and find_spec("PySide6") is not None
 
 
+def _unreadable_argument(error: Exception) -> str | None:
+    """The argument that is no text, if that is what an error is about."""
+    if not isinstance(error, UnicodeEncodeError):
+        return None
+    surrogates = range(0xD800, 0xE000)  # what bytes that are not UTF-8 became
+    return next((word for word in sys.argv[1:] if any(ord(letter) in surrogates for letter in word)), None)
+
+
 def main() -> None:
     """Entry point of the `tessera` command. Known errors end with their family's exit code, without a traceback."""
     if sys.argv[1:2] == [CHILD_OPTION]:
@@ -103,6 +112,8 @@ def main() -> None:
         run(sys.argv[2:])
         return
     debug = "--debug" in sys.argv
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")  # a line that is not UTF-8 is a line all the same
     try:
         sys.exit(cli.main(prog_name="tessera", standalone_mode=False) or 0)
     except click.ClickException as error:
@@ -123,6 +134,9 @@ def main() -> None:
         from app.tools.shown import shown_text  # noqa: PLC0415 - only when something went wrong
 
         code = exit_code(error)
+        if code is None and not debug and (word := _unreadable_argument(error)) is not None:
+            click.echo(f"tessera: {shown_text(word)} is not UTF-8 text, which is needed here.", err=True)
+            sys.exit(2)
         if debug or code is None:
             raise
         click.echo(f"tessera: {shown_text(describe(error))}", err=True)

@@ -23,9 +23,23 @@ def asked(prompt: str | None) -> str | None:
     if prompt is None:
         return None
     if prompt == "-":
-        return sys.stdin.read()
+        return standard_input()
     text = _piped()
     return f"{prompt}\n\n{text}" if text.strip() else prompt
+
+
+def standard_input() -> str:
+    """All of standard input, whatever its bytes are.
+
+    Raises: click.UsageError: it is more than 16 MiB.
+    """
+    return _text(sys.stdin.buffer.read(_MAX_BYTES + 1))
+
+
+def _text(data: bytes) -> str:
+    if len(data) > _MAX_BYTES:
+        raise click.UsageError("more than 16 MiB on standard input: no model reads that much at once.")
+    return data.decode("utf-8", "replace").removeprefix("\ufeff")
 
 
 def _piped() -> str:
@@ -57,6 +71,4 @@ def _piped() -> str:
         echo(f"Nothing came on standard input within {_FIRST_BYTE_S:.0f} s: asking without it.", err=True)
         return ""
     ended.wait()
-    if sum(map(len, found)) > _MAX_BYTES:
-        raise click.UsageError("more than 16 MiB on standard input: no model reads that much at once.")
-    return b"".join(found).decode("utf-8", "replace").removeprefix("\ufeff").rstrip("\n")
+    return _text(b"".join(found)).rstrip("\n")

@@ -8,6 +8,7 @@ from urllib.parse import quote
 import msgspec
 
 from app.client.stream import Stream
+from engine.sendable import sendable
 
 T = TypeVar("T")
 Body = msgspec.Struct | Mapping[str, Any] | None
@@ -40,4 +41,4 @@ class Asking(ABC):
 
 def path_part(text: str) -> str:
     """A name as one part of a path."""
-    return quote(text, safe="")
+    return quote(sendable(text), safe="")

@@ -13,6 +13,7 @@ from app.client.chat_routes import ChatRoutes
 from app.client.errors import ApiError, ServerUnreachable, UnexpectedAnswer
 from app.client.wire import Closed, Failed, Reply, Wire
 from devices.learned import learned
+from engine.sendable import encoded
 from engine.version import __version__
 
 T = TypeVar("T")
@@ -134,7 +135,7 @@ class ChatClient(ChatRoutes):
 
 
 def _encoded(body: Body) -> bytes:
-    return b"{}" if body is None else msgspec.json.encode(body)
+    return b"{}" if body is None else encoded(body)
 
 
 def _decoded(raw: bytes, kind: type[T], path: str) -> T:

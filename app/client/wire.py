@@ -101,8 +101,8 @@ class Wire:
 
     def _target(self, path: str, query: Mapping[str, Any]) -> str:
         fields = {k: str(v).lower() if isinstance(v, bool) else "" if v is None else v for k, v in query.items()}
-        asked = f"{path}{'&' if '?' in path else '?'}{urlencode(fields, doseq=True)}" if fields else path
-        return quote(f"{self._prefix}{asked}", safe=_PLAIN)
+        asked = f"{path}{'&' if '?' in path else '?'}{_query(fields)}" if fields else path
+        return quote(f"{self._prefix}{asked}", safe=_PLAIN, errors="replace")
 
     def _connection(self, connect_s: float) -> http.client.HTTPConnection:
         while True:
@@ -133,6 +133,10 @@ class Wire:
         if connection.sock is not None:
             _hang_up(connection.sock)
         connection.close()
+
+
+def _query(fields: Mapping[str, Any]) -> str:
+    return urlencode(fields, doseq=True, errors="replace")
 
 
 def _hang_up(opened: socket.socket) -> None:

@@ -10,6 +10,7 @@ from pathspec import GitIgnoreSpec
 
 from devices.drives import drive_is_here
 from engine.documents.kinds import SKIPPED_FOLDERS, kind_of
+from engine.sendable import sendable
 
 # Far more files than a person has documents; a mistaken "/" must end somewhere.
 MAX_FILES = 500_000
@@ -66,6 +67,8 @@ class Walk:
 
     def _file(self, path: Path) -> Found | None:
         kind = kind_of(path.name, images=self._images)
+        if kind and not self._is_text(path):
+            return None
         try:
             state = path.stat()
         except OSError as error:
@@ -74,6 +77,8 @@ class Walk:
         return Found(str(path), kind, state.st_size, state.st_mtime_ns) if kind else None
 
     def _below(self, folder: Path, rules: tuple[tuple[Path, GitIgnoreSpec], ...]) -> Iterator[Found]:
+        if not self._is_text(folder):
+            return
         try:
             with os.scandir(folder) as listed:
                 entries = sorted(listed, key=lambda entry: entry.name)
@@ -94,6 +99,13 @@ class Walk:
                 found = self._file(Path(entry.path))
                 if found:
                     yield found
+
+    def _is_text(self, path: Path) -> bool:
+        """A path that is not UTF-8 can be neither stored nor sent: it counts as one that cannot be looked at."""
+        name = sendable(str(path))
+        if name != str(path):
+            self.unseen.append(name)
+        return name == str(path)
 
     def _note(self, path: Path, error: OSError) -> None:
         if not isinstance(error, _GONE):

@@ -22,6 +22,7 @@ from starlette.responses import Response
 
 from devices.learned import learned
 from engine.errors import InputFault
+from engine.sendable import encoded
 
 T = TypeVar("T")
 REF: Final = "#/components/schemas/{name}"
@@ -136,7 +137,7 @@ def _typed(
         answer = await endpoint(**given)
         if returns is None:
             return answer if isinstance(answer, Response) else Response(status_code=status)
-        return Response(msgspec.json.encode(answer), status_code=status, media_type=_JSON)
+        return Response(encoded(answer), status_code=status, media_type=_JSON)
 
     others = [
         p.replace(kind=inspect.Parameter.KEYWORD_ONLY)

@@ -3,12 +3,12 @@
 import asyncio
 from collections.abc import AsyncGenerator
 
-import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from engine.api.jobs import Job, Jobs
 from engine.jobs import JobRegistry
+from engine.sendable import encoded
 from engine.server.openai.errors import SHAPE
 from engine.server.sse import EventStream
 from engine.server.state import server_state
@@ -63,7 +63,7 @@ async def cancel(request: Request, job: str) -> Job:
 async def _events(registry: JobRegistry, job_id: str | None) -> AsyncGenerator[bytes, None]:
     with registry.subscribe(job_id) as subscription:
         async for job in subscription.changes():
-            yield b"event: job\ndata: " + msgspec.json.encode(job) + b"\n\n"
+            yield b"event: job\ndata: " + encoded(job) + b"\n\n"
 
 
 def _registry(request: Request) -> JobRegistry:

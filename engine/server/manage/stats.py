@@ -15,6 +15,7 @@ from engine.api.stats import ModelStats, RequestTimes, Stats, UsageSamples, Work
 from engine.errors import EngineError
 from engine.loaded_model import LoadedModel as PooledModel
 from engine.runner.protocol import Stats as RunnerStats
+from engine.sendable import encoded
 from engine.server.manage.models import describe
 from engine.server.openai.errors import SHAPE
 from engine.server.sse import EventStream
@@ -44,7 +45,7 @@ async def _events(state: ServerState, interval: float, *, once: bool) -> AsyncGe
     earlier: dict[str, tuple[float, RunnerStats]] = {}
     while True:
         now = await snapshot(state, earlier)
-        yield b"event: stats\ndata: " + msgspec.json.encode(now) + b"\n\n"
+        yield b"event: stats\ndata: " + encoded(now) + b"\n\n"
         if once:
             return
         await asyncio.sleep(interval)
