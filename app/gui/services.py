@@ -72,6 +72,7 @@ class ModelChoice:
     default: bool = False
     installed: bool = False
     remote: bool = False
+    sees: bool = True  # pictures; of a model elsewhere it may not be known
     sampling: Mapping[str, Decided] = field(default_factory=dict)
 
 
@@ -104,6 +105,11 @@ class Models(QObject):
     def get(self, model_id: str) -> ModelChoice | None:
         """The model of that id."""
         return next((choice for choice in self.choices if choice.id == model_id), None)
+
+    def sees(self, model_id: str) -> bool:
+        """Whether pictures are sent to it; what is not known to be of text only gets them."""
+        found = self.get(model_id)
+        return found is None or found.sees
 
     def title(self, model_id: str) -> str:
         """Its name; of a model that is not here, its id."""
@@ -161,6 +167,7 @@ def choice_of(row: ModelRow) -> ModelChoice:
         default=row.default,
         installed=row.origin == "installed",
         remote=row.origin == REMOTE,
+        sees=row.origin == REMOTE or not row.capabilities or "vision" in row.capabilities,
         sampling=row.sampling,
     )
 

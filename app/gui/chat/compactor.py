@@ -222,7 +222,13 @@ class Compactor(QObject):
     def _warm(self) -> None:
         """Have the new beginning read, so that the next question need not wait for it."""
         what, chat = self.sent(self._path), self._chat
-        body = branch_body(chat.model, what.messages, system_prompt=self.prompt(chat, what), sampling=chat.sampling)
+        body = branch_body(
+            chat.model,
+            what.messages,
+            system_prompt=self.prompt(chat, what),
+            sampling=chat.sampling,
+            sees=self._services.models.sees(chat.model),
+        )
         body |= {"max_tokens": 1, "priority": "side"}
 
         def work() -> None:

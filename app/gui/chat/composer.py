@@ -149,6 +149,7 @@ class Composer(QFrame):
         self.attachments: list[Attachment] = []
         self._busy = False
         self._ready = False
+        self._sees = True
         self.editor = _Editor()
         self.editor.setPlaceholderText(self.tr("Ask anything"))
         self.editor.setAccessibleName(self.tr("Message"))
@@ -228,6 +229,12 @@ class Composer(QFrame):
         self._ready = ready
         self._refresh()
 
+    def set_sees(self, sees: bool) -> None:
+        """Whether pictures are sent to the model; one that is not says so."""
+        if sees != self._sees:
+            self._sees = sees
+            self._show_chips()
+
     def send(self) -> None:
         """Send the draft, if there is something to send and someone to answer."""
         text = self.text.strip()
@@ -279,7 +286,7 @@ class Composer(QFrame):
         self._chips.clear()
         for item in self.attachments:
             size = (
-                self.tr("image")
+                (self.tr("image") if self._sees else self.tr("image, which this model cannot see"))
                 if item.data
                 else self.tr("~{n} tokens").format(n=number(estimate_tokens(item.text)))
             )

@@ -16,7 +16,7 @@ from app.gui.chat.arriving_answer import ArrivingAnswer
 from app.gui.chat.compactor import Compactor
 from app.gui.chat.facts import speed_facts, used_tokens
 from app.gui.chat.project_of_chat import ProjectOfChat
-from app.gui.chat.request import branch_body
+from app.gui.chat.request import LEFT_OUT, SENT, branch_body, pictures
 from app.gui.chat.tool_turns import MAX_ROUNDS, ToolTurns
 from app.gui.chat.tree import MessageTree, pair_of
 from app.gui.services import Services
@@ -53,6 +53,7 @@ class ChatController(QObject):
         self.answer.failed.connect(self.failed)
         self.answer.save_failed.connect(lambda why: self.save_failed.emit("", (), why))
         self._starting = False
+        self._sent_pictures = False  # with the request under way
         self.tools = ToolTurns(services, self)
         self._calling = False
         self._preparing = 0  # the answer that waits for its tools
@@ -128,6 +129,17 @@ class ChatController(QObject):
         """Ask again in place of an earlier question; the old branch is kept."""
         old = self.tree[message_id]
         self._ask(text, old.attachments, old.parent_id)
+
+    def leave_out_pictures(self, message_id: int) -> None:
+        """Answer once more without the pictures of the question, or of all where it has none: they were refused."""
+        if self.busy:
+            return
+        self.tree.switch(message_id)
+        asked = [message for message in self.tree.path() if pictures(message)]
+        question = self.tree[message_id].parent_id
+        for message in [message for message in asked if message.id == question] or asked:
+            self._write(replace(message, facts={**message.facts, LEFT_OUT: True}))
+        self.regenerate(message_id)
 
     def regenerate(self, message_id: int) -> None:
         """Answer the same question once more, as another branch; one that failed without a word is written anew."""
@@ -257,18 +269,26 @@ class ChatController(QObject):
         if not continue_last:
             path = path[:-1]
         what = self.compactor.sent(path)
+        model = self._model_of(message_id)
+        sees = self._services.models.sees(model)
+        self._sent_pictures = sees and any(
+            pictures(sent) and not sent.facts.get(LEFT_OUT) for sent in what.messages
+        )
         body = branch_body(
-            self._model_of(message_id),
+            model,
             what.messages,
             system_prompt=self.compactor.prompt(self.conversation, what),
             sampling=self.conversation.sampling,
             continue_last=continue_last,
             tools=specs,
+            sees=sees,
         )
         self.answer.begin(message_id, answer, body)
 
     def _finish(self, message_id: int, answer: WholeAnswer, status: Status, facts: dict[str, object]) -> None:
         all_facts = {**answer.facts(), **facts}
+        if status == "error" and self._sent_pictures:
+            all_facts[SENT] = True
         text, thought = answer.content, answer.reasoning
         message = replace(self.tree[message_id], content=text, reasoning=thought, status=status, facts=all_facts)
         self._write(message)

@@ -54,6 +54,8 @@ class MessageActions(QObject):
         question = chat.tree[message_id].parent_id
         if remedy == "retry":
             chat.regenerate(message_id)
+        elif remedy == "without_pictures":
+            chat.leave_out_pictures(message_id)
         elif remedy == "restart":
             self._waiting = message_id
             self.server_wanted.emit()

@@ -12,6 +12,7 @@ from app.db.records import Message
 from app.gui.chat.facts import answer_facts, runaway_words
 from app.gui.chat.message_editor import MessageEditor
 from app.gui.chat.phase_label import PhaseLabel
+from app.gui.chat.request import SENT
 from app.gui.markdown.view import MarkdownView
 from app.gui.theme import Theme
 from app.gui.widgets.basics import IconButton, button, label, row, stack
@@ -284,6 +285,8 @@ class MessageWidget(ColumnItem):
                     ("shorten", self.tr("Summarize the older messages")),
                     ("new", self.tr("Start a new chat with this question")),
                 ]
+        elif message.facts.get(SENT) and message.facts.get("error_code") != "unreachable":
+            remedies.append(("without_pictures", self.tr("Answer without the pictures")))
         buttons = row(1)
         for remedy, text in remedies:
             buttons.addWidget(button(text, partial(self.fixed.emit, message.id, remedy)))

@@ -226,6 +226,11 @@ class ChatPage(QSplitter):
         self._take_options()
         self.transcript.scroll_to_end()
         self.controller.send(text, attachments)
+        models, model = self._services.models, self.controller.conversation.model
+        unseen = ", ".join(item.name for item in attachments if item.data)
+        if unseen and not models.sees(model):
+            words = self.tr("{model} cannot see pictures. It is told the name of {files}, not what is to be seen.")
+            self.banner.notify(words.format(model=models.title(model), files=unseen), "warn")
 
     def _take_options(self) -> None:
         if self._options is not None:
@@ -330,6 +335,7 @@ class ChatPage(QSplitter):
         self.bar.show_models(current)
         self.transcript.show_titles()
         self.composer.set_ready(bool(choices) and self._services.models.get(current) is not None)
+        self.composer.set_sees(self._services.models.sees(current))
         self._context.refresh()
 
 

@@ -25,6 +25,9 @@ _CARRIED = frozenset(
     }
 )
 
+LEFT_OUT = "pictures_left_out"  # fact of a question: the server refused its pictures, and answers without them
+SENT = "pictures_sent"  # fact of an answer that failed
+
 
 def estimate_tokens(text: str) -> int:
     """About how many tokens a text has, when nobody has counted yet."""
@@ -44,12 +47,13 @@ def branch_body(
     sampling: Mapping[str, object] | None = None,
     continue_last: bool = False,
     tools: Sequence[ToolSpec] = (),
+    sees: bool = True,
 ) -> dict[str, Any]:
-    """The request for the next answer on this branch."""
+    """The request for the next answer on this branch; `sees`: the model takes pictures."""
     messages: list[dict[str, Any]] = []
     if system_prompt.strip():
         messages.append({"role": "system", "content": system_prompt})
-    messages.extend(rendered(path))
+    messages.extend(rendered(path, sees=sees))
     body = chat_body(model, messages, {"loop_guard": True})
     if tools:
         body["tools"] = [spec.as_openai() for spec in tools]
@@ -78,7 +82,7 @@ def _sampling(sampling: Mapping[str, object]) -> dict[str, Any]:
     return body
 
 
-def rendered(path: Sequence[Message]) -> list[dict[str, Any]]:
+def rendered(path: Sequence[Message], *, sees: bool = True) -> list[dict[str, Any]]:
     """Messages as a request has them.
 
     Calls go with their results: one that was stopped or lost before its result is
@@ -94,7 +98,7 @@ def rendered(path: Sequence[Message]) -> list[dict[str, Any]]:
             }
             made.append(result)
             continue
-        made.append(_message(message))
+        made.append(_message(message, sees=sees))
         results = 0
         while number + 1 + results < len(path) and path[number + 1 + results].role == "tool":
             results += 1
@@ -116,13 +120,21 @@ def call_id(given: str, number: int) -> str:
     return given or f"call_{number}"
 
 
-def _message(message: Message) -> dict[str, Any]:
-    text = message.content
-    documents = [item for item in message.attachments if item.text]
-    if documents:
-        text = "\n\n".join([*(document_text(item) for item in documents), text])
-    images = [item for item in message.attachments if item.data and item.mime.startswith("image/")]
-    if not images:
+def pictures(message: Message) -> list[Attachment]:
+    """What is attached as a picture."""
+    return [item for item in message.attachments if item.data and item.mime.startswith("image/")]
+
+
+def _message(message: Message, *, sees: bool) -> dict[str, Any]:
+    """A picture that the model cannot take is named: one of them would end every answer of this branch."""
+    images = pictures(message)
+    notes = [document_text(item) for item in message.attachments if item.text]
+    if images and not sees:
+        notes += [f"[{item.name}: a picture, which this model cannot see]" for item in images]
+    elif images and message.facts.get(LEFT_OUT):
+        notes += [f"[{item.name}: a picture, which could not be read]" for item in images]
+    text = "\n\n".join([*notes, message.content])
+    if not images or not sees or message.facts.get(LEFT_OUT):
         return {"role": message.role, "content": text}
     parts: list[dict[str, Any]] = [
         {"type": "image_url", "image_url": {"url": f"data:{item.mime};base64,{_base64(item)}"}} for item in images

@@ -113,7 +113,8 @@ class Titles(_Aside):
         if self._controller.busy or not self._wanted():
             return
         asked = [*path, Message(0, chat.id, None, "user", _TITLE)]
-        body = branch_body(chat.model, asked, system_prompt=chat.system_prompt)
+        sees = self._services.models.sees(chat.model)
+        body = branch_body(chat.model, asked, system_prompt=chat.system_prompt, sees=sees)
         body |= {"max_tokens": _TITLE_TOKENS, "temperature": 0, "reasoning_effort": "none"}
         self._ask(body, 60.0, lambda whole, _: self._keep(chat, whole.content))
 
@@ -190,7 +191,8 @@ class ReadAhead(_Aside):
         # The last word may continue: it is read when it is complete.
         words = draft[: draft.rfind(" ") + 1] if " " in draft else ""
         asked = [*what.messages, Message(0, chat.id, None, "user", words or " ")]
-        body = branch_body(chat.model, asked, system_prompt=prompt, sampling=chat.sampling)
+        sees = self._services.models.sees(chat.model)
+        body = branch_body(chat.model, asked, system_prompt=prompt, sampling=chat.sampling, sees=sees)
         body |= {"max_tokens": 1}
         self._read = words
 

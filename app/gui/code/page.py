@@ -82,6 +82,7 @@ class CodePage(QWidget):
             self.tr("The model reads, edits and runs commands by itself; each edit and command is asked.")
         )
         self.consent = AgentConsentCard(services.theme)
+        self.composer.set_sees(False)
         self.composer.add_tool(self.agent)
         self.prompts = PromptLibrary(services, self.composer, self.model.currentText)
         self.commit = button(self.tr("Commit message"), self._commit)
@@ -208,12 +209,21 @@ class CodePage(QWidget):
 
     def _on_sent(self, text: str, attachments: tuple[Attachment, ...]) -> None:
         """What was written, with the files that were attached."""
+        unseen = ", ".join(item.name for item in attachments if not item.text)
+        if unseen and not text and not any(item.text for item in attachments):
+            self.banner.notify(self._not_read(unseen), "warn")
+            return
         self._given += [
             ContextItem(kind="output", title=item.name, text=item.text[:_MAX_PASTED], reason=self.tr("attached"))
             for item in attachments
             if item.text
         ]
         self._ask(text)
+        if unseen:
+            self.banner.notify(self._not_read(unseen), "warn")
+
+    def _not_read(self, names: str) -> str:
+        return self.tr("Pictures are not read here: {files} was left out.").format(files=names)
 
     def _ask(self, question: str) -> None:
         model = self._chosen_model()
