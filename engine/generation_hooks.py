@@ -37,7 +37,7 @@ class GenerationHooks:
 
         The admission learns that the settings work, and the speed.
         """
-        made, told = _Made(), False
+        made, is_reported = _Made(), False
         try:
             async with aclosing(cast("AsyncGenerator[Event, None]", events)) as source:
                 async for event in source:
@@ -50,14 +50,14 @@ class GenerationHooks:
                         admission.proven(model.id)
                     if isinstance(event, Done):
                         observe(admission, model, event, max(1, at_once()))
-                        told = True
+                        is_reported = True
                         if self.metered is not None:
                             event = await self.metered(model, event)  # noqa: PLW2901 - the same, with one more fact
                         if self.finished is not None:
                             self.finished(model, event.usage, event.timings)
                     yield event
         except (GeneratorExit, asyncio.CancelledError):
-            if made.begun and not told and self.finished is not None:
+            if made.begun and not is_reported and self.finished is not None:
                 self.finished(model, made.usage, made.timings)
             raise
 

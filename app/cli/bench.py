@@ -167,8 +167,8 @@ def _show(report: "Report", before: "Report | None") -> None:
         out.print(f"{c.parallel} at once: {c.total_tok_s.median:.1f} tok/s together")
     power = [p.power_w for p in report.points if p.power_w is not None]
     watts = f", {sum(power) / len(power):.1f} W" if power else ""
-    if power and report.rest_w is not None:
-        watts += f" ({report.rest_w:.1f} at rest)"
+    if power and report.idle_w is not None:
+        watts += f" ({report.idle_w:.1f} at rest)"
     out.print(f"loaded in {report.load_s:.1f} s, {report.rss_bytes / 2**20:.0f} MiB resident{watts}")
     if report.drift < 0.9:  # noqa: PLR2004 - see Report.drift
         out.print(f"The machine got slower while measuring ({report.drift:.0%}): heat, or other programs.")

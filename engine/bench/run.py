@@ -99,7 +99,7 @@ async def bench(
         flash_attn=settings.flash_attn,
         use_mmap=settings.use_mmap,
         n_gpu_layers=settings.n_gpu_layers,
-        rest_w=energy.rest_w if energy else None,
+        idle_w=energy.idle_w if energy else None,
     )
 
 

@@ -94,7 +94,7 @@ class EnergyMeter:
         return bool(self._seen)
 
     @property
-    def rest_w(self) -> float | None:
+    def idle_w(self) -> float | None:
         """What the computer draws at rest; None: not known."""
         idle = {part: self._ledger.idle_w(part) or 0.0 for part in self._seen}
         return whole_w(idle) if self._rested else None

@@ -40,7 +40,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     `drift` is the decode speed at the end divided by that at the start: below 0.9 the machine got slower meanwhile,
     by heat or by other work. `stand_in`: random weights of the model's shape. `shape_key` and `machine_key` tell
     which results are of the same tensors and of the same machine, driver and build. `tokens` were generated behind
-    each prompt. `rest_w` was drawn before the load.
+    each prompt. `idle_w` was drawn before the load; its name on disk and on the wire is `rest_w`.
     """
 
     model: str
@@ -67,7 +67,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     flash_attn: str = "auto"
     use_mmap: bool = True
     n_gpu_layers: int = 0
-    rest_w: float | None = None
+    idle_w: float | None = msgspec.field(default=None, name="rest_w")
 
     @property
     def decode_tok_s(self) -> float:

@@ -39,9 +39,9 @@ def test_a_measurement_tells_its_tokens_a_joule_beyond_the_rest(bundled_model, m
     monkeypatch.setattr("devices.usage.UsageSampler._cpu_frac", lambda _: 0.0)  # nothing else runs on that computer
     for _ in range(4):  # a busy machine lets time pass between the meter's clock and that of who reads it
         host, found = measured(bundled_model)
-        if found.rest_w == pytest.approx(REST_W, rel=0.3):
+        if found.idle_w == pytest.approx(REST_W, rel=0.3):
             break
-    assert found.rest_w == pytest.approx(REST_W, rel=0.3)
+    assert found.idle_w == pytest.approx(REST_W, rel=0.3)
     (point,) = found.points
     assert point.power_w > REST_W
     # Behind the looks at the rest, which saw no child. A busy machine lets time pass between meter and clock.
@@ -75,7 +75,7 @@ def test_on_a_busy_computer_watts_are_told_and_no_joules(monkeypatch):
         energy = await _meter(recorded(files), MACHINE)
         async with energy.during(1) as drawn:
             await asyncio.sleep(0.05)
-        return energy.rest_w, drawn
+        return energy.idle_w, drawn
 
     rest_w, drawn = asyncio.run(measured())
     assert rest_w is None
