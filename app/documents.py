@@ -10,7 +10,7 @@ MAX_TEXT_BYTES = 8 << 20
 MAX_FILE_BYTES = 64 << 20
 MAX_IMAGE_BYTES = 20 << 20
 IMAGES = {".png": "image/png", ".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".webp": "image/webp"}
-_PARSED = frozenset({"pdf", "docx", "pptx", "xlsx", "epub", "eml", "mbox"})
+_PARSED = frozenset({"pdf", "docx", "pptx", "xlsx", "opendocument", "epub", "eml", "mbox"})
 
 
 class DocumentError(Exception):

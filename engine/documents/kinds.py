@@ -16,6 +16,8 @@ _BY_KIND: Final = {
     "docx": "docx",
     "pptx": "pptx",
     "xlsx": "xlsx xlsm",
+    "opendocument": "odt ott odp otp ods",
+    "unread": "doc rtf ppt xls xlsb wpd mobi azw3",
     "epub": "epub",
     "csv": "csv tsv",
     "eml": "eml",

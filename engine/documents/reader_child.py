@@ -32,6 +32,8 @@ _READERS: Final = {
     "docx": ("word", "docx"),
     "pptx": ("office", "pptx"),
     "xlsx": ("office", "xlsx"),
+    "opendocument": ("opendocument", "opendocument"),
+    "unread": ("opendocument", "unread"),
     "csv": ("table", "table"),
     "eml": ("mail", "eml"),
     "mbox": ("mail", "mbox"),

@@ -256,3 +256,52 @@ def test_a_page_is_read_as_it_is_shown(text_of, tmp_path, page, expected):
 
 def test_a_book_without_a_list_of_chapters_is_a_problem(text_of, tmp_path):
     assert "list of chapters is empty" in text_of(made.epub(tmp_path / "a.epub", []))[1][0]
+
+
+ODF = "urn:oasis:names:tc:opendocument:xmlns"
+
+
+def odf_file(path, body, margins="", manifest=""):
+    spaces = " ".join(f'xmlns:{name}="{ODF}:{name}:1.0"' for name in ("office", "text", "table", "style"))
+    spaces += f' xmlns:draw="{ODF}:drawing:1.0"'
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("META-INF/manifest.xml", f"<manifest>{manifest}</manifest>")
+        archive.writestr(
+            "content.xml",
+            f"<office:document-content {spaces}><office:body>{body}</office:body></office:document-content>",
+        )
+        archive.writestr("styles.xml", f"<office:document-styles {spaces}>{margins}</office:document-styles>")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("<text:p>a <text:span>b</text:span><text:s text:c='2'/>c<text:line-break/>d<text:tab/>e</text:p>", "a b  c\nd e"),
+        ("<text:h text:outline-level='2'>Head</text:h><text:p>x</text:p>", "Head\n\nx"),
+        ("<text:tracked-changes><text:changed-region><text:deletion><text:p>gone</text:p></text:deletion></text:changed-region></text:tracked-changes><text:p>shown</text:p>", "shown"),
+        ("<text:p>a<text:change-start/>new<text:change-end/><office:annotation><text:p>gone</text:p></office:annotation></text:p>", "anew"),
+        ("<text:section><text:list><text:list-item><text:p>one</text:p></text:list-item></text:list></text:section>", "one"),
+        ("<text:p>a<text:note><text:note-citation>1</text:note-citation><text:note-body><text:p>note</text:p></text:note-body></text:note></text:p>", "a\n\nnote"),
+        ("<text:p>a<draw:frame><draw:text-box><text:p>boxed</text:p></draw:text-box></draw:frame></text:p>", "a\n\nboxed"),
+        ("<table:table><table:table-header-rows><table:table-row><table:table-cell><text:p>h</text:p></table:table-cell></table:table-row></table:table-header-rows><table:table-row><table:table-cell><text:p>a</text:p><text:p>b</text:p></table:table-cell><table:table-cell table:number-columns-repeated='1000000'/></table:table-row></table:table>", "h\na b"),
+        ("<draw:page><draw:frame><draw:text-box><text:p>slide</text:p></draw:text-box></draw:frame></draw:page>", "slide"),
+    ],
+)  # fmt: skip
+def test_opendocument_text_is_what_libreoffice_shows(text_of, tmp_path, body, expected):
+    assert text_of(odf_file(tmp_path / "a.odt", body)) == (expected, [])
+
+
+def test_margins_and_encryption_of_opendocument(text_of, tmp_path):
+    margins = "<style:header><text:p>Top</text:p></style:header><style:footer><text:p>7</text:p></style:footer>"
+    assert text_of(odf_file(tmp_path / "a.odt", "<text:p>x</text:p>", margins)) == ("Top\n\nx", [])
+    assert text_of(odf_file(tmp_path / "b.odt", "", manifest="<encryption-data/>")) == ("", ["it is encrypted"])
+    (tmp_path / "c.odt").write_bytes(b"no archive")
+    assert text_of(tmp_path / "c.odt")[1]
+
+
+def test_a_known_format_that_is_not_read_is_a_reason(text_of, tmp_path):
+    (tmp_path / "a.rtf").write_text("{\\rtf1 words}")
+    assert text_of(tmp_path / "a.rtf")[1] == [
+        ".rtf files are not read; save it as .docx, .pptx, .xlsx, .odt or PDF"
+    ]

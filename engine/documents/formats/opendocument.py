@@ -1,0 +1,133 @@
+"""Texts, presentations and workbooks of LibreOffice and others (OpenDocument): what the program shows of them."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from lxml import etree
+
+from engine.documents.formats.archive import open_archive, read_member
+from engine.documents.formats.parts import in_parts
+from engine.documents.formats.relations import XML, local
+from engine.documents.types import Block, Page, Unreadable
+
+# Deleted text, comments, the number of a note, readings over signs, and what holds no text.
+_LEFT_OUT: Final = frozenset({
+    "tracked-changes", "annotation", "note-citation", "ruby-text", "forms", "sequence-decls", "variable-decls",
+    "user-field-decls", "table-source", "title", "desc", "event-listeners", "scripts",
+})  # fmt: skip
+# Stand apart from the paragraph that they are anchored in.
+_APART: Final = frozenset({"text-box", "note-body", "table"})
+_PARAGRAPHS: Final = frozenset({"p", "h"})
+# A cell or blank may stand for a million of it.
+_MAX_REPEATED: Final = 50
+
+
+def opendocument(path: Path) -> Iterator[Page]:
+    """Paragraphs, tables, notes and text boxes in the order of the text; headings by their level."""
+    with open_archive(path) as archive:
+        try:
+            if b"encryption-data" in read_member(archive, "META-INF/manifest.xml"):
+                raise Unreadable("it is encrypted")
+            content = etree.fromstring(read_member(archive, "content.xml"), XML)
+        except (KeyError, etree.LxmlError) as error:
+            raise Unreadable("it is damaged, or not an OpenDocument file") from error
+        yield from in_parts(_all(archive, content))
+
+
+def _all(archive: Any, content: Any) -> Iterator[Block]:
+    headers, footers = _margins(archive)
+    yield from headers
+    for body in content.iter():
+        if local(body) == "body":
+            yield from _blocks(body)
+    yield from footers
+
+
+def _margins(archive: Any) -> tuple[list[Block], list[Block]]:
+    """Headers and footers, each text once; a page number alone is none."""
+    try:
+        styles = etree.fromstring(read_member(archive, "styles.xml"), XML)
+    except (KeyError, etree.LxmlError):  # the text is worth reading without them
+        return [], []
+    found: dict[str, dict[str, None]] = {"header": {}, "footer": {}}
+    for element in styles.iter():
+        kind = local(element).removesuffix("-left").removesuffix("-first")
+        if kind in found:
+            text = " ".join(block.text for block in _blocks(element))
+            if any(char.isalpha() for char in text):
+                found[kind][text] = None
+    return [Block("text", text) for text in found["header"]], [Block("text", text) for text in found["footer"]]
+
+
+def _blocks(parent: Any) -> Iterator[Block]:
+    for child in parent:
+        kind = local(child)
+        if not kind or kind in _LEFT_OUT:
+            continue
+        if kind in _PARAGRAPHS:
+            yield from _paragraph(child, kind)
+        elif kind == "table":
+            rows = [" | ".join(row).rstrip(" |") for row in _rows(child)]
+            rows = [row for row in rows if row]
+            if rows:
+                yield Block("table", "\n".join(rows))
+        else:
+            yield from _blocks(child)
+
+
+def _paragraph(paragraph: Any, kind: str) -> Iterator[Block]:
+    apart: list[Any] = []
+    text = "".join(_pieces(paragraph, apart)).strip()
+    level = _number(paragraph, "outline-level", 1) if kind == "h" else 0
+    if text and level:
+        yield Block("heading", " ".join(text.split()), level)
+    elif text:
+        yield Block("text", text)
+    for part in apart:
+        yield from _blocks(part)
+
+
+def _pieces(element: Any, apart: list[Any]) -> Iterator[str]:
+    """The text of a paragraph; what stands apart from it is added to `apart`."""
+    yield element.text or ""
+    for child in element:
+        kind = local(child)
+        if kind == "s":
+            yield " " * _number(child, "c", 1)
+        elif kind in ("tab", "line-break"):
+            yield " " if kind == "tab" else "\n"
+        elif kind in _APART:
+            apart.append(child)
+        elif kind in _PARAGRAPHS:  # of a list or shape inside of it
+            yield from (" ", *_pieces(child, apart), " ")
+        elif kind and kind not in _LEFT_OUT:
+            yield from _pieces(child, apart)
+        yield child.tail or ""
+
+
+def _rows(table: Any) -> Iterator[list[str]]:
+    for child in table:
+        kind = local(child)
+        if kind == "table-row":
+            yield list(_cells(child))
+        elif kind and kind not in _LEFT_OUT:
+            yield from _rows(child)
+
+
+def _cells(row: Any) -> Iterator[str]:
+    for cell in row:
+        if local(cell) in ("table-cell", "covered-table-cell"):
+            text = " ".join(" ".join(block.text for block in _blocks(cell)).split()).replace(" | ", ", ")
+            yield from [text] * _number(cell, "number-columns-repeated", 1)
+
+
+def _number(element: Any, name: str, default: int) -> int:
+    """A number among the attributes by its local name, within bounds."""
+    found = next((value for key, value in element.items() if key.rpartition("}")[2] == name), "")
+    return min(int(found), _MAX_REPEATED) if found.isdecimal() else default
+
+
+def unread(path: Path) -> Iterator[Page]:
+    """Nothing: a format that is known and not read is a reason beside the name of its file."""
+    raise Unreadable(f"{path.suffix.lower()} files are not read; save it as .docx, .pptx, .xlsx, .odt or PDF")
