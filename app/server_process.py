@@ -82,7 +82,7 @@ class ServerProcess:
         except ValueError:
             self.stop()
             raise ServerNotStarted("; ".join(self._stderr)) from None
-        return kind(address["url"], address["token"])
+        return kind(address["url"], address["token"], local=True)
 
     def stop(self) -> None:
         """End the server and wait for it."""

@@ -37,6 +37,13 @@ class ServerUnreachable(ApiError):
         self.url = url
 
 
+class ServerReplaced(ServerUnreachable):
+    """Another program, or another server, listens at `url` now; it was told nothing."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url, "another program listens there")
+
+
 class ServerNotStarted(ApiError):
     """A server was started but does not take requests; `reason` is the last that it said."""
 

@@ -5,7 +5,7 @@ import os
 from typing import TypeVar
 
 from app.client.chosen import RemoteServer
-from app.client.http import CONNECT_S, FIRST_S, ChatClient
+from app.client.http import FIRST_S, ChatClient
 from engine.paths import Paths, user_paths
 
 C = TypeVar("C", bound=ChatClient)
@@ -32,11 +32,11 @@ def server_here(kind: type[C], paths: Paths | None = None) -> C | None:
     """A client for the server that runs on this computer, whatever `tessera connect` chose; None without one."""
     try:
         found = json.loads((paths or user_paths()).server_file.read_text())
-        client = kind(str(found["url"]), str(found["token"]), int(found["pid"]))
+        client = kind(str(found["url"]), str(found["token"]), int(found["pid"]), local=True)
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    # Its process is gone: another program may hold its port now, and say nothing.
-    if client.trusted(FIRST_S if _runs(client.pid) else CONNECT_S):
+    # Where its process is gone, or is another one, any program of any user may hold its port now.
+    if _runs(client.pid) and client.trusted(FIRST_S):
         return client
     client.close()
     return None

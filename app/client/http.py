@@ -10,8 +10,8 @@ import msgspec
 
 from app.client.asking import Body
 from app.client.chat_routes import ChatRoutes
-from app.client.errors import ApiError, ServerUnreachable, UnexpectedAnswer
-from app.client.wire import Closed, Failed, Reply, Wire
+from app.client.errors import ApiError, ServerReplaced, ServerUnreachable, UnexpectedAnswer
+from app.client.wire import Closed, Failed, Impostor, Reply, Wire
 from devices.learned import learned
 from engine.sendable import encoded
 from engine.version import __version__
@@ -30,16 +30,18 @@ _DECODERS: Final[dict[Any, msgspec.json.Decoder[Any]]] = {}
 class ChatClient(ChatRoutes):
     """Speaks to one server, process `pid` where that is known. Close it, or use it in a `with` block.
 
+    A `local` server is one of this user's own on this computer: it proves that it knows the token, before all else.
     All but a chat needs a `Client`, whose types take longer to import than a first token may.
     """
 
-    def __init__(self, url: str, token: str | None = None, pid: int = 0) -> None:
+    def __init__(self, url: str, token: str | None = None, pid: int = 0, *, local: bool = False) -> None:
         self.url = url
         self.token = token
         self.pid = pid
         headers = {"user-agent": f"Tessera/{__version__}"}
         headers |= {"authorization": f"Bearer {token}"} if token else {}
-        self._wire = Wire(url, headers)
+        self.local = local
+        self._wire = Wire(url, headers, token if local else None)
 
     def __enter__(self) -> Self:
         return self
@@ -56,9 +58,12 @@ class ChatClient(ChatRoutes):
         return self._status("/health", CONNECT_S) == HTTPStatus.OK
 
     def trusted(self, patience_s: float = FIRST_S) -> bool:
-        """The server takes requests, and this client's token: another server may have taken over the address."""
-        status = self._status("/tessera/v1/aliases", patience_s)
-        return status not in {0, HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.TOO_MANY_REQUESTS}
+        """The server is there and knows this client's token: another program may have taken over the address."""
+        try:
+            self._wire.reach(CONNECT_S, patience_s)
+        except (*Failed, Closed):
+            return False
+        return self.local
 
     def _status(self, path: str, patience_s: float) -> int:
         """What a GET is answered with; 0: not at all."""
@@ -129,6 +134,8 @@ class ChatClient(ChatRoutes):
     def _errors(self) -> Iterator[None]:
         try:
             yield
+        except Impostor as error:
+            raise ServerReplaced(self.url) from error
         except (*Failed, Closed) as error:
             reason = "the connection was closed" if self._wire.closed else str(error) or type(error).__name__
             raise ServerUnreachable(self.url, reason) from error

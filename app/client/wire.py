@@ -1,6 +1,9 @@
 """HTTP/1.1 to one server over connections that are kept. A terminal's first token waits for what this imports."""
 
+import hmac
 import http.client
+import json
+import secrets
 import select
 import socket
 import ssl
@@ -12,10 +15,22 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
+from engine.proof import CHALLENGE_BYTES, PATH, proof
+
 # What a path and its query may hold as they are; everything else is spelled out.
 _PLAIN = "/?&=%:+,;@~!$'()*-._[]"
 _AT_ONCE = 1 << 16
+# A server that has just started, on a busy computer, still imports what the first such question needs.
+PROOF_S = 30.0
+_MOST_PROOF = 4096
 Failed = (OSError, http.client.HTTPException)
+
+
+class Impostor(ConnectionError):
+    """Whoever listens at the address of the server does not know its token; nothing was sent there."""
+
+    def __init__(self) -> None:
+        super().__init__("another program listens at its address")
 
 
 class Closed(RuntimeError):
@@ -31,9 +46,13 @@ class Reply:
 
 
 class Wire:
-    """Use from any thread; every request under way has a connection of its own."""
+    """Use from any thread; every request under way has a connection of its own.
 
-    def __init__(self, url: str, headers: Mapping[str, str]) -> None:
+    With a `secret` the server has to prove on each new connection that it knows it, before anything else is sent.
+    """
+
+    def __init__(self, url: str, headers: Mapping[str, str], secret: str | None = None) -> None:
+        self._secret = secret
         parts = urlsplit(url)
         self._host, self._port = parts.hostname or "", parts.port
         self._tls = parts.scheme == "https"
@@ -55,6 +74,12 @@ class Wire:
         for connection in idle:
             connection.close()
 
+    def reach(self, connect_s: float, read_s: float) -> None:
+        """Connect, unless a connection is idle, and let the server prove itself. Raises: Failed, Closed."""
+        connection = self._connection(connect_s, read_s)
+        with self._lock:
+            self._idle.append(connection)
+
     def ask(
         self, method: str, path: str, body: bytes | None, query: Mapping[str, Any], connect_s: float, read_s: float
     ) -> Reply:
@@ -67,7 +92,7 @@ class Wire:
         self, method: str, path: str, body: bytes | None, query: Mapping[str, Any], connect_s: float, read_s: float
     ) -> Iterator[http.client.HTTPResponse]:
         """An answer as it comes; its connection is kept if all of it was read. Raises: Failed, Closed."""
-        connection = self._connection(connect_s)
+        connection = self._connection(connect_s, read_s)
         try:
             assert connection.sock is not None
             connection.sock.settimeout(read_s)
@@ -104,7 +129,7 @@ class Wire:
         asked = f"{path}{'&' if '?' in path else '?'}{_query(fields)}" if fields else path
         return quote(f"{self._prefix}{asked}", safe=_PLAIN, errors="replace")
 
-    def _connection(self, connect_s: float) -> http.client.HTTPConnection:
+    def _connection(self, connect_s: float, read_s: float) -> http.client.HTTPConnection:
         while True:
             with self._lock:
                 reusable = self._idle.pop() if self._idle and not self.closed else None
@@ -127,7 +152,33 @@ class Wire:
         if self.closed:
             self._drop(made)
             raise Closed("the connection was closed")
+        if self._secret is not None:
+            try:
+                self._prove(made, self._secret, min(read_s, PROOF_S))
+            except BaseException:
+                self._drop(made)
+                raise
         return made
+
+    def _prove(self, connection: http.client.HTTPConnection, secret: str, read_s: float) -> None:
+        """Raises: Impostor; Failed: no answer."""
+        assert connection.sock is not None
+        connection.sock.settimeout(read_s)
+        challenge = secrets.token_hex(CHALLENGE_BYTES)
+        connection.request(
+            "GET", f"{self._prefix}{PATH}?challenge={challenge}", headers={"accept": "application/json"}
+        )
+        with connection.getresponse() as response:
+            raw = response.read(_MOST_PROOF)
+            whole = response.isclosed() or response.length == 0
+        try:
+            answer = json.loads(raw)
+            given = str(answer["proof"]) if whole and response.status == http.HTTPStatus.OK else ""
+        except (ValueError, RecursionError, KeyError, TypeError):
+            given = ""
+        expected = proof(secret, challenge) or "-"
+        if not hmac.compare_digest(given.encode("utf-8", "replace"), expected.encode()) or connection.sock is None:
+            raise Impostor
 
     def _drop(self, connection: http.client.HTTPConnection) -> None:
         if connection.sock is not None:

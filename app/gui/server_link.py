@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 
 from app.client import ApiError, Client, Routes, ServerNotStarted, ServerUnreachable, running_server
 from app.client.asking import Body
+from app.client.errors import ServerReplaced
 from app.gui.child_server import ChildServer, adopted, started
 from app.server_process import start_shared
 from engine.paths import user_paths
@@ -54,7 +55,7 @@ class _Events(Generic[T]):
                 begun = True
                 yield event
         except ApiError as error:
-            other = None if begun or error.status != HTTPStatus.UNAUTHORIZED else self._again()
+            other = None if begun or not _is_another(error) else self._again()
             if other is None:
                 raise
             self._connection.close()
@@ -172,7 +173,7 @@ class ServerLink(Routes):
         try:
             return call(client)
         except ApiError as error:
-            if error.status != HTTPStatus.UNAUTHORIZED or not self._moved(client):
+            if not _is_another(error) or not self._moved(client):
                 raise
         return call(self._connected())
 
@@ -227,5 +228,10 @@ def server_log() -> Path:
     return user_paths().logs / "server.log"
 
 
+def _is_another(error: ApiError) -> bool:
+    """Another server than before is there: it does not take the token, or does not know it."""
+    return error.status == HTTPStatus.UNAUTHORIZED or isinstance(error, ServerReplaced)
+
+
 def _copy(client: Client) -> Client:
-    return Client(client.url, client.token)
+    return Client(client.url, client.token, client.pid, local=client.local)

@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from engine.prefix_owner import prefix_owner
+from engine.proof import proof
 from engine.server.auth import Access, Forbidden, TooManyFailures, Unauthorized
 from engine.server.freed_memory import give_back_when_idle
 from engine.server.guard import NOBODY_ELSE, Guard, refuse
@@ -26,7 +27,7 @@ from engine.server.openai import routes as chat
 from engine.server.request_log import RequestLog
 from engine.server.root import health, root
 from engine.server.routing import EarlyRoute
-from engine.server.state import ServerState
+from engine.server.state import ServerState, server_state
 from engine.server.strangers import Callers
 from engine.settings.keys import BadKeyFile
 
@@ -146,5 +147,7 @@ async def _measure_attention(state: ServerState) -> None:
     await IdleAttention(state).run()
 
 
-async def _health(_: Request) -> Response:
-    return JSONResponse(await health())
+async def _health(request: Request) -> Response:
+    """This user's own programs first ask who listens here: see `engine.proof`."""
+    proven = proof(server_state(request).access.token, request.query_params.get("challenge", ""))
+    return JSONResponse({**await health(), **({"proof": proven} if proven is not None else {})})

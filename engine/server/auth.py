@@ -191,20 +191,26 @@ def write_server_file(path: Path, url: str, token: str) -> None:
 
 
 def running_server_url(path: Path, own: str) -> str | None:
-    """The address in the file, when another process still listens there; None otherwise.
+    """The address in the file, when its process still runs and something listens there; None otherwise.
 
     `own` is where this process listens: a crashed server's file may name the address taken over from it.
     """
     try:
         note = json.loads(path.read_text())
         url, pid = str(note["url"]), int(note["pid"])
-        if pid == os.getpid() or url == own:
+        if pid == os.getpid() or url == own or not _runs(pid):
             return None
         parts = urlsplit(url)
         with socket.create_connection((parts.hostname or "", parts.port or 0), timeout=_LOOK_S):
             return url
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def _runs(pid: int) -> bool:
+    import psutil  # noqa: PLC0415 - only where a file of an earlier server lies
+
+    return psutil.pid_exists(pid)
 
 
 def remove_server_file(path: Path) -> None:

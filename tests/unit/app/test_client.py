@@ -1,6 +1,7 @@
 """The client of the local server, on real sockets."""
 
 import json
+import os
 import socket
 import threading
 import time
@@ -32,7 +33,9 @@ from engine.api.chat import (
 )
 from engine.api.jobs import Job, Jobs
 from engine.paths import user_paths
+from engine.proof import proof
 
+GONE = 2**22 + 1  # a process; more than a system gives to one
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
@@ -118,14 +121,14 @@ def test_a_connection_the_server_gave_up_is_made_anew():
 class Told(BaseHTTPRequestHandler):
     """Answers with the request's own line; `/jobs` is a stream of jobs, `/answer` one of an answer that broke."""
 
+    protocol_version = "HTTP/1.1"
+
     def do_GET(self):
-        if self.path == "/health":
+        if self.path.startswith("/health?challenge="):
+            assert self.headers["authorization"] is None
+            raw = json.dumps({"proof": proof("new", self.path.partition("=")[2])}).encode()
+        elif self.path == "/health":
             raw = b"{}"
-        elif self.path.startswith("/tessera/"):
-            self.send_response(200 if self.headers["authorization"] == "Bearer new" else 401)
-            self.send_header("content-length", "0")
-            self.end_headers()
-            return
         elif self.path == "/jobs":
             raw = b'event: job\ndata: {"id": "a", "error": {"message": "no"}}\n\nevent: job\ndata: {"id": "b"}\n\n'
         elif self.path == "/answer":
@@ -220,13 +223,62 @@ def test_the_pieces_of_an_answer_become_the_whole():
     assert "tool_calls" not in whole.facts()
 
 
-def test_what_took_the_port_of_a_server_that_crashed_and_says_nothing_is_not_waited_for(tessera_home, monkeypatch):
-    monkeypatch.setattr(finding, "CONNECT_S", 0.2)
+class Impostor(BaseHTTPRequestHandler):
+    """Answers everything kindly, or nothing; what it got is in `server.seen`."""
+
+    protocol_version = "HTTP/1.1"
+    status = 200
+
+    def do_GET(self):
+        sent = self.rfile.read(int(self.headers["content-length"] or 0))
+        self.server.seen.append((self.command, self.path, self.headers["authorization"], sent))
+        body = {"status": "ok", "version": "1", "proof": "0" * 64, "data": [], "aliases": {}}
+        raw = json.dumps(body).encode() if self.status == 200 else b"<!DOCTYPE HTML>"
+        self.send_response(self.status)
+        self.send_header("content-length", str(len(raw)))
+        self.end_headers()
+        self.wfile.write(raw)
+
+    def do_POST(self):
+        self.do_GET()
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.mark.parametrize("status", [200, 401, 404])
+def test_whoever_listens_where_a_server_was_gets_neither_token_nor_question(tessera_home, monkeypatch, status):
+    """With the server's process gone it is not even asked; where its number was given again, nor told."""
+    monkeypatch.setattr(Impostor, "status", status)
+    file = user_paths().server_file
+    file.parent.mkdir(parents=True)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Impostor) as impostor:
+        impostor.seen = []
+        thread = threading.Thread(target=impostor.serve_forever, args=(0.01,))
+        thread.start()
+        url = f"http://127.0.0.1:{impostor.server_port}"
+        file.write_text(json.dumps({"url": url, "token": "secret", "pid": GONE}))
+        assert running_server() is None
+        assert impostor.seen == []
+        file.write_text(json.dumps({"url": url, "token": "secret", "pid": os.getpid()}))
+        assert running_server() is None
+        with Client(url, "secret", local=True) as client:  # one that was there before the server crashed
+            assert not client.healthy()
+            for ask in (client.chat_models, lambda: list(client.chat("m", [{"role": "user", "content": "4711"}]))):
+                with pytest.raises(ServerUnreachable, match="another program"):
+                    ask()
+        assert len(impostor.seen) == 4
+        for command, path, authorization, sent in impostor.seen:
+            assert (command, path.partition("=")[0], authorization, sent) == ("GET", "/health?challenge", None, b"")
+        impostor.shutdown()
+        thread.join()
+
+
+def test_what_took_the_port_of_a_server_that_crashed_and_says_nothing_is_not_waited_for(tessera_home):
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
-        gone = 2**22 + 1  # more than a system gives to a process
-        known = {"url": f"http://127.0.0.1:{silent.getsockname()[1]}", "token": "t", "pid": gone}
+        known = {"url": f"http://127.0.0.1:{silent.getsockname()[1]}", "token": "t", "pid": GONE}
         file = user_paths().server_file
         file.parent.mkdir(parents=True)
         file.write_text(json.dumps(known))
