@@ -19,6 +19,8 @@ _HARMONY_HEADS: Final = (
     "<|channel|>commentary <|constrain|>json",
     " <|constrain|>json",
 )
+# Longer texts are not counted: each length more is a state of the grammar.
+_MAX_LENGTH: Final = 2048
 _MADE_UP: Final = {"{index}": "/[0-9]{1,3}/", "{id}": "/[A-Za-z0-9]{8,10}/"}
 
 
@@ -134,7 +136,11 @@ def _tagged(form: TaggedCalls, tool: ToolDefinition, index: int, rules: list[str
             either = " | ".join(_own(choice) for choice in choices)
             rules.append(f'{rule}: {opened} ({either}) {_text(close)} "\\n"?')
         elif text or form.nested:
-            rules.append(f"text_{rule}[suffix={_text(close)}]: /(?s:.*)/")
+            value = "" if form.nested else _text_value(schema, tool.parameters)
+            # A value that misses its pattern may not go on behind the text that closes it.
+            value = f"{value} & ~/(?s:.*){_escaped(close)}(?s:.*)/" if value else "/(?s:.*)/"
+            rules.append(f"TEXT_{rule.upper()}: {value}")
+            rules.append(f"text_{rule}[suffix={_text(close)}]: TEXT_{rule.upper()}")
             rules.append(f'{rule}: {opened} text_{rule} "\\n"?')
         else:
             found = schema if isinstance(schema, dict) else {}
@@ -152,12 +158,40 @@ def _choices(schema: Any, root: dict[str, Any]) -> list[str]:
     return texts if allowed and len(texts) == len(allowed) and all(texts) else []
 
 
+def _text_value(schema: Any, root: dict[str, Any]) -> str:
+    """The terminal of a text parameter with a pattern or a length; nothing where neither can be enforced."""
+    if allowed_types(schema, root) != {"string"}:
+        return ""
+    found = referred(schema, root)
+    pattern, least, most = found.get("pattern"), found.get("minLength", 0), found.get("maxLength")
+    parts = [f"/{whole}/"] if isinstance(pattern, str) and (whole := _whole_text(pattern)) else []
+    if isinstance(least, int) and least <= _MAX_LENGTH and (most is None or isinstance(most, int)):
+        bounded = most is not None and most <= _MAX_LENGTH
+        if least or bounded:
+            parts.append(f"/(?s:.{{{least},{most if bounded else ''}}})/")
+    return " & ".join(parts)
+
+
+def _whole_text(pattern: str) -> str:
+    """A pattern that may match anywhere as one of the whole text; nothing where its anchors do not allow that."""
+    begins, ends = pattern.startswith("^"), re.search(r"(?<!\\)(?:\\\\)*\$$", pattern) is not None
+    inner = pattern[begins : len(pattern) - ends]
+    depth = 0
+    for char in re.sub(r"\\.|\[(?:\\.|[^\]\\])*\]", "", inner):
+        depth += (char == "(") - (char == ")")
+        if char in "^$\n" or (char == "|" and depth == 0 and (begins or ends)):
+            return ""
+    slashes = re.sub(r"(?<!\\)/", r"\/", inner)
+    return f"{'' if begins else '(?s:.*)'}(?:{slashes}){'' if ends else '(?s:.*)'}"
+
+
 def _own(text: str) -> str:
     """A literal of the client's own: a name of a control token in it is ordinary text."""
-    if "<" not in text:
-        return _text(text)
-    escaped = re.escape(text).replace("/", r"\/").replace("\n", "n").replace("\r", "r")
-    return f"/{escaped}/"
+    return f"/{_escaped(text)}/" if "<" in text else _text(text)
+
+
+def _escaped(text: str) -> str:
+    return re.escape(text).replace("/", r"\/").replace("\n", "n").replace("\r", "r")
 
 
 def _spelled(layout: str, *, name: str) -> str:

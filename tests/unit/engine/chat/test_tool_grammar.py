@@ -84,3 +84,49 @@ def test_the_rest_follows_the_opening():
     assert grammar.opening == "<tool_call>\n"
     assert grammar.continuation.startswith("start: calls")
     assert grammar.whole.startswith('start: "<tool_call>\\n" calls')
+
+
+TEXTS = {
+    "type": "object",
+    "properties": {
+        "code": {"type": "string", "pattern": "^[A-Z]{2}/[0-9]+$"},
+        "word": {"type": "string", "pattern": "b+"},
+        "short": {"type": "string", "minLength": 1, "maxLength": 4},
+        "unit": {"$ref": "#/$defs/unit"},
+        "same": {"const": "</s>"},
+    },
+    "required": ["code", "word", "short", "unit", "same"],
+    "$defs": {"unit": {"enum": ["c", "f"]}},
+}
+WELL = {"code": "AB/12", "word": "abbc", "short": "xyz", "unit": "c", "same": "</s>"}
+
+
+def is_taken(text):
+    """Whether the grammar of a strict tool with these text parameters allows the call."""
+    source = tool_grammar(BY_NAME["qwen-coder"], [ToolDefinition(name="f", parameters=TEXTS)], parallel=False).whole
+    state = ConstraintCompiler(BytesAndWords()).compile(Constraint(kind="lark", source=source))
+    for byte in text.encode():
+        if not state.allows(byte):
+            return False
+        state.accept(byte)
+    return state.complete
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        (None, ""), ("code", "ab/1"), ("code", "AB/1x"), ("word", "ac"), ("short", "12345"), ("short", ""),
+        ("unit", "x"), ("same", "s"),
+    ],
+)  # fmt: skip
+def test_text_parameters_of_tag_dialects_keep_to_their_schema(key, value):
+    values = {**WELL, key: value} if key else WELL
+    arguments = "".join(f"<parameter={name}>\n{values[name]}\n</parameter>\n" for name in TEXTS["required"])
+    text = f"<tool_call>\n<function=f>\n{arguments}</function>\n</tool_call>"
+    assert is_taken(text) == (key is None)
+
+
+@pytest.mark.parametrize("name", [n for n, d in BY_NAME.items() if isinstance(d.forms[0], TaggedCalls)])
+def test_every_tag_dialect_has_a_grammar_of_such_parameters(name):
+    source = tool_grammar(BY_NAME[name], [ToolDefinition(name="f", parameters=TEXTS)], parallel=True).whole
+    ConstraintCompiler(BytesAndWords()).compile(Constraint(kind="lark", source=source))
