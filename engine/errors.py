@@ -184,6 +184,18 @@ class RunnerDied(EnvironmentFault):
         self.stderr_tail = stderr_tail
 
 
+class NoLoadSurvived(RunnerDied):
+    """Loading the file ended every runner, whatever the settings: another try would end the same way."""
+
+    code = "bad_model_file"
+    param = "model"
+
+    def __init__(self, path: str, died: RunnerDied) -> None:
+        why = died.detail or died.reason
+        super().__init__(died.exit_code, because("bad_model_file", path=path, why=why), died.stderr_tail)
+        self.path = path
+
+
 class ConstraintRefused(ValueError):
     """A grammar cannot be compiled; the text says why."""
 

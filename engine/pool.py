@@ -17,6 +17,7 @@ from engine.errors import (
     EngineError,
     EnvironmentFault,
     ModelNotLoaded,
+    NoLoadSurvived,
     NotEnoughMemory,
     RunnerDied,
     StaysHere,
@@ -281,7 +282,7 @@ class Pool:
                         and ended_itself(error.exit_code)
                         and not model.settings.devices
                     ):
-                        raise BadModelFile(model.settings.path, error.detail or error.reason) from error
+                        raise NoLoadSurvived(model.settings.path, error) from error
                     raise
                 change = sentence(fallback.change)
                 log.warning("model=%s could not be loaded (%s); trying: %s", model.id, error, change)

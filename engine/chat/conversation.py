@@ -24,7 +24,13 @@ from engine.chat.forwarded import forward
 from engine.chat.query import ChatQuery
 from engine.chat.reasoning import open_markers
 from engine.chat.schemas import shape, tidy
-from engine.chat.structured import ConstraintChecker, ConstraintImpossible, after_reasoning, of_schema
+from engine.chat.structured import (
+    ConstraintChecker,
+    ConstraintImpossible,
+    after_reasoning,
+    check_parameters,
+    of_schema,
+)
 from engine.chat.template import TemplateRenderer
 from engine.chat.tools.checks import check_tools
 from engine.chat.tools.dialect import Dialect
@@ -245,6 +251,8 @@ class Conversations:
 
         Raises: ConstraintImpossible: a strict tool cannot be enforced as a whole.
         """
+        for tool in tools:
+            check_parameters(tool.parameters, param)
         plain = tuple(_tidied(tool) for tool in tools)
         try:
             return await self.checker.check(grammar(plain), param), ()

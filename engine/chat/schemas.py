@@ -4,6 +4,8 @@ What asserts nothing is removed, and what has an enforceable form is written in 
 dropped and named; whoever needs a guarantee refuses the schema instead.
 """
 
+import itertools
+import json
 import re
 from collections.abc import Callable
 from typing import Any, Final
@@ -22,7 +24,7 @@ MAX_COUNT: Final = 65_536
 _ANNOTATIONS: Final = frozenset(
     {
         "title", "description", "default", "examples", "example", "deprecated", "readOnly", "writeOnly", "$comment",
-        "contentEncoding", "contentMediaType", "contentSchema", "discriminator", "xml", "externalDocs", "nullable",
+        "contentEncoding", "contentMediaType", "contentSchema", "xml", "externalDocs", "nullable",
         "x-guidance",  # options of the grammar engine, which are not the client's
     }
 )  # fmt: skip
@@ -79,6 +81,9 @@ def _tidy(schema: Schema, root: Schema) -> Schema:
     _tidy_lists(out)
     _tidy_conditions(out)
     _tidy_names(out, root)
+    branches = [_resolved(branch, root) for branch in out["oneOf"]] if isinstance(out.get("oneOf"), list) else []
+    if branches and "anyOf" not in out and all(_differ(a, b, root) for a, b in itertools.combinations(branches, 2)):
+        out["anyOf"] = out.pop("oneOf")
     if "format" in out and out["format"] not in FORMATS:
         del out["format"]
     if isinstance(out.get("type"), str) and out["type"].lower() in _TYPES:
@@ -172,6 +177,41 @@ def _tidy_names(out: dict[str, Any], root: Schema) -> None:
         return
     out["additionalProperties"] = False
     del out["propertyNames"]
+
+
+def _differ(one: Schema, other: Schema, root: Schema) -> bool:
+    """No value fits both schemas, and that shows at their types or at a member that both require."""
+    if not isinstance(one, dict) or not isinstance(other, dict):
+        return False
+    types = [_types(schema) for schema in (one, other)]
+    if all(types) and not types[0] & types[1]:
+        return True
+    if types != [{"object"}, {"object"}]:
+        return False
+    members = [_required_values(schema, root) for schema in (one, other)]
+    return any(not members[0][name] & members[1][name] for name in members[0].keys() & members[1].keys())
+
+
+def _types(schema: dict[str, Any]) -> set[str]:
+    named = schema.get("type")
+    types = set(map(str, named)) if isinstance(named, list) else {named} if isinstance(named, str) else set()
+    return types | {"integer"} if "number" in types else types
+
+
+def _required_values(schema: dict[str, Any], root: Schema) -> dict[str, set[str]]:
+    """The values of members that an object must have and that are listed, as JSON."""
+    members, required = schema.get("properties"), schema.get("required")
+    found: dict[str, set[str]] = {}
+    if not isinstance(members, dict) or not isinstance(required, list):
+        return found
+    for name, part in members.items():
+        member = _resolved(part, root)
+        values = [member["const"]] if isinstance(member, dict) and "const" in member else None
+        if values is None and isinstance(member, dict):
+            values = member.get("enum")
+        if name in required and isinstance(values, list) and not any(isinstance(v, float) for v in values):
+            found[name] = {json.dumps(value, sort_keys=True) for value in values}
+    return found
 
 
 def _resolved(schema: Schema, root: Schema) -> Schema:

@@ -40,6 +40,7 @@ STATUS: dict[type[Exception], tuple[int, str, bool]] = {
     errors.ModelNotLoaded: (409, "invalid_request_error", False),
     errors.BatterySpent: (503, "server_error", False),
     errors.NotEnoughMemory: (507, "server_error", False),
+    errors.NoLoadSurvived: (422, "invalid_request_error", False),
     errors.RunnerDied: (503, "server_error", True),
     errors.EnvironmentFault: (503, "server_error", True),
     errors.Cancelled: (499, "invalid_request_error", False),

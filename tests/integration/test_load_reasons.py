@@ -5,10 +5,11 @@ import asyncio
 import pytest
 from broken_models import BROKEN, write_broken
 
-from engine.errors import EngineError, FileRefused
-from engine.runner.exits import file_to_blame
+from engine.errors import EngineError, FileRefused, NoLoadSurvived, RunnerDied
+from engine.runner.exits import exit_reason, file_to_blame
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
+from engine.server.errors import lookup, retry_header
 from engine.types import GenerationRequest, Image
 from engine.wording import sentence
 
@@ -81,3 +82,13 @@ def test_only_ends_that_the_file_brings_about_are_blamed_on_it():
         (-6, ["ggml-backend.cpp:10: GGML_ASSERT(buffer) failed"], False),
     ):
         assert file_to_blame(code, lines, weights_read=weights_read) is None
+
+
+def test_a_file_that_no_load_survives_is_no_fault_of_the_server():
+    error = NoLoadSurvived("/m/a.gguf", RunnerDied(-11, exit_reason(-11, stopping=False)))
+    assert str(error).startswith("/m/a.gguf cannot be loaded: the model's process ended: a native crash")
+    assert (lookup(error)[0], error.code, retry_header(error)) == (
+        422,
+        "bad_model_file",
+        {"x-should-retry": "false"},
+    )

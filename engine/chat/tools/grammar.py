@@ -121,7 +121,7 @@ def _tagged(form: TaggedCalls, tool: ToolDefinition, index: int, rules: list[str
     name_end = form.name_end + gap if form.name_end != "\n" else "\n"
     parts = [_spelled(f"{form.start}{form.name_spelling}{name_end}", name=tool.name)]
     required = tool.parameters.get("required")
-    wanted = set(required) if isinstance(required, list) else set()
+    wanted = {name for name in required if isinstance(name, str)} if isinstance(required, list) else set()
     for number, (key, schema) in enumerate(properties(tool.parameters).items()):
         rule = f"arg_{index}_{number}"
         types = allowed_types(schema, tool.parameters)

@@ -55,6 +55,37 @@ UNKNOWN_FORMATS = (
 )  # fmt: skip
 
 
+A = {"type": "object", "properties": {"kind": {"const": "a"}, "x": TEXT}, "required": ["kind"]}
+B = {"type": "object", "properties": {"kind": {"enum": ["b", "c"]}, "y": TEXT}, "required": ["kind"]}
+DISTINCT = {
+    "types": [TEXT, {"type": "integer"}, {"type": ["array", "null"]}],
+    "a required member": [A, B],
+    "a referred member": [A, {**B, "properties": {"kind": {"$ref": "#/$defs/k"}}}],
+    "a referred branch": [A, {"$ref": "#/$defs/b"}],
+}
+ALIKE = {
+    "the same value": [A, {**B, "properties": {"kind": {"enum": ["a", "b"]}}}],
+    "a member that may be missing": [{**A, "required": []}, {**B, "required": []}],
+    "numbers": [{"type": "integer"}, {"type": "number"}],
+    "no types": [{"minLength": 1}, {"minimum": 1}],
+}
+
+
+@pytest.mark.parametrize("name", [*DISTINCT, *ALIKE])
+def test_branches_that_cannot_overlap_are_alternatives(name):
+    branches = DISTINCT.get(name) or ALIKE[name]
+    whole = {"properties": {"q": {"oneOf": branches}}, "$defs": {"k": {"const": "z"}, "b": B}}
+    made = tidy(whole)["properties"]["q"]
+    assert made == ({"anyOf": branches} if name in DISTINCT else {"oneOf": branches})
+    verdict = CHECKER.check(Trial(kind="json_schema", source=json.dumps(whole)))
+    assert (verdict.problem == "") == (name in DISTINCT)
+
+
+def test_a_discriminator_is_kept():
+    part = {"oneOf": [{"$ref": "#/$defs/c"}], "discriminator": {"propertyName": "kind"}}
+    assert "discriminator" in tidy(part)
+
+
 def test_an_unknown_format_is_an_annotation():
     for found in UNKNOWN_FORMATS:
         verdict, made = tried({**TEXT, "format": found, "maxLength": 3}, strict=True)
