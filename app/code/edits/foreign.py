@@ -10,7 +10,9 @@ _CODEX_BEGIN: Final = re.compile(r"^\s*\*\*\* Begin Patch\s*$")
 _CODEX_END: Final = re.compile(r"^\s*\*\*\* End Patch\s*$")
 _CODEX_FILE: Final = re.compile(r"^\s*\*\*\* (?:Update|Add|Delete) File: (.+?)\s*$")
 # Marks of a block that are not at the beginning of their line, are in small letters or name something else.
-_NEARLY_BLOCK: Final = re.compile(r"^[\s>]*(?:<{5,9}|-{5,9})\s*(?:SEARCH|ORIGINAL)\b|^<{7}(?:\s|$)", re.IGNORECASE)
+_NEARLY_BLOCK: Final = re.compile(
+    r"^[\s>]*(?:<{5,9}\s*(?:SEARCH|ORIGINAL)|-{5,9}\s*SEARCH)\b|^<{7}(?:\s|$)", re.IGNORECASE
+)
 _NEARLY_END: Final = re.compile(r"^[\s>]*(?:>{5,9}|\+{5,9})\s*(?:REPLACE|UPDATED)\b|^>{7}(?:\s|$)", re.IGNORECASE)
 _TOOL: Final = re.compile(
     r"^\s*<(write_to_file|replace_in_file|apply_diff|insert_content|search_and_replace|write_file|edit_file"

@@ -204,7 +204,10 @@ def _several_words(text: str, marks: set[str], line: str, known: frozenset[str])
     plain = "colon" in marks or named[0] in known or f"`{named[0]}`" in text or words[0] in _LEADS
     if len(named) == 1 and plain and spoken and all(word in _PROSE for word in others):
         return Naming(path=named[0])
-    if not spoken and not set(",;!?") & set(text) and _is_spaced_path(text):
+    one = len(named) <= 1 and not known.intersection(
+        named
+    )  # `a.py b.py` are two files, and the known one is itself
+    if one and not spoken and not set(",;!?") & set(text) and _is_spaced_path(text):
         return Naming(path=text)
     return Naming(doubt=line)
 

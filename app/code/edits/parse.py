@@ -14,9 +14,9 @@ from app.code.edits.types import Answer, Hunk, Malformed
 from app.code.edits.unified import begins_git_header, is_file_header, read_file_diff, read_git_diff
 
 # The second form of each mark is Cline's.
-_SEARCH = re.compile(r"^(?:<{5,9}|-{5,9})\s*(?:SEARCH|ORIGINAL)\b")
+_SEARCH = re.compile(r"^(?:<{5,9}\s*(?:SEARCH|ORIGINAL)|-{5,9}\s*SEARCH)\b")
 _DIVIDER = re.compile(r"^={5,9}\s*$")
-_REPLACE = re.compile(r"^(?:>{5,9}|\+{5,9})\s*(?:REPLACE|UPDATED)\b")
+_REPLACE = re.compile(r"^(?:>{5,9}\s*(?:REPLACE|UPDATED)|\+{5,9}\s*REPLACE)\b")
 _ELISION = re.compile(r"^\s*(?:#|//|--|/\*|<!--)?\s*(?:\.\.\.|…)\s*(?:\*/|-->)?\s*$")
 _DIFF_LANGUAGES = frozenset({"diff", "patch", "udiff"})
 # Words of a sentence that leads to a whole file instead of an edit.

@@ -14,6 +14,7 @@ import msgspec
 
 from app.code.index.worker import ParsedFile
 from devices.child_command import child_command
+from devices.environment import without_secrets
 from devices.learned import learned
 from engine.frames import read_frame, write_frame
 
@@ -118,6 +119,7 @@ class _Worker:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             cwd=Path(__file__).resolve().parents[3],
+            env=without_secrets(),  # it reads files of a project, whoever wrote them
         )
         self._decoder = msgspec.msgpack.Decoder(learned(ParsedFile))
         self._stalled = False

@@ -90,6 +90,7 @@ def second(line):
         ("c++/C#.md", "c++/C#.md"),
         ("report (1).md", "report (1).md"),
         ("it's.md", "it's.md"),
+        ("\u00dcbersicht \u6587.md", "\u00dcbersicht \u6587.md"),
         ("lib/a.py", "lib/a.py"),
         ("Now create `src/b.py`:", "src/b.py"),
         ("And add the file Makefile:", "Makefile"),
@@ -118,6 +119,9 @@ def second(line):
         ("Rename a.py to b.py:", None),
         ("src/b.py\n```python src/c.py", None),
         ("**b.py", None),
+        ("b.py c.py", None),
+        ("src/b.py,", None),
+        ("\ufeffMakefile", None),
         ("And now the last one:", None),
         ("", None),
         # What the workspace refuses is refused, and goes nowhere else.
@@ -199,6 +203,7 @@ def test_a_change_without_a_name_is_for_the_file_of_the_one_before(written, betw
         ("**Other Module**\n", None),
         ("Procfile\n", None),
         ("c.py\n", None),
+        ("my b.py\n", None),
         ("c.py\n<<<<<<< SEARCH\nq\n>>>>>>> REPLACE\n", None),
         ("c.py\n<<<<<<< SEARCH\nq\n=======\nr\nb.py\n", None),
         ("--- a/c.py\n+++ b/c.py\n@@ -1 +1 @@\n-q\n+r\n", None),
@@ -304,6 +309,7 @@ def test_an_edit_of_cline_is_read(written):
         "Run it so:\n\n```sh\npython a.py\n```\n",
         "```console\n$ cat a.py\n```\nThat is all.",
         "| a | b |\n|---|---|\n| 1 | 2 |\n\n---\n\n* one\n* two\n",
+        "-----Original Message-----\nFrom: a\n\n> -----\n",
         "Use a <path> element, an `<edit>` or a List<File> there.",
     ],
 )
