@@ -153,8 +153,8 @@ def test_a_file_that_kills_the_parser_is_left_out_and_the_rest_is_indexed(index,
     popen = workers.subprocess.Popen
 
     def start(command, **options):
-        environment = {**os.environ, "PYTHONPATH": str(options["cwd"])}
-        return popen([sys.executable, str(killer), command[-1]], env=environment, **options)
+        options["env"] = {**os.environ, "PYTHONPATH": str(options["cwd"])}
+        return popen([sys.executable, str(killer), command[-1]], **options)
 
     monkeypatch.setattr(workers.subprocess, "Popen", start)
     index.refresh()
@@ -175,8 +175,8 @@ def test_a_file_that_stalls_the_parser_is_left_out(index, project, monkeypatch):
     popen = workers.subprocess.Popen
 
     def start(command, **options):
-        environment = {**os.environ, "PYTHONPATH": str(options["cwd"])}
-        return popen([sys.executable, str(staller), command[-1]], env=environment, **options)
+        options["env"] = {**os.environ, "PYTHONPATH": str(options["cwd"])}
+        return popen([sys.executable, str(staller), command[-1]], **options)
 
     monkeypatch.setattr(workers.subprocess, "Popen", start)
     monkeypatch.setattr(workers, "PARSE_LIMIT_S", 8.0)  # the parser's own start counts
