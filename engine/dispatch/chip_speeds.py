@@ -30,6 +30,13 @@ SOFTWARE_GFLOPS: Final = 35.0
 # RTX 5080 reads 692 tokens/s (ollama, issue 11772); laptops have half the lanes.
 CARD_LINK_GBS: Final = 20.0
 LAPTOP_LINK_GBS: Final = 12.0
+# Where no depths were published: attention of a prompt, and reading the cache, against what weights take. Source:
+# the middle of what was fitted to chips whose depths were.
+ATTENTION_SHARE: Final = 0.35
+CACHE_SHARE: Final = 0.75
+# What the small products of mixtures cost against the dearest kind, where it was fitted.
+MIXTURE_LAYERS: Final[dict[str, float]] = {"few": 0.2, "many": 0.4, "mixed": 1.0}
+MIXTURE_PROMPTS: Final[dict[str, float]] = {"few": 0.6, "many": 1.0, "mixed": 1.0}
 # An integrated GPU copies within the memory it reads from.
 SHARED_LINK_SHARE: Final = 0.4
 
@@ -124,11 +131,62 @@ class Npu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     sources: Sources
 
 
+class Rates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one device does through one backend: seconds a token = a + b x depth, each of parts that headers tell.
+
+    Answers: bytes of weights over `gbs` (16-bit over `wide_gbs`, in mixtures over `wide_experts_gbs` on top) and of
+    the cache at that depth over `cache_gbs`; operations of attention; seconds a token, a layer, a layer of experts
+    and a recurrent layer. Prompts: operations of weights over `gflops`, of attention over `attention_gflops`;
+    seconds a token, a recurrent layer, a billion weights of BF16 and of experts more; and for each piece seconds a
+    GB of weights, a layer, and a GB of cache. None: as the rule for the family has it, which knows no such parts.
+    """
+
+    gbs: Positive
+    gflops: Positive
+    layer_s: NotNegative = 0.0
+    wide_gbs: Positive | None = None
+    wide_experts_gbs: Positive | None = None
+    cache_gbs: Positive | None = None
+    token_s: NotNegative = 0.0
+    expert_layer_s: NotNegative | None = None
+    linear_s: NotNegative = 0.0
+    answer_attention_gflops: Positive | None = None
+    attention_gflops: Positive | None = None
+    prompt_token_s: NotNegative = 0.0
+    prompt_linear_s: NotNegative = 0.0
+    prompt_wide_s: NotNegative = 0.0
+    prompt_experts_s: NotNegative | None = None
+    piece_gb_s: NotNegative = 0.0
+    piece_layer_s: NotNegative = 0.0
+    piece_cache_gb_s: NotNegative = 0.0
+
+    @property
+    def cache_read_gbs(self) -> float:
+        """GB/s of the cache."""
+        return self.cache_gbs or CACHE_SHARE * self.gbs
+
+    @property
+    def attention_rate(self) -> float:
+        """GFLOPS of a prompt's attention."""
+        return self.attention_gflops or ATTENTION_SHARE * self.gflops
+
+
+class FittedSpeed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What published runs of one chip at several depths say, instead of the rule for its family."""
+
+    chip: Text
+    backend: Text
+    models: int
+    runs: int
+    rates: Rates
+
+
 class ChipSpeeds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The whole table."""
 
     about: tuple[str, ...]
     gpus: tuple[GpuSpeed, ...]
+    fitted: tuple[FittedSpeed, ...]
     mixtures: tuple[MixtureSpeed, ...]
     types: tuple[TypeSpeed, ...]
     cpu: CpuSpeed
@@ -143,17 +201,6 @@ def chip_speeds() -> ChipSpeeds:
     return msgspec.json.decode(TABLE.read_bytes(), type=learned(ChipSpeeds))
 
 
-class Rates(msgspec.Struct, frozen=True, kw_only=True):
-    """What one device does through one backend.
-
-    `gbs`: bytes read a second; `layer_s`: seconds a layer and token beside that; `gflops`: operations of a prompt.
-    """
-
-    gbs: float
-    gflops: float
-    layer_s: float = 0.0
-
-
 def rates(device: Device, backend: str, threads: int | None = None) -> Rates:
     """For dense models of the usual types. `threads`: of a processor; None: one a fast core."""
     if device.vendor == "software":
@@ -165,6 +212,14 @@ def rates(device: Device, backend: str, threads: int | None = None) -> Rates:
     found = speed_of(chip, backend) if chip is not None else None
     if chip is None or found is None:
         return _unknown_rates(device)
+    fitted = next((r for r in chip_speeds().fitted if (r.chip, r.backend) == (chip.id, backend)), None)
+    if fitted is not None and has_matrix(runtime) == bool(chip.matrix):
+        return fitted.rates
+    return ruled_rates(device, chip, found, runtime)
+
+
+def ruled_rates(device: Device, chip: Gpu, found: GpuSpeed, runtime: Runtime | None) -> Rates:
+    """By the rule for the chip's family."""
     gbs = bandwidth(device) * found.reads
     flops = prompt_tflops(chip, found, runtime)
     return Rates(gbs=gbs, gflops=flops * 1000, layer_s=found.layer_ms / 1000)

@@ -8,6 +8,8 @@ import msgspec
 from devices.backends.openvino import BACKEND as OPENVINO
 from devices.types import Device
 from engine.dispatch.chip_speeds import (
+    MIXTURE_LAYERS,
+    MIXTURE_PROMPTS,
     Mixture,
     Rates,
     chip_speeds,
@@ -22,6 +24,7 @@ from engine.fit.need import gpu_layer_start, kv_layer_bytes, on_gpu, padded
 from engine.fit.shape import BLOCK, ModelShape
 from engine.runner.protocol import LoadSettings
 from quantize.files.gguf_file import TensorInfo
+from quantize.ggml_types import GgmlType
 
 # The turn that placements are compared by: a message with some context, and a few paragraphs of answer.
 TURN_PROMPT: Final = 1000
@@ -35,7 +38,12 @@ FEW_EXPERTS: Final = 4
 # Pieces of this many tokens are what prompts of mixtures were measured with; more rows for each expert are faster.
 # Published: Strix Halo, Qwen3-30B-A3B: 1.3 times with 2,048.
 USUAL_UBATCH: Final = 512
-UBATCH_EXPONENT: Final = 0.2
+UBATCH_EXPONENT: Final = 0.25
+# Of a dense model's weights, so much of the time that reading them takes for a piece is not hidden behind products.
+DENSE_PIECE: Final = 0.3
+# Types that are read as they are, not unpacked; and the one that GPUs have matrix units for in some backends only.
+WIDE: Final = frozenset({GgmlType.BF16, GgmlType.F16})
+SLOW_IN_PROMPTS: Final = GgmlType.BF16
 
 
 class Speed(msgspec.Struct, frozen=True):
@@ -123,7 +131,10 @@ def expected(
     if shape.tied and settings.n_gpu_layers:  # the head is the embedding, on the device once more
         near = min(whole, near + sum(t.nbytes for t in shape.tensors if t.name == "token_embd.weight"))
     share_near = near / whole if whole else 1.0
-    caches = cache_read(shape, settings, expected_depth(settings, memory.use(owner)))
+    wide = bytes_per_token(shape, frac, lambda t: there(t) and t.ggml_type in WIDE) if near else 0
+    depth = expected_depth(settings, memory.use(owner))
+    prompt_depth = max(depth - TURN_PROMPT / 2, TURN_PROMPT / 2)
+    caches = cache_read(shape, settings, depth)
     seconds = prefill = 0.0
     is_measured = False
     # llama.cpp computes prompts on the GPU with the weights in RAM too, unless the user said no.
@@ -135,17 +146,18 @@ def expected(
         if measured is not None:
             seconds += share * near / 1e9 / measured
         else:
-            seconds += share * (near + caches * share_near) / 1e9 / rate.gbs
-            seconds += share * _layers_s(shape, settings, device, backend, rate)
-        prefill += share * prompt_share * _prompt_s(shape, settings, device, backend, rate)
+            seconds += share * _weights_s(shape, rate, near, wide)
+            seconds += share * caches * share_near / 1e9 / rate.cache_read_gbs
+            seconds += share * _answer_s(shape, settings, device, backend, rate, depth)
+        prefill += share * prompt_share * _prompt_s(shape, settings, device, backend, rate, prompt_depth)
     if len(devices) > 1:
         seconds /= SPLIT_EFFICIENCY
     if near < whole and cpu is not None:
         here = _rates(shape, settings, cpu, "cpu")
         slow = memory.speed_gbs("cpu", "cpu") or here.gbs
-        seconds += (whole - near + caches * (1 - share_near)) / 1e9 / slow
+        seconds += ((whole - near) / slow + caches * (1 - share_near) / here.cache_read_gbs) / 1e9
         if settings.engine_args.op_offload is False:
-            prefill += (1 - share_near) * _prompt_s(shape, settings, cpu, "cpu", here)
+            prefill += (1 - share_near) * _prompt_s(shape, settings, cpu, "cpu", here, prompt_depth)
         else:
             prefill += _copied_s(shape, settings, [(device, share) for device, _, share in devices], there)
     return Speed(1 / prefill if prefill else 0.0, 1 / seconds if seconds else 0.0, is_measured)
@@ -167,37 +179,85 @@ def main_type(shape: ModelShape) -> str:
     return max(sizes, key=lambda name: sizes[name], default="F16")
 
 
-def _layers_s(shape: ModelShape, settings: LoadSettings, device: Device, backend: str, rate: Rates) -> float:
-    """Seconds of a token beside what it reads: a GPU's layers, and its layers' experts."""
+def _weights_s(shape: ModelShape, rate: Rates, num_bytes: int, wide_bytes: int) -> float:
+    """Seconds that reading these weights takes for a token, of which some have 16 bits."""
+    seconds = (num_bytes - wide_bytes) / rate.gbs + wide_bytes / (rate.wide_gbs or rate.gbs)
+    if shape.experts and rate.wide_experts_gbs is not None:
+        seconds += wide_bytes / rate.wide_experts_gbs
+    return seconds / 1e9
+
+
+def _answer_s(
+    shape: ModelShape, settings: LoadSettings, device: Device, backend: str, rate: Rates, depth: float
+) -> float:
+    """Seconds of a token beside what it reads: layers, their experts, recurrent ones, and attention."""
     if device.kind not in {"igpu", "dgpu"}:
         return 0.0
-    offloaded = len(shape.layers) - min(len(shape.layers), gpu_layer_start(shape, settings.n_gpu_layers))
-    seconds = offloaded * rate.layer_s
+    first = min(len(shape.layers), gpu_layer_start(shape, settings.n_gpu_layers))
+    offloaded = len(shape.layers) - first
+    linear = sum(1 for layer in shape.layers[first:] if layer.state_bytes)
+    seconds = rate.token_s + offloaded * rate.layer_s + linear * rate.linear_s
+    if rate.answer_attention_gflops is not None:
+        seconds += 2 * attention_gmac(shape, depth) / rate.answer_attention_gflops
     if shape.experts:
-        there = max(0, offloaded - settings.cpu_expert_layers)
-        seconds += there * mixture_speed(device, backend).layer_ms[mixture_kind(shape)] / 1000
+        there, kind = max(0, offloaded - settings.cpu_expert_layers), mixture_kind(shape)
+        if rate.expert_layer_s is not None:
+            seconds += there * rate.expert_layer_s * MIXTURE_LAYERS[kind]
+        else:
+            seconds += there * mixture_speed(device, backend).layer_ms[kind] / 1000
     return seconds
 
 
-def _prompt_s(shape: ModelShape, settings: LoadSettings, device: Device, backend: str, rate: Rates) -> float:
-    """Seconds a device computes for one token of a prompt."""
+def attention_gmac(shape: ModelShape, depth: float) -> float:
+    """Billions of multiplications and additions that attention takes for one token behind `depth` others."""
+    rows = 0.0
+    for layer in shape.layers:
+        if layer.key_values:
+            rows += min(depth, shape.sliding_window) if layer.sliding and shape.sliding_window else depth
+    return 2 * (shape.attention or shape.embedding) * rows / 1e9
+
+
+def _prompt_s(
+    shape: ModelShape, settings: LoadSettings, device: Device, backend: str, rate: Rates, depth: float
+) -> float:
+    """Seconds a device computes for one token of a prompt that stands behind `depth` others."""
     on_cpu = device.kind not in {"igpu", "dgpu"}
     own = set(settings.tiles) if on_cpu else set()
     faster = chip_speeds().cpu.own_kernels
-    share, work = expert_frac(shape), 0.0
+    share, work, active, wide, weights = expert_frac(shape), 0.0, 0.0, 0.0, 0
     for tensor in shape.tensors:
         name = tensor.ggml_type.name
         if len(tensor.shape) == 1 or is_looked_up(tensor.name, shape):
             continue
-        used = share if "_exps" in tensor.name else 1.0
-        work += 2 * tensor.num_values * used / type_speed(backend, name) / (faster if name in own else 1.0)
-    if not shape.experts:
-        return work / 1e9 / rate.gflops
-    if on_cpu:
-        return work / 1e9 / rate.gflops / chip_speeds().cpu.mixture
-    rows = min(settings.n_ubatch, TURN_PROMPT) / USUAL_UBATCH
-    part: float = min(1.0, mixture_speed(device, backend).prompt[mixture_kind(shape)] * rows**UBATCH_EXPONENT)
-    return work / 1e9 / rate.gflops / part
+        used = tensor.num_values * (share if "_exps" in tensor.name else 1.0)
+        by_type = 1.0 if rate.prompt_wide_s and tensor.ggml_type == SLOW_IN_PROMPTS else type_speed(backend, name)
+        work += 2 * used / by_type / (faster if name in own else 1.0)
+        active += used / 1e9
+        wide += used / 1e9 if tensor.ggml_type == SLOW_IN_PROMPTS else 0.0
+        weights += tensor.nbytes
+    seconds = work / 1e9 / rate.gflops
+    piece = max(1, min(settings.n_ubatch, TURN_PROMPT))
+    if shape.experts:
+        seconds += _experts_s(shape, device, backend, rate, seconds, active, piece)
+    linear = sum(1 for layer in shape.layers if layer.state_bytes)
+    seconds += 2 * attention_gmac(shape, depth) / rate.attention_rate
+    seconds += rate.prompt_token_s + linear * rate.prompt_linear_s + wide * rate.prompt_wide_s
+    whole = weights / 1e9 * (1.0 if shape.experts else DENSE_PIECE)
+    of_piece = whole * rate.piece_gb_s + len(shape.layers) * rate.piece_layer_s
+    return seconds + (of_piece + cache_read(shape, settings, depth) / 1e9 * rate.piece_cache_gb_s) / piece
+
+
+def _experts_s(
+    shape: ModelShape, device: Device, backend: str, rate: Rates, seconds: float, active: float, piece: int
+) -> float:
+    """What a mixture takes more for one token of a prompt than a dense model that takes `seconds`."""
+    if device.kind not in {"igpu", "dgpu"}:
+        return seconds * (1 / chip_speeds().cpu.mixture - 1)
+    kind = mixture_kind(shape)
+    fewer: float = (USUAL_UBATCH / piece) ** UBATCH_EXPONENT
+    if rate.prompt_experts_s is not None:
+        return active * rate.prompt_experts_s * MIXTURE_PROMPTS[kind] * fewer
+    return seconds * (1 / mixture_speed(device, backend).prompt[kind] - 1) * fewer
 
 
 def _copied_s(

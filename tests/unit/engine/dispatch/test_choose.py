@@ -5,6 +5,7 @@ from bisect import bisect_left
 
 import msgspec
 import pytest
+from gguf import GGMLQuantizationType
 from msgspec.structs import replace
 from msgspec.structs import replace as replaced
 
@@ -37,7 +38,8 @@ SIZES = range(GIB // 8, HALO.memory.total_bytes, 16 << 20)  # of memory that may
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
-    wide = scaled("llama", vocab=1000, ffn=16384)  # of so few weights that it is launched for, no GPU is worth it
+    # Of fewer weights no GPU is worth its launches.
+    wide = scaled("llama", vocab=1000, ffn=16384, qtype=GGMLQuantizationType.Q8_0)
     return str(write_hollow(tmp_path_factory.mktemp("dispatch") / "m.gguf", wide))
 
 

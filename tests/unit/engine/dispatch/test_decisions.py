@@ -41,7 +41,7 @@ RECORDED = {
     "sh-linux-amdvlk-vs-rocm": ("igpu/vulkan", "igpu/vulkan", "igpu/vulkan", "igpu/vulkan", HALO),
     "sh-zbook-ultra-64": ("igpu/vulkan", "igpu/vulkan", "igpu/vulkan", "igpu/vulkan", HALO),
     "sh-linux-driver-failed": ("cpu/cpu", "cpu/cpu", "cpu/cpu", "cpu/cpu", NO_GPU),
-    "sh-linux-egpu-rdna4": ("dgpu/vulkan", "dgpu/vulkan", "dgpu/vulkan", "dgpu/vulkan+", EXPERTS),
+    "sh-linux-egpu-rdna4": ("dgpu/vulkan", "dgpu/vulkan", "dgpu/vulkan", "igpu/vulkan", HALO + "; 16 GB"),
     "sh-windows-dxgi-discrete": ("igpu/vulkan", "igpu/vulkan", "igpu/vulkan", "igpu/vulkan", HALO),
     "sh-windows-rocm714": ("igpu/vulkan", "igpu/vulkan", "igpu/vulkan", "igpu/vulkan+", HALO + "; it gets 16 GiB"),
     "sh-wsl2": ("igpu/vulkan", "igpu/vulkan", "igpu/vulkan", "igpu/vulkan", HALO),
@@ -206,7 +206,7 @@ def test_prompts_copy_what_lies_in_ram_once_a_piece():
     experts = sum(t.nbytes for t in shape.tensors if "_exps" in t.name) * 40 / 48
     copied_s = experts / 1e9 / 12
     assert copied_s < 512 / prompt(512) < 1.5 * copied_s, "copying takes most of the time"
-    assert prompt(1024) > 1.7 * prompt(512)
+    assert prompt(1024) > 1.6 * prompt(512)
     assert prompt(2048, engine_args=EngineArgs(op_offload=False)) < prompt(512), "the processor computes them"
 
 

@@ -104,7 +104,7 @@ def test_experts_keep_the_copy(path, mixture):
 
 
 def test_a_gpus_settings_are_not_touched(path):
-    found = placed(of_types(read_shape(path), GgmlType.Q4_K), path, device=None)
+    found = placed(of_types(read_shape(path), GgmlType.Q4_K), path, device="igpu")
     assert found.settings.devices
     assert found.settings.repack is True
 
