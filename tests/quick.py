@@ -35,7 +35,7 @@ _gate = _Gate()
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     parser.addoption("--quick", action="store_true", help="unit tests without processes, Qt and native libraries")
-    if pluginmanager.is_blocked("pytest-qt"):  # its settings stay in pyproject.toml
+    if pluginmanager.is_blocked("pytest-qt"):  # by a person; its settings stay in pyproject.toml
         parser.addini("qt_api", "of pytest-qt")
         parser.addini("qt_log_level_fail", "of pytest-qt")
         parser.addini("qt_log_ignore", "of pytest-qt", type="linelist")

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from small_folder import NARROW, small_file
 
 pytestmark = pytest.mark.timeout(900)  # a model is made and asked, on a crowded computer
 FIT = "window.page('fit')"
@@ -52,16 +53,21 @@ def test_the_new_file_is_asked_the_tasks_and_the_card_says_what_came_out(walk, t
 
 
 def test_a_model_is_fitted_to_a_folder_of_ones_own_and_the_card_says_what_is_gained(walk, tmp_path):
-    (tmp_path / "0.md").write_text("# Commands\n")
-    walk.go("Make it fit")
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "0.md").write_text("# Commands\n")
+    (walk.home / "models").mkdir(exist_ok=True)
+    small_file(tmp_path / "small.gguf", 1, NARROW).rename(walk.home / "models" / "small.gguf")
+    walk.go("Library")
+    walk.click("Make small fit", "window.page('library')")
     walk.choose("Check a task before keeping it", "Keep it without a task", FIT)
     walk.choose("Text it is fitted to", "Fit it to my own text too…", FIT)
-    walk.choose_file(tmp_path)
+    walk.choose_file(own)
     walk.until(f"'characters of text' in {FIT}.banner.text and not {FIT}.start.isEnabled()")
     for n in range(60):
-        (tmp_path / f"{n}.md").write_text(f"# Command {n}\n\nUse tar -x to unpack number {n}.\n" * 60)
+        (own / f"{n}.md").write_text(f"# Command {n}\n\nUse tar -x to unpack number {n}.\n" * 40)
     walk.click("Try again", FIT)
-    walk.until(f"{FIT}.text.value == {str(tmp_path)!r} and {FIT}.start.isEnabled()")
+    walk.until(f"{FIT}.text.value == {str(own)!r} and {FIT}.start.isEnabled()")
     make(walk)
     walk.until(f"'On your own text:' in says({FIT})")
     walk.picture("own-text")

@@ -16,6 +16,7 @@ from quantize.plan.plan import Question, make_plan
 from quantize.plan.stock import stock_types
 from quantize.types import EvidenceRef, Goal
 
+TYPES = ("Q3_K", "Q4_K", "Q5_K", "Q6_K")  # enough to choose from at these sizes
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.usefixtures("kept")]
 
 
@@ -35,12 +36,12 @@ def write(path, types, rounding, measured, request):
 
 @pytest.fixture(scope="module")
 def reports(request_for, tmp_path_factory):
-    """Held-out figures of stock and ours at the same bytes: {(mix, kind): report}, of the whole bundled model.
+    """Held-out figures of stock and, at the bytes of the smaller, of ours, of the whole bundled model.
 
     Of three layers there is half as much to gain: with few alike there is little to choose.
     """
     folder = tmp_path_factory.mktemp("mixes")
-    whole = msgspec.structs.replace(request_for, source=SOURCE)
+    whole = msgspec.structs.replace(request_for, source=SOURCE, qtypes=TYPES)
     measured = measure(whole, ignore, never)
     spec = model_spec(read_gguf(SOURCE))
     files = {}
@@ -48,7 +49,7 @@ def reports(request_for, tmp_path_factory):
         stock = {n: t.name for n, t in stock_types(spec, mix, has_imatrix=True).items()}
         files[mix, "stock"] = write(folder / f"{mix}-stock.gguf", stock, "stock", measured, whole)
         size = files[mix, "stock"].stat().st_size
-        for kind in ("rows", "gptq"):
+        for kind in ("rows", "gptq") if mix == "Q3_K_M" else ():
             question = Question(
                 model=spec,
                 damage=measured.evidence.damage(kind),
@@ -78,16 +79,14 @@ def test_the_reference_differs_from_itself_in_nothing(reports):
     assert same.perplexity.value == pytest.approx(same.reference_perplexity)
 
 
-@pytest.mark.parametrize("mix", ["Q3_K_M", "Q4_K_M"])
-def test_alpha_pays(reports, mix):
-    """Measured: .38 and .39 times stock (docs/log.md, "GPTQ rounding"); at .62 something is broken."""
-    assert reports[mix, "rows"].kld_mean.value <= 0.62 * reports[mix, "stock"].kld_mean.value
+def test_alpha_pays(reports):
+    """Measured: .38 times stock (docs/log.md, "GPTQ rounding"); at .62 something is broken."""
+    assert reports["Q3_K_M", "rows"].kld_mean.value <= 0.62 * reports["Q3_K_M", "stock"].kld_mean.value
 
 
-@pytest.mark.parametrize("mix", ["Q3_K_M", "Q4_K_M"])
-def test_alpha_with_gptq_pays(reports, mix):
-    """Measured: .16 and .19 times stock (docs/log.md, "GPTQ rounding"); at .32 something is broken."""
-    assert reports[mix, "gptq"].kld_mean.value <= 0.32 * reports[mix, "stock"].kld_mean.value
+def test_alpha_with_gptq_pays(reports):
+    """Measured: .16 times stock (docs/log.md, "GPTQ rounding"); at .32 something is broken."""
+    assert reports["Q3_K_M", "gptq"].kld_mean.value <= 0.32 * reports["Q3_K_M", "stock"].kld_mean.value
 
 
 def test_ours_at_the_bytes_of_a_small_mix_beats_the_larger_stock_mix(reports):

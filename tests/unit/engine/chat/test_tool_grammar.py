@@ -39,6 +39,9 @@ def own_notation(dialect):
     return isinstance(form, PythonCalls) or (isinstance(form, NamedCalls) and form.quote is not None)
 
 
+FEW = 4  # answers that end, of each dialect
+
+
 @pytest.mark.parametrize("parallel", [False, True])
 @pytest.mark.parametrize("name", sorted(BY_NAME))
 def test_forced_calls_are_read_back_and_valid(name, parallel):
@@ -63,6 +66,8 @@ def test_forced_calls_are_read_back_and_valid(name, parallel):
         )
         if text is None:
             continue
+        if ended == FEW:
+            break
         ended += 1
         seed_text = next(iter(dialect.seeds), "")
         parser = AnswerParser(dialect, TOOLS, seed_text)
