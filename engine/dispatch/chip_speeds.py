@@ -205,10 +205,15 @@ def rates(device: Device, backend: str, threads: int | None = None) -> Rates:
     """For dense models of the usual types. `threads`: of a processor; None: one a fast core."""
     if device.vendor == "software":
         return Rates(gbs=SOFTWARE_GBS, gflops=SOFTWARE_GFLOPS)
-    if device.kind not in {"igpu", "dgpu"}:
+    if device.kind == "cpu":
         return _cpu_rates(device, threads)
-    runtime = next((r for r in device.runtimes if r.backend == backend), None)
+    if device.kind not in {"igpu", "dgpu"}:  # a worker says what it reads; an NPU is judged by its own rule
+        gbs = bandwidth(device)
+        return Rates(gbs=gbs, gflops=gbs * _unknown("igpu").flop_per_byte)
     chip = gpu(device.chip)
+    runtime = next((r for r in device.runtimes if r.backend == backend), None)
+    if runtime is None and chip is not None:  # judged through a backend that is not here, as OpenVINO by Vulkan
+        runtime = Runtime(backend, "", 0, 0, 0, "unknown", matrix_units=chip.has_matrix(backend, "linux"))
     found = speed_of(chip, backend) if chip is not None else None
     if chip is None or found is None:
         return _unknown_rates(device)
@@ -276,7 +281,7 @@ def bandwidth(device: Device) -> float:
     if device.memory.bandwidth_gbs:
         return device.memory.bandwidth_gbs
     if device.kind in {"igpu", "dgpu"}:
-        return _unknown(device).bandwidth_gbs
+        return _unknown(device.kind).bandwidth_gbs
     return cpu_kind("other").bandwidth_gbs
 
 
@@ -307,12 +312,12 @@ def _is_for(row: MixtureSpeed, device: Device, backend: str) -> bool:
     )
 
 
-def _unknown(device: Device) -> UnknownSpeed:
-    return next(row for row in chip_speeds().unknown if row.kind == device.kind)
+def _unknown(kind: str) -> UnknownSpeed:
+    return next(row for row in chip_speeds().unknown if row.kind == kind)
 
 
 def _unknown_rates(device: Device) -> Rates:
-    row = _unknown(device)
+    row = _unknown(device.kind)
     gbs = bandwidth(device)
     return Rates(gbs=gbs * row.reads, gflops=gbs * row.flop_per_byte, layer_s=row.layer_ms / 1000)
 

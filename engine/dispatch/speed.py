@@ -174,7 +174,7 @@ def main_type(shape: ModelShape) -> str:
     """The name of the type that most of the multiplied weights have."""
     sizes: dict[str, int] = {}
     for tensor in shape.tensors:
-        if len(tensor.shape) > 1:
+        if len(tensor.shape) > 1 and not is_looked_up(tensor.name, shape):
             sizes[tensor.ggml_type.name] = sizes.get(tensor.ggml_type.name, 0) + tensor.num_values
     return max(sizes, key=lambda name: sizes[name], default="F16")
 

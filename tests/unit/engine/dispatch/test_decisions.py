@@ -6,10 +6,11 @@ from msgspec.structs import replace
 from devices.chips import with_chips
 from devices.memory import Ledger
 from devices.types import Device, Memory, Runtime
-from engine.dispatch.chip_speeds import chip_speeds, peak_tflops, rates
+from engine.dispatch.chip_speeds import chip_speeds, openvino_rates, peak_tflops, rates
 from engine.dispatch.choose import place
 from engine.dispatch.history import PlacementHistory
-from engine.dispatch.speed import bytes_per_token, expected
+from engine.dispatch.priors import effective_gbs
+from engine.dispatch.speed import bytes_per_token, expected, main_type
 from engine.dispatch.types import NO_OVERRIDES, Overrides
 from engine.runner.engine_args import EngineArgs
 from engine.runner.protocol import LoadSettings
@@ -264,6 +265,15 @@ def test_openvino_is_judged_by_device_and_type():
     assert decode(igpu, shape) > 30
 
 
+def test_a_worker_reads_what_it_says_and_openvino_counts_matrix_units_without_vulkan():
+    machine = opened("lnl-256v")
+    igpu = machine.device("igpu")
+    alone = replace(igpu, runtimes=(Runtime("openvino", "openvino:GPU", 0, 0, 0, "usable"),))
+    assert openvino_rates(alone, "Q4_K", None) == openvino_rates(igpu, "Q4_K", None)
+    far = Device("remote:desk/CUDA0", "remote", "", "desk", "usable", Memory(bandwidth_gbs=700.0))
+    assert effective_gbs(far, "rpc") == 700.0
+
+
 def test_tables_that_are_looked_up_cost_one_row():
     """Gemma 3n and 4 E keep an embedding for each layer: most of their file, of which a token takes one row."""
     from quantize.files.gguf_file import TensorInfo
@@ -274,6 +284,7 @@ def test_tables_that_are_looked_up_cost_one_row():
     )
     with_table = replace(shape, tensors=(*shape.tensors, table), file_bytes=shape.file_bytes + table.nbytes)
     assert bytes_per_token(with_table, 1.0) == bytes_per_token(shape, 1.0)
+    assert main_type(with_table) == "Q4_K"
     machine = with_card(opened("nv-hybrid-addw4"), "NVIDIA GeForce RTX 4060 Laptop GPU", 8)
     usual, larger = placed(machine, shape), placed(machine, with_table)
     assert larger.decode_tok_s == pytest.approx(usual.decode_tok_s, rel=0.01)
