@@ -122,7 +122,9 @@ def _bubblewrapped(argv: Sequence[str], folder: Path, openings: Openings, progra
         home_mount = ["--size", str(_MEMORY_DISK_BYTES), "--tmpfs", str(home)]
     options += home_mount
     for path in program_paths(argv[0], home):
-        options += ["--ro-bind-try", path, path]
+        # An open home has its single programs, and a link to what is not shown cannot be bound.
+        if not openings.home or Path(path).is_dir():
+            options += ["--ro-bind-try", path, path]
     options += ["--bind", str(folder), str(folder)]
     for repository in sorted({folder / ".git", *repositories(folder).paths}):
         options += _repository(repository)

@@ -95,6 +95,19 @@ def test_programs_of_the_home_run_and_nobodys_data_is_there(project, home, kind,
 
 
 @needs_sandbox
+def test_a_link_out_of_the_home_stops_no_command(project, home, kind, monkeypatch, tmp_path):
+    outside = tmp_path / "outside" / "tool4"
+    outside.parent.mkdir()
+    outside.write_text("#!/bin/sh\necho ran tool4\n")
+    outside.chmod(0o755)
+    (home / ".plain" / "tool4").symlink_to(outside)
+    monkeypatch.setenv("PATH", f"{home}/.plain:/usr/bin:/bin")
+    for openings in (Openings(), Openings(home=True)):
+        assert run_command(["tool3"], project, 90, openings).output == "ran tool3\n"
+    assert run_command(["tool4"], project, 90, Openings()).output == "ran tool4\n"
+
+
+@needs_sandbox
 @pytest.mark.parametrize(
     "entry",
     [
