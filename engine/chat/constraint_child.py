@@ -83,7 +83,7 @@ class Checker:
             loose, impossible = loosening.loosen(schema)
             if strict or impossible:
                 names = "; ".join(f"{what} cannot be enforced" for what in loosening.dropped[:3])
-                why = readable(problem)
+                why = readable(impossible or problem)
                 plain = why.startswith("Unimplemented keys")
                 problem = (names if plain else f"{names} ({why})") if names and not impossible else why
             else:

@@ -84,7 +84,7 @@ def _tidy(schema: Schema, root: Schema) -> Schema:
     branches = [_resolved(branch, root) for branch in out["oneOf"]] if isinstance(out.get("oneOf"), list) else []
     if branches and "anyOf" not in out and all(_differ(a, b, root) for a, b in itertools.combinations(branches, 2)):
         out["anyOf"] = out.pop("oneOf")
-    if "format" in out and out["format"] not in FORMATS:
+    if "format" in out and not (isinstance(out["format"], str) and out["format"] in FORMATS):
         del out["format"]
     if isinstance(out.get("type"), str) and out["type"].lower() in _TYPES:
         out["type"] = out["type"].lower()  # Gemini's SDKs write STRING
@@ -252,7 +252,11 @@ class Loosening:
             for name in list(defs):
                 defs[name] = self._part(defs[name], f"{key}/{name}")
         found = self._part(supported, "")
-        return found, self._problem(found)
+        problem = self._problem(found)
+        if problem and not self._compile(plain := {"type": "object"} if schema.get("type") == "object" else {}):
+            self.dropped = ["the schema as a whole"]
+            return plain, ""
+        return found, problem
 
     def _note(self, path: str, what: str) -> None:
         where = f"{path}: " if path else ""

@@ -154,8 +154,9 @@ def _choices(schema: Any, root: dict[str, Any]) -> list[str]:
     """The texts that a parameter must be one of; none where it may be anything else."""
     found = referred(schema, root)
     allowed = [found["const"]] if "const" in found else found.get("enum")
-    texts = [value for value in allowed if isinstance(value, str)] if isinstance(allowed, list) else []
-    return texts if allowed and len(texts) == len(allowed) and all(texts) else []
+    if not isinstance(allowed, list) or not all(isinstance(value, str) and value for value in allowed):
+        return []
+    return allowed
 
 
 def _text_value(schema: Any, root: dict[str, Any]) -> str:
@@ -168,7 +169,7 @@ def _text_value(schema: Any, root: dict[str, Any]) -> str:
     if isinstance(least, int) and least <= _MAX_LENGTH and (most is None or isinstance(most, int)):
         bounded = most is not None and most <= _MAX_LENGTH
         if least or bounded:
-            parts.append(f"/(?s:.{{{least},{most if bounded else ''}}})/")
+            parts.append(f"/(?s:.{{{int(least)},{most if bounded else ''}}})/")
     return " & ".join(parts)
 
 

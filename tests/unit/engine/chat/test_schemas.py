@@ -1,6 +1,7 @@
 """Schemas that clients send: what asserts nothing goes, what cannot be enforced is named or refused."""
 
 import json
+import random
 
 import jsonschema
 import pytest
@@ -8,6 +9,9 @@ import pytest
 from engine.chat.constraint_child import Checker
 from engine.chat.constraint_protocol import Trial
 from engine.chat.schemas import FORMATS, shape, tidy
+from engine.chat.tools.dialects import BY_NAME
+from engine.chat.tools.grammar import tool_grammar
+from engine.chat.types import ToolDefinition
 
 CHECKER = Checker()
 TEXT = {"type": "string"}
@@ -189,3 +193,46 @@ def test_the_shape_of_an_object_is_its_names():
     many = {"properties": {f"k{i}": TEXT for i in range(5000)}, "required": ["k7"]}
     assert shape(many) == {"type": "object", "properties": {"k7": {}}, "required": ["k7"]}
     assert shape({"properties": None}) == {"type": "object"}
+
+
+def test_any_nonsense_is_taken_or_refused_but_never_raises():
+    rng = random.Random(5)
+    keys = (
+        "type", "properties", "required", "items", "enum", "const", "pattern", "format", "minLength", "not", "if",
+        "then", "maxItems", "anyOf", "oneOf", "allOf", "$ref", "$defs", "additionalProperties", "patternProperties",
+        "propertyNames", "dependencies", "unevaluatedProperties", "unevaluatedItems", "minimum", "prefixItems",
+        "minProperties", "contains", "minContains", "discriminator", "exclusiveMinimum", "description",
+    )  # fmt: skip
+    values = (
+        True,
+        None,
+        -1,
+        2.0,
+        "string",
+        "#/$defs/a",
+        "(a",
+        [],
+        ["a"],
+        [None],
+        {},
+        {"a": {}},
+        {"a": None},
+        [{"a": 1}],
+    )
+
+    def nonsense(depth=0):
+        made = {
+            key: nonsense(depth + 1) if depth < 3 and rng.random() < 0.35 else rng.choice(values)
+            for key in rng.sample(keys, rng.randint(0, 5))
+        }
+        return {**made, "type": rng.choice(["string", "object", "array"])} if rng.random() < 0.5 else made
+
+    tagged = BY_NAME["qwen-coder"]
+    for _ in range(150):
+        source = nonsense()
+        for strict in (True, False):
+            verdict = CHECKER.check(Trial(kind="json_schema", source=json.dumps(source), strict=strict))
+            assert strict or not verdict.problem or "nsatisfiable" in verdict.problem, source
+        for parameters in (tidy(source), shape(source)):
+            if isinstance(parameters, dict):
+                tool_grammar(tagged, [ToolDefinition(name="f", parameters=parameters)], parallel=True)
