@@ -16,6 +16,8 @@ from engine.reasons import because
 
 ID_BYTES: Final = 12
 MAX_NAME: Final = 120
+# Vector stores are collections, too: each change writes the list of all.
+MAX_COLLECTIONS: Final = 5000
 
 
 class Definition(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,6 +70,8 @@ class Definitions:
             raise InputFault(because("collection_name", most=MAX_NAME), "name")
         with self._store.locked():
             every = self.all()
+            if len(every) >= MAX_COLLECTIONS:
+                raise InputFault(because("too_many_collections", most=MAX_COLLECTIONS), "name")
             if prefix == "col" and any(d.name.casefold() == name.casefold() for d in every):
                 raise InputFault(because("collection_there", name=name), "name")
             new_id = f"{prefix}_{secrets.token_hex(ID_BYTES)}"

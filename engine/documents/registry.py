@@ -15,7 +15,6 @@ from filelock import FileLock, Timeout
 
 from engine.documents import indexing
 from engine.documents.definitions import Definition, Definitions
-from engine.documents.errors import CollectionUnusable, NoCollection
 from engine.documents.follow import Follower
 from engine.documents.indexing import Progress
 from engine.documents.reading import Reader
@@ -40,6 +39,9 @@ _QUICK_BYTES: Final = 4 << 20
 # Of more changes together the whole collection is looked at.
 _MOST_CHANGED: Final = 200
 _SCANNED: Final = ("pdf", "picture")
+# Each open index holds four descriptors: so many are open at once, and none that was not used for a while.
+MAX_OPEN: Final = 32
+OPEN_S: Final = 30.0
 _KINDS: Final = "SELECT DISTINCT kind FROM document"
 NONE: Final = "none"
 
@@ -76,12 +78,16 @@ class Embedding(Protocol):
 
 
 class Live:
-    """One collection with its index open. Others may read the index while this process keeps it up to date."""
+    """One collection. Others may read its index while this process keeps it up to date.
 
-    def __init__(self, definition: Definition, folder: Path) -> None:
+    `pending`: some passages may have no vector; what is known to be whole is not opened to look.
+    """
+
+    def __init__(self, definition: Definition, folder: Path, on_open: Callable[[], None]) -> None:
         self.definition = definition
         self.folder = folder
-        self.store = Store(folder / "index.db")
+        self.store = Store(folder / "index.db", on_open)
+        self.pending = True
         self.vectors = Vectors(self.store)
         self.progress = Progress()
         self.reading = False
@@ -100,6 +106,13 @@ class Live:
         with contextlib.suppress(Timeout, OSError):
             self._lock.acquire(timeout=0)
         return bool(self._lock.is_locked)
+
+    def rest(self) -> bool:
+        """Hold no descriptors until somebody needs the index; False where it is being used."""
+        if self.reading or not self.store.rest():
+            return False
+        self._lock.release()
+        return True
 
     def close(self) -> None:
         """Close the index."""
@@ -135,22 +148,35 @@ class Collections:
             self._begin()
 
     def live(self, key: str) -> Live:
-        """An open collection. Raises: NoCollection, CollectionUnusable."""
-        definition = self.definitions.get(key)
+        """A collection; its index is opened when it is used. Raises: NoCollection."""
+        return self._live_of(self.definitions.get(key))
+
+    def _live_of(self, definition: Definition) -> Live:
         with self._lock:
             found = self._live.get(definition.id)
             if found is None:
-                found = self._live[definition.id] = Live(definition, self.folder / definition.id)
+                folder = self.folder / definition.id
+                found = self._live[definition.id] = Live(definition, folder, self._close_surplus)
             found.definition = definition
             return found
 
+    def _close_surplus(self) -> None:
+        """One more index is opened: those that were used longest ago make room for it."""
+        opened = sorted((v for v in list(self._live.values()) if v.store.is_open), key=lambda v: v.store.used_at)
+        surplus = len(opened) + 1 - MAX_OPEN
+        for live in opened:
+            if surplus <= 0:
+                return
+            surplus -= live.rest()
+
+    def _rest_idle(self) -> None:
+        for live in list(self._live.values()):
+            if live.store.is_open and time.monotonic() - live.store.used_at > OPEN_S:
+                live.rest()
+
     def all(self) -> list[Live]:
-        """Every collection that can be opened."""
-        found = []
-        for definition in self.definitions.all():
-            with contextlib.suppress(CollectionUnusable, NoCollection):  # it may be removed meanwhile
-                found.append(self.live(definition.id))
-        return found
+        """Every collection."""
+        return [self._live_of(definition) for definition in self.definitions.all()]
 
     def add(self, name: str, prefix: str = "col", **fields: object) -> Live:
         """A new collection; its files are read at once. Raises: InputFault."""
@@ -164,7 +190,7 @@ class Collections:
         made = self.definitions.change(key, change)
         self.refresh(made.id)
         live = self.live(made.id)
-        live.embedding_problem = None  # another model may do it, or may do it now
+        live.embedding_problem, live.pending = None, True  # another model may do it, or may do it now
         return live
 
     def remove(self, key: str) -> Definition:
@@ -238,6 +264,7 @@ class Collections:
                     live.vectors.release()
             if passed and not self._stop.is_set():
                 self._get_ready(passed)
+            self._rest_idle()
             with self._wake:
                 if not self._dirty and not self._stop.is_set():
                     self._wake.wait(_IDLE_S)
@@ -275,7 +302,7 @@ class Collections:
                 live.unseen = live.definition.sources
                 _complain("a collection could not be brought up to date", error)
         finally:
-            live.reading = False
+            live.reading, live.pending = False, True
             live.checked_at = time.monotonic()
 
     def _interrupted(self, live: Live) -> Callable[[], bool]:
@@ -293,6 +320,7 @@ class Collections:
                 continue
             try:
                 self._read_changed(live, mine)
+                live.pending = True
             except Exception as error:  # noqa: BLE001 - following goes on; the next pass finds what was missed
                 if not self._gone(live):
                     _complain("changed documents could not be read", error)
@@ -322,11 +350,12 @@ class Collections:
     def _embed_forever(self) -> None:
         while not self._stop.is_set():
             worked = False
+            models: dict[Any, EmbeddingModel | None] = {}
             for live in self.all():
                 if self._stop.is_set():
                     return
                 try:
-                    worked = self._embed_some(live) or worked
+                    worked = self._embed_some(live, models) or worked
                 except NotNow as error:
                     live.embedding_problem = error.why
                 except Exception as error:  # noqa: BLE001 - as above
@@ -335,16 +364,24 @@ class Collections:
             if not worked:
                 self._stop.wait(_IDLE_S / 4)
 
-    def _embed_some(self, live: Live) -> bool:
+    def _embed_some(self, live: Live, models: dict[Any, EmbeddingModel | None]) -> bool:
+        """Embed a batch; `models` are those that were chosen in this round."""
         definition = live.definition
-        if self.embedding is None or definition.embedding_model == NONE or not live.owned():
+        if self.embedding is None or definition.embedding_model == NONE or not live.pending:
             return False
+        choice = definition.embedding_model, tuple(definition.agreed.items())
+        if choice not in models:
+            models[choice] = self.embedding.model(definition)
+        model = models[choice]
+        if model is None:
+            raise NotNow(because("no_embedding_model"))
+        if not live.owned():
+            return False
+        live.pending = False  # whoever adds passages meanwhile says so again
         missing = live.store.without_vector(live.embedded_to, EMBED_BATCH)
         if not missing:
             return False
-        model = self.embedding.model(definition)
-        if model is None:
-            raise NotNow(because("no_embedding_model"))
+        live.pending = True
         if live.store.use_model(model.id, model.passage_prefix):
             live.embedded_to = 0
             return True

@@ -7,7 +7,7 @@ that is killed leaves an index of whole pages.
 import hashlib
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -108,21 +108,64 @@ _CHUNK: Final = (
 
 
 class Store:
-    """Typed access to the tables. One connection under one lock; safe from any thread."""
+    """Typed access to the tables. One connection under one lock; safe from any thread.
 
-    def __init__(self, path: Path) -> None:
+    It is opened when it is first needed, and again after `rest`: a file that nobody asks holds no descriptors.
+    `on_open` is called before that.
+    """
+
+    def __init__(self, path: Path, on_open: Callable[[], None] = lambda: None) -> None:
         self.path = path
         self.lock = threading.RLock()
-        try:
-            self._db = open_index(path, _SCHEMA, _VERSION, synchronous="normal")
-            self.stemmer = Stemmer(self._db)
-        except (OSError, apsw.Error) as error:
-            raise CollectionUnusable(path, str(error)) from error
+        self.used_at = 0.0
+        self._on_open = on_open
+        self._opened: tuple[apsw.Connection, Stemmer] | None = None
+        self._closed = False
+
+    @property
+    def is_open(self) -> bool:
+        """It holds descriptors."""
+        return self._opened is not None
+
+    def _open(self) -> tuple[apsw.Connection, Stemmer]:
+        """Under `lock`. Raises: CollectionUnusable."""
+        self.used_at = time.monotonic()
+        if self._opened is None:
+            if self._closed:
+                raise CollectionUnusable(self.path, "it was removed")
+            self._on_open()
+            try:
+                db = open_index(self.path, _SCHEMA, _VERSION, synchronous="normal")
+                self._opened = db, Stemmer(db)
+            except (OSError, apsw.Error) as error:
+                raise CollectionUnusable(self.path, str(error)) from error
+        return self._opened
+
+    @property
+    def _db(self) -> apsw.Connection:
+        return self._open()[0]
+
+    @property
+    def stemmer(self) -> Stemmer:
+        """For questions that others ask; under `lock`."""
+        return self._open()[1]
 
     @property
     def connection(self) -> apsw.Connection:
         """For questions that others ask; under `lock`."""
-        return self._db
+        return self._open()[0]
+
+    def rest(self) -> bool:
+        """Close the file until it is needed again; False where somebody uses it just now."""
+        if not self.lock.acquire(blocking=False):
+            return False
+        try:
+            opened, self._opened = self._opened, None
+            if opened is not None:
+                opened[0].close()
+        finally:
+            self.lock.release()
+        return True
 
     # ------------------------------------------------------------------ writing
 
@@ -353,9 +396,12 @@ class Store:
         return total
 
     def close(self) -> None:
-        """Close the database."""
+        """Close the database for good."""
         with self.lock:
-            self._db.close()
+            self._closed = True
+            if self._opened is not None:
+                self._opened[0].close()
+                self._opened = None
 
 
 def embedded_text(title: str, heading: str, text: str) -> str:

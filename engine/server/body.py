@@ -2,15 +2,20 @@
 
 import asyncio
 from collections.abc import Mapping
-from typing import Any, ClassVar, Final, TypeVar
+from typing import Annotated, Any, ClassVar, Final, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
 from engine.errors import Cancelled, InputFault
 from engine.server.json_bounds import UNCOUNTED_BYTES, check_counts
 from engine.server.long_strings import Cut
 from engine.server.shape import unread
+
+# What clients may attach to what is stored for them. Source: OpenAI's reference.
+Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
+]
 
 
 class Body(BaseModel):

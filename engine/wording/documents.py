@@ -28,5 +28,6 @@ DOCUMENTS: Final = {
     "no_collection_but": "There is no collection {name!r} here. Known: {known}.",
     "collection_unusable": "The index {path} cannot be used: {why}.",
     "collection_name": "The name of a collection has 1 to {most} characters.",
+    "too_many_collections": "There are already {most} collections and vector stores. Remove some first.",
     "collection_there": "There is a collection named {name!r} already.",
 }

@@ -70,3 +70,50 @@ def test_items_are_listed_in_the_form_of_openais_document(qwen):
         for item, kind in zip(listed, ("output_text", "input_text"), strict=True):
             assert (item["type"], item["status"], item["content"][0]["type"]) == ("message", "completed", kind)
             assert item["id"]
+
+
+BIG = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "x" * 60_000}]}
+
+
+@pytest.fixture
+def small(monkeypatch):
+    monkeypatch.setattr("engine.server.stored.conversations.MAX_BYTES", 100_000)
+    monkeypatch.setattr("engine.server.stored.responses.MAX_BYTES", 100_000)
+
+
+def test_a_conversation_is_bounded_in_all_that_it_holds(qwen, client, small):
+    made = client.conversations.create(items=[BIG])
+    with pytest.raises(openai.BadRequestError, match="limit is 0 MiB") as refused:
+        client.conversations.items.create(made.id, items=[BIG])
+    assert refused.value.code == "conversation_full"
+    with pytest.raises(openai.BadRequestError, match="Begin another conversation"):
+        client.responses.create(model="spark", conversation=made.id, input="x" * 60_000)
+    with pytest.raises(openai.BadRequestError, match="limit"):
+        client.conversations.create(items=[BIG, BIG])
+    many = [{"type": "message", "role": "user", "content": "x"}] * 900  # small in JSON, large in memory
+    with pytest.raises(openai.BadRequestError, match="limit"):
+        client.conversations.items.create(made.id, items=many)
+    (item,) = client.conversations.items.list(made.id).data
+    client.conversations.items.delete(item.id, conversation_id=made.id)
+    client.conversations.items.create(made.id, items=[BIG])
+    assert qwen.asked() == []
+    other = client.conversations.create(items=[BIG])  # the oldest one makes room
+    assert len(client.conversations.items.list(other.id).data) == 1
+    with pytest.raises(openai.NotFoundError):
+        client.conversations.retrieve(made.id)
+
+
+def test_labels_are_as_large_as_openai_allows(qwen, client):
+    fits = {f"{n}".ljust(64, "k"): "v" * 512 for n in range(16)}
+    made = client.conversations.create(metadata=fits)
+    assert client.conversations.update(made.id, metadata=fits).metadata == fits
+    for wrong in ({"a": "v" * 513}, {"k" * 65: "v"}, {str(n): "v" for n in range(17)}):
+        for ask in (
+            lambda wrong=wrong: client.conversations.create(metadata=wrong),
+            lambda wrong=wrong: client.conversations.update(made.id, metadata=wrong),
+            lambda wrong=wrong: client.responses.create(model="spark", input="Hi", metadata=wrong),
+            lambda wrong=wrong: client.vector_stores.create(metadata=wrong),
+        ):
+            with pytest.raises(openai.BadRequestError, match="metadata"):
+                ask()
+    assert qwen.asked() == []

@@ -29,8 +29,11 @@ def mbox(path: Path, first: int = 1) -> Iterator[Page]:
                 continue
             try:
                 yield _page(number, email.message_from_bytes(box.get_bytes(key), policy=email.policy.default))
-            except (ValueError, LookupError, Unreadable, AttributeError, TypeError) as error:
-                yield Page(number, label=f"message {number}", problem=f"the message is damaged ({error})")
+            except MemoryError:
+                raise
+            except Exception as error:  # noqa: BLE001 - anybody can send a mail, and the others are read
+                why = str(error) if isinstance(error, Unreadable) else type(error).__name__
+                yield Page(number, label=f"message {number}", problem=f"the message is damaged ({why})")
     finally:
         box.close()
 

@@ -23,12 +23,16 @@ def pptx(path: Path) -> Iterator[Page]:
             order = _slides(archive)
         except (KeyError, etree.LxmlError) as error:
             raise Unreadable("it is damaged, or not a presentation") from error
+        seen: set[str] = set()
         for number, name in enumerate(order, 1):
             try:
                 tree = etree.fromstring(read_member(archive, name), XML)
-                blocks = [*_slide(tree), *_beside(archive, name)]
-            except (KeyError, etree.LxmlError) as error:
-                yield Page(number, label=f"slide {number}", problem=f"the slide is damaged ({error})")
+                blocks = [*_slide(tree), *_beside(archive, name, seen)]
+            except MemoryError:
+                raise
+            except Exception as error:  # noqa: BLE001 - one slide is damaged, and the others are read
+                why = str(error) if isinstance(error, KeyError | etree.LxmlError) else type(error).__name__
+                yield Page(number, label=f"slide {number}", problem=f"the slide is damaged ({why})")
                 continue
             yield Page(number, tuple(blocks), f"slide {number}")
 
@@ -37,7 +41,7 @@ def _slides(archive: Any) -> list[str]:
     tree = etree.fromstring(read_member(archive, "ppt/presentation.xml"), XML)
     parts = relations(archive, "ppt/presentation.xml")
     ids = ([v for k, v in e.items() if k.endswith("}id")] for e in tree.iter() if local(e) == "sldId")
-    return [parts[found[0]][0] for found in ids if found]
+    return list(dict.fromkeys(parts[found[0]][0] for found in ids if found))
 
 
 def _slide(tree: Any) -> Iterator[Block]:
@@ -65,13 +69,16 @@ def _is_second_choice(shape: Any) -> bool:
     return False
 
 
-def _beside(archive: Any, slide: str) -> Iterator[Block]:
-    """What a slide shows or has that stands in parts of its own."""
+def _beside(archive: Any, slide: str, seen: set[str]) -> Iterator[Block]:
+    """What a slide shows or has that stands in parts of its own; what was `seen` is not read again."""
     try:
         parts = relations(archive, slide)
     except KeyError:
         return
     for name, kind in parts.values():
+        if name in seen:
+            continue
+        seen.add(name)
         if kind == "notesSlide":
             tree = etree.fromstring(read_member(archive, name), XML)
             lines = [_text(p) for p in _named(tree, "p")]
@@ -104,8 +111,12 @@ def xlsx(path: Path) -> Iterator[Page]:
         book = openpyxl.load_workbook(path, read_only=True, data_only=True)
     except (KeyError, ValueError, TypeError, OSError) as error:
         raise Unreadable("it is damaged, or not a workbook") from error
-    number = 1
+    number, seen = 1, set()
     for sheet in book.worksheets:
+        part = getattr(sheet, "_worksheet_path", sheet.title)
+        if part in seen:  # a workbook may name one sheet many times
+            continue
+        seen.add(part)
         for page in _sheet(sheet, number):
             yield page
             number = page.number + 1

@@ -1,6 +1,7 @@
 """What the routes ask of collections: search by both ways, pages, and what a collection is at the moment."""
 
 import asyncio
+import contextlib
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -11,7 +12,7 @@ import numpy as np
 from devices.learned import learned
 from engine.api.collections import Collection, PageText, Passage, SearchAnswer, SearchRequest, SentTo
 from engine.documents.definitions import Definition
-from engine.documents.errors import NoCollection, NoDocument, NotAgreed
+from engine.documents.errors import CollectionUnusable, NoCollection, NoDocument, NotAgreed
 from engine.documents.registry import NONE, Collections, Live
 from engine.documents.search import Hit, Ways, evidence, find
 from engine.errors import EngineError, InputFault
@@ -220,6 +221,14 @@ class CollectionService:
             end=end,
             num_pages=row.num_pages,
         )
+
+    def all_shown(self) -> tuple[Collection, ...]:
+        """Every collection whose index can be opened."""
+        found = []
+        for live in self.collections.all():
+            with contextlib.suppress(CollectionUnusable):  # it may be removed meanwhile
+                found.append(self.shown(live))
+        return tuple(found)
 
     def shown(self, live: Live) -> Collection:
         """A collection as it is now."""

@@ -39,8 +39,7 @@ router = APIRouter(prefix="/tessera/v1/collections", tags=["collections"], route
 async def list_collections(request: Request) -> Collections:
     """Every collection with the state of its index."""
     service = await server_state(request).collection_service()
-    found = await asyncio.to_thread(lambda: tuple(service.shown(live) for live in service.collections.all()))
-    return Collections(collections=found)
+    return Collections(collections=await asyncio.to_thread(service.all_shown))
 
 
 @router.post("", status_code=201)

@@ -4,14 +4,16 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field
 
-from engine.server.body import Body
+from engine.server.body import Body, Metadata
 from engine.server.openai.vector_store_filters import MAX_DEPTH
 from engine.server.shape import ANY
 
 # Source: OpenAI's reference; more files are added one by one or in batches.
 MAX_FILES: Final = 500
-Metadata = Annotated[dict[str, Annotated[str, Field(max_length=512)]], Field(max_length=16)]
-Attributes = Annotated[dict[str, str | float | bool], Field(max_length=16)]
+Attributes = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)] | float | bool],
+    Field(max_length=16),
+]
 FileIds = Annotated[list[str], Field(max_length=MAX_FILES)]
 
 

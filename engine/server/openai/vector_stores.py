@@ -4,6 +4,7 @@ A store is a collection that everyone may ask who may chat here. Those that the 
 """
 
 import asyncio
+import contextlib
 import json
 import time
 from pathlib import Path
@@ -15,7 +16,7 @@ from starlette.responses import JSONResponse, Response
 
 from engine.api.collections import Passage, SearchRequest
 from engine.documents.definitions import Definition
-from engine.documents.errors import FileNotFound, NoCollection
+from engine.documents.errors import CollectionUnusable, FileNotFound, NoCollection
 from engine.documents.kinds import kind_of
 from engine.documents.registry import Live
 from engine.documents.store import FAILED, READING, DocumentRow
@@ -87,10 +88,16 @@ async def list_stores(
 ) -> dict[str, Any]:
     """Every store, newest first."""
     service = await server_state(request).collection_service()
-    every = await asyncio.to_thread(
-        lambda: [_store(live) for live in service.collections.all() if live.definition.id.startswith(f"{PREFIX}_")]
-    )
-    return page(every, limit, after, order)
+
+    def shown() -> list[dict[str, Any]]:
+        found = []
+        for live in service.collections.all():
+            if live.definition.id.startswith(f"{PREFIX}_"):
+                with contextlib.suppress(CollectionUnusable):  # it may be deleted meanwhile
+                    found.append(_store(live))
+        return found
+
+    return page(await asyncio.to_thread(shown), limit, after, order)
 
 
 @router.get("/{store}")

@@ -7,7 +7,7 @@ from fastapi.responses import JSONResponse
 from pydantic import Field
 from starlette.responses import Response
 
-from engine.server.body import Body, openapi_body, parse
+from engine.server.body import Body, Metadata, openapi_body, parse
 from engine.server.ignored import ignored_header
 from engine.server.paging import Order, PageSize, page
 from engine.server.responses.schemas import ITEM
@@ -24,13 +24,13 @@ class CreateBody(Body):
     shapes: ClassVar = {"items": ITEM}
 
     items: Items | None = None
-    metadata: dict[str, str] | None = None
+    metadata: Metadata | None = None
 
 
 class UpdateBody(Body):
     """POST /v1/conversations/{id}."""
 
-    metadata: dict[str, str]
+    metadata: Metadata
 
 
 class AddBody(Body):
@@ -52,6 +52,7 @@ async def create(request: Request) -> Response:
     """Begin a conversation."""
     body = await parse(request, CreateBody)
     conversation = Conversation(body.metadata or {})
+    conversation.require_capacity(body.items or [])
     _store(request).put(conversation)
     _store(request).add(conversation, body.items or [])
     return JSONResponse(conversation.payload(), headers=ignored_header(body.ignored()))
@@ -92,6 +93,7 @@ async def add_items(request: Request, conversation: str) -> Response:
     """Add items that no answer brought."""
     body = await parse(request, AddBody)
     found = _store(request).get(conversation)
+    found.require_capacity(body.items)
     added = _store(request).add(found, body.items)
     return JSONResponse(page(added, len(added), None, "asc"), headers=ignored_header(body.ignored()))
 
@@ -106,5 +108,5 @@ async def show_item(request: Request, conversation: str, item: str) -> dict[str,
 async def delete_item(request: Request, conversation: str, item: str) -> dict[str, Any]:
     """Take an item out; the conversation without it comes back."""
     found = _store(request).get(conversation)
-    found.items.remove(found.find(item))
+    found.take_out(item)
     return found.payload()

@@ -146,6 +146,7 @@ async def _understand(request: Request, state: ServerState, body: ResponsesReque
         context = state.responses.previous(body.previous_response_id).messages
     talk = None if body.conversation_id is None else state.talks.get(body.conversation_id)
     if talk is not None:
+        talk.require_capacity(body.input if isinstance(body.input, list) else [_user_item(body.input or "")])
         context = tuple(to_messages(talk.items, box))
     context = (*context, *to_messages(body.input if body.input is not None else [], box))
     if not context:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 from pydantic import Field
 
 from engine.errors import InputFault
-from engine.server.body import Body
+from engine.server.body import Body, Metadata
 from engine.server.openai.schemas import Reasoning, SamplerFields
 from engine.server.shape import ANY, ByType
 
@@ -114,7 +114,7 @@ class ResponsesRequest(SamplerFields):
     max_output_tokens: Annotated[int, Field(ge=1, lt=1 << 31)] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     truncation: Literal["auto", "disabled"] | None = None
-    metadata: dict[str, str] | None = None
+    metadata: Metadata | None = None
 
     @property
     def conversation_id(self) -> str | None:

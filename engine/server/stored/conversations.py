@@ -4,11 +4,10 @@ import time
 from collections import OrderedDict
 from typing import Any, Final
 
-import msgspec
-
 from engine.errors import InputFault
 from engine.server.ids import new_id
 from engine.server.stored.responses import ResponseNotFound
+from engine.server.stored.sizes import size_of
 
 MAX_CONVERSATIONS: Final = 512
 MAX_BYTES: Final = 64 << 20
@@ -23,8 +22,21 @@ class ConversationNotFound(ResponseNotFound):
         InputFault.__init__(self, f"There is no conversation {conversation_id!r}.", "conversation")
 
 
+class ConversationFull(InputFault):
+    """The items do not fit what one conversation may take."""
+
+    code = "conversation_full"
+
+    def __init__(self, size_bytes: int) -> None:
+        super().__init__(
+            f"The conversation would take {size_bytes / (1 << 20):.1f} MiB of memory; the limit is "
+            f"{MAX_BYTES / (1 << 20):.0f} MiB. Begin another conversation, or delete items of this one.",
+            "items",
+        )
+
+
 class Conversation:
-    """One conversation."""
+    """One conversation. `size_bytes` is what its items take, all others being bounded by the routes."""
 
     def __init__(self, metadata: dict[str, str]) -> None:
         self.id = new_id("conv", "_")
@@ -32,6 +44,18 @@ class Conversation:
         self.metadata = metadata
         self.items: list[dict[str, Any]] = []
         self.size_bytes = 0
+
+    def require_capacity(self, items: list[dict[str, Any]]) -> None:
+        """Raises: ConversationFull: with these it would be larger than all conversations together may be."""
+        size = self.size_bytes + size_of(items)
+        if size > MAX_BYTES:
+            raise ConversationFull(size)
+
+    def take_out(self, item_id: str) -> None:
+        """Delete an item. Raises: ConversationNotFound: none has this id."""
+        gone = self.find(item_id)
+        self.items.remove(gone)
+        self.size_bytes -= size_of([gone])
 
     def payload(self) -> dict[str, Any]:
         """The conversation as OpenAI writes it; its items are asked for apart."""
@@ -68,7 +92,7 @@ class ConversationStore:
         """Add items behind the others, each with an id; nothing happens to a conversation that was deleted."""
         named = [stored_item(item) for item in items]
         conversation.items += named
-        conversation.size_bytes += len(msgspec.json.encode(named))
+        conversation.size_bytes += sum(size_of([item]) for item in named)
         if conversation.id in self._stored:
             self._stored.move_to_end(conversation.id)
             self._bound()
@@ -80,10 +104,9 @@ class ConversationStore:
         del self._stored[conversation_id]
 
     def _bound(self) -> None:
-        while len(self._stored) > 1 and (
-            len(self._stored) > MAX_CONVERSATIONS or sum(c.size_bytes for c in self._stored.values()) > MAX_BYTES
-        ):
-            self._stored.popitem(last=False)
+        total = sum(c.size_bytes for c in self._stored.values())
+        while self._stored and (len(self._stored) > MAX_CONVERSATIONS or total > MAX_BYTES):
+            total -= self._stored.popitem(last=False)[1].size_bytes
 
 
 def stored_item(item: dict[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import msgspec
 
 from engine.chat.types import Message
 from engine.errors import InputFault
+from engine.server.stored.sizes import size_of
 
 MAX_RESPONSES: Final = 512
 MAX_BYTES: Final = 64 << 20
@@ -62,7 +63,7 @@ class ResponseStore:
         self, response: dict[str, Any], input_items: list[dict[str, Any]], messages: tuple[Message, ...]
     ) -> None:
         """Keep an answer, forgetting the oldest beyond the limits."""
-        size = len(msgspec.json.encode((response, input_items, messages)))
+        size = size_of((response, input_items, messages))
         stored = Stored(response=response, input_items=input_items, messages=messages, size_bytes=size)
         if (earlier := self._stored.pop(str(response["id"]), None)) is not None:
             self._let_go(earlier)
@@ -70,7 +71,7 @@ class ResponseStore:
         self._bytes += size
         for item in _items(stored):
             self._items[item["id"]] = (item, self._items.get(item["id"], (item, 0))[1] + 1)
-        while len(self._stored) > MAX_RESPONSES or (self._bytes > MAX_BYTES and len(self._stored) > 1):
+        while len(self._stored) > MAX_RESPONSES or self._bytes > MAX_BYTES:
             self._let_go(self._stored.popitem(last=False)[1])
 
     def item(self, item_id: str, param: str) -> dict[str, Any]:

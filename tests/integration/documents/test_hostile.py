@@ -1,15 +1,22 @@
 """Documents and folders that want to reach what is outside of them."""
 
+import contextlib
 import os
 import re
+import sys
 import zipfile
+from pathlib import Path
 
 import documents_made as made
 import pytest
 from servers import wait_for
 
-from engine.documents import kinds
+from engine.documents import indexing, kinds, registry
 from engine.documents.reading import Reader
+from engine.documents.store import Store
+from engine.documents.types import Chunk, PageRead, ReadAnswer
+from engine.documents.walk import Walk
+from engine.paths import user_paths
 
 SECRET = "the password is herring"
 
@@ -62,3 +69,135 @@ def test_links_and_pipes_of_a_folder_are_left_out(collections, folder, tmp_path)
     wait_for(lambda: live.checked_at and not live.reading, 120, "reading")
     names = {document.path.rpartition("/")[2] for document in live.store.documents()}
     assert names == {"tides.md", "herring.txt", "boats.pdf", "broken.pdf"}
+
+
+def many_times(path, part, old, new):
+    """The archive with `old` of a part in the place of `new`."""
+    with zipfile.ZipFile(path) as archive:
+        parts = {name: archive.read(name).decode("utf-8", "surrogateescape") for name in archive.namelist()}
+    assert old in parts[part]
+    parts[part] = parts[part].replace(old, new, 1)
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, text in parts.items():
+            archive.writestr(name, text.encode("utf-8", "surrogateescape"))
+    return path
+
+
+@pytest.mark.parametrize("kind", ["epub", "epub, by fragments", "pptx", "xlsx"])
+def test_a_part_that_is_named_many_times_is_read_once(reader, tmp_path, kind):
+    path = tmp_path / f"a.{kind[:4]}"
+    if kind.startswith("epub"):
+        made.epub(path, ["Chapter one is about boats.", "Chapter two is about tides."])
+        items = "".join(f'<item id="f{n}" href="text/c0.xhtml#n{n}"/>' for n in range(3000))
+        same = kind == "epub"
+        spine = "".join(f'<itemref idref="{"c0" if same else f"f{n}"}"/>' for n in range(3000))
+        many_times(path, "OEBPS/content.opf", "<spine>", f"<spine>{spine}")
+        many_times(path, "OEBPS/content.opf", "<manifest>", f"<manifest>{'' if same else items}")
+    elif kind == "pptx":
+        made.pptx(path, [("Boats", "The dory"), ("Tides", "High water")])
+        again = '<p:sldId id="256" r:id="rId1"/>'
+        many_times(path, "ppt/presentation.xml", again, again * 3000)
+    else:
+        made.xlsx(path)
+        with zipfile.ZipFile(path) as archive:
+            (sheet,) = re.findall(r'<sheet [^>]*name="Stock"[^>]*/>', archive.read("xl/workbook.xml").decode())
+        again = "".join(sheet.replace('"Stock"', f'"Stock {n}"') for n in range(300))
+        many_times(path, "xl/workbook.xml", sheet, sheet + again)
+    pages = [page for answer in reader.read(path, kinds.kind_of(path.name)) for page in answer.pages]
+    assert 2 <= len(pages) <= 4
+    assert not any(page.problem for page in pages)
+
+
+@pytest.mark.parametrize("kind", ["mbox", "epub", "pptx"])
+def test_one_damaged_part_leaves_the_others_readable(reader, tmp_path, monkeypatch, kind):
+    path = tmp_path / f"a.{kind}"
+    if kind == "mbox":
+        made.mbox(path, [made.message(f"mail {n}", f"Text of number {n}.") for n in range(3)])
+        raw = path.read_bytes().replace(b"From: ida@example.org", b"From: " + b"(" * 3000 + b"x", 2)
+        raw = raw.replace(b"From: " + b"(" * 3000 + b"x", b"From: ida@example.org", 1)  # the second one only
+        path.write_bytes(raw)
+    elif kind == "epub":
+        deep = "<div>" * 200_000
+        made.epub(path, ["Text of number 0.", deep, "Text of number 2."])
+    else:
+        made.pptx(path, [("A", "Text of number 0."), ("B", "<a:t>"), ("C", "Text of number 2.")])
+    pages = [page for answer in reader.read(path, kinds.kind_of(path.name)) for page in answer.pages]
+    text = repr(pages)
+    assert "Text of number 0" in text
+    assert "Text of number 2" in text
+    assert kind == "epub" or any("damaged" in page.problem for page in pages)
+
+
+class Endless:
+    """A reader whose first file has no end; it notes which files it was asked for."""
+
+    def __init__(self):
+        self.asked = []
+
+    def read(self, path, kind, first=1):
+        self.asked.append((path.name, first))
+        number = first
+        while True:
+            done = path.name != "a.txt"
+            chunk = Chunk("", "text", f"zebra {number} " + "x" * 1000)
+            yield ReadAnswer((PageRead(number, "", (chunk,), ""),), done=done)
+            if done:
+                return
+            number += 1
+
+
+def test_a_document_without_an_end_is_cut_and_the_others_are_read_before_that(tmp_path, monkeypatch):
+    monkeypatch.setattr(indexing, "TURN_S", 0.0)
+    monkeypatch.setattr(indexing, "MAX_CHARS", 30_000)
+    place = tmp_path / "folder"
+    place.mkdir()
+    for name in ("a.txt", "b.txt", "z.txt"):
+        (place / name).write_text(name)
+    store, reader, progress = Store(tmp_path / "index.db"), Endless(), indexing.Progress()
+    assert indexing.update(store, Walk((str(place),)), reader, progress, lambda: False)
+    names = [name for name, _ in reader.asked]
+    assert names[:3] == ["a.txt", "b.txt", "z.txt"]
+    assert progress.done == progress.files == 3
+    found = {row.title: row for row in store.documents()}
+    assert [row.state for row in found.values()] == ["ready"] * 3
+    assert "more than 30,000 characters" in found["a"].problem
+    assert 30_000 < found["a"].num_chars < 32_500
+    store.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="descriptors are listed in /proc")
+def test_indexes_that_nobody_uses_hold_no_descriptors(tessera_home, tmp_path, monkeypatch):
+    """However many there are, also after a start; each is opened again when it is asked."""
+    monkeypatch.setattr(registry, "MAX_OPEN", 4)
+    monkeypatch.setattr(registry, "OPEN_S", 0.0)
+    (tmp_path / "a.txt").write_text("The zebra has stripes.")
+    made_one = registry.Collections(user_paths())
+    try:
+        keys = [made_one.add(f"c{n}", sources=(str(tmp_path),), follow=False).definition.id for n in range(20)]
+        most = 0
+        for collections in (made_one, registry.Collections(user_paths())):
+            collections.start()
+
+            def rested(collections=collections):
+                nonlocal most
+                most = max(most, sum(live.store.is_open for live in collections.all()))
+                return all(live.checked_at for live in collections.all()) and not held()
+
+            wait_for(rested, what="the reading of all")
+            assert most <= 4
+            for key in keys:
+                assert collections.live(key).store.counts().chunks == 1
+            if collections is made_one:
+                made_one.close()
+    finally:
+        made_one.close()
+        collections.close()
+
+
+def held():
+    """Descriptors of indexes and their locks."""
+    found = []
+    for link in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # of the listing itself
+            found.append(str(link.readlink()))
+    return [name for name in found if name.startswith(str(user_paths().state / "collections"))]
