@@ -168,6 +168,8 @@ class Speech:
         found: Answer = msgspec.msgpack.decode(answer, type=learned(Answer))
         if isinstance(found, Refused) and found.sound:
             raise InputFault(f"file: the recording cannot be read: {found.message}.", "file")
+        if isinstance(found, Refused) and found.model and isinstance(request, DetectSpeech):
+            raise BadModelFile(request.folder, found.message)
         if isinstance(found, Refused):
             raise SpeechFailed(f"The speech model failed: {found.message}")
         return found

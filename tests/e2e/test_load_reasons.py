@@ -1,9 +1,14 @@
 """Why a file cannot be loaded: llama.cpp's own reason, in the answer and in the log, after one try."""
 
+import io
+import wave
+
 import httpx2
 import pytest
 from broken_models import BROKEN, write_broken
 from servers import RunningServer
+
+from engine.server.speech import FILES
 
 pytestmark = pytest.mark.e2e
 
@@ -14,7 +19,11 @@ def running(tmp_path_factory, bundled_model):
     (home / "models").mkdir()
     for kind in BROKEN:
         write_broken(bundled_model, home / "models" / f"{kind}.gguf", kind)
-    server = RunningServer(home)
+    speech = home / "speech"
+    speech.mkdir()
+    for name in FILES:
+        (speech / name).write_bytes(b"no model")
+    server = RunningServer(home, env={"TESSERA_SPEECH": str(speech)})
     yield server
     server.stop()
 
@@ -46,6 +55,20 @@ def test_every_protocol_tells_it(running, path):
     got = httpx2.post(running.url + path, json=body)
     assert "unknown model architecture: 'llamaX'" in got.text
     assert got.status_code == (200 if path == "/v1/responses" else 422)
+
+
+def test_a_speech_model_that_is_damaged_says_why(running):
+    sound = io.BytesIO()
+    with wave.open(sound, "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(16_000)
+        file.writeframes(bytes(32_000))
+    files = {"file": ("silence.wav", sound.getvalue(), "audio/wav")}
+    got = httpx2.post(f"{running.url}/v1/audio/transcriptions", files=files, data={"model": "whisper-1"})
+    assert got.status_code == 422, got.text
+    assert got.json()["error"]["code"] == "bad_model_file"
+    assert "silero_vad.onnx" in got.json()["error"]["message"]
 
 
 def test_the_servers_own_models_still_answer(running):

@@ -27,6 +27,10 @@ from engine.runner.onnx.speech.voice import LONGEST_S, WINDOW, VoiceDetector, sp
 from quantize.onnx.request import SPEECH_FACTS as FACTS
 
 
+class FileRefused(Exception):
+    """A file of the model cannot be loaded on the processor; the message says why."""
+
+
 class Transcriber:
     """The models, loaded with the first recording, and the recording that is being read."""
 
@@ -42,15 +46,22 @@ class Transcriber:
             answer = self._detect(request) if isinstance(request, DetectSpeech) else self._transcribe(request)
         except BadSound as error:
             return msgspec.msgpack.encode(Refused(message=str(error), sound=True))
+        except FileRefused as error:
+            return msgspec.msgpack.encode(Refused(message=str(error), model=True))
         except Exception as error:  # noqa: BLE001 - ONNX Runtime has many; the next recording may be read
-            return msgspec.msgpack.encode(Refused(message=" ".join(str(error).split())[:300] or repr(error)))
+            return msgspec.msgpack.encode(Refused(message=_short(error)))
         return msgspec.msgpack.encode(answer)
 
     def _detect(self, request: DetectSpeech) -> SpeechSegments:
         self._samples = read_sound(request.sound)
         if self._models is None or self._loaded != (request.folder, request.provider):
             self._models = None
-            self._models = _load(request)
+            try:
+                self._models = _load(request)
+            except Exception as error:
+                if request.provider:  # another device may be at fault
+                    raise
+                raise FileRefused(_short(error)) from error
             self._loaded = (request.folder, request.provider)
         model = self._models[1]
         longest, notes = (model.longest_s, model.notes) if isinstance(model, FixedMoonshine) else (LONGEST_S, [])
@@ -66,6 +77,10 @@ class Transcriber:
         first, last = round(request.first_s * RATE), round(request.last_s * RATE)
         text, tokens, logprob = self._models[1].transcribe(self._samples[first:last])
         return Transcript(text=re.sub(r"\s+", " ", text), tokens=tuple(tokens), mean_logprob=logprob)
+
+
+def _short(error: Exception) -> str:
+    return " ".join(str(error).split())[:300] or repr(error)
 
 
 def _load(request: DetectSpeech) -> tuple[VoiceDetector, Moonshine | FixedMoonshine]:

@@ -42,10 +42,11 @@ class Transcript(msgspec.Struct, frozen=True, kw_only=True, tag="transcript"):
 
 
 class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
-    """It could not be done; `sound`: the recording is the reason."""
+    """It could not be done; `sound`: the recording is the reason; `model`: the files of the model are."""
 
     message: str
     sound: bool = False
+    model: bool = False
 
 
 Request = DetectSpeech | Transcribe
