@@ -194,7 +194,8 @@ class Ledger:
                 now = self._measure(reservation.pid) if reservation.pid else None
                 free[RAM] = free.get(RAM, 0) + (now.anonymous_bytes if now is not None else 0)
                 continue
-            held = reservation.measured or (self._measure(reservation.pid) if reservation.pid else None)
+            # Measured again: a cache is touched as it fills, and what was outstanding at the load is so no more.
+            held = (self._measure(reservation.pid) if reservation.pid else None) or reservation.measured
             for pool, drawn in reservation.drawn.items():
                 if pool == RAM:
                     free[RAM] = free.get(RAM, 0) - _outstanding(reservation, drawn, held)

@@ -247,6 +247,7 @@ class Services:
         Raises: ModelNotFound, the errors of HubClient and of reading the file.
         """
         from engine.api.placing import fit_report, model_placement  # noqa: PLC0415 - see the top
+        from engine.dispatch.context_size import open_context  # noqa: PLC0415 - see the top
         from engine.dispatch.machine_state import MachineState  # noqa: PLC0415 - see the top
         from engine.dispatch.placer import Placer  # noqa: PLC0415 - see the top
         from engine.dispatch.resources import open_resources  # noqa: PLC0415 - see the top
@@ -256,7 +257,8 @@ class Services:
         placer = Placer(open_resources(self.paths, MachineState(machine) if machine else None))
         shape, settings = find(model, self.catalogue, placer, projector)
         exact = os.path.isfile(settings.path) and machine is None  # noqa: PTH113 - pathlib is not imported here
-        placement = placer.judge_shape(model, shape, settings, Overrides(**overrides), exact=exact)
+        given = {"max_ctx": open_context(asked=overrides.get("n_ctx") is not None), **overrides}
+        placement = placer.judge_shape(model, shape, settings, Overrides(**given), exact=exact)
         return fit_report(placer.report(model, placement, shape)), model_placement(placement)
 
     def measured(self, model: str | None = None) -> "list[Report]":

@@ -35,7 +35,7 @@ def command(
     from app.cli.connection import connected  # noqa: PLC0415 - the command's own imports wait until it runs
     from app.client import ApiError, ServerUnreachable  # noqa: PLC0415
     from app.client.chosen import RemoteServer  # noqa: PLC0415
-    from app.code.connect.endpoint import endpoint_of  # noqa: PLC0415
+    from app.code.connect.endpoint import endpoint_of, load_for_agent  # noqa: PLC0415
     from app.code.connect.registry import INTEGRATIONS  # noqa: PLC0415
     from app.code.connect.store import ConnectStore  # noqa: PLC0415
     from app.code.connect.types import PLACEHOLDER_KEY  # noqa: PLC0415
@@ -67,6 +67,8 @@ def command(
                 _print_limits(endpoint, integration)
                 _connect(store, integration, endpoint, dry_run, yes)
                 return
+            if not dry_run:
+                endpoint = replace(endpoint, context=load_for_agent(client, endpoint.model) or endpoint.context)
             _print_limits(endpoint, integration)
             folder = user_paths().state / "launch" / integration.name
             sys.exit(_start(integration.launch(endpoint, folder), folder, arguments, integration, dry_run))
@@ -95,13 +97,14 @@ def _later(endpoint: "Endpoint") -> "Endpoint":
 
 
 def _print_limits(endpoint: "Endpoint", integration: "Integration") -> None:
-    from app.code.connect.endpoint import AGENT_CONTEXT  # noqa: PLC0415 - with the command's own imports
+    from app.code.connect.endpoint import LEAST_AGENT_CONTEXT  # noqa: PLC0415 - with the command's own imports
 
     echo(f"{integration.title} on {endpoint.model}, context {endpoint.context} tokens, {endpoint.url}", err=True)
-    if integration.kind == "agent" and endpoint.context < AGENT_CONTEXT:
+    if integration.kind == "agent" and endpoint.context < LEAST_AGENT_CONTEXT:
         echo(
-            f"Warning: coding agents need about {AGENT_CONTEXT} tokens of context; this model has "
-            f"{endpoint.context} here. Choose another with --model, or serve it with a larger --ctx.",
+            f"Warning: coding agents need about {LEAST_AGENT_CONTEXT} tokens of context; this model has "
+            f"{endpoint.context} here, as many as it was trained for, as you chose for it or as fit now. "
+            "Choose another with --model.",
             err=True,
         )
 

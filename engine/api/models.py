@@ -14,13 +14,15 @@ class LoadRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """POST /tessera/v1/models/{id}/load. `ttl_s` 0 keeps the model until it is unloaded.
 
     `draft` names a smaller model of the same vocabulary that guesses ahead, from now on; empty: none does.
-    `engine_args` is kept too; `{}` goes back to none.
+    `engine_args` is kept too; `{}` goes back to none. `n_ctx`: at least so many tokens of context, if it was
+    trained for them and nobody uses it meanwhile.
     """
 
     pinned: bool | None = None
     draft: Annotated[str, Meta(max_length=200)] | None = None
     ttl_s: Annotated[float, Meta(ge=0, le=1e9)] | None = None
     engine_args: EngineArgs | None = None
+    n_ctx: Annotated[int, Meta(ge=1, le=1 << 24)] | None = None
 
 
 class LoadedModel(msgspec.Struct, frozen=True, kw_only=True):

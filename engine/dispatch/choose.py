@@ -10,6 +10,7 @@ from engine.dispatch.attention import why_plain
 from engine.dispatch.candidates import Candidate, DryRunner, Question, on_cpu, on_gpus, through_openvino
 from engine.dispatch.cells import cap_kv_cells, grown
 from engine.dispatch.chip_speeds import has_matrix
+from engine.dispatch.context_size import Room, larger_context, room_for
 from engine.dispatch.history import PlacementHistory
 from engine.dispatch.npu_rule import Offer, Verdict, busy_igpu, judge, why_npu, why_power
 from engine.dispatch.priors import BACKENDS, NPU_LARGEST_PARAMETERS
@@ -18,6 +19,7 @@ from engine.dispatch.speculation import with_speculation
 from engine.dispatch.types import Alternative, Overrides, Placement
 from engine.fit.context import resize_context
 from engine.fit.shape import ModelShape
+from engine.fit.types import Need
 from engine.reasons import Reason, because
 from engine.runner.protocol import LoadSettings
 
@@ -47,7 +49,9 @@ def place(
     may return None, then formulas are used.
     """
 
-    def choose(settings: LoadSettings) -> tuple[list[Candidate], bool, Candidate, Verdict | None]:
+    def choose(
+        settings: LoadSettings, dry_run: DryRunner = dry_run
+    ) -> tuple[list[Candidate], bool, Candidate, Verdict | None]:
         asked = Question(shape, settings, overrides, machine, ledger, memory, owner, disk_gbs)
         found = [on_cpu(asked, dry_run), *on_gpus(asked)]
         intel = through_openvino(asked)
@@ -61,12 +65,30 @@ def place(
 
     use = memory.use(owner)
     overrides = grown(overrides, use)
-    wished = cap_kv_cells(requested_settings(base, overrides), shape, overrides, use)
+
+    def wish(n_ctx: int) -> LoadSettings:
+        return cap_kv_cells(requested_settings(resize_context(base, n_ctx), overrides), shape, overrides, use)
+
+    wished, context = wish(base.n_ctx), None
+    # What the user, a client or raw arguments asked for counts first.
+    asked = overrides.n_ctx is not None or base.engine_args.ctx_size is not None
+    if overrides.max_ctx is not None and not asked:
+
+        def at(n_ctx: int) -> Candidate:
+            return choose(with_speculation(wish(n_ctx), shape), _by_formula)[2]
+
+        def room(need: Need) -> Room | None:
+            return room_for(need, machine, ledger, owner)
+
+        context = larger_context(base.n_ctx, overrides.max_ctx, shape, at(base.n_ctx), at, room)
+        wished = wish(context.n_ctx) if context is not None else wished
     ahead = with_speculation(wished, shape)
     candidates, pinned, chosen, verdict = choose(ahead)
     if ahead != wished and not chosen.fits:
         candidates, pinned, chosen, verdict = choose(wished)
     reasons = _reasons(chosen, overrides, machine, shape, pinned)
+    if context is not None:
+        reasons = (*reasons, context.reason)
     if chosen.backend == BACKEND and chosen.device.kind == "npu":
         npu = _offer(chosen, memory, owner)
         first = verdict.reasons if verdict is not None else (why_power(chosen.device.vendor, npu),)
@@ -93,6 +115,10 @@ def place(
         reasons=reasons,
         alternatives=(*others, *_npus(machine, shape)),
     )
+
+
+def _by_formula(_settings: LoadSettings) -> None:
+    """What llama.cpp would say is not asked for a context that is only tried."""
 
 
 def requested_settings(base: LoadSettings, overrides: Overrides) -> LoadSettings:

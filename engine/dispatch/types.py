@@ -15,10 +15,11 @@ class Overrides(msgspec.Struct, frozen=True, kw_only=True):
     """What the user asked for. None leaves a choice to the dispatcher.
 
     `device` pins a device id, a kind (cpu, igpu, dgpu), a backend (vulkan) or `id/backend`.
-    `on_battery` prefers little power.
+    `on_battery` prefers little power. `max_ctx`: nobody asked for a context, so it may have up to so many tokens.
     """
 
     n_ctx: int | None = None
+    max_ctx: int | None = None
     n_parallel: int | None = None
     kv_type: str | None = None
     device: str | None = None

@@ -8,6 +8,7 @@ from typing import Final
 
 import msgspec
 
+from engine.dispatch.context_size import open_context
 from engine.dispatch.engine_args import with_engine_args
 from engine.dispatch.external import place_remote
 from engine.dispatch.load_settings import load_settings
@@ -183,7 +184,7 @@ class ServedModels:
             settings = resize_context(settings, n_ctx)
         placement, chosen = None, self.load_overrides.get(entry.id)
         if self._choose is not None:
-            overrides = with_choices(self.overrides, chosen)
+            overrides = self.overrides_for(entry, min_ctx=min_ctx)
             if overrides.n_ctx is not None and n_ctx > overrides.n_ctx:
                 overrides = msgspec.structs.replace(overrides, n_ctx=n_ctx)
             placement = await asyncio.to_thread(self._choose, entry.id, settings, overrides)
@@ -195,6 +196,18 @@ class ServedModels:
             placement=placement,
             keep=chosen.keep_loaded,
         )
+
+    def overrides_for(self, entry: ModelEntry, *, min_ctx: int = 0, saved: bool = True) -> Overrides:
+        """What was asked for a load of this model: by the server's options, and where `saved`, by the user for it.
+
+        Where nobody named a context, the dispatcher may choose it.
+        """
+        overrides = self.overrides
+        if saved:
+            overrides = with_choices(overrides, self.load_overrides.get(entry.id))
+        asked = bool(min_ctx or self._context or overrides.n_ctx)
+        chats = not {"embedding", "rerank"} & set(entry.capabilities)
+        return msgspec.structs.replace(overrides, max_ctx=open_context(asked=asked or not chats))
 
     async def unplaced(self, model: str) -> tuple[ModelEntry, LoadSettings]:
         """A model that can be loaded, and its settings before the dispatcher chose. Raises: as `resolve`."""

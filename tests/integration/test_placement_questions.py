@@ -1,11 +1,15 @@
 """Asking where a model would run changes nothing, and a context that is asked for is there or is refused."""
 
 import asyncio
+import json
+import os
 
 import httpx2
 import pytest
+from click.testing import CliRunner
 from scripted import TOKEN, ScriptedServer, home_paths
 
+from app.cli.main import cli
 from devices.recording import RecordedHost
 from engine.dispatch.machine_state import MachineState
 from engine.dispatch.memory_admission import MemoryAdmission
@@ -85,12 +89,45 @@ def test_what_is_shown_as_loaded_is_what_was_loaded(server):
     load = httpx2.post(f"{server.url}/tessera/v1/models/long/load", json={}, headers=MANAGE, timeout=60)
     assert load.json()["state"] == "loaded"
     before = placement(server)["loaded"]
-    assert before["settings"]["n_ctx"] == 8192
+    assert before["settings"]["n_ctx"] == 65536
+    assert any(reason.startswith("64k of context") for reason in before["reasons"])
     server.state.placer.history.set_pin("long", "cpu/cpu")
     asked = placement(server, "?ctx=512&parallel=1")
     assert "you pinned cpu/cpu" in asked["placement"]["reasons"]
     assert asked["placement"]["n_ctx"] == 512
     assert asked["loaded"] == placement(server)["loaded"] == before
+
+
+def test_an_agent_is_started_with_the_context_it_needs(server, tessera_home, tmp_path, monkeypatch):
+    """A smaller context than agents need is replaced before the agent starts; what the user chose stays."""
+    (tessera_home / "state").mkdir()
+    note = {"url": server.url, "token": TOKEN, "pid": os.getpid()}
+    (tessera_home / "state" / "server.json").write_text(json.dumps(note))
+    tool = tmp_path / "bin" / "claude"
+    tool.parent.mkdir()
+    tool.write_text("#!/bin/sh\nexit 7\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tool.parent), prepend=":")
+
+    def launch():
+        done = CliRunner().invoke(cli, ["launch", "claude", "--model", "long"], catch_exceptions=False)
+        assert done.exit_code == 7, done.output
+        return server.state.pool.get("long").settings.n_ctx, done.output
+
+    body = {"model": "long", "prompt": "", "options": {"num_ctx": 16384}}
+    assert httpx2.post(f"{server.url}/api/generate", json=body, timeout=60).status_code == 200
+    assert server.state.pool.get("long").settings.n_ctx == 16384
+    n_ctx, said = launch()
+    assert n_ctx == 65536
+    assert "context 65536 tokens" in said
+    assert "Warning" not in said
+    chosen = httpx2.put(
+        f"{server.url}/tessera/v1/models/long/load-settings", json={"n_ctx": 8192}, headers=MANAGE, timeout=60
+    )
+    assert chosen.status_code == 200
+    n_ctx, said = launch()
+    assert n_ctx == 8192
+    assert "Warning: coding agents need" in said
 
 
 def test_a_question_names_settings_that_a_load_would_get(server):

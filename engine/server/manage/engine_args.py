@@ -9,7 +9,6 @@ from engine.api.models import EngineArgsRequest, ModelEngineArgs
 from engine.dispatch.engine_args import with_engine_args
 from engine.library.types import ModelEntry
 from engine.runner.engine_args import NO_ARGS, EngineArgs
-from engine.server.load_overrides import with_choices
 from engine.server.state import ServerState, server_state
 from engine.server.typed import TypedRoute
 from engine.settings.engine_args import require_sound
@@ -50,7 +49,7 @@ async def keep_engine_args(state: ServerState, entry: ModelEntry, args: EngineAr
         _, before = await state.models.unplaced(entry.id)
         wanted = with_engine_args(state.models.usual_settings(entry), args)
         wanted = msgspec.structs.replace(wanted, draft_path=before.draft_path)
-        overrides = with_choices(state.models.overrides, state.models.load_overrides.get(entry.id))
+        overrides = state.models.overrides_for(entry)
         placed = await asyncio.to_thread(state.placer.placement, entry.id, wanted, overrides, exact=False)
         await asyncio.to_thread(state.placer.try_engine_args, placed.settings)
         needed = placed.need.total_bytes

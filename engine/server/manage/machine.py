@@ -21,7 +21,6 @@ from engine.errors import InputFault
 from engine.onnx.providers import ADAPTERS
 from engine.remotes.registry import remote_of
 from engine.runner.limits import KV_TYPES
-from engine.server.load_overrides import with_choices
 from engine.server.state import server_state
 from engine.server.typed import TypedRoute
 
@@ -96,11 +95,7 @@ async def placement(
         "device": device,
     }
     given = {field: value for field, value in asked.items() if value is not None}
-    usual = (
-        with_choices(state.models.overrides, state.models.load_overrides.get(entry.id))
-        if saved
-        else state.models.overrides
-    )
+    usual = state.models.overrides_for(entry, saved=saved)
     overrides = msgspec.structs.replace(usual, **given)
     placed = await asyncio.to_thread(lambda: placer.choose(entry.id, settings, overrides, exact=True))
     report = await asyncio.to_thread(placer.report, entry.id, placed)

@@ -74,7 +74,7 @@ async def load(request: Request, model: str, body: LoadRequest) -> LoadedModel:
         entry = await state.models.entry(model)
         await keep_engine_args(state, entry, body.engine_args)
         await _reload(state, entry, "engine_args")
-    found = await while_connected(request, state.pool.acquire(model))
+    found = await while_connected(request, state.pool.acquire(model, min_ctx=body.n_ctx or 0))
     if body.pinned is not None:
         found.pinned = body.pinned
     if body.ttl_s is not None:

@@ -25,6 +25,7 @@ from engine.runner.limits import (
 from engine.runner.llama.native import log
 from engine.runner.llama.native.binding import ggml
 from engine.runner.llama.native.engine_args import UnknownBuffer, apply_to_context, apply_to_model
+from engine.runner.llama.native.untouched import leave_untouched
 from engine.runner.protocol import LoadSettings
 from engine.types import ModelFacts
 from quantize.files.channel_scales import KEY as SCALES_KEY
@@ -276,6 +277,8 @@ def load(
     context_params.n_outputs_max_per_seq = 1 + MAX_DRAFT
     if on_node is not None:
         context_params.cb_eval = on_node
+    if not dry_run:
+        leave_untouched(ggml(api))
     context = api.llama_init_from_model(model, context_params)
     phases.done("context")
     if not context:

@@ -1,0 +1,108 @@
+"""How many tokens of context a model gets where nobody asked for a number: as many as memory has room for."""
+
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from devices.backends.openvino import BACKEND
+from devices.memory import Ledger
+from devices.types import Machine
+from engine.defaults import LARGEST_DEFAULT_CONTEXT
+from engine.dispatch.candidates import Candidate
+from engine.fit.shape import ModelShape
+from engine.fit.types import Need
+from engine.reasons import Reason, because
+
+# A larger context must pay for itself in memory: of what the weights leave, this part stays for a second model.
+FREE_FRAC: Final = 0.25
+_K: Final = 1024
+
+
+class ContextChoice(msgspec.Struct, frozen=True):
+    """A number of tokens, and why it is that."""
+
+    n_ctx: int
+    reason: Reason
+
+
+def larger_context(
+    least: int,
+    most: int,
+    shape: ModelShape,
+    usual: Candidate,
+    place: Callable[[int], Candidate],
+    room: Callable[[Need], "Room | None"],
+) -> ContextChoice | None:
+    """The largest context whose caches and buffers fit beside the weights; None where the least one is all.
+
+    `usual` is the choice with `least` tokens, `place` the one with others, which must be the same place, so that no
+    layer leaves a GPU for a longer context.
+    """
+    trained = shape.context_train
+    if not usual.fits or usual.streaming is not None or usual.backend == BACKEND or trained <= least:
+        return None
+    sizes, size = [], least
+    while 2 * size <= min(trained, most):
+        size *= 2
+        sizes.append(size)
+    if min(trained, most) > size:
+        sizes.append(min(trained, most))
+    refused = 0
+    for n_ctx in reversed(sizes):
+        tried = place(n_ctx)
+        found = room(tried.need) if tried.fits and _same_place(tried, usual) else None
+        if found is not None:
+            return ContextChoice(n_ctx, _why(n_ctx, refused, trained, found))
+        refused = n_ctx
+    found = room(usual.need)
+    if not refused or found is None:
+        return None
+    return ContextChoice(least, _why(least, refused, trained, found))
+
+
+class Room(msgspec.Struct, frozen=True):
+    """Bytes that caches and buffers take of those that are free beside the weights, where that is tightest."""
+
+    taken_bytes: int
+    free_bytes: int
+
+
+def room_for(need: Need, machine: Machine, ledger: Ledger, owner: str) -> Room | None:
+    """What a need takes beside the weights; None where it leaves less than the part for a second model."""
+    rooms = []
+    for device in need.devices:
+        weights = sum(p.num_bytes for p in need.parts if p.device == device and p.name == "weights")
+        rooms.append(
+            Room(need.device_bytes(device) - weights, ledger.available(device, machine, exclude=owner) - weights)
+        )
+    if any(room.taken_bytes > room.free_bytes * (1 - FREE_FRAC) for room in rooms):
+        return None
+    return max(rooms, key=lambda room: room.taken_bytes / max(1, room.free_bytes), default=None)
+
+
+def _same_place(tried: Candidate, usual: Candidate) -> bool:
+    return (
+        (tried.device.id, tried.backend, tried.streaming) == (usual.device.id, usual.backend, None)
+        and tried.settings.n_gpu_layers == usual.settings.n_gpu_layers
+        and tried.settings.cpu_expert_layers == usual.settings.cpu_expert_layers
+    )
+
+
+def _why(n_ctx: int, refused: int, trained: int, room: Room) -> Reason:
+    facts = {"tokens": _short(n_ctx), "taken_gb": room.taken_bytes / 1e9, "free_gb": room.free_bytes / 1e9}
+    if refused:
+        return because("context_by_memory", **facts, more=_short(refused))
+    if n_ctx == trained:
+        return because("context_as_trained", **facts)
+    return because("context_as_usual", **facts)
+
+
+def _short(tokens: int) -> str:
+    """Tokens as people write them: 64k."""
+    return f"{tokens // _K}k" if tokens % _K == 0 else str(tokens)
+
+
+def open_context(*, asked: bool) -> int | None:
+    """Up to which context the dispatcher may go by itself; None where somebody asked for a number."""
+    return None if asked else LARGEST_DEFAULT_CONTEXT
