@@ -146,7 +146,7 @@ def _openvino(machine: Machine) -> list[Finding]:
         names = [r.device_name for r in device.runtimes if r.backend == BACKEND and device.kind != "cpu"]
         if names:
             title = f"{names[0]} can run models on {device.name}; not tried on this hardware by this project"
-            detail = "Every model is compared with the processor before its first answer."
+            detail = "Each model computes two short texts there and on the processor before its first answer."
             found.append(Finding("openvino_untried", "advice", title, detail, "", device.id))
     return found
 

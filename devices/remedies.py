@@ -6,6 +6,11 @@ from typing import Final
 from devices.types import System
 
 PACKS_PAGE: Final = "docs/kernels.md"
+# Kernel packs that there is a recipe for (installers/packs/recipes.py). None is published.
+PACKS: Final = frozenset(
+    {"cuda-linux-x86_64", "openvino-linux-x86_64", "openvino-windows-x86_64", "rocm-linux-x86_64"}
+    | {"sycl-linux-x86_64", "vulkan-linux-x86_64", "vulkan-windows-x86_64"}
+)
 # What start.py needs beside a compiler to build the Vulkan backend, by the names of Debian and Ubuntu.
 VULKAN_TOOLS: Final = "glslc, Vulkan headers 1.4 and spirv-headers"
 _TOOLKITS: Final = {
@@ -35,7 +40,12 @@ def missing_backend(backend: str, system: System, arch: str, *, frozen: bool | N
     if backend == "metal":
         return f"Install Apple's tools (`xcode-select --install`), then build again: `{again}`."
     pack = f"{backend}-{system}-{'x86_64' if arch.lower() in {'amd64', 'x86_64'} else arch.lower()}"
-    install = f"Install its kernel pack: `tessera kernels install FILE` with {pack} ({PACKS_PAGE})"
+    install = (
+        f"No kernel pack is published yet. Build {pack} from the sources ({PACKS_PAGE}) and give its file to "
+        "`tessera kernels install FILE`"
+        if pack in PACKS
+        else f"There is no kernel pack {pack} yet"
+    )
     if backend == "openvino" or (getattr(sys, "frozen", False) if frozen is None else frozen):
         return f"{install}."
     if system == "windows" and backend == "vulkan":

@@ -13,6 +13,7 @@ from devices.doctor import diagnose
 from devices.merge import merged
 from devices.recording import RecordedHost
 from devices.report import recorded_report
+from installers.packs.recipes import RECIPES
 from tests.machines import machines
 
 RECORDINGS = machines()
@@ -41,6 +42,15 @@ def test_no_recorded_machine_gets_another_systems_remedy(name):
     assert found
     for text in found:
         assert not FOREIGN[system].search(text), f"{system}: {text}"
+
+
+def test_only_packs_with_a_recipe_are_named_and_none_as_if_it_could_be_fetched():
+    assert {name for name in RECIPES if not name.startswith("cpu-")} == remedies.PACKS
+    for frozen in (False, True):
+        arm = remedies.missing_backend("vulkan", "windows", "ARM64", frozen=frozen)
+        assert arm.startswith("There is no kernel pack vulkan-windows-arm64 yet")
+        known = remedies.missing_backend("vulkan", "linux", "x86_64", frozen=frozen)
+        assert known.startswith("No kernel pack is published yet.")
 
 
 @pytest.mark.parametrize("name", sorted(RECORDINGS))
