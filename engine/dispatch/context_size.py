@@ -90,7 +90,11 @@ def _same_place(tried: Candidate, usual: Candidate) -> bool:
 
 
 def _why(n_ctx: int, refused: int, trained: int, room: Room) -> Reason:
-    facts = {"tokens": _short(n_ctx), "taken_gb": room.taken_bytes / 1e9, "free_gb": room.free_bytes / 1e9}
+    facts: dict[str, str | float] = {
+        "tokens": _short(n_ctx),
+        "taken_gb": room.taken_bytes / 1e9,
+        "free_gb": room.free_bytes / 1e9,
+    }
     if refused:
         return because("context_by_memory", **facts, more=_short(refused))
     if n_ctx == trained:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Final
 
-from app.client import ApiError, Client
+from app.client import ApiError, Client, Routes
 from app.code.connect.types import PLACEHOLDER_KEY, Endpoint
 from app.code.errors import InputFault
 from engine.api.chat import REMOTE, Embeddings, ModelRow
@@ -62,15 +62,20 @@ def load_for_agent(client: Client, model: str) -> int | None:
     return client.load(model, LoadRequest(n_ctx=wanted)).n_ctx
 
 
+def context_here(client: Routes, model: str) -> int | None:
+    """Tokens a local model has, or would be loaded with now; None: not known, as where the key may not ask."""
+    try:
+        answer = client.placement(model)
+    except ApiError:
+        return None
+    settings = (answer.loaded or answer.placement).settings
+    return settings.n_ctx if settings is not None else None
+
+
 def _context(client: Client, entry: ModelRow) -> int:
-    """Tokens the model has; of one that is not loaded, what it would be loaded with now."""
     if entry.state == "loaded" or entry.origin == REMOTE:
         return entry.context_length
-    try:
-        settings = client.placement(entry.id).placement.settings
-    except ApiError:  # the key given for a server on another machine may not ask
-        return entry.context_length
-    return settings.n_ctx if settings is not None else entry.context_length
+    return context_here(client, entry.id) or entry.context_length
 
 
 def embedder(

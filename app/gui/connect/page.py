@@ -1,12 +1,14 @@
 """Connect: write an editor's or agent's configuration after showing the change, and take it back."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QShowEvent
 from PySide6.QtWidgets import QFrame, QLabel, QPlainTextEdit, QPushButton
 
+from app.code.connect.endpoint import context_here
 from app.code.connect.registry import INTEGRATIONS
 from app.code.connect.store import ConnectStore
 from app.code.connect.types import PLACEHOLDER_KEY, Endpoint, FileEdit, Integration
@@ -154,10 +156,21 @@ class ConnectPage(Page):
         endpoint = self._endpoint(integration.name)
         if endpoint is None:
             return
+
+        def known() -> Endpoint:
+            return replace(endpoint, context=context_here(self._link, endpoint.model) or endpoint.context)
+
         if integration.edits is None:
             self._show_steps(integration, endpoint)
+            self._services.ask(self.banner, known, lambda found: self._correct_steps(integration, found))
             return
+        self._services.ask(self.banner, known, lambda found: self._plan_edits(integration, found))
 
+    def _correct_steps(self, integration: Integration, endpoint: Endpoint) -> None:
+        if self.review.isVisible() and self._what.text() == integration.title:
+            self._show_steps(integration, endpoint)
+
+    def _plan_edits(self, integration: Integration, endpoint: Endpoint) -> None:
         def show(edits: list[FileEdit]) -> None:
             if not edits:
                 self.banner.notify(
