@@ -69,22 +69,20 @@ def place(
     def wish(n_ctx: int) -> LoadSettings:
         return cap_kv_cells(requested_settings(resize_context(base, n_ctx), overrides), shape, overrides, use)
 
-    wished, context = wish(base.n_ctx), None
-    # What the user, a client or raw arguments asked for counts first.
-    asked = overrides.n_ctx is not None or base.engine_args.ctx_size is not None
-    if overrides.max_ctx is not None and not asked:
+    def at(n_ctx: int) -> Candidate:
+        return choose(with_speculation(wish(n_ctx), shape), _by_formula)[2]
 
-        def at(n_ctx: int) -> Candidate:
-            return choose(with_speculation(wish(n_ctx), shape), _by_formula)[2]
+    def room(need: Need) -> Room | None:
+        return room_for(need, machine, ledger, owner)
 
-        def room(need: Need) -> Room | None:
-            return room_for(need, machine, ledger, owner)
-
-        context = larger_context(base.n_ctx, overrides.max_ctx, shape, at(base.n_ctx), at, room)
-        wished = wish(context.n_ctx) if context is not None else wished
+    context = larger_context(base, overrides, shape, at, room)
+    wished = wish(context.n_ctx if context is not None else base.n_ctx)
     ahead = with_speculation(wished, shape)
     candidates, pinned, chosen, verdict = choose(ahead)
     if ahead != wished and not chosen.fits:
+        candidates, pinned, chosen, verdict = choose(wished)
+    if context is not None and not chosen.fits:  # llama.cpp itself says that it takes more than the formulas do
+        wished, context = wish(base.n_ctx), None
         candidates, pinned, chosen, verdict = choose(wished)
     reasons = _reasons(chosen, overrides, machine, shape, pinned)
     if context is not None:

@@ -10,9 +10,11 @@ from devices.memory import Ledger
 from devices.types import Machine
 from engine.defaults import LARGEST_DEFAULT_CONTEXT
 from engine.dispatch.candidates import Candidate
+from engine.dispatch.types import Overrides
 from engine.fit.shape import ModelShape
 from engine.fit.types import Need
 from engine.reasons import Reason, because
+from engine.runner.protocol import LoadSettings
 
 # A larger context must pay for itself in memory: of what the weights leave, this part stays for a second model.
 FREE_FRAC: Final = 0.25
@@ -27,20 +29,22 @@ class ContextChoice(msgspec.Struct, frozen=True):
 
 
 def larger_context(
-    least: int,
-    most: int,
+    base: LoadSettings,
+    overrides: Overrides,
     shape: ModelShape,
-    usual: Candidate,
     place: Callable[[int], Candidate],
     room: Callable[[Need], "Room | None"],
 ) -> ContextChoice | None:
-    """The largest context whose caches and buffers fit beside the weights; None where the least one is all.
+    """The largest context whose caches and buffers fit beside the weights; None where that of `base` stays.
 
-    `usual` is the choice with `least` tokens, `place` the one with others, which must be the same place, so that no
-    layer leaves a GPU for a longer context.
+    What the user, a client or raw arguments asked for counts first. `place` is the choice with so many tokens,
+    which must be the same place for all, so that no layer leaves a GPU for a longer context.
     """
-    trained = shape.context_train
-    if not usual.fits or usual.streaming is not None or usual.backend == BACKEND or trained <= least:
+    least, most, trained = base.n_ctx, overrides.max_ctx, shape.context_train
+    if most is None or overrides.n_ctx is not None or base.engine_args.ctx_size is not None or trained <= least:
+        return None
+    usual = place(least)
+    if not usual.fits or usual.streaming is not None or usual.backend == BACKEND:
         return None
     sizes, size = [], least
     while 2 * size <= min(trained, most):

@@ -11,6 +11,7 @@ from engine.dispatch.context_size import FREE_FRAC
 from engine.dispatch.history import PlacementHistory
 from engine.dispatch.placer import read_shape
 from engine.dispatch.types import Overrides
+from engine.fit.types import DryRun
 from engine.runner.engine_args import EngineArgs
 from engine.runner.protocol import LoadSettings
 from engine.wording import sentence
@@ -100,3 +101,22 @@ def test_no_layer_leaves_a_gpu_for_a_longer_context(models, name):
     assert (large.device, large.backend, large.fits) == (usual.device, usual.backend, usual.fits)
     assert large.settings.n_gpu_layers == usual.settings.n_gpu_layers
     assert large.settings.n_ctx >= usual.settings.n_ctx
+
+
+def test_a_dry_run_that_finds_no_room_after_all_brings_back_the_usual_context(models):
+    machine = with_free(MACHINES["vm-firecracker"], 6 * GIB)
+    settings = LoadSettings(path=models[131072], n_ctx=8192, kv_cells=8192, n_batch=2048)
+    asked = []
+
+    def says(at):
+        asked.append(at.n_ctx)
+        if at.n_ctx == 8192:
+            return None
+        return DryRun(kv_bytes=64 * GIB, recurrent_bytes=0, output_bytes=0, compute_bytes={}, overhead_bytes=0)
+
+    ledger = Ledger(lambda: machine)
+    placement = place(read_shape(models[131072]), settings, OPEN, machine, ledger, PlacementHistory(None), says)
+    assert asked[0] > 8192
+    assert placement.settings.n_ctx == 8192
+    assert placement.fits
+    assert why(placement) == []
