@@ -10,7 +10,7 @@ from engine.dispatch.attention import why_plain
 from engine.dispatch.candidates import Candidate, DryRunner, Question, on_cpu, on_gpus, through_openvino
 from engine.dispatch.cells import cap_kv_cells, grown
 from engine.dispatch.chip_speeds import has_matrix
-from engine.dispatch.context_size import Room, larger_context, room_for
+from engine.dispatch.context_size import Capacity, capacity_for, larger_context
 from engine.dispatch.history import PlacementHistory
 from engine.dispatch.npu_rule import Offer, Verdict, busy_igpu, judge, why_npu, why_power
 from engine.dispatch.priors import BACKENDS, NPU_LARGEST_PARAMETERS
@@ -66,23 +66,23 @@ def place(
     use = memory.use(owner)
     overrides = grown(overrides, use)
 
-    def wish(n_ctx: int) -> LoadSettings:
+    def with_context(n_ctx: int) -> LoadSettings:
         return cap_kv_cells(requested_settings(resize_context(base, n_ctx), overrides), shape, overrides, use)
 
     def at(n_ctx: int) -> Candidate:
-        return choose(with_speculation(wish(n_ctx), shape), _by_formula)[2]
+        return choose(with_speculation(with_context(n_ctx), shape), _by_formula)[2]
 
-    def room(need: Need) -> Room | None:
-        return room_for(need, machine, ledger, owner)
+    def capacity(need: Need) -> Capacity | None:
+        return capacity_for(need, machine, ledger, owner)
 
-    context = larger_context(base, overrides, shape, at, room)
-    wished = wish(context.n_ctx if context is not None else base.n_ctx)
+    context = larger_context(base, overrides, shape, at, capacity)
+    wished = with_context(context.n_ctx if context is not None else base.n_ctx)
     ahead = with_speculation(wished, shape)
     candidates, pinned, chosen, verdict = choose(ahead)
     if ahead != wished and not chosen.fits:
         candidates, pinned, chosen, verdict = choose(wished)
     if context is not None and not chosen.fits:  # llama.cpp itself says that it takes more than the formulas do
-        wished, context = wish(base.n_ctx), None
+        wished, context = with_context(base.n_ctx), None
         candidates, pinned, chosen, verdict = choose(wished)
     reasons = _reasons(chosen, overrides, machine, shape, pinned)
     if context is not None:

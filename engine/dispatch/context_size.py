@@ -33,7 +33,7 @@ def larger_context(
     overrides: Overrides,
     shape: ModelShape,
     place: Callable[[int], Candidate],
-    room: Callable[[Need], "Room | None"],
+    capacity: Callable[[Need], "Capacity | None"],
 ) -> ContextChoice | None:
     """The largest context whose caches and buffers fit beside the weights; None where that of `base` stays.
 
@@ -55,34 +55,36 @@ def larger_context(
     refused = 0
     for n_ctx in reversed(sizes):
         tried = place(n_ctx)
-        found = room(tried.need) if tried.fits and _same_place(tried, usual) else None
+        found = capacity(tried.need) if tried.fits and _same_place(tried, usual) else None
         if found is not None:
             return ContextChoice(n_ctx, _why(n_ctx, refused, trained, found))
         refused = n_ctx
-    found = room(usual.need)
+    found = capacity(usual.need)
     if not refused or found is None:
         return None
     return ContextChoice(least, _why(least, refused, trained, found))
 
 
-class Room(msgspec.Struct, frozen=True):
+class Capacity(msgspec.Struct, frozen=True):
     """Bytes that caches and buffers take of those that are free beside the weights, where that is tightest."""
 
     taken_bytes: int
     free_bytes: int
 
 
-def room_for(need: Need, machine: Machine, ledger: Ledger, owner: str) -> Room | None:
+def capacity_for(need: Need, machine: Machine, ledger: Ledger, owner: str) -> Capacity | None:
     """What a need takes beside the weights; None where it leaves less than the part for a second model."""
-    rooms = []
+    capacities = []
     for device in need.devices:
         weights = sum(p.num_bytes for p in need.parts if p.device == device and p.name == "weights")
-        rooms.append(
-            Room(need.device_bytes(device) - weights, ledger.available(device, machine, exclude=owner) - weights)
+        capacities.append(
+            Capacity(
+                need.device_bytes(device) - weights, ledger.available(device, machine, exclude=owner) - weights
+            )
         )
-    if any(room.taken_bytes > room.free_bytes * (1 - FREE_FRAC) for room in rooms):
+    if any(capacity.taken_bytes > capacity.free_bytes * (1 - FREE_FRAC) for capacity in capacities):
         return None
-    return max(rooms, key=lambda room: room.taken_bytes / max(1, room.free_bytes), default=None)
+    return max(capacities, key=lambda capacity: capacity.taken_bytes / max(1, capacity.free_bytes), default=None)
 
 
 def _same_place(tried: Candidate, usual: Candidate) -> bool:
@@ -93,11 +95,11 @@ def _same_place(tried: Candidate, usual: Candidate) -> bool:
     )
 
 
-def _why(n_ctx: int, refused: int, trained: int, room: Room) -> Reason:
+def _why(n_ctx: int, refused: int, trained: int, capacity: Capacity) -> Reason:
     facts: dict[str, str | float] = {
         "tokens": _short(n_ctx),
-        "taken_gb": room.taken_bytes / 1e9,
-        "free_gb": room.free_bytes / 1e9,
+        "taken_gb": capacity.taken_bytes / 1e9,
+        "free_gb": capacity.free_bytes / 1e9,
     }
     if refused:
         return because("context_by_memory", **facts, more=_short(refused))

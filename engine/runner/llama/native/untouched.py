@@ -23,7 +23,7 @@ _PROBE_BYTES: Final = 64
 _ALLOC: Final = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 _CLEAR: Final = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint8)
 # What ggml calls must stay as long as the process.
-_kept: list[Any] = []
+_callbacks: list[Any] = []
 
 
 def leave_untouched(lib: Any) -> bool:
@@ -31,8 +31,8 @@ def leave_untouched(lib: Any) -> bool:
 
     `lib` has ggml's functions. Where in ggml's tables the two functions stand is found by calling them.
     """
-    if _kept or sys.platform != "linux":
-        return bool(_kept)
+    if _callbacks or sys.platform != "linux":
+        return bool(_callbacks)
     _declare(lib)
     kind = lib.ggml_backend_cpu_buffer_type()
     buffer = lib.ggml_backend_buft_alloc_buffer(kind, _PROBE_BYTES)
@@ -76,7 +76,7 @@ def _replace(lib: Any, kind: int, allocates: int, clears: int) -> None:
         return made
 
     own_clear, own_alloc = _CLEAR(clear), _ALLOC(alloc)
-    _kept.extend((own_clear, own_alloc, original))
+    _callbacks.extend((own_clear, own_alloc, original))
     table[allocates] = ctypes.cast(own_alloc, ctypes.c_void_p).value
 
 
