@@ -146,3 +146,40 @@ def test_items_without_words_of_their_own_keep_their_numbers_and_tables_their_ce
     view.set_markdown(BLOCKS["table in a list"] + BLOCKS["table in a quote"])
     assert len(view.document().rootFrame().childFrames()) == 2
     assert "ab" not in view.toPlainText()
+
+
+def test_a_list_of_hundreds_of_items_keeps_its_numbers(theme):
+    view = MarkdownView(theme)
+    view.set_markdown("".join(f"{number}. item\n" for number in range(7, 357)))
+    block, shown = view.document().firstBlock(), []
+    while block.isValid():
+        made = block.textList()
+        shown.append(made.itemText(block))
+        assert made.count() <= 100, "Qt looks at all of a list with each new item"
+        block = block.next()
+    assert shown == [f"{number}." for number in range(7, 357)]
+
+
+def test_what_takes_long_to_lay_out_is_laid_out_less_often_and_shown_whole(qtbot, theme):
+    view = MarkdownView(theme)
+    qtbot.addWidget(view)
+    view.fit_width(400)
+    pieces = [f"- item {number}\n" for number in range(300)]
+    laid_out = []
+    append = view._content.append
+    view._content.append = lambda text: (laid_out.append(text), append(text))
+    for piece in pieces[:200]:
+        view._took_s = 0.5  # as on a slow computer
+        view.append_markdown(piece)
+    assert len("".join(laid_out)) < 1200, "the rest waits"
+    assert view.markdown == "".join(pieces[:200])
+    qtbot.waitUntil(lambda: view.toPlainText().endswith("item 199"))
+    for piece in pieces[200:]:
+        view.append_markdown(piece)
+    qtbot.waitUntil(lambda: view.toPlainText().endswith("item 299"))
+    assert "".join(laid_out) == view.markdown == "".join(pieces)
+    view._took_s = 0.5
+    view.append_markdown("- and no more\n")
+    view.set_markdown("other")
+    qtbot.wait(20)
+    assert view.toPlainText() == "other"

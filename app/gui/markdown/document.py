@@ -58,6 +58,12 @@ class MarkdownDocument:
         return self._mark.code_ranges
 
     @property
+    def num_unsettled(self) -> int:
+        """How many characters are laid out again with each piece of text that is added."""
+        since = self._stable if self._open is None else self._open.start + self._open.lexed
+        return len(self.text) - since
+
+    @property
     def num_formulas(self) -> int:
         """How many formulas were written, drawn or not."""
         return self._writer.num_formulas

@@ -1,6 +1,7 @@
 """A message's text: as high as its content, code blocks framed with language and copy button."""
 
 import math
+import time
 from bisect import bisect_left
 
 from PySide6.QtCore import QEvent, QMimeData, QPointF, QRectF, QSize, Qt, QTimer, QUrl, Signal
@@ -26,6 +27,12 @@ _OPENABLE = frozenset({"http", "https", "mailto"})
 _DIAGRAMS = frozenset({"mermaid", "plantuml", "graphviz", "dot"})  # languages whose text draws a picture elsewhere
 _COPIED_MS = 1500
 _FORMULAS_MS = 100  # formulas that arrive together are shown together
+# What takes longer to be laid out again than a picture of the screen is shown, and is larger than this, is laid out
+# less often than text arrives: a list of thousands of items would keep the window busy with nothing else.
+_LARGE = 1024  # characters
+_LONG_S = 0.016
+_SHARE = 4  # times as long as the last time is left to everything else
+_LONGEST_WAIT_MS = 3000
 
 
 class MarkdownView(QTextBrowser):
@@ -65,11 +72,16 @@ class MarkdownView(QTextBrowser):
         self._redraw.setInterval(_FORMULAS_MS)
         self._redraw.timeout.connect(self._show_formulas)
         theme.formulas.ready.connect(self._on_formulas)
+        self._pending = ""
+        self._took_s = 0.0
+        self._later = QTimer(self)
+        self._later.setSingleShot(True)
+        self._later.timeout.connect(self._show_pending)
 
     @property
     def markdown(self) -> str:
-        """The text shown."""
-        return self._content.text
+        """The text shown, or to be shown in a moment."""
+        return self._content.text + self._pending
 
     @property
     def code(self) -> list[CodeRange]:
@@ -84,12 +96,14 @@ class MarkdownView(QTextBrowser):
 
     def set_markdown(self, text: str) -> None:
         """Replace the text."""
+        self._forget_pending()
         self._content.set_text(text)
         self._place_buttons()
         self._on_size_changed()
 
     def set_plain(self, text: str) -> None:
         """Replace the text by one that is shown as it is typed (no markdown)."""
+        self._forget_pending()
         self._content.set_plain(text)
         self._place_buttons()
 
@@ -109,10 +123,24 @@ class MarkdownView(QTextBrowser):
 
     def append_markdown(self, text: str) -> None:
         """Add streamed text; only the last block is laid out again."""
-        stable = self._content.num_stable_code
+        self._pending += text
+        if self._took_s < _LONG_S or self._content.num_unsettled < _LARGE:
+            self._show_pending()
+        elif not self._later.isActive():
+            self._later.start(min(round(self._took_s * 1000 * _SHARE), _LONGEST_WAIT_MS))
+
+    def _show_pending(self) -> None:
+        text, stable = self._pending, self._content.num_stable_code
+        self._forget_pending()
+        started = time.perf_counter()
         self._content.append(text)
         self._place_buttons(stable)
         self._on_size_changed()
+        self._took_s = time.perf_counter() - started
+
+    def _forget_pending(self) -> None:
+        self._later.stop()
+        self._pending = ""
 
     def loadResource(self, kind: int, name: QUrl | str) -> object:
         """Nothing: text from a model never reads a file or the network."""
@@ -233,7 +261,7 @@ class MarkdownView(QTextBrowser):
 
     def _show_formulas(self) -> None:
         """Put the pictures where their text was."""
-        self.set_markdown(self._content.text)
+        self.set_markdown(self.markdown)
         self.height_changed.emit()
 
     def createMimeDataFromSelection(self) -> QMimeData:
@@ -257,7 +285,7 @@ class MarkdownView(QTextBrowser):
         return found
 
     def _on_theme_changed(self) -> None:
-        text = self._content.text
+        text = self.markdown
         plain = self._content.plain
         self._content = MarkdownDocument(self._document, Formats(self._theme))
         for button in self._buttons:

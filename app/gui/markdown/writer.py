@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from markdown_it.token import Token
 
 _LINE_END = "\u2028"
+# With each new item Qt looks at all of its list. Measured: 4,000 items in one list took 2 s, 8,000 took 12 s.
+_LARGEST_LIST = 100
 _BREAKS = frozenset({"softbreak", "hardbreak"})
 _BULLETS = (
     QTextListFormat.Style.ListDisc,
@@ -39,11 +41,13 @@ class BlockWriter:
         self._formats = formats
         self._objects: FormulaObjects | None = None
         self.num_formulas = 0
+        self._run: list[str] = []
+        self._shape = formats.text
 
     def begin(self, block: QTextBlockFormat, text: QTextCharFormat, made: QTextList | None = None) -> None:
         """Start a text block; `made`: as an item of that list."""
         if made is not None:
-            block.setObjectIndex(made.objectIndex())  # Measured: QTextList.add of 4,000 items takes 2 s
+            block.setObjectIndex(made.objectIndex())
         if self.fresh and not self.cursor.position():
             self.cursor.setBlockFormat(block)
             self.cursor.setBlockCharFormat(text)
@@ -113,25 +117,29 @@ class BlockWriter:
         if item is None:
             self.begin(block, text)
             return
+        if item.num_items % _LARGEST_LIST == 0:
+            item.made = None
         self.begin(block, text, item.made)
         if item.made is None:
             made = QTextListFormat()
             made.setIndent(depth)
             if item.token.type == "ordered_list_open":
                 made.setStyle(QTextListFormat.Style.ListDecimal)
-                made.setStart(int(item.token.attrGet("start") or 1))
+                made.setStart(int(item.token.attrGet("start") or 1) + item.num_items)
             else:
                 made.setStyle(_BULLETS[min(depth, len(_BULLETS)) - 1])
             item.made = self.cursor.createList(made)
+        item.num_items += 1
 
     def write_inline(self, tokens: "Sequence[Token]", base: QTextCharFormat) -> None:
         """Write running text. An image becomes a link to itself: nothing is loaded."""
         formats = [base]
         after_display = False
+        self._run = []
         for token in tokens:
             current = formats[-1]
             if after_display and token.type not in _BREAKS:
-                self.cursor.insertText(_LINE_END, current)
+                self._insert(_LINE_END, current)
             after_display = token.type == "math" and token.block
             kind = token.type.removesuffix("_open")
             if kind in {"em", "strong", "s"}:
@@ -142,28 +150,42 @@ class BlockWriter:
                 formats.pop()
             else:
                 self._write_inline(token, current)
+        self._flush()
+
+    def _insert(self, text: str, shape: QTextCharFormat) -> None:
+        """Insert text together with what comes next in the same format: each insertion alone takes 20 µs."""
+        if self._run and self._shape is not shape:
+            self._flush()
+        self._run.append(text)
+        self._shape = shape
+
+    def _flush(self) -> None:
+        if self._run:
+            self.cursor.insertText("".join(self._run), self._shape)
+            self._run = []
 
     def _write_inline(self, token: "Token", current: QTextCharFormat) -> None:
         match token.type:
             case "text" | "html_inline":
                 for text, address in split_urls(token.content):
                     plain = not address or current.isAnchor()
-                    self.cursor.insertText(text, current if plain else self._formats.link(current, address))
+                    self._insert(text, current if plain else self._formats.link(current, address))
             case "softbreak" | "hardbreak":
-                self.cursor.insertText(_LINE_END, current)
+                self._insert(_LINE_END, current)
             case "code_inline":
-                self.cursor.insertText(token.content, self._formats.inline_code(current))
+                self._insert(token.content, self._formats.inline_code(current))
             case "math":
                 self._write_formula(token, current)
             case "image":
                 address = str(token.attrGet("src") or "")
-                self.cursor.insertText(f"🖼 {token.content or address}", self._formats.link(current, address))
+                self._insert(f"🖼 {token.content or address}", self._formats.link(current, address))
             case _:
-                self.cursor.insertText(token.content, current)
+                self._insert(token.content, current)
 
     def _write_formula(self, token: "Token", current: QTextCharFormat) -> None:
         """The picture where it is drawn already; else the text, which is replaced when it is."""
         self.num_formulas += 1
+        self._flush()
         image = self._formats.formula(token.content, display=token.block)
         if image is None:
             self.cursor.insertText(token.markup, self._formats.inline_code(current))
@@ -210,6 +232,7 @@ class _List:
 
     token: "Token"
     made: QTextList | None = None
+    num_items: int = 0
 
 
 @dataclass
