@@ -8,8 +8,8 @@ import sys
 import threading
 import time
 
-import asyncssh
 import psutil
+from late import asyncssh
 from servers import ROOT, free_port, wait_for
 
 
@@ -47,7 +47,9 @@ class Worker:
         self.process.stdout.close()
 
 
-class _Login(asyncssh.SSHServer):
+class _Login:
+    """What we answer to asyncssh otherwise than its server does by itself."""
+
     def __init__(self, host):
         self._host = host
 
@@ -88,8 +90,9 @@ class SshHost:
         return self.host_key.get_fingerprint("sha256")
 
     async def _listen(self):
+        login = type("Login", (_Login, asyncssh.SSHServer), {})
         self._server = await asyncssh.create_server(
-            lambda: _Login(self), self._address, self.port, server_host_keys=[self.host_key]
+            lambda: login(self), self._address, self.port, server_host_keys=[self.host_key]
         )
         self.port = self._server.get_port()
 

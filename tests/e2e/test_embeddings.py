@@ -7,9 +7,9 @@ import threading
 
 import httpx2
 import numpy as np
-import openai
 import pytest
 from bert_shape import write_bert
+from late import openai
 
 from engine.errors import ContextOverflow, InputFault
 from engine.runner.llama.native.binding import start_backends

@@ -7,9 +7,8 @@ import subprocess
 import sys
 import urllib.request
 
-import ollama
-import openai
 import pytest
+from late import ollama, openai
 from servers import ROOT, RunningServer, wait_for
 
 pytestmark = pytest.mark.e2e

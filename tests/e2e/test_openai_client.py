@@ -2,8 +2,8 @@
 
 import asyncio
 
-import openai
 import pytest
+from late import openai
 
 pytestmark = pytest.mark.e2e
 

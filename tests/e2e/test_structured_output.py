@@ -5,8 +5,8 @@ import re
 
 import httpx2
 import jsonschema
-import openai
 import pytest
+from late import openai
 
 pytestmark = pytest.mark.e2e
 

@@ -1,8 +1,8 @@
 """Files and vector stores by OpenAI's own client."""
 
 import httpx2
-import openai
 import pytest
+from late import openai
 from servers import RunningServer, wait_for
 
 

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import httpx2
-import openai
 import pytest
+from late import openai
 from servers import RunningServer, runs, wait_for
 from small_folder import first_layers
 

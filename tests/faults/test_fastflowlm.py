@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 
 import httpx2
-import openai
 import pytest
+from late import openai
 from servers import RunningServer, runs, wait_for
 
 from engine.flm import detect

@@ -4,8 +4,8 @@ import json
 import shutil
 import subprocess
 
-import openai
 import pytest
+from late import openai
 from servers import RunningServer
 
 from engine.onnx.discovery import discover, probe

@@ -1,7 +1,7 @@
 """`tool_choice: allowed_tools`, OpenAI's way to leave some of the tools for one turn, over both protocols."""
 
-import openai
 import pytest
+from late import openai
 
 ASK = [{"role": "user", "content": "Weather in Rome?"}]
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}

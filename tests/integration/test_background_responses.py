@@ -3,8 +3,8 @@
 import json
 
 import httpx2
-import openai
 import pytest
+from late import openai
 from servers import wait_for
 
 

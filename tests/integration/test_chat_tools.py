@@ -4,8 +4,8 @@ import base64
 import json
 from pathlib import Path
 
-import openai
 import pytest
+from late import openai
 from scripted import ScriptedServer
 
 TEMPLATES = Path(__file__).resolve().parents[1] / "data" / "templates"

@@ -1,8 +1,8 @@
 """/v1/conversations with the official client."""
 
 import httpx2
-import openai
 import pytest
+from late import openai
 
 
 @pytest.fixture

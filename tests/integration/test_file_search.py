@@ -3,9 +3,8 @@
 import json
 
 import httpx2
-import openai
 import pytest
-from openai.types.responses import Response
+from late import openai
 from servers import wait_for
 
 QUESTION = "How often is high water?"
@@ -46,7 +45,7 @@ def test_the_answer_is_made_from_what_was_found_and_cites_it(qwen, client, store
     answer = client.responses.create(
         model="spark", input=QUESTION, tools=[tool(store)], include=["file_search_call.results"]
     )
-    Response.model_validate(answer.model_dump())
+    openai.types.responses.Response.model_validate(answer.model_dump())
     search, message = answer.output
     assert (search.type, search.status, search.queries) == ("file_search_call", "completed", [QUESTION])
     assert search.results[0].filename == "tides.md"

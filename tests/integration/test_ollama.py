@@ -4,8 +4,8 @@ import asyncio
 import threading
 
 import httpx2
-import ollama
 import pytest
+from late import ollama
 from scripted import TOKEN
 
 from engine.jobs import JobKind

@@ -3,9 +3,8 @@
 import json
 
 import httpx2
-import openai
 import pytest
-from openai.types.responses import Response
+from late import openai
 
 CALL = '<tool_call>\n{"name": "%s", "arguments": %s}\n</tool_call>'
 WEATHER = {
@@ -48,7 +47,7 @@ def test_a_plain_answer(qwen, client):
     assert answer.status == "completed"
     assert answer.usage.total_tokens == answer.usage.input_tokens + 2
     assert "Be brief." in qwen.prompts()[0]
-    Response.model_validate(answer.model_dump())
+    openai.types.responses.Response.model_validate(answer.model_dump())
 
 
 def test_the_strict_stream_with_reasoning_text_and_a_call(qwen, client):

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import httpx2
 import numpy as np
-import openai
 import psutil
 import pytest
+from late import openai
 from servers import ROOT, RunningServer, wait_for
 
 from engine.runner.onnx.speech.sound import RATE, BadSound, read_sound, resampled
