@@ -13,7 +13,7 @@ from engine.dispatch.machine_state import MachineState
 from engine.dispatch.memory_admission import MemoryAdmission
 from engine.dispatch.placer import Placer
 from engine.dispatch.resources import open_resources
-from engine.errors import NotEnoughMemory, RunnerDied
+from engine.errors import BadModelFile, FileRefused, NotEnoughMemory, RunnerDied
 from engine.paths import Paths
 from engine.resolving import Resolved
 from engine.runner.buffers import BufferLog
@@ -299,6 +299,13 @@ def test_when_nothing_helps_the_last_failure_is_raised(path, paths):
         asyncio.run(_acquire(pool))
     assert len(seen) == len({json.dumps([s.n_ubatch, s.repack, s.use_mmap]) for s in seen})
     assert len(seen) <= 8
+
+
+def test_a_file_that_is_at_fault_is_tried_once_on_a_gpu_too(path, paths):
+    admission = MemoryAdmission(placer_with(paths, 3000))
+    settings = LoadSettings(path=path, n_ctx=1024, devices=("CUDA0",), n_gpu_layers=99)
+    assert asyncio.run(admission.retry("m", settings, FileRefused(path, "unknown model architecture"))) is None
+    assert asyncio.run(admission.retry("m", settings, BadModelFile(path, "no buffer"))) is not None
 
 
 def test_deterministic_requests_are_counted_and_refused_where_their_context_does_not_fit(path, paths):
