@@ -4,7 +4,7 @@
 
 `--write` puts the constants of GPUs into engine/dispatch/chip_speeds.json. Runs are tests/data/speeds/runs.json or
 another file of the same fields, which then is only judged. A constant is the mean of logarithms over chips of its
-family and backend, and of what its relatives have as one chip more: so that a family of one chip stays near them,
+family and backend, and of what its relatives have as two chips more: so that a family of one chip stays near them,
 and a family without runs has theirs. Not fitted to, and judged apart: runs with a note, which are known to be
 broken, prompts of models under a billion parameters, which are too small for a share of a peak, and runs of builds
 before 2025 where two chips have newer ones, for Vulkan, ROCm and SYCL became up to twice as fast since.
@@ -43,8 +43,9 @@ KIN = {
     **dict.fromkeys(("nvidia", "gb10", "nvidia-dp4a"), "nvidia"),
     **dict.fromkeys(("rdna2-igpu", "rdna2-card", "vega"), "rdna2"),
 }
-# A chip's own runs against what its family has.
-OWN_WEIGHT = 3
+# Against a chip of a family, what its relatives have; and, against that, a chip's own runs.
+KIN_WEIGHT = 2
+OWN_WEIGHT = 6
 # With so many chips of newer builds, older builds say nothing any more.
 MANY = 2
 # No chip reads more of its bandwidth; what a fit says beyond is a layer that costs less than assumed.
@@ -167,7 +168,11 @@ def estimate(
         means = [median(values) for values in by_chip.values()]
         count = len(means)
         if means:
-            found = median(means) if found is None else (weight * sum(means) + found) / (weight * len(means) + 1)
+            found = (
+                median(means)
+                if found is None
+                else (weight * sum(means) + KIN_WEIGHT * found) / (weight * len(means) + KIN_WEIGHT)
+            )
     assert found is not None
     return math.exp(found), count
 
@@ -192,20 +197,31 @@ def left_out(runs: Sequence[Run], pool: Sequence[Run], phase: str) -> list[tuple
 
 
 def processors(rows: Iterable[dict]) -> tuple[list[tuple[float, str]], list[tuple[float, str]]]:
-    """How far off processors are by the shipped constants (prompt, decode)."""
-    rule = chip_speeds().cpu
-    prompt, decode = [], []
-    for row in rows:
-        if row["backend"] != "cpu" or row.get("note") == "another backend's processor":
-            continue
-        chip = cpu_kind(row["chip"])
-        core = rule.core_i8mm if row["note"] == "i8mm" else rule.slow_core if chip.slow_cores else rule.core
+    """How far off a processor is (prompt, decode) when it was left out: by the median of others of its cores.
+
+    Without others it is a processor that nobody knows: cores as usual, and the reads of the last row.
+    """
+    rule, prompt, decode = chip_speeds().cpu, [], []
+    runs = [row for row in rows if row["backend"] == "cpu" and row.get("note") != "another backend's processor"]
+    for row in runs:
+        chip, others = cpu_kind(row["chip"]), [other for other in runs if other["chip"] != row["chip"]]
         if row["prompt_tok_s"]:
-            flops = 1e3 * core * row["threads"] * chip.ghz
-            prompt.append((factor(flops / 2 / row["params_b"], row["prompt_tok_s"]), row["chip"]))
-        gbs = min(rule.reads * row["bandwidth_gbs"], chip.reads_gbs, rule.thread_gbs * row["threads"])
+            alike = [per_core(o) for o in others if o["prompt_tok_s"] and core_of(o) == core_of(row)]
+            flops = median(alike or [rule.core]) * row["threads"] * chip.ghz
+            prompt.append((factor(1e3 * flops / 2 / row["params_b"], row["prompt_tok_s"]), row["chip"]))
+        reads = [o["decode_tok_s"] * o["file_gib"] * GIB for o in others if cpu_kind(o["chip"]) is chip]
+        cap = max(reads) if reads else cpu_kind("other").reads_gbs
+        gbs = min(rule.reads * row["bandwidth_gbs"], cap, rule.thread_gbs * row["threads"])
         decode.append((factor(gbs / row["file_gib"] / GIB, row["decode_tok_s"]), row["chip"]))
     return prompt, decode
+
+
+def core_of(row: dict) -> str:
+    return row["note"] or ("slow" if cpu_kind(row["chip"]).slow_cores else "")
+
+
+def per_core(row: dict) -> float:
+    return 2 * row["params_b"] * row["prompt_tok_s"] / 1e3 / row["threads"] / cpu_kind(row["chip"]).ghz
 
 
 def told(what: str, errors: list[tuple[float, str]]) -> None:
@@ -282,7 +298,7 @@ def main() -> None:
         now = left_out([r for r in runs if not r.old and not r.note], pool, phase)
         told("  GPUs, chip left out, builds of 2025 and later", now)
         told("  GPUs, chip left out, all runs", left_out(runs, pool, phase))
-        told("  processors, shipped constants", cpus[phase])
+        told("  processors, left out", cpus[phase])
         told("  GPUs since 2025 and processors together", now + cpus[phase])
 
 
