@@ -367,7 +367,7 @@ class Collections:
     def _embed_some(self, live: Live, models: dict[Any, EmbeddingModel | None]) -> bool:
         """Embed a batch; `models` are those that were chosen in this round."""
         definition = live.definition
-        if self.embedding is None or definition.embedding_model == NONE or not live.pending:
+        if self.embedding is None or definition.embedding_model == NONE or not (live.pending or live.reading):
             return False
         choice = definition.embedding_model, tuple(definition.agreed.items())
         if choice not in models:
@@ -378,7 +378,11 @@ class Collections:
         if not live.owned():
             return False
         live.pending = False  # whoever adds passages meanwhile says so again
-        missing = live.store.without_vector(live.embedded_to, EMBED_BATCH)
+        try:
+            missing = live.store.without_vector(live.embedded_to, EMBED_BATCH)
+        except BaseException:
+            live.pending = True
+            raise
         if not missing:
             return False
         live.pending = True

@@ -96,6 +96,7 @@ class CollectionService:
         """The best passages for a question."""
         began = time.monotonic()
         live.asked_at = began
+        await asyncio.to_thread(live.store.fact, "embedding_model")  # an index that rests is opened in a thread
         notes: list[str] = []
         vector = await self.question_vector(live, wanted.query, notes) if wanted.ways != "words" else None
         if wanted.ways == "meaning" and vector is None:
