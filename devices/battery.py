@@ -30,6 +30,17 @@ class Battery(msgspec.Struct, frozen=True):
         return min(1.0, self.charge_j / self.full_j)
 
 
+def is_unplugged() -> bool:
+    """This computer runs on its battery now; False where the system does not tell, as in a container."""
+    import psutil  # noqa: PLC0415 - a chat's first token does not wait for it
+
+    try:
+        battery = psutil.sensors_battery() if hasattr(psutil, "sensors_battery") else None
+    except OSError:
+        return False
+    return battery is not None and battery.power_plugged is False
+
+
 def read_battery(host: Host) -> Battery | None:
     """The batteries of this computer together; None without one. Peripherals' batteries are not counted."""
     if host.system == "linux":

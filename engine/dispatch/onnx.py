@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
-import psutil
 
+from devices.battery import is_unplugged
 from devices.memory import Ledger
 from devices.types import Device, Machine
 from engine.dispatch.npu_rule import busy_igpu, expected_power, why_npu
@@ -152,9 +152,7 @@ def choose_provider(
 
 def with_power(overrides: Overrides) -> Overrides:
     """The overrides, with what this computer runs on now."""
-    battery = psutil.sensors_battery() if hasattr(psutil, "sensors_battery") else None
-    unplugged = battery is not None and battery.power_plugged is False
-    return msgspec.structs.replace(overrides, on_battery=True) if unplugged else overrides
+    return msgspec.structs.replace(overrides, on_battery=True) if is_unplugged() else overrides
 
 
 def admit(model_id: str, settings: LoadSettings, machine: Machine, ledger: Ledger) -> None:

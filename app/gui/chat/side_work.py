@@ -21,6 +21,7 @@ from app.gui.chat.controller import ChatController
 from app.gui.chat.request import branch_body
 from app.gui.chat.turns import title_of
 from app.gui.services import Services
+from devices.battery import is_unplugged
 
 _TITLE = "Write a title for this conversation in at most six words. Write only the title."
 _TITLE_TOKENS = 24
@@ -161,10 +162,7 @@ class ReadAhead(_Aside):
             self._read, self.spent_s, self.wasted_chars = None, 0.0, 0
 
     def _power(self) -> str:
-        import psutil  # noqa: PLC0415 - not before the window is shown
-
-        battery = psutil.sensors_battery() if hasattr(psutil, "sensors_battery") else None
-        return "battery" if battery is not None and battery.power_plugged is False else "mains"
+        return "battery" if is_unplugged() else "mains"
 
     def _allowed(self, power: str) -> bool:
         chosen = self._services.settings.now.text("chat.read_ahead")
