@@ -56,7 +56,7 @@ def prefix_store(api: Any, loaded: llama_model.LoadedModel) -> PrefixStore:
     build = api.llama_version().decode()
     adapters = tuple(model_fingerprint(Path(adapter)) for adapter in settings.lora)
     shape: tuple[object, ...] = (settings.type_k, settings.type_v, settings.flash_attn, build, protocol.VERSION)
-    shape += (*adapters, *meaning(settings.engine_args))
+    shape += (*adapters, *meaning(settings.engine_args), settings.tiles, settings.repack)
     if settings.mmproj_path is not None:
         projector = Path(settings.mmproj_path).stat()
         shape += (settings.mmproj_path, projector.st_size, projector.st_mtime_ns)

@@ -6,6 +6,7 @@ from typing import Final
 
 from engine.runner.generation.draft_length import DraftBalance
 from engine.runner.generation.sequence import Sequence
+from engine.runner.limits import STEADY_ROWS
 from engine.runner.llama.cache.cached_sequence import CachedSequence
 from engine.runner.llama.cache.prefix_index import Key
 from engine.runner.llama.vision.vision import Media
@@ -21,7 +22,8 @@ class LlamaSequence(Sequence):
 
     `cache` is set while the sequence holds cells; `len(cache.tokens)` of `tokens` are computed. `media` are the
     images among the prompt's tokens. `forgotten` tokens were taken out of the middle by a context shift.
-    `scored` rows of the running step, from `row` on, belong to its prompt.
+    `scored` rows of the running step, from `row` on, belong to its prompt. While it is `steady` it has run alone,
+    in steps whose shapes depend on nothing but its own tokens.
     """
 
     media: Media | None = None
@@ -31,8 +33,22 @@ class LlamaSequence(Sequence):
     skipped: bool = False
     row: int = -1
     scored: int = 0
+    steady: bool = False
     balance: DraftBalance = field(default_factory=DraftBalance)
     last_accepted: int = 0
+
+    @property
+    def repeatable(self) -> bool:
+        """The client expects the same answer each time."""
+        request = self.request
+        chosen = request.sampling.seed is not None or self.sampler.greedy
+        return chosen and request.priority != "side"
+
+    def until_steady(self, start: int) -> int:
+        """Rows from there to where the steady step ends."""
+        spans = self.media.spans if self.media is not None else ()
+        begin = max((span.end for span in spans if span.end <= start), default=0)
+        return STEADY_ROWS - (start - begin) % STEADY_ROWS
 
     @property
     def n_generated(self) -> int:

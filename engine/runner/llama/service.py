@@ -191,7 +191,11 @@ class LlamaRunner(RunnerService[LlamaVocabulary]):
 
     def _wait(self, scheduler: Scheduler) -> protocol.ToRunner | Prompt:
         """The next message; pauses are used for what later requests need, longer ones to write prefixes to disk."""
-        for pause_s, use in ((SETTLE_S, scheduler.on_idle), (PERSIST_AFTER_S, scheduler.kv.spilling.persist)):
+
+        def settle() -> None:
+            scheduler.on_idle(self._inbox.empty)
+
+        for pause_s, use in ((SETTLE_S, settle), (PERSIST_AFTER_S, scheduler.kv.spilling.persist)):
             try:
                 return self._inbox.get(timeout=pause_s)
             except queue.Empty:

@@ -60,10 +60,11 @@ class Adapters:
             running = [s for s in running if s.request.lora == self._turn]
         elif keys:
             self._turn = keys[0]
-        self._activate(self._turn)
+        self.activate(self._turn)
         return running
 
-    def _activate(self, key: Key) -> None:
+    def activate(self, key: Key) -> None:
+        """Let the next steps have these adapters."""
         if key == self._active:
             return
         count = len(key)

@@ -39,6 +39,7 @@ class Pace:
         self._fixed = fixed
         self._threads_set = int(loaded.api.llama_n_threads_batch(loaded.context))
         self._threads = BatchThreads(self._threads_set)
+        self._divides = loaded.settings.flash_attn != "off" and ATTENTION not in loaded.settings.tiles
         self._most = 0
         self._prompt_row_s = 0.0
         self.cost = StepCost()
@@ -66,9 +67,15 @@ class Pace:
         """No step uses more threads from now on; 0: as many as pay."""
         self._most = most
 
-    def set_threads(self, rows: int) -> None:
-        """Use as many threads as pay for a step of `rows` at this moment, while other programs come and go."""
+    def set_threads(self, rows: int, *, steady: bool = False) -> None:
+        """Use as many threads as pay for a step of `rows` at this moment, while other programs come and go.
+
+        For a `steady` one as many as the load has, where results depend on it: llama.cpp's fused attention of one
+        row divides a long text among the threads.
+        """
         wanted = self._threads_set if self._fixed else self._threads.threads(rows)
+        if steady and not self._fixed and self._divides:
+            wanted = self._threads.most
         if self._most and not self._fixed:
             wanted = min(wanted, self._most)
         if wanted != self._threads_set:

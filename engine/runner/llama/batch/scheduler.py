@@ -1,12 +1,14 @@
 """The engine: every step decodes one batch for all sequences, generating ones first, then chunks of prompts."""
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 from engine.runner.generation.constrain import TokenConstraint
 from engine.runner.generation.request_queue import enqueue_again, must_wait, to_preempt
 from engine.runner.generation.sample import ConstraintFailed, SamplingFailed, sample
 from engine.runner.generation.scheduler import BaseScheduler, Output
+from engine.runner.limits import STEADY_ROWS
 from engine.runner.llama.batch import admission, scoring
 from engine.runner.llama.batch.adapters import Adapters
 from engine.runner.llama.batch.following import Following
@@ -53,10 +55,36 @@ class Scheduler(BaseScheduler[LlamaSequence]):
         self._speculation = Speculation(loaded, self.pace.cost, draft_model)
         self._following = Following(loaded, self._kv, self.pace)
         self._adapters = adapters
+        self._can_be_steady = self._kv.truncatable and not loaded.settings.n_gpu_layers
 
-    def on_idle(self) -> None:
-        """Nothing runs: do now what the next requests would wait for."""
+    def on_idle(self, quiet: Callable[[], bool]) -> None:
+        """Nothing runs: do now what the next requests would wait for, as long as it is `quiet`."""
+        self._settle(quiet)
         self._kv.spilling.spill_idle()
+
+    def _settle(self, quiet: Callable[[], bool]) -> None:
+        """Compute an answer again in steady steps, as the next turn of its chat would have to."""
+        cache = self._kv.unsettled()
+        if cache is None or self._adapters.unknown(cache.key) is not None:
+            return
+        cache.unsettled = False
+        tokens = cache.tokens[cache.num_steady :]
+        if len(tokens) < STEADY_ROWS or min(tokens) < 0:
+            return
+        self._adapters.activate(cache.key)
+        self._kv.truncate(cache, cache.num_steady)
+        for start in range(0, len(tokens) - STEADY_ROWS + 1, STEADY_ROWS):
+            rows = tokens[start : start + STEADY_ROWS]
+            self._batch.clear()
+            self._batch.add_prompt(rows, len(cache.tokens), cache.seq_id, last=False)
+            self.pace.set_threads(STEADY_ROWS, steady=True)
+            code = self._batch.decode() if quiet() else NO_ROOM
+            if code == ABORTED:  # somebody came
+                self._kv.commit(cache, rows, aborted=True)
+                self._kv.truncate(cache, cache.num_steady, or_empty=True)
+            if code != 0:
+                return
+            self._kv.commit(cache, rows, alone=True, steady=True)
 
     @property
     def active(self) -> int:
@@ -106,7 +134,7 @@ class Scheduler(BaseScheduler[LlamaSequence]):
         self._fill_batch(out)
         if self._batch.size == 0:
             return out
-        self.pace.set_threads(self._batch.size)
+        self.pace.set_threads(self._batch.size, steady=self._running[0].steady)
         started, cpu = time.monotonic(), time.process_time()
         code = self._batch.decode()
         now, cpu = time.monotonic(), time.process_time() - cpu
@@ -146,6 +174,10 @@ class Scheduler(BaseScheduler[LlamaSequence]):
 
     def _cells_for(self, sequence: LlamaSequence) -> CachedSequence | None:
         """What is computed of a request, in cells it may go on in; None when all are in use."""
+        if self._can_be_steady and sequence.repeatable and not self._running:
+            cache = self._kv.acquire_steady(sequence.shareable, sequence.key)
+            sequence.steady = cache is not None
+            return cache
         cache = self._kv.acquire(sequence.shareable, sequence.key)
         if cache is not None:
             shared = usable = len(cache.tokens)
@@ -164,6 +196,9 @@ class Scheduler(BaseScheduler[LlamaSequence]):
             self._admitted(sequence, len(cache.tokens), out)
         self._following.join(sequence, self._running)
         self._running.append(sequence)
+        if len(self._running) > 1:
+            for one in self._running:
+                one.steady = False
 
     def _fill_batch(self, out: list[Output]) -> None:
         batch = self._batch
@@ -190,6 +225,8 @@ class Scheduler(BaseScheduler[LlamaSequence]):
             if take <= 0 or self._following.waits(sequence, prefilled):
                 continue
             start = len(sequence.cache.tokens)
+            if sequence.steady:
+                take = min(take, sequence.until_steady(start))
             if sequence.media is not None:
                 span = sequence.media.at(start)
                 if span is not None:
@@ -212,6 +249,8 @@ class Scheduler(BaseScheduler[LlamaSequence]):
         code = self._vision.put(span, sequence.position(span.start), cache.seq_id) if room else NO_ROOM
         if code == 0:
             cache.tokens.extend(sequence.tokens[span.start : span.end])
+            if sequence.steady:
+                cache.num_steady = len(cache.tokens)
             return
         self._kv.truncate(cache, 0)  # what was put before it failed is no use without the remainder
         if code == NO_ROOM and len(self._running) > 1:
@@ -225,7 +264,8 @@ class Scheduler(BaseScheduler[LlamaSequence]):
         owners = {s.cache.seq_id: (s, s.cache) for s in self._running if s.cache is not None}
         runs = self._batch.runs()
         for seq_id, tokens in runs:
-            self._kv.commit(owners[seq_id][1], tokens, alone=len(runs) == 1)
+            owner, cache = owners[seq_id]
+            self._kv.commit(cache, tokens, alone=len(runs) == 1, steady=owner.steady)
         self.step_times.step(seconds, ((owners[seq_id][0], len(tokens)) for seq_id, tokens in runs))
 
     def _sample(self, out: list[Output]) -> None:
@@ -290,7 +330,8 @@ class Scheduler(BaseScheduler[LlamaSequence]):
         if sequence.cache is not None:
             self.cached_tokens += self._following.leave(sequence, self._running)
             self._kv.truncate(sequence.cache, self._cacheable(sequence), or_empty=True)
-            self._kv.release(sequence.cache, keep=sequence.request.priority != "background")
+            keep = sequence.request.priority != "background"
+            self._kv.release(sequence.cache, keep=keep, steady=sequence.steady)
             sequence.cache = None
             self._running.remove(sequence)
         else:

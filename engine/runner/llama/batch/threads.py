@@ -88,17 +88,17 @@ class BatchThreads:
     """The governors of narrow batches, one for each order of magnitude: a step's time depends on its width."""
 
     def __init__(self, most: int) -> None:
-        self._most = most
+        self.most = most
         self._governors: dict[int, ThreadGovernor] = {}
         self._last = most
 
     def threads(self, rows: int) -> int:
         """Threads for a batch of `rows`."""
         if rows >= WIDE_ROWS:
-            return self._most
+            return self.most
         governor = self._governors.get(rows.bit_length())
         if governor is None:
-            governor = self._governors[rows.bit_length()] = ThreadGovernor(self._most)
+            governor = self._governors[rows.bit_length()] = ThreadGovernor(self.most)
             governor.threads = self._last
         return governor.threads
 

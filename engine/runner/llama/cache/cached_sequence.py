@@ -2,9 +2,11 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
+from engine.runner.limits import STEADY_ROWS
 from engine.runner.llama.cache.checkpoints import Checkpoint
 from engine.runner.llama.cache.prefix_index import Key, shared_length
 
@@ -17,6 +19,9 @@ class CachedSequence:
     prefixes of different adapters and owners apart. Of models whose state cannot be truncated, `checkpoints` are
     the copies to rewind to, and `planned` the lengths at which the next ones are due; the last `rollback_tokens`
     tokens can be rolled back at once, and `rolled_back` says that some were, which no copy by `seq_cp` knows of.
+    The first `num_steady` tokens lie in the first cells and were computed in steps at fixed places
+    (`steady_length`): computing them again gives the same bits. `unsettled`: an answer behind them was computed row
+    by row, and is computed again in such steps while nothing runs.
     """
 
     seq_id: int
@@ -29,6 +34,8 @@ class CachedSequence:
     planned: list[int] = field(default_factory=list)
     rollback_tokens: int = 0
     rolled_back: bool = False
+    num_steady: int = 0
+    unsettled: bool = False
 
     def until_checkpoint(self, take: int) -> int:
         """How many of the next `take` prompt tokens to compute before a checkpoint is due."""
@@ -39,6 +46,22 @@ class CachedSequence:
         """Let a checkpoint be taken at that length, unless it is past."""
         if length > len(self.tokens) and length not in self.planned:
             self.planned = sorted((*self.planned, length))
+
+
+def steady_length(tokens: Any, length: int) -> int:
+    """Where the last steady step within the first `length` of a text's tokens (n,) int32 ends.
+
+    Steps have STEADY_ROWS rows, counted from the beginning or from the last image, whose tokens are negative. An image
+    is whole or not at all.
+    """
+    images = np.flatnonzero(np.asarray(tokens[: length + 1]) < 0)
+    if not len(images):
+        return length // STEADY_ROWS * STEADY_ROWS
+    last = int(images[-1])
+    if last < length:
+        return last + 1 + (length - last - 1) // STEADY_ROWS * STEADY_ROWS
+    gaps = np.flatnonzero(np.diff(images) > 1)  # `length` is inside: back to where it begins
+    return int(images[gaps[-1] + 1]) if len(gaps) else int(images[0])
 
 
 def rebase(gone: CachedSequence, sequences: Iterable[CachedSequence]) -> None:

@@ -33,6 +33,8 @@ class Cells:
         """Let `target` share the cells of tokens `begin` to `end` of another: metadata only."""
         self._api.llama_memory_seq_cp(self._memory, source.seq_id, target.seq_id, begin, end)
         target.tokens[begin:] = source.tokens[begin:end]
+        if not begin:
+            target.num_steady = min(source.num_steady, end)
 
     def cut(self, sequence: CachedSequence, length: int) -> bool:
         """Free the cells behind the first `length` tokens; False where this memory cannot do that."""
@@ -40,6 +42,7 @@ class Cells:
             return False
         del sequence.tokens[length:]
         sequence.shared = min(sequence.shared, length)
+        sequence.num_steady = min(sequence.num_steady, length)
         sequence.checkpoints = [c for c in sequence.checkpoints if c.length <= length]
         return True
 
@@ -48,18 +51,23 @@ class Cells:
         self._api.llama_memory_seq_rm(self._memory, sequence.seq_id, -1, -1)
         if len(sequence.tokens) > sequence.shared:
             rebase(sequence, self.sequences)
-        sequence.tokens, sequence.shared = [], 0
+        sequence.tokens, sequence.shared, sequence.num_steady = [], 0, 0
         sequence.planned, sequence.checkpoints = [], []
         sequence.rollback_tokens, sequence.rolled_back = 0, False
+
+    def clear(self) -> None:
+        """All sequences are empty: let the next cells that are taken be the first ones."""
+        self._api.llama_memory_clear(self._memory, False)
 
     def wipe(self) -> None:
         """Overwrite every cell, freed ones too. No sequence may be in use."""
         self._api.llama_memory_clear(self._memory, True)
         for sequence in self.sequences:
             sequence.tokens, sequence.shared, sequence.checkpoints, sequence.planned = [], 0, [], []
+            sequence.num_steady = 0
 
     @staticmethod
     def take(sequence: CachedSequence, key: Key) -> CachedSequence:
         """Mark a sequence as used by a request of this key."""
-        sequence.key, sequence.in_use = key, True
+        sequence.key, sequence.in_use, sequence.unsettled = key, True, False
         return sequence

@@ -8,7 +8,8 @@ begins with it.
 
 from typing import Final
 
-from engine.runner.llama.cache.cached_sequence import CachedSequence
+from engine.runner.limits import STEADY_ROWS
+from engine.runner.llama.cache.cached_sequence import CachedSequence, common_prefix, steady_length
 from engine.runner.llama.cache.cells import Cells
 from engine.runner.llama.cache.prefix_index import Key
 from engine.runner.llama.cache.prefix_store import PrefixStore
@@ -74,6 +75,42 @@ class KVCache:
                 self._rewinding.plan_checkpoints(sequence, len(tokens), shared)
             self._thin_out(sequence)
         return sequence
+
+    def acquire_steady(self, tokens: list[int], key: Key) -> CachedSequence | None:
+        """The same where nothing else runs: its first tokens are steady, and no other sequence has cells.
+
+        So what is computed from there on depends on `tokens` alone: kernels sum over cells by their place. Idle
+        prefixes go to the store. None where states cannot be truncated, or something runs.
+        """
+        if not self.truncatable or any(s.in_use for s in self._cells.sequences):
+            return None
+        source, length = self._longest_steady(tokens, key)
+        stored = self.spilling.worth_restoring_steady(tokens, key, length)
+        for sequence in self._cells.sequences:
+            if sequence is not source or stored is not None:
+                self._evict(sequence)
+        if stored is not None or source is None:
+            self._cells.clear()
+            target = self._cells.sequences[0]
+            if stored is not None and self.spilling.restore(*stored, target):
+                target.num_steady = stored[1]
+            return self._cells.take(target, key)
+        if len(source.tokens) - length > length // COPIES_PER_TOKEN:
+            self.spilling.spill(source)
+        if not self._rewinding.truncate(source, length):
+            self._cells.drop(source)
+            self._cells.clear()
+        return self._cells.take(source, key)
+
+    def _longest_steady(self, tokens: list[int], key: Key) -> tuple[CachedSequence | None, int]:
+        best, best_length = None, 0
+        for candidate in self._cells.sequences:
+            if candidate.key == key and candidate.num_steady > best_length:
+                # The last token is always decoded again: cells have no logits.
+                common = min(common_prefix(candidate.tokens, tokens), len(tokens) - 1, candidate.num_steady)
+                if (length := steady_length(tokens, common)) > best_length:
+                    best, best_length = candidate, length
+        return best, best_length
 
     def _longest_cached(self, tokens: list[int], key: Key) -> int:
         """The longest prefix that some cached text shares with `tokens`, whether it can be taken or not."""
@@ -153,13 +190,23 @@ class KVCache:
     # ------------------------------------------------------------------ commit, truncate, release, make room
 
     def commit(
-        self, sequence: CachedSequence, tokens: list[int], *, alone: bool = False, aborted: bool = False
+        self,
+        sequence: CachedSequence,
+        tokens: list[int],
+        *,
+        alone: bool = False,
+        aborted: bool = False,
+        steady: bool = False,
     ) -> None:
         """A step has put `tokens` into the sequence; `alone`: and nothing else into any other.
+
+        `steady`: into the cells that follow those of its other tokens, which `acquire_steady` gave.
 
         Of an `aborted` step, those that were computed stay; where nobody can tell which, the sequence is empty.
         """
         if not aborted:
+            if steady and len(sequence.tokens) == sequence.num_steady and len(tokens) == STEADY_ROWS:
+                sequence.num_steady += STEADY_ROWS
             sequence.tokens.extend(tokens)
             self._rewinding.computed(sequence, len(tokens), alone=alone)
         elif not self._rewinding.after_abort(sequence, [*sequence.tokens, *tokens]):
@@ -176,11 +223,17 @@ class KVCache:
             self._cells.drop(sequence)
         return length == 0
 
-    def release(self, sequence: CachedSequence, *, keep: bool = True) -> None:
+    def release(self, sequence: CachedSequence, *, keep: bool = True, steady: bool = False) -> None:
         """The request ended: its tokens stay as an idle prefix, the first to go unless `keep`."""
         self._clock += 1
+        sequence.unsettled = steady and keep
         sequence.in_use = False
         sequence.last_used = self._clock if keep else 0
+
+    def unsettled(self) -> CachedSequence | None:
+        """The idle sequence whose answer was computed row by row, where no other one has cells."""
+        filled = [s for s in self._cells.sequences if s.tokens or s.in_use]
+        return filled[0] if len(filled) == 1 and filled[0].unsettled else None
 
     def make_room(self, cells: int, spare: CachedSequence | None = None) -> bool:
         """Evict idle prefixes, oldest first, until `cells` are free; False when that is not enough."""

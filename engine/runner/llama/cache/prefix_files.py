@@ -41,6 +41,7 @@ class _FileHeader(msgspec.Struct):
     size: int
     checksum: int
     marks: tuple[tuple[int, int], ...] = ()
+    num_steady: int = 0
 
 
 class PrefixFiles:
@@ -64,7 +65,14 @@ class PrefixFiles:
                 path.unlink(missing_ok=True)
                 continue
             tokens = np.frombuffer(header.tokens, np.int32)
-            entry = StoredPrefix(header.key, tokens, header.size, None, on_disk=True, marks=header.marks)
+            entry = StoredPrefix(
+                header.key,
+                tokens,
+                header.size,
+                on_disk=True,
+                marks=header.marks,
+                num_steady=header.num_steady,
+            )
             if path == self._path(entry):
                 found.append((path.stat().st_mtime, entry))
             else:
@@ -143,6 +151,7 @@ class PrefixFiles:
                 entry.size,
                 zlib.crc32(memoryview(data)),
                 entry.marks,
+                entry.num_steady,
             )
         )
         try:

@@ -14,6 +14,7 @@ Key = tuple[tuple[str, float], ...]
 class StoredPrefix:
     """One computed prefix. `tokens` (n,) int32; `data` its state while it is in memory; `on_disk`: it has a file.
 
+    The first `num_steady` tokens have the bits that computing them again would give (`CachedSequence`).
     Behind the state follow the checkpoints of a model that cannot be cut: `marks` are their (length, bytes).
     """
 
@@ -23,6 +24,7 @@ class StoredPrefix:
     data: Any = None
     on_disk: bool = False
     marks: tuple[tuple[int, int], ...] = ()
+    num_steady: int = 0
 
     def usable(self, shared: int, *, whole_only: bool) -> int:
         """How many of `shared` equal tokens the state can be brought to."""

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from engine.runner.llama.cache.cached_sequence import steady_length
 from engine.runner.llama.cache.prefix_files import PrefixFiles, prune
 from engine.runner.llama.cache.prefix_index import Key, PrefixIndex, StoredPrefix
 from engine.runner.llama.cache.state_buffer import copied
@@ -77,16 +78,34 @@ class PrefixStore:
         """The stored prefix that shares most with `tokens` (n,) int32; `whole_only` where states cannot be cut."""
         return self._index.best(tokens, key, whole_only=whole_only)
 
-    def covers(self, tokens: Any, key: Key, *, whole_only: bool) -> bool:
-        """A stored prefix can bring back all of `tokens`."""
-        return self.best(tokens, key, whole_only=whole_only)[1] == len(tokens)
+    def best_steady(self, tokens: Any, key: Key) -> tuple[StoredPrefix | None, int]:
+        """The stored prefix that shares most steady tokens with `tokens` (n,) int32, in whole steps."""
+        best, best_length = None, 0
+        for entry, shared in self._index.sharing(tokens, key):
+            if shared <= best_length:
+                break
+            length = steady_length(tokens, min(shared, entry.num_steady))
+            if length > best_length:
+                best, best_length = entry, length
+        return best, best_length
 
-    def holds(self, tokens: Any, key: Key, *, whole_only: bool = False) -> bool:
-        """A prefix in memory can bring back all of `tokens`: that is a copy."""
+    def covers(self, tokens: Any, key: Key, *, whole_only: bool, num_steady: int = 0) -> bool:
+        """A stored prefix can bring back all of `tokens`, of which so many are steady."""
         for entry, shared in self._index.sharing(tokens, key):
             if shared < len(tokens):
                 break
-            if entry.data is not None and entry.usable(shared, whole_only=whole_only) == shared:
+            if entry.usable(shared, whole_only=whole_only) == shared and entry.num_steady >= num_steady:
+                return True
+        return False
+
+    def holds(self, tokens: Any, key: Key, *, whole_only: bool = False, num_steady: int = 0) -> bool:
+        """A prefix in memory can bring back all of `tokens`, of which so many are steady: that is a copy."""
+        for entry, shared in self._index.sharing(tokens, key):
+            if shared < len(tokens):
+                break
+            if entry.data is None or entry.num_steady < num_steady:
+                continue
+            if entry.usable(shared, whole_only=whole_only) == shared:
                 return True
         return False
 
@@ -98,19 +117,21 @@ class PrefixStore:
         marks: Sequence[tuple[int, Any]] = (),
         *,
         whole_only: bool = False,
+        num_steady: int = 0,
     ) -> None:
         """Keep the state `data` (bytes as uint8) of `tokens`; shorter prefixes of the same text are replaced.
 
         `marks` are (length, bytes as uint8) of checkpoints before the end, of a state that is `whole_only`.
         """
-        if not self.enabled or self.covers(tokens, key, whole_only=whole_only):
+        if not self.enabled or self.covers(tokens, key, whole_only=whole_only, num_steady=num_steady):
             return
         sizes = tuple((length, len(copy)) for length, copy in marks)
         if marks:
             data = copied(data, *(copy for _, copy in marks))
         for old in list(self._index.beginnings(tokens, key)):
-            self._remove(old)
-        entry = StoredPrefix(key, tokens, len(data), data, marks=sizes)
+            if old.num_steady <= num_steady:
+                self._remove(old)
+        entry = StoredPrefix(key, tokens, len(data), data, marks=sizes, num_steady=num_steady)
         self._index.add(entry)
         self._ram.add(entry)
         if self._ram.limit < entry.size:

@@ -38,13 +38,15 @@ class Spilling:
         if not self.enabled or len(sequence.tokens) < MIN_STORED_TOKENS or sequence.last_used == 0:
             return
         tokens, whole_only = _array(sequence.tokens), not self._rewinding.truncatable
-        if self._store.covers(tokens, sequence.key, whole_only=whole_only):
+        if self._store.covers(tokens, sequence.key, whole_only=whole_only, num_steady=sequence.num_steady):
             return
         size = self._api.llama_state_seq_get_size(self._context, sequence.seq_id)
         data = state_buffer(size)
         if self._api.llama_state_seq_get_data(self._context, pointer(data), size, sequence.seq_id) == size:
             marks = self._rewinding.marks(sequence)
-            self._store.put(sequence.key, tokens, data, marks, whole_only=whole_only)
+            self._store.put(
+                sequence.key, tokens, data, marks, whole_only=whole_only, num_steady=sequence.num_steady
+            )
 
     def spill_idle(self) -> None:
         """Copy idle prefixes to the store's memory, so that their cells can be given up at once."""
@@ -55,7 +57,9 @@ class Spilling:
     def holds(self, sequence: CachedSequence) -> bool:
         """The store's memory has all of it: bringing it back is a copy."""
         whole_only = not self._rewinding.truncatable
-        return self._store.holds(_array(sequence.tokens), sequence.key, whole_only=whole_only)
+        return self._store.holds(
+            _array(sequence.tokens), sequence.key, whole_only=whole_only, num_steady=sequence.num_steady
+        )
 
     def length_shared(self, tokens: list[int], key: Key) -> int:
         """How many tokens some stored prefix shares with `tokens`, whether it can be taken or not."""
@@ -70,6 +74,13 @@ class Spilling:
             return None
         return entry, length
 
+    def worth_restoring_steady(self, tokens: list[int], key: Key, live: int) -> tuple[StoredPrefix, int] | None:
+        """The same of steady tokens."""
+        if not self.enabled:
+            return None
+        entry, length = self._store.best_steady(_array(tokens[:-1]), key)
+        return (entry, length) if entry is not None and length > live else None
+
     def restore(self, entry: StoredPrefix, length: int, target: CachedSequence) -> bool:
         """Bring the first `length` tokens of a stored prefix into an empty sequence; False: it stays empty."""
         data = self._store.load(entry)
@@ -79,6 +90,7 @@ class Spilling:
             self._cells.drop(target)
             return False
         target.tokens, target.shared = entry.tokens.tolist(), 0
+        target.num_steady = 0  # unless it lies in the first cells, which the caller knows
         self._rewinding.adopt(target, ((at, copied(entry.mark(data, at))) for at, _ in entry.marks))
         if not self._rewinding.rewind(target, target, length):
             self._cells.drop(target)

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from engine.runner.generation.draft_length import Acceptance, StepCost, best_draft_length
+from engine.runner.generation.draft_length import Acceptance, AssumedCost, StepCost, best_draft_length
 from engine.runner.limits import MAX_DRAFT, MAX_DRAFTING
 from engine.runner.llama.native.batch import Batch
 from engine.runner.llama.native.model import LoadedModel
@@ -14,6 +14,9 @@ from engine.runner.llama.speculate.mtp import MtpHead
 
 # Draft length of a draft model that is asked for whatever it costs.
 FORCED_LENGTH: Final = 7
+# What drafting a token takes of a step of one row, where no measurement may decide: a tenth of the model's size is
+# a large draft model.
+ASSUMED_DRAFT_TOKEN: Final = 0.15
 # How often tokens that a grammar forces are thought to be the ones sampled: models seldom divide words otherwise.
 GRAMMAR_PRIOR: Final = 0.95
 
@@ -25,10 +28,12 @@ class Speculation:
     """Fills drafts into batches and learns from what became of them. All calls from the scheduler's thread."""
 
     def __init__(self, loaded: LoadedModel, cost: StepCost, draft_model: ModelDrafter | None) -> None:
-        self._cost = cost
+        self._measured = self._cost = cost
+        self._assumed = AssumedCost()
         self._draft_model = draft_model
         self._by_model = Acceptance()
         self._by_grammar = Acceptance(GRAMMAR_PRIOR)
+        self._steady: LlamaSequence | None = None
         most = min(loaded.settings.max_draft, MAX_DRAFT)
         self._longest_alone = most if loaded.keeps_partial else min(most, loaded.max_rollback)
         self._longest_together = most if loaded.keeps_partial else 0
@@ -45,6 +50,7 @@ class Speculation:
     def extend(self, batch: Batch, sequence: LlamaSequence) -> None:
         """Append a draft behind the sequence's newest token in the batch, if it is worth it."""
         asked = sequence.request.speculate
+        self._judge(sequence)
         if not sequence.may_draft or not self._longest or not 0 < self._rows <= MAX_DRAFTING:
             return
         room = min(sequence.limit - len(sequence.tokens) - 1, self._longest, batch.room)
@@ -57,6 +63,13 @@ class Speculation:
             batch.add(token, sequence.position(len(sequence.tokens) + i), sequence.cache.seq_id)
         sequence.draft = draft
         self._drafting.append((sequence, len(draft), recorder))
+
+    def _judge(self, sequence: LlamaSequence) -> None:
+        """Drafts of a steady request depend on its own text alone, not on what steps cost or others accepted."""
+        self._cost = self._assumed if sequence.steady else self._measured
+        if sequence.steady and sequence is not self._steady:
+            self._steady = sequence
+            self._by_model, self._by_grammar = Acceptance(), Acceptance(GRAMMAR_PRIOR)
 
     def _draft(self, sequence: LlamaSequence, room: int, *, forced: bool) -> tuple[list[int], Recorder]:
         """What the grammar leaves no choice about, else the better of two drafts; and who learns from it."""
@@ -80,7 +93,8 @@ class Speculation:
             return draft, drafter.record
         limit = min(room, FORCED_LENGTH)
         if not forced:
-            limit = best_draft_length(cost, self._rows, room, self._by_model, model.draft_token_s)
+            token_s = ASSUMED_DRAFT_TOKEN if sequence.steady else model.draft_token_s
+            limit = best_draft_length(cost, self._rows, room, self._by_model, token_s)
             if not limit:
                 self._by_model.decay()
         if not limit:
@@ -89,7 +103,8 @@ class Speculation:
         drafted = model.propose(sequence.id, sequence.tokens, limit, sequence.key, forced=forced)
         if drafted:
             return drafted, self._by_model.note
-        sequence.balance.rejected(time.monotonic() - started)
+        spent_s = ASSUMED_DRAFT_TOKEN * limit if sequence.steady else time.monotonic() - started
+        sequence.balance.rejected(spent_s)
         return draft, drafter.record
 
     def _grammar_draft(self, sequence: LlamaSequence, room: int, *, forced: bool) -> list[int]:
@@ -128,6 +143,8 @@ class Speculation:
         plain = self._cost.seconds(self._rows)
         if plain is None or not self._drafting:
             return
+        if self._drafting[0][0].steady:  # it runs alone
+            step_s = self._cost.seconds(self._rows + self._drafting[0][1]) or plain
         total = sum(length for _, length, _ in self._drafting)
         for sequence, length, _ in self._drafting:
             extra = (step_s - plain) * length / total

@@ -1,0 +1,140 @@
+"""One request at a time: the same request gives the same bits, whatever is cached and whatever ran before."""
+
+import asyncio
+import random
+
+import pytest
+from runner_calls import answered, with_runner
+from shapes import SHAPES, write_shape
+
+from engine.types import GenerationRequest, SamplingParams
+
+SEEDED = SamplingParams(temperature=1.0, seed=5)
+GREEDY = SamplingParams(temperature=0)
+ANY = SamplingParams(temperature=1.0)
+CACHE = {"cache_ram_bytes": 64 << 20, "cache_disk_bytes": 64 << 20}
+
+
+@pytest.fixture(scope="module")
+def quantized(tmp_path_factory):
+    """Random weights in 4 bits, whose products have one kernel for a row and another for many."""
+    return write_shape(tmp_path_factory.mktemp("repeating") / "model.gguf", SHAPES["llama-q4_0"])
+
+
+def tokens(count, seed=1):
+    numbers = random.Random(seed)
+    return [numbers.randrange(10, 200) for _ in range(count)]
+
+
+def request(prompt, sampling=SEEDED, **options):
+    return GenerationRequest(
+        prompt=prompt, sampling=sampling, **{"max_tokens": 8, "logprobs": 1, "ignore_eos": True, **options}
+    )
+
+
+async def bits(runner, asked):
+    answer = await answered(runner, asked)
+    return answer.ids, [entry.logprob for entry in answer.logprobs]
+
+
+# Shorter than a step, of several steps, and one whose beginning others share.
+PROMPTS = (tokens(37), tokens(150), tokens(150) + tokens(30, seed=2))
+ASKED = [request(prompt, sampling) for prompt in PROMPTS for sampling in (SEEDED, GREEDY)]
+
+
+async def twice(runner):
+    return [[await bits(runner, asked) for asked in ASKED] for _ in range(2)]
+
+
+async def after_others(runner):
+    """The same after requests that compute and cache the same beginnings in steps of other shapes."""
+    others = [request(tokens(n) + tokens(20, seed=n), ANY) for n in (30, 100, 140)]
+    for other in others:
+        await answered(runner, other)
+    await asyncio.gather(*(answered(runner, other) for other in (*others, *ASKED)))
+    return [await bits(runner, asked) for asked in ASKED]
+
+
+async def in_all_ways(runner):
+    before = await twice(runner)
+    await asyncio.sleep(0.2)  # idle prefixes are copied out of the cells
+    return [*before, await after_others(runner), *await twice(runner)]
+
+
+@pytest.mark.parametrize("attention", ["on", "off"])
+def test_the_same_request_gives_the_same_bits_whatever_is_cached(quantized, tmp_path, attention):
+    settings = {**CACHE, "cache_dir": str(tmp_path), "flash_attn": attention}
+    ways = with_runner(quantized, in_all_ways, **settings)
+    assert list(tmp_path.glob("*/*.kv"))
+    ways += with_runner(quantized, twice, **settings)  # prefixes come from the disk
+    ways += with_runner(quantized, twice, flash_attn=attention)  # there are none
+    assert [way == ways[0] for way in ways] == [True] * len(ways)
+
+
+def test_what_is_cached_is_used(quantized):
+    async def cached(runner):
+        await answered(runner, ASKED[2])
+        return (await answered(runner, ASKED[4])).started.cached_tokens
+
+    assert with_runner(quantized, cached) == 128
+
+
+def test_the_second_turn_of_a_chat_does_not_depend_on_the_first_having_run(quantized):
+    async def chat(runner):
+        first = await answered(runner, request(PROMPTS[1], max_tokens=70))
+        return [await bits(runner, second(first.ids)) for _ in range(2)]
+
+    async def without_the_first(runner):
+        answer = (await answered(runner, request(PROMPTS[1], max_tokens=70, cache_prompt=False))).ids
+        return await bits(runner, second(answer))
+
+    def second(answer):
+        return request([*PROMPTS[1], *answer, *tokens(20, seed=9)], GREEDY)
+
+    one, two = with_runner(quantized, chat)
+    assert one == two == with_runner(quantized, without_the_first)
+
+
+def test_an_answer_is_computed_again_while_nothing_runs(quantized):
+    async def cached(runner):
+        first = await answered(runner, request(PROMPTS[1], max_tokens=70))
+        turn = request([*PROMPTS[1], *first.ids, *tokens(20, seed=9)], GREEDY)
+        at_once = await answered(runner, turn)
+        await answered(runner, request(PROMPTS[1], max_tokens=70))
+        while (await runner.stats()).kv_cells_used != 192:  # noqa: ASYNC110 - whole steps; it tells nobody
+            await asyncio.sleep(0.2)
+        later = await answered(runner, turn)
+        assert at_once.ids == later.ids
+        return at_once.started.cached_tokens, later.started.cached_tokens
+
+    assert with_runner(quantized, cached) == (128, 192)
+
+
+def test_drafts_depend_on_the_text_alone(quantized):
+    """What steps cost here and what other requests accepted says nothing of them."""
+    copies = request(tokens(40) * 4, GREEDY, max_tokens=48)
+
+    async def work(runner):
+        found = [await bits(runner, copies)]
+        await answered(runner, request(tokens(40) * 4, ANY, max_tokens=48))
+        return [*found, await bits(runner, copies), await bits(runner, copies)]
+
+    found = with_runner(quantized, work, max_draft=16)
+    assert found[0] == found[1] == found[2]
+
+
+def test_threads_and_the_size_of_steps_change_nothing(quantized):
+    async def once(runner):
+        return await bits(runner, ASKED[-1])
+
+    settings = ({}, {"n_threads": 2}, {"n_ubatch": 128}, {"n_parallel": 2, "n_ctx": 512})
+    found = [with_runner(quantized, once, flash_attn="off", **changed) for changed in settings]
+    assert all(way == found[0] for way in found)
+
+
+def test_without_a_seed_answers_differ(quantized):
+    async def work(runner):
+        return [(await answered(runner, request(PROMPTS[1], ANY))).ids for _ in range(4)]
+
+    found = with_runner(quantized, work)
+    assert len({tuple(ids) for ids in found}) > 1
