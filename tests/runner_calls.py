@@ -11,6 +11,8 @@ from engine.types import Delta, Done, GenerationRequest, SamplingParams, Started
 process.SHUTDOWN_S = 60.0  # what a runner keeps at its end is looked at, also on a busy machine
 CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 GREEDY = SamplingParams(temperature=0)
+# The same tokens, from a request that takes all that is cached: it need not repeat bit for bit.
+LIKELIEST = SamplingParams(temperature=1.0, top_k=1)
 # Settings under which numbers differ by rounding of 32 bits only, whatever stands beside a request in a step.
 EXACT = {"type_k": "f32", "type_v": "f32", "flash_attn": "off"}
 # Of three words, four in a row soon come again: guesses from the text are found, and many are wrong.

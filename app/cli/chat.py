@@ -37,7 +37,11 @@ MAX_ROUNDS = 12
 @click.option("--system", "-s", help="System prompt.")
 @click.option("--max-tokens", type=click.IntRange(1), help="Tokens an answer may have.")
 @click.option("--temperature", "-t", type=click.FloatRange(0, 5), help="0: always the likeliest token.")
-@click.option("--seed", type=int, help="Makes sampling repeatable.")
+@click.option(
+    "--seed",
+    type=int,
+    help="The same seed gives the same answer while the model answers nobody else (docs/api.md says where not).",
+)
 @click.option(
     "--lora", multiple=True, metavar="NAME[=SCALE]", help="LoRA adapter the server loaded with the model."
 )

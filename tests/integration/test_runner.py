@@ -14,12 +14,13 @@ from servers import runs
 
 from engine.errors import BadModelFile, ContextOverflow, InputFault, RunnerDied
 from engine.jobs import Paused
+from engine.runner.limits import STEADY_ROWS
 from engine.runner.llama.batch.pacing import FLUSH_INTERVAL_S
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
 from engine.types import Constraint, Delta, GenerationRequest, SamplingParams, Started
 from tests import runner_calls
-from tests.runner_calls import CHAT, GREEDY, answered
+from tests.runner_calls import CHAT, GREEDY, LIKELIEST, answered
 
 # Caches no larger than a test asks for.
 with_runner = functools.partial(runner_calls.with_runner, kv_cells=0)
@@ -92,9 +93,9 @@ def test_what_a_grammar_forces_is_drafted_and_changes_nothing(bundled_model):
 def test_a_rejected_guess_leaves_no_trace_in_the_cache(bundled_model):
     async def work(runner):
         prompt = "x = 1\ny = 2\nx = 1\ny = "
-        first = await collect(runner, prompt, max_tokens=60, ignore_eos=True)
+        first = await collect(runner, prompt, max_tokens=60, ignore_eos=True, sampling=LIKELIEST)
         longer = prompt + first[0] + "\nprint("
-        reused = await collect(runner, longer, max_tokens=30)
+        reused = await collect(runner, longer, max_tokens=30, sampling=LIKELIEST)
         return longer, reused
 
     longer, reused = with_runner(bundled_model, work)
@@ -120,7 +121,7 @@ def test_answers_are_told_at_the_rate_of_a_display(bundled_model):
 def test_a_small_cache_preempts_and_loses_nothing(bundled_model):
     """Four answers of 900 tokens in 1,100 cells, which admission takes for enough for two of them."""
     prompts = [CHAT.format(q) for q in ("Tell me a story.", "What is a token?", "Hello", "List files.")]
-    options = {"max_tokens": 900, "ignore_eos": True, "speculate": False}
+    options = {"max_tokens": 900, "ignore_eos": True, "speculate": False, "sampling": LIKELIEST}
 
     async def together(runner):
         answers = await asyncio.gather(*(collect(runner, p, **options) for p in prompts))
@@ -188,7 +189,7 @@ def test_cancelling_stops_within_one_ubatch(bundled_model):
     prompt = list(range(300, 8000)) * 8
 
     async def work(runner):
-        task = asyncio.ensure_future(collect(runner, prompt, max_tokens=1))
+        task = asyncio.ensure_future(collect(runner, prompt, max_tokens=1, sampling=LIKELIEST))
         await asyncio.sleep(1)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -282,13 +283,18 @@ def test_tokens_and_pieces_round_trip(bundled_model):
     assert 2 in ids
 
 
+def whole_steps(answer):
+    """Tokens of a prompt that is all cached which a request that repeats takes."""
+    return (answer[2].usage.prompt_tokens - 1) // STEADY_ROWS * STEADY_ROWS
+
+
 def test_a_conversation_survives_the_restart_of_its_runner(bundled_model, tmp_path):
     store = {"cache_dir": str(tmp_path), "cache_disk_bytes": 1 << 30}
     prompt = CHAT.format("Explain what a file is. " * 15)
     first = with_runner(bundled_model, lambda r: collect(r, prompt), **store)
     assert list(tmp_path.glob("*/*.kv"))
     second = with_runner(bundled_model, lambda r: collect(r, prompt), **store)
-    assert second[2].usage.cached_tokens >= second[2].usage.prompt_tokens - 1
+    assert second[2].usage.cached_tokens == whole_steps(second)
     assert second[0] == first[0]
 
 
@@ -316,7 +322,7 @@ def test_what_was_evicted_comes_back_from_memory(bundled_model):
         return first, again, await runner.stats()
 
     first, again, stats = with_runner(bundled_model, work, cache_ram_bytes=1 << 28, n_parallel=1)
-    assert again[2].usage.cached_tokens >= again[2].usage.prompt_tokens - 1
+    assert again[2].usage.cached_tokens == whole_steps(again)
     assert again[0] == first[0]
     assert stats.cache_ram_bytes > 0
 
@@ -337,7 +343,7 @@ def test_idle_prefixes_leave_the_cells_and_come_back(bundled_model):
 
     first, between, again = with_runner(bundled_model, work, cache_ram_bytes=1 << 28)
     assert between.kv_cells_used <= first[2].usage.prompt_tokens + 8
-    assert again[2].usage.cached_tokens >= again[2].usage.prompt_tokens - 1
+    assert again[2].usage.cached_tokens == whole_steps(again)
     assert again[0] == first[0]
 
 
@@ -351,7 +357,7 @@ def test_background_requests_do_not_evict_the_chat(bundled_model):
         return await collect(runner, chat, max_tokens=4)
 
     back = with_runner(bundled_model, work, n_parallel=1)
-    assert back[2].usage.cached_tokens >= back[2].usage.prompt_tokens - 1
+    assert back[2].usage.cached_tokens == whole_steps(back)
 
 
 def test_adapters_are_chosen_by_each_request_and_never_mix(bundled_model, tmp_path):

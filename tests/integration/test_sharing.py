@@ -83,7 +83,8 @@ class Run:
         batch.decode = counted
 
     def add(self, i, prompt, options):
-        greedy = SamplingParams(temperature=0.0)
+        # The likeliest token, of a request that takes all that is cached.
+        greedy = SamplingParams(temperature=1.0, top_k=1)
         request = GenerationRequest(
             prompt=prompt, max_tokens=ANSWER, sampling=greedy, ignore_eos=True, speculate=False, **options
         )

@@ -174,7 +174,7 @@ class Scheduler(BaseScheduler[LlamaSequence]):
 
     def _cells_for(self, sequence: LlamaSequence) -> CachedSequence | None:
         """What is computed of a request, in cells it may go on in; None when all are in use."""
-        if self._can_be_steady and sequence.repeatable and not self._running:
+        if self._may_be_steady(sequence):
             cache = self._kv.acquire_steady(sequence.shareable, sequence.key)
             sequence.steady = cache is not None
             return cache
@@ -188,6 +188,11 @@ class Scheduler(BaseScheduler[LlamaSequence]):
             if usable < shared:
                 self._kv.truncate(cache, usable, or_empty=sequence.media is not None)
         return cache
+
+    def _may_be_steady(self, sequence: LlamaSequence) -> bool:
+        """It runs alone and should repeat. Background work evicts no chats that nothing would restore."""
+        stored = self._kv.spilling.enabled or sequence.request.priority == "interactive"
+        return self._can_be_steady and sequence.repeatable and stored and not self._running
 
     def _start(self, sequence: LlamaSequence, cache: CachedSequence, out: list[Output]) -> None:
         self._waiting.remove(sequence)

@@ -51,8 +51,8 @@ class CachedSequence:
 def steady_length(tokens: Any, length: int) -> int:
     """Where the last steady step within the first `length` of a text's tokens (n,) int32 ends.
 
-    Steps have STEADY_ROWS rows, counted from the beginning or from the last image, whose tokens are negative. An image
-    is whole or not at all.
+    Steps have STEADY_ROWS rows, counted from the beginning or from the last image, whose tokens are negative.
+    An image is whole or not at all.
     """
     images = np.flatnonzero(np.asarray(tokens[: length + 1]) < 0)
     if not len(images):
