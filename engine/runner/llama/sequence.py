@@ -39,10 +39,15 @@ class LlamaSequence(Sequence):
 
     @property
     def repeatable(self) -> bool:
-        """The client expects the same answer each time."""
+        """The client expects the same answer each time. Background work shall not evict the chats of people."""
         request = self.request
         chosen = request.sampling.seed is not None or self.sampler.greedy
-        return chosen and request.priority != "side"
+        return chosen and request.priority in {"interactive", "batch"}
+
+    def unsteady(self) -> None:
+        """Another one runs beside it from now on."""
+        if self.steady:
+            self.steady, self.balance = False, DraftBalance()  # counted in steps so far, from now on in seconds
 
     def until_steady(self, start: int) -> int:
         """Rows from there to where the steady step ends."""

@@ -174,10 +174,11 @@ class Scheduler(BaseScheduler[LlamaSequence]):
 
     def _cells_for(self, sequence: LlamaSequence) -> CachedSequence | None:
         """What is computed of a request, in cells it may go on in; None when all are in use."""
-        if self._may_be_steady(sequence):
+        if self._can_be_steady and sequence.repeatable and not self._running:
             cache = self._kv.acquire_steady(sequence.shareable, sequence.key)
-            sequence.steady = cache is not None
-            return cache
+            if cache is not None:
+                sequence.steady = True
+                return cache
         cache = self._kv.acquire(sequence.shareable, sequence.key)
         if cache is not None:
             shared = usable = len(cache.tokens)
@@ -189,11 +190,6 @@ class Scheduler(BaseScheduler[LlamaSequence]):
                 self._kv.truncate(cache, usable, or_empty=sequence.media is not None)
         return cache
 
-    def _may_be_steady(self, sequence: LlamaSequence) -> bool:
-        """It runs alone and should repeat. Background work evicts no chats that nothing would restore."""
-        stored = self._kv.spilling.enabled or sequence.request.priority == "interactive"
-        return self._can_be_steady and sequence.repeatable and stored and not self._running
-
     def _start(self, sequence: LlamaSequence, cache: CachedSequence, out: list[Output]) -> None:
         self._waiting.remove(sequence)
         sequence.cache = cache
@@ -203,7 +199,7 @@ class Scheduler(BaseScheduler[LlamaSequence]):
         self._running.append(sequence)
         if len(self._running) > 1:
             for one in self._running:
-                one.steady = False
+                one.unsteady()
 
     def _fill_batch(self, out: list[Output]) -> None:
         batch = self._batch

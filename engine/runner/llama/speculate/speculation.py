@@ -33,7 +33,7 @@ class Speculation:
         self._draft_model = draft_model
         self._by_model = Acceptance()
         self._by_grammar = Acceptance(GRAMMAR_PRIOR)
-        self._steady: LlamaSequence | None = None
+        self._steady_id: int | None = None
         most = min(loaded.settings.max_draft, MAX_DRAFT)
         self._longest_alone = most if loaded.keeps_partial else min(most, loaded.max_rollback)
         self._longest_together = most if loaded.keeps_partial else 0
@@ -67,8 +67,8 @@ class Speculation:
     def _judge(self, sequence: LlamaSequence) -> None:
         """Drafts of a steady request depend on its own text alone, not on what steps cost or others accepted."""
         self._cost = self._assumed if sequence.steady else self._measured
-        if sequence.steady and sequence is not self._steady:
-            self._steady = sequence
+        if sequence.steady and sequence.id != self._steady_id:
+            self._steady_id = sequence.id
             self._by_model, self._by_grammar = Acceptance(), Acceptance(GRAMMAR_PRIOR)
 
     def _draft(self, sequence: LlamaSequence, room: int, *, forced: bool) -> tuple[list[int], Recorder]:
