@@ -39,10 +39,14 @@ class LlamaSequence(Sequence):
 
     @property
     def repeatable(self) -> bool:
-        """The client expects the same answer each time. Background work shall not evict the chats of people."""
+        """The client expects the same answer each time, or prepares one that shall be so.
+
+        Other side and background work shall not evict chats, nor compute their texts again.
+        """
         request = self.request
         chosen = request.sampling.seed is not None or self.sampler.greedy
-        return chosen and request.priority in {"interactive", "batch"}
+        prepares = request.priority == "side" and self.limit <= self.n_prompt + 1
+        return chosen and (prepares or request.priority in {"interactive", "batch"})
 
     def unsteady(self) -> None:
         """Another one runs beside it from now on."""
