@@ -65,13 +65,13 @@ class Scheduler(BaseScheduler[LlamaSequence]):
     def _settle(self, quiet: Callable[[], bool]) -> None:
         """Compute an answer again in steady steps, as the next turn of its chat would have to."""
         cache = self._kv.unsettled()
-        if cache is None or self._adapters.unknown(cache.key) is not None:
+        if cache is None or cache.unsettled is None:
             return
-        cache.unsettled = False
+        adapters, cache.unsettled = cache.unsettled, None
         tokens = cache.tokens[cache.num_steady :]
         if len(tokens) < STEADY_ROWS or min(tokens) < 0:
             return
-        self._adapters.activate(cache.key)
+        self._adapters.activate(adapters)
         self._kv.truncate(cache, cache.num_steady)
         for start in range(0, len(tokens) - STEADY_ROWS + 1, STEADY_ROWS):
             rows = tokens[start : start + STEADY_ROWS]
@@ -332,7 +332,8 @@ class Scheduler(BaseScheduler[LlamaSequence]):
             self.cached_tokens += self._following.leave(sequence, self._running)
             self._kv.truncate(sequence.cache, self._cacheable(sequence), or_empty=True)
             keep = sequence.request.priority != "background"
-            self._kv.release(sequence.cache, keep=keep, steady=sequence.steady)
+            unsettled = sequence.request.lora if sequence.steady and not sequence.shifted else None
+            self._kv.release(sequence.cache, keep=keep, unsettled=unsettled)
             sequence.cache = None
             self._running.remove(sequence)
         else:

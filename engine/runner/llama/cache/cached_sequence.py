@@ -20,8 +20,8 @@ class CachedSequence:
     the copies to rewind to, and `planned` the lengths at which the next ones are due; the last `rollback_tokens`
     tokens can be rolled back at once, and `rolled_back` says that some were, which no copy by `seq_cp` knows of.
     The first `num_steady` tokens lie in the first cells and were computed in steps at fixed places
-    (`steady_length`): computing them again gives the same bits. `unsettled`: an answer behind them was computed row
-    by row, and is computed again in such steps while nothing runs.
+    (`steady_length`): computing them again gives the same bits. An answer behind them was computed row by row;
+    while nothing runs it is computed again in such steps, with the adapters `unsettled` (None: it is not).
     """
 
     seq_id: int
@@ -35,7 +35,7 @@ class CachedSequence:
     rollback_tokens: int = 0
     rolled_back: bool = False
     num_steady: int = 0
-    unsettled: bool = False
+    unsettled: Key | None = None
 
     def until_checkpoint(self, take: int) -> int:
         """How many of the next `take` prompt tokens to compute before a checkpoint is due."""

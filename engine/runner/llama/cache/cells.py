@@ -69,5 +69,5 @@ class Cells:
     @staticmethod
     def take(sequence: CachedSequence, key: Key) -> CachedSequence:
         """Mark a sequence as used by a request of this key."""
-        sequence.key, sequence.in_use, sequence.unsettled = key, True, False
+        sequence.key, sequence.in_use, sequence.unsettled = key, True, None
         return sequence

@@ -223,17 +223,17 @@ class KVCache:
             self._cells.drop(sequence)
         return length == 0
 
-    def release(self, sequence: CachedSequence, *, keep: bool = True, steady: bool = False) -> None:
+    def release(self, sequence: CachedSequence, *, keep: bool = True, unsettled: Key | None = None) -> None:
         """The request ended: its tokens stay as an idle prefix, the first to go unless `keep`."""
         self._clock += 1
-        sequence.unsettled = steady and keep
+        sequence.unsettled = unsettled
         sequence.in_use = False
         sequence.last_used = self._clock if keep else 0
 
     def unsettled(self) -> CachedSequence | None:
         """The idle sequence whose answer was computed row by row, where no other one has cells."""
         filled = [s for s in self._cells.sequences if s.tokens or s.in_use]
-        return filled[0] if len(filled) == 1 and filled[0].unsettled else None
+        return filled[0] if len(filled) == 1 and filled[0].unsettled is not None else None
 
     def make_room(self, cells: int, spare: CachedSequence | None = None) -> bool:
         """Evict idle prefixes, oldest first, until `cells` are free; False when that is not enough."""
