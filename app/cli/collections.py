@@ -11,6 +11,7 @@ import click
 
 from app.cli.connection import connected
 from app.cli.echo import echo
+from app.cli.progress import draw
 
 if TYPE_CHECKING:
     from app.client import Client
@@ -230,11 +231,11 @@ def _wait(client: "Client", key: str) -> "Collection":
         found = client.collection(key)
         line = shown_text(_state(found))
         if line != shown:
-            click.echo(f"\r\033[K{line}" if _is_terminal() else line, err=True, nl=not _is_terminal())
+            draw(f"\r\033[K{line}" if _is_terminal() else f"{line}\n")
             shown = line
         if found.state == "ready":
             if _is_terminal():
-                click.echo("\r\033[K", err=True, nl=False)
+                draw("\r\033[K")
             return found
         time.sleep(_LOOK_S if _is_terminal() else 10 * _LOOK_S)
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-import click
+from app.cli.progress import draw
 
 if TYPE_CHECKING:
     from app.client import Client
@@ -39,4 +39,4 @@ def _line(text: str) -> None:
     if sys.stderr.isatty():
         from app.tools.shown import shown_text  # noqa: PLC0415 - keeps --help fast
 
-        click.echo(f"\r\033[K{shown_text(text)}", nl=False, err=True)
+        draw(f"\r\033[K{shown_text(text)}")

@@ -4,6 +4,7 @@ import sys
 import time
 
 from app.answer_phase import Phase, phase_text
+from app.cli.progress import draw
 
 _CLEAR = "\r\x1b[2K"
 
@@ -24,12 +25,10 @@ class PhaseLine:
             return
         self._shown = True
         words = phase_text(phase, time.monotonic() - self._began, str, "{:,}".format)
-        sys.stderr.write(f"{_CLEAR}{words}")
-        sys.stderr.flush()
+        draw(f"{_CLEAR}{words}")
 
     def clear(self) -> None:
         """Leave nothing behind."""
         if self._shown:
             self._shown = False
-            sys.stderr.write(_CLEAR)
-            sys.stderr.flush()
+            draw(_CLEAR)

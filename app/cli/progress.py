@@ -1,11 +1,19 @@
 """Long work as the terminal shows it."""
 
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from engine.api.jobs import Progress
+
+
+def draw(text: str) -> None:
+    """Write to the terminal's current line. A terminal that is gone ends no work of minutes or hours."""
+    with suppress(OSError):
+        sys.stderr.write(text)
+        sys.stderr.flush()
 
 
 class ProgressBar:

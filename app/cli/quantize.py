@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from app.cli.echo import echo
+from app.cli.progress import draw
 from app.cli.quantize_options import Duration, LockOption, RoundingOption, Size, check_plan, gate_of
 from engine.services import DEFAULT_CONTEXT
 
@@ -270,11 +271,9 @@ class _Line:
         share = progress.done / progress.total if progress.total else 0.0
         left = "" if progress.eta_s is None else f", {progress.eta_s:.0f} s left"
         text = f"{progress.phase} {share:4.0%} {progress.note}{left}"
-        sys.stderr.write(f"\r\x1b[2K{text[:100]}")
-        sys.stderr.flush()
+        draw(f"\r\x1b[2K{text[:100]}")
 
     def clear(self) -> None:
         """Leave an empty line."""
         if self._enabled:
-            sys.stderr.write("\r\x1b[2K")
-            sys.stderr.flush()
+            draw("\r\x1b[2K")

@@ -1,0 +1,43 @@
+"""A line about progress whose terminal is gone ends no work."""
+
+import errno
+import sys
+
+import pytest
+
+from app.answer_phase import WAITING
+from app.cli import measuring
+from app.cli.phase_line import PhaseLine
+from app.cli.quantize import _Line
+from engine.api.jobs import Progress
+
+
+class GoneTerminal:
+    """Standard error after its terminal was closed."""
+
+    def isatty(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    def flush(self) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+
+def quantizing():
+    line = _Line(enabled=True)
+    line.update(Progress(phase="measure", done=1, total=0, note="blk.0"))
+    line.clear()
+
+
+def answering():
+    line = PhaseLine()
+    line.show(WAITING)
+    line.clear()
+
+
+@pytest.mark.parametrize("show", [quantizing, answering, lambda: measuring._line("512 tokens")])
+def test_no_line_ends_the_work(show, monkeypatch):
+    monkeypatch.setattr(sys, "stderr", GoneTerminal())
+    show()
