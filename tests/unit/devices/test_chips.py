@@ -178,6 +178,41 @@ def test_the_gpus_cores_are_read_from_its_driver():
     assert CommandResult(None).stdout == ""
 
 
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("AMD Ryzen 9 7950X 16-Core Processor", "amd-two-chiplets"),
+        ("AMD Ryzen 9 5900HX with Radeon Graphics", "amd-laptop"),
+        ("AMD Ryzen 9 7945HX with Radeon Graphics", "amd-two-chiplets"),
+        ("AMD Ryzen 7 PRO 7840U w/ Radeon 780M Graphics", "amd-laptop"),
+        ("AMD Ryzen Z1 Extreme", "amd-laptop"),
+        ("AMD Ryzen 7 7800X3D 8-Core Processor", "amd-desktop"),
+        ("AMD RYZEN AI MAX+ 395 w/ Radeon 8060S", "strix-halo"),
+        ("AMD Ryzen Threadripper 3970X 32-Core Processor", "threadripper"),
+        ("13th Gen Intel(R) Core(TM) i9-13900HX", "intel-hx"),
+        ("13th Gen Intel(R) Core(TM) i7-1360P", "intel-laptop"),
+        ("Intel(R) Core(TM) 7 150U", "intel-laptop"),
+        ("11th Gen Intel(R) Core(TM) i5-1135G7 @ 2.40GHz", "intel-laptop-old"),
+        ("Intel(R) Core(TM) i7-1065G7 CPU @ 1.30GHz", "intel-laptop-old"),
+        ("Intel(R) Core(TM) i5-9500 CPU @ 3.00GHz", "intel-desktop-old"),
+        ("12th Gen Intel(R) Core(TM) i5-12400F", "intel-desktop"),
+        ("Intel(R) Core(TM) Ultra 7 265K", "intel-ultra-desktop"),
+        ("Intel(R) Core(TM) Ultra 9 275HX", "intel-hx"),
+        ("Intel(R) Core(TM) Ultra 7 258V", "lunar-lake"),
+        ("Intel(R) Core(TM) Ultra X9 388H", "panther-lake"),
+        ("Intel(R) N100", "intel-n"),
+        ("Intel(R) Core(TM) i3-N305", "intel-n"),
+        ("Intel(R) Celeron(R) N5105 @ 2.00GHz", "intel-n"),
+        ("Snapdragon(R) X Elite - X1E80100 - Qualcomm(R) Oryon(TM) CPU", "x1"),
+        ("Apple M3 Max", "apple-large"),
+        ("Apple M4", "apple"),
+        ("something new", "other"),
+    ],
+)
+def test_processors_are_known_by_the_names_they_tell(name, kind):
+    assert cpu_kind(name).id == kind
+
+
 def test_the_plain_x2_elite_has_the_narrower_bus():
     assert MACHINES["x2-elite-windows"].device("cpu").memory.bandwidth_gbs == 152
     assert cpu_kind("Snapdragon(R) X2 Elite Extreme - X2E-96-100").bandwidth_gbs == 228
