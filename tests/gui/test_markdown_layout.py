@@ -183,3 +183,35 @@ def test_what_takes_long_to_lay_out_is_laid_out_less_often_and_shown_whole(qtbot
     view.set_markdown("other")
     qtbot.wait(20)
     assert view.toPlainText() == "other"
+
+
+def test_a_block_of_no_answer_is_shown_as_written_and_what_follows_is_not(theme):
+    view = MarkdownView(theme)
+    view.fit_width(400)
+    large = "[x](\n" * 60_000
+    text = f"# head\n\n{large}\n- one\n- **two**\n"
+    view.set_markdown(text)
+    shown = view.toPlainText()
+    assert shown.startswith("head\n[x](")
+    assert shown.endswith("\none\ntwo")
+    assert shown.count("[x](") == 60_000
+    laid_out = []
+    begin = view._content._rewind
+    view._content._rewind = lambda: (laid_out.append(view._content.num_unsettled), begin())
+    view.set_markdown(text)
+    assert max(laid_out) < 140_000, "the block is not read again and again"
+
+
+def test_a_long_word_has_places_to_break_and_is_copied_without_them(theme):
+    view = MarkdownView(theme)
+    view.fit_width(400)
+    word = "a" * 20_000
+    for text, copied in ((f"see {word} there", None), (f"```\n{word}\n```\n", word)):
+        view.set_markdown(text)
+        assert max(map(len, view.toPlainText().split("\u200b"))) <= 4200, "Qt takes the square of that"
+        view.selectAll()
+        assert view.createMimeDataFromSelection().text() == (copied or text)
+        assert not view.code or view.code[0].code == word
+    view.set_plain(word)
+    view.selectAll()
+    assert view.createMimeDataFromSelection().text() == word

@@ -6,8 +6,12 @@ from PySide6.QtGui import QTextBlockFormat, QTextCharFormat, QTextCursor, QTextD
 
 from app.gui.markdown.formats import CODE, INDENT_UNITS, Formats
 from app.gui.markdown.highlight import fresh_start, spans, warm_up_lexers
-from app.gui.markdown.parse import Block, References, blocks, closing_fence, open_fence, parser
+from app.gui.markdown.parse import Block, References, blocks, breakable, closing_fence, open_fence, parser
 from app.gui.markdown.writer import BlockWriter
+
+# No answer has such a paragraph, list or table. Measured: reading so many opening brackets takes 3 s.
+_LARGEST_BLOCK = 1 << 16
+_PART = 1 << 15  # in which a whole text is read, so that only a block counts as large
 
 
 @dataclass
@@ -48,6 +52,8 @@ class MarkdownDocument:
         self._stable = 0  # offset in the text where the last block begins
         self._references: References = {}  # addresses of links, given before that offset
         self._after_return = False
+        self._in_plain = False  # within a block that is too large
+        self._unsettled = 0  # length of the last block before the newest text
         self._mark = _Mark(0, True, QTextBlockFormat(), 0)
         self._open: _OpenCode | None = None
         self._writer = BlockWriter(QTextCursor(document), formats)
@@ -73,10 +79,11 @@ class MarkdownDocument:
         self._document.clear()
         self.plain = False
         self.text, self.code, self._stable, self._open = "", [], 0, None
-        self._references, self._after_return = {}, False
+        self._references, self._after_return, self._in_plain = {}, False, False
         self._writer = BlockWriter(QTextCursor(self._document), self._formats)
         self._mark = _Mark(0, True, QTextBlockFormat(), 0)
-        self.append(text)
+        for start in range(0, len(text), _PART):
+            self.append(text[start : start + _PART])
         self._fit_top()
 
     def set_plain(self, text: str) -> None:
@@ -87,13 +94,14 @@ class MarkdownDocument:
         block = self._formats.paragraph(tight=True)
         block.setBottomMargin(0)
         self._writer.begin(block, self._formats.text)
-        cursor.insertText(text, self._formats.text)
+        cursor.insertText(breakable(text), self._formats.text)
 
     def append(self, text: str) -> None:
         """Add text at the end."""
         text = self._as_parsed(text)
         if not text:
             return
+        self._unsettled = len(self.text) - self._stable
         self.text += text
         self._writer.cursor.beginEditBlock()
         try:
@@ -122,6 +130,10 @@ class MarkdownDocument:
 
     def _render_tail(self) -> None:
         tail = self.text[self._stable :]
+        if self._in_plain or (self._unsettled > _LARGEST_BLOCK and open_fence(tail) is None):
+            tail = self._write_plain(tail)
+        if not tail:
+            return
         references = dict(self._references)
         parsed = blocks(tail, references)
         self._rewind()
@@ -144,6 +156,20 @@ class MarkdownDocument:
         for block in parsed[keep:-1]:
             self._write(block)
         self._write_last(parsed[-1], alone=keep == len(parsed) - 1)
+
+    def _write_plain(self, tail: str) -> str:
+        """Show the rest of a block that is too large as it was written; returns what follows the block."""
+        if not self._in_plain:
+            self._rewind()
+            self._writer.begin(self._formats.paragraph(), self._formats.text)
+        # The end of a line may be half of the end of the block.
+        end = tail.find("\n\n", 0 if self._in_plain else self._unsettled)
+        text = tail[:end] if end >= 0 else tail.removesuffix("\n")
+        self._writer.cursor.insertText(breakable(text.replace("\n", "\u2028")), self._formats.text)
+        self._in_plain = end < 0
+        self._mark = self._here()
+        self._stable += len(text)
+        return tail[len(text) :] if end >= 0 else ""
 
     def _write(self, block: Block) -> None:
         token = block.tokens[0]
@@ -229,11 +255,11 @@ class MarkdownDocument:
             if colour not in made:
                 made[colour] = self._formats.code(syntax[colour] if colour else None)
             head, *others = text.split("\n")
-            cursor.insertText(head, made[colour])
+            cursor.insertText(breakable(head), made[colour])
             for line in others:
                 cursor.insertBlock(inner, made[colour])
                 if line:
-                    cursor.insertText(line, made[colour])
+                    cursor.insertText(breakable(line), made[colour])
 
     def _close_code(self) -> None:
         """Give the last line of a code block the room below it."""

@@ -21,6 +21,7 @@ from PySide6.QtWidgets import QFrame, QMessageBox, QSizePolicy, QTextBrowser, QT
 from app.gui.markdown.document import CodeRange, MarkdownDocument
 from app.gui.markdown.formats import CODE_HEADER_UNITS, CODE_PADDING_UNITS, QUOTE, Formats
 from app.gui.markdown.formula_object import OBJECT_LETTER, SOURCE
+from app.gui.markdown.parse import BREAK
 from app.gui.theme import Theme
 
 _OPENABLE = frozenset({"http", "https", "mailto"})
@@ -268,6 +269,10 @@ class MarkdownView(QTextBrowser):
         """Formulas are copied as they were written."""
         made = super().createMimeDataFromSelection()
         text = made.text()
+        if BREAK in text and BREAK not in self.markdown:
+            text = text.replace(BREAK, "")
+            made = QMimeData()
+            made.setText(text)
         if OBJECT_LETTER in text:
             for source in self._selected_formulas():
                 text = text.replace(OBJECT_LETTER, source, 1)

@@ -16,7 +16,7 @@ from PySide6.QtGui import (
 
 from app.gui.markdown.formats import CODE, Formats
 from app.gui.markdown.formula_object import OBJECT_LETTER, FormulaObjects
-from app.gui.markdown.parse import split_urls
+from app.gui.markdown.parse import breakable, split_urls
 
 if TYPE_CHECKING:
     from markdown_it.token import Token
@@ -97,7 +97,7 @@ class BlockWriter:
             case "fence" | "code_block":
                 for line in token.content.removesuffix("\n").split("\n"):
                     self._begin_nested(self._formats.paragraph(tight=True), self._formats.code(), nesting)
-                    self.cursor.insertText(line, self._formats.code())
+                    self.cursor.insertText(breakable(line), self._formats.code())
             case "list_item_close" | "bullet_list_open" | "ordered_list_open":
                 self._begin_item(nesting)
                 nesting.follow(token)
@@ -161,7 +161,7 @@ class BlockWriter:
 
     def _flush(self) -> None:
         if self._run:
-            self.cursor.insertText("".join(self._run), self._shape)
+            self.cursor.insertText(breakable("".join(self._run)), self._shape)
             self._run = []
 
     def _write_inline(self, token: "Token", current: QTextCharFormat) -> None:
