@@ -22,8 +22,8 @@ class BackendPrior(msgspec.Struct, frozen=True):
 
 
 _COMMON: Final = frozenset({64, 80, 96, 112, 128, 256})
-# Source: ubatch: lhl/strix-halo-testing (RADV 1,024, ROCm 2,048). Widths: `supports_op` of llama.cpp's backends as
-# shipped; SYCL's and OpenCL's depend on the device.
+# Source: ubatch: lhl/strix-halo-testing (RADV 1,024, ROCm 2,048). Widths: those of llama.cpp's fattn.cu that Vulkan
+# and Metal have kernels for too; which SYCL and OpenCL have depends on the device.
 BACKENDS: dict[str, BackendPrior] = {
     "cuda": BackendPrior(512, _COMMON),
     "metal": BackendPrior(512, _COMMON),
