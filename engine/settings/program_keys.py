@@ -10,7 +10,7 @@ import secrets
 from pathlib import Path
 from typing import Final
 
-from engine.json_store import JsonStore
+from engine.json_store import JsonStore, with_row
 
 _PREFIX: Final = "tsr_"
 
@@ -37,10 +37,9 @@ class ProgramKeys:
     def remove(self, program: str) -> bool:
         """Revoke the program's key; False when it has none."""
         with self._store.locked():
-            keys = self._store.get()
-            if program in keys:
-                self._store.put({name: key for name, key in keys.items() if name != program})
-            return program in keys
+            found = program in self._store.get()
+            self._store.change(lambda keys: with_row(keys, program, None))
+            return found
 
     def knows(self, key: str) -> bool:
         """Whether it is the key of one of the programs."""
