@@ -7,6 +7,7 @@ import msgspec
 from devices.backends.openvino import BACKEND as OPENVINO
 from devices.types import Device
 from engine.dispatch.chip_speeds import openvino_rates, rates
+from quantize.ggml_types import GgmlType
 
 NPU_LARGEST_PARAMETERS: Final = 4_000_000_000
 # Pieces of a prompt where weights lie in RAM: each is copied to the GPU once a piece. Published: gpt-oss-120b on an
@@ -35,9 +36,12 @@ BACKENDS: dict[str, BackendPrior] = {
     "cpu": BackendPrior(512),
 }
 
+# Weights that OpenVINO computes with as they are, for a rate that names no model.
+_OPENVINO_TYPE: Final = next(t.name for t in GgmlType if t.traits.openvino == "native" and not t.traits.is_float)
+
 
 def effective_gbs(device: Device, backend: str) -> float:
     """What decoding is expected to read a second on this device through this backend."""
     if backend == OPENVINO:
-        return openvino_rates(device, "Q4_0", None).gbs
+        return openvino_rates(device, _OPENVINO_TYPE, None).gbs
     return rates(device, backend).gbs

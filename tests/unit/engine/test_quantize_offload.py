@@ -3,6 +3,7 @@
 import copy
 
 import pytest
+from gguf import GGMLQuantizationType
 
 from devices.recording import RecordedHost
 from engine.dispatch.machine_state import MachineState
@@ -12,9 +13,9 @@ from engine.quantize_jobs.offload import layers_on_gpu
 from engine.quantize_jobs.options import QuantizeOptions
 from engine.quantize_jobs.request import gpu_layers_for
 from quantize.ggml_types import GgmlType
-from quantize.texts import CALIBRATION
 from tests.fake_models import shape
 from tests.machines import machines
+from tests.shapes import scaled, write_hollow
 
 LAYERS = 36
 RECORDING = machines()["nv-hybrid-addw4"]  # a laptop with an RTX 4060
@@ -24,7 +25,6 @@ CUDA = {
     "kind": "gpu",
     "device_id": "0000:01:00.0",
 }
-SPARK = CALIBRATION.parents[1] / "models/spark-f16.gguf"
 
 
 @pytest.fixture
@@ -51,6 +51,13 @@ def test_as_many_layers_as_leave_room_for_both_files_and_none_without_a_driver(r
     assert layers_on_gpu("big.gguf", shape(GgmlType.Q2_K), without) == 0
 
 
+@pytest.fixture(scope="module")
+def wide_model(tmp_path_factory):
+    """Eight layers of more weights than a processor reads in the time of a GPU's launches."""
+    wide = scaled("llama", layers=8, vocab=1000, ffn=16384, qtype=GGMLQuantizationType.Q8_0)
+    return write_hollow(tmp_path_factory.mktemp("offload") / "wide.gguf", wide)
+
+
 @pytest.mark.parametrize(
     ("changes", "layers"),
     [
@@ -63,6 +70,6 @@ def test_as_many_layers_as_leave_room_for_both_files_and_none_without_a_driver(r
         ({"budget_bytes": None, "mix": "Q4_K_M", "tier": None, "verify": True}, 9),
     ],
 )
-def test_what_is_asked_for_counts_and_sums_that_travel_are_the_processors(resources, changes, layers):
-    options = QuantizeOptions(**({"model": str(SPARK), "budget_bytes": 5_000_000} | changes))
-    assert gpu_layers_for(SPARK, options, resources(driver=True)) == layers
+def test_what_is_asked_for_counts_and_sums_that_travel_are_the_processors(resources, changes, layers, wide_model):
+    options = QuantizeOptions(**({"model": str(wide_model), "budget_bytes": 5_000_000} | changes))
+    assert gpu_layers_for(wide_model, options, resources(driver=True)) == layers
