@@ -231,7 +231,7 @@ def main() -> int:
         return 2
     sys.path.insert(0, ROOT)
     if rest == ["--version"] and not is_ready("server"):
-        from engine.version import __version__
+        from engine.core.version import __version__
 
         print("tessera, version " + __version__)
         return 0

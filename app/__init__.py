@@ -1,3 +1,3 @@
 """The window and the terminal of Tessera: clients of its local server."""
 
-from engine.version import __version__ as __version__
+from engine.core.version import __version__ as __version__

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from app.client import ApiError, ServerUnreachable
 from app.format import size
-from engine.errors import Cancelled, EngineError, EnvironmentFault, InputFault
+from engine.core.errors import Cancelled, EngineError, EnvironmentFault, InputFault
 from engine.library.errors import HashMismatch, NotEnoughDisk
 from quantize import errors as quantizer
 

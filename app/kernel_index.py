@@ -22,7 +22,7 @@ from devices.errors import PackRefused
 from devices.kernel_packs.abi import installed_abi
 from devices.kernel_packs.manifest import this_platform
 from devices.learned import learned
-from engine.paths import user_paths
+from engine.core.paths import user_paths
 
 _TIMEOUT: Final = httpx2.Timeout(10.0)
 MAX_INDEX_BYTES: Final = 4 << 20

@@ -10,8 +10,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from engine.defaults import DEFAULT_HOST, DEFAULT_PORT
-from engine.paths import user_paths
+from engine.core.defaults import DEFAULT_HOST, DEFAULT_PORT
+from engine.core.paths import user_paths
 
 if TYPE_CHECKING:
     from tomlkit import TOMLDocument

@@ -5,7 +5,7 @@ from typing import Final
 import msgspec
 
 from devices.learned import learned
-from engine.version import __version__
+from engine.core.version import __version__
 
 # Where releases are announced: `latest.json` for programs, the folder itself for people.
 RELEASES: Final = "https://tessera.github.io/releases/"

@@ -8,10 +8,10 @@ import os
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from engine.addresses import is_plain_text
-from engine.defaults import DEFAULT_CONTEXT
-from engine.paths import BUNDLED_MODELS, Paths, user_paths
-from engine.version import __version__
+from engine.core.addresses import is_plain_text
+from engine.core.defaults import DEFAULT_CONTEXT
+from engine.core.paths import BUNDLED_MODELS, Paths, user_paths
+from engine.core.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -21,24 +21,24 @@ if TYPE_CHECKING:
     from devices.host import Host
     from engine.api.hub import Proposal
     from engine.api.machine import ComparedDevice, FitReport, ModelPlacement  # noqa: TC004 - for annotations elsewhere
-    from engine.dispatch.engine_versions import Compared  # noqa: TC004 - for annotations elsewhere
-    from engine.dispatch.placer import Placer
-    from engine.dispatch.verify import Row
+    from engine.core.keys import KeyStore
+    from engine.core.program_keys import ProgramKeys
+    from engine.core.sampling import Chosen  # noqa: TC004 - for annotations elsewhere
+    from engine.job_kinds.quantize.options import QuantizeOptions
+    from engine.job_kinds.quantize.own_text import OwnText
+    from engine.job_kinds.quantize.tasks import TaskSets
     from engine.library.catalogue import Catalogue
     from engine.library.foreign import ForeignFolder
     from engine.library.hub.names import HubName
     from engine.library.hub.types import Option, OwnBuild, RepoHit, RepoPlan  # noqa: TC004 - for annotations elsewhere
     from engine.library.trash import Removed
     from engine.library.types import ModelEntry  # noqa: TC004 - for annotations elsewhere
-    from engine.measurements.reports import Report
     from engine.onnx.discovery import ProviderReport
-    from engine.quantize_jobs.options import QuantizeOptions
-    from engine.quantize_jobs.own_text import OwnText
-    from engine.quantize_jobs.tasks import TaskSets
-    from engine.sampling import Chosen  # noqa: TC004 - for annotations elsewhere
-    from engine.settings.keys import KeyStore
-    from engine.settings.program_keys import ProgramKeys
-    from engine.settings.sampling import SamplingOverrides
+    from engine.placement.engine_versions import Compared  # noqa: TC004 - for annotations elsewhere
+    from engine.placement.measurements.reports import Report
+    from engine.placement.placer import Placer
+    from engine.placement.settings.sampling import SamplingOverrides
+    from engine.placement.verify import Row
     from quantize.job.request import QuantizeReport
 
 __all__ = [
@@ -82,8 +82,8 @@ class Services:
     @cached_property
     def placer(self) -> "Placer":
         """Who says what fits here, and how fast it would run."""
-        from engine.dispatch.placer import Placer  # noqa: PLC0415 - see the top
-        from engine.dispatch.resources import open_resources  # noqa: PLC0415 - see the top
+        from engine.placement.placer import Placer  # noqa: PLC0415 - see the top
+        from engine.placement.resources import open_resources  # noqa: PLC0415 - see the top
 
         return self._placer or Placer(open_resources(self.paths))
 
@@ -126,10 +126,10 @@ class Services:
 
     def plan(self, repo: str, revision: str | None = None, *, refresh: bool = False) -> "RepoPlan":
         """What each quantization of a repository needs here; only headers are read. Raises: as `search`."""
-        from engine.dispatch.hub_fit import fit_estimator  # noqa: PLC0415 - see the top
         from engine.library.hub.client import HubClient  # noqa: PLC0415 - see the top
         from engine.library.hub.plan import plan_repository  # noqa: PLC0415 - see the top
-        from engine.wording import sentence  # noqa: PLC0415 - see the top
+        from engine.message_catalog import sentence  # noqa: PLC0415 - see the top
+        from engine.placement.hub_fit import fit_estimator  # noqa: PLC0415 - see the top
 
         estimate = fit_estimator(self.placer, sentence)
         return plan_repository(HubClient(), self.paths, repo, revision=revision, estimate=estimate, refresh=refresh)
@@ -163,7 +163,7 @@ class Services:
         from engine.api.hub import Proposal  # noqa: PLC0415 - see the top
         from engine.library.machine import memory_bytes  # noqa: PLC0415 - see the top
         from engine.library.starters import propose  # noqa: PLC0415 - see the top
-        from engine.wording import sentence  # noqa: PLC0415 - see the top
+        from engine.message_catalog import sentence  # noqa: PLC0415 - see the top
 
         return tuple(
             Proposal(
@@ -177,8 +177,8 @@ class Services:
 
     def quantize_target(self, options: "QuantizeOptions") -> "Path":
         """Where `tessera quantize` puts the file of these options if nobody says. Raises: ModelNotFound."""
-        from engine.quantize_jobs.job import source_of  # noqa: PLC0415 - see the top
-        from engine.quantize_jobs.request import beside_source  # noqa: PLC0415 - see the top
+        from engine.job_kinds.quantize.job import source_of  # noqa: PLC0415 - see the top
+        from engine.job_kinds.quantize.request import beside_source  # noqa: PLC0415 - see the top
 
         return beside_source(source_of(self.catalogue, options.model).path, options, self.paths)
 
@@ -187,13 +187,13 @@ class Services:
 
         Raises: InputFault, EnvironmentFault.
         """
-        from engine.quantize_jobs.job import predict  # noqa: PLC0415 - see the top
+        from engine.job_kinds.quantize.job import predict  # noqa: PLC0415 - see the top
 
         return predict(self.catalogue, options, self.placer.resources, named)
 
     def own_text(self, sources: "Iterable[Path]", scratch: "Path", chats: "Iterable[str]") -> "OwnText":
         """The user's own text as files to calibrate on and to judge by, in `scratch`. Raises: InputFault."""
-        from engine.quantize_jobs.own_text import gather  # noqa: PLC0415 - see the top
+        from engine.job_kinds.quantize.own_text import gather  # noqa: PLC0415 - see the top
 
         return gather(sources, scratch, chats)
 
@@ -212,28 +212,28 @@ class Services:
     @cached_property
     def keys(self) -> "KeyStore":
         """Who else may use the server; one that runs sees what is changed here."""
-        from engine.settings.keys import KeyStore  # noqa: PLC0415 - see the top
+        from engine.core.keys import KeyStore  # noqa: PLC0415 - see the top
 
         return KeyStore(self.paths.config / "api-keys.json")
 
     @cached_property
     def program_keys(self) -> "ProgramKeys":
         """Keys of the programs that were connected from here; a server that runs sees what is changed here."""
-        from engine.settings.program_keys import ProgramKeys  # noqa: PLC0415 - see the top
+        from engine.core.program_keys import ProgramKeys  # noqa: PLC0415 - see the top
 
         return ProgramKeys(self.paths.config / "program-keys.json")
 
     @cached_property
     def sampling_overrides(self) -> "SamplingOverrides":
         """What the user wants models to sample with; a server that runs sees what is changed here."""
-        from engine.settings.sampling import SamplingOverrides  # noqa: PLC0415 - see the top
+        from engine.placement.settings.sampling import SamplingOverrides  # noqa: PLC0415 - see the top
 
         return SamplingOverrides(self.paths.config / "sampling.json")
 
     def sampling(self, model: "ModelEntry") -> "tuple[Chosen, Chosen]":
         """What a model samples with where a request leaves it open; the second without reasoning."""
-        from engine.sampling import choose  # noqa: PLC0415 - see the top
-        from engine.settings.sampling import recommended_for  # noqa: PLC0415 - see the top
+        from engine.core.sampling import choose  # noqa: PLC0415 - see the top
+        from engine.placement.settings.sampling import recommended_for  # noqa: PLC0415 - see the top
 
         found = recommended_for(model, self.sampling_overrides)
         return choose({}, found.layers(None)), choose({}, found.plain)
@@ -243,16 +243,16 @@ class Services:
     ) -> "tuple[FitReport, ModelPlacement]":
         """What a model, a file or a repository needs on this machine or a recorded one, and where it runs.
 
-        `overrides` as in engine.dispatch.types.
+        `overrides` as in engine.placement.types.
         Raises: ModelNotFound, the errors of HubClient and of reading the file.
         """
         from engine.api.placing import fit_report, model_placement  # noqa: PLC0415 - see the top
-        from engine.dispatch.context_size import open_context  # noqa: PLC0415 - see the top
-        from engine.dispatch.machine_state import MachineState  # noqa: PLC0415 - see the top
-        from engine.dispatch.placer import Placer  # noqa: PLC0415 - see the top
-        from engine.dispatch.resources import open_resources  # noqa: PLC0415 - see the top
-        from engine.dispatch.subject import find  # noqa: PLC0415 - see the top
-        from engine.dispatch.types import Overrides  # noqa: PLC0415 - see the top
+        from engine.placement.context_size import open_context  # noqa: PLC0415 - see the top
+        from engine.placement.machine_state import MachineState  # noqa: PLC0415 - see the top
+        from engine.placement.placer import Placer  # noqa: PLC0415 - see the top
+        from engine.placement.resources import open_resources  # noqa: PLC0415 - see the top
+        from engine.placement.subject import find  # noqa: PLC0415 - see the top
+        from engine.placement.types import Overrides  # noqa: PLC0415 - see the top
 
         placer = Placer(open_resources(self.paths, MachineState(machine) if machine else None))
         shape, settings = find(model, self.catalogue, placer, projector)
@@ -263,37 +263,37 @@ class Services:
 
     def measured(self, model: str | None = None) -> "list[Report]":
         """What was measured on this machine, oldest first."""
-        from engine.measurements.results import Results  # noqa: PLC0415 - see the top
+        from engine.placement.measurements.results import Results  # noqa: PLC0415 - see the top
 
         return Results(self.paths.state / "bench.jsonl").all(model)
 
     def measured_before(self, report: "Report") -> "Report | None":
         """The newest earlier measurement of the same model and settings."""
-        from engine.measurements.results import Results  # noqa: PLC0415 - see the top
+        from engine.placement.measurements.results import Results  # noqa: PLC0415 - see the top
 
         return Results(self.paths.state / "bench.jsonl").before(report)
 
     def as_csv(self, report: "Report") -> str:
         """A measurement in llama-bench's columns."""
-        from engine.measurements.results import to_csv  # noqa: PLC0415 - see the top
+        from engine.placement.measurements.results import to_csv  # noqa: PLC0415 - see the top
 
         return to_csv(report)
 
     def picture(self, report: "Report") -> str:
         """A measurement drawn as SVG."""
-        from engine.bench.svg import draw  # noqa: PLC0415 - see the top
+        from engine.job_kinds.bench.svg import draw  # noqa: PLC0415 - see the top
 
         return draw([report])
 
     def shapes(self) -> tuple[str, ...]:
         """Shapes that can be measured without a file."""
-        from engine.bench.shapes import SHAPES  # noqa: PLC0415 - see the top
+        from engine.job_kinds.bench.shapes import SHAPES  # noqa: PLC0415 - see the top
 
         return tuple(SHAPES)
 
     def gguf_files(self, models: "Iterable[str]" = ()) -> "dict[str, Path]":
         """Files by model: of those named, or of every GGUF model that is here. Raises: InputFault: it is none."""
-        from engine.errors import InputFault  # noqa: PLC0415 - see the top
+        from engine.core.errors import InputFault  # noqa: PLC0415 - see the top
 
         named = tuple(models)
         if not named:
@@ -314,8 +314,8 @@ class Services:
         """
         import asyncio  # noqa: PLC0415 - see the top
 
-        from engine.dispatch.verify import comparable, verify  # noqa: PLC0415 - see the top
-        from engine.errors import EnvironmentFault  # noqa: PLC0415 - see the top
+        from engine.core.errors import EnvironmentFault  # noqa: PLC0415 - see the top
+        from engine.placement.verify import comparable, verify  # noqa: PLC0415 - see the top
 
         resources = self.placer.resources
         machine = resources.machine.full()
@@ -326,7 +326,7 @@ class Services:
 
     def shipped_engine(self) -> str:
         """The version of llama-cpp-python that came with the program."""
-        from engine.measurements.keys import shipped_version  # noqa: PLC0415 - see the top
+        from engine.placement.measurements.keys import shipped_version  # noqa: PLC0415 - see the top
 
         return shipped_version()
 
@@ -338,7 +338,7 @@ class Services:
         on_row: "Callable[[Compared], None]",
     ) -> str:
         """Add a wheel's version once its numbers are right; its name. Raises: EngineVersionRefused, OSError."""
-        from engine.dispatch.engine_versions import install  # noqa: PLC0415 - see the top
+        from engine.placement.engine_versions import install  # noqa: PLC0415 - see the top
 
         return install(store, wheel, self._golden(models), on_row).version
 
@@ -346,14 +346,14 @@ class Services:
         self, store: "VersionStore", version: str, model: str | None, on_row: "Callable[[Compared], None]"
     ) -> None:
         """Check a version again and use it, for all models or for one. Raises: EngineVersionRefused, InputFault."""
-        from engine.dispatch.engine_versions import use  # noqa: PLC0415 - see the top
+        from engine.placement.engine_versions import use  # noqa: PLC0415 - see the top
 
         path = self.gguf_files((model,))[model] if model else None
         use(store, version, self._golden(), on_row, for_model=path)
 
     def verify_engine(self, store: "VersionStore", on_row: "Callable[[Compared], None]") -> None:
         """Check the version in use again. Raises: EngineVersionRefused: it was rolled back."""
-        from engine.dispatch.engine_versions import verify  # noqa: PLC0415 - see the top
+        from engine.placement.engine_versions import verify  # noqa: PLC0415 - see the top
 
         verify(store, self._golden(), on_row)
 
@@ -372,6 +372,6 @@ def _compared(row: "Row") -> "ComparedDevice":
     from msgspec.structs import asdict  # noqa: PLC0415 - see the top
 
     from engine.api.machine import ComparedDevice  # noqa: PLC0415 - see the top
-    from engine.wording import sentence  # noqa: PLC0415 - see the top
+    from engine.message_catalog import sentence  # noqa: PLC0415 - see the top
 
     return ComparedDevice(**asdict(row) | {"what": sentence(row.what), "reason": sentence(row.reason)})

@@ -24,7 +24,7 @@ TARGETS = ("folder", "deb", "run", "nsis")
 
 def version() -> str:
     """The program's version, from its one place."""
-    return str(runpy.run_path(str(ROOT / "engine" / "version.py"))["__version__"])
+    return str(runpy.run_path(str(ROOT / "engine" / "core" / "version.py"))["__version__"])
 
 
 def main() -> int:

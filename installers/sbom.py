@@ -21,7 +21,7 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from app.licences import UNSAID, Component, packages  # noqa: E402
-from engine.version import __version__  # noqa: E402
+from engine.core.version import __version__  # noqa: E402
 
 LOCKS: Final = ("desktop", "llama", "model")
 # Licences that ask more of the whole program than Apache-2.0 grants. LGPL, MPL and EPL are kept file by file; of

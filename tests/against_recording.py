@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from runner_calls import GREEDY, answered
 
-from engine.types import GenerationRequest
+from engine.core.types import GenerationRequest
 from installers.bootstrap import kernels
 
 LENGTH = 16  # tokens of each answer: the recording has more, a test has less time

@@ -4,7 +4,7 @@ import hashlib
 import struct
 from functools import cache
 
-from engine.fit.shape import shape_of
+from engine.placement.shape import shape_of
 from quantize.files.gguf_file import read_gguf_source
 from quantize.ggml_types import BLOCK_SIZES, GgmlType
 from tests.fake_hub import FakeFile

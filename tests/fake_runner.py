@@ -17,10 +17,10 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from engine.core.types import Delta, Done, ModelFacts, Started, Timings, Usage
 from engine.runner import protocol
 from engine.runner.channel import Channel, claim_stdio
 from engine.runner.orphans import die_with_parent
-from engine.types import Delta, Done, ModelFacts, Started, Timings, Usage
 
 
 class FakeRunner:

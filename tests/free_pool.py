@@ -1,7 +1,7 @@
 """A pool that refuses nothing and asks no other machine."""
 
-from engine.dispatch.types import Fallback
-from engine.pool import Pool
+from engine.placement.types import Fallback
+from engine.pool.pool import Pool
 from engine.runner.process import RunnerProcess
 
 

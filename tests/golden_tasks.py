@@ -3,8 +3,8 @@
 import asyncio
 import json
 
-from engine.quantize_jobs.asking import ask_all
-from engine.quantize_jobs.tasks import own_tasks
+from engine.job_kinds.quantize.asking import ask_all
+from engine.job_kinds.quantize.tasks import own_tasks
 from engine.runner.protocol import LoadSettings
 
 COMMANDS = [

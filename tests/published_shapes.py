@@ -1,6 +1,6 @@
 """Headers of models that many people run, without a file: tensors, layers and sizes as published."""
 
-from engine.fit.shape import Layer, ModelShape
+from engine.placement.shape import Layer, ModelShape
 from quantize.files.gguf_file import TensorInfo
 from quantize.ggml_types import BLOCK_SIZES
 from quantize.ggml_types import GgmlType as Type

@@ -3,10 +3,10 @@
 import asyncio
 from dataclasses import dataclass, field
 
+from engine.core.types import Delta, Done, GenerationRequest, SamplingParams, Started, TokenLogprob
 from engine.runner import process
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
-from engine.types import Delta, Done, GenerationRequest, SamplingParams, Started, TokenLogprob
 
 process.SHUTDOWN_S = 60.0  # what a runner keeps at its end is looked at, also on a busy machine
 CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"

@@ -10,18 +10,18 @@ from pathlib import Path
 
 import uvicorn
 
-from engine.dispatch.memory_admission import MemoryAdmission
-from engine.dispatch.placer import Placer
-from engine.dispatch.resources import open_resources
+from engine.core.paths import Paths
 from engine.library.catalogue import Catalogue
-from engine.paths import Paths
+from engine.placement.memory_admission import MemoryAdmission
+from engine.placement.placer import Placer
+from engine.placement.resources import open_resources
+from engine.placement.settings.aliases import Aliases
 from engine.runner.command import runner_environment
 from engine.runner.process import RunnerProcess
 from engine.server.app import create_app
 from engine.server.auth import Access
 from engine.server.models import ServedModels
 from engine.server.state import ServerState
-from engine.settings.aliases import Aliases
 from tests.free_pool import FreePool
 
 TOKEN = "management-token"

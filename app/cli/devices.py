@@ -45,7 +45,7 @@ def _machine(record: Path | None, replay: Path | None, *, no_try: bool, fresh: b
     from devices.host_real import RealHost  # noqa: PLC0415
     from devices.recording import RecordingHost, load_recording, save_recording  # noqa: PLC0415
     from devices.report import live_report, recorded_report  # noqa: PLC0415
-    from engine.paths import user_paths  # noqa: PLC0415
+    from engine.core.paths import user_paths  # noqa: PLC0415
 
     if replay is not None:
         return recorded_report(load_recording(replay))

@@ -23,7 +23,7 @@ def command(as_json: bool, replay: Path | None) -> None:
     from devices.host_real import RealHost  # noqa: PLC0415 - see above
     from devices.recording import load_recording  # noqa: PLC0415 - see above
     from devices.report import live_report, recorded_report  # noqa: PLC0415 - see above
-    from engine.paths import user_paths  # noqa: PLC0415 - see above
+    from engine.core.paths import user_paths  # noqa: PLC0415 - see above
 
     try:
         cache = user_paths().cache / "backends.json"
@@ -43,9 +43,9 @@ def _accelerators(machine: "Machine") -> "tuple[Finding, ...]":
     """What ONNX Runtime's providers, FastFlowLM, the agent's sandbox and workers lack."""
     from app.code.agent import sandbox  # noqa: PLC0415 - see command
     from devices.types import Finding  # noqa: PLC0415 - see command
+    from engine.core.paths import user_paths  # noqa: PLC0415 - see command
     from engine.flm import detect  # noqa: PLC0415 - see command
     from engine.onnx import discovery  # noqa: PLC0415 - see command
-    from engine.paths import user_paths  # noqa: PLC0415 - see command
     from engine.remotes import findings as remotes  # noqa: PLC0415 - see command
     from engine.remotes.registry import RemoteRegistry  # noqa: PLC0415 - see command
 

@@ -9,7 +9,7 @@ from app.cli.from_settings import obey_offline, setting
 from app.cli.kv_choices import KV_CHOICES
 
 if TYPE_CHECKING:
-    from engine.dispatch.types import Mode
+    from engine.placement.types import Mode
 
 
 @click.command(help="Serve models over HTTP: OpenAI's protocol at /v1, see /docs.")
@@ -80,7 +80,7 @@ def command(
     import logging  # noqa: PLC0415 - the command's own imports wait until it runs
 
     from app.evals.gate_tasks import NAMED_TASKS  # noqa: PLC0415
-    from engine.dispatch.types import Overrides  # noqa: PLC0415
+    from engine.placement.types import Overrides  # noqa: PLC0415
     from engine.runner.orphans import die_with_parent  # noqa: PLC0415
     from engine.server.options import ServeOptions  # noqa: PLC0415
     from engine.server.run import serve  # noqa: PLC0415

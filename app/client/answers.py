@@ -12,7 +12,7 @@ from app.client.stream import Stream
 from engine.api.chat import ChatChunk, Runaway, Timings, ToolCallDelta, Usage
 from engine.api.collections import Grounds
 from engine.api.receipts import Receipt
-from engine.reasons import Reason
+from engine.message_catalog.reasons import Reason
 
 
 @dataclass(frozen=True)

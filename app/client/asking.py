@@ -8,7 +8,7 @@ from urllib.parse import quote
 import msgspec
 
 from app.client.stream import Stream
-from engine.sendable import sendable
+from engine.core.sendable import sendable
 
 T = TypeVar("T")
 Body = msgspec.Struct | Mapping[str, Any] | None

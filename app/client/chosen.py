@@ -7,8 +7,8 @@ from urllib.parse import parse_qs, urlsplit
 import msgspec
 
 from app.client.http import ChatClient
-from engine.json_store import JsonStore
-from engine.paths import Paths, user_paths
+from engine.core.json_store import JsonStore
+from engine.core.paths import Paths, user_paths
 from engine.upstreams.keys import UpstreamKeys
 
 C = TypeVar("C", bound=ChatClient)

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
 
-from engine.job_types import Fault
+from engine.jobs.job_types import Fault
 
 
 @dataclass

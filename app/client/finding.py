@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from app.client.chosen import RemoteServer
 from app.client.http import FIRST_S, ChatClient
-from engine.paths import Paths, user_paths
+from engine.core.paths import Paths, user_paths
 
 C = TypeVar("C", bound=ChatClient)
 

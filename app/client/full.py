@@ -3,7 +3,7 @@
 from app.client.finding import chosen_server, server_here
 from app.client.http import ChatClient
 from app.client.routes import Routes
-from engine.paths import Paths
+from engine.core.paths import Paths
 
 
 class Client(ChatClient, Routes):

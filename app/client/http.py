@@ -13,8 +13,8 @@ from app.client.chat_routes import ChatRoutes
 from app.client.errors import ApiError, ServerReplaced, ServerUnreachable, UnexpectedAnswer
 from app.client.wire import Closed, Failed, Impostor, Reply, Wire
 from devices.learned import learned
-from engine.sendable import encoded
-from engine.version import __version__
+from engine.core.sendable import encoded
+from engine.core.version import __version__
 
 T = TypeVar("T")
 CONNECT_S: Final = 2.0

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
-from engine.proof import CHALLENGE_BYTES, PATH, proof
+from engine.core.proof import CHALLENGE_BYTES, PATH, proof
 
 # What a path and its query may hold as they are; everything else is spelled out.
 _PLAIN = "/?&=%:+,;@~!$'()*-._[]"

@@ -17,15 +17,15 @@ import ray
 from app.cluster.types import NAMESPACE, ClusterFile
 from app.evals.gate_tasks import NAMED_TASKS
 from devices.learned import learned
-from engine.dispatch.memory_admission import MemoryAdmission
-from engine.jobs import Control, Progress
-from engine.paths import Paths
-from engine.quantize_jobs.gate import GateService
-from engine.quantize_jobs.job import make as make_file
-from engine.quantize_jobs.options import QuantizeOptions
+from engine.core.paths import Paths
+from engine.core.version import __version__
+from engine.job_kinds.quantize.gate import GateService
+from engine.job_kinds.quantize.job import make as make_file
+from engine.job_kinds.quantize.options import QuantizeOptions
+from engine.jobs.jobs import Control, Progress
+from engine.placement.memory_admission import MemoryAdmission
 from engine.remotes.kernel import kernel_name
 from engine.services import Services
-from engine.version import __version__
 from quantize.child import ChildDied, Executor, Task, described, rebuilt
 from quantize.errors import Cancelled, EnvironmentFault, QuantizeError
 from quantize.evidence import Progress as Step

@@ -6,8 +6,8 @@ from typing import Any, Final
 
 import msgspec
 
-from engine.json_store import JsonStore
-from engine.paths import Paths
+from engine.core.json_store import JsonStore
+from engine.core.paths import Paths
 
 NAMESPACE: Final = "tessera"
 RAY_PORT: Final = 6379

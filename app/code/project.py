@@ -9,7 +9,7 @@ from app.code.edits.session import EditSession
 from app.code.git import Git
 from app.code.index.project import ProjectIndex
 from app.code.workspace import Workspace
-from engine.paths import Paths, user_paths
+from engine.core.paths import Paths, user_paths
 
 
 class Project:

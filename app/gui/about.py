@@ -17,7 +17,7 @@ from app.gui.services import Services
 from app.gui.widgets.basics import button, label, row, stack
 from app.gui.widgets.fields import line_field
 from app.licences import Component, components, own_licence
-from engine.version import __version__
+from engine.core.version import __version__
 
 _SIZE = QSize(820, 560)
 _COMPONENT = Qt.ItemDataRole.UserRole

@@ -28,8 +28,8 @@ from app.gui.supervisor import Supervisor
 from app.gui.termination import Termination
 from app.gui.theme import ASSETS, Theme
 from app.gui.update_notice import UpdateNotice
-from engine.paths import user_paths
-from engine.version import __version__
+from engine.core.paths import user_paths
+from engine.core.version import __version__
 
 _BACKUP_AFTER_MS = 8000
 # Behind the first picture: another thread's imports take the interpreter from it.

@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine.paths import user_paths
+from engine.core.paths import user_paths
 
 if TYPE_CHECKING:
     import psutil

@@ -15,7 +15,7 @@ from typing import IO
 
 from PySide6.QtCore import QObject, Signal
 
-from engine.version import __version__
+from engine.core.version import __version__
 
 _LAST_RECORDS = 200
 _MOST_CHARACTERS = 100_000

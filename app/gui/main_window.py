@@ -19,7 +19,7 @@ from app.gui.theme import ASSETS
 from app.gui.tray import Tray
 from app.gui.widgets.basics import Banner, stack
 from app.gui.widgets.splitter import keep_splitters, restore_splitters
-from engine.paths import user_paths
+from engine.core.paths import user_paths
 
 _USUAL, _SMALLEST = QSize(1180, 760), QSize(720, 480)
 # Room for the frame of a window, which is not known before it is shown. Source: GNOME, KDE and openbox themes.

@@ -8,8 +8,8 @@ from PySide6.QtCore import QCoreApplication, QLocale
 
 from app.gui import formatted
 from devices.learned import learned
-from engine.reasons import Reason
-from engine.wording import AMOUNTS, Wording
+from engine.message_catalog import AMOUNTS, Wording
+from engine.message_catalog.reasons import Reason
 
 # What the system says of files, disks and connections, as it stands in errors. Source: strerror(3) of glibc.
 SYSTEM_TEXTS = frozenset(

@@ -12,7 +12,7 @@ from app.client.asking import Body
 from app.client.errors import ServerReplaced
 from app.gui.child_server import ChildServer, adopted, started
 from app.server_process import start_shared
-from engine.paths import user_paths
+from engine.core.paths import user_paths
 
 # A server that has ended is told at once; one that is only slow, on a crowded computer, is waited for.
 START_S = 60.0

@@ -24,8 +24,8 @@ from app.gui.widgets.fields import search_field
 from app.gui.widgets.flow import Flow
 from app.gui.widgets.popups import Choice, entries_of
 from app.settings import SETTINGS, Setting, SettingsError, Value, settings_file
-from engine.paths import user_paths
-from engine.version import __version__
+from engine.core.paths import user_paths
+from engine.core.version import __version__
 
 _DELAY_MS = 400
 _CODE = 2  # letters of a language's code

@@ -7,7 +7,7 @@ import json
 from PySide6.QtCore import QLockFile, QObject, Signal
 from PySide6.QtNetwork import QLocalServer, QLocalSocket
 
-from engine.paths import user_paths
+from engine.core.paths import user_paths
 
 _WAIT_MS = 1000
 _MOST_BYTES = 1 << 16

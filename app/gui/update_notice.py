@@ -8,7 +8,7 @@ from PySide6.QtGui import QDesktopServices
 from app.gui.services import Services
 from app.gui.widgets.basics import Banner
 from app.updates import RELEASES, newer_version
-from engine.version import __version__
+from engine.core.version import __version__
 
 log = logging.getLogger(__name__)
 SETTING = "updates.notice"

@@ -11,7 +11,7 @@ from app.tools.mcp_config import BadMcpConfig, ServerList
 from app.tools.shown import shown_argv, shown_line
 from app.tools.toolset import RunningServers, Source
 from app.tools.types import ToolRefused
-from engine.paths import Paths
+from engine.core.paths import Paths
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ import msgspec
 from app.tools.mcp_config import McpServerConfig
 from app.tools.shown import shown_argv, shown_line
 from app.tools.types import ToolSpec
-from engine.json_store import JsonStore, with_row
-from engine.paths import Paths, user_paths
+from engine.core.json_store import JsonStore, with_row
+from engine.core.paths import Paths, user_paths
 
 ConsentKind = Literal["edit", "run", "mcp", "mcp server", "tool"]
 # "session": the very same thing may be done again without asking until the session ends.

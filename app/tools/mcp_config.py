@@ -9,8 +9,8 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from devices.atomic_file import locked, write_atomically
-from engine.errors import InputFault
-from engine.paths import Paths, user_paths
+from engine.core.errors import InputFault
+from engine.core.paths import Paths, user_paths
 
 _NAME = re.compile(r"^[A-Za-z0-9_-]{1,48}$")
 MAX_CONFIG_BYTES: Final = 1 << 20

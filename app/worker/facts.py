@@ -5,13 +5,13 @@ from typing import Any, Final
 from devices.backends.child import run_child
 from devices.child_command import child_command
 from devices.types import Device, Machine
-from engine.dispatch.priors import effective_gbs
-from engine.dispatch.resources import Resources, open_resources
-from engine.errors import EnvironmentFault
-from engine.paths import user_paths
+from engine.core.errors import EnvironmentFault
+from engine.core.paths import user_paths
+from engine.core.version import __version__
+from engine.placement.priors import effective_gbs
+from engine.placement.resources import Resources, open_resources
 from engine.remotes.kernel import kernel_name
 from engine.remotes.types import RemoteDevice, RemoteFacts
-from engine.version import __version__
 
 DESCRIBE_S: Final = 30.0
 

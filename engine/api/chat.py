@@ -7,7 +7,7 @@ import msgspec
 from engine.api.collections import Grounds
 from engine.api.models import Decided
 from engine.api.receipts import Receipt
-from engine.reasons import Reason
+from engine.message_catalog.reasons import Reason
 
 # The origin of models that another server runs: nothing chooses one by itself.
 REMOTE: Final = "remote"

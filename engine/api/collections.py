@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from engine.reasons import Reason
+from engine.message_catalog.reasons import Reason
 
 Name = Annotated[str, Meta(min_length=1, max_length=120)]
 Source = Annotated[str, Meta(min_length=1, max_length=4096)]

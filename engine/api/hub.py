@@ -17,7 +17,7 @@ from engine.library.hub.types import (
     Starter,
 )
 from engine.library.types import Details
-from engine.reasons import Reason
+from engine.message_catalog.reasons import Reason
 
 __all__ = [
     "Choice",

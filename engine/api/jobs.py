@@ -5,9 +5,9 @@ from typing import TypeVar
 import msgspec
 
 from devices.learned import learned
-from engine.job_types import ENDED, Fault, Job, JobKind, JobState, Progress
-from engine.measurements.reports import Point, Report, TypePrices
-from engine.measurements.tuning import Knobs, TuneReport
+from engine.jobs.job_types import ENDED, Fault, Job, JobKind, JobState, Progress
+from engine.placement.measurements.reports import Point, Report, TypePrices
+from engine.placement.measurements.tuning import Knobs, TuneReport
 from quantize.job.request import QuantizeReport
 
 __all__ = [

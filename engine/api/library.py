@@ -7,7 +7,7 @@ from msgspec import Meta
 
 from engine.api.models import Decided
 from engine.library.types import Details, FileCheck, Format, ModelFile, Origin, ServerPath, State, Verification
-from engine.reasons import Reason
+from engine.message_catalog.reasons import Reason
 
 __all__ = [
     "Details",

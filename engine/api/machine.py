@@ -19,11 +19,11 @@ from devices.types import (
     System,
     SystemMemory,
 )
-from engine.dispatch.types import Streaming
-from engine.fit.types import Need, OptionKind
-from engine.reasons import Reason
+from engine.core.types import DeviceCheck
+from engine.message_catalog.reasons import Reason
+from engine.placement.need_types import Need, OptionKind
+from engine.placement.types import Streaming
 from engine.runner.protocol import LoadSettings
-from engine.types import DeviceCheck
 
 __all__ = [
     "Alternative",
@@ -198,7 +198,7 @@ class Alternative(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelPlacement(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a model runs and how; `engine.dispatch.types.Placement` explains the fields.
+    """Where a model runs and how; `engine.placement.types.Placement` explains the fields.
 
     The fields of `settings` stand beside it too. `reasons` and `energy` are English sentences; `reason_details` and
     `energy_detail` are the same as kinds with values, for programs and for other languages.

@@ -5,8 +5,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from engine.measurements.reports import Concurrency, Point, Report, Spread
-from engine.measurements.tuning import Goal
+from engine.placement.measurements.reports import Concurrency, Point, Report, Spread
+from engine.placement.measurements.tuning import Goal
 
 __all__ = [
     "BenchRequest",

@@ -3,9 +3,9 @@
 import msgspec
 
 from engine.api import machine as api
-from engine.dispatch.types import Alternative, Placement
-from engine.fit.types import FitOption, FitReport
-from engine.wording import command, sentence, sentences
+from engine.message_catalog import command, sentence, sentences
+from engine.placement.need_types import FitOption, FitReport
+from engine.placement.types import Alternative, Placement
 
 
 def model_placement(placed: Placement) -> api.ModelPlacement:

@@ -1,7 +1,7 @@
 """/tessera/v1/quantize: making a model fit."""
 
-from engine.defaults import DEFAULT_CONTEXT
-from engine.quantize_jobs.options import LockRequest, QuantizeOptions
+from engine.core.defaults import DEFAULT_CONTEXT
+from engine.job_kinds.quantize.options import LockRequest, QuantizeOptions
 from quantize.job.request import Forecast, QuantizeReport
 from quantize.types import FileReport, QuantPlan, StockPlan, TensorPlan, Tier
 

@@ -5,7 +5,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from engine.reasons import Reason
+from engine.message_catalog.reasons import Reason
 from engine.remotes.types import Port, RemoteDevice, State, Use
 
 __all__ = ["RemoteDevice", "RemoteRequest", "RemoteRow", "Remotes", "State", "Use"]

@@ -4,9 +4,9 @@ import msgspec
 
 from devices.types import DeviceUsage
 from engine.api.models import LoadedModel
-from engine.phases import Phase
+from engine.core.phases import Phase
+from engine.core.time_spent import TimeSpent
 from engine.runner.protocol import ExpertStats
-from engine.time_spent import TimeSpent
 
 __all__ = [
     "DeviceUsage",

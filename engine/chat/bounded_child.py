@@ -17,7 +17,7 @@ import psutil
 from devices.child_command import child_command
 from devices.process_memory import cpu_seconds
 from engine.chat.child_service import PATIENCE, READY
-from engine.frames import read_frame, write_frame
+from engine.core.frames import read_frame, write_frame
 
 _log = logging.getLogger(__name__)
 _ROOT: Final = Path(__file__).resolve().parents[2]

@@ -10,8 +10,8 @@ from devices.learned import learned
 from engine.chat import child_service
 from engine.chat.constraint_protocol import Trial, Verdict
 from engine.chat.schemas import Loosening, Schema, readable, tidy
-from engine.errors import ConstraintRefused
-from engine.grammar import grammar_of, lark_of_gbnf, limits
+from engine.core.errors import ConstraintRefused
+from engine.core.grammar import grammar_of, lark_of_gbnf, limits
 
 _END: Final = 256
 

@@ -38,11 +38,11 @@ from engine.chat.tools.dialects import choose
 from engine.chat.tools.grammar import ToolGrammar, embedded, tool_grammar
 from engine.chat.tools.parser import AnswerParser
 from engine.chat.types import ChatTemplate, Message, NamedTool, Rendered, ToolDefinition
-from engine.prompt_bounds import refuse_impossible
-from engine.sampling import NOTHING_RECOMMENDED, Chosen, Recommended, Source
-from engine.sampling import choose as choose_sampling
-from engine.time_spent import current_clock
-from engine.types import (
+from engine.core.prompt_bounds import refuse_impossible
+from engine.core.sampling import NOTHING_RECOMMENDED, Chosen, Recommended, Source
+from engine.core.sampling import choose as choose_sampling
+from engine.core.time_spent import current_clock
+from engine.core.types import (
     Constraint,
     Delta,
     Done,

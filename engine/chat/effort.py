@@ -6,7 +6,7 @@ from engine.chat.query import ChatQuery
 from engine.chat.reasoning import Markers, open_markers
 from engine.chat.tools.dialect import Dialect
 from engine.chat.types import Rendered
-from engine.types import ReasoningBudget
+from engine.core.types import ReasoningBudget
 
 # Words for `reasoning_effort` that mean: do not reason.
 _NO_EFFORT: Final = frozenset({"none", "minimal", "off"})

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from engine.chat.fim_families import FimFamily
-from engine.types import ModelFacts
+from engine.core.types import ModelFacts
 
 
 class FimPart(NamedTuple):

@@ -4,7 +4,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from engine.types import ModelFacts
+from engine.core.types import ModelFacts
 
 Order = Literal["prefix first", "suffix first"]
 ContextStyle = Literal["repository", "separated", "headed", "commented"]

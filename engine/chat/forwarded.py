@@ -13,8 +13,8 @@ import msgspec
 
 from engine.chat.query import ChatQuery
 from engine.chat.types import ImagePart, Message, NamedTool
-from engine.errors import InputFault
-from engine.types import Constraint, GenerationRequest
+from engine.core.errors import InputFault
+from engine.core.types import Constraint, GenerationRequest
 
 # Sampling fields of OpenAI's protocol; all servers take them.
 _STANDARD: Final = frozenset(

@@ -5,8 +5,8 @@ from typing import Any
 import msgspec
 
 from engine.chat.types import Message, ToolChoice, ToolDefinition
-from engine.sampling import Source
-from engine.types import Constraint, Priority
+from engine.core.sampling import Source
+from engine.core.types import Constraint, Priority
 
 
 class ChatQuery(msgspec.Struct, frozen=True, kw_only=True):

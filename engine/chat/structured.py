@@ -12,8 +12,8 @@ from engine.chat.bounded_child import BoundedChild, ChildFailed
 from engine.chat.constraint_protocol import Trial, Verdict
 from engine.chat.reasoning import Markers, open_markers
 from engine.chat.schemas import MAX_COUNT
-from engine.errors import InputFault
-from engine.types import Constraint
+from engine.core.errors import InputFault
+from engine.core.types import Constraint
 
 Kind = Literal["json_schema", "json_object", "regex", "lark", "gbnf"]
 

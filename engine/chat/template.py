@@ -10,8 +10,8 @@ from engine.chat.bounded_child import BoundedChild, ChildFailed
 from engine.chat.builtin import MEDIA_MARKER
 from engine.chat.render_protocol import RenderJob, RenderRefused, decode_answer, encode
 from engine.chat.types import ChatTemplate, Message, Rendered, ToolDefinition
-from engine.errors import EnvironmentFault, InputFault
-from engine.reasons import because
+from engine.core.errors import EnvironmentFault, InputFault
+from engine.message_catalog.reasons import because
 
 # T19 of the fault list: a template has two seconds. Real ones take 0.2 to 5 ms.
 TIME_LIMIT_S: Final = 2.0

@@ -9,10 +9,10 @@ from typing import Final
 import msgspec
 
 from devices.learned import learned
+from engine.core.errors import InputFault
+from engine.core.json_store import JsonStore
 from engine.documents.errors import NoCollection
-from engine.errors import InputFault
-from engine.json_store import JsonStore
-from engine.reasons import because
+from engine.message_catalog.reasons import because
 
 ID_BYTES: Final = 12
 MAX_NAME: Final = 120

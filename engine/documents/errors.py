@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from engine.errors import EnvironmentFault, InputFault
-from engine.reasons import because
+from engine.core.errors import EnvironmentFault, InputFault
+from engine.message_catalog.reasons import because
 
 
 class NoCollection(InputFault):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from engine.reasons import Reason, because
+from engine.message_catalog.reasons import Reason, because
 
 log = logging.getLogger(__name__)
 

@@ -13,6 +13,8 @@ from typing import Any, Final, NamedTuple, Protocol
 import apsw
 from filelock import FileLock, Timeout
 
+from engine.core.errors import exhausted
+from engine.core.paths import Paths
 from engine.documents import indexing
 from engine.documents.definitions import Definition, Definitions
 from engine.documents.follow import Follower
@@ -21,9 +23,7 @@ from engine.documents.reading import Reader
 from engine.documents.store import Store
 from engine.documents.vectors import Vectors, packed
 from engine.documents.walk import Found, Walk, is_below, is_wanted
-from engine.errors import exhausted
-from engine.paths import Paths
-from engine.reasons import Reason, because
+from engine.message_catalog.reasons import Reason, because
 
 log = logging.getLogger(__name__)
 

@@ -15,10 +15,10 @@ import apsw
 import msgspec
 
 from devices.learned import learned
+from engine.core.index_database import open_index
 from engine.documents.errors import CollectionUnusable
 from engine.documents.stemming import TOKENIZER, Stemmer
 from engine.documents.types import PageRead
-from engine.index_database import open_index
 
 _VERSION: Final = 1
 _SCHEMA: Final = f"""

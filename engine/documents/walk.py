@@ -9,8 +9,8 @@ import msgspec
 from pathspec import GitIgnoreSpec
 
 from devices.drives import drive_is_here
+from engine.core.sendable import sendable
 from engine.documents.kinds import SKIPPED_FOLDERS, kind_of
-from engine.sendable import sendable
 
 # Far more files than a person has documents; a mistaken "/" must end somewhere.
 MAX_FILES = 500_000

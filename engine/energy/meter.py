@@ -14,11 +14,11 @@ from devices.power import CPU, READ_RAPL, SYSTEM, looked_for, meters, whole_w
 from devices.process_memory import cpu_seconds
 from devices.types import Machine
 from devices.usage import UsageSampler
+from engine.core.errors import EnvironmentFault
+from engine.core.types import StepTime
 from engine.energy.ledger import Active, JouleLedger
-from engine.errors import EnvironmentFault
-from engine.reasons import Reason, because
-from engine.types import StepTime
-from engine.wording import sentence
+from engine.message_catalog import sentence
+from engine.message_catalog.reasons import Reason, because
 
 EVERY_S: Final = 0.5
 # So many looks at the computer's rest, and the longest that is waited for them. The median of ten looks that err by

@@ -7,17 +7,17 @@ from pathlib import Path
 import msgspec
 
 from devices.drives import drive_is_here
-from engine.errors import BadModelFile, OutOfResources, exhausted
+from engine.core.errors import BadModelFile, OutOfResources, exhausted
+from engine.core.paths import BUNDLED_MODELS, Paths, installed_models, is_installed, user_paths
+from engine.core.quantizer_faults import why_of
 from engine.library import ollama, origins
 from engine.library.inspect_files import inspect_gguf, inspect_onnx, inspect_safetensors
 from engine.library.naming import file_title, folder_name, model_id, slug, stem_of
 from engine.library.scan import Candidate, candidate_at, find_models
 from engine.library.store import Store
 from engine.library.types import Details, ModelEntry, Origin, State
-from engine.paths import BUNDLED_MODELS, Paths, installed_models, is_installed, user_paths
-from engine.quantizer_faults import why_of
-from engine.reasons import Reason, because
-from engine.wording import sentence
+from engine.message_catalog import sentence
+from engine.message_catalog.reasons import Reason, because
 from quantize.errors import QuantizeError
 from quantize.files.gguf_split import parse_split_name
 

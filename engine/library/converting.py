@@ -3,14 +3,14 @@
 import os
 from pathlib import Path
 
-from engine.errors import InputFault
-from engine.jobs import Control
+from engine.core.errors import InputFault
+from engine.jobs.jobs import Control
 from engine.library.catalogue import Catalogue
 from engine.library.converter.environment import installed
 from engine.library.converter.run import convert_with
 from engine.library.errors import CannotWrite
 from engine.library.types import ModelEntry, Origin
-from engine.reasons import because
+from engine.message_catalog.reasons import because
 from quantize.child import answer_of
 from quantize.convert.folder import Converted, ConvertRequest
 from quantize.errors import ConverterNeeded

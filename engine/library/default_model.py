@@ -2,8 +2,8 @@
 
 from collections.abc import Collection, Sequence
 
+from engine.core.paths import installed_models
 from engine.library.types import ModelEntry
-from engine.paths import installed_models
 
 # What start.py could not or should not fetch; the file holds the reason.
 MISSING_NOTE = "missing.txt"

@@ -1,9 +1,9 @@
-"""What can go wrong between this library, the disk and a hub; facts as fields (see engine.errors)."""
+"""What can go wrong between this library, the disk and a hub; facts as fields (see engine.core.errors)."""
 
 from typing import Literal
 
-from engine.errors import EnvironmentFault, InputFault
-from engine.reasons import Reason, because
+from engine.core.errors import EnvironmentFault, InputFault
+from engine.message_catalog.reasons import Reason, because
 
 # What the system says where there is no network. Source: getaddrinfo(3), connect(2).
 _PLAIN = {

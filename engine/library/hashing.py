@@ -3,7 +3,7 @@
 import hashlib
 from pathlib import Path
 
-from engine.jobs import Control
+from engine.jobs.jobs import Control
 
 _CHUNK_BYTES = 4 * 1024 * 1024
 

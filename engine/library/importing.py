@@ -6,16 +6,16 @@ import os
 import shutil
 from pathlib import Path
 
-from engine.errors import BadModelFile, InputFault, exhausted
-from engine.jobs import Control
+from engine.core.errors import BadModelFile, InputFault, exhausted
+from engine.core.model_folder import links_root
+from engine.core.quantizer_faults import why_of
+from engine.jobs.jobs import Control
 from engine.library import foreign
 from engine.library.catalogue import Catalogue, Changes
 from engine.library.errors import CannotWrite, NotEnoughDisk
 from engine.library.scan import candidate_at
 from engine.library.types import ModelEntry, Origin
-from engine.model_folder import links_root
-from engine.quantizer_faults import why_of
-from engine.reasons import because
+from engine.message_catalog.reasons import because
 from quantize.errors import QuantizeError
 from quantize.files.safetensors_file import refuse_pickle
 

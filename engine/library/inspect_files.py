@@ -6,9 +6,9 @@ from pathlib import Path
 
 import msgspec
 
+from engine.core.model_folder import chat_template, links_root, read_json, text
 from engine.library import capabilities, quant_names
 from engine.library.types import Details
-from engine.model_folder import chat_template, links_root, read_json, text
 from engine.onnx.folder import read_folder
 from quantize.errors import QuantizeError
 from quantize.files.gguf_file import GgufFile, TensorInfo

@@ -2,7 +2,7 @@
 
 import difflib
 
-from engine.errors import ModelNotFound
+from engine.core.errors import ModelNotFound
 from engine.library.catalogue import Catalogue
 from engine.library.types import ModelEntry
 

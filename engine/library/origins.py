@@ -6,8 +6,8 @@ from pathlib import Path, PurePosixPath
 import msgspec
 
 from devices.learned import learned
+from engine.core.paths import BUNDLED_MODELS, Paths, installed_models, is_installed
 from engine.library.types import Origin, OriginKind
-from engine.paths import BUNDLED_MODELS, Paths, installed_models, is_installed
 from quantize.files.gguf_split import parse_split_name
 from quantize.job.report import report_path as _report_path
 

@@ -10,7 +10,7 @@ import msgspec
 
 from devices.learned import learned
 from engine.library.hub.types import JobName, Starter
-from engine.reasons import Reason, because
+from engine.message_catalog.reasons import Reason, because
 
 Recommended = Literal["", "reading_speed", "quickest", "smallest"]
 

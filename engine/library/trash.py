@@ -9,11 +9,11 @@ from pathlib import Path
 import msgspec
 
 from devices.learned import learned
-from engine.errors import InputFault
+from engine.core.errors import InputFault
 from engine.library.catalogue import Catalogue, key_of
 from engine.library.errors import CannotWrite
 from engine.library.types import ModelEntry
-from engine.reasons import because
+from engine.message_catalog.reasons import because
 
 _log = logging.getLogger(__name__)
 _TICKET = "entry.json"

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from engine.reasons import Reason
+from engine.message_catalog.reasons import Reason
 
 # A path on the computer of the server, as a client names it, or a model of the library.
 ServerPath = Annotated[str, Meta(min_length=1, max_length=4096)]

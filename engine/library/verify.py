@@ -4,7 +4,7 @@ from pathlib import Path
 
 import msgspec
 
-from engine.jobs import Control
+from engine.jobs.jobs import Control
 from engine.library.catalogue import Catalogue
 from engine.library.hashing import git_sha1_of, sha256_of
 from engine.library.types import FileCheck, ModelEntry, Verification

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec.structs import replace
 
-from engine.errors import Cancelled
-from engine.jobs import Control, JobKind, JobRegistry, Work
+from engine.core.errors import Cancelled
+from engine.jobs.jobs import Control, JobKind, JobRegistry, Work
 from engine.library.catalogue import Catalogue
 from engine.library.importing import import_copy
 from engine.library.lookup import require

@@ -12,9 +12,9 @@ import msgspec
 from devices.backends.child import run_child
 from devices.child_command import child_command
 from devices.types import Finding, Machine
+from engine.message_catalog import sentence
+from engine.message_catalog.reasons import Reason
 from engine.onnx.providers import ADAPTERS, UNTRIED, Adapter, installed_release
-from engine.reasons import Reason
-from engine.wording import sentence
 
 State = Literal["usable", "no device", "not here", "failed"]
 # A vendor's driver stack answers within seconds; antivirus on Windows reads large libraries first.

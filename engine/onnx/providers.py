@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from engine.reasons import Reason, because
+from engine.message_catalog.reasons import Reason, because
 
 # The runtime that each release of AMD's software brings; a model of another release does not load.
 # Source: AMD Ryzen AI Software release notes, 1.8 (July 2026).

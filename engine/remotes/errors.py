@@ -2,10 +2,10 @@
 
 from typing import Final
 
-from engine.errors import EnvironmentFault
-from engine.reasons import Reason, because
+from engine.core.errors import EnvironmentFault
+from engine.message_catalog import sentence
+from engine.message_catalog.reasons import Reason, because
 from engine.remotes.types import State
-from engine.wording import sentence
 
 _NEXT: Final[dict[State, str]] = {
     "unreachable": "try_on",

@@ -7,9 +7,9 @@ from typing import Final
 import msgspec
 
 from devices.types import Device, Evidence, Memory, Runtime
-from engine.errors import InputFault
-from engine.json_store import JsonStore
-from engine.reasons import because
+from engine.core.errors import InputFault
+from engine.core.json_store import JsonStore
+from engine.message_catalog.reasons import because
 from engine.remotes.types import PREFIX, Remote, RemoteDevice, SavedRemotes, Seen
 
 MOST: Final = 16

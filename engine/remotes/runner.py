@@ -7,14 +7,14 @@ from typing import Any, Final
 
 import msgspec
 
-from engine.errors import RunnerDied
+from engine.core.errors import RunnerDied
+from engine.core.types import GenerationRequest, ModelFacts
 from engine.remotes.errors import RemoteFault
 from engine.remotes.service import Remotes
 from engine.remotes.session import Session
 from engine.runner.buffers import BufferLog
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import Embedded, LoadSettings, Stats, layer_shares
-from engine.types import GenerationRequest, ModelFacts
 
 # A runner whose worker is gone ends at once, its tunnel a moment later: so long is waited for the reason.
 REASON_S: Final = 1.5

@@ -9,8 +9,8 @@ from typing import Final
 
 import msgspec
 
-from engine.errors import InputFault
-from engine.reasons import Reason, because
+from engine.core.errors import InputFault
+from engine.message_catalog.reasons import Reason, because
 from engine.remotes import wire
 from engine.remotes.errors import NotAdded, RemoteFault, UnknownHostKey
 from engine.remotes.kernel import kernel_name

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-from engine.reasons import because
+from engine.message_catalog.reasons import because
 from engine.remotes import wire
 from engine.remotes.errors import RemoteFault
 from engine.remotes.tunnel import Tunnel

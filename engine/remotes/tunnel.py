@@ -9,7 +9,7 @@ import msgspec
 
 from devices.child_command import child_command
 from devices.learned import learned
-from engine.reasons import because
+from engine.message_catalog.reasons import because
 from engine.remotes import wire
 from engine.remotes.errors import RemoteFault
 

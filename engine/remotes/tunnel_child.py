@@ -17,7 +17,7 @@ import asyncssh
 import msgspec
 
 from devices.learned import learned
-from engine.reasons import Reason, because
+from engine.message_catalog.reasons import Reason, because
 from engine.remotes import wire
 from engine.remotes.types import Link, Remote, RemoteFacts, State
 

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from engine.reasons import Reason
+from engine.message_catalog.reasons import Reason
 
 # What stands before the ids of devices on other computers.
 PREFIX = "remote:"

@@ -6,7 +6,7 @@ from typing import Final, Literal
 import msgspec
 
 from devices.learned import learned
-from engine.reasons import Reason
+from engine.message_catalog.reasons import Reason
 from engine.remotes.types import Link, Remote, RemoteFacts, State
 
 # Nothing but an answer with facts is longer than a few hundred bytes.

@@ -5,7 +5,7 @@ import signal
 from collections.abc import Sequence
 from typing import Final
 
-from engine.reasons import Reason, because
+from engine.message_catalog.reasons import Reason, because
 
 # Ends that a process brought about itself: a failed check or an exception, and a crash.
 _STOPPED: Final = frozenset({-getattr(signal, "SIGABRT", 6), 0xC0000409})

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from engine.errors import (
+from engine.core.errors import (
     BadModelFile,
     ContextOverflow,
     DeviceCheckFailed,

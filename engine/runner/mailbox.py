@@ -3,8 +3,8 @@
 import asyncio
 from collections import deque
 
-from engine.errors import EngineError
-from engine.types import Event
+from engine.core.errors import EngineError
+from engine.core.types import Event
 
 
 class Mailbox:

@@ -9,9 +9,10 @@ from typing import Any, Final
 
 from devices.engine_versions.folder import child_variables
 from devices.process_memory import bound_memory
-from engine.errors import EngineError, FileRefused, RunnerDied
-from engine.prompt_bounds import refuse_impossible
-from engine.reasons import Reason, because
+from engine.core.errors import EngineError, FileRefused, RunnerDied
+from engine.core.prompt_bounds import refuse_impossible
+from engine.core.types import Delta, Done, Event, GenerationRequest, ModelFacts
+from engine.message_catalog.reasons import Reason, because
 from engine.runner import orphans, protocol
 from engine.runner.buffers import BufferLog
 from engine.runner.command import runner_command, runner_environment
@@ -19,7 +20,6 @@ from engine.runner.exits import exit_reason, file_to_blame
 from engine.runner.faults import fault_to_error
 from engine.runner.mailbox import Mailbox
 from engine.runner.watchdog import Watchdog
-from engine.types import Delta, Done, Event, GenerationRequest, ModelFacts
 
 STDERR_LINES: Final = 200
 # As much of the pipe as is taken at once: every frame of a step, and of several when the server is late.

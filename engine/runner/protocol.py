@@ -9,9 +9,9 @@ from typing import Final
 import msgspec
 
 from devices.learned import learned
-from engine.frames import LENGTH
+from engine.core.frames import LENGTH
+from engine.core.types import Event, GenerationRequest, ModelFacts
 from engine.runner.engine_args import NO_ARGS, EngineArgs
-from engine.types import Event, GenerationRequest, ModelFacts
 
 VERSION: Final = 1
 # A vocabulary's chat template and metadata fit easily; a longer frame is a broken or hostile peer.

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from devices.engine_versions.folder import chosen_version
-from engine.errors import EngineError
+from engine.core.errors import EngineError
 from engine.runner.process import RunnerProcess
 
 # The engine of all but a few models.

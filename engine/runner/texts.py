@@ -9,11 +9,11 @@ from typing import Any, Final
 
 import msgspec
 
-from engine.errors import ConstraintRefused
+from engine.core.errors import ConstraintRefused
+from engine.core.types import Constraint
 from engine.runner import protocol
 from engine.runner.generation.vocabulary import Vocabulary
 from engine.runner.text_limits import Stopped, TooManyTokens
-from engine.types import Constraint
 
 # About 4,000 tokens, which take a few milliseconds.
 SHORT_CHARS: Final = 16 << 10

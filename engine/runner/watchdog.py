@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from devices.process_memory import cpu_seconds
-from engine.reasons import Reason, because
+from engine.message_catalog.reasons import Reason, because
 from engine.runner.protocol import LoadSettings
 
 # A cold interpreter with llama.cpp or ONNX Runtime says hello within 10 s on a busy two-core machine.

@@ -13,8 +13,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from engine.prefix_owner import prefix_owner
-from engine.proof import proof
+from engine.core.keys import BadKeyFile
+from engine.core.prefix_owner import prefix_owner
+from engine.core.proof import proof
 from engine.server.auth import Access, Forbidden, TooManyFailures, Unauthorized
 from engine.server.freed_memory import give_back_when_idle
 from engine.server.guard import NOBODY_ELSE, Guard, refuse
@@ -29,7 +30,6 @@ from engine.server.root import health, root
 from engine.server.routing import EarlyRoute
 from engine.server.state import ServerState, server_state
 from engine.server.strangers import Callers
-from engine.settings.keys import BadKeyFile
 
 # Nothing that can wait is imported while people begin to work.
 MEASURE_AFTER_S: Final = 60.0
@@ -148,6 +148,6 @@ async def _measure_attention(state: ServerState) -> None:
 
 
 async def _health(request: Request) -> Response:
-    """This user's own programs first ask who listens here: see `engine.proof`."""
+    """This user's own programs first ask who listens here: see `engine.core.proof`."""
     proven = proof(server_state(request).access.token, request.query_params.get("challenge", ""))
     return JSONResponse({**await health(), **({"proof": proven} if proven is not None else {})})

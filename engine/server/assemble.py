@@ -14,8 +14,8 @@ from typing import Any, Final
 
 import uvicorn
 
-from engine.jobs import JobRegistry
-from engine.phases import Phases
+from engine.core.phases import Phases
+from engine.jobs.jobs import JobRegistry
 from engine.server.app import create_app
 from engine.server.auth import Access, remove_server_file, running_server_url, write_server_file
 from engine.server.connections import connection_class, connection_limit, quieten

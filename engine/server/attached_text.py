@@ -5,7 +5,7 @@ import binascii
 from typing import Any, Final
 
 from engine.chat.types import TextPart
-from engine.errors import InputFault
+from engine.core.errors import InputFault
 
 # As long as a text that no context holds any more.
 MAX_FILE_BYTES: Final = 8 << 20

@@ -13,11 +13,11 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from devices.atomic_file import write_atomically
-from engine.errors import EngineError
-from engine.prefix_owner import LOCAL
-from engine.reasons import because
-from engine.settings.keys import BadKeyFile, KeyStore, Scope, digest
-from engine.settings.program_keys import ProgramKeys
+from engine.core.errors import EngineError
+from engine.core.keys import BadKeyFile, KeyStore, Scope, digest
+from engine.core.prefix_owner import LOCAL
+from engine.core.program_keys import ProgramKeys
+from engine.message_catalog.reasons import because
 
 MANAGEMENT_PREFIX: Final = "/tessera/"
 # Routes of other protocols that change what is on the disk.

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Final, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
-from engine.errors import Cancelled, InputFault
+from engine.core.errors import Cancelled, InputFault
 from engine.server.json_bounds import UNCOUNTED_BYTES, check_counts
 from engine.server.long_strings import Cut
 from engine.server.shape import unread

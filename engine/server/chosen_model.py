@@ -1,9 +1,9 @@
 """The model of a request that need not name one."""
 
-from engine.errors import InputFault
-from engine.loaded_model import REMOTE, LoadedModel
-from engine.pool import HERE
-from engine.reasons import because
+from engine.core.errors import InputFault
+from engine.message_catalog.reasons import because
+from engine.pool.loaded_model import REMOTE, LoadedModel
+from engine.pool.pool import HERE
 from engine.server.state import ServerState
 
 

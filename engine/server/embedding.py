@@ -4,9 +4,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from engine.errors import InputFault
+from engine.core.errors import InputFault
 from engine.library.retrieval_prompts import retrieval_prompts
-from engine.loaded_model import LoadedModel
+from engine.pool.loaded_model import LoadedModel
 from engine.runner.protocol import Embedded
 from engine.server.state import ServerState
 

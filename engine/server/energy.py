@@ -11,14 +11,14 @@ from devices.power import whole_w
 from devices.process_memory import cpu_seconds
 from devices.usage import Usage
 from engine.api import stats as api
-from engine.dispatch.placer import Placer
+from engine.core.types import Done
 from engine.energy.ledger import Active, JouleLedger
 from engine.energy.words import NO_METER
-from engine.loaded_model import LoadedModel
-from engine.pool import Pool
+from engine.placement.placer import Placer
+from engine.pool.loaded_model import LoadedModel
+from engine.pool.pool import Pool
 from engine.runner.protocol import Stats
 from engine.server.utilization import Utilization
-from engine.types import Done
 
 # An answer's end is a reason to look at the meters, unless they were just read.
 FRESH_S: Final = 0.25

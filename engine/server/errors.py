@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from engine import errors
+from engine.core import errors
 from engine.documents import errors as documents
 from engine.library import errors as library
 from engine.remotes import errors as remotes

@@ -10,7 +10,8 @@ from fastapi.responses import HTMLResponse, PlainTextResponse
 from prometheus_client import generate_latest
 from starlette.responses import Response
 
-from engine.errors import InputFault
+from engine.core.errors import InputFault
+from engine.core.version import __version__
 from engine.server.anthropic import routes as anthropic
 from engine.server.handlers import HANDLERS, engine_error
 from engine.server.last_resort import LastResort
@@ -43,7 +44,6 @@ from engine.server.responses import compaction, conversations
 from engine.server.responses import routes as responses
 from engine.server.root import health, root
 from engine.server.state import ServerState, server_state
-from engine.version import __version__
 
 DOCS_POLICY: Final = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; connect-src 'self'; "

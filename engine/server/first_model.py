@@ -6,9 +6,9 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from engine.errors import EngineError
+from engine.core.errors import EngineError
 from engine.library.types import ModelEntry
-from engine.pool import Pool
+from engine.pool.pool import Pool
 
 # Finding and placing a model takes less than a tenth of a second; the server answers soon where it does not.
 PLACED_S: Final = 0.5

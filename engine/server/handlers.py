@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Match
 
-from engine.errors import EngineError
+from engine.core.errors import EngineError
 from engine.server.error_shape import error_body, refusal_body
 from engine.server.errors import lookup, retry_header
 

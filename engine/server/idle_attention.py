@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Final
 from devices.backends.tiles import ATTENTION
 from devices.errors import Overdrawn
 from devices.memory import Amount
-from engine.bench.attention import measure_attention, memory_bytes
-from engine.dispatch.attention import heads_of
-from engine.dispatch.onnx import with_power
-from engine.dispatch.placer import read_shape
-from engine.dispatch.types import NO_OVERRIDES
-from engine.errors import EngineError
-from engine.job_types import ENDED
-from engine.loaded_model import LoadedModel
-from engine.measurements.attention import Heads, attention_key
-from engine.measurements.keys import machine_key
+from engine.core.errors import EngineError
+from engine.job_kinds.bench.attention import measure_attention, memory_bytes
+from engine.jobs.job_types import ENDED
+from engine.placement.attention import heads_of
+from engine.placement.measurements.attention import Heads, attention_key
+from engine.placement.measurements.keys import machine_key
+from engine.placement.onnx import with_power
+from engine.placement.placer import read_shape
+from engine.placement.types import NO_OVERRIDES
+from engine.pool.loaded_model import LoadedModel
 
 if TYPE_CHECKING:
     from engine.server.state import ServerState

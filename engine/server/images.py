@@ -5,7 +5,7 @@ import binascii
 from typing import Final
 
 from engine.chat.types import ImagePart
-from engine.errors import InputFault
+from engine.core.errors import InputFault
 
 # Pictures are decoded in the runner; this bounds what reaches it. A 40-megapixel PNG is about this large.
 MAX_IMAGE_BYTES: Final = 32 << 20

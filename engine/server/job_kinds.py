@@ -3,22 +3,22 @@
 from functools import partial
 from typing import TYPE_CHECKING
 
-from engine.dispatch.memory_admission import MemoryAdmission
-from engine.dispatch.placer import Placer
-from engine.jobs import JobRegistry
+from engine.core.paths import Paths
+from engine.job_kinds.measure import work as measuring
+from engine.job_kinds.measure.work import BenchService
+from engine.job_kinds.quantize import convert as converting
+from engine.job_kinds.quantize import job as quantizing
+from engine.jobs.jobs import JobRegistry
 from engine.library import work
 from engine.library.catalogue import Catalogue
-from engine.measure_jobs import work as measuring
-from engine.measure_jobs.work import BenchService
-from engine.paths import Paths
-from engine.quantize_jobs import convert as converting
-from engine.quantize_jobs import job as quantizing
-from engine.wording import sentence
+from engine.message_catalog import sentence
+from engine.placement.memory_admission import MemoryAdmission
+from engine.placement.placer import Placer
 
 if TYPE_CHECKING:
+    from engine.job_kinds.quantize.gate import GateService
+    from engine.job_kinds.quantize.tasks import TaskSets
     from engine.library.hub.plan import FitEstimator
-    from engine.quantize_jobs.gate import GateService
-    from engine.quantize_jobs.tasks import TaskSets
 
 
 def register(
@@ -41,12 +41,12 @@ def register(
 
 
 def _gates(paths: Paths, placer: Placer, admission: MemoryAdmission, named: "TaskSets") -> "GateService":
-    from engine.quantize_jobs.gate import GateService  # noqa: PLC0415 - few jobs ask tasks
+    from engine.job_kinds.quantize.gate import GateService  # noqa: PLC0415 - few jobs ask tasks
 
     return GateService(placer, admission, paths.cache / "quantize", named)
 
 
 def _fit_estimator(placer: Placer) -> "FitEstimator":
-    from engine.dispatch.hub_fit import fit_estimator  # noqa: PLC0415 - a quarter of a second, needed only online
+    from engine.placement.hub_fit import fit_estimator  # noqa: PLC0415 - a quarter of a second, needed only online
 
     return fit_estimator(placer, sentence)

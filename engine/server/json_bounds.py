@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from engine.errors import InputFault
+from engine.core.errors import InputFault
 
 # Objects take the most: messages, their parts, tools and the nodes of their schemas. Validating and translating so
 # many takes some 100 ms, in which nobody else is served. Measured: docs/log.md, abuse.

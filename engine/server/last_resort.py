@@ -9,8 +9,8 @@ import logging
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from engine.errors import EnvironmentFault, exhausted
-from engine.reasons import because
+from engine.core.errors import EnvironmentFault, exhausted
+from engine.message_catalog.reasons import because
 from engine.server.error_shape import error_body
 from engine.server.errors import lookup, retry_header
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import msgspec
 
 from engine.api.models import LoadChoices
-from engine.dispatch.types import Overrides
-from engine.errors import InputFault
-from engine.json_store import JsonStore, with_row
+from engine.core.errors import InputFault
+from engine.core.json_store import JsonStore, with_row
+from engine.placement.types import Overrides
 from engine.runner.limits import KV_TYPES
 
 

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 from pydantic import BaseModel
 from pydantic_core import from_json
 
-from engine.errors import InputFault
+from engine.core.errors import InputFault
 from engine.server.json_bounds import Counter, chunks
 
 # What is left is parsed in one step of some 40 ms at most: a million tokens of text in many messages are 5 MB.

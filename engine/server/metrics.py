@@ -3,10 +3,10 @@
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from engine.api.stats import ModelUse
-from engine.loaded_model import LoadedModel
+from engine.core.time_spent import current_clock
+from engine.core.types import Timings, Usage
+from engine.pool.loaded_model import LoadedModel
 from engine.server.recent import note_usage
-from engine.time_spent import current_clock
-from engine.types import Timings, Usage
 
 _TTFT_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _ITL_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)

@@ -4,21 +4,21 @@ from functools import partial
 
 import msgspec
 
-from engine.dispatch.memory_admission import MemoryAdmission
-from engine.dispatch.placer import Placer
-from engine.dispatch.resources import open_resources
 from engine.library.catalogue import Catalogue
-from engine.loaded_model import REMOTE, SPREAD, VLLM, Runner
-from engine.pool import Pool
+from engine.placement.memory_admission import MemoryAdmission
+from engine.placement.placer import Placer
+from engine.placement.resources import open_resources
+from engine.placement.settings.aliases import Aliases
+from engine.placement.settings.drafts import Drafts
+from engine.placement.settings.engine_args import EngineArgsStore
+from engine.placement.settings.sampling import SamplingOverrides
+from engine.pool.loaded_model import REMOTE, SPREAD, VLLM, Runner
+from engine.pool.pool import Pool
 from engine.remotes.service import Remotes
 from engine.runner.spare import ENGINE, SpareRunner
 from engine.server.load_overrides import LoadOverrides
 from engine.server.models import ServedModels
 from engine.server.options import ServeOptions
-from engine.settings.aliases import Aliases
-from engine.settings.drafts import Drafts
-from engine.settings.engine_args import EngineArgsStore
-from engine.settings.sampling import SamplingOverrides
 from engine.upstreams.links import UpstreamLinks
 from engine.upstreams.registry import UpstreamRegistry
 

@@ -8,28 +8,28 @@ from typing import Final
 
 import msgspec
 
-from engine.dispatch.context_size import open_context
-from engine.dispatch.engine_args import with_engine_args
-from engine.dispatch.external import place_remote
-from engine.dispatch.load_settings import load_settings
-from engine.dispatch.types import NO_OVERRIDES, Overrides, Placement
-from engine.errors import BadModelFile, InputFault, ModelNotFound
-from engine.fit.context import resize_context
+from engine.core.errors import BadModelFile, InputFault, ModelNotFound
+from engine.core.sampling import NOTHING_RECOMMENDED, Recommended
 from engine.flm.entries import flm_entries
 from engine.library.catalogue import Catalogue
 from engine.library.default_model import default_model
 from engine.library.types import ModelEntry
-from engine.loaded_model import REMOTE, VLLM
-from engine.reasons import because
-from engine.resolving import Resolved
+from engine.message_catalog.reasons import because
+from engine.placement.context_size import open_context
+from engine.placement.engine_args import with_engine_args
+from engine.placement.external import place_remote
+from engine.placement.fit_context import resize_context
+from engine.placement.load_settings import load_settings
+from engine.placement.settings.aliases import Aliases
+from engine.placement.settings.drafts import Drafts, unfit_draft
+from engine.placement.settings.engine_args import EngineArgsStore
+from engine.placement.settings.sampling import SamplingOverrides, recommended_for
+from engine.placement.types import NO_OVERRIDES, Overrides, Placement
+from engine.pool.loaded_model import REMOTE, VLLM
+from engine.pool.resolving import Resolved
 from engine.runner.engine_args import NO_ARGS
 from engine.runner.protocol import LoadSettings
-from engine.sampling import NOTHING_RECOMMENDED, Recommended
 from engine.server.load_overrides import LoadOverrides, with_choices
-from engine.settings.aliases import Aliases
-from engine.settings.drafts import Drafts, unfit_draft
-from engine.settings.engine_args import EngineArgsStore
-from engine.settings.sampling import SamplingOverrides, recommended_for
 from engine.upstreams.errors import NoRule
 from engine.upstreams.registry import UpstreamRegistry
 from engine.upstreams.types import ASSUMED_CONTEXT, PREFIX, Way
@@ -108,7 +108,7 @@ class ServedModels:
             return ""
         return away.server if away is not None else ""
 
-    # ---- engine.pool.Elsewhere
+    # ---- engine.pool.pool.Elsewhere
 
     def always(self, model: str) -> Resolved | None:
         """Where all requests for this name go by the user's rules; None: they are answered here. Raises: NoRule."""

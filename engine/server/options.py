@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from engine.defaults import DEFAULT_HOST, DEFAULT_PORT
-from engine.dispatch.types import NO_OVERRIDES, Overrides
-from engine.paths import Paths, user_paths
+from engine.core.defaults import DEFAULT_HOST, DEFAULT_PORT
+from engine.core.paths import Paths, user_paths
+from engine.placement.types import NO_OVERRIDES, Overrides
 
 if TYPE_CHECKING:
-    from engine.quantize_jobs.tasks import TaskSets
+    from engine.job_kinds.quantize.tasks import TaskSets
 
 # Connections the system may keep for us until they are accepted; each is one try when descriptors run out.
 BACKLOG = 64

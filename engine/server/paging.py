@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from fastapi import Query
 
-from engine.errors import InputFault
+from engine.core.errors import InputFault
 
 PageSize = Annotated[int, Query(ge=1, le=100)]
 Order = Literal["asc", "desc"]

@@ -12,19 +12,19 @@ from devices.power import whole_w
 from devices.power_saver import PowerSaver
 from devices.usage import Usage
 from engine.api.power import Mode, PowerLimits, PowerState
+from engine.core.errors import BatterySpent
+from engine.core.json_store import JsonStore
+from engine.core.types import GenerationRequest
 from engine.energy.budget import BatteryBudget
 from engine.energy.cap import CapController, Pace
 from engine.energy.ledger import JouleLedger
-from engine.errors import BatterySpent
-from engine.json_store import JsonStore
-from engine.loaded_model import LoadedModel
-from engine.pool import Pool
-from engine.reasons import because
+from engine.message_catalog import sentences
+from engine.message_catalog.reasons import because
+from engine.pool.loaded_model import LoadedModel
+from engine.pool.pool import Pool
 from engine.runner import protocol
 from engine.runner.process import RunnerProcess
 from engine.server.models import ServedModels
-from engine.types import GenerationRequest
-from engine.wording import sentences
 
 # The driver of a battery looks every few seconds itself.
 BATTERY_S: Final = 5.0

@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from engine.api.requests import Program, RecentActivity, RequestRecord
-from engine.types import Timings, Usage
+from engine.core.types import Timings, Usage
 
 MAX_REQUESTS: Final = 200
 MAX_PROGRAMS: Final = 100

@@ -8,11 +8,11 @@ from typing import Any, Final
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine.api.requests import RequestRecord
+from engine.core.time_spent import TimeLog, start_clock
+from engine.message_catalog import sentence
 from engine.server.auth import manages
 from engine.server.metrics import Metrics
 from engine.server.recent import RecentRequests, current, program_of
-from engine.time_spent import TimeLog, start_clock
-from engine.wording import sentence
 
 log = logging.getLogger("engine.access")
 

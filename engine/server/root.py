@@ -3,7 +3,7 @@
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 
-from engine.version import __version__
+from engine.core.version import __version__
 
 
 async def health() -> dict[str, str]:

@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from devices.process_memory import few_heaps
-from engine.errors import EnvironmentFault, InputFault
-from engine.phases import Phases
+from engine.core.errors import EnvironmentFault, InputFault
+from engine.core.keys import KeyStore
+from engine.core.phases import Phases
+from engine.core.program_keys import ProgramKeys
 from engine.runner.process import RunnerProcess
 from engine.runner.spare import SpareRunner
 from engine.server.auth import Access, new_token
 from engine.server.log_bounds import ignored_in_a_line
 from engine.server.options import BACKLOG, ServeOptions, is_loopback
-from engine.settings.keys import KeyStore
-from engine.settings.program_keys import ProgramKeys
 
 if TYPE_CHECKING:
     import uvicorn

@@ -13,11 +13,12 @@ from devices.errors import Overdrawn
 from devices.learned import learned
 from devices.memory import Amount, Ledger
 from engine.chat.bounded_child import BoundedChild, ChildFailed
-from engine.dispatch.onnx import Choice
-from engine.dispatch.placer import Placer
-from engine.errors import BadModelFile, EnvironmentFault, InputFault
+from engine.core.errors import BadModelFile, EnvironmentFault, InputFault
+from engine.core.paths import installed_speech
+from engine.message_catalog import sentences
 from engine.onnx.folder import OnnxFolder
-from engine.paths import installed_speech
+from engine.placement.onnx import Choice
+from engine.placement.placer import Placer
 from engine.runner.onnx.speech.protocol import (
     Answer,
     DetectSpeech,
@@ -28,7 +29,6 @@ from engine.runner.onnx.speech.protocol import (
     Transcript,
 )
 from engine.server.models import ServedModels
-from engine.wording import sentences
 from quantize.onnx.request import SPEECH_FACTS as FACTS
 
 log = logging.getLogger(__name__)

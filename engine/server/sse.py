@@ -11,8 +11,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from engine.errors import Cancelled, EngineError, exhausted
-from engine.loaded_model import QueueTicket
+from engine.core.errors import Cancelled, EngineError, exhausted
+from engine.pool.loaded_model import QueueTicket
 from engine.server.errors import ErrorShape, lookup, retry_header
 from engine.server.streams import Making, conversation_of, owner_of
 

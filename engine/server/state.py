@@ -9,11 +9,12 @@ from starlette.requests import Request
 from engine.chat.conversation import Conversations
 from engine.chat.structured import ConstraintChecker
 from engine.chat.template import TemplateRenderer
-from engine.dispatch.placer import Placer
-from engine.jobs import JobRegistry
-from engine.paths import Paths, user_paths
-from engine.phases import Phases
-from engine.pool import Pool
+from engine.core.paths import Paths, user_paths
+from engine.core.phases import Phases
+from engine.core.time_spent import TimeLog
+from engine.jobs.jobs import JobRegistry
+from engine.placement.placer import Placer
+from engine.pool.pool import Pool
 from engine.remotes.registry import RemoteRegistry
 from engine.remotes.service import Remotes
 from engine.server.auth import Access
@@ -29,13 +30,12 @@ from engine.server.stored.responses import ResponseStore
 from engine.server.streams import StreamRegistry
 from engine.server.utilization import Utilization
 from engine.server.work_history import WorkHistory
-from engine.time_spent import TimeLog
 from engine.upstreams.links import UpstreamLinks
 from engine.upstreams.registry import UpstreamRegistry
 
 if TYPE_CHECKING:
-    from engine.measure_jobs.work import BenchService
-    from engine.quantize_jobs.tasks import TaskSets
+    from engine.job_kinds.measure.work import BenchService
+    from engine.job_kinds.quantize.tasks import TaskSets
     from engine.server.documents.service import CollectionService
 
 

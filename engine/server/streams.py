@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from starlette.types import Scope
 
-from engine.errors import EngineError, InputFault
+from engine.core.errors import EngineError, InputFault
 from engine.server.auth import presented_keys
 
 log = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ from contextlib import aclosing
 from engine.chat.conversation import ChatEvent, PreparedChat, read
 from engine.chat.forwarded import ForwardedChat
 from engine.chat.query import ChatQuery
-from engine.loaded_model import LoadedModel
+from engine.pool.loaded_model import LoadedModel
 from engine.server.state import ServerState
 from engine.upstreams.runner import UpstreamRunner
 

@@ -21,8 +21,8 @@ from msgspec import inspect as inspection
 from starlette.responses import Response
 
 from devices.learned import learned
-from engine.errors import InputFault
-from engine.sendable import encoded
+from engine.core.errors import InputFault
+from engine.core.sendable import encoded
 
 T = TypeVar("T")
 REF: Final = "#/components/schemas/{name}"

@@ -9,9 +9,9 @@ from typing import Final
 import psutil
 
 from engine.api.stats import Work
-from engine.errors import EngineError
-from engine.loaded_model import LoadedModel
-from engine.pool import Pool
+from engine.core.errors import EngineError
+from engine.pool.loaded_model import LoadedModel
+from engine.pool.pool import Pool
 from engine.runner.protocol import Stats
 
 HISTORY_S: Final = 600

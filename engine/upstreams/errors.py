@@ -1,8 +1,8 @@
 """What goes wrong between here and an upstream; each says which one, what it said, and what to do."""
 
-from engine.errors import EnvironmentFault, InputFault
-from engine.reasons import Reason, because
-from engine.wording import sentence
+from engine.core.errors import EnvironmentFault, InputFault
+from engine.message_catalog import sentence
+from engine.message_catalog.reasons import Reason, because
 
 
 class UpstreamFault(EnvironmentFault):

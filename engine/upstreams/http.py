@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import httptools
 
-from engine.reasons import Reason, because
+from engine.message_catalog.reasons import Reason, because
 from engine.upstreams.errors import UpstreamBrokeOff, UpstreamUnreachable
 
 CONNECT_S: Final = 5.0

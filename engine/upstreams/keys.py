@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from engine.json_store import JsonStore, with_row
+from engine.core.json_store import JsonStore, with_row
 
 log = logging.getLogger(__name__)
 _SERVICE: Final = "tessera-upstreams"

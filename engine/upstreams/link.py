@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
-from engine.reasons import because
+from engine.message_catalog.reasons import because
 from engine.upstreams.errors import UpstreamBrokeOff, UpstreamFault, UpstreamRefusesKey, UpstreamUnreachable
 from engine.upstreams.http import HttpClient
 from engine.upstreams.keys import StoredKey

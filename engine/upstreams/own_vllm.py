@@ -14,12 +14,12 @@ import msgspec
 from devices.child_command import child_command
 from devices.environment import without_secrets
 from devices.process_memory import heaviest_descendant
-from engine.addresses import free_port
-from engine.dispatch.vllm import BACKEND, cache_gib
-from engine.errors import EnvironmentFault, RunnerDied
-from engine.reasons import because
+from engine.core.addresses import free_port
+from engine.core.errors import EnvironmentFault, RunnerDied
+from engine.core.types import GenerationRequest, ModelFacts
+from engine.message_catalog.reasons import because
+from engine.placement.vllm import BACKEND, cache_gib
 from engine.runner.protocol import LoadSettings
-from engine.types import GenerationRequest, ModelFacts
 from engine.upstreams.errors import UpstreamFault
 from engine.upstreams.link import UpstreamLink
 from engine.upstreams.registry import UpstreamRegistry

@@ -9,14 +9,14 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from engine.errors import InputFault
-from engine.json_store import JsonStore
+from engine.core.errors import InputFault
+from engine.core.json_store import JsonStore
 from engine.library.types import Details, ModelEntry, Origin
-from engine.reasons import because
+from engine.message_catalog import sentence
+from engine.message_catalog.reasons import because
 from engine.upstreams.errors import NoRule
 from engine.upstreams.keys import UpstreamKeys
 from engine.upstreams.types import PREFIX, Health, Kind, Rule, SavedUpstreams, Upstream, UpstreamModel, Way
-from engine.wording import sentence
 
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,39}")
 MOST: Final = 100

@@ -5,8 +5,8 @@ from typing import Final
 
 import msgspec
 
-from engine.errors import ContextOverflow, EngineError, InputFault, ModelNotFound
-from engine.reasons import because
+from engine.core.errors import ContextOverflow, EngineError, InputFault, ModelNotFound
+from engine.message_catalog.reasons import because
 from engine.upstreams.errors import UpstreamBusy, UpstreamFault, UpstreamRefusesKey
 from engine.upstreams.stream import said
 

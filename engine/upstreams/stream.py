@@ -8,8 +8,8 @@ import msgspec
 from devices.learned import learned
 from engine.chat.conversation import AnswerLogprobs
 from engine.chat.events import AnswerEvent, CallArguments, CallEnded, CallStarted, ReasoningDelta, TextDelta
-from engine.reasons import because
-from engine.types import FinishReason, TokenLogprob, Usage
+from engine.core.types import FinishReason, TokenLogprob, Usage
+from engine.message_catalog.reasons import because
 from engine.upstreams.errors import UpstreamBrokeOff
 
 # A line longer than this is no event of an honest server. Source: a call's arguments in one piece, many times over.

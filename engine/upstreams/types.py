@@ -4,8 +4,8 @@ from typing import Final, Literal
 
 import msgspec
 
-from engine.dispatch.external import UPSTREAM
-from engine.reasons import Reason, because
+from engine.message_catalog.reasons import Reason, because
+from engine.placement.external import UPSTREAM
 
 # What answers there; each takes other fields beside OpenAI's.
 Kind = Literal["openai", "vllm", "sglang", "llama-server", "tessera"]

@@ -7,8 +7,8 @@ from typing import Any, Final
 import msgspec
 
 from devices.programs import installed_program
-from engine.errors import BadModelFile
-from engine.model_folder import links_root, read_json
+from engine.core.errors import BadModelFile
+from engine.core.model_folder import links_root, read_json
 from quantize.errors import QuantizeError
 from quantize.files.safetensors_file import safe_member
 

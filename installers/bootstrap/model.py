@@ -134,7 +134,7 @@ def _bytes_in(folder: str) -> int:
 
 
 def folder(venv: str) -> str:
-    """Where the models of an installation are; engine/paths.py looks there."""
+    """Where the models of an installation are; engine/core/paths.py looks there."""
     return os.path.join(venv, "share", "tessera", "models")
 
 

@@ -37,7 +37,7 @@ ANY_SYSTEM = ("--platform", "manylinux_2_35_x86_64", "--implementation", "py", "
 
 
 def folder(venv: str) -> str:
-    """Where the speech model of an installation is; engine/paths.py looks there."""
+    """Where the speech model of an installation is; engine/core/paths.py looks there."""
     return os.path.join(venv, "share", "tessera", "speech")
 
 

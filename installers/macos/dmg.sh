@@ -8,7 +8,7 @@
 set -eu
 program=$1 out=$2
 here=$(cd "$(dirname "$0")/../.." && pwd)
-version=$(python3 -c "import runpy; print(runpy.run_path('$here/engine/version.py')['__version__'])")
+version=$(python3 -c "import runpy; print(runpy.run_path('$here/engine/core/version.py')['__version__'])")
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 app="$work/Tessera.app/Contents"

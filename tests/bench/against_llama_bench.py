@@ -15,7 +15,7 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from app.cli.bench import command
-from engine.bench import standin
+from engine.job_kinds.bench import standin
 
 SHAPES = ("smollm2-135m:Q8_0", "stories-110m:Q8_0", "smollm2-360m:Q4_K_M")
 

@@ -19,16 +19,16 @@ from pathlib import Path
 import msgspec
 
 from devices.types import Machine
-from engine.autotune.journal import Journal
-from engine.autotune.run import rounds_for, tune
-from engine.autotune.space import dimensions, thread_counts, valid
-from engine.autotune.trial import proof, trial
-from engine.bench import standin
-from engine.dispatch.machine_state import MachineState
-from engine.dispatch.placer import Placer, read_shape
-from engine.dispatch.resources import open_resources
-from engine.measurements.tuning import Budget, Knobs, Outcome, Trial, TuneReport, knobs_of
-from engine.paths import user_paths
+from engine.core.paths import user_paths
+from engine.job_kinds.autotune.journal import Journal
+from engine.job_kinds.autotune.run import rounds_for, tune
+from engine.job_kinds.autotune.space import dimensions, thread_counts, valid
+from engine.job_kinds.autotune.trial import proof, trial
+from engine.job_kinds.bench import standin
+from engine.placement.machine_state import MachineState
+from engine.placement.measurements.tuning import Budget, Knobs, Outcome, Trial, TuneReport, knobs_of
+from engine.placement.placer import Placer, read_shape
+from engine.placement.resources import open_resources
 from engine.runner.protocol import LoadSettings
 
 TURNS = 10

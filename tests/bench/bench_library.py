@@ -11,16 +11,16 @@ from pathlib import Path
 
 os.environ["HF_TOKEN"] = ""
 
-from engine.dispatch.hub_fit import fit_estimator
-from engine.dispatch.placer import Placer
-from engine.dispatch.resources import open_resources
-from engine.errors import Cancelled
-from engine.jobs import Control
+from engine.core.errors import Cancelled
+from engine.core.paths import Paths
+from engine.jobs.jobs import Control
 from engine.library import verify
 from engine.library.catalogue import Catalogue
 from engine.library.hub.client import HubClient
 from engine.library.hub.plan import plan_repository
-from engine.paths import Paths
+from engine.placement.hub_fit import fit_estimator
+from engine.placement.placer import Placer
+from engine.placement.resources import open_resources
 from quantize.files.gguf_file import read_gguf, read_gguf_source
 from quantize.ggml_types import GgmlType
 from tests.fake_hub import FakeHub

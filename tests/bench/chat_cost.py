@@ -21,8 +21,8 @@ from engine.chat.template import TemplateRenderer
 from engine.chat.tools.dialects import BY_NAME, choose
 from engine.chat.tools.parser import AnswerParser
 from engine.chat.types import ChatTemplate, Message, ToolDefinition
+from engine.core.types import Constraint
 from engine.runner.generation.constrain import ConstraintCompiler
-from engine.types import Constraint
 
 TEMPLATES = ROOT / "tests" / "data" / "templates"
 TOOLS = (

@@ -2,7 +2,7 @@
 
 `python tests/bench/chip_speeds.py [--runs FILE] [--write]`
 
-`--write` puts the constants of GPUs into engine/dispatch/chip_speeds.json. Runs are tests/data/speeds/runs.json or
+`--write` puts the constants of GPUs into engine/placement/chip_speeds.json. Runs are tests/data/speeds/runs.json or
 another file of the same fields, which then is only judged. A constant is the mean of logarithms over chips of its
 family and backend, and of what its relatives have as two chips more: so that a family of one chip stays near them,
 and a family without runs has theirs. Not fitted to, and judged apart: runs with a note, which are known to be
@@ -21,7 +21,7 @@ from statistics import fmean, median
 from typing import NamedTuple
 
 from devices.chips import Gpu, chips, cpu_kind, gpu
-from engine.dispatch.chip_speeds import TABLE, chip_speeds, peak_tflops, type_speed
+from engine.placement.chip_speeds import TABLE, chip_speeds, peak_tflops, type_speed
 
 RUNS = Path("tests/data/speeds/runs.json")
 GIB = 1.073741824

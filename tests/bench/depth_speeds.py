@@ -22,7 +22,7 @@ import numpy as np
 
 from devices.chips import gpu
 from devices.types import Device, Memory, Runtime
-from engine.dispatch.chip_speeds import (
+from engine.placement.chip_speeds import (
     MIXTURE_LAYERS,
     MIXTURE_PROMPTS,
     TABLE,
@@ -30,7 +30,7 @@ from engine.dispatch.chip_speeds import (
     ruled_rates,
     speed_of,
 )
-from engine.dispatch.speed import DENSE_PIECE, UBATCH_EXPONENT, USUAL_UBATCH
+from engine.placement.speed import DENSE_PIECE, UBATCH_EXPONENT, USUAL_UBATCH
 
 FOLDER = Path("tests/data/speeds")
 ROWS, SHAPES = FOLDER / "depths.jsonl", FOLDER / "shapes.json"

@@ -29,7 +29,7 @@ from app.db.search import search  # noqa: E402
 from app.db.store import Store  # noqa: E402
 from app.gui.application import Desktop  # noqa: E402
 from app.gui.server_link import ServerLink  # noqa: E402
-from engine.paths import user_paths  # noqa: E402
+from engine.core.paths import user_paths  # noqa: E402
 
 GOALS = {
     "visible_s": 1.0,
@@ -47,7 +47,7 @@ from PySide6.QtWidgets import QApplication
 from app.db.store import open_or_memory
 from app.gui.application import Desktop
 from app.gui.server_link import ServerLink
-from engine.paths import user_paths
+from engine.core.paths import user_paths
 app = QApplication([])
 store, _ = open_or_memory(user_paths().state / "chats.db")
 desktop = Desktop(app, store, ServerLink())

@@ -18,8 +18,8 @@ from app.db import conversations, folds, messages
 from app.db.connection import open_store
 from app.db.search import search
 from app.gui.chat.request import rendered
+from engine.placement.settings.engine_args import EngineArgsStore
 from engine.runner.engine_args import EngineArgs
-from engine.settings.engine_args import EngineArgsStore
 from tests.long_chats import FACTS, compaction, fill
 from tests.servers import RunningServer
 

@@ -15,14 +15,14 @@ from pathlib import Path
 from devices.detect import inventory
 from devices.host_real import RealHost
 from devices.process_memory import process_memory
-from engine.dispatch.attention import DENSE_UBATCH
-from engine.dispatch.placer import read_shape
-from engine.fit.dry_run import dry_run
-from engine.fit.need import estimate
-from engine.fit.types import Need
+from engine.core.types import Constraint, GenerationRequest
+from engine.placement.attention import DENSE_UBATCH
+from engine.placement.dry_run import dry_run
+from engine.placement.need import estimate
+from engine.placement.need_types import Need
+from engine.placement.placer import read_shape
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
-from engine.types import Constraint, GenerationRequest
 from tests.shapes import SHAPES, scaled, write_shape
 
 ROOT = Path(__file__).resolve().parents[2]

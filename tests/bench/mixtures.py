@@ -25,15 +25,15 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from shapes import Q, scaled, write_shape  # noqa: E402
 
-from engine.dispatch.placer import Placer  # noqa: E402
-from engine.dispatch.resources import open_resources  # noqa: E402
-from engine.dispatch.speed import weights_read  # noqa: E402
-from engine.fit.shape import model_shape  # noqa: E402
-from engine.paths import user_paths  # noqa: E402
+from engine.core.paths import user_paths  # noqa: E402
+from engine.core.types import Delta, GenerationRequest, SamplingParams, Started  # noqa: E402
+from engine.message_catalog import sentences  # noqa: E402
+from engine.placement.placer import Placer  # noqa: E402
+from engine.placement.resources import open_resources  # noqa: E402
+from engine.placement.shape import model_shape  # noqa: E402
+from engine.placement.speed import weights_read  # noqa: E402
 from engine.runner.process import RunnerProcess  # noqa: E402
 from engine.runner.protocol import LoadSettings  # noqa: E402
-from engine.types import Delta, GenerationRequest, SamplingParams, Started  # noqa: E402
-from engine.wording import sentences  # noqa: E402
 from quantize.files.gguf_split import read_gguf_model  # noqa: E402
 
 LAYERS, EMBEDDING, WIDTH, USED = 16, 1024, 512, 4

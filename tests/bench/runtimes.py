@@ -25,9 +25,9 @@ import bert_shape  # noqa: E402 - after sys.path
 import onnx_models  # noqa: E402
 from onnx_bert import write_onnx_bert  # noqa: E402
 
+from engine.core.types import Done, GenerationRequest, SamplingParams  # noqa: E402
 from engine.runner.process import RunnerProcess  # noqa: E402
 from engine.runner.protocol import LoadSettings  # noqa: E402
-from engine.types import Done, GenerationRequest, SamplingParams  # noqa: E402
 from quantize.onnx.folder import convert_gguf  # noqa: E402
 
 TEXT = (ROOT / "assets" / "text" / "heldout.txt").read_text(encoding="utf-8")

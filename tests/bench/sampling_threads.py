@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
+from engine.core.types import SamplingParams
 from engine.runner.llama.batch.sampler import ChainSampler
 from engine.runner.llama.native.binding import start_backends
-from engine.types import SamplingParams
 
 ROOT = Path(__file__).resolve().parents[2]
 CASES = {

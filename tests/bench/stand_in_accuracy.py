@@ -11,9 +11,9 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from engine.bench import standin
-from engine.bench.measure import Meter, Timed
-from engine.bench.run import bench_settings
+from engine.job_kinds.bench import standin
+from engine.job_kinds.bench.measure import Meter, Timed
+from engine.job_kinds.bench.run import bench_settings
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
 

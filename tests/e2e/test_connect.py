@@ -9,7 +9,7 @@ from servers import ROOT, RunningServer
 
 from app.client import ServerUnreachable
 from app.client.chosen import RemoteServer, parts_of
-from engine.paths import user_paths
+from engine.core.paths import user_paths
 
 
 def tessera(home, *arguments, **environment):

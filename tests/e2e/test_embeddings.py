@@ -11,7 +11,7 @@ import pytest
 from bert_shape import write_bert
 from late import openai
 
-from engine.errors import ContextOverflow, InputFault
+from engine.core.errors import ContextOverflow, InputFault
 from engine.runner.llama.native.binding import start_backends
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
@@ -126,7 +126,7 @@ def test_packed_inputs_equal_single_ones(bundled_model):
 
 
 def test_an_encoder_embeds_and_generates_nothing(tmp_path):
-    from engine.types import GenerationRequest
+    from engine.core.types import GenerationRequest
 
     path = write_bert(tmp_path / "tiny-bert.gguf")
 

@@ -10,7 +10,7 @@ import psutil
 import pytest
 from servers import ROOT, RunningServer, free_port, runs, wait_for
 
-from engine.settings.keys import KeyStore
+from engine.core.keys import KeyStore
 
 pytestmark = pytest.mark.e2e
 

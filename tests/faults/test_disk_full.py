@@ -14,7 +14,7 @@ SPARK = Path("assets/models/spark-f16.gguf")
 
 PULL = """
 import shutil, sys
-from engine.jobs import Control
+from engine.jobs.jobs import Control
 from engine.library.catalogue import Catalogue
 from engine.library.errors import NotEnoughDisk
 from engine.library.hub.client import HubClient

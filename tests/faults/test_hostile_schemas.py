@@ -7,7 +7,7 @@ import time
 import pytest
 
 from engine.chat.structured import ConstraintChecker, ConstraintImpossible, of_grammar, of_schema
-from engine.types import Constraint
+from engine.core.types import Constraint
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from unhindered import Stopwatch
 
 from engine.chat.template import BadTemplate, TemplateRenderer, TooManyTemplates
 from engine.chat.types import ChatTemplate, Message
-from engine.errors import InputFault
+from engine.core.errors import InputFault
 
 HELLO = [Message(role="user", content="hello")]
 

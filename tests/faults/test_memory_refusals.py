@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 
 from devices.recording import RecordedHost
-from engine.dispatch.machine_state import MachineState
-from engine.dispatch.memory_admission import MemoryAdmission
-from engine.dispatch.placer import Placer
-from engine.dispatch.resources import open_resources
-from engine.errors import BadModelFile, FileRefused, NotEnoughMemory, RunnerDied
-from engine.paths import Paths
-from engine.resolving import Resolved
+from engine.core.errors import BadModelFile, FileRefused, NotEnoughMemory, RunnerDied
+from engine.core.paths import Paths
+from engine.core.types import Delta, GenerationRequest, ModelFacts, Started
+from engine.message_catalog import command
+from engine.placement.machine_state import MachineState
+from engine.placement.memory_admission import MemoryAdmission
+from engine.placement.placer import Placer
+from engine.placement.resources import open_resources
+from engine.pool.resolving import Resolved
 from engine.runner.buffers import BufferLog
 from engine.runner.protocol import LoadSettings
-from engine.types import Delta, GenerationRequest, ModelFacts, Started
-from engine.wording import command
 from tests.free_pool import FreePool
 from tests.machines import machines
 from tests.shapes import scaled, write_shape
@@ -29,11 +29,11 @@ LIMITED = """
 import json, resource, sys
 resource.setrlimit(resource.RLIMIT_AS, ({limit}, {limit}))
 from pathlib import Path
-from engine.dispatch.memory_admission import MemoryAdmission
-from engine.dispatch.placer import Placer
-from engine.dispatch.resources import open_resources
-from engine.errors import NotEnoughMemory
-from engine.paths import user_paths
+from engine.placement.memory_admission import MemoryAdmission
+from engine.placement.placer import Placer
+from engine.placement.resources import open_resources
+from engine.core.errors import NotEnoughMemory
+from engine.core.paths import user_paths
 from engine.runner.protocol import LoadSettings
 try:
     admission = MemoryAdmission(Placer(open_resources(user_paths())))
@@ -274,7 +274,7 @@ def test_a_runner_that_has_generated_is_not_changed_when_it_dies(path, paths):
 
 
 def test_a_speed_seen_here_is_used_at_the_next_placement(path, paths, monkeypatch):
-    monkeypatch.setattr("engine.dispatch.memory_admission.LARGE_READ_BYTES", 1 << 20)
+    monkeypatch.setattr("engine.placement.memory_admission.LARGE_READ_BYTES", 1 << 20)
     settings = LoadSettings(path=path, n_ctx=1024)
     placer = placer_with(paths, 3000)
     admission = MemoryAdmission(placer)

@@ -8,9 +8,9 @@ import pytest
 from late import openai
 from servers import RunningServer
 
+from engine.message_catalog import sentence
 from engine.onnx.discovery import discover, probe
 from engine.onnx.providers import ADAPTERS, adapter_of
-from engine.wording import sentence
 from quantize.onnx.folder import convert_gguf
 
 RYZEN = ADAPTERS["RyzenAIExecutionProvider"]

@@ -14,7 +14,7 @@ LOOK = """
 import sys, asyncio, time, psutil
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
-from engine.types import GenerationRequest
+from engine.core.types import GenerationRequest
 
 async def main():
     seen = set()

@@ -65,7 +65,7 @@ def test_a_certificate_shows_on_the_card_of_its_model():
     from app.gui.library.model_card import chips_of
     from app.gui.library.page import LibraryPage
     from engine.api.library import Model
-    from engine.paths import user_paths
+    from engine.core.paths import user_paths
 
     results = [CaseResult(str(n), "single", n != 0, 0.1) for n in range(10)]
     CertificateStore(user_paths().state).save(Certificate("spark", 1, 0.0, 1024, results))

@@ -8,8 +8,8 @@ from PySide6.QtCore import QLocale, QTranslator
 from PySide6.QtWidgets import QApplication, QLabel
 
 from app.gui.language import install_language, texts_of
-from engine.reasons import Reason, because
-from engine.wording import AMOUNTS, CHECKS, TEMPLATES, sentence
+from engine.message_catalog import AMOUNTS, CHECKS, TEMPLATES, sentence
+from engine.message_catalog.reasons import Reason, because
 from tests.gui.translatable import every_text
 
 FIELD = re.compile(r"\{\{?\w+\}?\}|\{\w+(?=:)|%\d")
@@ -99,7 +99,7 @@ def test_a_dispatch_card_gives_its_reasons_in_german(qtbot, german):
 def test_an_error_of_the_server_is_told_in_german(german):
     from app.client import ApiError
     from app.gui.api import error_message
-    from engine.errors import NotEnoughMemory
+    from engine.core.errors import NotEnoughMemory
     from engine.server.openai.errors import openai_body
 
     option = because("option_unload", model="other", held_gib=1.5)
@@ -114,7 +114,7 @@ def test_an_error_of_the_server_is_told_in_german(german):
 
 def test_a_damaged_file_is_told_in_german(german):
     from app.gui.reasons import translated
-    from engine.quantizer_faults import fact_of
+    from engine.core.quantizer_faults import fact_of
     from quantize.errors import DiskFull, IncompleteFile
 
     cut = fact_of(IncompleteFile("m.gguf", 1_234_567, 2_000_000))

@@ -10,7 +10,7 @@ from PySide6.QtWidgets import QPushButton
 
 from app.gui.update_notice import SETTING
 from app.updates import MAX_BYTES, UpdateUnknown, newer_version
-from engine.version import __version__
+from engine.core.version import __version__
 
 
 class Releases(ThreadingHTTPServer):

@@ -25,7 +25,7 @@ from app.suggestions import FOR_A_MODEL, FOR_THE_TOY
 from devices import causes
 from devices.probes import hints
 from engine.api.jobs import JobKind
-from engine.wording import CHECKS, TEMPLATES
+from engine.message_catalog import CHECKS, TEMPLATES
 
 ROOT = Path(__file__).resolve().parents[2]
 CALLS = {"tr": 0, "_tr": 0, "translate": 1}

@@ -6,7 +6,7 @@ import errno
 import pytest
 from lora_adapter import write_adapter
 
-from engine.errors import BadModelFile
+from engine.core.errors import BadModelFile
 from engine.runner.llama.batch import fitted_adapter
 from engine.runner.llama.native.model import LoadFailed
 from engine.runner.process import RunnerProcess

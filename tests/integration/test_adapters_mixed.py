@@ -6,9 +6,9 @@ import random
 
 from lora_adapter import write_adapter
 
+from engine.core.types import GenerationRequest, SamplingParams
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
-from engine.types import GenerationRequest, SamplingParams
 from tests.runner_calls import answered
 
 WISHES = ((), (("one", 1.0),), (("two", 1.0),), (("one", 0.5), ("two", 0.5)))

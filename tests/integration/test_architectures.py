@@ -22,16 +22,16 @@ import pytest
 from architectures import ARCHITECTURES, write_architecture
 
 from devices.process_memory import process_memory
-from engine.dispatch.placer import read_shape
-from engine.errors import BadModelFile
-from engine.fit.dry_run import dry_run
-from engine.fit.need import estimate
-from engine.fit.types import DryRun
+from engine.core.errors import BadModelFile
+from engine.core.types import Constraint, Delta, GenerationRequest, SamplingParams
+from engine.placement.dry_run import dry_run
+from engine.placement.need import estimate
+from engine.placement.need_types import DryRun
+from engine.placement.placer import read_shape
 from engine.runner.limits import STEADY_ROWS
 from engine.runner.llama.memory_probe import sizes
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
-from engine.types import Constraint, Delta, GenerationRequest, SamplingParams
 from tests.runner_calls import answered
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -15,22 +15,22 @@ from app.tools.consent import ConsentStore, StoredDecision
 from app.tools.mcp_config import McpServerConfig, ServerList
 from devices.engine_versions.store import VersionStore
 from engine.api.models import LoadChoices
-from engine.bench.type_prices import PriceStore
-from engine.dispatch.history import PlacementHistory
+from engine.core.keys import KeyStore
+from engine.core.program_keys import ProgramKeys
 from engine.documents.definitions import Definitions
-from engine.job_types import JobKind
-from engine.jobs import JobRegistry
-from engine.measurements.reports import TypePrices
+from engine.job_kinds.bench.type_prices import PriceStore
+from engine.jobs.job_types import JobKind
+from engine.jobs.jobs import JobRegistry
+from engine.placement.history import PlacementHistory
+from engine.placement.measurements.reports import TypePrices
+from engine.placement.settings.aliases import Aliases
+from engine.placement.settings.drafts import Drafts
+from engine.placement.settings.engine_args import EngineArgsStore
+from engine.placement.settings.sampling import SamplingOverrides
 from engine.remotes.registry import RemoteRegistry
 from engine.remotes.types import Remote
 from engine.runner.engine_args import EngineArgs
 from engine.server.load_overrides import LoadOverrides
-from engine.settings.aliases import Aliases
-from engine.settings.drafts import Drafts
-from engine.settings.engine_args import EngineArgsStore
-from engine.settings.keys import KeyStore
-from engine.settings.program_keys import ProgramKeys
-from engine.settings.sampling import SamplingOverrides
 from engine.upstreams.keys import UpstreamKeys
 from engine.upstreams.registry import UpstreamRegistry
 from engine.upstreams.types import Health, Rule, UpstreamModel
@@ -68,7 +68,7 @@ def test_files_sent_and_deleted_at_once_are_all_there_and_all_gone(server):
 REMOVES = """
 import sys
 from pathlib import Path
-from engine.settings.keys import KeyStore
+from engine.core.keys import KeyStore
 store = KeyStore(Path(sys.argv[1]))
 for line in sys.stdin:
     store.remove(line.strip())

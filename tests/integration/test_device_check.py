@@ -9,15 +9,15 @@ import pytest
 from msgspec.structs import replace as with_fields
 
 from devices.types import Device, Machine, Memory, Runtime, SystemMemory
-from engine.dispatch.device_checks import DeviceChecks, check_key
-from engine.dispatch.fallbacks import sound_fallbacks
-from engine.dispatch.placer import read_shape
-from engine.errors import DeviceCheckFailed
+from engine.core.errors import DeviceCheckFailed
+from engine.core.types import DeviceCheck
+from engine.message_catalog import sentence
+from engine.placement.device_checks import DeviceChecks, check_key
+from engine.placement.fallbacks import sound_fallbacks
+from engine.placement.placer import read_shape
 from engine.runner.llama.native.device_check import Reference, compare_rows, is_wrong, read_reference
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
-from engine.types import DeviceCheck
-from engine.wording import sentence
 from tests.shapes import SHAPES, write_shape
 
 GPU = Device(

@@ -8,8 +8,8 @@ from runner_calls import CHAT, collect, with_runner
 from shapes import SHAPES, write_shape
 from variants import write_weaker
 
-from engine.errors import BadModelFile
-from engine.types import SamplingParams
+from engine.core.errors import BadModelFile
+from engine.core.types import SamplingParams
 
 PROMPTS = [CHAT.format(t) for t in ("Tell me a story.", "What is a token?", "List the files. " * 40)]
 UNSURE = "red blue green " * 12  # what follows has several likely tokens everywhere

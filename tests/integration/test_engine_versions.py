@@ -21,9 +21,9 @@ from runner_calls import answered, with_runner
 from devices.engine_versions.folder import VARIABLE, child_variables, engines_folder, shipped_package
 from devices.engine_versions.store import VersionStore
 from devices.errors import EngineVersionRefused
-from engine.dispatch import engine_versions
+from engine.core.types import GenerationRequest, SamplingParams
+from engine.placement import engine_versions
 from engine.runner.llama.native import struct_layout
-from engine.types import GenerationRequest, SamplingParams
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = shipped_package()

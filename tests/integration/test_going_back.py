@@ -7,11 +7,11 @@ import random
 import pytest
 from architectures import ARCHITECTURES, write_architecture
 
-from engine.errors import InputFault
+from engine.core.errors import InputFault
+from engine.core.types import GenerationRequest, SamplingParams
 from engine.runner.llama.cache.checkpoints import BEFORE_END
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
-from engine.types import GenerationRequest, SamplingParams
 from tests.runner_calls import answered
 
 FIRST = list(range(20, 220))

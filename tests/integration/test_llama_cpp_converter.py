@@ -11,13 +11,13 @@ from servers import wait_for
 from standin_converter import SPARK, WRITES, foreign_folder, stand_in
 
 from devices import landlock
-from engine.errors import Cancelled
-from engine.jobs import Control
+from engine.core.errors import Cancelled
+from engine.core.paths import user_paths
+from engine.jobs.jobs import Control
 from engine.library.catalogue import Catalogue
 from engine.library.converter import environment
 from engine.library.converter.environment import NoConverter
 from engine.library.converting import convert_folder
-from engine.paths import user_paths
 from quantize.errors import BadFile, ConverterNeeded, QuantizeError
 
 

@@ -5,13 +5,13 @@ import asyncio
 import pytest
 from broken_models import BROKEN, write_broken
 
-from engine.errors import EngineError, FileRefused, NoLoadSurvived, RunnerDied
+from engine.core.errors import EngineError, FileRefused, NoLoadSurvived, RunnerDied
+from engine.core.types import GenerationRequest, Image
+from engine.message_catalog import sentence
 from engine.runner.exits import exit_reason, file_to_blame
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
 from engine.server.errors import lookup, retry_header
-from engine.types import GenerationRequest, Image
-from engine.wording import sentence
 
 # The smallest picture: one red pixel.
 PNG = bytes.fromhex(

@@ -12,15 +12,15 @@ import msgspec
 import pytest
 from simulated_meter import MACHINE, WORK_W, Metered
 
-from engine.autotune.journal import Journal
-from engine.autotune.trial import proof, trial, trial_settings
-from engine.bench import shapes
-from engine.bench.type_prices import PriceStore, measure_prices, planner_speeds
+from engine.core.errors import NotEnoughMemory
+from engine.core.paths import Paths
 from engine.energy.meter import EnergyMeter
-from engine.errors import NotEnoughMemory
-from engine.measurements.tuning import Budget, Knobs
-from engine.paths import Paths
-from engine.quantize_jobs.request import measured_speeds
+from engine.job_kinds.autotune.journal import Journal
+from engine.job_kinds.autotune.trial import proof, trial, trial_settings
+from engine.job_kinds.bench import shapes
+from engine.job_kinds.bench.type_prices import PriceStore, measure_prices, planner_speeds
+from engine.job_kinds.quantize.request import measured_speeds
+from engine.placement.measurements.tuning import Budget, Knobs
 from engine.runner.protocol import LoadSettings
 from tests.conftest import ROOT
 
@@ -94,7 +94,7 @@ def test_a_runner_that_crashes_is_a_bad_point(bundled_model, monkeypatch):
         os.kill(self._runner.pid, signal.SIGSEGV)
         return await inner(self, length, tokens)
 
-    from engine.bench.measure import Meter
+    from engine.job_kinds.bench.measure import Meter
 
     inner = Meter.run
     monkeypatch.setattr(Meter, "run", crash)
@@ -113,10 +113,10 @@ import asyncio, sys
 sys.path.insert(0, "tests")
 from contextlib import nullcontext
 from pathlib import Path
-from engine.autotune import run
+from engine.job_kinds.autotune import run
 from engine.energy.meter import EnergyMeter
-from engine.autotune.space import Dimension
-from engine.measurements.tuning import Knobs
+from engine.job_kinds.autotune.space import Dimension
+from engine.placement.measurements.tuning import Knobs
 from engine.runner.protocol import LoadSettings
 
 energy = None
@@ -190,8 +190,8 @@ def test_types_are_priced_and_reach_the_planner(tmp_path):
     assert [name for name, *_ in steps] == ["Q4_K", "IQ3_S"]
     assert all(ns > 0 for ns in prices.ns_per_weight.values())
     assert not list(tmp_path.glob("*.gguf"))
-    from engine.dispatch.machine_state import MachineState
-    from engine.measurements.keys import machine_key
+    from engine.placement.machine_state import MachineState
+    from engine.placement.measurements.keys import machine_key
 
     here = MachineState()
     assert measured_speeds(paths, here) == {}

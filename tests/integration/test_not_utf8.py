@@ -10,8 +10,8 @@ from servers import wait_for
 
 from app.client import Client
 from engine.api.collections import CollectionRequest
+from engine.core.sendable import encoded, sendable
 from engine.documents.walk import Walk
-from engine.sendable import encoded, sendable
 
 ROOT = Path(__file__).parents[2]
 WORD = b"caf\xe9"

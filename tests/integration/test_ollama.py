@@ -8,7 +8,7 @@ import pytest
 from late import ollama
 from scripted import TOKEN
 
-from engine.jobs import JobKind
+from engine.jobs.jobs import JobKind
 
 HI = [{"role": "user", "content": "Hi"}]
 WEATHER = {

@@ -7,10 +7,10 @@ import pytest
 from bert_shape import write_bert
 from onnx_bert import write_onnx_bert
 
-from engine.errors import ContextOverflow, InputFault
+from engine.core.errors import ContextOverflow, InputFault
+from engine.core.types import GenerationRequest
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
-from engine.types import GenerationRequest
 from quantize.onnx.folder import convert_gguf
 from quantize.onnx.request import FixedOptions
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from engine.core.types import Delta, GenerationRequest, SamplingParams
 from engine.runner.onnx.errors import LoadFailed
 from engine.runner.onnx.fixed import FixedDecoder, read_facts
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
-from engine.types import Delta, GenerationRequest, SamplingParams
 from quantize.errors import InvalidOption
 from quantize.files.gguf_split import read_gguf_model
 from quantize.onnx.decoder import decoder_shape

@@ -10,11 +10,11 @@ import onnx
 import onnx_models
 import pytest
 
-from engine.errors import BadModelFile, ContextOverflow, InputFault, RunnerDied
+from engine.core.errors import BadModelFile, ContextOverflow, InputFault, RunnerDied
+from engine.core.types import Constraint, Delta, GenerationRequest, SamplingParams
 from engine.runner.faults import RequestFailed
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
-from engine.types import Constraint, Delta, GenerationRequest, SamplingParams
 from quantize.onnx.folder import convert_gguf
 from tests.runner_calls import answered
 

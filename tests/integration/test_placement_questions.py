@@ -11,12 +11,12 @@ from scripted import TOKEN, ScriptedServer, home_paths
 
 from app.cli.main import cli
 from devices.recording import RecordedHost
-from engine.dispatch.machine_state import MachineState
-from engine.dispatch.memory_admission import MemoryAdmission
-from engine.dispatch.placer import Placer
-from engine.dispatch.resources import open_resources
-from engine.errors import NotEnoughMemory
+from engine.core.errors import NotEnoughMemory
 from engine.library.catalogue import Catalogue
+from engine.placement.machine_state import MachineState
+from engine.placement.memory_admission import MemoryAdmission
+from engine.placement.placer import Placer
+from engine.placement.resources import open_resources
 from engine.server.models import ServedModels
 from tests.free_pool import FreePool
 from tests.machines import machines

@@ -9,11 +9,11 @@ import httpx2
 import pytest
 from scripted import TOKEN, ScriptedServer, starter
 
-from engine.errors import InputFault, NotEnoughMemory
-from engine.resolving import Resolved
+from engine.core.errors import InputFault, NotEnoughMemory
+from engine.placement.settings.aliases import Aliases
+from engine.pool.resolving import Resolved
 from engine.runner.protocol import LoadSettings
 from engine.server import sse
-from engine.settings.aliases import Aliases
 from tests.free_pool import FreePool, Unlimited
 
 MANAGE = {"authorization": f"Bearer {TOKEN}"}
@@ -146,7 +146,7 @@ def test_the_idle_model_used_longest_ago_makes_room(tmp_path):
 
 def test_max_models_evicts_and_a_dead_lease_is_renewed(tmp_path):
     async def scenario():
-        from engine.types import Delta, GenerationRequest
+        from engine.core.types import Delta, GenerationRequest
 
         pool = FreePool(Source(), starter(tmp_path), max_models=1)
         try:

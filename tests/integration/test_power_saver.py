@@ -9,9 +9,9 @@ import pytest
 from devices.power_saver import PowerSaver
 from devices.programs import installed_program
 from engine.api.power import PowerLimits
-from engine.dispatch.types import Overrides
 from engine.energy.ledger import JouleLedger
-from engine.generation_hooks import GenerationHooks
+from engine.placement.types import Overrides
+from engine.pool.generation_hooks import GenerationHooks
 from engine.server.power import PowerService
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="a script is started by its first line")

@@ -7,7 +7,7 @@ import pytest
 from fake_upstream import MODEL, FakeUpstream
 from servers import RunningServer, wait_for
 
-from engine.settings.keys import KeyStore
+from engine.core.keys import KeyStore
 
 SECRET = "Customer record. The card number on file is 51844662. " * 5 + "Please summarise."
 ASKED = [{"role": "user", "content": SECRET}]

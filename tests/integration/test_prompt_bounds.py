@@ -8,12 +8,12 @@ import time
 import pytest
 from unhindered import Stopwatch
 
-from engine.errors import ContextOverflow
+from engine.core.errors import ContextOverflow
+from engine.core.types import GenerationRequest
 from engine.runner.llama.native import vocabulary as module
 from engine.runner.llama.native.binding import start_backends
 from engine.runner.llama.native.vocabulary import LlamaVocabulary
 from engine.runner.text_limits import Stopped, TooManyTokens
-from engine.types import GenerationRequest
 from tests import runner_calls
 from tests.runner_calls import GREEDY, answered
 

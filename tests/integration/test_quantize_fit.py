@@ -8,11 +8,11 @@ import pytest
 from devices.detect import inventory
 from devices.host_real import RealHost
 from devices.process_memory import process_memory
-from engine.fit.report import machine_isa
-from engine.fit.shape import model_shape
-from engine.quantize_jobs.fit import fit_goal, promised, source_dry_run
+from engine.core.types import GenerationRequest
+from engine.job_kinds.quantize.fit import fit_goal, promised, source_dry_run
+from engine.placement.fit_report import machine_isa
+from engine.placement.shape import model_shape
 from engine.runner.process import RunnerProcess
-from engine.types import GenerationRequest
 from quantize.errors import BudgetTooSmall
 from quantize.files.gguf_split import read_gguf_model
 from quantize.job.execute import quantize

@@ -13,10 +13,10 @@ from msgspec.structs import replace
 from servers import runs, wait_for
 
 from app.evals.gate_tasks import NAMED_TASKS
-from engine.dispatch.memory_admission import MemoryAdmission
-from engine.errors import InputFault
-from engine.quantize_jobs.gate import GateService
-from engine.quantize_jobs.tasks import TaskSet
+from engine.core.errors import InputFault
+from engine.job_kinds.quantize.gate import GateService
+from engine.job_kinds.quantize.tasks import TaskSet
+from engine.placement.memory_admission import MemoryAdmission
 from engine.services import Services
 from quantize.errors import Cancelled
 from quantize.files.gguf_file import read_gguf
@@ -184,8 +184,8 @@ JOB = """
 import sys, time
 from pathlib import Path
 from app.evals.gate_tasks import NAMED_TASKS
-from engine.dispatch.memory_admission import MemoryAdmission
-from engine.quantize_jobs.gate import GateService
+from engine.placement.memory_admission import MemoryAdmission
+from engine.job_kinds.quantize.gate import GateService
 from engine.services import Services
 from quantize.evidence import decode
 from quantize.job.execute import quantize

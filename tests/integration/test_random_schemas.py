@@ -8,9 +8,9 @@ import jsonschema
 import pytest
 from shapes import SHAPES, write_shape
 
+from engine.core.types import Constraint, Delta, Done, GenerationRequest, SamplingParams
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
-from engine.types import Constraint, Delta, Done, GenerationRequest, SamplingParams
 
 
 def schema(rng, depth=0):

@@ -7,7 +7,7 @@ import pytest
 from runner_calls import answered, with_runner
 from shapes import SHAPES, write_shape
 
-from engine.types import GenerationRequest, SamplingParams
+from engine.core.types import GenerationRequest, SamplingParams
 
 SEEDED = SamplingParams(temperature=1.0, seed=5)
 GREEDY = SamplingParams(temperature=0)

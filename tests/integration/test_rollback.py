@@ -9,7 +9,7 @@ import pytest
 from architectures import ARCHITECTURES, write_architecture
 from runner_calls import EXACT, FEW, WORDS, collect, with_runner
 
-from engine.fit.shape import ROLLBACK_ARCHITECTURES
+from engine.placement.shape import ROLLBACK_ARCHITECTURES
 from engine.runner.llama.cache.kv import KVCache
 from engine.runner.llama.cache.prefix_store import PrefixStore
 from engine.runner.llama.native import model as llama_model

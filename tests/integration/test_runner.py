@@ -12,13 +12,13 @@ import pytest
 from lora_adapter import write_adapter
 from servers import runs
 
-from engine.errors import BadModelFile, ContextOverflow, InputFault, RunnerDied
-from engine.jobs import Paused
+from engine.core.errors import BadModelFile, ContextOverflow, InputFault, RunnerDied
+from engine.core.types import Constraint, Delta, GenerationRequest, SamplingParams, Started
+from engine.jobs.jobs import Paused
 from engine.runner.limits import STEADY_ROWS
 from engine.runner.llama.batch.pacing import FLUSH_INTERVAL_S
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
-from engine.types import Constraint, Delta, GenerationRequest, SamplingParams, Started
 from tests import runner_calls
 from tests.runner_calls import CHAT, GREEDY, LIKELIEST, answered
 

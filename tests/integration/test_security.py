@@ -14,11 +14,11 @@ from scripted import TOKEN, ScriptedServer
 from servers import ROOT, RunningServer, free_port, wait_for
 from starlette.routing import Route
 
+from engine.core.keys import KeyStore
 from engine.server import guard
 from engine.server.auth import Access, running_server_url
 from engine.server.every_route import every_route
 from engine.server.strangers import Callers
-from engine.settings.keys import KeyStore
 
 KEY = "sk-the-key"
 CALLERS = Callers(hosts=("my.box",), origins=("http://app.example",))

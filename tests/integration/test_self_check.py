@@ -11,10 +11,10 @@ from scripted import home_paths
 from servers import RunningServer
 from shapes import SHAPES, write_shape
 
-from engine.dispatch.memory_admission import MemoryAdmission
-from engine.dispatch.placer import Placer
-from engine.dispatch.resources import open_resources
-from engine.errors import SelfCheckFailed
+from engine.core.errors import SelfCheckFailed
+from engine.placement.memory_admission import MemoryAdmission
+from engine.placement.placer import Placer
+from engine.placement.resources import open_resources
 from engine.runner.llama.native.binding import start_backends
 from engine.runner.llama.native.model import load
 from engine.runner.llama.native.self_check import LARGEST_DIFFERENCE, self_check

@@ -9,6 +9,7 @@ import random
 import pytest
 from shapes import scaled, write_shape
 
+from engine.core.types import Delta, Done, GenerationRequest, SamplingParams, Started
 from engine.runner.llama.batch.adapters import Adapters
 from engine.runner.llama.batch.scheduler import Scheduler
 from engine.runner.llama.cache.prefix_store import PrefixStore
@@ -17,7 +18,6 @@ from engine.runner.llama.native.binding import start_backends
 from engine.runner.llama.native.model import load
 from engine.runner.llama.native.vocabulary import LlamaVocabulary
 from engine.runner.protocol import LoadSettings
-from engine.types import Delta, Done, GenerationRequest, SamplingParams, Started
 
 # As few layers as have every kind of memory, and a quarter of the weights: what is shared hangs on neither.
 SMALLER = {

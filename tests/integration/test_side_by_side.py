@@ -6,7 +6,7 @@ import random
 import pytest
 from runner_calls import CHAT, answered, with_runner
 
-from engine.types import Delta, GenerationRequest, SamplingParams
+from engine.core.types import Delta, GenerationRequest, SamplingParams
 
 GREEDY = SamplingParams(temperature=0)
 

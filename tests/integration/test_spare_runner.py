@@ -6,7 +6,7 @@ import psutil
 import pytest
 from servers import wait_for
 
-from engine.errors import BadModelFile, RunnerDied
+from engine.core.errors import BadModelFile, RunnerDied
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
 from engine.runner.spare import SpareRunner

@@ -10,10 +10,11 @@ import pytest
 from runner_calls import EXACT, answered, with_runner
 from shapes import Q, scaled, write_shape
 
-from engine.errors import BadModelFile, RunnerDied
-from engine.expert_use import ExpertUse, folder_of, use_store
-from engine.fit.shape import model_shape
-from engine.phases import Phases
+from engine.core.errors import BadModelFile, RunnerDied
+from engine.core.expert_use import ExpertUse, folder_of, use_store
+from engine.core.phases import Phases
+from engine.core.types import GenerationRequest, SamplingParams
+from engine.placement.shape import model_shape
 from engine.runner.expert_tensors import held_bytes, least_bytes, stacks
 from engine.runner.llama import loading
 from engine.runner.llama.experts import stream
@@ -22,7 +23,6 @@ from engine.runner.llama.experts.readers import Readers, ReadJob
 from engine.runner.llama.native.batch import Batch
 from engine.runner.llama.native.binding import start_backends
 from engine.runner.protocol import LoadSettings
-from engine.types import GenerationRequest, SamplingParams
 from quantize.files.gguf_split import read_gguf_model
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="experts are streamed on Linux only")

@@ -14,10 +14,10 @@ from servers import RunningServer
 from shapes import SHAPES, Shape, write_shape
 from vision_shapes import noise, png, write_projector
 
-from engine.errors import InputFault
+from engine.core.errors import InputFault
+from engine.core.types import GenerationRequest, Image, SamplingParams
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
-from engine.types import GenerationRequest, Image, SamplingParams
 from tests.runner_calls import answered
 
 REFERENCE = Path(__file__).resolve().parents[1] / "vision_reference.py"

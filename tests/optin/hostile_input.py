@@ -65,8 +65,8 @@ def onnx_graph():
 
 def table():
     from engine.api.receipts import Receipt
-    from engine.errors import EngineError
-    from engine.json_store import Damaged, JsonStore
+    from engine.core.errors import EngineError
+    from engine.core.json_store import Damaged, JsonStore
     from engine.onnx.safety import check_graph
     from engine.runner.protocol import Cancel as RunnerCancel
     from engine.runner.protocol import Fault, FrameReader, decode_from_runner, decode_to_runner, frame

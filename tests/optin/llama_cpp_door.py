@@ -15,11 +15,11 @@ from pathlib import Path
 
 import numpy as np
 
-from engine.jobs import Control
+from engine.core.paths import user_paths
+from engine.jobs.jobs import Control
 from engine.library.catalogue import Catalogue
 from engine.library.converter import environment
 from engine.library.converting import convert_folder
-from engine.paths import user_paths
 from quantize.convert.llama_cpp import architectures_in, supported_architectures
 from quantize.native.reference import ReferenceModel
 

@@ -39,8 +39,8 @@ from marathon_world import World, alive  # noqa: E402
 from soak_traffic import POISON  # noqa: E402
 from variants import write_poisoned  # noqa: E402
 
-from engine.loaded_model import MAX_CRASHES  # noqa: E402
-from engine.pool import CRASH_WINDOW_S  # noqa: E402
+from engine.pool.loaded_model import MAX_CRASHES  # noqa: E402
+from engine.pool.pool import CRASH_WINDOW_S  # noqa: E402
 
 BUNDLED = ROOT / "assets" / "models" / "spark-f16.gguf"
 POISONED = "poisoned-spark.gguf"

@@ -18,7 +18,7 @@ from PySide6.QtWidgets import QApplication  # noqa: E402
 from app.db.store import open_or_memory  # noqa: E402
 from app.gui.application import Desktop  # noqa: E402
 from app.gui.server_link import ServerLink  # noqa: E402
-from engine.paths import user_paths  # noqa: E402
+from engine.core.paths import user_paths  # noqa: E402
 
 PAGES = ("chat", "library", "devices", "dashboard", "connect", "server", "settings", "fit", "chat", "chat")
 QUESTIONS = ("What is a tensor?", "Write a list of four words.", "Why is the sky blue?", "Say hello in `code`.")

@@ -22,13 +22,13 @@ sys.path.insert(0, str(ROOT))
 
 from devices.host_real import RealHost  # noqa: E402
 from devices.report import live_report  # noqa: E402
-from engine.dispatch import openvino  # noqa: E402
-from engine.dispatch.device_checks import DeviceChecks  # noqa: E402
-from engine.dispatch.placer import read_shape  # noqa: E402
-from engine.errors import BadModelFile, RunnerDied, SelfCheckFailed  # noqa: E402
+from engine.core.errors import BadModelFile, RunnerDied, SelfCheckFailed  # noqa: E402
+from engine.core.types import Delta, Done, GenerationRequest, SamplingParams  # noqa: E402
+from engine.placement import openvino  # noqa: E402
+from engine.placement.device_checks import DeviceChecks  # noqa: E402
+from engine.placement.placer import read_shape  # noqa: E402
 from engine.runner.process import RunnerProcess  # noqa: E402
 from engine.runner.protocol import LoadSettings  # noqa: E402
-from engine.types import Delta, Done, GenerationRequest, SamplingParams  # noqa: E402
 from tests.architectures import ARCHITECTURES, write_architecture  # noqa: E402
 
 PROMPTS = (

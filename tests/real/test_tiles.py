@@ -6,7 +6,7 @@ from runner_calls import CHAT, GREEDY, answered, with_runner
 
 from devices.backends.libraries import library_folder
 from devices.backends.tiles import ATTENTION, tiles_library
-from engine.types import GenerationRequest
+from engine.core.types import GenerationRequest
 
 NAME = "smollm2-135m-instruct"
 pytestmark = pytest.mark.skipif(tiles_library(library_folder()) is None, reason="the kernels were not built here")

@@ -62,5 +62,5 @@ def test_they_import_what_is_there(program):
 
 
 def test_what_moved_is_found():
-    text = 'from engine.paths import Paths, nowhere\nCODE = """\nfrom engine.gone import x\n"""\n'
-    assert list(missing(text)) == ["engine.paths: nowhere", "engine.gone: x"]
+    text = 'from engine.core.paths import Paths, nowhere\nCODE = """\nfrom engine.gone import x\n"""\n'
+    assert list(missing(text)) == ["engine.core.paths: nowhere", "engine.gone: x"]

@@ -34,6 +34,24 @@ BANNED = {
 # Whole names and parts of names that only these packages may not have.
 _SAID = "text, answer, message, explicit, notes: what it is"
 _TOLD = "payload, fields, rows, sent, reported: what it is"
+_MEMORY = ("need", "fit_", "shape", "repack", "dry_run", "hub_shape", "draft_need", "spread_need")
+_MEMORY_FILES = tuple(f"engine/placement/{name}" for name in _MEMORY)
+_MEMORY_WORDS = {
+    "kept": "cached, existing, retained, measured: what it is",
+    "known": "cached, existing, retained, measured: what it is",
+    "pieces": "chunks",
+    "place": "path, position, index, location",
+    "places": "path, position, index, location",
+    "processor": "cpu",
+    "processors": "cpu",
+    "reading": "prefill, header reader",
+    "rest": "remaining, others, idle",
+    "room": "budget, capacity, free, left",
+    "rooms": "budget, capacity, free, left",
+    "said": _SAID,
+    "tell": "report",
+    "told": _TOLD,
+}
 BANNED_IN = {
     "app": {
         "kept": "cached, stored, retained, chosen: what it is",
@@ -56,7 +74,7 @@ BANNED_IN = {
         "tells": "reports",
         "told": _TOLD,
     },
-    "engine/autotune": {
+    "engine/job_kinds/autotune": {
         "told": "fields, entry, config",
     },
     "engine/chat": {
@@ -78,7 +96,7 @@ BANNED_IN = {
         "tell": "report, on_row",
         "told": _TOLD,
     },
-    "engine/dispatch": {
+    "engine/placement": {
         "guess": "assumed",
         "guesses": "assumed",
         "kept_bytes": "cached_bytes",
@@ -101,22 +119,7 @@ BANNED_IN = {
         "picture": "image",
         "pictures": "image",
     },
-    "engine/fit": {
-        "kept": "cached, existing, retained, measured: what it is",
-        "known": "cached, existing, retained, measured: what it is",
-        "pieces": "chunks",
-        "place": "path, position, index, location",
-        "places": "path, position, index, location",
-        "processor": "cpu",
-        "processors": "cpu",
-        "reading": "prefill, header reader",
-        "rest": "remaining, others, idle",
-        "room": "budget, capacity, free, left",
-        "rooms": "budget, capacity, free, left",
-        "said": _SAID,
-        "tell": "report",
-        "told": _TOLD,
-    },
+    **dict.fromkeys(_MEMORY_FILES, _MEMORY_WORDS),
     "engine/flm": {
         "told": "fields, entry, config",
     },
@@ -155,7 +158,7 @@ BANNED_IN = {
         "tell": "report",
         "told": _TOLD,
     },
-    "engine/quantize_jobs": {
+    "engine/job_kinds/quantize": {
         "keeper": "service",
         "said": _SAID,
         "told": _TOLD,

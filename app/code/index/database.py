@@ -10,7 +10,7 @@ import apsw
 from app.code.errors import IndexUnusable
 from app.code.index.walk import FoundFile
 from app.code.index.worker import ParsedFile
-from engine.index_database import open_index
+from engine.core.index_database import open_index
 
 # Raised whenever the tables or what is stored in them change; an older index is built again.
 _VERSION = 2

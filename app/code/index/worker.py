@@ -15,7 +15,7 @@ from app.code.index.languages import language_of
 from app.code.index.symbols import Chunk, Symbol, chunks_of, symbols_of
 from app.code.index.walk import MAX_INDEXED_BYTES
 from app.code.workspace import Workspace
-from engine.frames import claim_stdio, read_frame, write_frame
+from engine.core.frames import claim_stdio, read_frame, write_frame
 
 # Address space of one worker. Measured: log entry "Project index".
 _MEMORY_LIMIT_BYTES = 2 << 30

@@ -8,7 +8,7 @@ from PySide6.QtGui import QPainter, QPixmap
 from PySide6.QtWidgets import QWidget
 
 from engine.api.measuring import BenchResult
-from engine.measurements.results import to_csv
+from engine.placement.measurements.results import to_csv
 
 
 def image(widgets: Sequence[QWidget]) -> QPixmap:

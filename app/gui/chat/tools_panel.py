@@ -17,7 +17,7 @@ from app.tools.catalogue import Offered, offered
 from app.tools.consent import ConsentStore, StoredDecision
 from app.tools.mcp_config import McpServerConfig, ServerList
 from app.tools.shown import shown_line
-from engine.paths import user_paths
+from engine.core.paths import user_paths
 
 _MAX_SHOWN = 90
 

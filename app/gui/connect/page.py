@@ -19,7 +19,7 @@ from app.gui.widgets.basics import Banner, Page, button, card, label, row, set_k
 from app.gui.widgets.flow import Flow
 from app.gui.widgets.popups import Choice, entries_of
 from devices.programs import installed_program
-from engine.paths import user_paths
+from engine.core.paths import user_paths
 from engine.services import Services as EngineServices
 
 _GLYPH = 20  # pixels; what it stands on is twice as large

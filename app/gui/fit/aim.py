@@ -11,7 +11,7 @@ from app.gui.widgets.popups import Choice
 from engine.api.quantizing import DEFAULT_CONTEXT, QuantizeOptions
 
 _CONTEXTS = (2048, 4096, 8192, 16384, 32768, 65536, 131072)
-# The types engine.quantize_jobs.fit weighs; None leaves the choice to the solver.
+# The types engine.job_kinds.quantize.fit weighs; None leaves the choice to the solver.
 _CACHES: tuple[tuple[str | None, str], ...] = (
     (None, "the best for it"),
     ("f16", "f16, exact"),

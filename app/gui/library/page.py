@@ -22,7 +22,7 @@ from app.gui.widgets.popups import Menu
 from engine.api.hub import Updates
 from engine.api.jobs import Job, JobKind, ModelMade, result_of
 from engine.api.library import Linked, Model, PullRequest, Removed, Tensor, Verification
-from engine.paths import user_paths
+from engine.core.paths import user_paths
 
 # A file that comes back, or a drive, is seen this soon while the page is looked at.
 _REFRESH_MS = 2000

@@ -3,7 +3,7 @@
 from typing import Literal
 
 from engine.api.protocols.base import ReadAnswer
-from engine.reasons import Reason
+from engine.message_catalog.reasons import Reason
 
 
 class ErrorDetail(ReadAnswer):

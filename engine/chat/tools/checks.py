@@ -5,7 +5,7 @@ from typing import Final
 
 from engine.chat.query import ChatQuery
 from engine.chat.types import NamedTool
-from engine.errors import InputFault
+from engine.core.errors import InputFault
 
 # What a call's name may be without breaking a grammar or a template; OpenAI allows 64 of [A-Za-z0-9_-].
 _NAME: Final = re.compile(r"[^\s\"'<>{}\[\]()\\]{1,128}")

@@ -28,9 +28,9 @@ import msgspec
 from devices.child_command import interpreter
 from devices.learned import learned
 from devices.programs import installed_program
-from engine.errors import EnvironmentFault
-from engine.jobs import Control
-from engine.reasons import Reason, because
+from engine.core.errors import EnvironmentFault
+from engine.jobs.jobs import Control
+from engine.message_catalog.reasons import Reason, because
 from quantize.convert.llama_cpp import ASSETS
 
 VERSION: Final = "0.3.36"

@@ -14,9 +14,9 @@ from devices import landlock
 from devices.child_command import child_command
 from devices.environment import without_secrets
 from devices.process_memory import bound_memory
-from engine.jobs import Control
+from engine.jobs.jobs import Control
 from engine.library.converter.environment import VERSION, Converter, NoConverter
-from engine.reasons import because
+from engine.message_catalog.reasons import because
 from quantize.convert.folder import Converted
 from quantize.convert.llama_cpp import ASSETS, Staged, stage
 from quantize.errors import BadFile

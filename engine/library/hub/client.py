@@ -21,12 +21,12 @@ from huggingface_hub.utils import (  # type: ignore[attr-defined]  # its re-expo
     validate_repo_id,
 )
 
-from engine.errors import InputFault
+from engine.core.errors import InputFault
 from engine.library.errors import GatedRepository, HubUnreachable, Offline, RateLimited, RepositoryNotFound
 from engine.library.hub.repository import is_safe_name
 from engine.library.hub.tokens import hub_token
 from engine.library.hub.types import RepoFile, RepoHit, Repository
-from engine.reasons import because
+from engine.message_catalog.reasons import because
 
 _DEFAULT_ENDPOINT = "https://huggingface.co"
 _TIMEOUT = httpx2.Timeout(10.0)

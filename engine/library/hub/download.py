@@ -16,8 +16,9 @@ import filelock
 import msgspec
 
 from devices.atomic_file import write_atomically
-from engine.errors import BadModelFile, Cancelled
-from engine.jobs import Control
+from engine.core.errors import BadModelFile, Cancelled
+from engine.core.paths import Paths
+from engine.jobs.jobs import Control
 from engine.library import origins
 from engine.library.catalogue import Catalogue
 from engine.library.errors import BadUpdate, CannotWrite, FileChanged, HashMismatch, NotEnoughDisk, UnsafeName
@@ -28,8 +29,7 @@ from engine.library.hub.repository import is_safe_name
 from engine.library.hub.transfer import Patience, Transfer
 from engine.library.hub.types import RepoFile, Repository
 from engine.library.types import ModelEntry, Origin
-from engine.paths import Paths
-from engine.reasons import Reason, because
+from engine.message_catalog.reasons import Reason, because
 
 # Left free on the disk: a full one breaks the catalogue and every other program.
 _RESERVE_BYTES = 256 * 1024 * 1024

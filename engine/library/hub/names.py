@@ -5,8 +5,8 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
-from engine.errors import InputFault
-from engine.reasons import because
+from engine.core.errors import InputFault
+from engine.message_catalog.reasons import because
 
 _REPO = re.compile(r"(?P<repo>[^/:\s]+/[^/:\s]+)(?:/(?P<file>[^:]+))?(?::(?P<label>[^/:]+))?")
 _URL_FILE = re.compile(

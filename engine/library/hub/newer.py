@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from engine.errors import InputFault
+from engine.core.errors import InputFault
 from engine.library import origins
 from engine.library.catalogue import Catalogue
 from engine.library.errors import GatedRepository, RepositoryNotFound
@@ -10,7 +10,7 @@ from engine.library.hub.client import HubClient
 from engine.library.hub.download import DownloadPaths, Request, identity
 from engine.library.hub.types import Newer, RepoFile
 from engine.library.types import ModelEntry
-from engine.reasons import because
+from engine.message_catalog.reasons import because
 
 
 def look_for_newer(catalogue: Catalogue, client: HubClient) -> tuple[tuple[Newer, ...], dict[str, str]]:

@@ -10,7 +10,8 @@ from typing import Protocol
 import msgspec
 
 from devices.learned import learned
-from engine.errors import EngineError
+from engine.core.errors import EngineError
+from engine.core.paths import Paths
 from engine.library.hub import header_cache
 from engine.library.hub.client import HubClient
 from engine.library.hub.own_build import own_build, remembered
@@ -19,7 +20,6 @@ from engine.library.hub.repository import choices_of
 from engine.library.hub.types import Choice, FitEstimate, Option, OwnBuild, RepoFile, RepoPlan, Repository
 from engine.library.inspect_files import gguf_details
 from engine.library.types import Details
-from engine.paths import Paths
 from quantize.errors import BadFile, QuantizeError
 from quantize.files.gguf_file import Entry, GgufFile, TensorInfo, read_gguf_source
 

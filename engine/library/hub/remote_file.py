@@ -2,11 +2,11 @@
 
 import httpx2
 
-from engine.errors import InputFault
+from engine.core.errors import InputFault
 from engine.library.errors import HubUnreachable
 from engine.library.hub.client import HubClient
 from engine.library.hub.types import RepoFile, Repository
-from engine.reasons import because
+from engine.message_catalog.reasons import because
 
 _ATTEMPTS = 3
 

@@ -9,7 +9,7 @@ from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 import httpx2
 import msgspec
 
-from engine.jobs import Control
+from engine.jobs.jobs import Control
 from engine.library.errors import FileChanged, HubUnreachable, RateLimited
 from engine.library.hub.client import HubClient
 from engine.library.hub.part import Part

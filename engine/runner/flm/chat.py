@@ -6,10 +6,10 @@ from typing import Any, Final
 
 import httpx2
 
-from engine.open_sockets import OpenSockets
+from engine.core.open_sockets import OpenSockets
+from engine.core.types import FinishReason, GenerationRequest
 from engine.runner.flm.server import FlmServer
 from engine.runner.protocol import Fault, Submit
-from engine.types import FinishReason, GenerationRequest
 
 # The first token of a long prompt on an NPU takes this long at most; a dead server is noticed by its process.
 READ_S: Final = 600.0

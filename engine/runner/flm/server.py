@@ -11,7 +11,7 @@ import httpx2
 import psutil
 
 from devices.environment import without_secrets
-from engine.addresses import free_port
+from engine.core.addresses import free_port
 from engine.flm.detect import executable
 
 # Large models take minutes to reach the NPU. Source: Lemonade waits as long.

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import psutil
 
+from engine.core.types import Delta, Done, FinishReason, ModelFacts, Started, Usage
 from engine.flm.detect import TEMPLATE, tag_of
 from engine.runner import protocol
 from engine.runner.channel import Channel
@@ -19,7 +20,6 @@ from engine.runner.flm.chat import ChatFailed, ChatStream, refusal
 from engine.runner.flm.server import FlmServer, StartFailed
 from engine.runner.generation.times import AnswerTimes
 from engine.runner.service import RunnerService
-from engine.types import Delta, Done, FinishReason, ModelFacts, Started, Usage
 
 _DIED: Final = 6
 # An answer that breaks off is blamed on a crash of `flm` if that shows within this time; its last words say more.

@@ -1,7 +1,7 @@
 """What a request must be before any model sees it."""
 
+from engine.core.types import GenerationRequest
 from engine.runner.protocol import Fault
-from engine.types import GenerationRequest
 
 
 def answer_limit(request: GenerationRequest, num_tokens: int, n_ctx: int) -> int:

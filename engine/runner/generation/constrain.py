@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from engine.errors import ConstraintRefused
+from engine.core.errors import ConstraintRefused
+from engine.core.types import Constraint
 from engine.runner.generation.vocabulary import Vocabulary
-from engine.types import Constraint
 
 
 class _TokenTable:
@@ -52,7 +52,7 @@ class ConstraintCompiler:
         """
         import llguidance  # noqa: PLC0415 - no first answer waits for it
 
-        from engine.grammar import grammar_of, limits  # noqa: PLC0415 - it needs llguidance
+        from engine.core.grammar import grammar_of, limits  # noqa: PLC0415 - it needs llguidance
 
         pieces = self._vocabulary.pieces
         controls = {pieces[t].decode("utf-8", "replace"): t for t in self._vocabulary.control if pieces[t]}

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
+from engine.core.types import ReasoningBudget
 from engine.runner.generation.vocabulary import Vocabulary
-from engine.types import ReasoningBudget
 
 
 class ReasoningLimit:

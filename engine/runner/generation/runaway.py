@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from engine.types import Runaway
+from engine.core.types import Runaway
 
 # A word, or a piece of a long one; a letter of scripts that put no spaces between words; lines and long blanks.
 # Said as what they are not: a range that ends with Unicode takes ten times as long to compile.

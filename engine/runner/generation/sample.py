@@ -2,11 +2,11 @@
 
 from typing import Any
 
+from engine.core.types import TokenLogprob
 from engine.runner.generation.reasoning import ReasoningLimit
 from engine.runner.generation.sampler import NotFinite, token_logprob
 from engine.runner.generation.sequence import Sequence
 from engine.runner.generation.vocabulary import Vocabulary
-from engine.types import TokenLogprob
 
 
 class SamplingFailed(Exception):

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from engine.types import SamplingParams, TokenLogprob
+from engine.core.types import SamplingParams, TokenLogprob
 
 # Penalties are the sampler's own work, not a stage of llama.cpp's. The order is llama.cpp's default.
 PENALTIES: Final = "penalties"

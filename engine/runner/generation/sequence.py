@@ -2,16 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from engine.runner.generation.constrain import TokenConstraint
-from engine.runner.generation.drafting import NgramDrafter
-from engine.runner.generation.reasoning import ReasoningLimit
-from engine.runner.generation.runaway import NoiseWatch, RepeatWatch
-from engine.runner.generation.sampler import Sampler
-from engine.runner.generation.step_time import step_time
-from engine.runner.generation.text import TextStream
-from engine.runner.generation.times import AnswerTimes
-from engine.runner.protocol import INITIAL_CREDIT
-from engine.types import (
+from engine.core.types import (
     Delta,
     Done,
     Event,
@@ -22,6 +13,15 @@ from engine.types import (
     TokenLogprob,
     Usage,
 )
+from engine.runner.generation.constrain import TokenConstraint
+from engine.runner.generation.drafting import NgramDrafter
+from engine.runner.generation.reasoning import ReasoningLimit
+from engine.runner.generation.runaway import NoiseWatch, RepeatWatch
+from engine.runner.generation.sampler import Sampler
+from engine.runner.generation.step_time import step_time
+from engine.runner.generation.text import TextStream
+from engine.runner.generation.times import AnswerTimes
+from engine.runner.protocol import INITIAL_CREDIT
 
 
 @dataclass(eq=False)  # two of them are the same only if they are one

@@ -4,7 +4,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Final, Protocol
 
-from engine.types import StepTime
+from engine.core.types import StepTime
 
 # A row of an answer takes as long as this many of a prompt: it is also multiplied by the output matrix, and looks
 # at more text. Measured: docs/log.md, engine.

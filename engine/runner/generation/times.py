@@ -4,7 +4,7 @@ import time
 from array import array
 from dataclasses import dataclass, field
 
-from engine.types import StepTime, Timings
+from engine.core.types import StepTime, Timings
 
 
 @dataclass

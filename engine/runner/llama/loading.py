@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from devices.backends import openvino
-from engine.phases import Phases
+from engine.core.phases import Phases
+from engine.core.types import DeviceCheck
 from engine.runner import protocol
 from engine.runner.engine_args import meaning
 from engine.runner.llama.cache.checkpoints import budget
@@ -23,7 +24,6 @@ from engine.runner.llama.native.vocabulary import LlamaVocabulary
 from engine.runner.llama.speculate.draft_model import DraftModel
 from engine.runner.llama.speculate.model_drafter import ModelDrafter
 from engine.runner.llama.speculate.mtp import MtpHead
-from engine.types import DeviceCheck
 
 if TYPE_CHECKING:
     from engine.runner.llama.experts.load import StreamedExperts

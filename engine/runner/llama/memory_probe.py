@@ -16,7 +16,8 @@ import msgspec
 from devices.child_answer import answer_with
 from devices.learned import learned
 from devices.process_memory import process_memory
-from engine.errors import ConstraintRefused
+from engine.core.errors import ConstraintRefused
+from engine.core.types import Constraint
 from engine.runner.generation.constrain import ConstraintCompiler
 from engine.runner.llama import service
 from engine.runner.llama.native import model as llama_model
@@ -24,7 +25,6 @@ from engine.runner.llama.native.binding import KernelsMissing, start_backends
 from engine.runner.llama.native.rpc import NoWorker, add_workers
 from engine.runner.llama.native.vocabulary import LlamaVocabulary
 from engine.runner.protocol import LoadSettings
-from engine.types import Constraint
 
 MIB = 1 << 20
 STAND_IN_S = 10.0

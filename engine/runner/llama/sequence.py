@@ -4,13 +4,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
+from engine.core.types import Event, PromptProgress, Started
 from engine.runner.generation.draft_length import DraftBalance
 from engine.runner.generation.sequence import Sequence
 from engine.runner.limits import STEADY_ROWS
 from engine.runner.llama.cache.cached_sequence import CachedSequence
 from engine.runner.llama.cache.prefix_index import Key
 from engine.runner.llama.vision.vision import Media
-from engine.types import Event, PromptProgress, Started
 
 # How often the progress of a prefill is sent: what a person can follow.
 PROGRESS_S: Final = 0.2

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from devices.backends import openvino
+from engine.core.types import DeviceCheck, GenerationRequest, ModelFacts
 from engine.runner import protocol
 from engine.runner.channel import Channel
 from engine.runner.duty_cycle import DutyCycle
@@ -34,7 +35,6 @@ from engine.runner.llama.vision.vision import Media, Vision
 from engine.runner.service import RunnerService
 from engine.runner.text_limits import TooManyTokens
 from engine.runner.texts import Prompt, too_long
-from engine.types import DeviceCheck, GenerationRequest, ModelFacts
 
 if TYPE_CHECKING:
     from engine.runner.llama.experts.load import StreamedExperts

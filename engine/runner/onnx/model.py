@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from engine.core.types import ModelFacts
 from engine.onnx.folder import OnnxFolder, read_folder
 from engine.onnx.safety import check_graph, count_parameters
 from engine.runner import onnx_libraries as libraries
@@ -14,7 +15,6 @@ from engine.runner.onnx.errors import LoadFailed
 from engine.runner.onnx.providers import Share, append_provider, chosen_provider, register_plugin, share_of
 from engine.runner.onnx.vocabulary import FolderVocabulary
 from engine.runner.protocol import LoadSettings
-from engine.types import ModelFacts
 from quantize.errors import QuantizeError
 
 CPU: Final = "CPUExecutionProvider"

@@ -7,12 +7,12 @@ from typing import Any, Final
 
 import msgspec
 
+from engine.message_catalog import sentence
 from engine.onnx.folder import OnnxFolder
 from engine.onnx.providers import ADAPTERS, Adapter, adapter_of
 from engine.runner import onnx_libraries as libraries
 from engine.runner.onnx.errors import LoadFailed
 from engine.runner.protocol import LoadSettings
-from engine.wording import sentence
 
 CPU: Final = "CPUExecutionProvider"
 QNN: Final = "QNNExecutionProvider"

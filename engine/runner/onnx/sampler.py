@@ -5,9 +5,9 @@ from typing import Any, Final
 
 import numpy as np
 
+from engine.core.types import SamplingParams
 from engine.runner.generation.sampler import DEFAULT_ORDER, PENALTIES, NotFinite, Sampler
 from engine.runner.onnx.errors import UnsupportedParameter
-from engine.types import SamplingParams
 
 # llama.cpp runs XTC only on distributions with at least this many candidates above the threshold.
 _XTC_MIN_TOKENS: Final = 2

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from engine.core.types import GenerationRequest
 from engine.runner import onnx_libraries as libraries
 from engine.runner.generation.admission import answer_limit, context_exceeded, problem
 from engine.runner.generation.constrain import TokenConstraint
@@ -23,7 +24,6 @@ from engine.runner.onnx.errors import UnsupportedParameter
 from engine.runner.onnx.model import LoadedFolder
 from engine.runner.onnx.sampler import NumpySampler
 from engine.runner.protocol import Fault
-from engine.types import GenerationRequest
 
 # Tokens of a prompt computed at once: others wait no longer, and a graph that gives all logits stays bounded.
 CHUNK: Final = 256

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+from engine.message_catalog import sentence
 from engine.runner.onnx.errors import LoadFailed
 from engine.runner.onnx.providers import CPU, QNN, ProviderChoice, backend_options, count_operators, float_options
-from engine.wording import sentence
 
 # All of a graph goes to the NPU, and what goes in and out is its own integers. Source: ONNX Runtime, QNN provider.
 _QNN_OPTIONS: Final = {"offload_graph_io_quantization": "0", "htp_graph_finalization_optimization_mode": "3"}

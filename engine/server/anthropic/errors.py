@@ -4,7 +4,7 @@ import json
 from typing import Any, Final
 
 from engine.api.protocols.errors import AnthropicError
-from engine.errors import ContextOverflow, EngineError
+from engine.core.errors import ContextOverflow, EngineError
 from engine.server.errors import ErrorShape, lookup
 
 _TYPES = {

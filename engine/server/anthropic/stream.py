@@ -13,8 +13,8 @@ from engine.chat.events import (
     ReasoningDelta,
     TextDelta,
 )
+from engine.core.types import Usage
 from engine.server.ids import new_id
-from engine.types import Usage
 
 _encode = msgspec.json.encode
 

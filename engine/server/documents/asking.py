@@ -9,17 +9,17 @@ import numpy as np
 
 from engine.api.collections import CheckedSentence, Grounds, Passage, SearchAnswer, SearchRequest
 from engine.chat.types import Message, Part, TextPart
+from engine.core.errors import EngineError
 from engine.documents import checking
 from engine.documents.registry import Live
-from engine.errors import EngineError
-from engine.reasons import because
+from engine.message_catalog import sentence
+from engine.message_catalog.reasons import because
 from engine.server.documents.questions import interleaved, questions_of
 from engine.server.documents.service import CollectionService
-from engine.wording import sentence
 
 if TYPE_CHECKING:
     from engine.chat.query import ChatQuery
-    from engine.loaded_model import LoadedModel
+    from engine.pool.loaded_model import LoadedModel
 
 # Passages a question gets where the context has room; more of them drown small models.
 PASSAGES: Final = 6

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
+from engine.core.errors import EngineError
 from engine.documents.definitions import Definition
 from engine.documents.errors import NotAgreed
 from engine.documents.registry import NONE, EmbeddingModel, NotNow
-from engine.errors import EngineError
 from engine.library.retrieval_prompts import RetrievalPrompts, retrieval_prompts
-from engine.pool import HERE, Pool
-from engine.reasons import because
+from engine.message_catalog.reasons import because
+from engine.pool.pool import HERE, Pool
 from engine.server.models import ServedModels
 
 if TYPE_CHECKING:
-    from engine.loaded_model import LoadedModel
+    from engine.pool.loaded_model import LoadedModel
 
 # How often it is looked whether somebody wants the processor; a step of the runner takes longer than this.
 _LOOK_S: Final = 0.02

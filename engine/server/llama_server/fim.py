@@ -11,10 +11,11 @@ from pydantic import AliasChoices, Field
 from starlette.responses import Response
 
 from engine.chat.fim import FimFile, FimGap
-from engine.errors import InputFault
-from engine.loaded_model import LoadedModel
-from engine.pool import HERE
-from engine.sampling import choose
+from engine.core.errors import InputFault
+from engine.core.sampling import choose
+from engine.core.types import Delta, Done, Event, GenerationRequest, SamplingParams, Started
+from engine.pool.loaded_model import LoadedModel
+from engine.pool.pool import HERE
 from engine.server.body import Body, openapi_body, parse
 from engine.server.fim import FimPrompt, fim_model, fim_prompt, fim_request
 from engine.server.ids import new_id
@@ -25,7 +26,6 @@ from engine.server.openai.errors import SHAPE, STREAM_SHAPE
 from engine.server.openai.schemas import SamplingBody
 from engine.server.sse import EventStream, while_connected
 from engine.server.state import ServerState, server_state
-from engine.types import Delta, Done, Event, GenerationRequest, SamplingParams, Started
 
 router = APIRouter()
 

@@ -10,9 +10,11 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
-from engine.errors import EnvironmentFault, InputFault
-from engine.loaded_model import LoadedModel
-from engine.sampling import choose, only_explicit
+from engine.core.errors import EnvironmentFault, InputFault
+from engine.core.sampling import choose, only_explicit
+from engine.core.types import Event, GenerationRequest
+from engine.core.version import __version__
+from engine.pool.loaded_model import LoadedModel
 from engine.server.body import openapi_body, parse
 from engine.server.chosen_model import chosen_model
 from engine.server.fanout import merge
@@ -28,8 +30,6 @@ from engine.server.openai.translate import output_of, to_query
 from engine.server.sse import EventStream, while_connected
 from engine.server.state import ServerState, server_state
 from engine.server.turn import prepare_turn
-from engine.types import Event, GenerationRequest
-from engine.version import __version__
 
 router = APIRouter(tags=["llama-server"])
 

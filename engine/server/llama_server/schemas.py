@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from engine.errors import InputFault
+from engine.core.errors import InputFault
 from engine.server.body import Body
 from engine.server.models import DEFAULT_NAME
 from engine.server.openai.schemas import ChatRequest, OutputFields, SamplingBody, TokenLimit

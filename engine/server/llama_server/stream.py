@@ -8,11 +8,11 @@ from typing import Any, Final, cast
 import msgspec
 
 from engine.chat.conversation import end_notes
-from engine.loaded_model import LoadedModel
-from engine.sampling import Chosen
+from engine.core.sampling import Chosen
+from engine.core.types import Delta, Done, Event, Started, TokenLogprob
+from engine.pool.loaded_model import LoadedModel
 from engine.server.llama_server.schemas import NativeRequest
 from engine.server.openai.schemas import limit_of
-from engine.types import Delta, Done, Event, Started, TokenLogprob
 
 _STOP_TYPES: Final = {"length": "limit", "stop": "eos", "cancelled": "limit", "error": "none"}
 

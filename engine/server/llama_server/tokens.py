@@ -7,8 +7,8 @@ from fastapi.responses import JSONResponse
 from pydantic import Field
 from starlette.responses import Response
 
-from engine.errors import InputFault
-from engine.pool import HERE
+from engine.core.errors import InputFault
+from engine.pool.pool import HERE
 from engine.server.body import Body, openapi_body, parse
 from engine.server.chosen_model import chosen_model
 from engine.server.ignored import ignored_header

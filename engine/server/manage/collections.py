@@ -21,11 +21,11 @@ from engine.api.collections import (
     SearchAnswer,
     SearchRequest,
 )
+from engine.core.errors import InputFault
+from engine.core.paths import whole_path
 from engine.documents.definitions import Definition
 from engine.documents.errors import NoDocument
 from engine.documents.store import DocumentRow
-from engine.errors import InputFault
-from engine.paths import whole_path
 from engine.server.state import server_state
 from engine.server.typed import TypedRoute
 

@@ -11,9 +11,9 @@ from fastapi import APIRouter, Request
 
 from engine.api.converting import ConverterRemoved, ConverterState, ConvertRequest, OnnxConvertRequest
 from engine.api.jobs import Job, JobKind
-from engine.errors import EnvironmentFault
-from engine.paths import whole_path
-from engine.quantize_jobs.convert import Fetch, ToGguf, ToOnnx
+from engine.core.errors import EnvironmentFault
+from engine.core.paths import whole_path
+from engine.job_kinds.quantize.convert import Fetch, ToGguf, ToOnnx
 from engine.server.state import server_state
 from engine.server.typed import TypedRoute
 from quantize.onnx.request import FixedOptions

@@ -6,12 +6,12 @@ import msgspec
 from fastapi import APIRouter, Request
 
 from engine.api.models import EngineArgsRequest, ModelEngineArgs
-from engine.dispatch.engine_args import with_engine_args
 from engine.library.types import ModelEntry
+from engine.placement.engine_args import with_engine_args
+from engine.placement.settings.engine_args import require_sound
 from engine.runner.engine_args import NO_ARGS, EngineArgs
 from engine.server.state import ServerState, server_state
 from engine.server.typed import TypedRoute
-from engine.settings.engine_args import require_sound
 
 router = APIRouter(prefix="/tessera/v1", tags=["management"], route_class=TypedRoute)
 

@@ -7,8 +7,8 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from engine.api.jobs import Job, Jobs
-from engine.jobs import JobRegistry
-from engine.sendable import encoded
+from engine.core.sendable import encoded
+from engine.jobs.jobs import JobRegistry
 from engine.server.openai.errors import SHAPE
 from engine.server.sse import EventStream
 from engine.server.state import server_state

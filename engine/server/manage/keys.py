@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from engine.api.keys import Key, KeyRequest, Keys, NewKey
-from engine.errors import InputFault
+from engine.core.errors import InputFault
 from engine.server.state import server_state
 from engine.server.typed import TypedRoute
 

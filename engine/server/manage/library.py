@@ -24,12 +24,12 @@ from engine.api.library import (
     Tensors,
     Trash,
 )
-from engine.errors import BadModelFile, InputFault
+from engine.core.errors import BadModelFile, InputFault
+from engine.core.sampling import choose
 from engine.library import importing, starters, trash
 from engine.library.catalogue import Catalogue
 from engine.library.lookup import require
 from engine.library.types import ModelEntry
-from engine.sampling import choose
 from engine.server.manage.sampling import decided
 from engine.server.state import server_state
 from engine.server.typed import TypedRoute

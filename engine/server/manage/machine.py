@@ -16,9 +16,9 @@ from devices.memory import Reservation
 from devices.types import Machine
 from engine.api import machine as api
 from engine.api.placing import fit_report, model_placement
-from engine.dispatch.placer import Placer
-from engine.errors import InputFault
+from engine.core.errors import InputFault
 from engine.onnx.providers import ADAPTERS
+from engine.placement.placer import Placer
 from engine.remotes.registry import remote_of
 from engine.runner.limits import KV_TYPES
 from engine.server.state import server_state

@@ -8,10 +8,10 @@ from fastapi import APIRouter, Query, Request
 
 from engine.api.jobs import Job, JobKind
 from engine.api.measuring import BenchRequest, BenchResult, BenchResults, Shapes, SubjectRequest, TuneRequest
-from engine.bench.shapes import SHAPES
-from engine.errors import InputFault
-from engine.measure_jobs.subject import Subject
-from engine.measure_jobs.work import BenchOptions, BenchService, Task, TuneOptions
+from engine.core.errors import InputFault
+from engine.job_kinds.bench.shapes import SHAPES
+from engine.job_kinds.measure.subject import Subject
+from engine.job_kinds.measure.work import BenchOptions, BenchService, Task, TuneOptions
 from engine.server.state import server_state
 from engine.server.typed import TypedRoute
 

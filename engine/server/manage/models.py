@@ -18,9 +18,9 @@ from engine.api.models import (
     ModelLoadSettings,
     Unloaded,
 )
-from engine.errors import InputFault, ModelNotFound
+from engine.core.errors import InputFault, ModelNotFound
 from engine.library.types import ModelEntry
-from engine.loaded_model import LoadedModel as PooledModel
+from engine.pool.loaded_model import LoadedModel as PooledModel
 from engine.server.manage.engine_args import keep_engine_args
 from engine.server.models import ServedModels
 from engine.server.sse import while_connected

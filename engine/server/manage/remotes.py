@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from engine.api import remotes as api
-from engine.errors import InputFault
+from engine.core.errors import InputFault
 from engine.remotes.types import Remote
 from engine.server.state import ServerState, server_state
 from engine.server.typed import TypedRoute

@@ -11,10 +11,11 @@ from pydantic import ValidationError
 from devices.learned import learned
 from engine.api.receipts import VERSION, Exchange, Parts, Receipt, Replayed, ReplayRequest
 from engine.chat.structured import ConstraintImpossible
-from engine.errors import EngineError, InputFault
-from engine.loaded_model import LoadedModel
+from engine.core.errors import EngineError, InputFault
+from engine.core.sampling import choose
+from engine.core.types import Constraint, Delta, GenerationRequest, ReasoningBudget
+from engine.pool.loaded_model import LoadedModel
 from engine.runner.protocol import LoadSettings
-from engine.sampling import choose
 from engine.server.body import fault
 from engine.server.openai import completions, receipts
 from engine.server.openai import routes as chat
@@ -22,7 +23,6 @@ from engine.server.openai.schemas import ChatRequest, CompletionRequest
 from engine.server.sse import while_connected
 from engine.server.state import ServerState, server_state
 from engine.server.typed import TypedRoute
-from engine.types import Constraint, Delta, GenerationRequest, ReasoningBudget
 
 router = APIRouter(prefix="/tessera/v1", tags=["measuring"], route_class=TypedRoute)
 # Marks that open and close reasoning, and what closes it early, are a few words.

@@ -3,8 +3,8 @@
 from fastapi import APIRouter, Request
 
 from engine.api.models import Decided, ModelSampling, SamplingRequest
+from engine.core.sampling import Chosen, Layer, choose
 from engine.library.types import ModelEntry
-from engine.sampling import Chosen, Layer, choose
 from engine.server.models import ServedModels
 from engine.server.state import server_state
 from engine.server.typed import TypedRoute

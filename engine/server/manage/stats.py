@@ -12,17 +12,17 @@ from starlette.responses import Response
 
 from engine.api.models import LoadedModel
 from engine.api.stats import ModelStats, RequestTimes, Stats, UsageSamples, WorkSamples
-from engine.errors import EngineError
-from engine.loaded_model import LoadedModel as PooledModel
+from engine.core.errors import EngineError
+from engine.core.sendable import encoded
+from engine.core.time_spent import MAX_ENTRIES
+from engine.pool.loaded_model import LoadedModel as PooledModel
 from engine.runner.protocol import Stats as RunnerStats
-from engine.sendable import encoded
 from engine.server.manage.models import describe
 from engine.server.openai.errors import SHAPE
 from engine.server.sse import EventStream
 from engine.server.state import ServerState, server_state
 from engine.server.typed import TypedRoute
 from engine.server.utilization import HISTORY_S
-from engine.time_spent import MAX_ENTRIES
 
 router = APIRouter(prefix="/tessera/v1", tags=["management"], route_class=TypedRoute)
 

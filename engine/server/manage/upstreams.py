@@ -7,14 +7,14 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from devices.learned import learned
-from engine.addresses import is_plain_text
 from engine.api import upstreams as api
-from engine.errors import InputFault
-from engine.reasons import Reason
+from engine.core.addresses import is_plain_text
+from engine.core.errors import InputFault
+from engine.message_catalog import sentence
+from engine.message_catalog.reasons import Reason
 from engine.server.state import ServerState, server_state
 from engine.server.typed import TypedRoute
 from engine.upstreams.types import Rule, Upstream
-from engine.wording import sentence
 
 router = APIRouter(prefix="/tessera/v1", tags=["management"], route_class=TypedRoute)
 

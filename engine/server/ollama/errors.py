@@ -4,7 +4,7 @@ import json
 from typing import Any, Final
 
 from engine.api.protocols.errors import OllamaError
-from engine.errors import EngineError
+from engine.core.errors import EngineError
 from engine.server.errors import ErrorShape
 from engine.server.openai.errors import openai_body
 

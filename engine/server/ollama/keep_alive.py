@@ -4,8 +4,8 @@ import re
 import time
 from typing import Final
 
-from engine.errors import InputFault
-from engine.loaded_model import LoadedModel
+from engine.core.errors import InputFault
+from engine.pool.loaded_model import LoadedModel
 from engine.server.ollama.schemas import Asking
 from engine.server.state import ServerState
 

@@ -14,8 +14,8 @@ from fastapi import Request
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
-from engine.errors import InputFault, ModelNotFound
-from engine.jobs import Job, JobKind
+from engine.core.errors import InputFault, ModelNotFound
+from engine.jobs.jobs import Job, JobKind
 from engine.library.trash import Trash
 from engine.library.types import ModelEntry
 from engine.runner.protocol import Embedded

@@ -13,8 +13,9 @@ from engine.chat.conversation import AnswerFinished, ChatEvent, end_notes
 from engine.chat.events import TextDelta
 from engine.chat.fim import FimGap
 from engine.chat.query import ChatQuery
-from engine.errors import InputFault
-from engine.loaded_model import LoadedModel
+from engine.core.errors import InputFault
+from engine.core.types import Delta, Done, GenerationRequest, SamplingParams
+from engine.pool.loaded_model import LoadedModel
 from engine.server.body import openapi_body, parse
 from engine.server.fim import fim_prompt, fim_request
 from engine.server.ignored import ignored_header
@@ -27,7 +28,6 @@ from engine.server.protocol_router import protocol_router
 from engine.server.sse import EventStream, while_connected
 from engine.server.state import ServerState, server_state
 from engine.server.turn import Turn
-from engine.types import Delta, Done, GenerationRequest, SamplingParams
 
 router = protocol_router(SHAPE, tags=["ollama"])
 

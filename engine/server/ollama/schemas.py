@@ -4,7 +4,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field
 
-from engine.errors import InputFault
+from engine.core.errors import InputFault
 from engine.server.body import Body
 from engine.server.sampling_fields import SharedSampling
 from engine.server.shape import ANY

@@ -9,10 +9,10 @@ from engine.chat import structured
 from engine.chat.conversation import is_begun
 from engine.chat.query import ChatQuery
 from engine.chat.types import ImagePart, Message, Part, TextPart, ToolCall, ToolDefinition
-from engine.errors import InputFault
+from engine.core.errors import InputFault
+from engine.core.types import Constraint
 from engine.server.images import MAX_IMAGE_BYTES
 from engine.server.ollama.schemas import ChatBody, ChatMessage, GenerateBody, Running
-from engine.types import Constraint
 
 
 def chat_query(body: ChatBody) -> ChatQuery:

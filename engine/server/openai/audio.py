@@ -14,7 +14,7 @@ from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from engine.errors import InputFault
+from engine.core.errors import InputFault
 from engine.runner.onnx.speech.protocol import SpeechSegments
 from engine.server.body import Body, fault
 from engine.server.errors import NotServed

@@ -11,10 +11,11 @@ from starlette.responses import JSONResponse, Response
 
 from engine.chat.fim import FimGap
 from engine.chat.forwarded import forward_text
-from engine.errors import InputFault
-from engine.loaded_model import LoadedModel, QueueTicket
-from engine.pool import HERE
-from engine.sampling import Chosen, choose, only_explicit
+from engine.core.errors import InputFault
+from engine.core.sampling import Chosen, choose, only_explicit
+from engine.core.types import Delta, Done, Event, GenerationRequest, TokenLogprob
+from engine.pool.loaded_model import LoadedModel, QueueTicket
+from engine.pool.pool import HERE
 from engine.server.body import parse
 from engine.server.fanout import merge
 from engine.server.fim import fim_prompt, fim_request
@@ -28,7 +29,6 @@ from engine.server.openai.translate import output_of
 from engine.server.routing import EarlyRouter
 from engine.server.sse import EventStream, comment_of, while_connected
 from engine.server.state import ServerState, server_state
-from engine.types import Delta, Done, Event, GenerationRequest, TokenLogprob
 
 if TYPE_CHECKING:
     from engine.server.openai.receipts import Claim

@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse
 from pydantic import Field
 from starlette.responses import Response
 
-from engine.errors import InputFault
+from engine.core.errors import InputFault
 from engine.runner.protocol import Embedded
 from engine.server.body import Body, openapi_body, parse
 from engine.server.chosen_model import chosen_model

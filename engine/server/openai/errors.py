@@ -5,8 +5,8 @@ from typing import Any, Final
 
 import msgspec
 
-from engine import errors
 from engine.api.protocols.errors import Error
+from engine.core import errors
 from engine.server.errors import ErrorShape, lookup
 
 # What holds the prompt where it is not a conversation.

@@ -15,10 +15,10 @@ from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException
 from starlette.responses import FileResponse, Response
 
+from engine.core.errors import InputFault
+from engine.core.json_store import JsonStore
+from engine.core.paths import Paths
 from engine.documents.errors import FileNotFound
-from engine.errors import InputFault
-from engine.json_store import JsonStore
-from engine.paths import Paths
 from engine.server.paging import Order, PageSize, page
 from engine.server.state import server_state
 

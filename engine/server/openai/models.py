@@ -5,9 +5,9 @@ from typing import Any
 
 from starlette.requests import Request
 
+from engine.core.sampling import choose
 from engine.library.default_model import default_model, demos
 from engine.library.types import ModelEntry
-from engine.sampling import choose
 from engine.server.anthropic import errors as anthropic
 from engine.server.client_tools import SERVER_TOOLS
 from engine.server.routing import ERROR_SHAPE, EarlyRouter

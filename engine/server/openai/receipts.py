@@ -13,15 +13,15 @@ import msgspec
 from devices.types import Machine
 from engine.api.receipts import Parts, Promise, Receipt, TextDigest
 from engine.chat.types import ChatTemplate
-from engine.errors import InputFault
-from engine.loaded_model import LoadedModel
-from engine.measurements.keys import build
+from engine.core.errors import InputFault
+from engine.core.types import Delta, Event, GenerationRequest
+from engine.core.version import __version__
+from engine.placement.measurements.keys import build
+from engine.pool.loaded_model import LoadedModel
 from engine.runner.limits import exact_settings
 from engine.runner.protocol import LoadSettings
 from engine.server.openai.schemas import ChatRequest, CompletionRequest
 from engine.server.state import ServerState
-from engine.types import Delta, Event, GenerationRequest
-from engine.version import __version__
 from quantize.files.gguf_split import read_gguf_model
 
 # Fields of a load that decide about the bits of a deterministic answer; what else is chosen changes none.

@@ -19,8 +19,9 @@ from engine.chat.conversation import (
 )
 from engine.chat.events import TextDelta
 from engine.chat.types import ChatTemplate
-from engine.loaded_model import LoadedModel, QueueTicket
-from engine.pool import HERE
+from engine.core.types import PromptProgress, TokenLogprob
+from engine.pool.loaded_model import LoadedModel, QueueTicket
+from engine.pool.pool import HERE
 from engine.server.body import parse
 from engine.server.fanout import merge
 from engine.server.ids import new_id
@@ -32,7 +33,6 @@ from engine.server.openai.translate import to_query
 from engine.server.routing import EarlyRouter
 from engine.server.sse import EventStream, comment_of, while_connected
 from engine.server.state import ServerState, server_state
-from engine.types import PromptProgress, TokenLogprob
 
 if TYPE_CHECKING:
     from engine.server.documents.asking import Asked, Grounded

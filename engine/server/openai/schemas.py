@@ -5,11 +5,11 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field
 
-from engine.errors import InputFault
+from engine.core.errors import InputFault
+from engine.core.types import SamplingParams
 from engine.server.body import Body
 from engine.server.sampling_fields import Probability, SharedSampling
 from engine.server.shape import ANY, ByType
-from engine.types import SamplingParams
 
 MAX_CHOICES = 16
 # OpenAI's documented default of /v1/completions.

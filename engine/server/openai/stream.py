@@ -11,13 +11,13 @@ import msgspec
 
 from engine.chat.conversation import AnswerFinished, AnswerLogprobs, ChatEvent, end_notes
 from engine.chat.events import CallArguments, CallEnded, CallStarted, ReasoningDelta, TextDelta
-from engine.loaded_model import LoadedModel, QueueTicket
-from engine.sampling import Chosen
+from engine.core.sampling import Chosen
+from engine.core.time_spent import current_clock
+from engine.core.types import Done, PromptProgress, TokenLogprob, Usage
+from engine.core.version import __version__
+from engine.message_catalog import sentence
+from engine.pool.loaded_model import LoadedModel, QueueTicket
 from engine.server.custom_tools import chat_call, custom_input
-from engine.time_spent import current_clock
-from engine.types import Done, PromptProgress, TokenLogprob, Usage
-from engine.version import __version__
-from engine.wording import sentence
 
 _encode = msgspec.json.encode
 

@@ -7,12 +7,12 @@ from engine.chat import structured
 from engine.chat.conversation import is_begun
 from engine.chat.query import ChatQuery
 from engine.chat.types import Message, NamedTool, Part, TextPart, ToolCall, ToolChoice, ToolDefinition
-from engine.errors import InputFault
+from engine.core.errors import InputFault
+from engine.core.types import Constraint
 from engine.server import custom_tools
 from engine.server.attached_text import attached_text
 from engine.server.images import decode_data_url
 from engine.server.openai.schemas import ChatMessage, ChatRequest, OutputFields
-from engine.types import Constraint
 
 _GRAMMARS = frozenset({"regex", "lark", "grammar", "gbnf"})
 

@@ -4,7 +4,7 @@ import operator
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from engine.errors import InputFault
+from engine.core.errors import InputFault
 
 _COMPARISONS: Final[dict[str, Callable[[Any, Any], bool]]] = {
     "eq": operator.eq,

@@ -14,7 +14,7 @@ from engine.chat.conversation import AnswerFinished
 from engine.chat.events import TextDelta
 from engine.chat.query import ChatQuery
 from engine.chat.types import Message, TextPart
-from engine.errors import EnvironmentFault, InputFault
+from engine.core.errors import EnvironmentFault, InputFault
 from engine.server.body import Body, openapi_body, parse
 from engine.server.ids import new_id
 from engine.server.ignored import ignored_header

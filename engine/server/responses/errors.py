@@ -1,6 +1,6 @@
 """The error of a response that went wrong; refusals and errors before it have OpenAI's shape."""
 
-from engine.errors import ContextOverflow, EngineError, InputFault
+from engine.core.errors import ContextOverflow, EngineError, InputFault
 
 
 def failure(error: Exception) -> dict[str, str]:

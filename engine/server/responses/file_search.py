@@ -8,7 +8,7 @@ import asyncio
 import re
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from engine.errors import InputFault
+from engine.core.errors import InputFault
 from engine.server.documents import asking
 from engine.server.documents.questions import interleaved, questions_of
 from engine.server.openai.vector_store_schemas import FileSearch

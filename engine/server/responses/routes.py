@@ -15,8 +15,9 @@ from engine.chat import structured
 from engine.chat.query import ChatQuery
 from engine.chat.tools.checks import check_tools
 from engine.chat.types import Message
-from engine.errors import EngineError, InputFault, exhausted
-from engine.sampling import Chosen
+from engine.core.errors import EngineError, InputFault, exhausted
+from engine.core.sampling import Chosen
+from engine.core.types import Constraint
 from engine.server.body import openapi_body, parse
 from engine.server.ids import new_id
 from engine.server.ignored import ignored_header
@@ -33,7 +34,6 @@ from engine.server.sse import EventStream, while_connected
 from engine.server.state import ServerState, server_state
 from engine.server.stored.conversations import Conversation, stored_item
 from engine.server.turn import prepare_turn
-from engine.types import Constraint
 
 log = logging.getLogger(__name__)
 router = APIRouter(tags=["responses"])

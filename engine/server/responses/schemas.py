@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field
 
-from engine.errors import InputFault
+from engine.core.errors import InputFault
 from engine.server.body import Body, Metadata
 from engine.server.openai.schemas import Reasoning, SamplerFields
 from engine.server.shape import ANY, ByType

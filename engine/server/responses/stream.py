@@ -8,11 +8,11 @@ import msgspec
 from engine.chat.conversation import AnswerFinished, ChatEvent
 from engine.chat.events import CallArguments, CallEnded, CallStarted, ReasoningDelta, TextDelta
 from engine.chat.types import Message, ToolCall
+from engine.core.types import Usage
 from engine.server.custom_tools import custom_input
 from engine.server.ids import new_id
 from engine.server.responses.errors import failure
 from engine.server.responses.tools import Toolbox
-from engine.types import Usage
 
 if TYPE_CHECKING:
     from engine.server.responses.file_search import Found

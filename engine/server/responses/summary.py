@@ -4,7 +4,7 @@ import base64
 import binascii
 from typing import Final
 
-from engine.errors import InputFault
+from engine.core.errors import InputFault
 
 _MARK: Final = "tessera-summary-1:"
 

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from engine.chat import structured
 from engine.chat.types import NamedTool, ToolChoice, ToolDefinition
-from engine.errors import InputFault
+from engine.core.errors import InputFault
 from engine.server import custom_tools
 from engine.server.body import fault
 from engine.server.openai.vector_store_schemas import FileSearch

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from engine.chat.types import ImagePart, Message, Part, TextPart, ToolCall
-from engine.errors import InputFault
+from engine.core.errors import InputFault
 from engine.server.attached_text import attached_text
 from engine.server.custom_tools import as_arguments
 from engine.server.images import decode_data_url

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any, Final, Protocol
 
-from engine.errors import InputFault
+from engine.core.errors import InputFault
 
 # Answers being made at once, and finished ones whose events can still be followed.
 MAX_RUNNING: Final = 64

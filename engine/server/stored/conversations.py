@@ -4,7 +4,7 @@ import time
 from collections import OrderedDict
 from typing import Any, Final
 
-from engine.errors import InputFault
+from engine.core.errors import InputFault
 from engine.server.ids import new_id
 from engine.server.stored.responses import ResponseNotFound
 from engine.server.stored.sizes import size_of

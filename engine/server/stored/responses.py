@@ -6,7 +6,7 @@ from typing import Any, Final
 import msgspec
 
 from engine.chat.types import Message
-from engine.errors import InputFault
+from engine.core.errors import InputFault
 from engine.server.stored.sizes import size_of
 
 MAX_RESPONSES: Final = 512

@@ -17,9 +17,9 @@ from devices.backends.child import run_child
 from devices.child_command import child_command, interpreter, own_command
 from engine.chat.template import TemplateRenderer
 from engine.chat.types import ChatTemplate, Message
+from engine.core.types import Delta, GenerationRequest
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
-from engine.types import Delta, GenerationRequest
 from quantize.child import run_task
 
 ROOT = Path(__file__).resolve().parents[3]

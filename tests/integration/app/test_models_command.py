@@ -11,7 +11,7 @@ from app.cli import main as cli_main
 from app.cli import models_hub
 from app.client import local_server
 from app.format import duration
-from engine.errors import InputFault
+from engine.core.errors import InputFault
 from engine.library.hub.names import HubName, parse_hub_name
 from engine.library.starters import propose, starter_repo, starters
 from tests.fake_hub import FakeHub

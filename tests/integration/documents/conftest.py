@@ -3,8 +3,8 @@
 import documents_made as made
 import pytest
 
+from engine.core.paths import user_paths
 from engine.documents.registry import Collections
-from engine.paths import user_paths
 
 
 @pytest.fixture

@@ -14,12 +14,12 @@ from servers import ROOT, wait_for
 from starved import no_descriptors
 
 from devices import drives
+from engine.core.errors import InputFault
+from engine.core.paths import user_paths
 from engine.documents import registry, search, walk
 from engine.documents.errors import NoCollection
 from engine.documents.registry import Collections
 from engine.documents.vectors import packed
-from engine.errors import InputFault
-from engine.paths import user_paths
 
 
 def settled(live):
@@ -193,7 +193,7 @@ import sys, time
 from engine.documents.reading import Reader
 from engine.documents.registry import Collections
 from engine.documents.vectors import packed
-from engine.paths import user_paths
+from engine.core.paths import user_paths
 ask = Reader._ask
 def slowly(self, request):
     time.sleep(0.3)

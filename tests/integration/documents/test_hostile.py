@@ -11,12 +11,12 @@ import documents_made as made
 import pytest
 from servers import wait_for
 
+from engine.core.paths import user_paths
 from engine.documents import indexing, kinds, registry
 from engine.documents.reading import Reader
 from engine.documents.store import Store
 from engine.documents.types import Chunk, PageRead, ReadAnswer
 from engine.documents.walk import Walk
-from engine.paths import user_paths
 
 SECRET = "the password is herring"
 

@@ -12,7 +12,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from app.cli.main import COMMANDS
-from engine.version import __version__
+from engine.core.version import __version__
 from installers.linux import manual
 from installers.packs.recipes import RECIPES
 

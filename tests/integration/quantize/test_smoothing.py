@@ -9,9 +9,9 @@ from lora_adapter import write_adapter
 from measured_model import CALIBRATION, HELD_OUT, ignore, never
 from small_folder import NARROW, small_file
 
+from engine.core.types import GenerationRequest, SamplingParams
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
-from engine.types import GenerationRequest, SamplingParams
 from quantize.child import run_task
 from quantize.evidence import MeasureRequest, VerifyRequest
 from quantize.files.gguf_file import read_gguf

@@ -6,7 +6,7 @@ import msgspec
 
 from app.answer_phase import phase_of, phase_text
 from engine.api.chat import ChatChunk
-from engine.loaded_model import QueueTicket
+from engine.pool.loaded_model import QueueTicket
 from engine.runner.protocol import COMPILING
 from engine.server.openai.stream import ChunkWriter
 

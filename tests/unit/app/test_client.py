@@ -32,8 +32,8 @@ from engine.api.chat import (
     Usage,
 )
 from engine.api.jobs import Job, Jobs
-from engine.paths import user_paths
-from engine.proof import proof
+from engine.core.paths import user_paths
+from engine.core.proof import proof
 
 GONE = 2**22 + 1  # a process; more than a system gives to one
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"

@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from app.cli.main import COMMANDS, cli
-from engine.wording.fit import COMMANDS as WAYS
+from engine.message_catalog.fit import COMMANDS as WAYS
 
 ROOT = Path(__file__).resolve().parents[3]
 SOURCES = [p for package in ("app", "devices", "engine", "quantize") for p in (ROOT / package).rglob("*.py")]

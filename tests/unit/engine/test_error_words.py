@@ -5,13 +5,14 @@ from pathlib import Path
 import pytest
 
 from engine.chat import template
+from engine.core.errors import RunnerDied
+from engine.core.json_store import Damaged
+from engine.core.quantizer_faults import fact_of, why_of
 from engine.documents import errors as documents
 from engine.energy.meter import NeverAtRest
-from engine.errors import RunnerDied
-from engine.json_store import Damaged
 from engine.library import errors as library
-from engine.quantizer_faults import fact_of, why_of
-from engine.reasons import Reason, because
+from engine.message_catalog import sentence
+from engine.message_catalog.reasons import Reason, because
 from engine.remotes import errors as remotes
 from engine.remotes.types import Seen
 from engine.remotes.wire import Failed, line
@@ -21,7 +22,6 @@ from engine.server.last_resort import Stopping
 from engine.upstreams import errors as upstreams
 from engine.upstreams.replies import refusal
 from engine.upstreams.types import Rule, Upstream, Way
-from engine.wording import sentence
 from quantize import errors as quantizer
 
 OLD = (

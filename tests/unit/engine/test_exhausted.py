@@ -9,8 +9,8 @@ import sys
 import apsw
 import pytest
 
-from engine.errors import exhausted
-from engine.jobs import JobKind, JobRegistry
+from engine.core.errors import exhausted
+from engine.jobs.jobs import JobKind, JobRegistry
 from engine.server.last_resort import LastResort
 from engine.server.openai.errors import SHAPE
 from engine.server.sse import EventStream
@@ -27,7 +27,7 @@ CAUSES = [
 # Threads until the system has no memory for another stack.
 NO_MORE_THREADS = """
 import resource, threading
-from engine.errors import exhausted
+from engine.core.errors import exhausted
 threading.stack_size(64 << 20)
 now = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (now + (150 << 20),) * 2)

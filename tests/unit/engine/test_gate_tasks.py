@@ -5,10 +5,10 @@ import os
 
 import pytest
 
-from engine.errors import InputFault
-from engine.quantize_jobs.gate import SavedAnswers
-from engine.quantize_jobs.options import QuantizeOptions
-from engine.quantize_jobs.tasks import LEAST_CASES, MOST_CASES, TaskAnswer, holds, own_tasks, task_set
+from engine.core.errors import InputFault
+from engine.job_kinds.quantize.gate import SavedAnswers
+from engine.job_kinds.quantize.options import QuantizeOptions
+from engine.job_kinds.quantize.tasks import LEAST_CASES, MOST_CASES, TaskAnswer, holds, own_tasks, task_set
 
 GOOD = {"prompt": "What is 2 + 3?", "answer": "5"}
 

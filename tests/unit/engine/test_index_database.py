@@ -1,6 +1,6 @@
 import pytest
 
-from engine.index_database import open_index
+from engine.core.index_database import open_index
 
 SCHEMA = "CREATE TABLE row(value TEXT)"
 

@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from engine.errors import EnvironmentFault, InputFault
-from engine.job_changes import Subscription
-from engine.jobs import _KEPT, Control, JobKind, JobRegistry, Paused
+from engine.core.errors import EnvironmentFault, InputFault
+from engine.jobs.job_changes import Subscription
+from engine.jobs.jobs import _KEPT, Control, JobKind, JobRegistry, Paused
 from quantize.errors import BadFile
 from quantize.errors import Cancelled as QuantizeCancelled
 
@@ -254,7 +254,7 @@ def test_an_unknown_kind():
 
 def test_speed_and_time_left(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr("engine.jobs.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("engine.jobs.jobs.time.monotonic", lambda: now[0])
     seen = []
     control = Control(seen.append)
     for second in range(4):

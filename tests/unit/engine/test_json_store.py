@@ -14,7 +14,7 @@ import pytest
 
 from devices import atomic_file
 from devices.atomic_file import write_atomically
-from engine.json_store import Damaged, JsonStore
+from engine.core.json_store import Damaged, JsonStore
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -170,7 +170,7 @@ def test_a_moment_without_descriptors_is_no_damage(file, monkeypatch, caplog):
 ADDS = """
 import sys
 from pathlib import Path
-from engine.json_store import JsonStore
+from engine.core.json_store import JsonStore
 name, count = sys.argv[2], int(sys.argv[3])
 store = JsonStore(Path(sys.argv[1]), list[str], list)
 sys.stdin.readline()

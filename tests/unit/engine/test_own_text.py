@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from engine.errors import InputFault
-from engine.quantize_jobs import own_text
-from engine.quantize_jobs.options import QuantizeOptions
-from engine.quantize_jobs.own_text import gather, texts_of
+from engine.core.errors import InputFault
+from engine.job_kinds.quantize import own_text
+from engine.job_kinds.quantize.options import QuantizeOptions
+from engine.job_kinds.quantize.own_text import gather, texts_of
 
 pytestmark = pytest.mark.process
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from engine.fit.shape import model_shape
-from engine.quantize_jobs.fit import fit_goal, promised
+from engine.job_kinds.quantize.fit import fit_goal, promised
+from engine.placement.shape import model_shape
 from quantize.files.gguf_split import read_gguf_model
 from quantize.texts import CALIBRATION
 

@@ -6,12 +6,12 @@ import pytest
 from gguf import GGMLQuantizationType
 
 from devices.recording import RecordedHost
-from engine.dispatch.machine_state import MachineState
-from engine.dispatch.resources import open_resources
-from engine.paths import Paths
-from engine.quantize_jobs.offload import layers_on_gpu
-from engine.quantize_jobs.options import QuantizeOptions
-from engine.quantize_jobs.request import gpu_layers_for
+from engine.core.paths import Paths
+from engine.job_kinds.quantize.offload import layers_on_gpu
+from engine.job_kinds.quantize.options import QuantizeOptions
+from engine.job_kinds.quantize.request import gpu_layers_for
+from engine.placement.machine_state import MachineState
+from engine.placement.resources import open_resources
 from quantize.ggml_types import GgmlType
 from tests.fake_models import shape
 from tests.machines import machines

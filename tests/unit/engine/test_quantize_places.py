@@ -5,10 +5,10 @@ import threading
 
 import pytest
 
+from engine.core.paths import Paths
+from engine.job_kinds.quantize.options import QuantizeOptions
+from engine.job_kinds.quantize.request import in_library, make_room
 from engine.library.errors import CannotWrite
-from engine.paths import Paths
-from engine.quantize_jobs.options import QuantizeOptions
-from engine.quantize_jobs.request import in_library, make_room
 
 
 @pytest.fixture

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from engine.errors import InputFault
+from engine.core.errors import InputFault
+from engine.core.sampling import LLAMA_CPP, Layer, Recommended, choose, recommended
+from engine.core.sampling_families import families, of_card
 from engine.library.catalogue import Catalogue
 from engine.library.inspect_files import inspect_onnx
-from engine.sampling import LLAMA_CPP, Layer, Recommended, choose, recommended
-from engine.sampling_families import families, of_card
+from engine.placement.settings.sampling import SamplingOverrides
 from engine.server.models import ServedModels
-from engine.settings.sampling import SamplingOverrides
 from quantize.convert.folder import ConvertRequest, convert
 from quantize.files.gguf_split import read_gguf_model
 from quantize.files.sampling_keys import BOUNDS, GENERATION_CONFIG_NAMES, checked

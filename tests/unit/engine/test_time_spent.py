@@ -2,9 +2,9 @@
 
 import pytest
 
-from engine import time_spent
-from engine.time_spent import MAX_ENTRIES, MOST_CALLS, Clock, TimeLog
-from engine.types import Timings
+from engine.core import time_spent
+from engine.core.time_spent import MAX_ENTRIES, MOST_CALLS, Clock, TimeLog
+from engine.core.types import Timings
 
 
 @pytest.fixture

@@ -144,7 +144,7 @@ def test_debians_package_with_ensurepip_is_named_for_this_python(monkeypatch, ca
 @pytest.fixture
 def start(tmp_path):
     """start.py in a copy of the tree that has no environment."""
-    for name in ("start.py", "installers", "engine/__init__.py", "engine/version.py"):
+    for name in ("start.py", "installers", "engine/__init__.py", "engine/core/version.py"):
         target = tmp_path / "tree" / name
         target.parent.mkdir(parents=True, exist_ok=True)
         target.symlink_to(ROOT / name)

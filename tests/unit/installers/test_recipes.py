@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from engine.defaults import DEFAULT_PORT
+from engine.core.defaults import DEFAULT_PORT
 from installers.bundle import icons
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from engine.api.quantizing import LockRequest, QuantizeOptions
-from engine.quantize_jobs.job import options_of
+from engine.job_kinds.quantize.job import options_of
 from quantize.evidence import MeasureRequest
 from quantize.files.provenance import Provenance
 from quantize.files.work_folder import Group, WorkFolder, write_json

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.bench.type_prices import PriceStore
-from engine.dispatch.machine_state import MachineState
-from engine.measurements.keys import machine_key
-from engine.measurements.reports import TypePrices
-from engine.paths import Paths
-from engine.quantize_jobs.request import measured_speeds
+from engine.core.paths import Paths
+from engine.job_kinds.bench.type_prices import PriceStore
+from engine.job_kinds.quantize.request import measured_speeds
+from engine.placement.machine_state import MachineState
+from engine.placement.measurements.keys import machine_key
+from engine.placement.measurements.reports import TypePrices
 from quantize.errors import BudgetTooSmall, InvalidOption
 from quantize.files.gguf_file import read_gguf
 from quantize.files.gguf_write import padded

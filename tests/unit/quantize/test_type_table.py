@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.fit.fit_options import MIX_COSTS
 from engine.library.quant_names import FILE_TYPES, from_file_name
+from engine.placement.fit_options import MIX_COSTS
 from quantize.ggml_types import ANCHORS, MEASURED, PRICED, SMALL_BLOCKS, TIME_UNIT, USUAL, GgmlType
 from quantize.gptq.lattices import LATTICES
 from quantize.gptq.packing import LAYOUTS

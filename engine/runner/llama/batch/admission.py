@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from engine.core.types import GenerationRequest
 from engine.runner.generation.admission import answer_limit, context_exceeded, problem
 from engine.runner.generation.constrain import TokenConstraint
 from engine.runner.generation.text import TextStream
@@ -11,7 +12,6 @@ from engine.runner.llama.native.model import LoadedModel
 from engine.runner.llama.sequence import LlamaSequence
 from engine.runner.llama.vision.vision import Media
 from engine.runner.protocol import Fault
-from engine.types import GenerationRequest
 
 # Cells reserved for an answer at admission: the worst case would leave most of the cache unused.
 # Source: reference measurements of typical chat answers; a longer answer preempts when the cache is full.

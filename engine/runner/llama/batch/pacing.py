@@ -5,13 +5,13 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from devices.backends.tiles import ATTENTION
+from engine.core.types import Event
 from engine.runner.generation.draft_length import ROWS_AT_ONCE, StepCost
 from engine.runner.generation.step_time import ANSWER_ROWS
 from engine.runner.llama.batch.threads import BatchThreads
 from engine.runner.llama.native.model import LoadedModel
 from engine.runner.llama.sequence import LlamaSequence
 from engine.runner.protocol import LoadSettings
-from engine.types import Event
 
 # What a prompt may add to a step while others generate, or as much again as their rows take, when that is more. It
 # grows with the requests that wait for their first token for each that generates: wide steps prefill faster.

@@ -9,10 +9,10 @@ from typing import Any, Final
 
 import numpy as np
 
+from engine.core.types import SamplingParams
 from engine.runner.generation.sampler import NotFinite, Sampler
 from engine.runner.llama.batch.full_vocab_sampler import ANY_SEED, FullVocabSampler, same_generator, skip
 from engine.runner.llama.native import chain
-from engine.types import SamplingParams
 
 _CANDIDATE: Final = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
 

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from engine.core.types import GenerationRequest
 from engine.runner.generation.constrain import TokenConstraint
 from engine.runner.generation.request_queue import enqueue_again, must_wait, to_preempt
 from engine.runner.generation.sample import ConstraintFailed, SamplingFailed, sample
@@ -26,7 +27,6 @@ from engine.runner.llama.speculate.model_drafter import ModelDrafter
 from engine.runner.llama.speculate.speculation import Speculation
 from engine.runner.llama.vision.vision import Media, Span, Vision
 from engine.runner.protocol import Fault
-from engine.types import GenerationRequest
 
 
 class Scheduler(BaseScheduler[LlamaSequence]):

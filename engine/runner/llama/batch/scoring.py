@@ -4,11 +4,11 @@ import math
 from collections.abc import Sequence as Pieces
 from typing import Any
 
+from engine.core.types import TokenLogprob
 from engine.runner.generation.sampler import token_logprob
 from engine.runner.limits import MAX_DRAFT
 from engine.runner.llama.native.batch import Batch
 from engine.runner.llama.sequence import LlamaSequence
-from engine.types import TokenLogprob
 
 
 def put(batch: Batch, sequence: LlamaSequence, start: int, take: int, others: int) -> bool:

@@ -5,8 +5,8 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from engine.expert_use import ExpertUse, folder_of, keep, use_store
-from engine.json_store import JsonStore
+from engine.core.expert_use import ExpertUse, folder_of, keep, use_store
+from engine.core.json_store import JsonStore
 from engine.runner.llama.experts.stream import CannotStream, ExpertStream
 from engine.runner.protocol import ExpertStats, LoadSettings
 from quantize.errors import QuantizeError

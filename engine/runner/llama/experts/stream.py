@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from engine.expert_use import HALF_LIFE_TOKENS, RANKS, ExpertUse
+from engine.core.expert_use import HALF_LIFE_TOKENS, RANKS, ExpertUse
 from engine.runner.expert_tensors import PAGE, READERS
 from engine.runner.llama.experts.expert_layout import NotMapped, Parts, Span, Stack, find
 from engine.runner.llama.experts.pages import NoPages, Pages

@@ -6,8 +6,8 @@ from typing import Any, Final
 
 import msgspec
 
+from engine.core.types import SamplingParams
 from engine.runner.generation.sampler import DEFAULT_ORDER, PENALTIES
-from engine.types import SamplingParams
 
 # Mirostat 1 estimates from this many tokens. Source: the authors' value, kept by llama.cpp.
 _MIROSTAT_M: Final = 100

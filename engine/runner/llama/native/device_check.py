@@ -14,10 +14,10 @@ import msgspec
 import numpy as np
 
 from devices.learned import learned
+from engine.core.types import DeviceCheck
 from engine.runner.llama.native.batch import Batch, Logits
 from engine.runner.llama.native.model import LoadedModel
 from engine.runner.llama.native.vocabulary import LlamaVocabulary
-from engine.types import DeviceCheck
 
 VERSION: Final = 1
 # Prose, code and numbers, several scripts: tokens from all over a vocabulary.

@@ -3,6 +3,7 @@
 import sys
 from typing import Final
 
+from engine.core.types import DeviceCheck
 from engine.runner.llama.native.binding import KernelsMissing
 from engine.runner.llama.native.device_check import (
     UNSTEADY_KLD,
@@ -18,7 +19,6 @@ from engine.runner.llama.native.device_check import (
 from engine.runner.llama.native.model import LoadedModel, LoadFailed, watched_context
 from engine.runner.llama.native.operation_check import OperationCheck, named
 from engine.runner.llama.native.vocabulary import LlamaVocabulary
-from engine.types import DeviceCheck
 
 # What a first load may take longer for this. Most is reading weights back from the device.
 OPERATIONS_S: Final = 3.0

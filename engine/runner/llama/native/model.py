@@ -11,7 +11,8 @@ import msgspec
 
 from devices.backends import openvino
 from devices.backends.tiles import ATTENTION
-from engine.phases import Phases
+from engine.core.phases import Phases
+from engine.core.types import ModelFacts
 from engine.runner.engine_args import BadEngineArg
 from engine.runner.limits import (
     KV_TYPES,
@@ -27,7 +28,6 @@ from engine.runner.llama.native.binding import ggml
 from engine.runner.llama.native.engine_args import UnknownBuffer, apply_to_context, apply_to_model
 from engine.runner.llama.native.untouched import leave_untouched
 from engine.runner.protocol import LoadSettings
-from engine.types import ModelFacts
 from quantize.files.channel_scales import KEY as SCALES_KEY
 
 FLASH_ATTN: Final = {"auto": -1, "off": 0, "on": 1}

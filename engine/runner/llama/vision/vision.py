@@ -16,10 +16,10 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
+from engine.core.types import GenerationRequest
 from engine.runner.llama.native import log
 from engine.runner.llama.native.model import FLASH_ATTN, LoadedModel, LoadFailed
 from engine.runner.llama.vision.image import ImageRefused, check_image
-from engine.types import GenerationRequest
 
 # Images in one prompt. Each costs seconds to encode on a CPU; a whole conversation of screenshots stays below.
 MAX_IMAGES: Final = 64

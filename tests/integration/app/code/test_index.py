@@ -192,7 +192,7 @@ def test_stopping_early_leaves_no_thread_behind(index):
 
 
 def test_every_setting_of_the_database_holds(tmp_path):
-    from engine.index_database import open_index
+    from engine.core.index_database import open_index
 
     db = open_index(tmp_path / "index.db", "", 1, synchronous="off")
     assert (db.pragma("journal_mode"), db.pragma("foreign_keys"), db.pragma("synchronous")) == ("wal", 1, 0)

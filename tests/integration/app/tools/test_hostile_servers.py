@@ -16,7 +16,7 @@ from app.tools.mcp_config import McpServerConfig
 from app.tools.mcp_server import MAX_RESULT_CHARS, McpServer
 from app.tools.toolset import RunningServers, ServerSource, Toolset
 from app.tools.types import ToolRefused
-from engine.paths import user_paths
+from engine.core.paths import user_paths
 from tests.mcp_servers import demo
 
 ESCAPES = "esc\x1b[2J\x1b]52;c;aGk=\x07\u202e"

@@ -8,7 +8,7 @@ import pytest
 from engine.chat.builtin import MEDIA_MARKER
 from engine.chat.template import BadTemplate, TemplateRenderer
 from engine.chat.types import ChatTemplate, ImagePart, Message, TextPart, ToolCall, ToolDefinition
-from engine.errors import InputFault
+from engine.core.errors import InputFault
 
 TEMPLATES = Path("tests/data/templates")
 USER = Message(role="user", content="hi")

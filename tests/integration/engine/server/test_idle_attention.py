@@ -8,23 +8,23 @@ from scripted import TOKEN, home_paths
 
 from devices.backends.libraries import library_folder
 from devices.backends.tiles import tiles_library
-from engine.bench import attention as attention_bench
-from engine.dispatch import candidates
-from engine.dispatch.attention import heads_of
-from engine.dispatch.memory_admission import MemoryAdmission
-from engine.dispatch.placer import Placer, read_shape
-from engine.dispatch.resources import open_resources
+from engine.job_kinds.bench import attention as attention_bench
 from engine.library.catalogue import Catalogue
-from engine.measurements.attention import attention_key
-from engine.measurements.keys import machine_key
+from engine.message_catalog import sentences
+from engine.placement import candidates
+from engine.placement.attention import heads_of
+from engine.placement.measurements.attention import attention_key
+from engine.placement.measurements.keys import machine_key
+from engine.placement.memory_admission import MemoryAdmission
+from engine.placement.placer import Placer, read_shape
+from engine.placement.resources import open_resources
+from engine.placement.settings.aliases import Aliases
 from engine.server import idle_attention
 from engine.server.auth import Access
 from engine.server.idle_attention import IdleAttention
 from engine.server.models import ServedModels
 from engine.server.state import ServerState
 from engine.server.utilization import Utilization
-from engine.settings.aliases import Aliases
-from engine.wording import sentences
 from tests.free_pool import FreePool
 
 

@@ -10,12 +10,12 @@ import pytest
 import uvicorn
 
 from devices.memory import Amount
-from engine.dispatch.placer import Placer
-from engine.dispatch.resources import open_resources
-from engine.jobs import JobRegistry
+from engine.core.paths import user_paths
+from engine.jobs.jobs import JobRegistry
 from engine.library import work
 from engine.library.catalogue import Catalogue
-from engine.paths import user_paths
+from engine.placement.placer import Placer
+from engine.placement.resources import open_resources
 from engine.server.app import create_app
 from engine.server.auth import Access
 from engine.server.models import ServedModels

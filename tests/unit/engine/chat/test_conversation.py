@@ -22,9 +22,9 @@ from engine.chat.events import CallArguments, CallEnded, CallStarted, ReasoningD
 from engine.chat.query import ChatQuery
 from engine.chat.tools.dialects import BY_NAME
 from engine.chat.types import Message, NamedTool, Rendered, ToolDefinition
-from engine.errors import InputFault
-from engine.sampling import choose
-from engine.types import Delta, Done, GenerationRequest, Started, Timings, TokenLogprob, Usage
+from engine.core.errors import InputFault
+from engine.core.sampling import choose
+from engine.core.types import Delta, Done, GenerationRequest, Started, Timings, TokenLogprob, Usage
 
 HELLO = (Message(role="user", content="hi"),)
 CALL = '<tool_call>{"name": "get_time", "arguments": {"city": "Rome"}}</tool_call>'

@@ -5,11 +5,11 @@ from hypothesis import strategies as st
 
 from engine.chat.fim import FimFile, FimGap, FimPart, comment_sign, fim_parts, fim_stops, shortened
 from engine.chat.fim_families import family_of
-from engine.errors import InputFault
-from engine.loaded_model import LoadedModel
+from engine.core.errors import InputFault
+from engine.core.types import ModelFacts
+from engine.pool.loaded_model import LoadedModel
 from engine.runner.protocol import LoadSettings
 from engine.server.fim import fim_family
-from engine.types import ModelFacts
 
 FACTS = ModelFacts(
     architecture="llama",

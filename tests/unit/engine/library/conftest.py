@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 
+from engine.core.paths import user_paths
 from engine.library.catalogue import Catalogue
 from engine.library.hub.client import HubClient
-from engine.paths import user_paths
 from tests.downloads import SPARK
 from tests.fake_hub import FakeFile, FakeHub
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from devices import drives
-from engine.errors import BadModelFile
+from engine.core.errors import BadModelFile
 from engine.library import catalogue as catalogue_module
 from engine.library.catalogue import Catalogue
 from engine.library.store import Store
@@ -269,7 +269,7 @@ def test_odd_file_names(catalogue, put, gguf):
 def test_a_second_installation_does_not_double_the_bundled_model(catalogue, paths, tmp_path, monkeypatch):
     moved = tmp_path / "other" / "assets" / "models"
     shutil.copytree("assets/models", moved)
-    for module in ("engine.paths", "engine.library.catalogue", "engine.library.origins"):
+    for module in ("engine.core.paths", "engine.library.catalogue", "engine.library.origins"):
         monkeypatch.setattr(f"{module}.BUNDLED_MODELS", moved)
     other = Catalogue(paths)
     assert ids(other) == ["spark"]

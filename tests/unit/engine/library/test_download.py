@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.errors import Cancelled
-from engine.jobs import Control, Paused
+from engine.core.errors import Cancelled
+from engine.jobs.jobs import Control, Paused
 from engine.library import errors
 from engine.library.catalogue import Catalogue
 from engine.library.hub.choose import files_of
@@ -97,7 +97,7 @@ def test_t6_cut_links_are_mended(hub, client, catalogue, spark):
 
 def test_t6_a_stalled_link_shows_as_stalled_and_resumes(hub, client, catalogue, spark, monkeypatch):
     monkeypatch.setattr("engine.library.hub.client._TIMEOUT", __import__("httpx2").Timeout(1.0))
-    monkeypatch.setattr("engine.jobs._STALLED_S", 0.3)
+    monkeypatch.setattr("engine.jobs.jobs._STALLED_S", 0.3)
     hub.faults.stall_after, hub.faults.stall_s = [MB] * 4, 5
     seen = []
     entry = download(client, catalogue).run(Control(seen.append))
@@ -222,7 +222,7 @@ def test_a_journal_that_lies_or_is_damaged_is_not_believed(hub, client, catalogu
 
 PULL = """
 import sys
-from engine.jobs import Control
+from engine.jobs.jobs import Control
 from engine.library.catalogue import Catalogue
 from engine.library.hub.client import HubClient
 from engine.library.hub.download import Download, Request

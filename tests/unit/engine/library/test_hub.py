@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from engine.errors import InputFault
+from engine.core.errors import InputFault
 from engine.library import errors
 from engine.library.hub.client import HubClient
 from engine.library.hub.repository import choices_of, is_safe_name, projectors_of

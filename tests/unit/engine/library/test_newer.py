@@ -2,8 +2,8 @@
 
 import pytest
 
-from engine.errors import InputFault
-from engine.jobs import Control, Paused
+from engine.core.errors import InputFault
+from engine.jobs.jobs import Control, Paused
 from engine.library import errors
 from engine.library.hub.download import Download
 from engine.library.hub.newer import look_for_newer, newest

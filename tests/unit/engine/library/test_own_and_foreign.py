@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from starved import no_descriptors
 
-from engine.errors import BadModelFile, Cancelled, InputFault, OutOfResources
-from engine.jobs import Control
+from engine.core.errors import BadModelFile, Cancelled, InputFault, OutOfResources
+from engine.jobs.jobs import Control
 from engine.library import catalogue as catalogue_module
 from engine.library import foreign, importing
 from engine.library.errors import CannotWrite, NotEnoughDisk

@@ -9,10 +9,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from engine.message_catalog import sentence
 from engine.onnx.folder import read_folder
 from engine.onnx.providers import ADAPTERS, adapter_of
 from engine.onnx.safety import check_graph
-from engine.wording import sentence
 from quantize.errors import BadFile, IncompleteFile, RefusedFormat
 
 
@@ -213,7 +213,7 @@ def test_importing_takes_the_pooling_of_an_encoder_along(tmp_path, tessera_home)
     from bert_shape import write_bert
     from onnx_bert import write_onnx_bert
 
-    from engine.jobs import Control
+    from engine.jobs.jobs import Control
     from engine.library.catalogue import Catalogue
     from engine.library.importing import import_copy
     from engine.onnx.folder import pooling

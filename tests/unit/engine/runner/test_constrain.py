@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.errors import ConstraintRefused
-from engine.grammar import spell_controls
+from engine.core.errors import ConstraintRefused
+from engine.core.grammar import spell_controls
+from engine.core.types import Constraint
 from engine.runner.generation.constrain import ConstraintCompiler
-from engine.types import Constraint
 
 EOS, CONTROL = 256, 257
 

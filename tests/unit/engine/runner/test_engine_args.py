@@ -6,10 +6,10 @@ import msgspec
 import pytest
 
 from devices.types import Device, Memory, Runtime
-from engine.dispatch.engine_args import decided, with_engine_args
-from engine.dispatch.split import shared_out
-from engine.fit.shape import Layer, ModelShape
-from engine.fit.types import Need, Part
+from engine.placement.engine_args import decided, with_engine_args
+from engine.placement.need_types import Need, Part
+from engine.placement.shape import Layer, ModelShape
+from engine.placement.split import shared_out
 from engine.runner.engine_args import (
     NO_ARGS,
     BadEngineArg,

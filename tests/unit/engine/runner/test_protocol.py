@@ -1,7 +1,7 @@
 import pytest
 
+from engine.core.types import Delta, Done, GenerationRequest, SamplingParams, Timings, TokenLogprob, Usage
 from engine.runner import protocol
-from engine.types import Delta, Done, GenerationRequest, SamplingParams, Timings, TokenLogprob, Usage
 
 
 def test_a_request_survives_the_wire():

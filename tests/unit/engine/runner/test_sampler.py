@@ -5,11 +5,11 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from engine.core.types import SamplingParams
 from engine.runner.generation.sampler import NotFinite, token_logprob
 from engine.runner.llama.batch import full_vocab_sampler
 from engine.runner.llama.batch.sampler import ChainSampler, _highest, _nucleus
 from engine.runner.llama.native.binding import start_backends
-from engine.types import SamplingParams
 
 pytestmark = pytest.mark.native
 

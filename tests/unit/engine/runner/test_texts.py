@@ -5,10 +5,10 @@ import threading
 
 import pytest
 
-from engine.errors import ConstraintRefused
+from engine.core.errors import ConstraintRefused
+from engine.core.types import Constraint, GenerationRequest, Image
 from engine.runner import protocol
 from engine.runner.texts import Texts, text_of
-from engine.types import Constraint, GenerationRequest, Image
 
 WAIT_S = 30
 FORM = Constraint(kind="regex", source="a+")

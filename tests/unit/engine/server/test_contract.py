@@ -13,11 +13,12 @@ from msgspec import json as msgspec_json
 import engine
 from engine.api import keys, library, machine, measuring, quantizing
 from engine.api.jobs import Job, JobKind
-from engine.dispatch.placer import Placer
-from engine.dispatch.resources import open_resources
+from engine.core.errors import InputFault, ModelNotLoaded
+from engine.core.paths import user_paths
+from engine.core.types import SamplingParams
 from engine.documents.errors import NotAgreed
-from engine.errors import InputFault, ModelNotLoaded
-from engine.paths import user_paths
+from engine.placement.placer import Placer
+from engine.placement.resources import open_resources
 from engine.remotes import errors as remotes
 from engine.server import errors, typed
 from engine.server.auth import Access
@@ -26,7 +27,6 @@ from engine.server.every_route import every_route
 from engine.server.models import ServedModels
 from engine.server.state import ServerState
 from engine.server.typed import decode
-from engine.types import SamplingParams
 from tests.free_pool import FreePool
 
 HEAVY = ("numpy", "llama_cpp", "onnxruntime", "fastapi", "starlette", "pydantic", "PySide6", "psutil", "httpx2")

@@ -11,9 +11,9 @@ import httpx2
 import pytest
 from starlette.responses import PlainTextResponse
 
-from engine.dispatch.placer import Placer
-from engine.dispatch.resources import open_resources
-from engine.paths import user_paths
+from engine.core.paths import user_paths
+from engine.placement.placer import Placer
+from engine.placement.resources import open_resources
 from engine.server.app import create_app
 from engine.server.auth import Access
 from engine.server.late import LateRoutes

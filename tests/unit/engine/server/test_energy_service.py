@@ -7,14 +7,14 @@ from types import SimpleNamespace
 import pytest
 
 from devices.usage import Usage
-from engine.dispatch.history import PlacementHistory
+from engine.core.types import Done, StepTime, Timings
+from engine.core.types import Usage as Tokens
 from engine.energy.words import NO_METER
-from engine.generation_hooks import GenerationHooks
+from engine.placement.history import PlacementHistory
+from engine.pool.generation_hooks import GenerationHooks
 from engine.runner.protocol import Stats
 from engine.server.energy import EnergyService
 from engine.server.openai.stream import timings_body
-from engine.types import Done, StepTime, Timings
-from engine.types import Usage as Tokens
 
 
 class Meters:

@@ -6,7 +6,7 @@ import httpx2
 import pytest
 from fastapi import FastAPI
 
-from engine.errors import ModelNotFound
+from engine.core.errors import ModelNotFound
 from engine.server.anthropic import errors as anthropic
 from engine.server.error_shape import refusal_body, shape_of_path
 from engine.server.handlers import HANDLERS

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from engine.errors import InputFault
+from engine.core.errors import InputFault
 from engine.server import json_bounds
 from engine.server.json_bounds import MAX_OBJECTS, MAX_VALUES, check_counts
 

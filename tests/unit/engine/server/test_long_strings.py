@@ -6,7 +6,7 @@ import random
 import pytest
 from pydantic import ValidationError
 
-from engine.errors import InputFault
+from engine.core.errors import InputFault
 from engine.server import long_strings
 from engine.server.long_strings import MAX_SHORT_BYTES, Cut
 from engine.server.openai.schemas import ChatRequest

@@ -9,16 +9,16 @@ from devices.battery import SUPPLIES, Battery
 from devices.recording import FORMAT, RecordedHost
 from devices.usage import Usage
 from engine.api.power import PowerLimits
-from engine.dispatch.types import Overrides
+from engine.core.errors import BatterySpent
+from engine.core.types import GenerationRequest
 from engine.energy.budget import BatteryBudget
 from engine.energy.ledger import JouleLedger
-from engine.errors import BatterySpent
-from engine.generation_hooks import GenerationHooks
+from engine.placement.types import Overrides
+from engine.pool.generation_hooks import GenerationHooks
 from engine.runner.duty_cycle import DutyCycle
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
 from engine.server.power import PowerService
-from engine.types import GenerationRequest
 
 
 class Paced(RunnerProcess):

@@ -10,8 +10,8 @@ from engine.chat.events import CallArguments, CallEnded, CallStarted, ReasoningD
 from engine.chat.forwarded import forward
 from engine.chat.query import ChatQuery
 from engine.chat.types import Message, NamedTool, ToolDefinition
-from engine.errors import ContextOverflow, InputFault, ModelNotFound
-from engine.types import Constraint
+from engine.core.errors import ContextOverflow, InputFault, ModelNotFound
+from engine.core.types import Constraint
 from engine.upstreams import errors
 from engine.upstreams.listing import NoList, read_list
 from engine.upstreams.registry import UpstreamRegistry, checked_url

@@ -1,0 +1,1 @@
+"""What the whole engine shares: records, errors, state files, paths, sampling."""

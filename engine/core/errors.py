@@ -1,0 +1,248 @@
+"""The engine's error tree: facts as fields; engine.message_catalog has what a person or a client reads."""
+
+import errno
+from collections.abc import Mapping
+from typing import Final
+
+from engine.message_catalog import sentence, sentences, with_command
+from engine.message_catalog.reasons import Reason, because
+
+
+class EngineError(Exception):
+    """Base of every error the engine raises on purpose. `code` is stable and scriptable."""
+
+    code = "engine_error"
+
+    def __init__(self, what: str | Reason = "") -> None:
+        super().__init__(what)
+
+    def __str__(self) -> str:
+        return sentence(self.args[0])
+
+    @property
+    def detail(self) -> Reason | None:
+        """Its message as a kind with values, for other languages; None where it was written where it was raised."""
+        return self.args[0] if isinstance(self.args[0], Reason) else None
+
+    def facts(self) -> dict[str, object]:
+        """The error's fields, for logs and JSON."""
+        return {k: v for k, v in vars(self).items() if not k.startswith("_")}
+
+
+class EnvironmentFault(EngineError):
+    """This machine or its state is the reason; the same request may work later or elsewhere."""
+
+    code = "environment"
+
+
+class InputFault(EngineError):
+    """The request or file is the reason; a retry cannot help. `param` names the field."""
+
+    code = "invalid_request"
+
+    def __init__(self, what: str | Reason, param: str | None = None) -> None:
+        super().__init__(what)
+        self.message = str(self)
+        self.param = param
+
+
+class Cancelled(EngineError):
+    """The caller asked for the end."""
+
+    code = "cancelled"
+
+
+class ModelNotFound(InputFault):
+    """No model of that name is known here."""
+
+    code = "model_not_found"
+
+    def __init__(self, model: str, known: tuple[str, ...] = ()) -> None:
+        lost = because("no_model", model=model)
+        super().__init__(because("no_model_but", model=model, known=known) if known else lost, "model")
+        self.model = model
+        self.known = known
+
+
+class BadModelFile(InputFault):
+    """The file is not a model this runtime can load; `reason` says what is wrong with it."""
+
+    code = "bad_model_file"
+
+    def __init__(self, path: str, reason: str | Reason) -> None:
+        super().__init__(because("bad_model_file", path=path, why=reason), "model")
+        self.path = path
+        self.reason = sentence(reason)
+
+
+class FileRefused(BadModelFile):
+    """What is in the file is at fault: no other device and no other settings would help."""
+
+
+class SelfCheckFailed(BadModelFile):
+    """The file was loaded, but this machine computes nonsense with it: of broken kernels or of broken weights."""
+
+    code = "self_check_failed"
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(path, because("check_failed", why=reason))
+
+
+class DeviceCheckFailed(SelfCheckFailed):
+    """The device differs from the CPU; `numbers` are a DeviceCheck's, empty where it computed none."""
+
+    code = "device_check_failed"
+
+    def __init__(self, path: str, reason: str, numbers: Mapping[str, object] | None = None) -> None:
+        super().__init__(path, reason)
+        self.reason = reason
+        self.numbers = dict(numbers or {})
+
+
+class ContextOverflow(InputFault):
+    """The prompt does not fit the context; both counts in tokens. `at_least`: it was not counted to its end."""
+
+    code = "context_length_exceeded"
+
+    def __init__(self, prompt_tokens: int, context_tokens: int, *, at_least: bool = False) -> None:
+        kind = "context_overflow_at_least" if at_least else "context_overflow"
+        what = because(kind, prompt_tokens=prompt_tokens, context_tokens=context_tokens)
+        super().__init__(what, "messages")
+        self.prompt_tokens = prompt_tokens
+        self.context_tokens = context_tokens
+
+
+class StaysHere(InputFault):
+    """Another server runs the model, and nobody agreed that this text goes there. `server` is its address."""
+
+    code = "stays_here"
+
+    def __init__(self, model: str, server: str) -> None:
+        super().__init__(because("stays_here", model=model, server=server), "model")
+        self.model = model
+        self.server = server
+
+
+class ModelNotLoaded(EnvironmentFault):
+    """Idle work loads no model: this one is not in memory."""
+
+    code = "model_not_loaded"
+
+    def __init__(self, model: str) -> None:
+        super().__init__(because("model_not_loaded", model=model))
+        self.model = model
+
+
+class BatterySpent(EnvironmentFault):
+    """The user bounded what may be spent of the battery, and this request does not fit any more."""
+
+    code = "battery_budget_spent"
+
+    def __init__(self, percent: float, spent_percent: float) -> None:
+        super().__init__(because("battery_spent", percent=percent, spent_percent=spent_percent))
+        self.percent = percent
+        self.spent_percent = spent_percent
+
+
+class NotEnoughMemory(EnvironmentFault):
+    """A load was refused before it began; bytes needed and available on `device`."""
+
+    code = "not_enough_memory"
+
+    def __init__(
+        self, needed_bytes: int, available_bytes: int, device: str, options: tuple[Reason, ...] = ()
+    ) -> None:
+        needed, available = _size(needed_bytes), _size(available_bytes)
+        what = because("not_enough_memory", needed=needed, device=device, available=available)
+        if options:
+            what = because("not_enough_memory_but", **what.values, options=tuple(map(with_command, options)))
+        super().__init__(what)
+        self.needed_bytes = needed_bytes
+        self.available_bytes = available_bytes
+        self.device = device
+        self.options = options
+
+    def facts(self) -> dict[str, object]:
+        """The fields; options as a person reads them."""
+        return {**super().facts(), "options": sentences(map(with_command, self.options))}
+
+
+def _size(num_bytes: int) -> Reason:
+    large = num_bytes >= 10 << 30
+    return because("gib", gib=num_bytes / (1 << 30)) if large else because("mib", mib=num_bytes >> 20)
+
+
+class RunnerDied(EnvironmentFault):
+    """The child that ran the model ended; `exit_code` and its last lines of stderr say why."""
+
+    code = "runner_died"
+
+    def __init__(self, exit_code: int | None, reason: str | Reason, stderr_tail: tuple[str, ...] = ()) -> None:
+        super().__init__(reason)
+        self.exit_code = exit_code
+        self.reason = sentence(reason)
+        self.stderr_tail = stderr_tail
+
+
+class NoLoadSurvived(RunnerDied):
+    """Loading the file ended every runner, whatever the settings: another try would end the same way."""
+
+    code = "bad_model_file"
+    param = "model"
+
+    def __init__(self, path: str, died: RunnerDied) -> None:
+        why = died.detail or died.reason
+        super().__init__(died.exit_code, because("bad_model_file", path=path, why=why), died.stderr_tail)
+        self.path = path
+
+
+class ConstraintRefused(ValueError):
+    """A grammar cannot be compiled; the text says why."""
+
+
+# What the system says when it has no more of something, in words. Source: errno(3).
+_EXHAUSTED: Final = {
+    errno.EMFILE: "file descriptors",
+    errno.ENFILE: "file descriptors",
+    errno.ENOMEM: "memory",
+    errno.EAGAIN: "processes",
+    errno.ENOSPC: "disk space",
+    getattr(errno, "EDQUOT", errno.ENOSPC): "disk space",
+}
+# What Python says when the system gives it no thread, for want of memory or of places. Source: CPython.
+_NO_THREAD: Final = "can't start new thread"
+_DATABASE_EXHAUSTED: Final = {"FullError": "disk space", "NoMemError": "memory"}
+
+
+class OutOfResources(EnvironmentFault):
+    """The system has no more of `what` at the moment: nothing is wrong with the request or with the program."""
+
+    code = "out_of_resources"
+
+    def __init__(self, what: str) -> None:
+        super().__init__(because("out_of_resources", what=what))
+        self.what = what
+
+
+def exhausted(error: BaseException) -> OutOfResources | None:
+    """The fault of a system that ran out of something, where that is what `error` or one of its causes says."""
+    seen: BaseException | None = error
+    while seen is not None:
+        lack = _lacking(seen)
+        if lack is not None:
+            return lack
+        seen = seen.__cause__
+    return None
+
+
+def _lacking(error: BaseException) -> OutOfResources | None:
+    kind = type(error)
+    if isinstance(error, MemoryError):
+        return OutOfResources("memory")
+    if isinstance(error, OSError) and error.errno in _EXHAUSTED and not isinstance(error, ConnectionError):
+        return OutOfResources(_EXHAUSTED[error.errno])
+    if isinstance(error, RuntimeError) and str(error) == _NO_THREAD:
+        return OutOfResources("threads")
+    if kind.__module__.partition(".")[0] == "apsw" and kind.__name__ in _DATABASE_EXHAUSTED:
+        return OutOfResources(_DATABASE_EXHAUSTED[kind.__name__])
+    return None

@@ -1,0 +1,190 @@
+"""Small state files: one JSON value each, written whole, with the version of its form."""
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final, Generic, TypeVar
+
+import msgspec
+
+from devices.atomic_file import locked, write_atomically
+from devices.learned import learned
+from engine.core.errors import EnvironmentFault
+from engine.message_catalog.reasons import because
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+V = TypeVar("V")
+# No file has this stamp.
+_UNREAD: Final = (-1, -1, -1)
+
+
+class Damaged(EnvironmentFault):
+    """A state file is there but cannot be used; `reason` says why."""
+
+    code = "damaged_state_file"
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(because("state_file_damaged", path=str(path), why=reason))
+        self.path = path
+        self.reason = reason
+
+
+class _Version(msgspec.Struct):
+    version: int | None = None
+
+
+class _Envelope(msgspec.Struct, Generic[T]):
+    version: int
+    data: T
+
+
+class JsonStore(Generic[T]):
+    """A value of type `kind` in the file `path` (None: in memory only). Thread-safe.
+
+    Another process may change the file; it is then read again. Whatever is made of what was read is written by
+    `change`, or within `locked`: else another process's change in between would be lost. Files without a version
+    are of the first form. What is read is shared: change a copy. A file that cannot be read is never lost: the next
+    `put` keeps it aside.
+    """
+
+    def __init__(
+        self, path: Path | None, kind: type[T], empty: Callable[[], T], *, version: int = 1, private: bool = False
+    ) -> None:
+        self.path = path
+        self._kind, self._empty, self._version, self._private = kind, empty, version, private
+        self._envelope: Any = _Envelope[kind]  # type: ignore[valid-type]  # a form to decode, made at run time
+        self._lock = threading.RLock()
+        self._holder: int | None = None  # the thread that is within `locked`
+        self._stamp: tuple[int, int, int] | None = None
+        self._value: T | None = None
+        self._damage: Damaged | None = None
+        self._missed: OSError | None = None  # the file was not read, whatever callers got in its place
+
+    def read(self) -> T:
+        """The value; the empty one where there is no file. Raises: Damaged."""
+        with self._lock:
+            stamp = self._look()
+            if self.path is not None and stamp != self._stamp:
+                self._stamp, self._value, self._damage = stamp, None, None
+                if stamp is not None:
+                    self._load(self.path)
+            self._missed = None
+            if self._damage is not None:
+                raise self._damage
+            if self._value is None:
+                self._value = self._empty()
+            return self._value
+
+    def get(self) -> T:
+        """The value; the empty one, and a line in the log, where the file cannot be used."""
+        with self._lock:
+            known = self._damage
+            try:
+                return self.read()
+            except Damaged as error:
+                if self._missed is not None:
+                    log.warning("%s It is left as it is and read again next time.", error)
+                elif error is not known:
+                    log.warning("%s It is taken as empty, and kept aside when it is written next.", error)
+                return self._empty()
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Nobody else changes the value meanwhile; what is read here is the newest. Raises: OSError."""
+        if self.path is None:
+            with self._lock:
+                yield
+        elif self._holder == threading.get_ident():
+            yield
+        else:  # the file's lock first: who only reads here does not wait for another process
+            with locked(self.path), self._lock:
+                self._holder, self._stamp = threading.get_ident(), _UNREAD
+                try:
+                    yield
+                finally:
+                    self._holder = None
+
+    def change(self, change: Callable[[T], T]) -> T:
+        """Replace the value by what `change` makes of it, and return that; an error in it changes nothing.
+
+        Raises: OSError: as `put` and `locked`.
+        """
+        with self.locked():
+            old = self.get()
+            new = change(old)
+            if new is not old:
+                self.put(new)
+            return new
+
+    def remove(self) -> None:
+        """Go back to the empty value, without a file. Raises: OSError."""
+        with self.locked():
+            if self.path is None:
+                self._value = None
+            else:
+                self.path.unlink(missing_ok=True)
+
+    def put(self, value: T) -> None:
+        """Replace the value, whatever it is.
+
+        Raises: OSError: it could not be written, or not be read a moment ago, so that `value` would be made from
+        nothing; the file is as it was.
+        """
+        with self._lock:
+            if self.path is not None:
+                missed, self._missed = self._missed, None
+                with contextlib.suppress(Damaged):
+                    self.read()
+                missed, self._missed = missed or self._missed, None
+                if missed is not None:
+                    raise OSError(missed.errno, missed.strerror, str(self.path)) from missed
+                if self._damage is not None:
+                    self.path.replace(self.path.with_name(f"{self.path.name}.corrupt-{int(time.time())}"))
+                raw = msgspec.json.encode(_Envelope(self._version, value))
+                write_atomically(
+                    self.path, msgspec.json.format(raw, indent=1), mode=0o600 if self._private else 0o666
+                )
+            self._stamp, self._value, self._damage = self._look(), value, None
+
+    def _look(self) -> tuple[int, int, int] | None:
+        """What another file in its place has otherwise: two of one size may be of one tick of a clock."""
+        try:
+            found = self.path.stat() if self.path is not None else None
+        except OSError:
+            return None
+        return (found.st_mtime_ns, found.st_size, found.st_ino) if found is not None else None
+
+    def _load(self, path: Path) -> None:
+        try:
+            self._value = self._decode(path.read_bytes())
+        except (IsADirectoryError, PermissionError) as error:
+            self._damage = Damaged(path, error.strerror or str(error))
+        except OSError as error:  # of this moment: no descriptors, no memory. The file may be as good as ever.
+            self._stamp, self._missed = None, error
+            raise Damaged(path, error.strerror or str(error)) from error
+        except (ValueError, RecursionError) as error:
+            self._damage = Damaged(path, str(error).rstrip("."))
+
+    def _decode(self, raw: bytes) -> T:
+        try:
+            version = msgspec.json.decode(raw, type=learned(_Version)).version
+        except msgspec.ValidationError:  # a list, or a table with a row of that name
+            version = None
+        if version is None:
+            return msgspec.json.decode(raw, type=learned(self._kind))
+        if version > self._version:
+            raise msgspec.ValidationError(
+                f"it has form {version} of a newer program, {self._version} is known here"
+            )
+        envelope: _Envelope[T] = msgspec.json.decode(raw, type=learned(self._envelope))
+        return envelope.data
+
+
+def with_row(table: dict[str, V], key: str, value: V | None) -> dict[str, V]:
+    """A copy of a table with one row as it should be, last; None: without it."""
+    others = {name: row for name, row in table.items() if name != key}
+    return others if value is None else {**others, key: value}

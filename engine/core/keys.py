@@ -1,0 +1,86 @@
+"""API keys with scopes. Only their hashes are kept, so the file betrays no key."""
+
+import hashlib
+import secrets
+import time
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+
+from engine.core.errors import InputFault
+from engine.core.json_store import Damaged, JsonStore
+
+Scope = Literal["chat", "manage"]
+MAX_KEYS: Final = 1000
+_PREFIX: Final = "tsr_"
+
+
+class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
+    """One key. `chat` may run models; `manage` may also change what is on the disk and what is loaded."""
+
+    name: str
+    sha256: str
+    scopes: tuple[Scope, ...] = ("chat",)
+    created_at: float = 0.0
+
+
+class BadKeyFile(InputFault):
+    """The file of keys cannot be read; without it the server would be open."""
+
+    code = "bad_key_file"
+
+
+def digest(key: str) -> str:
+    """The hash a key is known by. Keys are random, so one round is enough."""
+    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+class KeyStore:
+    """The keys of this installation, read again when another process changed the file."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._store = JsonStore(path, list[ApiKey], list, private=True)
+
+    def all(self) -> tuple[ApiKey, ...]:
+        """Every key. Raises: BadKeyFile."""
+        return tuple(self._read())
+
+    def in_use(self) -> bool:
+        """Keys are asked for: there is a file of them, even one that says there is none. Raises: BadKeyFile."""
+        return bool(self.all()) or (self._store.path is not None and self._store.path.exists())
+
+    def scopes(self, key: str) -> tuple[Scope, ...] | None:
+        """What this key allows; None if it is none of ours. Raises: BadKeyFile."""
+        wanted = digest(key)
+        return next((known.scopes for known in self._read() if known.sha256 == wanted), None)
+
+    def add(self, name: str, scopes: tuple[Scope, ...]) -> str:
+        """Make a key and return it: the only time it is seen. Raises: InputFault, BadKeyFile."""
+        key = _PREFIX + secrets.token_urlsafe(32)
+        made = ApiKey(name=name, sha256=digest(key), scopes=scopes or ("chat",), created_at=time.time())
+        with self._store.locked():
+            keys = self._read()
+            if not name or len(name) > 100 or any(known.name == name for known in keys):  # noqa: PLR2004
+                raise InputFault(f"A key needs a name of its own, up to 100 characters; {name!r} is not.", "name")
+            if len(keys) >= MAX_KEYS:
+                raise InputFault(f"There are already {MAX_KEYS} keys.", "name")
+            self._store.put([*keys, made])
+        return key
+
+    def remove(self, name: str) -> bool:
+        """Revoke a key by its name; False when there is none. Raises: BadKeyFile."""
+        with self._store.locked():
+            keys = self._read()
+            left = [known for known in keys if known.name != name]
+            if not left and keys:
+                self._store.remove()  # the last one: keys are no longer asked for
+            elif len(left) < len(keys):
+                self._store.put(left)
+            return len(left) < len(keys)
+
+    def _read(self) -> list[ApiKey]:
+        try:
+            return self._store.read()
+        except Damaged as error:
+            raise BadKeyFile(f"{error} Mend it or remove it.") from error

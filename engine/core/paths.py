@@ -1,0 +1,75 @@
+"""Where Tessera keeps things. `TESSERA_HOME` moves every folder at once."""
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import platformdirs
+
+from engine.core.errors import InputFault
+
+BUNDLED_MODELS = Path(__file__).resolve().parents[2] / "assets" / "models"
+
+
+def installed_models() -> Path:
+    """Where start.py puts the model of a fresh machine; `TESSERA_INSTALLED_MODELS` names another folder."""
+    named = os.environ.get("TESSERA_INSTALLED_MODELS")
+    return Path(named) if named else Path(sys.prefix) / "share" / "tessera" / "models"
+
+
+def installed_speech() -> Path:
+    """Where start.py puts the speech model; `TESSERA_SPEECH` names another folder."""
+    named = os.environ.get("TESSERA_SPEECH")
+    return Path(named) if named else installed_models().parent / "speech"
+
+
+def whole_path(named: str, field: str) -> Path:
+    """A place a client names, from whatever folder the server was started. Raises: InputFault: it is not whole."""
+    place = Path(named).expanduser()
+    if not place.is_absolute():
+        raise InputFault(f"{named!r} is not a whole path; the server's folder is not yours.", field)
+    return place
+
+
+def is_installed(path: Path) -> bool:
+    """The path belongs to the installation, so nothing may be written beside it."""
+    return path.is_relative_to(BUNDLED_MODELS) or path.is_relative_to(installed_models())
+
+
+@dataclass(frozen=True)
+class Paths:
+    """The five folders of an installation. They are made by whoever first writes to them."""
+
+    config: Path
+    models: Path
+    state: Path
+    cache: Path
+    logs: Path
+
+    @property
+    def converter(self) -> Path:
+        """Where llama.cpp's own converter is with the packages it needs, if somebody wanted it."""
+        return self.models.parent / "converter"
+
+    @property
+    def server_file(self) -> Path:
+        """Address and token of the running server, readable by this user only."""
+        return self.state / "server.json"
+
+
+def user_paths() -> Paths:
+    """The folders for this user: below TESSERA_HOME if set, else where the system keeps such things."""
+    home = os.environ.get("TESSERA_HOME")
+    if home:
+        root = Path(home).expanduser().absolute()
+        return Paths(root / "config", root / "models", root / "state", root / "cache", root / "logs")
+    dirs = platformdirs.PlatformDirs("tessera", appauthor=False)
+    data = Path(dirs.user_data_dir)
+    return Paths(
+        config=Path(dirs.user_config_dir),
+        models=data / "models",
+        state=Path(dirs.user_state_dir),
+        cache=Path(dirs.user_cache_dir),
+        logs=Path(dirs.user_log_dir),
+    )

@@ -1,0 +1,106 @@
+"""How tokens are drawn where a request leaves it open: the one owner of that decision.
+
+For each field the first of these that says something counts: the request, the user's settings for the model, the
+file, the publisher's generation_config.json, the family's model card, llama.cpp's own defaults.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, Literal
+
+import msgspec
+
+from engine.core.types import SamplingParams
+from quantize.files.sampling_keys import BOUNDS, Value
+
+Source = Literal["request", "user", "file", "generation_config", "model_card", "llama.cpp", "ollama"]
+# Source: common/common.h of llama.cpp, struct common_params_sampling.
+LLAMA_CPP: Final[Mapping[str, Value]] = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
+
+
+class Layer(msgspec.Struct, frozen=True, kw_only=True):
+    """What one source says; `link` is where that is written, if it is an address."""
+
+    source: Source
+    values: dict[str, Value]
+    link: str = ""
+
+
+class Recommended(msgspec.Struct, frozen=True, kw_only=True):
+    """What is recommended for a model, strongest first, with and without a reasoning block before the answer.
+
+    `reasons`: a chat that does not switch reasoning gets the block.
+    """
+
+    plain: tuple[Layer, ...] = ()
+    thinking: tuple[Layer, ...] = ()
+    reasons: bool = False
+
+    def layers(self, thinking: bool | None) -> tuple[Layer, ...]:
+        """The layers of a request that switches reasoning on, off, or not at all."""
+        return self.thinking if self.reasons and thinking is not False else self.plain
+
+
+NOTHING_RECOMMENDED: Final = Recommended()
+
+
+class Chosen(msgspec.Struct, frozen=True, kw_only=True):
+    """What is in force. `sources` names for each decided field who decided; all others are neutral.
+
+    `explicit` are the fields that the request named.
+    """
+
+    params: SamplingParams
+    sources: dict[str, Source]
+    links: dict[str, str] = {}
+    explicit: tuple[str, ...] = ()
+
+    def facts(self) -> dict[str, dict[str, Any]]:
+        """As answers and the lists of models tell it: value, who decided it, and where that is written."""
+        told = {}
+        for name, source in self.sources.items():
+            link = {"link": self.links[name]} if name in self.links else {}
+            told[name] = {"value": getattr(self.params, name), "source": source, **link}
+        return told
+
+
+def choose(given: Mapping[str, Any], layers: Iterable[Layer] = (), source: Source = "request") -> Chosen:
+    """Sampling for a request that says `given`; an explicit neutral value stays neutral."""
+    values = dict(given)
+    sources: dict[str, Source] = {name: source for name in BOUNDS if name in given}
+    links: dict[str, str] = {}
+    for layer in (*layers, Layer(source="llama.cpp", values=dict(LLAMA_CPP))):
+        for name, value in layer.values.items():
+            if name not in values:
+                values[name] = value
+                sources[name] = layer.source
+                if layer.link:
+                    links[name] = layer.link
+    ordered = {name: sources[name] for name in BOUNDS if name in sources}
+    return Chosen(params=SamplingParams(**values), sources=ordered, links=links, explicit=tuple(given))
+
+
+def only_explicit(chosen: Chosen) -> Chosen:
+    """What is in force where another server answers: what the request named; all else is that server's choice."""
+    params = SamplingParams(**{name: getattr(chosen.params, name) for name in chosen.explicit})
+    sources = {name: source for name, source in chosen.sources.items() if name in chosen.explicit}
+    return Chosen(params=params, sources=sources, explicit=chosen.explicit)
+
+
+def recommended(
+    *,
+    user: Mapping[str, Value],
+    file: Mapping[str, Value],
+    publisher: Mapping[str, Value],
+    card: "tuple[Layer, Layer] | None",
+    reasons: bool,
+) -> Recommended:
+    """All layers of a model; `card` are the family's, without and with reasoning."""
+    common = [
+        Layer(source="user", values=dict(user)),
+        Layer(source="file", values=dict(file)),
+        Layer(source="generation_config", values=dict(publisher)),
+    ]
+    present = tuple(layer for layer in common if layer.values)
+    if card is None:
+        return Recommended(plain=present, thinking=present, reasons=reasons)
+    return Recommended(plain=(*present, card[0]), thinking=(*present, card[1]), reasons=reasons)

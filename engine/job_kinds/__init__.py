@@ -1,0 +1,1 @@
+"""The kinds of background jobs, and what each of them does."""

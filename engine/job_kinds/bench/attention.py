@@ -1,0 +1,98 @@
+"""What plain and fused attention cost on this processor for one geometry of heads, measured through real kernels.
+
+Which one is faster hangs on the processor, its threads and the heads: llama.cpp shares the fused one out in tiles
+that fit some geometries and cut others (docs/log.md, engine). A stand-in of one layer, little but attention, tells.
+"""
+
+import asyncio
+import tempfile
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from engine.job_kinds.bench import shapes, standin
+from engine.job_kinds.bench.measure import Timed, loaded_meter
+from engine.job_kinds.bench.run import bench_settings
+from engine.placement.attention import DENSE_UBATCH, with_plain
+from engine.placement.measurements.attention import AttentionSpeed, AttentionTimes, Heads
+from engine.runner.protocol import LoadSettings
+
+DECODED: Final = 16
+TURNS: Final = 8
+# The two halves of the turns may differ by this much; more, and something else had the processor.
+STEADY: Final = 1.1
+# A short chat, and one where attention is most of the work on the processors seen so far.
+LENGTHS: Final = (512, 2048)
+# Weights beside attention: as small as llama.cpp's blocks allow.
+WIDTH: Final = 256
+# Two runners with a model of some megabytes.
+RUNNERS_BYTES: Final = 300 << 20
+VOCABULARY: Final = 1024
+
+
+def stand_in(heads: Heads) -> shapes.Dimensions:
+    """A dense model of one layer with these heads and next to nothing else."""
+    return shapes.Dimensions(
+        "llama", 1, WIDTH, heads.queries, heads.keys, heads.width, WIDTH, VOCABULARY, tied=True
+    )
+
+
+def fused_settings(path: Path, threads: int) -> LoadSettings:
+    """How the stand-in is loaded, with fused attention."""
+    settings = LoadSettings(
+        path=str(path), n_threads=threads, n_threads_batch=threads, use_mmap=False, flash_attn="on"
+    )
+    return bench_settings(settings, LENGTHS, (1,), DECODED)
+
+
+def memory_bytes(heads: Heads) -> int:
+    """What both runners take: the interpreters and libraries, and the scores of plain attention twice over."""
+    return RUNNERS_BYTES + 2 * 4 * heads.queries * (max(LENGTHS) + DECODED + 64) * DENSE_UBATCH
+
+
+async def measure_attention(heads: Heads, *, threads: int, scratch: Path) -> AttentionSpeed | None:
+    """Least seconds of a layer, both ways, in turns; None where their halves contradict each other.
+
+    `scratch`: a folder with 50 MB of room. Raises: StandInFailed, BadModelFile, RunnerDied.
+    """
+    with tempfile.TemporaryDirectory(dir=scratch) as folder:
+        path = Path(folder) / "attention.gguf"
+        await asyncio.to_thread(
+            standin.write_in_child, path, probe=stand_in(heads), mix="F16", on_progress=lambda _done, _total: None
+        )
+        fused = fused_settings(path, threads)
+        points = []
+        plain = with_plain(fused, experts=False)
+        async with (
+            loaded_meter(fused, DECODED, LENGTHS[0]) as one,
+            loaded_meter(plain, DECODED, LENGTHS[0]) as other,
+        ):
+            for length in LENGTHS:
+                turns = [_turn(length, await one.timed(length), await other.timed(length)) for _ in range(TURNS)]
+                point = steady(turns)
+                if point is None:
+                    return None
+                points.append(point)
+    return AttentionSpeed(tuple(points))
+
+
+def steady(turns: list[AttentionTimes]) -> AttentionTimes | None:
+    """The least of each time, as others' work only adds to it; None where the halves of the turns differ."""
+    one, other = (_least(turns[half::2]).plain_to_fused for half in (0, 1))
+    return _least(turns) if max(one, other) <= STEADY * min(one, other) else None
+
+
+def _least(turns: list[AttentionTimes]) -> AttentionTimes:
+    columns = zip(*(msgspec.structs.astuple(turn) for turn in turns), strict=True)
+    return AttentionTimes(*(min(column) for column in columns))
+
+
+def _turn(length: int, fused: Timed, plain: Timed) -> AttentionTimes:
+    return AttentionTimes(
+        length,
+        length / fused.prefill_tok_s,
+        length / plain.prefill_tok_s,
+        1 / fused.decode_tok_s,
+        1 / plain.decode_tok_s,
+    )

@@ -1,0 +1,260 @@
+"""Measuring as it is asked for, in the terminal or as a job: bench, autotune, prices of types. Results are kept."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import msgspec
+
+from devices.backends.libraries import library_folder
+from devices.backends.tiles import tiles_library
+from devices.host import Host
+from devices.host_real import RealHost
+from devices.learned import learned
+from engine.core.errors import Cancelled
+from engine.core.paths import Paths
+from engine.energy.meter import EnergyMeter
+from engine.job_kinds.autotune.journal import Journal
+from engine.job_kinds.autotune.run import Step, tune
+from engine.job_kinds.autotune.space import dimensions
+from engine.job_kinds.bench.run import bench, bench_settings
+from engine.job_kinds.bench.type_prices import PriceStore, measure_prices
+from engine.job_kinds.measure.subject import Opened, Subject, opened
+from engine.jobs.jobs import Control, JobKind, JobRegistry
+from engine.library.catalogue import Catalogue
+from engine.message_catalog.reasons import Reason, because
+from engine.placement.load_settings import usable_cores
+from engine.placement.measurements.keys import machine_key, shape_key
+from engine.placement.measurements.reports import Point, Report, TypePrices
+from engine.placement.measurements.results import Results
+from engine.placement.measurements.tuning import Goal, TuneReport, knobs_of
+from engine.placement.memory_admission import MemoryAdmission
+from engine.placement.placer import Placer, read_shape
+from engine.placement.tuned import tuned_of
+from engine.runner.protocol import LoadSettings
+
+# Cells beside the prompt of a tuned turn: its answer and what surrounds it.
+TURN_CELLS: Final = 512
+
+
+class BenchOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """One measurement. `threads` None: what dispatch or autotune chose. Lengths and `tokens` in tokens."""
+
+    subject: Subject
+    lengths: tuple[int, ...] = (128, 512, 2048)
+    parallel: tuple[int, ...] = (1, 4)
+    repeats: int = 3
+    tokens: int = 32
+    threads: int | None = None
+
+
+class TuneOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """One search for each of `lengths` prompt tokens; `limit_s` bounds all of them together."""
+
+    subject: Subject
+    lengths: tuple[int, ...] = (512,)
+    limit_s: float = 600.0
+    goal: Goal = "speed"
+
+
+class BenchService:
+    """Measures on this machine, with `host`'s power meters. One at a time: two would measure each other."""
+
+    def __init__(
+        self,
+        paths: Paths,
+        placer: Placer,
+        admission: MemoryAdmission,
+        open_catalogue: Callable[[], Catalogue],
+        host: Host | None = None,
+    ) -> None:
+        self._host = host or RealHost()
+        self._paths = paths
+        self._placer = placer
+        self._admission = admission
+        self._open = open_catalogue
+        self.prices = PriceStore(paths.state / "type_prices.json")
+
+    @property
+    def results(self) -> Results:
+        """Everything measured on this machine."""
+        return self._placer.results
+
+    def bench(
+        self,
+        options: BenchOptions,
+        step: Callable[[Reason], None],
+        on_point: Callable[[Point], None] = lambda _: None,
+    ) -> Report:
+        """Measure and keep the result. Raises: NotEnoughMemory, BadModelFile, RunnerDied, StandInFailed."""
+        placer = self._placer
+        with opened(options.subject, self._paths, self._open, step) as subject:
+            shape = read_shape(str(subject.path))
+            machine = placer.machine_now()
+            placed = placer.judge_shape(_owner(subject), shape, subject.settings)
+            settings = placed.settings
+            if options.threads:
+                settings = msgspec.structs.replace(
+                    settings, n_threads=options.threads, n_threads_batch=options.threads
+                )
+            with self._admitted(bench_settings(settings, options.lengths, options.parallel, options.tokens)):
+                report = asyncio.run(
+                    bench(
+                        settings,
+                        model=options.subject.name,
+                        lengths=options.lengths,
+                        parallel=options.parallel,
+                        repeats=options.repeats,
+                        stand_in=options.subject.stand_in,
+                        step=step,
+                        tokens=options.tokens,
+                        machine=machine,
+                        shape_key=shape_key(shape),
+                        on_point=on_point,
+                    )
+                )
+        placer.results.add(report)
+        return report
+
+    def tune(self, options: TuneOptions, step: Step) -> list[TuneReport]:
+        """Search for every length and keep the results.
+
+        Raises: as `bench`; NothingWorks; NoPowerMeter and NeverAtRest where energy is the goal.
+        """
+        placer = self._placer
+        found = []
+        energy = None
+        if options.goal == "energy":
+            energy = EnergyMeter(self._host, placer.machine_now())
+            step(because("bench_rest"), 0)
+            asyncio.run(energy.rest())  # before a stand-in is written, which takes a disk's time
+        with opened(options.subject, self._paths, self._open, lambda text: step(text, 0)) as subject:
+            shape = read_shape(str(subject.path))
+            machine = placer.machine_now()
+            where, which = machine_key(machine), shape_key(shape)
+            for length in options.lengths:
+                cells = max(subject.settings.n_ctx, length + TURN_CELLS)
+                wanted = msgspec.structs.replace(
+                    subject.settings, n_ctx=cells, kv_cells=max(cells, subject.settings.kv_cells)
+                )
+                settings = placer.defaults(_owner(subject), shape, wanted).settings
+                base = knobs_of(settings)
+                layers, tiles = len(shape.layers), tiles_library(library_folder()) is not None
+                report = asyncio.run(
+                    tune(
+                        settings,
+                        base,
+                        dimensions(base, machine, length, layers, experts=shape.experts > 0, tiles=tiles),
+                        model=options.subject.name,
+                        prompt_tokens=length,
+                        journal_path=self.journal(where, which, length, options.goal),
+                        admit=self._admitted,
+                        limit_s=options.limit_s / len(options.lengths),
+                        step=step,
+                        drafts=not options.subject.stand_in,
+                        energy=energy,
+                    )
+                )
+                placer.tuned.put(tuned_of(report, where, which))
+                found.append(report)
+        return found
+
+    def price_types(self, step: Callable[[str, int, int], None]) -> TypePrices:
+        """Measure the types on the processor and keep the prices. Raises: as `bench`."""
+        scratch = self._paths.cache / "stand-ins"
+        scratch.mkdir(parents=True, exist_ok=True)
+        prices = asyncio.run(
+            measure_prices(
+                machine_key(self._placer.machine_now()),
+                threads=usable_cores(),
+                scratch=scratch,
+                step=step,
+            )
+        )
+        self.prices.put(prices)
+        return prices
+
+    def journal(self, where: str, which: str, length: int, goal: Goal = "speed") -> Path:
+        """The record of one search, there while it is not complete. Each goal has its own."""
+        kind = "" if goal == "speed" else f"-{goal}"
+        return self._paths.state / "autotune" / f"{where}-{which}-{length}{kind}.jsonl"
+
+    def forget(self, options: TuneOptions) -> None:
+        """Drop what a search that will not be completed has found; what others found stays."""
+        for length in options.lengths:
+            any_of_it = self.journal("*", "*", length, options.goal)
+            for path in any_of_it.parent.glob(any_of_it.name):
+                journal = Journal(path)
+                if journal.model == options.subject.name:
+                    journal.clear()
+
+    @contextmanager
+    def _admitted(self, settings: LoadSettings) -> Iterator[None]:
+        """Memory is asked for before a load and given back after it. Raises: NotEnoughMemory."""
+        owner = f"measuring {settings.path}"
+        self._admission.reserve_now(owner, settings)
+        try:
+            yield
+        finally:
+            self._admission.release(owner)
+
+
+def _owner(subject: Opened) -> str:
+    return f"measuring {subject.path}"
+
+
+class Task(msgspec.Struct, frozen=True, kw_only=True):
+    """The parameters of a job of kind `measure`."""
+
+    what: Literal["bench", "tune", "prices"]
+    bench: BenchOptions | None = None
+    tune: TuneOptions | None = None
+
+
+def register(registry: JobRegistry, bench_service: BenchService) -> None:
+    """Teach a registry the kind `measure`: one at a time."""
+    registry.register(
+        JobKind.MEASURE,
+        lambda params, control: run(bench_service, msgspec.convert(params, learned(Task)), control),
+        parallel=1,
+    )
+
+
+def run(bench_service: BenchService, task: Task, control: Control) -> dict[str, Any]:
+    """Do what a job asks for. A search that is paused continues where it was. Raises: Paused, Cancelled."""
+    if task.what == "tune" and task.tune is not None:
+
+        def tried(now: str | Reason, count: int) -> None:
+            control.check()
+            control.report("tuning", count, 0, "settings", now)
+
+        try:
+            control.check()
+            return {"reports": msgspec.to_builtins(bench_service.tune(task.tune, tried))}
+        except Cancelled:
+            bench_service.forget(task.tune)
+            raise
+
+    control.check()
+    if task.what == "bench" and task.bench is not None:
+        options = task.bench
+        total = len(options.lengths) * options.repeats + sum(options.repeats for n in options.parallel if n > 1)
+        done = 0
+        points: list[Point] = []
+
+        def step(now: Reason) -> None:
+            nonlocal done
+            control.check()
+            done += "run" in now.values
+            known = {"model": options.subject.name, "points": msgspec.to_builtins(points)}
+            control.report("measuring", min(done, total), total, "runs", now, known)
+
+        return {"report": msgspec.to_builtins(bench_service.bench(options, step, points.append))}
+
+    def priced(name: str, done: int, total: int) -> None:
+        control.check()
+        control.report("pricing types", done, total, "types", name)
+
+    return {"prices": msgspec.to_builtins(bench_service.price_types(priced))}

@@ -1,0 +1,160 @@
+"""The judge of a gate: a file is asked the cases of a task, and what it says is kept by its hash."""
+
+import asyncio
+import os
+from contextlib import ExitStack, suppress
+from hashlib import sha256 as hash_of
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from devices.learned import learned
+from engine.core.errors import NotEnoughMemory
+from engine.job_kinds.quantize.asking import ask_all
+from engine.job_kinds.quantize.tasks import Task, TaskAnswer, TaskSet, TaskSets, task_set
+from engine.placement.load_settings import default_context, usable_cores
+from engine.placement.memory_admission import MemoryAdmission
+from engine.placement.placer import Placer, read_shape
+from engine.remotes.kernel import kernel_name
+from engine.runner.protocol import LoadSettings
+from quantize.errors import Cancelled
+from quantize.evidence import CancelCheck, OnProgress, Progress
+from quantize.job.gating import Answered
+
+_LEAST_CONTEXT: Final = 1024
+_CHARS_A_TOKEN: Final = 2.5  # of the densest text there is in a task
+_TEMPLATE_TOKENS: Final = 256  # what a template puts around a case
+_OWNER: Final = "asking a task"
+_MOST_FILES: Final = 100  # whose answers are kept; those of 500 cases take some 500 kB
+
+
+class GateService(msgspec.Struct, frozen=True):
+    """Asks the tasks of gates: `named` are those with a name of their own, `cache` is the folder of answers."""
+
+    placer: Placer
+    admission: MemoryAdmission
+    cache: Path
+    named: TaskSets
+
+    def tasks(self, gate: str) -> TaskSet:
+        """The cases of a gate. Raises: InputFault, EnvironmentFault."""
+        return task_set(gate, self.named)
+
+    def judge(self, tasks: TaskSet) -> "RunnerJudge":
+        """Who asks them; everything its cases need is there from now on. Raises: InputFault, EnvironmentFault."""
+        return RunnerJudge(self, tasks)
+
+
+class RunnerJudge:
+    """Implements `quantize.job.gating.Judge`."""
+
+    def __init__(self, gates: GateService, tasks: TaskSet) -> None:
+        self._gates = gates
+        self._tasks = tasks.load()
+        self._checking = tasks.checking
+
+    def fits(self, model: Path) -> bool:
+        """Whether the file can be loaded in the memory that is free now."""
+        try:
+            with ExitStack() as held:
+                self._admitted(self._settings(model), held)
+        except NotEnoughMemory:
+            return False
+        return True
+
+    def ask(self, model: Path, sha256: str, on_progress: OnProgress, cancelled: CancelCheck) -> Answered:
+        """Ask what was not asked before. Raises: Cancelled. BadModelFile, RunnerDied, NotEnoughMemory. OSError."""
+        saved = SavedAnswers(self._gates.cache / "gate" / f"{sha256}.jsonl")
+        keys = [_key(task) for task in self._tasks]
+        left = [(key, task) for key, task in zip(keys, self._tasks, strict=True) if key not in saved.answers]
+        total = float(len(keys))
+        done = total - len(left)
+
+        def on_answer(key: str, task: Task, answer: TaskAnswer) -> None:
+            nonlocal done
+            saved.add(key, answer)
+            done += 1
+            on_progress(Progress(phase="gate", done=done, total=total, detail=task.name))
+
+        if left:
+            with ExitStack() as held:
+                settings = self._settings(model)
+                self._admitted(settings, held)
+                asyncio.run(ask_all(settings, left, on_answer, cancelled))
+        passed = []
+        with self._checking():
+            for key, task in zip(keys, self._tasks, strict=True):
+                if cancelled():
+                    raise Cancelled
+                answer = saved.answers[key]
+                passed.append(not answer.error and task.check(answer) is None)
+        return Answered(tuple(passed), len(left))
+
+    def _settings(self, model: Path) -> LoadSettings:
+        shape = read_shape(str(model))
+        n_ctx = default_context(shape.context_train, max(map(_tokens, self._tasks), default=_LEAST_CONTEXT))
+        cores = usable_cores()
+        wanted = LoadSettings(
+            path=str(model), n_ctx=n_ctx, kv_cells=n_ctx, n_parallel=1, n_threads=cores, n_threads_batch=cores
+        )
+        return self._gates.placer.judge_shape(_OWNER, shape, wanted).settings
+
+    def _admitted(self, settings: LoadSettings, held: ExitStack) -> None:
+        self._gates.admission.reserve_now(_OWNER, settings)
+        held.callback(self._gates.admission.release, _OWNER)
+
+
+def _tokens(task: Task) -> int:
+    """Of its prompt and its longest answer, rather too many."""
+    query = task.query
+    chars = sum(len(m.text()) for m in query.messages) + sum(len(str(t.parameters)) for t in query.tools)
+    wanted = max(chars, len(task.completion)) / _CHARS_A_TOKEN + (query.max_tokens or 0) + _TEMPLATE_TOKENS
+    return max(_LEAST_CONTEXT, -(-int(wanted) // 256) * 256)
+
+
+def _key(task: Task) -> str:
+    """What an answer depends on beside the file."""
+    asked = (msgspec.json.encode(task.query), task.completion.encode(), repr(task.stops).encode())
+    return hash_of(b"\0".join((kernel_name().encode(), *asked))).hexdigest()[:32]
+
+
+class SavedAnswers:
+    """The answers of one file, a line each: what was said before a kill is there after it.
+
+    Beside it at most `most` files' answers are kept, those that were read or added to last.
+    """
+
+    def __init__(self, path: Path, most: int = _MOST_FILES) -> None:
+        self._most = most
+        self._path = path
+        self.answers: dict[str, TaskAnswer] = {}
+        try:
+            lines = path.read_bytes().split(b"\n")
+            os.utime(path)
+        except OSError:
+            lines = []
+        for line in lines:
+            try:
+                key, answer = msgspec.json.decode(line, type=learned(tuple[str, TaskAnswer]))
+            except (ValueError, RecursionError):
+                continue  # cut off
+            self.answers[key] = answer
+
+    def add(self, key: str, answer: TaskAnswer) -> None:
+        """Keep one more, readable by its owner alone. Raises: OSError."""
+        self.answers[key] = answer
+        if not self._path.exists():
+            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._forget()
+        with self._path.open("ab") as file:
+            file.write(b"\n" + msgspec.json.encode((key, answer)) + b"\n")
+
+    def _forget(self) -> None:
+        """Make room for one more file's answers."""
+        old = []
+        for path in self._path.parent.glob("*.jsonl"):
+            with suppress(OSError):  # another job forgot it first
+                old.append((path.stat().st_mtime_ns, path))
+        for _, path in sorted(old, reverse=True)[self._most - 1 :]:
+            path.unlink(missing_ok=True)

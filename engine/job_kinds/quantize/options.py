@@ -1,0 +1,117 @@
+"""What can be asked of the quantizer, by the terminal and over HTTP alike."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from engine.core.defaults import DEFAULT_CONTEXT
+from engine.core.errors import InputFault
+from engine.core.paths import whole_path
+from engine.library.types import ServerPath
+from quantize.types import DeviceKind, Goal, Lock, Rounding, Tier
+
+_MIB, _GIB = 1 << 20, 1 << 30
+# The tasks that a gate may name; any other is a file.
+NAMED = ("certify", "evaluate")
+Bytes = Annotated[int, Meta(ge=1, le=1 << 50)]
+_FILES = ("out", "calibration", "own_text", "imatrix", "plan_file", "export_plan")
+
+
+class LockRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A type for the tensors whose name `pattern` finds; a minimum if `at_least`."""
+
+    pattern: Annotated[str, Meta(min_length=1, max_length=200)]
+    type: Annotated[str, Meta(min_length=1, max_length=20)]
+    at_least: bool = False
+
+
+class QuantizeOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """POST /tessera/v1/quantize and /plan: a model of the library, or the whole path of one here, and one goal.
+
+    `tier` as in `tessera quantize` (null: instant for a mix by name, else balanced). `fit`: so that `n_seq`
+    contexts of `n_ctx` fit beside the weights in `memory_bytes` (null: what is free), their cache in `kv_type`
+    (null: the best). `time_s`: a time to spend, which decides the tier. `out`, `calibration`, `own_text` (to judge
+    by too), `imatrix`, `plan_file` (a goal by itself) and `export_plan` are whole paths on this computer; without
+    `out` the file joins the library. `calibration` may be a folder: its text is mixed half and half with ours, and
+    a part of it judged by. `gpu_layers`: evaluated on the GPU while measuring and comparing (null: as dispatch
+    would load the source). `gate`: `certify`, `evaluate` (runs programs the model writes, in the sandbox) or the
+    whole path of a file of tasks; a file that does it clearly worse than the source is not kept (then the result's
+    `path` is empty).
+    """
+
+    model: ServerPath
+    out: ServerPath | None = None
+    overwrite: bool = False
+    tier: Tier | None = "balanced"
+    budget_bytes: Bytes | None = None
+    bpw: Annotated[float, Meta(ge=0.5, le=32)] | None = None
+    mix: Annotated[str, Meta(min_length=1, max_length=20)] | None = None
+    force: bool = False
+    fit: bool = False
+    memory_bytes: Bytes | None = None
+    n_ctx: Annotated[int, Meta(ge=256, le=1 << 24)] = DEFAULT_CONTEXT
+    n_seq: Annotated[int, Meta(ge=1, le=256)] = 1
+    kv_type: Literal["f16", "q8_0", "q5_1", "q4_0"] | None = None
+    locks: Annotated[tuple[LockRequest, ...], Meta(max_length=100)] = ()
+    rounding: Rounding | None = None
+    time_s: Annotated[float, Meta(gt=0, le=1e7)] | None = None
+    device: DeviceKind = "cpu"
+    threads: Annotated[int, Meta(ge=1, le=1024)] | None = None
+    gpu_layers: Annotated[int, Meta(ge=0, le=10_000)] | None = None
+    verify: bool | None = None
+    calibration: ServerPath | None = None
+    own_text: ServerPath | None = None
+    imatrix: ServerPath | None = None
+    plan_file: ServerPath | None = None
+    export_plan: ServerPath | None = None
+    gate: ServerPath | None = None
+
+    @property
+    def goals(self) -> tuple[str, ...]:
+        """The names of the goals that were given."""
+        given = [name for name in ("budget_bytes", "bpw", "mix", "plan_file") if getattr(self, name) is not None]
+        return (*given, *(["fit"] if self.fit else []))
+
+    def check(self) -> None:
+        """Raises: InputFault: not exactly one goal, or a file that is no whole path."""
+        for field in _FILES:
+            named = getattr(self, field)
+            if named is not None:
+                whole_path(named, field)
+        if self.gate is not None and self.gate not in NAMED:
+            whole_path(self.gate, "gate")
+        if not self.goals:
+            raise InputFault("Say what is wanted: one of budget_bytes, bpw, mix and fit.", "budget_bytes")
+        if len(self.goals) > 1:
+            raise InputFault(
+                f"Give one of budget_bytes, bpw, mix and fit, not {' and '.join(self.goals)}.", self.goals[1]
+            )
+
+    def goal(self) -> Goal:
+        """The quantizer's goal; that of `fit` takes a look at the machine. Raises: InputFault: not exactly one."""
+        self.check()
+        if self.mix is not None:
+            return Goal(kind="mix", mix=self.mix.upper())
+        if self.bpw is not None:
+            return Goal(kind="bpw", bpw=self.bpw)
+        return Goal(kind="budget", limit_bytes=self.budget_bytes)
+
+    def words(self) -> str:
+        """The goal as a file's name tells it."""
+        if self.plan_file is not None:
+            return Path(self.plan_file).stem
+        if self.mix is not None:
+            return self.mix.upper()
+        if self.bpw is not None:
+            return f"{self.bpw:g}bpw"
+        if self.fit:
+            return f"fit-{self.n_ctx}" + (f"-{self.kv_type}" if self.kv_type else "")
+        size = self.budget_bytes or 0
+        # The units in which the size is shown: one file is not told in two.
+        return f"{size / _GIB:.3g}GiB" if size >= _GIB else f"{size / _MIB:.3g}MiB"
+
+    def type_locks(self) -> tuple[Lock, ...]:
+        """The locks as the quantizer takes them."""
+        return tuple(Lock(lock.pattern, lock.type.upper(), lock.at_least) for lock in self.locks)

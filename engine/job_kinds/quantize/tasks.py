@@ -1,0 +1,182 @@
+"""What a gate asks a model: cases with a prompt and a way to tell a right answer; a user's own come from a file."""
+
+import re
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, closing, nullcontext
+from pathlib import Path
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import Meta
+
+from devices.learned import learned
+from engine.chat.bounded_child import BoundedChild, ChildFailed
+from engine.chat.query import ChatQuery
+from engine.chat.types import Message
+from engine.core.errors import InputFault
+from engine.core.paths import whole_path
+from engine.job_kinds.quantize.options import NAMED
+from engine.job_kinds.quantize.regex_child import Search
+from quantize.job.gate import GateTask
+
+LEAST_CASES, MOST_CASES = 5, 500
+_MOST_BYTES: Final = 4 << 20
+_MOST_CHARS: Final = 32_000
+_MOST_REGEX_CHARS: Final = 500
+_USUAL_TOKENS: Final = 256
+_CHARS_A_TOKEN: Final = 4  # for a forecast
+# What looking for a pattern may take: one that backtracks without end is the file's fault, not the answer's.
+_SEARCH_S: Final = 2.0
+_SEARCH_BYTES: Final = 256 << 20
+
+
+class TaskAnswer(msgspec.Struct, frozen=True):
+    """One answer: its text, and (name, arguments as JSON) of calls. `error`: the request was refused, and why.
+
+    `completed`: it continues with the case's `completion`, for the model has no template of chats.
+    """
+
+    text: str = ""
+    calls: tuple[tuple[str, str], ...] = ()
+    error: str = ""
+    completed: bool = False
+
+
+class Task(msgspec.Struct, frozen=True, kw_only=True):
+    """One case. `check` gives the reason why an answer is wrong, or None.
+
+    `completion` is what a model without a template of chats goes on with, up to one of `stops`; empty: it is asked
+    like any other.
+    """
+
+    name: str
+    query: ChatQuery
+    check: Callable[[TaskAnswer], str | None]
+    completion: str = ""
+    stops: tuple[str, ...] = ()
+
+
+class TaskSet(msgspec.Struct, frozen=True, kw_only=True):
+    """A task as it is named, what it takes, and its cases, which are only opened when they are asked.
+
+    Answers are checked within `checking`, which holds what that takes.
+    """
+
+    task: GateTask
+    load: Callable[[], tuple[Task, ...]]
+    checking: Callable[[], AbstractContextManager[object]] = nullcontext
+
+
+TaskSets = Mapping[str, Callable[[], TaskSet]]
+
+
+def task_set(gate: str, named: TaskSets) -> TaskSet:
+    """The task of that name, or in the file at that whole path. Raises: InputFault, and what opening it raises."""
+    if gate in named:
+        return named[gate]()
+    if gate in NAMED:
+        raise InputFault(f"The task {gate} is not known here; give a file of your own.", "gate")
+    return own_tasks(whole_path(gate, "gate"))
+
+
+class _Line(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One line of a file: a `prompt`, and the `answer` that is in a right answer, or a `regex` that finds it."""
+
+    prompt: Annotated[str, Meta(min_length=1, max_length=_MOST_CHARS)]
+    answer: Annotated[str, Meta(min_length=1, max_length=_MOST_CHARS)] | None = None
+    regex: Annotated[str, Meta(min_length=1, max_length=_MOST_REGEX_CHARS)] | None = None
+    system: Annotated[str, Meta(max_length=_MOST_CHARS)] | None = None
+    name: Annotated[str, Meta(max_length=100)] | None = None
+    max_tokens: Annotated[int, Meta(ge=1, le=2048)] = _USUAL_TOKENS
+
+
+def own_tasks(path: Path) -> TaskSet:
+    """A user's own file: JSON Lines of `prompt` and `answer` or `regex`. Raises: InputFault: with the line."""
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise InputFault(f"{path} is larger than {_MOST_BYTES >> 20} MiB: no file of tasks.", "gate")
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
+        raise InputFault(f"{path} cannot be read: {reason}.", "gate") from error
+    lines = [_line(path, number, raw) for number, raw in enumerate(text.split("\n"), 1) if raw.strip()]
+    if not LEAST_CASES <= len(lines) <= MOST_CASES:
+        raise InputFault(
+            f"{path} has {len(lines)} tasks; a file has {LEAST_CASES} to {MOST_CASES}, one on a line.", "gate"
+        )
+    task = GateTask(
+        name=path.name,
+        cases=len(lines),
+        prompt_tokens=sum(len(line.prompt) + len(line.system or "") for line in lines) // _CHARS_A_TOKEN,
+        answer_tokens=sum(line.max_tokens for line in lines) // 2,
+    )
+    search = _Search()
+
+    def load() -> tuple[Task, ...]:
+        return tuple(_task(f"task {n}", line, search) for n, line in enumerate(lines, 1))
+
+    return TaskSet(task=task, load=load, checking=lambda: closing(search))
+
+
+def _line(path: Path, number: int, raw: str) -> _Line:
+    where = f"{path.name}, line {number}: "
+    try:
+        line = msgspec.json.decode(raw, type=learned(_Line))
+    except (ValueError, RecursionError) as error:
+        raise InputFault(f"{where}{error}", "gate") from error
+    if (line.answer is None) == (line.regex is None):
+        raise InputFault(f"{where}give either an answer or a regex.", "gate")
+    if line.answer is not None and not line.answer.strip():
+        raise InputFault(f"{where}the answer is empty.", "gate")
+    if line.regex is not None:
+        try:
+            re.compile(line.regex)
+        except (re.error, OverflowError, RecursionError) as error:
+            raise InputFault(f"{where}the regex is none: {error}", "gate") from error
+    return line
+
+
+def _task(name: str, line: _Line, search: "_Search") -> Task:
+    system = (Message(role="system", content=line.system),) if line.system else ()
+    query = ChatQuery(
+        messages=(*system, Message(role="user", content=line.prompt)),
+        max_tokens=line.max_tokens,
+        sampling={"temperature": 0},
+        loop_guard=True,
+    )
+    before = f"{line.system}\n\n" if line.system else ""
+
+    def check(answer: TaskAnswer) -> str | None:
+        if line.regex is not None:
+            return None if search.finds(line.regex, answer.text) else "the pattern is not in the answer"
+        return None if holds(answer.text, line.answer or "") else "the expected answer is not in it"
+
+    return Task(name=line.name or name, query=query, check=check, completion=before + line.prompt)
+
+
+def holds(text: str, answer: str) -> bool:
+    """Whether the expected answer is in a text as words of its own; case and spaces do not matter."""
+    words = r"\s+".join(re.escape(word) for word in answer.casefold().split())
+    return re.search(rf"(?<!\w){words}(?!\w)", text.casefold()) is not None
+
+
+class _Search:
+    """Looks for patterns in a process that can be ended."""
+
+    def __init__(self) -> None:
+        self._child = BoundedChild(
+            "engine.job_kinds.quantize.regex_child", timeout_s=_SEARCH_S, memory_bytes=_SEARCH_BYTES
+        )
+
+    def finds(self, pattern: str, text: str) -> bool:
+        """Whether it is in a text. Raises: InputFault: that takes without end."""
+        try:
+            reply = self._child.ask_blocking(msgspec.msgpack.encode(Search(pattern=pattern, text=text)))
+        except ChildFailed as failure:
+            problem = f"The regex {pattern!r} takes longer than {_SEARCH_S:g} s on an answer."
+            raise InputFault(problem, "gate") from failure
+        return msgspec.msgpack.decode(reply, type=bool)
+
+    def close(self) -> None:
+        """End the process; looking again starts another."""
+        self._child.close()

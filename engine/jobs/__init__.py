@@ -1,0 +1,1 @@
+"""The registry of background jobs: their records, order, progress and cancellation."""

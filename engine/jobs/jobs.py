@@ -1,0 +1,385 @@
+"""Long work (downloads, quantizing, verifying): started, watched, paused, resumed and cancelled by id.
+
+A job is a kind and parameters that fit into JSON. What a kind does is registered once per process; jobs that were
+running when a process died are found again as paused, and can be resumed.
+"""
+
+import logging
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+import quantize.errors
+from engine.core.errors import Cancelled, EngineError, InputFault, exhausted
+from engine.core.json_store import JsonStore
+from engine.core.quantizer_faults import fact_of
+from engine.jobs.job_changes import Subscription
+from engine.jobs.job_types import Fault, Job, JobKind, JobState, Progress
+from engine.message_catalog import sentence
+from engine.message_catalog.reasons import Reason
+
+__all__ = ["Control", "Fault", "Job", "JobKind", "JobRegistry", "JobState", "Paused", "Progress"]
+
+_log = logging.getLogger(__name__)
+_KEPT = 200
+_SPEED_WINDOW_S = 5.0
+_STALLED_S = 5.0
+
+
+class Paused(EngineError):
+    """Raised inside a job's work when it shall stop and keep what it has."""
+
+    code = "paused"
+
+
+class Control:
+    """What a job's work uses to look up from it; also usable without a registry."""
+
+    def __init__(self, on_progress: Callable[[Progress], None] | None = None) -> None:
+        self._overrides: JobState | None = None
+        self._changed = threading.Condition()
+        self._on_progress = on_progress
+        self._samples: deque[tuple[float, int]] = deque()
+        self._moved_at = time.monotonic()
+
+    def ask(self, overrides: Literal["paused", "cancelled"]) -> None:
+        """Ask the work to stop; it does at its next check."""
+        with self._changed:
+            if self._overrides != "cancelled":
+                self._overrides = overrides
+            self._changed.notify_all()
+
+    def check(self) -> None:
+        """Raise Paused or Cancelled if that was asked for."""
+        if self._overrides == "paused":
+            raise Paused
+        if self._overrides == "cancelled":
+            raise Cancelled
+
+    @property
+    def stopping(self) -> bool:
+        """Whether `check` would raise."""
+        return self._overrides is not None
+
+    @property
+    def cancelling(self) -> bool:
+        """Whether the work shall end for good: what it fails with then does not matter."""
+        return self._overrides == "cancelled"
+
+    def wait(self, seconds: float) -> None:
+        """Sleep, but wake and raise at once when asked to stop."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._overrides is not None, timeout=seconds)
+        self.check()
+
+    def report(
+        self,
+        phase: str,
+        done: int,
+        total: int,
+        unit: str = "bytes",
+        note: str | Reason = "",
+        partial: dict[str, Any] | None = None,
+        left_s: float | None = None,
+    ) -> None:
+        """Tell how far the work is; speed, and `left_s` where it is not given, come from the last five seconds."""
+        now = time.monotonic()
+        if not self._samples or done < self._samples[-1][1]:
+            self._samples.clear()
+            self._moved_at = now
+        elif done > self._samples[-1][1]:
+            self._moved_at = now
+        self._samples.append((now, done))
+        while self._samples[0][0] < now - _SPEED_WINDOW_S and len(self._samples) > 2:  # noqa: PLR2004 two points
+            self._samples.popleft()
+        (then, before), span = self._samples[0], now - self._samples[0][0]
+        del then
+        stalled = now - self._moved_at >= _STALLED_S
+        speed = 0.0 if stalled or span <= 0 else (done - before) / span
+        eta = (total - done) / speed if speed > 0 and total >= done else None
+        if left_s is not None:
+            eta = left_s
+        progress = Progress(
+            phase=phase,
+            done=done,
+            total=total,
+            unit=unit,
+            note=sentence(note),
+            note_detail=note if isinstance(note, Reason) else None,
+            partial=partial or {},
+            speed=speed,
+            eta_s=eta,
+            stalled=stalled,
+        )
+        if self._on_progress:
+            self._on_progress(progress)
+
+
+Work = Callable[[dict[str, Any], Control], dict[str, Any] | None]
+
+
+class _Slots:
+    """So many jobs of a kind at once; the others wait in the order they were started."""
+
+    def __init__(self, count: int) -> None:
+        self._free = count
+        self._line: list[Control] = []
+        self._changed = threading.Condition()
+
+    def join(self, control: Control) -> None:
+        """Take a place in the line."""
+        with self._changed:
+            self._line.append(control)
+
+    def acquire(self, control: Control) -> bool:
+        """Wait for a slot; False if the job was asked to stop meanwhile."""
+        with self._changed:
+            while not control.stopping and not (self._free and self._line[0] is control):
+                self._changed.wait(0.2)
+            self._line.remove(control)
+            taken = not control.stopping
+            self._free -= taken
+            self._changed.notify_all()
+        return taken
+
+    def release(self) -> None:
+        """Give a slot back."""
+        with self._changed:
+            self._free += 1
+            self._changed.notify_all()
+
+
+class JobRegistry:
+    """All jobs of this process, kept in one file. `parallel` jobs of a kind run at once, the others queue."""
+
+    def __init__(self, file: Path | None = None) -> None:
+        self._kept = JsonStore(file, list[Job], list)
+        self._jobs: dict[str, Job] = {}
+        self._touched: set[str] = set()  # what this process began, changed or forgot; others are another server's
+        self._controls: dict[str, Control] = {}
+        self._threads: dict[str, threading.Thread] = {}
+        self._kinds: dict[JobKind, tuple[Work, _Slots]] = {}
+        self._subscriptions: list[Subscription] = []
+        self._ends = False
+        self._lock = threading.RLock()
+        self._load()
+
+    def register(self, kind: JobKind, work: Work, parallel: int = 1) -> None:
+        """Say what jobs of `kind` do. The work raises EngineError (or Cancelled, Paused); its result is JSON."""
+        self._kinds[kind] = (work, _Slots(parallel))
+
+    def start(self, kind: JobKind, title: str, params: dict[str, Any]) -> Job:
+        """Begin a job. Raises: InputFault: nobody registered that kind."""
+        if kind not in self._kinds:
+            raise InputFault(f"this server does no jobs of kind {kind.value}", "kind")
+        now = time.time()
+        job = Job(
+            id=f"{kind.value}-{uuid.uuid4().hex[:10]}",
+            kind=kind,
+            title=title,
+            params=params,
+            state="queued",
+            created_at=now,
+            updated_at=now,
+        )
+        return self._begin(job)
+
+    def resume(self, job_id: str) -> Job:
+        """Go on with a paused or failed job. Raises: InputFault: it is neither, or unknown."""
+        with self._lock:
+            job = self.get(job_id)
+            if job.state not in {"paused", "failed"}:
+                raise InputFault(f"job {job_id} is {job.state}; only paused and failed ones resume", "id")
+            thread = self._threads.get(job_id)
+            if thread is not None and thread.is_alive():
+                thread.join(5)
+            if job.kind not in self._kinds:
+                raise InputFault(f"this server does no jobs of kind {job.kind.value}", "kind")
+            return self._begin(job)
+
+    def pause(self, job_id: str) -> Job:
+        """Ask a job to stop and keep what it has. Raises: InputFault: it is not running."""
+        return self._ask(job_id, "paused")
+
+    def cancel(self, job_id: str) -> Job:
+        """Ask a job to stop and drop what it has. A job that is paused ends at once: its work is called to tidy."""
+        with self._lock:
+            job = self.get(job_id)
+            if job.state in {"paused", "failed"}:
+                if job.kind not in self._kinds:
+                    self._update(job_id, state="cancelled")
+                    return self.get(job_id)
+                control = Control()
+                control.ask("cancelled")
+                self._launch(job, control)
+                return self.get(job_id)
+        return self._ask(job_id, "cancelled")
+
+    def get(self, job_id: str) -> Job:
+        """One job. Raises: InputFault: unknown."""
+        with self._lock:
+            job = self._jobs.get(job_id)
+        if job is None:
+            raise InputFault(f"there is no job {job_id!r}", "id")
+        return job
+
+    def jobs(self) -> tuple[Job, ...]:
+        """Every job, newest first."""
+        with self._lock:
+            return tuple(reversed(self._jobs.values()))  # by begin: the clock may have been set back since
+
+    def wait(self, job_id: str, timeout_s: float | None = None) -> Job:
+        """Block until the job stands still (ended or paused)."""
+        thread = self._threads.get(job_id)
+        if thread is not None:
+            thread.join(timeout_s)
+        return self.get(job_id)
+
+    @contextmanager
+    def subscribe(self, job_id: str | None = None) -> Iterator[Subscription]:
+        """Changes from now on, beginning with the present state of each job."""
+        subscription = Subscription(job_id)
+        with self._lock:
+            self._subscriptions.append(subscription)
+            for job in self._jobs.values():
+                subscription.push(job)
+            if self._ends and job_id is None:
+                subscription.end()
+        try:
+            yield subscription
+        finally:
+            with self._lock:
+                self._subscriptions.remove(subscription)
+
+    def end_following(self) -> None:
+        """End what follows every job, from now on too: it would end only with the server, which waits for it."""
+        with self._lock:
+            self._ends = True
+            for subscription in self._subscriptions:
+                if subscription.job_id is None:
+                    subscription.end()
+
+    def close(self, timeout_s: float = 10.0) -> None:
+        """Pause what runs, wait for it, keep the list."""
+        with self._lock:
+            controls, threads = list(self._controls.values()), list(self._threads.values())
+        for control in controls:
+            control.ask("paused")
+        deadline = time.monotonic() + timeout_s
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _ask(self, job_id: str, overrides: Literal["paused", "cancelled"]) -> Job:
+        with self._lock:
+            job = self.get(job_id)
+            control = self._controls.get(job_id)
+            if control is None or job.ended:
+                raise InputFault(f"job {job_id} is {job.state}", "id")
+            control.ask(overrides)
+        return self.get(job_id)
+
+    def _begin(self, job: Job) -> Job:
+        with self._lock:
+            control = Control(lambda progress: self._update(job.id, progress=progress))
+            self._store(job.changed(state="queued", error=None))
+            self._launch(job, control)
+        return self.get(job.id)
+
+    def _launch(self, job: Job, control: Control) -> None:
+        self._controls[job.id] = control
+        work, slots = self._kinds[job.kind]
+        slots.join(control)
+        thread = threading.Thread(target=self._run, args=(job.id, control, work, slots), name=f"job {job.id}")
+        self._threads[job.id] = thread
+        thread.start()
+
+    def _run(self, job_id: str, control: Control, work: Work, slots: _Slots) -> None:
+        job = self.get(job_id)
+        try:
+            held = slots.acquire(control)
+            try:
+                if held:
+                    self._update(job_id, state="running")
+                result = work(job.params, control)
+            finally:
+                if held:
+                    slots.release()
+        except Paused:
+            self._update(job_id, state="paused")
+        except (Cancelled, quantize.errors.Cancelled):
+            self._update(job_id, state="cancelled")
+        except (EngineError, quantize.errors.QuantizeError) as error:
+            detail = error.detail if isinstance(error, EngineError) else fact_of(error)
+            facts = msgspec.to_builtins(error.facts() | ({"detail": detail} if detail else {}), enc_hook=str)
+            asked = isinstance(error, InputFault | quantize.errors.InputFault)
+            fault = Fault(code=error.code, message=str(error), facts=facts, blame="request" if asked else "machine")
+            _log.warning("job failed id=%s code=%s", job_id, error.code)
+            self._fail(job_id, control, fault)
+        except Exception as error:  # noqa: BLE001 a bug in one job must neither hide nor end the others
+            self._fail(job_id, control, _unforeseen(job_id, error))
+        else:
+            self._update(job_id, state="done", result=result)
+        finally:
+            with self._lock:
+                if self._controls.get(job_id) is control:
+                    del self._controls[job_id]
+
+    def _fail(self, job_id: str, control: Control, fault: Fault) -> None:
+        """One that was to be cancelled is: a job that failed fails at the same place when it is called to tidy."""
+        if control.cancelling:
+            self._update(job_id, state="cancelled")
+        else:
+            self._update(job_id, state="failed", error=fault)
+
+    def _update(self, job_id: str, **changes: Any) -> None:
+        with self._lock:
+            job = self._jobs[job_id].changed(**changes)
+            self._store(job, to_disk="state" in changes)
+
+    def _store(self, job: Job, *, to_disk: bool = True) -> None:
+        self._jobs[job.id] = job
+        self._touched.add(job.id)
+        for subscription in self._subscriptions:
+            subscription.push(job)
+        if to_disk:
+            self._save()
+
+    def _save(self) -> None:
+        ended = [j for j in self.jobs() if j.ended]
+        for job in ended[_KEPT:]:
+            del self._jobs[job.id]
+            self._touched.add(job.id)
+        try:
+            self._kept.change(self._merged)
+        except OSError as error:
+            _log.warning("the list of jobs could not be kept: %s", error)
+
+    def _merged(self, kept: list[Job]) -> list[Job]:
+        """The jobs of a file that another server of this user may have changed, with what this one did."""
+        jobs = {job.id: job for job in kept if job.id in self._jobs or job.id not in self._touched}
+        jobs.update((job_id, job) for job_id, job in self._jobs.items() if job_id in self._touched)
+        return list(jobs.values())
+
+    def _load(self) -> None:
+        for job in self._kept.get():
+            if job.state in {"queued", "running"}:
+                # Newer than every progress told before: who followed the job then takes this as its latest state.
+                job = job.changed(state="paused")  # noqa: PLW2901
+            self._jobs[job.id] = job
+
+
+def _unforeseen(job_id: str, error: Exception) -> Fault:
+    """The fault of a job that ended by what it does not know: a system without resources, or a bug."""
+    lack = exhausted(error)
+    if lack is not None:
+        _log.warning("job failed id=%s, the system has no more %s: %s", job_id, lack.what, error)
+        return Fault(code=lack.code, message=str(lack), facts=msgspec.to_builtins(lack.facts()))
+    _log.error("job crashed id=%s", job_id, exc_info=error)
+    return Fault(code="bug", message=type(error).__name__, blame="program")

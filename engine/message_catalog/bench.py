@@ -1,0 +1,15 @@
+"""Sentences of engine.job_kinds.bench and autotune: what is measured now, and why it cannot be."""
+
+from typing import Final
+
+BENCH: Final = {
+    "nothing_works": "No settings were found that load this model: {why}",
+    "standin_failed": "The stand-in could not be written: {why}",
+    "bench_rest": "the computer at rest",
+    "bench_header": "reading the header",
+    "bench_stand_in": "writing a stand-in {share:.0%}",
+    "bench_loading": "loading {phase} {share:.0%}",
+    "bench_warming_up": "warming up",
+    "bench_length": "{tokens} tokens, {run} of {runs}",
+    "bench_parallel": "{requests} at once, {run} of {runs}",
+}

@@ -1,0 +1,35 @@
+"""Sentences of engine.placement: what is remarkable about a load's memory, what would need less, and how to ask for it."""
+
+from typing import Final
+
+FIT: Final = {
+    "beyond_training": "The model was trained for {tokens} tokens; beyond that its answers degrade.",
+    "no_layers": "The header names no layers: the cache could not be predicted.",
+    "onnx_cache": "ONNX Runtime keeps the cache in 32 bits, allocated in full for each sequence.",
+    "flm_cache": "FastFlowLM does not tell what its cache takes; its list tells the weights.",
+    "vllm_memory": "What vLLM takes beside weights and cache is set aside by experience, not measured here.",
+}
+OPTIONS: Final = {
+    "with_command": "{option} ({command})",
+    "option_kv": "keep the context in {kv_type} instead of {before}",
+    "option_parallel": "answer one request at a time",
+    "option_context": "use a context of {n_ctx} tokens instead of {before}",
+    "option_compact_context": "use a context of {n_ctx} tokens instead of {before}, 8-bit, one request at a time",
+    "option_layers": "keep {layers} of {all_layers} layers on the GPU",
+    "option_processor": "run it on the processor",
+    "option_quantize": "quantize it to {mix}, or let Tessera choose a mix of that size",
+    "option_fetch": "fetch a smaller quantization, of {mix}'s {budget_mib} MiB",
+    "option_unload": "stop {model}, which holds {held_gib:.1f} GiB",
+}
+# Options of `tessera fit` and `serve`, or whole commands.
+COMMANDS: Final = {
+    "option_kv": "--kv {kv_type}",
+    "option_parallel": "--parallel 1",
+    "option_context": "--ctx {n_ctx}",
+    "option_compact_context": "--ctx {n_ctx} --kv q8_0 --parallel 1",
+    "option_layers": "--layers {layers}",
+    "option_processor": "--layers 0",
+    "option_quantize": "tessera quantize {model} --budget {budget_mib}MiB",
+    "option_fetch": "tessera models pull {repository} --plan",
+    "option_unload": "tessera models unload {model}",
+}

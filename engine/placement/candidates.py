@@ -1,0 +1,338 @@
+"""Where one model could run: on the CPU, on one GPU or several, through OpenVINO; with need and speed."""
+
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from devices.backends.libraries import library_folder
+from devices.backends.openvino import BACKEND
+from devices.backends.tiles import tiles_library
+from devices.memory import Ledger
+from devices.types import Device, Machine, Runtime
+from engine.message_catalog.reasons import Reason
+from engine.placement import openvino, streaming
+from engine.placement.attention import head_widths, heads_of, plain_attention, why_measured
+from engine.placement.chip_speeds import bandwidth
+from engine.placement.file_weights import file_weights
+from engine.placement.fit_context import need_at
+from engine.placement.fit_report import machine_isa, overdraft
+from engine.placement.history import PlacementHistory
+from engine.placement.measurements.attention import AttentionSpeed, attention_key
+from engine.placement.measurements.keys import machine_key
+from engine.placement.need import gpu_layer_start, kv_layer_bytes
+from engine.placement.need_types import DryRun, Need
+from engine.placement.priors import BACKENDS, HOST_UBATCH
+from engine.placement.prompt_tiles import prompt_tiles, tile_attention
+from engine.placement.shape import ModelShape
+from engine.placement.speed import Speed, expected
+from engine.placement.split import layer_bytes, layer_counts, shared_out
+from engine.placement.types import Overrides, Streaming
+from engine.runner.engine_args import overrides
+from engine.runner.protocol import LoadSettings
+
+DryRunner = Callable[[LoadSettings], DryRun | None]
+QUIET_DIVISOR: Final = 2
+# What a card's driver and its libraries take of memory that is reported as free, when layers are shared out by it.
+SPLIT_RESERVE_BYTES: Final = 512 << 20
+
+
+# Larger pieces of prompts, and attention of all layers on the GPU, may cost so much of a usual turn: what is read
+# and written behind long texts gains more by them.
+TIE: Final = 0.95
+
+
+class Question(msgspec.Struct, frozen=True):
+    """A model, the settings it would be loaded with, what the user overrides, and the machine with its memory.
+
+    `disk_gbs` is what the model's disk was measured to read a second.
+    """
+
+    shape: ModelShape
+    settings: LoadSettings
+    overrides: Overrides
+    machine: Machine
+    ledger: Ledger
+    memory: PlacementHistory
+    owner: str
+    disk_gbs: float | None = None
+
+    def fits(self, need: Need) -> bool:
+        """Whether the ledger would grant it now."""
+        return overdraft(self.ledger, need, self.owner) is None
+
+
+class Candidate(msgspec.Struct, frozen=True):
+    """A place to run, whether it fits and how fast it is expected to be.
+
+    `others`: GPUs beside `device`; `attention`: what this machine measured of both ways of attention.
+    """
+
+    device: Device
+    runtime: Runtime | None
+    settings: LoadSettings
+    need: Need
+    fits: bool
+    speed: Speed
+    others: tuple[Device, ...] = ()
+    attention: Reason | None = None
+    streaming: Streaming | None = None
+
+    @property
+    def backend(self) -> str:
+        """Its backend's name; the CPU's own kernels are `cpu`."""
+        return self.runtime.backend if self.runtime else "cpu"
+
+
+def threads(machine: Machine, overrides: Overrides, base: LoadSettings) -> int:
+    """One thread a performance core within affinity and quota; half of them when quiet. A smaller `base` stays."""
+    if overrides.n_threads is not None:
+        return overrides.n_threads
+    cpu = machine.device("cpu")
+    count = cpu.cores.threads if cpu and cpu.cores else 1
+    if overrides.mode == "quiet" or overrides.on_battery:
+        count = max(1, count // QUIET_DIVISOR)
+    return min(count, base.n_threads) if base.n_threads else count
+
+
+def audit_key(shape: ModelShape, backend: str) -> str:
+    """Loads whose predictions err alike."""
+    return f"{shape.architecture}|{backend}"
+
+
+def on_cpu(asked: Question, dry_run: DryRunner) -> Candidate:
+    """llama.cpp's own kernels on the CPU: the faster ones for its types and use, spare cells where they fit."""
+    count = threads(asked.machine, asked.overrides, asked.settings)
+    settings = msgspec.structs.replace(
+        asked.settings, n_gpu_layers=0, devices=(), n_threads=count, n_threads_batch=count
+    )
+    cpu, shape = asked.machine.devices[0], asked.shape
+    isa = machine_isa(asked.machine)
+    settings = file_weights(settings, shape, isa, bandwidth(cpu)) or settings
+    if tiles_library(library_folder()) is not None:
+        settings = prompt_tiles(settings, shape, isa) or settings
+        settings = tile_attention(settings, shape, isa) or settings
+    correction = asked.ledger.audits.correction(audit_key(shape, "cpu"))
+
+    use, measured = asked.memory.use(asked.owner), attention_speed(asked, count)
+
+    def at(tried: LoadSettings) -> Candidate:
+        run = dry_run(tried)
+        need = need_at(shape, tried, isa, None, (tried, run) if run else None, correction)
+        speed = expected(shape, tried, ((cpu, "cpu", 1.0),), None, asked.memory, asked.owner)
+        return Candidate(
+            cpu, None, tried, need, asked.fits(need), speed, attention=why_measured(tried, measured, use)
+        )
+
+    plain = plain_attention(settings, shape, isa, use, measured)
+    if plain is not None and (candidate := at(plain)).fits:
+        return candidate
+    usual = at(settings)
+    if usual.fits:
+        return usual
+    if settings.kv_cells <= settings.n_ctx:
+        return _streamed(asked, at, settings) or usual
+    tight = at(msgspec.structs.replace(settings, kv_cells=0))
+    return tight if tight.fits else _streamed(asked, at, settings) or usual
+
+
+def _streamed(asked: Question, at: Callable[[LoadSettings], Candidate], settings: LoadSettings) -> Candidate | None:
+    """The same with the experts that memory has room for, the others read when they are asked for."""
+    least = streaming.streamed_settings(asked.shape, settings)
+    if least is None or asked.machine.system != "linux":
+        return None
+    wide = msgspec.structs.replace(least, n_ubatch=least.n_batch)  # a prompt's piece asks for nearly all of them
+    found = next((tried for tried in map(at, (wide, least)) if tried.fits), None)
+    if found is None:
+        return None
+    free = asked.ledger.available("cpu", asked.machine, asked.owner)
+    spare = free - found.need.device_bytes("cpu")
+    whole = at(streaming.with_spare(asked.shape, found.settings, spare))
+    found = whole if whole.fits else found  # what earlier loads took more than predicted counts for experts too
+    speed, settings = found.speed, found.settings
+    cost = streaming.forecast(
+        asked.shape,
+        settings.expert_bytes,
+        streaming.recorded_use(settings),
+        asked.disk_gbs or streaming.UNKNOWN_DISK_GBS,
+        1 / speed.decode_tok_s if speed.decode_tok_s else 0.0,
+        measured=asked.disk_gbs is not None,
+    )
+    prefill = streaming.prompt_tok_s(asked.shape, cost, settings.n_ubatch, speed.prefill_tok_s)
+    return msgspec.structs.replace(found, speed=Speed(prefill, cost.decode_tok_s, speed.measured), streaming=cost)
+
+
+def attention_speed(asked: Question, count: int) -> AttentionSpeed | None:
+    """What both ways of attention were measured to cost here with `count` threads and this model's heads."""
+    heads = heads_of(asked.shape) if asked.memory.knows_attention else None
+    return asked.memory.attention(attention_key(machine_key(asked.machine), heads, count)) if heads else None
+
+
+def on_gpus(asked: Question) -> list[Candidate]:
+    """Every usable GPU through each of its backends, and all cards of their own of one backend together."""
+    usable = [
+        (device, runtime)
+        for device in asked.machine.devices
+        for runtime in device.runtimes
+        if device.kind in {"igpu", "dgpu"}
+        and runtime.state == "usable"
+        and runtime.backend in BACKENDS
+        and runtime.backend != BACKEND
+    ]
+    found = [_Offload(asked, (pair,)).best() for pair in usable]
+    for backend in dict.fromkeys(runtime.backend for _, runtime in usable):
+        cards = [pair for pair in usable if pair[0].kind == "dgpu" and pair[1].backend == backend]
+        if len({device.id for device, _ in cards}) > 1:
+            cards.sort(key=lambda card: -asked.ledger.available(card[0].id, asked.machine, asked.owner))
+            found.append(_Offload(asked, tuple(cards)).best())
+    return found
+
+
+class _Offload:
+    """One model on one GPU, or its layers shared out over several of one backend."""
+
+    def __init__(self, asked: Question, devices: tuple[tuple[Device, Runtime], ...]) -> None:
+        self._asked, self._devices = asked, devices
+        self._gpu, self._runtime = devices[0]
+        self._total = len(asked.shape.layers) + 1
+        free = (asked.ledger.available(device.id, asked.machine, asked.owner) for device, _ in devices)
+        self._free = [max(0, num_bytes - SPLIT_RESERVE_BYTES) for num_bytes in free]
+        base, count = asked.settings, threads(asked.machine, asked.overrides, asked.settings)
+        self._base = msgspec.structs.replace(
+            base,
+            devices=tuple(runtime.device_name for _, runtime in devices),
+            n_threads=count,
+            n_threads_batch=count,
+            n_ubatch=min(BACKENDS[self._runtime.backend].n_ubatch, base.n_batch),
+            use_mmap=base.use_mmap and self._gpu.kind != "igpu",
+            flash_attn=self._attention(base),
+        )
+
+    def _attention(self, base: LoadSettings) -> str:
+        """Fused where the backend is known to have it for all of the model's heads; else llama.cpp looks."""
+        if base.flash_attn != "auto":
+            return base.flash_attn
+        supported = BACKENDS[self._runtime.backend].head_widths
+        return "on" if set(head_widths(self._asked.shape) or {0}) <= supported else "auto"
+
+    def best(self) -> Candidate:
+        """All layers if they fit; else as many as fit, or all without the experts of some, whichever is faster.
+
+        What stays in RAM is copied to the GPU for each piece of a prompt, so both are tried with larger pieces too,
+        whose memory may cost a layer.
+        """
+        found = self._with_most_layers()
+        if found.settings.n_gpu_layers == self._total and found.fits:
+            return found
+        usual, larger = self._base, min(HOST_UBATCH, self._base.n_batch)
+        tried = [found, *self._without_experts()]
+        if larger > usual.n_ubatch and any(c.fits for c in tried):
+            self._base = msgspec.structs.replace(usual, n_ubatch=larger)
+            tried += [self._with_most_layers(), *self._without_experts()]
+            self._base = usual
+
+        def order(c: Candidate) -> tuple[bool, float]:
+            at = c.settings
+            return not c.fits, c.speed.turn_s * TIE ** ((at.n_ubatch == larger) + (at.n_gpu_layers == self._total))
+
+        return min(tried, key=order)
+
+    def _with_most_layers(self) -> Candidate:
+        cells = self._base.kv_cells
+        layers, fits = self._most_layers(cells)
+        if cells > self._base.n_ctx and (layers, fits) != (self._total, True):
+            more = self._most_layers(0)  # layers on the GPU are worth more than spare cells
+            if more > (layers, fits):
+                cells, (layers, fits) = 0, more
+        return self._candidate(self._at(layers, cells), fits=fits)
+
+    def _without_experts(self) -> list[Candidate]:
+        cells = self._base.kv_cells
+        for size in (cells, 0) if cells > self._base.n_ctx else (cells,):
+            cpu_expert_layers = self._fewest_experts(size)
+            if cpu_expert_layers is not None:
+                return [self._candidate(self._at(self._total, size, cpu_expert_layers), fits=True)]
+        return []
+
+    def _at(self, layers: int, cells: int, cpu_expert_layers: int = 0) -> LoadSettings:
+        """The settings with so many layers, cells, and layers whose experts stay on the CPU."""
+        settings = msgspec.structs.replace(
+            self._base, n_gpu_layers=layers, kv_cells=cells, cpu_expert_layers=cpu_expert_layers
+        )
+        if len(self._devices) == 1:
+            return settings
+        shape = self._asked.shape
+        sizes = layer_bytes(shape, settings, kv_layer_bytes(shape, settings))
+        shares = layer_counts(sizes[gpu_layer_start(shape, layers) :], self._free)
+        return msgspec.structs.replace(settings, tensor_split=shares)
+
+    def _need(self, settings: LoadSettings) -> Need:
+        asked = self._asked
+        correction = asked.ledger.audits.correction(audit_key(asked.shape, self._runtime.backend))
+        need = need_at(asked.shape, settings, machine_isa(asked.machine), self._gpu.id, None, correction)
+        return shared_out(need, asked.shape, settings, asked.machine, self._gpu.id)
+
+    def _fits(self, settings: LoadSettings) -> bool:
+        return self._asked.fits(self._need(settings))
+
+    def _most_layers(self, cells: int) -> tuple[int, bool]:
+        """The most layers, and whether even they fit."""
+        low, high, wished = 0, self._total, self._asked.overrides.n_gpu_layers
+        if wished is not None:
+            low = high = min(high, wished) if wished >= 0 else high
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self._fits(self._at(middle, cells)):
+                low = middle
+            else:
+                high = middle - 1
+        return low, self._fits(self._at(low, cells))
+
+    def _fewest_experts(self, cells: int) -> int | None:
+        """How many layers must leave their experts to the CPU for all to fit; None where that is no help."""
+        asked = self._asked
+        if not asked.shape.experts or asked.overrides.n_gpu_layers is not None or overrides(self._base.engine_args):
+            return None
+        low, high = 1, len(asked.shape.layers)
+        while low < high:
+            middle = (low + high) // 2
+            if self._fits(self._at(self._total, cells, middle)):
+                high = middle
+            else:
+                low = middle + 1
+        return low if self._fits(self._at(self._total, cells, low)) else None
+
+    def _candidate(self, settings: LoadSettings, *, fits: bool) -> Candidate:
+        need, asked = self._need(settings), self._asked
+        held = [need.device_bytes(device.id) for device, _ in self._devices]
+        whole = sum(held) or 1
+        devices = tuple(
+            (device, runtime.backend, size / whole)
+            for (device, runtime), size in zip(self._devices, held, strict=True)
+        )
+        speed = Speed(0.0, 0.0, measured=False)
+        if settings.n_gpu_layers:
+            speed = expected(asked.shape, settings, devices, asked.machine.device("cpu"), asked.memory, asked.owner)
+        others = tuple(device for device, _ in self._devices[1:])
+        return Candidate(self._gpu, self._runtime, settings, need, fits, speed, others)
+
+
+def through_openvino(asked: Question) -> list[Candidate]:
+    """OpenVINO's devices that take this model: by a pin, or an NPU by its rule; all layers or none."""
+    shape, machine = asked.shape, asked.machine
+    count = threads(machine, asked.overrides, asked.settings)
+    found = []
+    for device in machine.devices:
+        for runtime in device.runtimes:
+            if runtime.backend != BACKEND or runtime.state != "usable":
+                continue
+            if openvino.refusal(shape, asked.settings, runtime):
+                continue
+            settings = openvino.settings_for(asked.settings, runtime, device)
+            settings = msgspec.structs.replace(settings, n_threads=count, n_threads_batch=count)
+            gpu = device.id if device.kind in {"igpu", "dgpu"} else None
+            correction = asked.ledger.audits.correction(audit_key(shape, runtime.backend))
+            need = openvino.need(need_at(shape, settings, machine_isa(machine), gpu, None, correction))
+            speed = expected(shape, settings, ((device, BACKEND, 1.0),), None, asked.memory, asked.owner)
+            found.append(Candidate(device, runtime, settings, need, asked.fits(need), speed))
+    return found

@@ -1,0 +1,328 @@
+"""Choose device, backend, offload and settings for one model: what fits, then the pin, then speed."""
+
+import msgspec
+
+from devices.backends.openvino import BACKEND
+from devices.memory import Ledger
+from devices.types import Machine, Runtime
+from engine.message_catalog.reasons import Reason, because
+from engine.placement import openvino, streaming
+from engine.placement.attention import why_plain
+from engine.placement.candidates import Candidate, DryRunner, Question, on_cpu, on_gpus, through_openvino
+from engine.placement.cells import cap_kv_cells, grown
+from engine.placement.chip_speeds import has_matrix
+from engine.placement.context_size import Capacity, capacity_for, larger_context
+from engine.placement.fit_context import resize_context
+from engine.placement.history import PlacementHistory
+from engine.placement.need_types import Need
+from engine.placement.npu_rule import Offer, Verdict, busy_igpu, judge, why_npu, why_power
+from engine.placement.priors import BACKENDS, NPU_LARGEST_PARAMETERS
+from engine.placement.prompt_tiles import why_tiles
+from engine.placement.shape import ModelShape
+from engine.placement.speculation import with_speculation
+from engine.placement.types import Alternative, Overrides, Placement
+from engine.runner.protocol import LoadSettings
+
+# A GPU that is not at least this much faster than the CPU is not worth its driver's risks. Published pairs of small
+# integrated GPUs and their processors are often a tie, and forecasts are a fifth off: unmeasured, they need more.
+WORTHWHILE_GAIN = 1.1
+WORTHWHILE_INTEGRATED_GAIN = 1.25
+# Where several backends drive one GPU, the first is not taken for the second's sake: SYCL's answers are up to three
+# times slower than Vulkan's with models it has no kernels for. Published: llama.cpp, issues 26010, 22413, 19918.
+BEHIND = {"sycl": "vulkan"}
+
+
+def place(
+    shape: ModelShape,
+    base: LoadSettings,
+    overrides: Overrides,
+    machine: Machine,
+    ledger: Ledger,
+    memory: PlacementHistory,
+    dry_run: DryRunner = lambda _settings: None,
+    owner: str = "",
+    disk_gbs: float | None = None,
+) -> Placement:
+    """Where the model runs. `base` has the path and what the server would use without an opinion of ours.
+
+    A user's pin beats a stored measurement, which beats a prior; what does not fit loses to what does. `dry_run`
+    may return None, then formulas are used.
+    """
+
+    def choose(
+        settings: LoadSettings, dry_run: DryRunner = dry_run
+    ) -> tuple[list[Candidate], bool, Candidate, Verdict | None]:
+        asked = Question(shape, settings, overrides, machine, ledger, memory, owner, disk_gbs)
+        found = [on_cpu(asked, dry_run), *on_gpus(asked)]
+        intel = through_openvino(asked)
+        pinned = [c for c in (*found, *intel) if _is_pinned(c, overrides.device)]
+        usual = _best(pinned or found, found[0])
+        npu = next((c for c in intel if c.device.kind == "npu" and c.fits), None)
+        why = _why_npu(asked)
+        verdict = _judged(npu, usual, why, asked) if npu is not None and why is not None else None
+        chosen = npu if npu is not None and verdict is not None and verdict.take else usual
+        return [*found, *intel], bool(pinned), chosen, verdict
+
+    use = memory.use(owner)
+    overrides = grown(overrides, use)
+
+    def with_context(n_ctx: int) -> LoadSettings:
+        return cap_kv_cells(requested_settings(resize_context(base, n_ctx), overrides), shape, overrides, use)
+
+    def at(n_ctx: int) -> Candidate:
+        return choose(with_speculation(with_context(n_ctx), shape), _by_formula)[2]
+
+    def capacity(need: Need) -> Capacity | None:
+        return capacity_for(need, machine, ledger, owner)
+
+    context = larger_context(base, overrides, shape, at, capacity)
+    wished = with_context(context.n_ctx if context is not None else base.n_ctx)
+    ahead = with_speculation(wished, shape)
+    candidates, pinned, chosen, verdict = choose(ahead)
+    if ahead != wished and not chosen.fits:
+        candidates, pinned, chosen, verdict = choose(wished)
+    if context is not None and not chosen.fits:  # llama.cpp itself says that it takes more than the formulas do
+        wished, context = with_context(base.n_ctx), None
+        candidates, pinned, chosen, verdict = choose(wished)
+    reasons = _reasons(chosen, overrides, machine, shape, pinned)
+    if context is not None:
+        reasons = (*reasons, context.reason)
+    if chosen.backend == BACKEND and chosen.device.kind == "npu":
+        npu = _offer(chosen, memory, owner)
+        first = verdict.reasons if verdict is not None else (why_power(chosen.device.vendor, npu),)
+        reasons = (reasons[0], *first, *reasons[1:])
+    if overrides.device and not pinned:
+        why = openvino.pin_refused(shape, ahead, machine, overrides.device)
+        refused = because("pin_refused", device=overrides.device, why=why) if why is not None else None
+        reasons = (refused or because("pin_not_usable", device=overrides.device), *reasons)
+    fitting = [c for c in candidates if c.fits]
+    others = tuple(
+        _alternative(c, chosen, overrides, verdict, _set_aside(c, fitting)) for c in candidates if c is not chosen
+    )
+    return Placement(
+        device=chosen.device.id,
+        device_name=chosen.device.name,
+        backend=chosen.backend,
+        n_layers=len(shape.layers),
+        settings=chosen.settings,
+        need=chosen.need,
+        fits=chosen.fits,
+        decode_tok_s=round(chosen.speed.decode_tok_s, 1) or None,
+        basis="measured" if chosen.speed.measured else "prior",
+        streaming=chosen.streaming,
+        reasons=reasons,
+        alternatives=(*others, *_npus(machine, shape)),
+    )
+
+
+def _by_formula(_settings: LoadSettings) -> None:
+    """What llama.cpp would say is not asked for a context that is only tried."""
+
+
+def requested_settings(base: LoadSettings, overrides: Overrides) -> LoadSettings:
+    """`base` with what the user asked for; a shared cache follows context and parallel requests."""
+    settings = resize_context(base, overrides.n_ctx or base.n_ctx, overrides.n_parallel)
+    if overrides.kv_type and overrides.kv_type != "f16":
+        return msgspec.structs.replace(
+            settings, type_k=overrides.kv_type, type_v=overrides.kv_type, flash_attn="on"
+        )
+    return msgspec.structs.replace(
+        settings, type_k=overrides.kv_type or base.type_k, type_v=overrides.kv_type or base.type_v
+    )
+
+
+def _why_npu(asked: Question) -> Reason | None:
+    """Why an NPU should be tried for this model; None: it is too large, or a device is wished."""
+    if (
+        asked.overrides.device is not None
+        or sum(t.num_values for t in asked.shape.tensors) > NPU_LARGEST_PARAMETERS
+    ):
+        return None
+    busy = busy_igpu(asked.machine, asked.ledger, asked.owner)
+    return why_npu(asked.overrides, igpu_busy=busy, side_work=False)
+
+
+def _judged(npu: Candidate, usual: Candidate, why: Reason, asked: Question) -> Verdict:
+    offers = (_offer(c, asked.memory, asked.owner) for c in (npu, usual))
+    return judge(why, npu.device.vendor, *offers)
+
+
+def _offer(candidate: Candidate, memory: PlacementHistory, owner: str) -> Offer:
+    device = candidate.device
+    tokens_per_joule = memory.tokens_per_joule(owner, device.id, candidate.backend)
+    return Offer(device.name, candidate.speed.prefill_tok_s, tokens_per_joule)
+
+
+def _is_pinned(candidate: Candidate, pin: str | None) -> bool:
+    if pin is None:
+        return False
+    device, backend = candidate.device, candidate.backend
+    names = {device.id.lower(), device.kind, backend, f"{device.id}/{backend}".lower()}
+    if backend == BACKEND:  # "cpu" and a GPU's name mean llama.cpp's own kernels
+        names = {f"{device.id}/{backend}".lower()} | ({device.id.lower(), "npu"} if device.kind == "npu" else set())
+    if candidate.runtime:
+        names.add(candidate.runtime.device_name.lower())
+    if candidate.others:  # a pin that names one device means that one alone
+        names = {device.kind, backend}
+    return pin.lower() in names
+
+
+def _best(candidates: list[Candidate], cpu: Candidate) -> Candidate:
+    """The one with the shortest usual turn among those that fit; several GPUs only where one is not enough."""
+    fitting = [c for c in candidates if c.fits] or candidates
+    worthy = [c for c in fitting if _set_aside(c, fitting) is None] or fitting
+    best = min(worthy, key=lambda c: (c.speed.turn_s, len(c.others), list(BACKENDS).index(c.backend)))
+    small = best.device.kind == "igpu" and not best.speed.measured
+    gain = WORTHWHILE_INTEGRATED_GAIN if small else WORTHWHILE_GAIN
+    if best.device.kind != "cpu" and cpu in fitting and best.speed.turn_s * gain > cpu.speed.turn_s:
+        return cpu
+    return best
+
+
+def _set_aside(candidate: Candidate, others: list[Candidate]) -> Reason | None:
+    """Why a forecast alone does not decide for this one; None: it does.
+
+    An integrated GPU without matrix units does not replace a card: it has less of everything but room, and
+    forecasts of it are the least sure. A backend does not replace one on the same device that it is behind.
+    """
+    cards = any(c.device.kind == "dgpu" and c.settings.n_gpu_layers for c in others)
+    if cards and candidate.device.kind == "igpu" and not has_matrix(candidate.runtime):
+        return because("card_first")
+    other = BEHIND.get(candidate.backend)
+    if candidate.speed.measured or not any(
+        (c.device.id, c.backend) == (candidate.device.id, other) for c in others
+    ):
+        return None
+    return because("behind_other_backend", backend=candidate.backend, other=other)
+
+
+def _reasons(
+    chosen: Candidate, overrides: Overrides, machine: Machine, shape: ModelShape, pinned: bool
+) -> tuple[Reason, ...]:
+    reasons = []
+    if pinned and overrides.device:
+        reasons.append(because("pinned", device=overrides.device))
+    if chosen.backend == BACKEND and chosen.runtime:
+        reasons += _why_openvino(chosen, chosen.runtime, shape)
+    elif chosen.device.kind == "cpu":
+        reasons += _why_cpu(chosen, machine, pinned=pinned)
+    else:
+        reasons += _why_gpu(chosen, shape)
+    if chosen.settings.mtp:
+        reasons.append(because("own_head"))
+    if chosen.speed.measured:
+        reasons.append(because("speed_measured"))
+    if overrides.mode == "quiet":
+        reasons.append(because("half_the_cores_quiet"))
+    elif overrides.on_battery:
+        reasons.append(because("half_the_cores_on_battery"))
+    if not chosen.fits:
+        reasons.append(because("fits_not_now"))
+    return tuple(reasons)
+
+
+def _why_gpu(chosen: Candidate, shape: ModelShape) -> list[Reason]:
+    layers, cpu_layers = len(shape.layers), chosen.settings.cpu_expert_layers
+    on_gpu = min(chosen.settings.n_gpu_layers, layers)
+    names = tuple(device.name for device in (chosen.device, *chosen.others))
+    if cpu_layers:
+        reasons = [because("layers_fit_without_experts", layers=cpu_layers, all_layers=layers, devices=names)]
+        if shape.experts_used:
+            reasons.append(because("experts_on_processor", used=shape.experts_used, experts=shape.experts))
+        else:
+            reasons.append(because("few_experts_on_processor"))
+    elif on_gpu == layers:
+        reasons = [because("all_layers_fit", devices=names)]
+    else:
+        reasons = [because("some_layers_fit", layers=on_gpu, all_layers=layers, devices=names)]
+    if chosen.others:
+        shares = tuple(f"{share:.0f}" for share in chosen.settings.tensor_split)
+        reasons.append(because("layers_shared_out", shares=shares))
+    reasons.append(because(f"backend_{chosen.backend}"))
+    if chosen.device.kind == "igpu":
+        reasons.append(because("file_is_read"))
+        if shape.experts and not cpu_layers and on_gpu == layers:
+            reasons.append(because("experts_in_shared_memory"))
+    return reasons
+
+
+def _why_openvino(chosen: Candidate, runtime: Runtime, shape: ModelShape) -> list[Reason]:
+    reasons = [because("openvino", device=runtime.device_name)]
+    if chosen.device.kind == "npu":
+        reasons.append(because("context_compiled_in", n_ctx=chosen.settings.n_ctx))
+    if chosen.device.kind != "cpu":
+        reasons.append(because("untried_on_this"))
+    cost = openvino.cost(shape, runtime)
+    return [*reasons, cost] if cost is not None else reasons
+
+
+def _why_cpu(chosen: Candidate, machine: Machine, *, pinned: bool) -> list[Reason]:
+    gpus = [d for d in machine.devices if d.kind in {"igpu", "dgpu"}]
+    reasons = []
+    if not gpus:
+        reasons.append(because("no_gpu"))
+    elif not any(d.state == "usable" for d in gpus):
+        reasons.append(because("no_usable_gpu", device=gpus[0].name, why=gpus[0].reason or gpus[0].state))
+    elif not pinned and chosen.fits:
+        reasons.append(because("no_faster_gpu"))
+    count, given = chosen.settings.n_threads, chosen.settings.engine_args
+    reasons.append(because("one_thread") if count == 1 else because("threads", threads=count))
+    if chosen.streaming is not None:
+        reasons += streaming.reasons(chosen.streaming)
+    elif not chosen.settings.repack and given.repack is None:
+        reasons.append(because("file_weights"))
+    if chosen.settings.tiles and given.tiles is None:
+        reasons += why_tiles(chosen.settings)
+    if chosen.attention is not None:
+        reasons.append(chosen.attention)
+    elif chosen.settings.flash_attn == "off":
+        reasons.append(why_plain(chosen.settings))
+    return reasons
+
+
+def _alternative(
+    candidate: Candidate, chosen: Candidate, overrides: Overrides, verdict: Verdict | None, aside: Reason | None
+) -> Alternative:
+    pinned = bool(overrides.device) and _is_pinned(chosen, overrides.device)
+    speed = candidate.speed
+    if not candidate.fits:
+        reason = because("fits_not_there")
+    elif candidate.backend == BACKEND and not pinned:
+        reason = _only_pinned(candidate, verdict)
+    elif candidate.device.kind != "cpu" and candidate.settings.n_gpu_layers == 0:
+        reason = because("no_layer_fits_there")
+    elif pinned:
+        reason = because("pinned_elsewhere")
+    elif aside is not None:
+        reason = aside
+    else:
+        reason = because("slower", decode_tok_s=speed.decode_tok_s, prefill_tok_s=speed.prefill_tok_s)
+    return Alternative(
+        device=candidate.device.id,
+        backend=candidate.backend,
+        n_gpu_layers=candidate.settings.n_gpu_layers,
+        decode_tok_s=round(speed.decode_tok_s, 1) or None,
+        reason=reason,
+    )
+
+
+def _only_pinned(candidate: Candidate, verdict: Verdict | None) -> Reason:
+    """Why a device of OpenVINO was not taken."""
+    device = candidate.settings.devices[0]
+    if candidate.device.kind != "npu":
+        return because("only_pinned", device=device)
+    if verdict is None or verdict.take:
+        return because("only_pinned_npu", device=device)
+    return because("only_pinned_npu_not_now", device=device, why=verdict.reasons[0])
+
+
+def _npus(machine: Machine, shape: ModelShape) -> list[Alternative]:
+    """NPUs that take no GGUF file as they are, with their reason."""
+    parameters = sum(t.num_values for t in shape.tensors)
+    small = parameters <= NPU_LARGEST_PARAMETERS
+    reason = because("npu_onnx_only" if small else "npu_onnx_only_large")
+    return [
+        Alternative(device=d.id, backend="onnx", n_gpu_layers=0, decode_tok_s=None, reason=reason)
+        for d in machine.devices
+        if d.kind == "npu" and not any(r.backend == BACKEND for r in d.runtimes)
+    ]

@@ -1,0 +1,183 @@
+"""Which devices were compared with the CPU, and how it came out; the references they are compared with."""
+
+import contextlib
+import hashlib
+import logging
+import os
+import time
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from devices.backends.child import run_child
+from devices.backends.libraries import library_folder
+from devices.backends.trial import BOOT_ID
+from devices.child_command import child_command
+from devices.kernel_packs.folder import installed_libraries
+from devices.types import Machine
+from engine.core.json_store import JsonStore, with_row
+from engine.core.types import DeviceCheck
+from engine.placement.shape import ModelShape
+from engine.runner.engine_args import meaning
+from engine.runner.protocol import LoadSettings
+
+log = logging.getLogger(__name__)
+MAX_ENTRIES: Final = 200
+# Reads weights back from the device, some dozen times: seconds for what fits a laptop.
+OPERATIONS_TIMEOUT_S: Final = 90.0
+# A CPU reads some 150 tokens twice: seconds for models that fit a laptop, minutes for the largest.
+REFERENCE_TIMEOUT_S: Final = 180.0
+SUSPENDS: Final = Path("/sys/power/suspend_stats/success")
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """How a device compared with the CPU for models of one kind; `checked_at` is in seconds since the epoch.
+
+    `what` names device and features; `reason` says why it is wrong, and is empty where it is not. `operations` are
+    those that differ by themselves, in words.
+    """
+
+    what: str
+    wrong: bool
+    checked_at: float
+    reason: str = ""
+    operations: str = ""
+    check: DeviceCheck | None = None
+
+
+class DeviceChecks:
+    """A JSON file of verdicts, keyed by all that a device's results depend on. Thread-safe."""
+
+    def __init__(self, path: Path | None, references: Path | None) -> None:
+        self._references = references
+        self._store: JsonStore[dict[str, Verdict]] = JsonStore(path, dict[str, Verdict], dict)
+
+    def verdict(self, settings: LoadSettings, shape: ModelShape, machine: Machine) -> Verdict | None:
+        """The recorded verdict on these settings; None where they were not compared, or run on the CPU alone."""
+        key = check_key(settings, shape, machine)
+        return self._store.get().get(key) if key else None
+
+    def to_compare(self, settings: LoadSettings, shape: ModelShape, machine: Machine) -> LoadSettings:
+        """The settings, with a reference where the device must be compared; computed where there is none yet."""
+        key = check_key(settings, shape, machine)
+        if key is None or key in self._store.get() or self._references is None:
+            return settings
+        target = self._references / f"{_reference_name(settings)}.msgpack"
+        if not target.exists():
+            started = time.monotonic()
+            argv = child_command(
+                "engine.runner.llama.reference_child", msgspec.json.encode(settings).decode(), str(target)
+            )
+            outcome = run_child(argv, REFERENCE_TIMEOUT_S)
+            if outcome.answer is None:
+                log.warning("no reference for %s: %s", settings.path, outcome.reason)
+                return settings
+            log.info("reference of %s computed in %.1f s", settings.path, time.monotonic() - started)
+            _keep_newest(self._references)
+        return msgspec.structs.replace(settings, reference_path=str(target))
+
+    def wrong_operations(self, settings: LoadSettings) -> tuple[str, frozenset[str]]:
+        """Which operations of the device differ from the CPU's: in words, and by ggml's names.
+
+        Both are empty where none differs by itself, or the device ended or stopped the child that compared them.
+        """
+        argv = child_command("engine.runner.llama.operations_child", msgspec.json.encode(settings).decode())
+        outcome = run_child(argv, OPERATIONS_TIMEOUT_S)
+        if outcome.answer is None:
+            log.warning("operations of %s were not compared: %s", describe(settings), outcome.reason)
+            return "", frozenset()
+        return str(outcome.answer.get("wrong", "")), frozenset(map(str, outcome.answer.get("kinds", ())))
+
+    def record(
+        self,
+        settings: LoadSettings,
+        shape: ModelShape,
+        machine: Machine,
+        check: DeviceCheck | None,
+        wrong_because: str = "",
+        operations: str = "",
+    ) -> None:
+        """Keep how a comparison came out."""
+        key = check_key(settings, shape, machine)
+        if key is None or (check is None and not wrong_because):
+            return
+        verdict = Verdict(
+            what=describe(settings),
+            wrong=bool(wrong_because),
+            reason=wrong_because,
+            operations=operations,
+            check=check,
+            checked_at=time.time(),
+        )
+        with contextlib.suppress(OSError):  # the next start compares again
+            self._store.change(lambda old: dict(list(with_row(old, key, verdict).items())[-MAX_ENTRIES:]))
+
+
+def describe(settings: LoadSettings) -> str:
+    """Device and features, such as `Vulkan0, flash attention, q8_0 cache`."""
+    parts = [", ".join(settings.devices)]
+    if settings.flash_attn != "off":
+        parts.append("flash attention")
+    if (settings.type_k, settings.type_v) != ("f16", "f16"):
+        parts.append(f"{settings.type_k}/{settings.type_v} cache")
+    return ", ".join(parts)
+
+
+def check_key(settings: LoadSettings, shape: ModelShape, machine: Machine) -> str | None:
+    """Names everything a device's results depend on; None where the CPU alone computes.
+
+    Device, driver, kernel, libraries, visibility settings, boot and suspends; the model's architecture, widths and
+    types; attention, cache types and whether layers stay on the CPU.
+    """
+    if not settings.devices or not settings.n_gpu_layers or settings.embeddings or settings.provider:
+        return None
+    facts: list[object] = [settings.devices, settings.flash_attn, settings.type_k, settings.type_v]
+    facts += [
+        bool(settings.cpu_expert_layers),
+        settings.engine_args,
+        settings.n_ubatch,
+        0 <= settings.n_gpu_layers <= len(shape.layers),
+    ]
+    facts += [shape.architecture, shape.embedding, shape.heads, shape.attention, shape.feed_forward, shape.experts]
+    facts += sorted({tensor.ggml_type.name for tensor in shape.tensors})
+    owners = [d for d in machine.devices for r in d.runtimes if r.device_name in settings.devices]
+    facts += [(d.id, d.driver, d.driver_version) for d in owners]
+    facts += [machine.kernel, machine.arch, _text(Path(BOOT_ID)), _text(SUSPENDS)]
+    for paths in installed_libraries(library_folder()).values():
+        facts += [_status(path) for path in paths]
+    prefixes = ("GGML_", "VK_", "HIP_", "ROCR_", "CUDA_", "HSA_", "ZE_", "ONEAPI_", "MESA_", "RADV_")
+    facts += sorted((k, v) for k, v in os.environ.items() if k.startswith(prefixes))
+    return hashlib.sha256(repr(facts).encode()).hexdigest()
+
+
+def _reference_name(settings: LoadSettings) -> str:
+    """Changes with the file, the cache's types and the libraries that compute the reference."""
+    facts = [_status(Path(settings.path)), settings.path, settings.type_k, settings.type_v, settings.n_ctx]
+    facts += meaning(settings.engine_args)
+    facts += ["single"] if settings.max_draft == 0 else []
+    facts += [_status(path) for path in installed_libraries(library_folder()).get("cpu", ())]
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:32]
+
+
+def _status(path: Path) -> tuple[object, ...]:
+    try:
+        status = path.stat()
+    except OSError:
+        return (path.name,)
+    return (path.name, status.st_size, status.st_mtime_ns)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _keep_newest(folder: Path) -> None:
+    """Old references make room: each is a tenth of a megabyte."""
+    with contextlib.suppress(OSError):
+        found = sorted(folder.glob("*.msgpack"), key=lambda path: path.stat().st_mtime)
+        for path in found[:-MAX_ENTRIES]:
+            path.unlink(missing_ok=True)

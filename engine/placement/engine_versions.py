@@ -1,0 +1,94 @@
+"""Another version of llama-cpp-python: compared with the shipped one, used only then, given up when wrong."""
+
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from devices.backends.child import run_child
+from devices.child_command import child_command
+from devices.engine_versions.folder import VARIABLE
+from devices.engine_versions.names import SHIPPED
+from devices.engine_versions.store import EngineVersion, VersionStore
+from devices.errors import EngineVersionRefused, EngineVersionRolledBack
+from devices.learned import learned
+from engine.core.types import DeviceCheck
+from engine.runner.protocol import LoadSettings
+
+# A model is read and computes 150 tokens, twice; see REFERENCE_TIMEOUT_S.
+TIMEOUT_S: Final = 180.0
+
+
+class Compared(msgspec.Struct, frozen=True, kw_only=True):
+    """How a version computes a model, beside the shipped one."""
+
+    model: str
+    check: DeviceCheck
+
+
+def install(
+    store: VersionStore, wheel: Path, models: Sequence[Path], on_row: Callable[[Compared], None]
+) -> EngineVersion:
+    """Add the version in a wheel and compare it on these models. It is not used yet.
+
+    One that fails is removed again, unless it was there before under the same name and is in use.
+    Raises: EngineVersionRefused, OSError.
+    """
+    version = store.add(wheel)
+    try:
+        compare(store, version.version, models, on_row)
+    except EngineVersionRefused:
+        store.remove(version.version)
+        raise
+    return version
+
+
+def use(
+    store: VersionStore,
+    name: str,
+    models: Sequence[Path],
+    on_row: Callable[[Compared], None],
+    *,
+    for_model: Path | None = None,
+) -> None:
+    """Compare again, then use a version from the next start of a runner on, for all models or for one.
+
+    `shipped` is the version that came with the program and is taken as it is.
+    Raises: EngineVersionRefused: it is not installed or fails; what was used stays in use.
+    """
+    if name != SHIPPED:
+        compare(store, name, (for_model,) if for_model else models, on_row)
+    store.use(None if name == SHIPPED else name, str(for_model) if for_model else None)
+
+
+def verify(store: VersionStore, models: Sequence[Path], on_row: Callable[[Compared], None]) -> None:
+    """Compare the version in use; one that fails is rolled back. Raises: EngineVersionRolledBack: it was."""
+    name = store.chosen()
+    if name is None:
+        return
+    try:
+        compare(store, name, models, on_row)
+    except EngineVersionRefused as error:
+        before = store.rollback()
+        raise EngineVersionRolledBack(error.reason, before or SHIPPED) from error
+
+
+def compare(store: VersionStore, name: str, models: Sequence[Path], on_row: Callable[[Compared], None]) -> None:
+    """Structs, loading and numbers of a version, in children. Raises: EngineVersionRefused."""
+    store.package(name)
+    with tempfile.TemporaryDirectory(prefix="tessera-engine-") as work:
+        for number, model in enumerate(models):
+            settings = msgspec.json.encode(LoadSettings(path=str(model))).decode()
+            reference = str(Path(work) / f"{number}.msgpack")
+            _answer(child_command("engine.runner.llama.reference_child", settings, reference), SHIPPED)
+            answer = _answer(child_command("engine.runner.llama.version_check", settings, reference), name)
+            on_row(Compared(model=str(model), check=msgspec.convert(answer, learned(DeviceCheck))))
+
+
+def _answer(argv: Sequence[str], version: str) -> object:
+    outcome = run_child(argv, TIMEOUT_S, {VARIABLE: version})
+    if outcome.answer is None:
+        raise EngineVersionRefused(outcome.reason)
+    return outcome.answer

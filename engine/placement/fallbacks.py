@@ -1,0 +1,122 @@
+"""What to try next when a load fails or the first token crashes: one change at a time."""
+
+import msgspec
+
+from devices.types import Machine
+from engine.message_catalog.reasons import because
+from engine.placement.load_settings import DEFAULT_PARALLEL
+from engine.placement.openvino import is_openvino
+from engine.placement.types import Fallback
+from engine.runner.protocol import LoadSettings
+
+SMALLEST_UBATCH = 128
+# What settings have where nothing was restricted.
+MAX_DRAFT = 16
+# ggml's name of the operation.
+FLASH_ATTENTION = "FLASH_ATTN_EXT"
+# Cache types of V that attention reads without flash attention.
+UNQUANTIZED = ("f16", "bf16", "f32")
+
+
+def next_fallback(settings: LoadSettings, machine: Machine, tried: tuple[LoadSettings, ...]) -> Fallback | None:
+    """The next settings to try; None when nothing is left.
+
+    In order: without the model's own head and copies of states, another backend of the same device, a smaller
+    ubatch, the plain f16 cache, the CPU, then without our own kernels, without rewritten weights, and
+    without mapping the file.
+    """
+    return next((fallback for fallback in _fallbacks(settings, machine) if fallback.settings not in tried), None)
+
+
+def _fallbacks(settings: LoadSettings, machine: Machine) -> list[Fallback]:
+    replace = msgspec.structs.replace
+    fallbacks = []
+    if is_openvino(settings):
+        return [_on_cpu(settings)]
+    if settings.mtp or settings.max_rollback:
+        plain = replace(settings, mtp=False, max_rollback=0)
+        fallbacks.append(Fallback(settings=plain, change=because("without_guesses")))
+    if settings.devices:
+        fallbacks += _on_other_backends(settings, machine)
+    smaller = settings.n_ubatch // 2
+    if smaller >= SMALLEST_UBATCH:
+        reduced = replace(settings, n_ubatch=smaller, n_batch=min(settings.n_batch, 4 * smaller))
+        fallbacks.append(Fallback(settings=reduced, change=because("shorter_pieces", tokens=smaller)))
+    if (settings.type_k, settings.type_v) != ("f16", "f16"):
+        plain = replace(settings, type_k="f16", type_v="f16", flash_attn="auto")
+        fallbacks.append(Fallback(settings=plain, change=because("cache_in_f16")))
+    if settings.n_gpu_layers or settings.devices:
+        fallbacks.append(_on_cpu(settings))
+    return [*fallbacks, *_of_weights(settings)]
+
+
+def _of_weights(settings: LoadSettings) -> list[Fallback]:
+    found = []
+    if settings.tiles:
+        found.append(without_tiles(settings))
+    if settings.repack:
+        found.append(as_in_file(settings))
+    if settings.use_mmap and not settings.expert_bytes:  # what is streamed does not fit otherwise
+        mapped = msgspec.structs.replace(settings, use_mmap=False)
+        found.append(Fallback(settings=mapped, change=because("read_the_file")))
+    return found
+
+
+def without_tiles(settings: LoadSettings) -> Fallback:
+    """The same with llama.cpp's own kernels only."""
+    return Fallback(settings=msgspec.structs.replace(settings, tiles=()), change=because("llama_kernels_only"))
+
+
+def as_in_file(settings: LoadSettings) -> Fallback:
+    """The same without rewritten weights."""
+    return Fallback(settings=msgspec.structs.replace(settings, repack=False), change=because("weights_as_in_file"))
+
+
+def sound_fallbacks(settings: LoadSettings, machine: Machine) -> list[Fallback]:
+    """What to try where a device computes wrongly, in order: without flash attention, other backends, the CPU."""
+    fallbacks = []
+    if is_openvino(settings):
+        return [_on_cpu(settings)]
+    if settings.flash_attn != "off":
+        plain = without_flash_attention(settings)
+        change = because("without_flash_attention", devices=settings.devices)
+        fallbacks.append(Fallback(settings=plain, change=change))
+    if settings.devices:
+        fallbacks += _on_other_backends(settings, machine)
+    return [*fallbacks, _on_cpu(settings)]
+
+
+def without_flash_attention(settings: LoadSettings) -> LoadSettings:
+    """The same with attention in single steps, which reads no quantized V."""
+    cache = settings.type_v if settings.type_v in UNQUANTIZED else "f16"
+    return msgspec.structs.replace(settings, flash_attn="off", type_v=cache)
+
+
+def _on_cpu(settings: LoadSettings) -> Fallback:
+    """llama.cpp's own kernels; what OpenVINO had to go without comes back."""
+    cpu = msgspec.structs.replace(settings, n_gpu_layers=0, devices=(), tensor_split=(), cpu_expert_layers=0)
+    if is_openvino(settings):
+        cpu = msgspec.structs.replace(
+            cpu, n_parallel=DEFAULT_PARALLEL, max_draft=MAX_DRAFT, n_batch=2048, n_ubatch=512
+        )
+    return Fallback(settings=cpu, change=because("on_processor"))
+
+
+def _on_other_backends(settings: LoadSettings, machine: Machine) -> list[Fallback]:
+    return [
+        Fallback(
+            settings=msgspec.structs.replace(settings, devices=(name,), tensor_split=()),
+            change=because("other_backend", backend=backend, device=name),
+        )
+        for name, backend in other_backends(settings.devices[0], machine)
+    ]
+
+
+def other_backends(device_name: str, machine: Machine) -> list[tuple[str, str]]:
+    """(backend device name, backend) of the same device through other backends, best prior first."""
+    owner = next((d for d in machine.devices if any(r.device_name == device_name for r in d.runtimes)), None)
+    if owner is None:
+        return []
+    return [
+        (r.device_name, r.backend) for r in owner.runtimes if r.device_name != device_name and r.backend != "onnx"
+    ]

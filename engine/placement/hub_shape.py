@@ -1,0 +1,40 @@
+"""The shape of a model on the hub, from its headers alone."""
+
+from engine.core.errors import BadModelFile
+from engine.core.paths import Paths
+from engine.library.hub.choose import choose
+from engine.library.hub.client import HubClient
+from engine.library.hub.names import parse_hub_name
+from engine.library.hub.plan import FitEstimator, plan_repository
+from engine.library.hub.types import FitEstimate, RepoPlan
+from engine.library.types import Details
+from engine.message_catalog.reasons import because
+from engine.placement.shape import ModelShape, shape_of
+from quantize.files.gguf_file import GgufFile
+
+
+def hub_shape(name: str, paths: Paths, estimate: FitEstimator | None = None) -> ModelShape:
+    """Shape of `owner/name[:quant]`; without a quant the one that `estimate` finds best, or else the usual one.
+
+    Raises: the hub client's errors. BadModelFile: the repository has no GGUF file whose header can be read.
+    """
+    parts = hub_parts(name, paths, estimate)
+    tensors = [tensor for part in parts for tensor in part.tensors]
+    return shape_of(parts[0], tensors, sum(part.file_bytes for part in parts))
+
+
+def hub_parts(name: str, paths: Paths, estimate: FitEstimator | None = None) -> tuple[GgufFile, ...]:
+    """Headers of all parts of `owner/name[:quant]`. Raises: as `hub_shape`."""
+    found: dict[int, tuple[GgufFile, ...]] = {}
+
+    def keep(parts: tuple[GgufFile, ...], details: Details) -> FitEstimate | None:
+        found[sum(part.file_bytes for part in parts)] = parts
+        return estimate(parts, details) if estimate is not None else None
+
+    wanted = parse_hub_name(name)
+    plan: RepoPlan = plan_repository(HubClient(), paths, wanted.repo, revision=wanted.revision, estimate=keep)
+    choice = choose(plan, wanted).choice
+    parts = found.get(sum(file.size_bytes for file in choice.files))
+    if parts is None:
+        raise BadModelFile(name, because("headers_unreadable"))
+    return parts

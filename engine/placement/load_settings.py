@@ -1,0 +1,69 @@
+"""How a model of the library is loaded before dispatch chooses where: context, requests at once, caches, cores."""
+
+import os
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+from devices.cores import allowed_cores
+from engine.core.defaults import DEFAULT_CONTEXT
+from engine.library.types import ModelEntry
+from engine.runner.protocol import LoadSettings
+
+# What one person uses: a chat, its title, an editor and one to spare. More come with use (dispatch/cells.py).
+DEFAULT_PARALLEL: Final = 4
+ONNX_PARALLEL: Final = 2
+# A model this small stays in a core's cache and has hundreds of barriers a millisecond: a second thread gains
+# little on an idle machine and loses ten times the speed on a busy one. Measured: docs/log.md, engine.
+ONE_THREAD_BYTES: Final = 64 << 20
+# Prefixes cached outside the KV cache. A chat of 4k tokens takes 50 MB (tiny) to 500 MB (0.6B, f16).
+PREFIX_RAM_BYTES: Final = 512 << 20
+PREFIX_DISK_BYTES: Final = 4 << 30
+
+
+def load_settings(
+    entry: ModelEntry, context: int | None = None, cache: Path | None = None, lora: tuple[str, ...] = ()
+) -> LoadSettings:
+    """The settings of a load with `context` tokens (None: the default), at most those it was trained for.
+
+    `cache` is the folder for prefixes on disk, `lora` the adapter files loaded with it.
+    """
+    n_ctx = default_context(entry.context_train, context)
+    embeds = bool({"embedding", "rerank"} & set(entry.capabilities))
+    if entry.format == "flm":
+        return LoadSettings(path=entry.folder or "", n_ctx=n_ctx, n_parallel=1)
+    if entry.format == "vllm":
+        return LoadSettings(
+            path=entry.folder or "", n_ctx=n_ctx, kv_cells=n_ctx * DEFAULT_PARALLEL, n_parallel=DEFAULT_PARALLEL
+        )
+    onnx = entry.format == "onnx"  # one generator a sequence, each with a cache of its full length
+    # Passages to embed are wide batches, which threads share well; a question takes one (runner/llama/batch).
+    wide = embeds and entry.format == "gguf"
+    threads = 1 if entry.size_bytes < ONE_THREAD_BYTES and not wide else usable_cores()
+    return LoadSettings(
+        path=str(entry.path),
+        mmproj_path=None if embeds else entry.projector,
+        n_ctx=n_ctx,
+        kv_cells=n_ctx * (ONNX_PARALLEL if onnx else DEFAULT_PARALLEL),
+        n_parallel=ONNX_PARALLEL if onnx else DEFAULT_PARALLEL,
+        allow_fallback=onnx and os.environ.get("TESSERA_ONNX_FALLBACK") == "1",
+        embeddings=embeds,
+        n_threads=threads,
+        n_threads_batch=threads,
+        cache_dir=str(cache / "prefixes") if cache else None,
+        cache_ram_bytes=PREFIX_RAM_BYTES,
+        cache_disk_bytes=PREFIX_DISK_BYTES,
+        lora=lora,
+    )
+
+
+def default_context(trained: int, context: int | None = None) -> int:
+    """Tokens a model is loaded with that was `trained` for so many (0: not known)."""
+    return min(context or DEFAULT_CONTEXT, trained or DEFAULT_CONTEXT)
+
+
+def usable_cores() -> int:
+    """Physical cores this process may use: hyperthreads slow the kernels down."""
+    allowed = allowed_cores()
+    return max(1, min(psutil.cpu_count(logical=False) or allowed, allowed))

@@ -1,0 +1,330 @@
+"""The pool's door to the ledger: every load is admitted, measured and, if it crashes, tried another way."""
+
+import asyncio
+import contextlib
+import logging
+
+import msgspec
+
+from devices.errors import Overdrawn
+from devices.learned import learned
+from devices.memory import Amount
+from devices.process_memory import first_child, process_memory
+from devices.types import ProcessMemory
+from engine.core.errors import (
+    BadModelFile,
+    DeviceCheckFailed,
+    EngineError,
+    FileRefused,
+    NotEnoughMemory,
+    RunnerDied,
+    SelfCheckFailed,
+    exhausted,
+)
+from engine.core.types import DeviceCheck
+from engine.flm.detect import PREFIX
+from engine.message_catalog.reasons import because
+from engine.placement import onnx
+from engine.placement.candidates import audit_key
+from engine.placement.external import admit_external, is_external
+from engine.placement.fallbacks import (
+    FLASH_ATTENTION,
+    as_in_file,
+    next_fallback,
+    without_flash_attention,
+    without_tiles,
+)
+from engine.placement.fit_report import claim, fit_report, ledger_amounts
+from engine.placement.history import FALLBACK_FIELDS
+from engine.placement.need import exact_parts
+from engine.placement.need_types import FitReport
+from engine.placement.placer import ENOUGH_TOKENS, LARGE_READ_BYTES, Placer, offload_target, read_shape
+from engine.placement.speed import weights_read
+from engine.placement.types import Fallback
+from engine.runner.buffers import BufferLog
+from engine.runner.engine_args import NO_ARGS
+from engine.runner.protocol import LoadSettings
+from engine.vllm.detect import PREFIX as VLLM
+
+log = logging.getLogger(__name__)
+# llama.cpp is asked what a load really takes when the first answer has ended, or after this time without one: the
+# child that asks would take a core from the first token.
+ASKED_AFTER_S = 10.0
+# Below this share of the free memory a load is admitted by formulas: they are within a tenth.
+PLENTY_FRAC = 0.5
+
+
+class _Load(msgspec.Struct, frozen=True, kw_only=True):
+    """A load that was admitted. `device` holds all of its layers, or is None: then its speed belongs to nobody."""
+
+    settings: LoadSettings
+    device: str | None = None
+    backend: str = ""
+    read_bytes: int = 0
+
+
+class MemoryAdmission:
+    """What the pool asks about each load: the ledger decides, and the history learns what loads show."""
+
+    def __init__(self, placer: Placer) -> None:
+        self._placer = placer
+        self._ledger = placer.ledger
+        self._history = placer.history
+        self._checks = placer.resources.checks
+        self._loads: dict[str, _Load] = {}
+        # Settings that failed, first to last, and then those that are tried now; until a token was generated.
+        self._tried: dict[str, list[LoadSettings]] = {}
+        self._audits: set[asyncio.Task[None]] = set()
+        self._unanswered: dict[str, asyncio.Event] = {}
+
+    async def reserve(self, model_id: str, settings: LoadSettings) -> None:
+        """Set memory aside. Raises: as `reserve_now`."""
+        await asyncio.to_thread(self.reserve_now, model_id, settings)
+
+    def reserve_now(self, model_id: str, settings: LoadSettings) -> None:
+        """Set aside what a load with these settings needs. Blocks.
+
+        Where memory is plentiful the formulas decide at once; where it is not, llama.cpp is asked first.
+        Raises: NotEnoughMemory: with needed, available and the three cheapest ways out. BadModelFile.
+        InputFault: llama.cpp refuses the raw engine arguments.
+        """
+        self._loads[model_id] = _Load(settings=settings)
+        if is_external(settings.path):
+            admit_external(model_id, settings, self._placer.machine_now(), self._ledger)
+            return
+        machine = self._placer.machine_now()
+        if onnx.is_folder(settings.path):
+            onnx.admit(model_id, settings, machine, self._ledger)
+            return
+        shape = read_shape(settings.path)
+        if settings.engine_args != NO_ARGS:
+            self._placer.try_engine_args(settings)
+        gpu, backend = offload_target(settings, machine)
+        need, run = self._placer.need(shape, settings, machine, gpu, backend), None
+        free = self._ledger.available("cpu", machine, exclude=model_id)
+        if settings.remotes or (gpu is None and need.total_bytes > PLENTY_FRAC * free):
+            run = self._placer.dry_run(settings)
+            need = self._placer.need(shape, settings, machine, gpu, backend, run)
+
+        def report() -> FitReport:
+            measured = (settings, run) if run else None
+            return fit_report(model_id, shape, settings, machine, self._ledger, gpu=gpu, measured=measured)
+
+        key = audit_key(shape, backend)
+        claim(model_id, need, key, machine, self._ledger, None if settings.remotes else report)
+        whole = not settings.remotes and (gpu is None or settings.n_gpu_layers > len(shape.layers))
+        self._loads[model_id] = _Load(
+            settings=settings,
+            device=(gpu or "cpu") if whole else None,
+            backend=backend,
+            read_bytes=weights_read(shape),
+        )
+        log.info("admitted model=%s device=%s bytes=%d", model_id, gpu or "cpu", need.total_bytes)
+
+    async def widen(self, model_id: str, settings: LoadSettings) -> None:
+        """Set aside what the context of deterministic requests takes. Raises: NotEnoughMemory."""
+        if not is_external(settings.path) and not onnx.is_folder(settings.path):
+            await asyncio.to_thread(self._widen_now, model_id, settings)
+
+    def _widen_now(self, model_id: str, settings: LoadSettings) -> None:
+        machine = self._placer.machine_now()
+        device = offload_target(settings, machine)[0] or "cpu"
+        parts = exact_parts(read_shape(settings.path), settings)
+        try:
+            self._ledger.reserve(_widened(model_id), {device: Amount(sum(parts.values()))}, parts=parts)
+        except Overdrawn as error:
+            raise NotEnoughMemory(error.needed_bytes, error.available_bytes, device) from error
+
+    def attach(self, model_id: str, pid: int, buffers: BufferLog) -> None:
+        """The model is loaded in this process: audit it, and remember how if the first way had failed.
+
+        `buffers` is what its log says it allocated.
+        """
+        load = self._loads.get(model_id)
+        if load is not None and load.settings.path.startswith(PREFIX):
+            # What the NPU holds may not show in a process, so nothing is learnt from what is measured.
+            self._ledger.attach(model_id, first_child(pid))
+            return
+        if load is not None and load.settings.path.startswith(VLLM):
+            self._ledger.attach(model_id, pid)
+            self._ledger.record_measured(model_id)
+            return
+        self._ledger.attach(model_id, pid)
+        tried = self._tried.get(model_id)
+        if tried:  # a write of a kilobyte, at once: the next crash may come before any task runs
+            first, used = tried[0], tried[-1]
+            changes = {f: getattr(used, f) for f in FALLBACK_FIELDS if getattr(used, f) != getattr(first, f)}
+            self._history.remember(model_id, changes)
+        if load is not None and load.settings.expert_bytes:
+            return  # experts come with use: what is held now says nothing of what will be
+        answer = asyncio.Event()
+        self._unanswered[model_id] = answer
+        task = asyncio.get_running_loop().create_task(
+            self._audit_later(model_id, buffers, load, process_memory(pid), answer)
+        )
+        self._audits.add(task)
+        task.add_done_callback(self._audits.discard)
+
+    async def _audit_later(
+        self,
+        model_id: str,
+        buffers: BufferLog,
+        load: _Load | None,
+        measured: ProcessMemory | None,
+        answer: asyncio.Event,
+    ) -> None:
+        """Audit a load when its first answer has ended. `measured` is what its process held at the load's end."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(answer.wait(), ASKED_AFTER_S)
+        if self._unanswered.get(model_id) is answer:  # else it is gone, or was loaded again
+            del self._unanswered[model_id]
+            try:
+                await asyncio.to_thread(self._audit, model_id, buffers, load, measured)
+            except (EngineError, OSError) as error:
+                if exhausted(error) is None:
+                    raise
+                log.warning("the memory of %s stays as predicted, it could not be looked at: %s", model_id, error)
+
+    def _audit(self, model_id: str, buffers: BufferLog, load: _Load | None, measured: ProcessMemory | None) -> None:
+        """Compare what llama.cpp says a load takes with what the process held."""
+        if load is not None:
+            self._refine(model_id, load.settings)
+        if measured is not None:
+            self._ledger.record_measured(model_id, measured, buffers.bytes())
+
+    def _refine(self, model_id: str, settings: LoadSettings) -> None:
+        """Replace what formulas reserved by what llama.cpp says it takes."""
+        if is_external(settings.path) or onnx.is_folder(settings.path):
+            return
+        machine = self._placer.machine_now()
+        gpu, backend = offload_target(settings, machine)
+        run = self._placer.dry_run(settings) if gpu is None or settings.remotes else None
+        if run is not None:
+            need = self._placer.need(read_shape(settings.path), settings, machine, gpu, backend, run)
+            self._ledger.refine(model_id, ledger_amounts(need), need.resident_bytes, need.by_purpose())
+
+    def proven(self, model_id: str) -> None:
+        """A token was generated with the settings of the load: what is remembered of a fallback stays as it is."""
+        self._tried.pop(model_id, None)
+
+    def observed(self, model_id: str, tokens: int, decode_s: float) -> None:
+        """A decode speed measured on this machine: it beats the prior at the next placement.
+
+        Only where one device holds the whole model, and the model is large enough that memory speed decides.
+        """
+        load = self._loads.get(model_id)
+        if load is not None and load.settings.remotes:
+            self._placer.learn_spread(load.settings, tokens, decode_s)
+            return
+        if (
+            load is None
+            or load.device is None
+            or load.settings.expert_bytes
+            or tokens < ENOUGH_TOKENS
+            or load.read_bytes < LARGE_READ_BYTES
+        ):
+            return
+        self._history.record_speed(load.device, load.backend, load.read_bytes, (tokens - 1) / decode_s)
+
+    def answered(self, model_id: str, tokens: int, depth: float, at_once: int) -> None:
+        """An answer of `tokens` ended, on average behind `depth` others, as one of `at_once` requests.
+
+        How a model is used decides what suits it at its next load.
+        """
+        self._history.record_use(model_id, tokens, depth, at_once)
+        if model_id in self._unanswered:
+            self._unanswered[model_id].set()
+
+    async def unloading(self, model_id: str, cached_bytes: int) -> None:
+        """The model was used and leaves now: its process shows what it really took.
+
+        `cached_bytes` of that are prefixes kept for later.
+        """
+        load = self._loads.get(model_id)
+        if load is not None and (load.settings.path.startswith(PREFIX) or load.settings.expert_bytes):
+            return
+        await asyncio.to_thread(self._ledger.record_measured, model_id, moment="unload", cached_bytes=cached_bytes)
+
+    def release(self, model_id: str) -> None:
+        """The model's memory is free again."""
+        self._unanswered.pop(model_id, None)
+        self._history.flush()
+        self._loads.pop(model_id, None)
+        self._ledger.release(model_id)
+        self._ledger.release(_widened(model_id))
+
+    async def to_load(self, settings: LoadSettings) -> LoadSettings:
+        """With the CPU's answers to compare with, where this device was not compared yet: computed once a file."""
+        if not settings.devices or settings.remotes:  # what lies elsewhere was chosen because it does not fit here
+            return settings
+        return await asyncio.to_thread(self._to_compare, settings)
+
+    def _to_compare(self, settings: LoadSettings) -> LoadSettings:
+        machine = self._placer.machine_now()
+        return self._checks.to_compare(settings, read_shape(settings.path), machine)
+
+    async def compared(self, settings: LoadSettings, check: DeviceCheck | None) -> None:
+        """A load succeeded, its device compared as `check` says; None: it was not compared.
+
+        A device that computes what the CPU computes is not compared again until something changes.
+        """
+        if check is not None:
+            await asyncio.to_thread(self._record, settings, check)
+
+    def _record(
+        self, settings: LoadSettings, check: DeviceCheck | None, wrong_because: str = "", operations: str = ""
+    ) -> None:
+        shape, machine = read_shape(settings.path), self._placer.machine_now()
+        self._checks.record(settings, shape, machine, check, wrong_because, operations)
+
+    def _sound(self, settings: LoadSettings, error: SelfCheckFailed) -> Fallback | None:
+        """Record that these settings compute wrongly; returns the next that are not recorded so."""
+        numbers = error.numbers if isinstance(error, DeviceCheckFailed) else None
+        found = msgspec.convert(numbers, learned(DeviceCheck)) if numbers else None
+        words, kinds = self._checks.wrong_operations(settings)
+        self._record(settings, found, error.reason, words)
+        if kinds and FLASH_ATTENTION not in kinds and settings.flash_attn != "off":
+            # It is something else, so the same device without flash attention would be as wrong.
+            plain = without_flash_attention(settings)
+            self._record(plain, found, error.reason, words)
+        fallback = self._placer.sound(settings, read_shape(settings.path))
+        if fallback is not None and words:
+            change = because("wrong_operations", operations=words, devices=settings.devices, change=fallback.change)
+            return msgspec.structs.replace(fallback, change=change)
+        return fallback
+
+    async def retry(self, model_id: str, settings: LoadSettings, error: EngineError) -> Fallback | None:
+        """What to try after a failed load or first token; None when the file is at fault or nothing is left.
+
+        A file that llama.cpp refuses on the CPU is broken; on a GPU the backend may be. Where the check after
+        the load fails on the CPU, our kernels for prompts or those for rewritten weights may be at fault. A
+        device that computes something else than the CPU is tried without what is wrong, as long as there is a way.
+        """
+        if settings.remotes:
+            return None
+        if isinstance(error, FileRefused):
+            self._tried.pop(model_id, None)
+            return None
+        if isinstance(error, SelfCheckFailed) and settings.devices:
+            return await asyncio.to_thread(self._sound, settings, error)
+        if isinstance(error, SelfCheckFailed) and (settings.tiles or settings.repack):
+            plain = without_tiles(settings) if settings.tiles else as_in_file(settings)
+            self._tried.setdefault(model_id, [settings]).append(plain.settings)
+            return plain
+        if not isinstance(error, RunnerDied) and not (isinstance(error, BadModelFile) and settings.devices):
+            self._tried.pop(model_id, None)
+            return None
+        tried = self._tried.setdefault(model_id, [settings])
+        fallback = next_fallback(settings, await asyncio.to_thread(self._placer.machine.now), tuple(tried))
+        if fallback is None:
+            del self._tried[model_id]
+            self._history.remember(model_id, {})  # the next load starts with a free choice
+        else:
+            log.warning("model=%s failed, next: %s", model_id, fallback.change.kind)
+            tried.append(fallback.settings)
+        return fallback
+
+
+def _widened(model_id: str) -> str:
+    """Who holds the memory of a model's deterministic requests."""
+    return f"{model_id} (deterministic)"

@@ -1,0 +1,395 @@
+"""Where a model runs, with which settings, and whether it fits now. Stateless: nothing is stored or reserved."""
+
+import logging
+import os
+from pathlib import Path
+
+import msgspec
+
+from devices.backends.openvino import BACKEND
+from devices.types import Machine
+from engine.core.errors import BadModelFile, InputFault
+from engine.core.quantizer_faults import fact_of
+from engine.message_catalog.reasons import Reason, because
+from engine.onnx.folder import OnnxFolder
+from engine.placement import onnx, openvino, spread
+from engine.placement.candidates import audit_key
+from engine.placement.choose import place
+from engine.placement.dry_run import DryRunFailed, dry_run
+from engine.placement.engine_args import decided, refused
+from engine.placement.external import external_report, is_external, place_external
+from engine.placement.fallbacks import sound_fallbacks
+from engine.placement.fit_context import largest_context, need_at
+from engine.placement.fit_report import fit_report, machine_isa, overdraft
+from engine.placement.history import FALLBACK_FIELDS
+from engine.placement.measurements.keys import machine_key, shape_key
+from engine.placement.need_types import WORKERS, DryRun, FitReport, Need, Part
+from engine.placement.npu_rule import busy_igpu
+from engine.placement.priors import effective_gbs
+from engine.placement.resources import Resources
+from engine.placement.shape import ModelShape, model_shape
+from engine.placement.speed import weights_read
+from engine.placement.split import shared_out
+from engine.placement.streaming import disk_gbs
+from engine.placement.tuned import Tuned, pinned_elsewhere, tuned_settings
+from engine.placement.types import NO_OVERRIDES, Fallback, Overrides, Placement
+from engine.runner.engine_args import given
+from engine.runner.protocol import LoadSettings
+from quantize.errors import QuantizeError
+from quantize.files.header_cache import cached_gguf_model
+
+log = logging.getLogger(__name__)
+# Cached prefixes get at most this part of the memory that a load leaves free.
+PREFIX_DIVISOR = 4
+# Answers with fewer tokens say little about the speed.
+ENOUGH_TOKENS = 64
+# Smaller models stay in caches: their speed says nothing about the memory.
+LARGE_READ_BYTES = 256 << 20
+
+
+class Placer:
+    """Chooses by the machine, its ledger and what was learnt here. Every method blocks for a moment."""
+
+    def __init__(self, resources: Resources) -> None:
+        self.resources = resources
+        self.machine = resources.machine
+        self.ledger = resources.ledger
+        self.history = resources.history
+        self.tuned = resources.tuned
+        self.results = resources.results
+        self._dry_runs = resources.dry_runs
+
+    def choose(
+        self, model_id: str, settings: LoadSettings, overrides: Overrides = NO_OVERRIDES, *, exact: bool = False
+    ) -> Placement:
+        """The placement a load gets: as dispatched, with what worked before after other settings had failed.
+
+        Raises: BadModelFile.
+        """
+        placed = self._with_energy(model_id, self.placement(model_id, settings, overrides, exact=exact))
+        if placed.settings.remotes:
+            return placed
+        remembered = self.history.remembered(model_id)
+        changes = {k: tuple(v) if isinstance(v, list) else v for k, v in remembered.items() if k in FALLBACK_FIELDS}
+        return msgspec.structs.replace(placed, settings=msgspec.structs.replace(placed.settings, **changes))
+
+    def placement(
+        self, model_id: str, settings: LoadSettings, overrides: Overrides = NO_OVERRIDES, *, exact: bool = True
+    ) -> Placement:
+        """Where and how the model would run now.
+
+        `exact` asks llama.cpp in a child (under a second, kept); else, or if that fails, formulas answer.
+        What the user pinned the model to counts unless the overrides name a device.
+        Raises: BadModelFile.
+        """
+        if is_external(settings.path):
+            return place_external(settings, self.machine_now(), self.ledger, model_id)
+        if overrides.device is None:
+            overrides = msgspec.structs.replace(overrides, device=self.history.pin(model_id))
+        if onnx.is_folder(settings.path):
+            folder, machine = onnx.folder_at(settings.path), self.machine_now()
+            return onnx.place_folder(folder, settings, onnx.with_power(overrides), machine, self.ledger, model_id)
+        overrides = onnx.with_power(overrides)
+        return self.judge_shape(model_id, read_shape(settings.path), settings, overrides, exact=exact)
+
+    def side_work(self, folder: OnnxFolder, overrides: Overrides) -> onnx.Choice:
+        """Where an encoder or a speech model of fixed shapes would run now, and why. Raises: BadModelFile."""
+        machine = self.machine_now()
+        settings, busy = LoadSettings(path=str(folder.path)), busy_igpu(machine, self.ledger)
+        return onnx.choose_provider(folder, settings, onnx.with_power(overrides), machine, busy, os.environ)
+
+    def _with_energy(self, model_id: str, placed: Placement) -> Placement:
+        """The placement with what answers there gave for a joule so far."""
+        learnt = self.history.tokens_per_joule(model_id, placed.device, placed.backend)
+        tokens_per_joule = learnt if learnt is not None else placed.tokens_per_joule
+        unknown = because("energy_not_yet" if self.machine.metered else "energy_no_meter")
+        energy = (
+            because("tokens_per_joule", tokens_per_joule=tokens_per_joule)
+            if tokens_per_joule is not None
+            else unknown
+        )
+        return msgspec.structs.replace(placed, tokens_per_joule=tokens_per_joule, energy=energy)
+
+    def judge_shape(
+        self,
+        model_id: str,
+        shape: ModelShape,
+        settings: LoadSettings,
+        overrides: Overrides = NO_OVERRIDES,
+        *,
+        exact: bool = False,
+    ) -> Placement:
+        """The same for a header that was read before, perhaps of a file that is not here."""
+        placement = self.defaults(model_id, shape, settings, overrides, exact=exact)
+        machine = self.machine_now()
+        placement = self._measured(model_id, shape, placement, overrides, machine)
+        placement = self._without_wrong(shape, placement, machine)
+        placement = self._as_asked(model_id, shape, placement, machine)
+        return self._with_prefixes(model_id, placement, settings.cache_ram_bytes, machine)
+
+    def defaults(
+        self,
+        model_id: str,
+        shape: ModelShape,
+        settings: LoadSettings,
+        overrides: Overrides = NO_OVERRIDES,
+        *,
+        exact: bool = False,
+    ) -> Placement:
+        """What dispatch chooses by itself, without what was tuned, and without memory for cached prefixes."""
+        machine = self.machine_now()
+
+        def ask(at: LoadSettings) -> DryRun | None:
+            return self.dry_run(at) if exact else None
+
+        without = msgspec.structs.replace(settings, cache_ram_bytes=0)
+        pinned = spread.pinned_to(self.resources.remotes, overrides.device)
+        here = msgspec.structs.replace(overrides, device=None) if pinned else overrides
+        disk = disk_gbs(self.resources, shape, settings.path, model_id)
+        placement = place(shape, without, here, machine, self.ledger, self.history, ask, model_id, disk)
+        if not self.resources.remotes.remotes:
+            return placement
+        far = spread.Spreading(self.resources, machine, model_id, self.dry_run if exact else None)
+        return far.instead_of(placement, shape, pinned)
+
+    def _measured(
+        self, model_id: str, shape: ModelShape, placement: Placement, overrides: Overrides, machine: Machine
+    ) -> Placement:
+        """The placement with what was tuned or measured here for a model of this shape."""
+        where, which = machine_key(machine), shape_key(shape)
+        if placement.settings.remotes or placement.streaming is not None:
+            return placement
+        tuned = self.tuned.get(where, which, placement.settings.n_ctx)
+        if tuned is not None and not pinned_elsewhere(tuned, placement, overrides):
+            return self._with_tuned(model_id, shape, placement, overrides, machine, tuned)
+        report = self.results.newest(where, which)
+        if report is None or report.backend != (",".join(placement.settings.devices) or "cpu"):
+            return placement
+        speed, kind = report.decode_tok_s, "measured_on_stand_in" if report.stand_in else "measured_on_model"
+        measured = msgspec.structs.replace(
+            placement,
+            decode_tok_s=round(speed, 1),
+            basis="measured",
+            measured_on="stand-in" if report.stand_in else "model",
+        )
+        return _because(measured, because(kind, tok_s=speed, tokens=report.points[0].length))
+
+    def _with_tuned(
+        self,
+        model_id: str,
+        shape: ModelShape,
+        placement: Placement,
+        overrides: Overrides,
+        machine: Machine,
+        tuned: Tuned,
+    ) -> Placement:
+        """The tuned settings where they fit now; else the placement says why not."""
+        settings = tuned_settings(tuned, placement.settings, overrides)
+        moved = self._with_settings(placement, shape, settings, machine)
+        if settings.devices and moved.device == "cpu":
+            return _because(placement, because("tuned_elsewhere", device=settings.devices[0]))
+        if overdraft(self.ledger, moved.need, model_id) is not None:
+            return _because(placement, because("tuned_fits_not"))
+        return msgspec.structs.replace(
+            moved,
+            fits=True,
+            decode_tok_s=round(tuned.decode_tok_s, 1),
+            basis="measured",
+            measured_on="stand-in" if tuned.stand_in else "model",
+            reasons=(*placement.reasons, *tuned.reasons()),
+        )
+
+    def _as_asked(self, model_id: str, shape: ModelShape, placement: Placement, machine: Machine) -> Placement:
+        """The placement as the user's raw engine arguments want it."""
+        args = given(placement.settings.engine_args)
+        if not args:
+            return placement
+        settings = decided(placement.settings)
+        moved = self._with_settings(placement, shape, settings, machine)
+        if settings.devices and moved.device == "cpu":
+            raise InputFault(because("engine_args_device", device=settings.devices[0]), "engine_args.devices")
+        arguments = tuple(f"{name} {value}" for name, value in args.items())
+        return msgspec.structs.replace(
+            moved,
+            fits=overdraft(self.ledger, moved.need, model_id) is None,
+            reasons=(*placement.reasons, because("engine_arguments", arguments=arguments)),
+        )
+
+    def try_engine_args(self, settings: LoadSettings) -> None:
+        """Let llama.cpp itself try a load with the settings' raw arguments, in a child that allocates nothing.
+
+        Raises: InputFault: it refuses them, or they end it.
+        """
+        try:
+            dry_run(settings, self._dry_runs)
+        except DryRunFailed as error:
+            raise refused(error) from error
+
+    def learn_spread(self, settings: LoadSettings, tokens: int, decode_s: float) -> None:
+        """An answer of a model whose layers lie on workers too: what its speed says of them."""
+        shape = read_shape(settings.path)
+        if tokens >= ENOUGH_TOKENS and weights_read(shape) >= LARGE_READ_BYTES:
+            far = spread.Spreading(self.resources, self.machine_now(), "", None)
+            far.learn(shape, settings, (tokens - 1) / decode_s)
+
+    def sound(self, settings: LoadSettings, shape: ModelShape) -> Fallback | None:
+        """What to try instead of settings with which a device computes wrongly; None where they are the CPU's."""
+        machine, checks = self.machine_now(), self.resources.checks
+        for fallback in sound_fallbacks(settings, machine) if settings.devices else []:
+            verdict = checks.verdict(fallback.settings, shape, machine)
+            if verdict is None or not verdict.wrong:
+                return fallback
+        return None
+
+    def _without_wrong(self, shape: ModelShape, placement: Placement, machine: Machine) -> Placement:
+        """The placement, or the next one where its device is known to compute something else than the CPU."""
+        verdict = self.resources.checks.verdict(placement.settings, shape, machine)
+        fallback = self.sound(placement.settings, shape) if verdict is not None and verdict.wrong else None
+        if verdict is None or fallback is None:
+            return placement
+        reason = because("wrong_results", what=verdict.what, change=fallback.change)
+        if verdict.operations:
+            reason = because("wrong_results_of", **reason.values, operations=verdict.operations)
+        return _because(self._with_settings(placement, shape, fallback.settings, machine), reason)
+
+    def _with_settings(
+        self, placement: Placement, shape: ModelShape, settings: LoadSettings, machine: Machine
+    ) -> Placement:
+        """The placement with other settings, where they put the model and what that takes."""
+        gpu, backend = offload_target(settings, machine)
+        device = machine.device(gpu or "cpu")
+        return msgspec.structs.replace(
+            placement,
+            device=gpu or "cpu",
+            device_name=device.name if device else placement.device_name,
+            backend=backend,
+            settings=settings,
+            need=self.need(shape, settings, machine, gpu, backend),
+        )
+
+    def _with_prefixes(self, model_id: str, placement: Placement, wanted_bytes: int, machine: Machine) -> Placement:
+        """Prefixes may be cached in what is left over, never in what a model needs."""
+        if placement.settings.remotes:
+            return placement  # a prefix cached here would cross the link
+        spare = self.ledger.available("cpu", machine, exclude=model_id) - placement.need.device_bytes("cpu")
+        granted = min(wanted_bytes, max(0, spare) // PREFIX_DIVISOR)
+        if not granted:
+            return placement
+        part = Part(name="prefixes", device="cpu", num_bytes=granted)
+        need = msgspec.structs.replace(placement.need, parts=(*placement.need.parts, part))
+        settings = msgspec.structs.replace(placement.settings, cache_ram_bytes=granted)
+        return msgspec.structs.replace(placement, settings=settings, need=need)
+
+    def report(self, model_id: str, placement: Placement, shape: ModelShape | None = None) -> FitReport:
+        """Whether that placement fits now, the largest context, and what to give up if not."""
+        if is_external(placement.settings.path):
+            return external_report(model_id, placement, self.machine.now(), self.ledger)
+        if placement.device == WORKERS or placement.settings.remotes:
+            fits, machine = placement.fits, self.machine.now()
+            free = {d: self.ledger.available(d, machine) for d in placement.need.devices if d != WORKERS}
+            return FitReport(
+                model=model_id, fits=fits, need=placement.need, available_bytes=free, largest_context=0
+            )
+        if onnx.is_folder(placement.settings.path):
+            return onnx.folder_report(model_id, placement, self.machine.now(), self.ledger)
+        shape = shape or read_shape(placement.settings.path)
+        on_cpu = placement.device == "cpu"
+        run = self.dry_run(placement.settings) if on_cpu and Path(placement.settings.path).is_file() else None
+        return fit_report(
+            model_id,
+            shape,
+            placement.settings,
+            self.machine.now(),
+            self.ledger,
+            gpu=None if on_cpu else placement.device,
+            measured=(placement.settings, run) if run else None,
+            correction=self.ledger.audits.correction(audit_key(shape, placement.backend)),
+            on_disk=Path(placement.settings.path).is_file(),
+        )
+
+    def context_beside(self, settings: LoadSettings, weights_bytes: int) -> int:
+        """Tokens of context that fit now, in the largest memory here, once the weights take `weights_bytes`.
+
+        By formulas; at most what the model was trained for; 0 when nothing fits. Raises: BadModelFile.
+        """
+        shape, machine = read_shape(settings.path), self.machine_now()
+        usable = [d.id for d in machine.devices if d.state == "usable" and d.kind != "npu"] or ["cpu"]
+        free = max(self.ledger.available(device, machine) for device in usable)
+        isa = machine_isa(machine)
+
+        def fits(at: LoadSettings) -> bool:
+            need = need_at(shape, at, isa, None, None)
+            return need.total_bytes - need.part_bytes("weights") + weights_bytes <= free
+
+        return largest_context(settings, shape.context_train or max(settings.n_ctx, 1 << 17), fits)
+
+    def expected_tok_s(self, bytes_per_token: int) -> float:
+        """Decode speed of a model that reads so many bytes a token, on the fastest usable device here."""
+        speeds = [
+            self.history.speed_gbs(device.id, backend) or effective_gbs(device, backend)
+            for device in self.machine_now().devices
+            if device.state == "usable" and device.kind != "npu"
+            for backend in {r.backend for r in device.runtimes if r.state == "usable"} | {"cpu"} & {device.kind}
+        ]
+        return max(speeds, default=0.0) * 1e9 / max(1, bytes_per_token)
+
+    def need(
+        self,
+        shape: ModelShape,
+        settings: LoadSettings,
+        machine: Machine,
+        gpu: str | None,
+        backend: str,
+        run: DryRun | None = None,
+    ) -> Need:
+        """What a load of `shape` takes on `gpu` (None: the CPU); measured by `run` where there is one."""
+        if settings.remotes:
+            return spread.need(shape, settings, machine, self.resources.remotes, run)
+        measured = (settings, run) if run else None
+        correction = self.ledger.audits.correction(audit_key(shape, backend))
+        need = need_at(shape, settings, machine_isa(machine), gpu, measured, correction)
+        if backend == BACKEND:
+            return openvino.need(need)
+        return shared_out(need, shape, settings, machine, gpu)
+
+    def machine_now(self) -> Machine:
+        """The machine with what dispatch needs to know of it."""
+        return self.machine.settled()
+
+    def dry_run(self, settings: LoadSettings) -> DryRun | None:
+        """What llama.cpp says a load takes, asked in a child; None where it cannot tell."""
+        if openvino.is_openvino(settings):
+            return None  # its backend allocates when graphs are compiled, which a dry run does not do
+        try:
+            return dry_run(settings, self._dry_runs)
+        except DryRunFailed as error:
+            log.warning("no dry run of %s: %s", settings.path, error)
+            return None
+
+
+def _because(placement: Placement, reason: Reason) -> Placement:
+    return msgspec.structs.replace(placement, reasons=(*placement.reasons, reason))
+
+
+def offload_target(settings: LoadSettings, machine: Machine) -> tuple[str | None, str]:
+    """Device id and backend that layers go to with these settings; None and `cpu` when nothing is offloaded."""
+    if not settings.devices or settings.n_gpu_layers == 0:
+        return None, "cpu"
+    if settings.remotes:
+        return spread.devices_of(settings, machine)[0], "rpc"
+    if settings.engine_args.rpc and not settings.engine_args.devices:
+        return WORKERS, "rpc"
+    for device in machine.devices:
+        for runtime in device.runtimes:
+            if runtime.device_name == settings.devices[0]:
+                # The CPU and NPUs have no memory of their own to count.
+                return (device.id if device.kind in {"igpu", "dgpu"} else None), runtime.backend
+    return None, "cpu"
+
+
+def read_shape(path: str) -> ModelShape:
+    """The shape of a file on disk. Raises: BadModelFile."""
+    try:
+        return model_shape(cached_gguf_model(path))
+    except QuantizeError as error:
+        raise BadModelFile(path, fact_of(error) or str(error)) from error

@@ -1,0 +1,281 @@
+"""How fast a model is expected to be: what a token reads, where those bytes lie, what a prompt computes."""
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import msgspec
+
+from devices.backends.openvino import BACKEND as OPENVINO
+from devices.types import Device
+from engine.placement.chip_speeds import (
+    MIXTURE_LAYERS,
+    MIXTURE_PROMPTS,
+    Mixture,
+    Rates,
+    chip_speeds,
+    link_gbs,
+    mixture_speed,
+    openvino_rates,
+    rates,
+    type_speed,
+)
+from engine.placement.history import PlacementHistory, Use
+from engine.placement.need import gpu_layer_start, kv_layer_bytes, on_gpu, padded
+from engine.placement.shape import BLOCK, ModelShape
+from engine.runner.protocol import LoadSettings
+from quantize.files.gguf_file import TensorInfo
+from quantize.ggml_types import GgmlType
+
+# The turn that placements are compared by: a message with some context, and a few paragraphs of answer.
+TURN_PROMPT: Final = 1000
+TURN_ANSWER: Final = 250
+# Tokens before each answered one where a model's use is not known yet.
+USUAL_DEPTH: Final = 1024
+# Layers on several GPUs wait for each other: a guess.
+SPLIT_EFFICIENCY: Final = 0.95
+# A mixture whose token uses no more experts than this has few and large ones, as gpt-oss.
+FEW_EXPERTS: Final = 4
+# Pieces of this many tokens are what prompts of mixtures were measured with; more rows for each expert are faster.
+# Published: Strix Halo, Qwen3-30B-A3B: 1.3 times with 2,048.
+USUAL_UBATCH: Final = 512
+UBATCH_EXPONENT: Final = 0.25
+# Of a dense model's weights, so much of the time that reading them takes for a piece is not hidden behind products.
+DENSE_PIECE: Final = 0.3
+# Types that are read as they are, not unpacked; and the one that GPUs have matrix units for in some backends only.
+WIDE: Final = frozenset({GgmlType.BF16, GgmlType.F16})
+SLOW_IN_PROMPTS: Final = GgmlType.BF16
+
+
+class Speed(msgspec.Struct, frozen=True):
+    """Expected tokens a second read and written; `measured`: by what was measured on this machine."""
+
+    prefill_tok_s: float
+    decode_tok_s: float
+    measured: bool
+
+    @property
+    def turn_s(self) -> float:
+        """Seconds of a usual turn."""
+        if self.prefill_tok_s <= 0 or self.decode_tok_s <= 0:
+            return float("inf")
+        return TURN_PROMPT / self.prefill_tok_s + TURN_ANSWER / self.decode_tok_s
+
+
+def expert_frac(shape: ModelShape) -> float:
+    """The part of its experts that one token uses; 1 where there are none."""
+    return min(1.0, shape.experts_used / shape.experts) if shape.experts and shape.experts_used else 1.0
+
+
+def is_looked_up(name: str, shape: ModelShape) -> bool:
+    """Whether a token takes one row of this table, instead of being multiplied with all of it."""
+    return name.startswith("per_layer_token_embd") or (name.startswith("token_embd") and not shape.tied)
+
+
+def bytes_per_token(
+    shape: ModelShape, used_experts_frac: float, counts: Callable[[TensorInfo], bool] = lambda _tensor: True
+) -> int:
+    """Weights read for one token, of those that count: of experts only the used ones, of tables one row."""
+    read = 0.0
+    for tensor in shape.tensors:
+        if is_looked_up(tensor.name, shape) or not counts(tensor):
+            continue
+        read += tensor.nbytes * (used_experts_frac if "_exps" in tensor.name else 1.0)
+    return int(read)
+
+
+def weights_read(shape: ModelShape) -> int:
+    """Bytes of weights one token of this model reads."""
+    return bytes_per_token(shape, expert_frac(shape))
+
+
+def cache_read(shape: ModelShape, settings: LoadSettings, depth: float) -> float:
+    """Bytes of cache that a token behind `depth` others reads. A sliding layer reads its window at the most."""
+    cells = padded(max(settings.kv_cells, settings.n_ctx))
+    read = 0.0
+    for layer, size in zip(shape.layers, kv_layer_bytes(shape, settings), strict=True):
+        rows = min(depth, shape.sliding_window) if layer.sliding and shape.sliding_window else depth
+        read += size * min(1.0, rows / cells)
+    return read
+
+
+def expected_depth(settings: LoadSettings, use: Use | None) -> float:
+    """Tokens before each answered one: as this model is used, else a usual chat's."""
+    return min(use.depth if use is not None and use.tokens else USUAL_DEPTH, settings.n_ctx)
+
+
+def mixture_kind(shape: ModelShape) -> Mixture:
+    """How the mixture is built, which decides what its small products cost."""
+    names = {tensor.name for tensor in shape.tensors}
+    beside = any("_shexp" in name or name.endswith(".ffn_gate.weight") for name in names)
+    if shape.recurrent or beside:
+        return "mixed"
+    return "few" if shape.experts_used <= FEW_EXPERTS else "many"
+
+
+def expected(
+    shape: ModelShape,
+    settings: LoadSettings,
+    devices: tuple[tuple[Device, str, float], ...],
+    cpu: Device | None,
+    memory: PlacementHistory,
+    owner: str,
+) -> Speed:
+    """With layers on `devices`: (device, backend, share of what lies on GPUs); the CPU reads the rest.
+
+    One device with all layers is the CPU itself where `settings` offload nothing.
+    """
+    frac = expert_frac(shape)
+    whole = bytes_per_token(shape, frac)
+    there = on_gpu(shape, settings)
+    near = bytes_per_token(shape, frac, there) if settings.n_gpu_layers else whole
+    if shape.tied and settings.n_gpu_layers:  # the head is the embedding, on the device once more
+        near = min(whole, near + sum(t.nbytes for t in shape.tensors if t.name == "token_embd.weight"))
+    share_near = near / whole if whole else 1.0
+    wide = bytes_per_token(shape, frac, lambda t: there(t) and t.ggml_type in WIDE) if near else 0
+    depth = expected_depth(settings, memory.use(owner))
+    prompt_depth = max(depth - TURN_PROMPT / 2, TURN_PROMPT / 2)
+    caches = cache_read(shape, settings, depth)
+    seconds = prefill = 0.0
+    is_measured = False
+    # llama.cpp computes prompts on the GPU with the weights in RAM too, unless the user said no.
+    prompt_share = share_near if settings.engine_args.op_offload is False else 1.0
+    for device, backend, share in devices:
+        rate = _rates(shape, settings, device, backend)
+        measured = memory.speed_gbs(device.id, backend)
+        is_measured = is_measured or measured is not None
+        if measured is not None:
+            seconds += share * near / 1e9 / measured
+        else:
+            seconds += share * _weights_s(shape, rate, near, wide)
+            seconds += share * caches * share_near / 1e9 / rate.cache_read_gbs
+            seconds += share * _answer_s(shape, settings, device, backend, rate, depth)
+        prefill += share * prompt_share * _prompt_s(shape, settings, device, backend, rate, prompt_depth)
+    if len(devices) > 1:
+        seconds /= SPLIT_EFFICIENCY
+    if near < whole and cpu is not None:
+        here = _rates(shape, settings, cpu, "cpu")
+        slow = memory.speed_gbs("cpu", "cpu") or here.gbs
+        seconds += ((whole - near) / slow + caches * (1 - share_near) / here.cache_read_gbs) / 1e9
+        if settings.engine_args.op_offload is False:
+            prefill += (1 - share_near) * _prompt_s(shape, settings, cpu, "cpu", here, prompt_depth)
+        else:
+            prefill += _copied_s(shape, settings, [(device, share) for device, _, share in devices], there)
+    return Speed(1 / prefill if prefill else 0.0, 1 / seconds if seconds else 0.0, is_measured)
+
+
+def _rates(shape: ModelShape, settings: LoadSettings, device: Device, backend: str) -> Rates:
+    count = settings.n_threads or None
+    if backend == OPENVINO:
+        return openvino_rates(device, main_type(shape), count)
+    return rates(device, backend, count)
+
+
+def main_type(shape: ModelShape) -> str:
+    """The name of the type that most of the multiplied weights have."""
+    sizes: dict[str, int] = {}
+    for tensor in shape.tensors:
+        if len(tensor.shape) > 1 and not is_looked_up(tensor.name, shape):
+            sizes[tensor.ggml_type.name] = sizes.get(tensor.ggml_type.name, 0) + tensor.num_values
+    return max(sizes, key=lambda name: sizes[name], default="F16")
+
+
+def _weights_s(shape: ModelShape, rate: Rates, num_bytes: int, wide_bytes: int) -> float:
+    """Seconds that reading these weights takes for a token, of which some have 16 bits."""
+    seconds = (num_bytes - wide_bytes) / rate.gbs + wide_bytes / (rate.wide_gbs or rate.gbs)
+    if shape.experts and rate.wide_experts_gbs is not None:
+        seconds += wide_bytes / rate.wide_experts_gbs
+    return seconds / 1e9
+
+
+def _answer_s(
+    shape: ModelShape, settings: LoadSettings, device: Device, backend: str, rate: Rates, depth: float
+) -> float:
+    """Seconds of a token beside what it reads: layers, their experts, recurrent ones, and attention."""
+    if device.kind not in {"igpu", "dgpu"}:
+        return 0.0
+    first = min(len(shape.layers), gpu_layer_start(shape, settings.n_gpu_layers))
+    offloaded = len(shape.layers) - first
+    linear = sum(1 for layer in shape.layers[first:] if layer.state_bytes)
+    seconds = rate.token_s + offloaded * rate.layer_s + linear * rate.linear_s
+    if rate.answer_attention_gflops is not None:
+        seconds += 2 * attention_gmac(shape, depth) / rate.answer_attention_gflops
+    if shape.experts:
+        there, kind = max(0, offloaded - settings.cpu_expert_layers), mixture_kind(shape)
+        if rate.expert_layer_s is not None:
+            seconds += there * rate.expert_layer_s * MIXTURE_LAYERS[kind]
+        else:
+            seconds += there * mixture_speed(device, backend).layer_ms[kind] / 1000
+    return seconds
+
+
+def attention_gmac(shape: ModelShape, depth: float) -> float:
+    """Billions of multiplications and additions that attention takes for one token behind `depth` others."""
+    rows = 0.0
+    for layer in shape.layers:
+        if layer.key_values:
+            rows += min(depth, shape.sliding_window) if layer.sliding and shape.sliding_window else depth
+    return 2 * (shape.attention or shape.embedding) * rows / 1e9
+
+
+def _prompt_s(
+    shape: ModelShape, settings: LoadSettings, device: Device, backend: str, rate: Rates, depth: float
+) -> float:
+    """Seconds a device computes for one token of a prompt that stands behind `depth` others."""
+    on_cpu = device.kind not in {"igpu", "dgpu"}
+    own = set(settings.tiles) if on_cpu else set()
+    faster = chip_speeds().cpu.own_kernels
+    share, work, active, wide, weights = expert_frac(shape), 0.0, 0.0, 0.0, 0
+    for tensor in shape.tensors:
+        name = tensor.ggml_type.name
+        if len(tensor.shape) == 1 or is_looked_up(tensor.name, shape):
+            continue
+        used = tensor.num_values * (share if "_exps" in tensor.name else 1.0)
+        by_type = 1.0 if rate.prompt_wide_s and tensor.ggml_type == SLOW_IN_PROMPTS else type_speed(backend, name)
+        work += 2 * used / by_type / (faster if name in own else 1.0)
+        active += used / 1e9
+        wide += used / 1e9 if tensor.ggml_type == SLOW_IN_PROMPTS else 0.0
+        weights += tensor.nbytes
+    seconds = work / 1e9 / rate.gflops
+    piece = max(1, min(settings.n_ubatch, TURN_PROMPT))
+    if shape.experts:
+        seconds += _experts_s(shape, device, backend, rate, seconds, active, piece)
+    linear = sum(1 for layer in shape.layers if layer.state_bytes)
+    seconds += 2 * attention_gmac(shape, depth) / rate.attention_rate
+    seconds += rate.prompt_token_s + linear * rate.prompt_linear_s + wide * rate.prompt_wide_s
+    whole = weights / 1e9 * (1.0 if shape.experts else DENSE_PIECE)
+    of_piece = whole * rate.piece_gb_s + len(shape.layers) * rate.piece_layer_s
+    return seconds + (of_piece + cache_read(shape, settings, depth) / 1e9 * rate.piece_cache_gb_s) / piece
+
+
+def _experts_s(
+    shape: ModelShape, device: Device, backend: str, rate: Rates, seconds: float, active: float, piece: int
+) -> float:
+    """What a mixture takes more for one token of a prompt than a dense model that takes `seconds`."""
+    if device.kind not in {"igpu", "dgpu"}:
+        return seconds * (1 / chip_speeds().cpu.mixture - 1)
+    kind = mixture_kind(shape)
+    fewer: float = (USUAL_UBATCH / piece) ** UBATCH_EXPONENT
+    if rate.prompt_experts_s is not None:
+        return active * rate.prompt_experts_s * MIXTURE_PROMPTS[kind] * fewer
+    return seconds * (1 / mixture_speed(device, backend).prompt[kind] - 1) * fewer
+
+
+def _copied_s(
+    shape: ModelShape,
+    settings: LoadSettings,
+    devices: Sequence[tuple[Device, float]],
+    there: Callable[[TensorInfo], bool],
+) -> float:
+    """Seconds for one token of a prompt that go to copying the weights in RAM to the GPU that computes with them.
+
+    llama.cpp does that for pieces of 32 tokens and more, once a piece, one copy after another, and of experts those
+    that the piece asks for.
+    """
+    piece = max(1, min(settings.n_ubatch, TURN_PROMPT))
+    asked = 1 - (1 - expert_frac(shape)) ** piece
+    copied = 0.0
+    for tensor in shape.tensors:
+        if BLOCK.match(tensor.name) and len(tensor.shape) > 1 and not there(tensor):
+            copied += tensor.nbytes * (asked if "_exps" in tensor.name else 1.0)
+    gbs = sum(share * link_gbs(device) for device, share in devices)
+    return copied / 1e9 / gbs / piece if gbs else 0.0

@@ -1,0 +1,101 @@
+"""Callbacks of the pool for each generation, while it runs and once when it ends."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import cast
+
+from engine.core.types import Delta, Done, Event, GenerationRequest, Started, Timings, Usage
+from engine.placement.memory_admission import MemoryAdmission
+from engine.pool.loaded_model import LoadedModel
+
+
+@dataclass
+class GenerationHooks:
+    """Called by the pool; None: nobody asked.
+
+    `first_token` is called once, at the first token of any model. `admits` refuses a request by an error that it
+    raises. `metered` gives the end of a request with the energy that it took. `finished` is called once for every
+    generation that began, also for one that is left before its end: then with what was made until then.
+    """
+
+    first_token: Callable[[], None] | None = None
+    admits: Callable[[LoadedModel, GenerationRequest], None] | None = None
+    metered: Callable[[LoadedModel, Done], Awaitable[Done]] | None = None
+    finished: Callable[[LoadedModel, Usage, Timings], None] | None = None
+
+    async def watch(
+        self,
+        model: LoadedModel,
+        admission: MemoryAdmission,
+        events: AsyncIterator[Event],
+        at_once: Callable[[], int],
+    ) -> AsyncGenerator[Event, None]:
+        """The events of one runner, where `at_once` requests run; leaving early ends the generation.
+
+        The admission learns that the settings work, and the speed.
+        """
+        made, is_reported = _Made(), False
+        try:
+            async with aclosing(cast("AsyncGenerator[Event, None]", events)) as source:
+                async for event in source:
+                    made.add(event)
+                    if self.first_token is not None and isinstance(event, Delta):
+                        self.first_token()
+                        self.first_token = None
+                    if isinstance(event, (Delta, Done)) and model.proven != model.settings:
+                        model.proven = model.settings
+                        admission.proven(model.id)
+                    if isinstance(event, Done):
+                        observe(admission, model, event, max(1, at_once()))
+                        is_reported = True
+                        if self.metered is not None:
+                            event = await self.metered(model, event)  # noqa: PLW2901 - the same, with one more fact
+                        if self.finished is not None:
+                            self.finished(model, event.usage, event.timings)
+                    yield event
+        except (GeneratorExit, asyncio.CancelledError):
+            if made.begun and not is_reported and self.finished is not None:
+                self.finished(model, made.usage, made.timings)
+            raise
+
+
+def observe(admission: MemoryAdmission, model: LoadedModel, done: Done, at_once: int) -> None:
+    """Tell the admission how long answers are and how fast the model was."""
+    tokens = done.usage.completion_tokens
+    admission.answered(model.id, tokens, done.usage.prompt_tokens + tokens / 2, at_once)
+    if done.timings.decode_s > 0 and at_once == 1:
+        admission.observed(model.id, tokens, done.timings.decode_s)
+
+
+class _Made:
+    """What a generation has made so far, as this side saw it."""
+
+    def __init__(self) -> None:
+        self._asked = self._first = self._last = time.monotonic()
+        self._started = Started(prompt_tokens=0, cached_tokens=0)
+        self._tokens = 0
+        self.begun = False
+
+    def add(self, event: Event) -> None:
+        if isinstance(event, Started):
+            self._started, self.begun = event, True
+        elif isinstance(event, Delta):
+            self._last = time.monotonic()
+            if not self._tokens:
+                self._first = self._last
+            self._tokens += len(event.token_ids)
+
+    @property
+    def usage(self) -> Usage:
+        return Usage(
+            prompt_tokens=self._started.prompt_tokens,
+            completion_tokens=self._tokens,
+            cached_tokens=self._started.cached_tokens,
+        )
+
+    @property
+    def timings(self) -> Timings:
+        return Timings(ttft_s=self._first - self._asked, decode_s=self._last - self._first)

@@ -1,0 +1,418 @@
+"""The loaded models: one runner each, loaded on demand, replaced when they die, evicted when others need room."""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from functools import partial
+from typing import Final
+
+import msgspec
+
+from engine.core.errors import (
+    BadModelFile,
+    EngineError,
+    EnvironmentFault,
+    ModelNotLoaded,
+    NoLoadSurvived,
+    NotEnoughMemory,
+    RunnerDied,
+    StaysHere,
+)
+from engine.core.phases import Phases
+from engine.core.prefix_owner import prefix_owner
+from engine.core.time_spent import current_clock
+from engine.core.types import Event, GenerationRequest, Started
+from engine.message_catalog import sentence
+from engine.message_catalog.reasons import because
+from engine.placement.memory_admission import MemoryAdmission
+from engine.pool.generation_hooks import GenerationHooks
+from engine.pool.loaded_model import MAX_CRASHES, REMOTE, SPREAD, LoadedModel, QueueTicket, Runner
+from engine.pool.resolving import Elsewhere, ModelSource, Resolved
+from engine.runner.exits import ended_itself
+from engine.runner.protocol import LoadSettings
+
+log = logging.getLogger(__name__)
+
+# A model that kills its runner MAX_CRASHES times in this time is not loaded again until file or settings change.
+CRASH_WINDOW_S: Final = 300.0
+# How often idle models are looked at. A model overstays its time to live by at most this.
+REAP_S: Final = 1.0
+# A runner answers between two steps; one that is busy for longer is unloaded without a last measurement.
+STATS_S: Final = 1.0
+# For `Pool.acquire`: no other server may answer.
+HERE: Final = ""
+
+
+Starter = Callable[[str, str], Awaitable[Runner]]
+
+
+class Pool:
+    """Hands out live runners by model name.
+
+    `ttl_s` is the time to live of models that were not given one; `max_models` how many may be loaded at once
+    (None: as many as `admission` finds room for).
+    """
+
+    def __init__(
+        self,
+        source: ModelSource,
+        start: Starter,
+        admission: MemoryAdmission,
+        elsewhere: Elsewhere,
+        ttl_s: float | None,
+        max_models: int | None,
+    ) -> None:
+        self._source = source
+        self._elsewhere = elsewhere
+        self._start = start
+        self._admission = admission
+        self._ttl_s = ttl_s
+        self._max_models = max_models
+        self._models: dict[str, LoadedModel] = {}
+        self._ids: dict[str, str] = {}
+        self._admitting = asyncio.Lock()
+        self._reaper: asyncio.Task[None] | None = None
+        self.hooks = GenerationHooks()
+        self._ending: set[asyncio.Task[None]] = set()
+
+    @property
+    def loaded(self) -> list[LoadedModel]:
+        """Models with a live runner."""
+        return [m for m in self._models.values() if m.ready]
+
+    @property
+    def busy(self) -> bool:
+        """A model loads or answers."""
+        return any(m.loading or m.waiting or (m.ready and not m.idle) for m in self._models.values())
+
+    @property
+    def models(self) -> list[LoadedModel]:
+        """Models that are loaded, being loaded or have died."""
+        return list(self._models.values())
+
+    def get(self, model_id: str) -> LoadedModel | None:
+        """The model with this id if it was ever asked for."""
+        return self._models.get(model_id)
+
+    async def acquire(
+        self,
+        name: str,
+        on_progress: Callable[[float], None] | None = None,
+        min_ctx: int = 0,
+        ticket: QueueTicket | None = None,
+        *,
+        loads: bool = True,
+        only: str | None = None,
+    ) -> LoadedModel:
+        """A loaded model, loading it first if need be and `loads`.
+
+        A model with less context than `min_ctx` tokens is loaded again if it was trained for more and nobody
+        uses it; otherwise it serves as it is, and `facts.n_ctx` tells. `ticket` is kept up to date meanwhile.
+
+        What a person asks for goes where the user's rules send it. Whatever nobody asked for passes `only`: the
+        address of the one server that it may go to, or `HERE` for none. This is the one place that decides it.
+
+        Raises: ModelNotFound, BadModelFile, NotEnoughMemory, RunnerDied, ModelNotLoaded, StaysHere.
+        """
+        away = self._elsewhere.always(name)
+        if away is not None:
+            if only is not None and away.server != only:
+                raise StaysHere(name, away.server)
+            return await self._acquire(away, on_progress, 0, ticket)
+        loaded = self._models.get(self._ids.get(name, ""))
+        if loaded is not None and loaded.ready and not self._should_grow(loaded, min_ctx):
+            loaded.last_used = time.monotonic()
+            relief = await self._relieved(loaded.id, loaded.queued, ticket) if only is None else None
+            return relief or loaded
+        phases = Phases()
+        found = await self._source.resolve(name, min_ctx)
+        phases.done("place")
+        self._ids[name] = found.model_id
+        model = self._models.get(found.model_id)
+        if not loads and found.engine != REMOTE and (model is None or not model.ready):
+            raise ModelNotLoaded(name)
+        try:
+            return await self._acquire(found, on_progress, min_ctx, ticket, phases)
+        except NotEnoughMemory:
+            relief = await self._relieved(found.model_id, None, ticket) if only is None else None
+            if relief is None:
+                raise
+            return relief
+
+    async def acquire_otherwise(self, name: str, exchange: Callable[[LoadSettings], LoadSettings]) -> LoadedModel:
+        """A model that is not loaded, loaded with settings other than the chosen ones. Raises: as `acquire`."""
+        found = await self._source.resolve(name)
+        changed = msgspec.structs.replace(found, settings=exchange(found.settings), placement=None)
+        return await self._acquire(changed, None, 0, None)
+
+    def announce(self, name: str) -> None:
+        """Note for the request at hand that it is answered elsewhere. Raises: InputFault."""
+        away, clock = self._elsewhere.always(name), current_clock()
+        if away is not None and clock is not None:
+            clock.ran_on = away.ran_on
+
+    async def _relieved(self, model_id: str, queued: int | None, ticket: QueueTicket | None) -> LoadedModel | None:
+        """The model elsewhere, where the user's rules send a request that would wait or does not fit here.
+
+        A place that cannot be reached is no relief: the request stays.
+        """
+        found = self._elsewhere.relief(model_id, queued)
+        if found is None:
+            return None
+        try:
+            return await self._acquire(found, None, 0, ticket)
+        except EnvironmentFault as error:
+            log.warning("model=%s stays here: %s", model_id, error)
+            return None
+
+    async def _acquire(
+        self,
+        found: Resolved,
+        on_progress: Callable[[float], None] | None,
+        min_ctx: int,
+        ticket: QueueTicket | None,
+        phases: Phases | None = None,
+    ) -> LoadedModel:
+        clock = current_clock()
+        if clock is not None and found.ran_on:
+            clock.ran_on = found.ran_on
+        model = self._models.get(found.model_id)
+        if model is None:
+            model = LoadedModel(found.model_id, found.engine, found.settings, ttl_s=self._ttl_s)
+            self._models[found.model_id] = model
+        if self._reaper is None:
+            self._reaper = asyncio.create_task(self._reap())
+        if ticket is not None:
+            ticket.take(model)
+        model.waiting += 1
+        began = time.monotonic()
+        try:
+            async with model.lock:
+                if self._should_grow(model, min_ctx) and model.runner is not None:
+                    await model.runner.stop()
+                    model.runner = None
+                if not model.ready:
+                    model.settings, model.placement = found.settings, found.placement
+                    model.pinned = model.pinned or found.keep
+                    model.phases = phases or Phases()
+                    model.notes.clear()
+                    await self._load(model, on_progress)
+                model.last_used = time.monotonic()
+        finally:
+            model.waiting -= 1
+            if clock is not None:
+                clock.load_s += time.monotonic() - began
+        return model
+
+    @staticmethod
+    def _should_grow(model: LoadedModel, min_ctx: int) -> bool:
+        """The loaded model should be replaced by one with more context."""
+        if not model.ready or model.facts is None or model.runner is None or model.runner.active_requests:
+            return False
+        return min(min_ctx, model.facts.n_ctx_train) > model.facts.n_ctx
+
+    def forget_names(self) -> None:
+        """What a name means may have changed: look it up again."""
+        self._ids.clear()
+
+    async def _load(self, model: LoadedModel, on_progress: Callable[[float], None] | None) -> None:
+        now = time.monotonic()
+        if model.runner is not None and model.runner.died is not None and model.facts is not None:
+            model.crashes.append(now)
+        if len(model.crashes) == MAX_CRASHES and now - model.crashes[0] < CRASH_WINDOW_S:
+            died = model.runner.died if model.runner else None
+            raise RunnerDied(
+                died.exit_code if died else None,
+                because(
+                    "keeps_crashing",
+                    model=model.id,
+                    times=MAX_CRASHES,
+                    seconds=CRASH_WINDOW_S,
+                    last=(died.detail or died.reason) if died else "unknown",
+                ),
+                died.stderr_tail if died else (),
+            )
+        model.facts, model.progress = None, 0.0
+
+        def progress(phase: str, fraction: float) -> None:
+            model.phase, model.progress = phase, fraction
+            if on_progress is not None:
+                on_progress(fraction)
+
+        model.loading = True
+        try:
+            runner = await self._start_loaded(model, progress)
+            if runner.pid is not None:
+                self._admission.attach(model.id, runner.pid, runner.buffers)
+        except BaseException:
+            self._admission.release(model.id)
+            raise
+        finally:
+            model.loading = False
+        model.loaded_at = time.monotonic()
+        log.info("loaded model=%s pid=%s ms=%d", model.id, runner.pid, (model.loaded_at - now) * 1000)
+
+    async def _start_loaded(self, model: LoadedModel, progress: Callable[[str, float], None]) -> Runner:
+        """A runner with the model in it; when that fails, with other settings as long as there are any to try."""
+        while True:
+            await self._admit(model)
+            model.phases.done("memory")
+            try:
+                runner = model.runner = await self._start(
+                    SPREAD if model.settings.remotes else model.engine, model.settings.path
+                )
+                model.phases.done("runner")
+                try:
+                    settings = await self._admission.to_load(model.settings)
+                    progress("", 0.0)
+                    model.facts = await runner.load(settings, progress)
+                except BaseException:
+                    runner.kill()
+                    raise
+            except (RunnerDied, BadModelFile) as error:
+                self._admission.release(model.id)
+                fallback = await self._admission.retry(model.id, model.settings, error)
+                if fallback is None:
+                    log.warning("model=%s cannot be loaded: %s", model.id, error)
+                    if (
+                        isinstance(error, RunnerDied)
+                        and ended_itself(error.exit_code)
+                        and not model.settings.devices
+                    ):
+                        raise NoLoadSurvived(model.settings.path, error) from error
+                    raise
+                change = sentence(fallback.change)
+                log.warning("model=%s could not be loaded (%s); trying: %s", model.id, error, change)
+                model.notes.append(f"It failed to load ({error}), so it was tried again: {change}.")
+                model.settings = fallback.settings
+            else:
+                await self._admission.compared(model.settings, model.facts.device_check)
+                model.phases.done("load")
+                return runner
+
+    async def _admit(self, model: LoadedModel) -> None:
+        """Make room, evicting idle models that were not used for longest.
+
+        Raises: NotEnoughMemory: even without them it does not fit.
+        """
+        async with self._admitting:
+            while self._max_models is not None and sum(m.engine != REMOTE for m in self.loaded) >= self._max_models:
+                if not await self._evict():
+                    break
+            while True:
+                try:
+                    await self._admission.reserve(model.id, model.settings)
+                except NotEnoughMemory:
+                    if not await self._evict():
+                        raise
+                else:
+                    return
+
+    async def _evict(self) -> bool:
+        """Unload the idle, unpinned model that was used longest ago; False when there is none."""
+        idle = [m for m in self._models.values() if m.idle and not m.pinned and m.engine != REMOTE]
+        if not idle:
+            return False
+        chosen = min(idle, key=lambda m: m.last_used)
+        log.info("evicting model=%s idle_s=%.0f", chosen.id, time.monotonic() - chosen.last_used)
+        return await self.unload(chosen.id)
+
+    async def _reap(self) -> None:
+        while True:
+            await asyncio.sleep(REAP_S)
+            for model in self.models:
+                if model.idle and model.expires_in_s == 0:
+                    log.info("unloading model=%s idle for its time to live", model.id)
+                    try:
+                        await self.unload(model.id)
+                    except (EngineError, OSError) as error:  # no descriptor, no disk: the next round may do it
+                        log.warning("model=%s could not be unloaded: %s", model.id, error)
+
+    async def generate(self, model: LoadedModel, request: GenerationRequest) -> AsyncGenerator[Event, None]:
+        """Run a request on a loaded model.
+
+        A runner that dies before its model's first token is replaced by one with other settings, as long as the
+        admission knows any, and the request starts over. Raises: RunnerDied and what the runner raises.
+        """
+        request = msgspec.structs.replace(request, owner=prefix_owner.get())
+        if not model.ready and model.id not in self._models:  # evicted since it was acquired
+            aside = request.priority == "side"
+            model = await self.acquire(model.id, loads=not aside, only=HERE if aside else None)
+        if self.hooks.admits is not None:
+            self.hooks.admits(model, request)
+        sent_start = False
+        while True:
+            runner = model.runner
+            assert runner is not None
+            model.last_used = time.monotonic()
+            if request.deterministic and model.widened is not runner:
+                await self._admission.widen(model.id, model.settings)
+                model.widened = runner
+            try:
+                generation = runner.generate(request)
+                running = partial(getattr, runner, "active_requests")
+                async with aclosing(self.hooks.watch(model, self._admission, generation, running)) as events:
+                    async for event in events:
+                        if isinstance(event, Started) and sent_start:
+                            continue
+                        sent_start = sent_start or isinstance(event, Started)
+                        yield event
+            except RunnerDied as error:
+                if not await self._replaced(model, runner, error):
+                    raise
+            else:
+                break
+        model.last_used = time.monotonic()
+
+    async def _replaced(self, model: LoadedModel, dead: Runner, error: RunnerDied) -> bool:
+        """Whether the model runs again, with other settings, after a runner died before its first token."""
+        if model.proven == model.settings or self._models.get(model.id) is not model:
+            return False
+        async with model.lock:
+            if model.runner is not dead:  # another request that died with it was faster
+                return model.ready
+            self._admission.release(model.id)
+            fallback = await self._admission.retry(model.id, model.settings, error)
+            if fallback is None:
+                model.crashes.extend([time.monotonic()] * MAX_CRASHES)  # every way was tried just now
+                return False
+            change = sentence(fallback.change)
+            log.warning("model=%s died at its first token (%s); trying: %s", model.id, error, change)
+            model.notes.append(f"It failed at its first token ({error}), so it was tried again: {change}.")
+            model.settings, model.runner = fallback.settings, None
+            await self._load(model, None)
+        return True
+
+    async def unload(self, model_id: str) -> bool:
+        """Stop a model's runner; False when it was not loaded. Once begun, cancelling does not keep it running."""
+        model = self._models.pop(model_id, None)
+        if model is None or model.runner is None:
+            return False
+        task = asyncio.create_task(self._end(model, model.runner))
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+        await asyncio.shield(task)
+        return True
+
+    async def _end(self, model: LoadedModel, runner: Runner) -> None:
+        async with model.lock:
+            if model.ready:
+                # What it took is worth knowing; its end does not wait for a system that has no descriptor for it.
+                with contextlib.suppress(EngineError, TimeoutError, OSError):
+                    stats = await asyncio.wait_for(runner.stats(), STATS_S)
+                    await self._admission.unloading(model.id, stats.cache_ram_bytes)
+            await (model.runner or runner).stop()
+        self._admission.release(model.id)
+
+    async def close(self) -> None:
+        """Stop every runner."""
+        if self._reaper is not None:
+            self._reaper.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._reaper
+            self._reaper = None
+        await asyncio.gather(*(self.unload(model_id) for model_id in list(self._models)))
+        await asyncio.gather(*self._ending)

@@ -1,0 +1,122 @@
+"""The context a model gets where nobody asked for one: by the memory that is free beside its weights."""
+
+import pytest
+from msgspec.structs import replace
+
+from devices.memory import Ledger
+from devices.recording import RecordedHost
+from devices.report import recorded_report
+from engine.message_catalog import sentence
+from engine.placement.choose import place
+from engine.placement.context_size import FREE_FRAC
+from engine.placement.history import PlacementHistory
+from engine.placement.need_types import DryRun
+from engine.placement.placer import read_shape
+from engine.placement.types import Overrides
+from engine.runner.engine_args import EngineArgs
+from engine.runner.protocol import LoadSettings
+from tests.machines import machines
+from tests.shapes import scaled, write_hollow
+
+GIB = 1 << 30
+MACHINES = {name: recorded_report(RecordedHost(recording)) for name, recording in machines().items()}
+OPEN = Overrides(max_ctx=65536)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """Hollow files by the context they were trained for; 64k of cache are 1.5 GB."""
+    folder = tmp_path_factory.mktemp("contexts")
+
+    def write(trained):
+        shape = scaled("llama", vocab=1000, layers=24, kv_heads=4, context=trained)
+        return str(write_hollow(folder / f"{trained}.gguf", shape))
+
+    return {trained: write(trained) for trained in (4096, 8192, 40960, 131072)}
+
+
+def placed(path, machine, overrides=OPEN, n_ctx=8192, **changes):
+    settings = LoadSettings(path=path, n_ctx=n_ctx, kv_cells=4 * n_ctx, n_parallel=4, n_batch=2048, **changes)
+    ledger = Ledger(lambda: machine)
+    return place(read_shape(path), settings, overrides, machine, ledger, PlacementHistory(None)), ledger
+
+
+def with_free(machine, free_bytes):
+    return replace(machine, memory=replace(machine.memory, available_bytes=free_bytes))
+
+
+def why(placement):
+    return [sentence(reason) for reason in placement.reasons if reason.kind.startswith("context_")]
+
+
+def test_with_room_it_gets_64k_or_what_it_was_trained_for(models):
+    machine = MACHINES["vm-firecracker"]
+    large, _ = placed(models[131072], with_free(machine, 60 * GIB))
+    assert (large.settings.n_ctx, large.settings.kv_cells) == (65536, 65536)
+    assert why(large)[0].startswith("64k of context, the most a model gets unless more is asked for")
+    trained, _ = placed(models[40960], with_free(machine, 60 * GIB))
+    assert trained.settings.n_ctx == 40960
+    assert why(trained)[0].startswith("40k of context, as many as it was trained for")
+    small, _ = placed(models[8192], with_free(machine, 60 * GIB))
+    assert (small.settings.n_ctx, why(small)) == (8192, [])
+
+
+def test_the_less_memory_the_less_context_and_a_quarter_stays_free(models):
+    machine = MACHINES["vm-firecracker"]
+    seen = {}
+    for quarter_gib in range(40, 0, -1):
+        placement, ledger = placed(models[131072], with_free(machine, quarter_gib * GIB // 4))
+        n_ctx = placement.settings.n_ctx
+        seen.setdefault(n_ctx, why(placement))
+        assert n_ctx <= min(seen), "less memory never gives more"
+        if n_ctx > 8192:
+            weights = placement.need.part_bytes("weights")
+            free = ledger.available("cpu") - weights
+            assert placement.fits
+            assert placement.need.device_bytes("cpu") - weights <= (1 - FREE_FRAC) * free
+    assert list(seen) == [65536, 32768, 16384, 8192]
+    assert "64k would leave less than a quarter" in seen[32768][0]
+    assert "16k would leave less than a quarter" in seen[8192][0]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "changes", "expected"),
+    [
+        (Overrides(max_ctx=65536, n_ctx=4096), {}, 4096),
+        (Overrides(), {}, 8192),
+        (OPEN, {"engine_args": EngineArgs(ctx_size=8192)}, 8192),
+    ],
+)
+def test_what_was_asked_for_counts_first(models, overrides, changes, expected):
+    machine = with_free(MACHINES["vm-firecracker"], 60 * GIB)
+    placement, _ = placed(models[131072], machine, overrides, **changes)
+    assert placement.settings.n_ctx == expected
+    assert why(placement) == []
+
+
+@pytest.mark.parametrize("name", sorted(MACHINES))
+def test_no_layer_leaves_a_gpu_for_a_longer_context(models, name):
+    usual, _ = placed(models[131072], MACHINES[name], Overrides())
+    large, _ = placed(models[131072], MACHINES[name])
+    assert (large.device, large.backend, large.fits) == (usual.device, usual.backend, usual.fits)
+    assert large.settings.n_gpu_layers == usual.settings.n_gpu_layers
+    assert large.settings.n_ctx >= usual.settings.n_ctx
+
+
+def test_a_dry_run_that_finds_no_room_after_all_brings_back_the_usual_context(models):
+    machine = with_free(MACHINES["vm-firecracker"], 6 * GIB)
+    settings = LoadSettings(path=models[131072], n_ctx=8192, kv_cells=8192, n_batch=2048)
+    asked = []
+
+    def says(at):
+        asked.append(at.n_ctx)
+        if at.n_ctx == 8192:
+            return None
+        return DryRun(kv_bytes=64 * GIB, recurrent_bytes=0, output_bytes=0, compute_bytes={}, overhead_bytes=0)
+
+    ledger = Ledger(lambda: machine)
+    placement = place(read_shape(models[131072]), settings, OPEN, machine, ledger, PlacementHistory(None), says)
+    assert asked[0] > 8192
+    assert placement.settings.n_ctx == 8192
+    assert placement.fits
+    assert why(placement) == []

@@ -1,0 +1,336 @@
+"""What dispatch decides for models that many people run, on machines as sold, beside what specialists say."""
+
+import pytest
+from msgspec.structs import replace
+
+from devices.chips import with_chips
+from devices.memory import Ledger
+from devices.types import Device, Memory, Runtime
+from engine.message_catalog import sentence
+from engine.placement.chip_speeds import chip_speeds, openvino_rates, peak_tflops, rates
+from engine.placement.choose import place
+from engine.placement.history import PlacementHistory
+from engine.placement.priors import effective_gbs
+from engine.placement.speed import bytes_per_token, expected, main_type
+from engine.placement.types import NO_OVERRIDES, Overrides
+from engine.runner.engine_args import EngineArgs
+from engine.runner.protocol import LoadSettings
+from quantize.ggml_types import GgmlType
+from tests.opened_machines import GIB, names, opened, with_card, with_ram
+from tests.published_shapes import MODELS
+
+# Who says so. kyuz0: amd-strix-halo-toolboxes; lhl: strix-halo-testing; nix: noamsto/nix-amd-ai; lc: llama.cpp.
+HALO = "kyuz0, lhl: Vulkan (RADV) for short chats; all layers on the GPU; 16 cores read 118 of 256 GB/s"
+POINT = "nix: on an HX 370 Vulkan decodes Gemma 4 26B 1.26 times as fast as ROCm"
+XE2 = "lc#10879 on a 140V: 23 times the processor's prompts, twice its answers"
+XE1 = "forecast a tie in answers and three times the prompts; published pairs of Meteor Lake agree (lc PR 5301)"
+SMALL = "ollama#16667: an integrated GPU of two or four units is slower than its processor"
+CARD = "ollama#16667, lc: an integrated GPU is used only where there is no card"
+EXPERTS = "lc#15396: experts on the processor, all else on the card, -ub 2048"
+METAL = "lc#4167: Metal, always"
+ADRENO = "a public measurement of an X2 Elite Extreme: the processor writes Q4_K 1.7 times as fast as OpenCL"
+NO_GPU = "there is none that works"
+
+# Recorded machine: what runs a model of 4 B, of 8 B, and of 20 B and 30 B with 3 B active; and whose word that is.
+# A name is a kind of device and a backend; +N: so many layers' experts stay on the processor (any number: +).
+RECORDED = {
+    "sh-framework-desktop-linux": ("igpu/vulkan", "igpu/vulkan", "igpu/vulkan", "igpu/vulkan", HALO),
+    "sh-flow-z13-linux-gtt96": ("igpu/vulkan", "igpu/vulkan", "igpu/vulkan", "igpu/vulkan", HALO),
+    "sh-linux-carveout64": ("igpu/vulkan", "igpu/vulkan", "igpu/vulkan", "igpu/vulkan", HALO),
+    "sh-linux-overcommit": ("igpu/vulkan", "igpu/vulkan", "igpu/vulkan", "igpu/vulkan", HALO),
+    "sh-linux-halved": ("igpu/vulkan", "igpu/vulkan", "igpu/vulkan", "igpu/vulkan", HALO),
+    "sh-linux-amdvlk-vs-rocm": ("igpu/vulkan", "igpu/vulkan", "igpu/vulkan", "igpu/vulkan", HALO),
+    "sh-zbook-ultra-64": ("igpu/vulkan", "igpu/vulkan", "igpu/vulkan", "igpu/vulkan", HALO),
+    "sh-linux-driver-failed": ("cpu/cpu", "cpu/cpu", "cpu/cpu", "cpu/cpu", NO_GPU),
+    "sh-linux-egpu-rdna4": ("dgpu/vulkan", "dgpu/vulkan", "dgpu/vulkan", "igpu/vulkan", HALO + "; 16 GB"),
+    "sh-windows-dxgi-discrete": ("igpu/vulkan", "igpu/vulkan", "igpu/vulkan", "igpu/vulkan", HALO),
+    "sh-windows-rocm714": ("igpu/vulkan", "igpu/vulkan", "igpu/vulkan", "igpu/vulkan+", HALO + "; it gets 16 GiB"),
+    "sh-wsl2": ("igpu/vulkan", "igpu/vulkan", "igpu/vulkan", "igpu/vulkan", HALO),
+    "sp-hx370-pci": ("igpu/vulkan", "igpu/vulkan", "igpu/vulkan", "igpu/vulkan+", POINT),
+    "sp-proart-px13-dmi": ("cpu/cpu", "cpu/cpu", "cpu/cpu", "cpu/cpu", NO_GPU),
+    "krk-linux": ("igpu/vulkan", "igpu/vulkan", "igpu/vulkan", "igpu/vulkan+", POINT),
+    "phx-8600g": ("cpu/cpu", "cpu/cpu", "cpu/cpu", "cpu/cpu", NO_GPU),
+    "hawk-ryzen7-260-win": ("igpu/vulkan", "igpu/vulkan", "igpu/vulkan", "igpu/vulkan+", "normiebench#8, #10"),
+    "mtl-zbook-power-g11": ("dgpu/cuda", "dgpu/cuda", "dgpu/cuda+", "dgpu/cuda+", CARD),
+    "mtl-155h": ("cpu/cpu", "cpu/cpu", "cpu/cpu", "cpu/cpu", NO_GPU),
+    "arl-h-win": ("igpu/vulkan", "igpu/vulkan", "igpu/vulkan", "cpu/cpu", XE1),
+    "arl-275hx-npu-present-unusable": ("cpu/cpu", "cpu/cpu", "cpu/cpu", "cpu/cpu", NO_GPU),
+    "lnl-256v": ("igpu/vulkan", "igpu/vulkan", "cpu/cpu", "cpu/cpu", XE2 + "; 16 GB hold neither 20B nor 30B"),
+    "ptl-nuc16-no-driver": ("igpu/vulkan", "igpu/vulkan", "igpu/vulkan", "igpu/vulkan", "as " + XE2),
+    "x1-26-100": ("cpu/cpu", "cpu/cpu", "cpu/cpu", "cpu/cpu", NO_GPU),
+    "x2-elite-windows": ("cpu/cpu", "cpu/cpu", "cpu/cpu", "cpu/cpu", ADRENO),
+    "m4-max": ("igpu/metal", "igpu/metal", "igpu/metal", "igpu/metal", METAL),
+    "m2": ("igpu/metal", "igpu/metal", "igpu/metal+", "cpu/cpu", METAL + "; 16 GB"),
+    "m5-max": ("igpu/metal", "igpu/metal", "igpu/metal", "igpu/metal", METAL),
+    "m4-no-devices": ("igpu/metal", "igpu/metal", "igpu/metal+", "cpu/cpu", METAL + "; 16 GB"),
+    "nv-hybrid-addw4": ("dgpu/cuda", "dgpu/cuda", "dgpu/cuda+", "dgpu/cuda+", EXPERTS),
+    "vm-firecracker": ("cpu/cpu", "cpu/cpu", "cpu/cpu", "cpu/cpu", NO_GPU),
+    "vm-llvmpipe": ("cpu/cpu", "cpu/cpu", "cpu/cpu", "cpu/cpu", NO_GPU),
+    "container-capped": ("cpu/cpu", "cpu/cpu", "cpu/cpu", "cpu/cpu", NO_GPU),
+    "simpledrm-card0": ("dgpu/cuda", "dgpu/cuda", "dgpu/cuda+", "dgpu/cuda+", EXPERTS),
+}  # fmt: skip
+TRIED = ("4B", "8B", "gpt-oss-20b", "30B-A3B")
+
+
+def placed(machine, model, overrides=NO_OVERRIDES, history=None, **changes):
+    book = Ledger(lambda: machine)
+    settings = LoadSettings(path="m.gguf", n_ctx=8192, n_parallel=1, **changes)
+    shape = MODELS[model] if isinstance(model, str) else model
+    return place(shape, settings, overrides, machine, book, history or PlacementHistory(None))
+
+
+def decision(machine, model):
+    found = placed(machine, model)
+    kind = machine.device(found.device).kind
+    return f"{kind}/{found.backend}" + ("+" if found.settings.cpu_expert_layers else "")
+
+
+def test_all_recordings_are_judged():
+    assert list(RECORDED) == names()
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_recorded_machines_choose_as_specialists_do(name):
+    machine = opened(name)
+    *wanted, source = RECORDED[name]
+    assert [decision(machine, model) for model in TRIED] == list(wanted), source
+
+
+# What is too large for most: machine, model, what runs it (* streamed, - it does not fit), and whose word that is.
+LARGE = [
+    ("sh-framework-desktop-linux", "gpt-oss-120b", "igpu/vulkan", "kyuz0: 56.6 tokens/s"),
+    ("sh-framework-desktop-linux", "70B", "igpu/vulkan", "lhl: all layers, 5 tokens/s"),
+    ("sh-zbook-ultra-64", "70B", "igpu/vulkan", "the same"),
+    ("sh-zbook-ultra-64", "gpt-oss-120b", "cpu/cpu*", "63 GB do not fit 64: a smaller file"),
+    ("sp-hx370-pci", "gpt-oss-120b", "cpu/cpu*", "the same"),
+    ("lnl-256v", "gpt-oss-120b", "cpu/cpu*", "the same"),
+    ("nv-hybrid-addw4", "gpt-oss-120b", "cpu/cpu*", "the same"),
+    ("ptl-nuc16-no-driver", "gpt-oss-120b", "cpu/cpu*", "the same"),
+    ("x2-elite-windows", "gpt-oss-120b", "cpu/cpu-", "the same; experts are streamed on Linux only"),
+    ("m4-max", "70B", "igpu/metal", METAL),
+]
+
+
+@pytest.mark.parametrize(("name", "model", "wanted", "source"), LARGE)
+def test_large_models_run_where_they_fit(name, model, wanted, source):
+    machine = opened(name)
+    found = placed(machine, model)
+    mark = "-" if not found.fits else "*" if found.streaming is not None else ""
+    assert decision(machine, model) + mark == wanted, source
+
+
+def test_what_is_promised_on_strix_halo_is_what_owners_report():
+    """Source: kyuz0's toolboxes, May 2026; 30B-A3B on two boxes 82 to 97 tokens/s."""
+    halo = opened("sh-framework-desktop-linux")
+    for model, least, most in (
+        ("gpt-oss-20b", 66, 88),
+        ("gpt-oss-120b", 47, 60),
+        ("30B-A3B", 75, 97),
+        ("8B", 40, 50),
+    ):
+        assert least < placed(halo, model).decode_tok_s < most, model
+
+
+# Laptops and desktops with a card of 8 GB and an integrated GPU. Source: EXPERTS, CARD.
+HYBRID = {
+    ("nv-hybrid-addw4", "NVIDIA GeForce RTX 4060 Laptop GPU"): "Intel UHD, 32 units",
+    ("nv-hybrid-addw4", "NVIDIA GeForce RTX 4070 Laptop GPU"): "the same",
+    ("nv-hybrid-addw4", "NVIDIA GeForce RTX 5060 Laptop GPU"): "the same",
+    ("mtl-zbook-power-g11", "NVIDIA GeForce RTX 4060 Laptop GPU"): "Arc with 8 Xe cores, without matrix units",
+}
+
+
+@pytest.mark.parametrize("backends", ["own", "vulkan"])
+@pytest.mark.parametrize(("name", "card"), HYBRID)
+def test_a_card_of_8_gb_is_not_left_for_an_integrated_gpu(name, card, backends):
+    machine = with_ram(with_card(opened(name, own=backends == "own"), card, 8), 32)
+    for model in TRIED:
+        found = placed(machine, model)
+        assert machine.device(found.device).kind == "dgpu", model
+        assert found.backend == ("cuda" if backends == "own" else "vulkan")
+        assert found.settings.n_gpu_layers == len(MODELS[model].layers) + 1
+        fits_whole = model in {"4B", "8B"}
+        assert (found.settings.cpu_expert_layers == 0) == fits_whole
+        assert found.settings.n_ubatch == 2048 or fits_whole
+        aside = [sentence(a.reason) for a in found.alternatives if machine.device(a.device).kind == "igpu"]
+        assert fits_whole or any("does not take the place of a card" in reason for reason in aside)
+
+
+def with_small_gpu(machine, pci_id, name, arch):
+    """The machine with an integrated GPU that has Vulkan, in the place of its GPUs."""
+    ram = machine.memory.total_bytes
+    memory = Memory(physical_bytes=ram, shared_limit_bytes=ram // 2, available_bytes=ram // 2, unified=True)
+    runtime = Runtime("vulkan", "Vulkan0", 0, ram // 2, ram // 2, "usable", description=name)
+    vendor = {"1002": "AMD", "8086": "Intel"}[pci_id[:4]]
+    gpu = Device("0000:00:02.0", "igpu", vendor, name, "usable", memory, pci_id=pci_id, arch=arch)
+    devices = (machine.devices[0], replace(gpu, runtimes=(runtime,)))
+    return with_chips(replace(machine, devices=devices))
+
+
+@pytest.mark.parametrize("model", TRIED)
+@pytest.mark.parametrize(
+    ("name", "pci_id", "arch", "chip"),
+    [
+        ("simpledrm-card0", "1002:164e", "gfx1036", "gfx1036"),  # a 7950X and the two units beside it
+        ("nv-hybrid-addw4", "8086:a788", "xe-lp", "uhd-32"),
+        ("arl-275hx-npu-present-unusable", "8086:7d67", "xe-lpg", "xe-lpg-64"),
+    ],
+)
+def test_a_small_gpu_that_loses_to_its_processor_is_not_taken(name, pci_id, arch, chip, model):
+    machine = with_ram(with_small_gpu(opened(name), pci_id, "Graphics", arch), 64)
+    assert machine.devices[1].chip == chip
+    found = placed(machine, model)
+    assert (found.device, found.fits) == ("cpu", True), SMALL
+    assert any(a.backend == "vulkan" for a in found.alternatives)
+
+
+def test_the_four_rows_that_were_wrong_are_as_their_forecasts():
+    """Figures: tokens a second, prompt and answers of an 8 B in Q4_K, computed by hand from the same table."""
+    shape, settings = (
+        MODELS["8B"],
+        LoadSettings(path="m", n_ctx=8192, n_threads=16, n_gpu_layers=-1, devices=("x",)),
+    )
+
+    def speed(machine, device, backend, at=settings, shape=shape):
+        found = expected(shape, at, ((device, backend, 1.0),), None, PlacementHistory(None), "")
+        return found.prefill_tok_s, found.decode_tok_s
+
+    desktop = with_small_gpu(opened("simpledrm-card0"), "1002:164e", "Graphics", "gfx1036")
+    plain = LoadSettings(path="m", n_ctx=8192, n_threads=16)
+    prompt, answer = speed(desktop, desktop.devices[0], "cpu", plain)
+    assert 90 < prompt < 130
+    assert 11 < answer < 14.5
+    prompt, answer = speed(desktop, desktop.devices[1], "vulkan")
+    assert 14 < prompt < 26  # of a chip of 1.1 TFLOPS
+    assert answer < 15
+    laptop = with_card(opened("nv-hybrid-addw4"), "NVIDIA GeForce RTX 4060 Laptop GPU", 8)
+    prompt, answer = speed(laptop, laptop.device("dgpu"), "cuda")
+    assert 1400 < prompt < 2100
+    assert 38 < answer < 50
+    prompt, answer = speed(laptop, laptop.device("igpu"), "vulkan")
+    assert 15 < prompt < 25
+    assert 6.5 < answer < 10
+    arm = opened("x2-elite-windows")
+    for model, most in (("4B", 3.5e3), ("4B Q4_0", 5e3)):
+        prompt, _ = speed(arm, arm.device("igpu"), "opencl", shape=MODELS[model])
+        assert prompt * 2 * 4.0 < most, "GFLOPS of OpenCL on an Adreno X2-90"
+
+
+def test_matrix_units_that_the_device_denies_are_not_counted():
+    machine = opened("lnl-256v")
+    igpu = machine.device("igpu")
+    denied = replace(igpu, runtimes=tuple(replace(r, matrix_units=False) for r in igpu.runtimes))
+    undotted = replace(denied, runtimes=tuple(replace(r, int_dot=False) for r in denied.runtimes))
+    with_units, without, slowest = (rates(d, "vulkan").gflops for d in (igpu, denied, undotted))
+    assert with_units == pytest.approx(4 * without, rel=0.02)
+    assert slowest < 0.7 * without
+
+
+def test_prompts_copy_what_lies_in_ram_once_a_piece():
+    laptop = with_card(opened("nv-hybrid-addw4"), "NVIDIA GeForce RTX 4060 Laptop GPU", 8)
+    card, cpu = laptop.device("dgpu"), laptop.device("cpu")
+    shape = MODELS["30B-A3B"]
+
+    def prompt(n_ubatch, **changes):
+        at = LoadSettings(
+            path="m", n_ctx=8192, n_threads=8, n_gpu_layers=-1, devices=("x",), cpu_expert_layers=40,
+            n_ubatch=n_ubatch, **changes,
+        )  # fmt: skip
+        found = expected(shape, at, ((card, "cuda", 1.0),), cpu, PlacementHistory(None), "")
+        return found.prefill_tok_s
+
+    experts = sum(t.nbytes for t in shape.tensors if "_exps" in t.name) * 40 / 48
+    copied_s = experts / 1e9 / 12
+    assert copied_s < 512 / prompt(512) < 1.5 * copied_s, "copying takes most of the time"
+    assert prompt(1024) > 1.6 * prompt(512)
+    assert prompt(2048, engine_args=EngineArgs(op_offload=False)) < prompt(512), "the processor computes them"
+
+
+def test_pieces_are_not_larger_where_nothing_lies_in_ram():
+    laptop = with_card(opened("nv-hybrid-addw4"), "NVIDIA GeForce RTX 4060 Laptop GPU", 8)
+    assert placed(laptop, "8B").settings.n_ubatch == 512
+    assert placed(laptop, "30B-A3B", n_batch=256).settings.n_ubatch == 256
+    need = placed(laptop, "30B-A3B").need
+    assert need.device_bytes(laptop.device("dgpu").id) <= 8 * GIB
+
+
+def test_fused_attention_is_forced_only_where_the_backend_is_known_to_have_it():
+    halo, snapdragon = opened("sh-framework-desktop-linux"), opened("x2-elite-windows")
+    assert placed(halo, "8B", Overrides(device="vulkan")).settings.flash_attn == "on"
+    odd = replace(MODELS["8B"], heads=24, attention=24 * 168)
+    assert placed(halo, odd, Overrides(device="vulkan")).settings.flash_attn == "auto"
+    mixed = replace(odd, heads=32, attention=4096, layers=tuple(
+        replace(layer, key_values=2048, value_values=2048) if i % 6 == 5 else layer
+        for i, layer in enumerate(odd.layers)
+    ))  # fmt: skip
+    assert placed(halo, mixed, Overrides(device="vulkan")).settings.flash_attn == "auto"
+    assert placed(snapdragon, "8B", Overrides(device="opencl")).settings.flash_attn == "auto"
+    assert placed(halo, "8B", Overrides(device="vulkan"), flash_attn="off").settings.flash_attn == "off"
+    assert placed(snapdragon, "8B", Overrides(device="opencl", kv_type="q8_0")).settings.flash_attn == "on"
+
+
+def test_sycl_stays_behind_vulkan_until_it_was_measured():
+    machine = opened("lnl-256v")
+    found = placed(machine, "8B")
+    assert found.backend == "vulkan"
+    reasons = {a.backend: sentence(a.reason) for a in found.alternatives if a.backend in {"sycl", "cpu"}}
+    assert reasons["sycl"] == "sycl is known to be behind vulkan on such GPUs"
+    history = PlacementHistory(None)
+    history.record_speed(machine.device("igpu").id, "sycl", 10**9, 120)
+    assert placed(machine, "8B", history=history).backend == "sycl"
+    assert placed(opened("lnl-256v", without=("vulkan",)), "8B").backend == "sycl"
+
+
+def test_openvino_is_judged_by_device_and_type():
+    igpu = opened("lnl-256v").device("igpu")
+    npu = opened("lnl-256v").device("npu")
+    table = {(r.kind, r.match): r for r in chip_speeds().openvino}
+    assert table["npu", "F16|BF16|F32"].reads > 20 * table["npu", ".*"].reads
+    assert table["igpu", ".*"].gain > 1
+    shape = MODELS["4B"]
+    plain = replace(
+        shape, tensors=tuple(replace(t, ggml_type=GgmlType.F16, nbytes=2 * t.num_values) for t in shape.tensors)
+    )
+
+    def decode(device, shape):
+        at = LoadSettings(path="m", n_ctx=2048, n_gpu_layers=-1, devices=("openvino:x",))
+        return expected(shape, at, ((device, "openvino", 1.0),), None, PlacementHistory(None), "").decode_tok_s
+
+    assert decode(npu, plain) > 4 * decode(npu, shape), "an NPU rounds k-quants again, a token takes half a second"
+    assert decode(igpu, shape) > 30
+
+
+def test_a_worker_reads_what_it_says_and_openvino_counts_matrix_units_without_vulkan():
+    machine = opened("lnl-256v")
+    igpu = machine.device("igpu")
+    alone = replace(igpu, runtimes=(Runtime("openvino", "openvino:GPU", 0, 0, 0, "usable"),))
+    assert openvino_rates(alone, "Q4_K", None) == openvino_rates(igpu, "Q4_K", None)
+    far = Device("remote:desk/CUDA0", "remote", "", "desk", "usable", Memory(bandwidth_gbs=700.0))
+    assert effective_gbs(far, "rpc") == 700.0
+
+
+def test_tables_that_are_looked_up_cost_one_row():
+    """Gemma 3n and 4 E keep an embedding for each layer: most of their file, of which a token takes one row."""
+    from quantize.files.gguf_file import TensorInfo
+
+    shape = MODELS["4B"]
+    table = TensorInfo(
+        "per_layer_token_embd.weight", (8960, 262_144), GgmlType.Q5_K, 0, 8960 * 262_144 // 256 * 176
+    )
+    with_table = replace(shape, tensors=(*shape.tensors, table), file_bytes=shape.file_bytes + table.nbytes)
+    assert bytes_per_token(with_table, 1.0) == bytes_per_token(shape, 1.0)
+    assert main_type(with_table) == "Q4_K"
+    machine = with_card(opened("nv-hybrid-addw4"), "NVIDIA GeForce RTX 4060 Laptop GPU", 8)
+    usual, larger = placed(machine, shape), placed(machine, with_table)
+    assert larger.decode_tok_s == pytest.approx(usual.decode_tok_s, rel=0.01)
+
+
+def test_every_family_has_constants_for_its_makers_backends():
+    from devices.chips import chips
+
+    told = {(row.family, row.backend) for row in chip_speeds().gpus if not row.chip}
+    own = {"AMD": "rocm", "NVIDIA": "cuda", "Apple": "metal", "Qualcomm": "opencl", "Intel": "sycl"}
+    for chip in chips().gpus:
+        assert (chip.family, own[chip.vendor]) in told
+        assert chip.vendor == "Apple" or (chip.family, "vulkan") in told
+        assert chip.family == "adreno" or peak_tflops(chip, matrix=False)

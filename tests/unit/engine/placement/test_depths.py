@@ -1,0 +1,78 @@
+"""Forecasts behind long texts: published curves that nobody fitted by hand, and what follows for the choice."""
+
+import json
+from statistics import median
+
+import pytest
+from msgspec.structs import replace
+
+from engine.placement.chip_speeds import chip_speeds, rates
+from engine.placement.history import PlacementHistory
+from engine.placement.speed import expected
+from engine.runner.protocol import LoadSettings
+from tests.bench import depth_speeds
+from tests.opened_machines import opened
+from tests.published_shapes import MODELS
+
+DEEP = 64_000
+
+
+def speed(machine, backend, model, depth, n_ubatch=512):
+    igpu = machine.device("igpu")
+    history = PlacementHistory(None)
+    history.record_use("m", 20_000, float(depth), 1)
+    at = LoadSettings(path="m", n_ctx=131_072, n_gpu_layers=-1, devices=("x",), n_ubatch=n_ubatch)
+    return expected(MODELS[model], at, ((igpu, backend, 1.0),), None, history, "m")
+
+
+@pytest.mark.parametrize("backend", ["vulkan", "rocm"])
+def test_answers_and_prompts_are_slower_behind_long_texts(backend):
+    """Source: kyuz0's toolboxes on Strix Halo, 2026: 30B-A3B and gpt-oss-20b lose a third to two thirds by 64k."""
+    halo = opened("sh-framework-desktop-linux")
+    for model in ("8B", "30B-A3B", "gpt-oss-20b"):
+        at = [speed(halo, backend, model, depth) for depth in (1000, 16_000, DEEP)]
+        answers, prompts = [s.decode_tok_s for s in at], [s.prefill_tok_s for s in at]
+        assert answers == sorted(answers, reverse=True)
+        assert prompts == sorted(prompts, reverse=True)
+        assert answers[-1] < 0.75 * answers[0]
+        assert prompts[-1] < 0.5 * prompts[0]
+
+
+def test_time_is_a_line_over_depth():
+    halo = opened("sh-framework-desktop-linux")
+    for pick in ("decode_tok_s", "prefill_tok_s"):
+        a, b, c = (1 / getattr(speed(halo, "vulkan", "8B", depth), pick) for depth in (2000, 22_000, 42_000))
+        assert b - a == pytest.approx(c - b, rel=1e-6)
+
+
+def test_the_constants_are_those_the_script_fits():
+    shapes = json.loads(depth_speeds.SHAPES.read_text(encoding="utf-8"))
+    rows = depth_speeds.read(depth_speeds.ROWS)
+    shipped = {(r.chip, r.backend): r.rates for r in chip_speeds().fitted}
+    assert len(shipped) >= 6
+    for row in depth_speeds.shipped(rows, shapes):
+        for name, value in row["rates"].items():
+            assert getattr(shipped[row["chip"], row["backend"]], name) == pytest.approx(value, rel=0.02, abs=1e-7)
+
+
+def test_published_runs_of_a_fitted_chip_are_met():
+    """By the program's own function, of the header of a real shape: the features are the same as the script's."""
+    halo, errors = opened("sh-framework-desktop-linux"), []
+    rows = depth_speeds.read(depth_speeds.ROWS)
+    for row in rows:
+        backend = {"vulkan-radv": "vulkan", "rocm-7.2.3": "rocm"}.get(row["backend"])
+        if backend is None or (row["chip"], row["arch"], row["phase"]) != ("gfx1151", "gpt-oss-20b", "decode"):
+            continue
+        found = speed(halo, backend, "gpt-oss-20b", max(1.0, row["depth"] + row["n"] / 2))
+        errors.append(max(found.decode_tok_s / row["tok_s"], row["tok_s"] / found.decode_tok_s))
+    assert len(errors) >= 3
+    assert median(errors) < 1.25
+
+
+def test_a_fitted_chip_without_its_matrix_units_follows_the_rule_again():
+    igpu = opened("sh-framework-desktop-linux").device("igpu")
+    fitted = next(r.rates for r in chip_speeds().fitted if (r.chip, r.backend) == (igpu.chip, "vulkan"))
+    assert rates(igpu, "vulkan") == fitted
+    denied = replace(igpu, runtimes=tuple(replace(r, matrix_units=False) for r in igpu.runtimes))
+    assert rates(denied, "vulkan").gflops < 0.7 * fitted.gflops
+    assert rates(denied, "vulkan").attention_gflops is None

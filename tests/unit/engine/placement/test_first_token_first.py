@@ -1,0 +1,99 @@
+"""What a load takes is asked of llama.cpp in a child; the first token does not share the cores with it."""
+
+import asyncio
+import os
+
+import msgspec
+import pytest
+from starved import no_descriptors
+
+from engine.core.paths import Paths
+from engine.placement.memory_admission import MemoryAdmission
+from engine.placement.placer import Placer
+from engine.placement.resources import open_resources
+from engine.runner.buffers import BufferLog
+from engine.runner.protocol import LoadSettings
+
+
+@pytest.fixture
+def admission(bundled_model, tmp_path, monkeypatch):
+    paths = Paths(*(tmp_path / name for name in ("config", "models", "state", "cache", "logs")))
+    placer = Placer(open_resources(paths))
+    made = MemoryAdmission(placer)
+    made.asked, made.settings = [], LoadSettings(path=str(bundled_model), n_ctx=256)
+    monkeypatch.setattr(placer, "dry_run", lambda settings: made.asked.append(settings.path))
+    return made
+
+
+async def loaded(admission):
+    await admission.reserve("m", admission.settings)
+    admission.attach("m", os.getpid(), BufferLog())
+    await asyncio.sleep(0.05)
+    assert admission.asked == []
+
+
+def test_the_child_is_asked_when_the_first_answer_has_ended(admission):
+    async def main():
+        await loaded(admission)
+        admission.answered("m", 3, 1.0, 1)
+        await asyncio.gather(*admission._audits)
+        assert admission.asked == [admission.settings.path]
+
+    asyncio.run(main())
+
+
+def test_a_moment_without_descriptors_leaves_the_prediction(admission, caplog):
+    async def main():
+        await loaded(admission)
+        admission.answered("m", 3, 1.0, 1)
+        with no_descriptors():
+            await asyncio.gather(*admission._audits)
+
+    asyncio.run(main())
+    assert admission.asked == []
+    assert "could not be looked at" in caplog.text
+
+
+def test_or_after_a_while_without_one(admission, monkeypatch):
+    monkeypatch.setattr("engine.placement.memory_admission.ASKED_AFTER_S", 1.0)
+
+    async def main():
+        await loaded(admission)
+        await asyncio.gather(*admission._audits)
+        assert admission.asked == [admission.settings.path]
+
+    asyncio.run(main())
+
+
+def test_and_never_for_a_model_that_is_gone_again(admission, monkeypatch):
+    monkeypatch.setattr("engine.placement.memory_admission.ASKED_AFTER_S", 1.0)
+
+    async def main():
+        await loaded(admission)
+        admission.release("m")
+        await asyncio.gather(*admission._audits)
+        assert admission.asked == []
+
+    asyncio.run(main())
+
+
+def test_streamed_experts_come_with_use_so_nothing_is_learnt_from_them(admission, monkeypatch):
+    """Neither how much memory a load takes, which would shrink the next, nor how fast the processor reads."""
+    monkeypatch.setattr("engine.placement.memory_admission.LARGE_READ_BYTES", 1)
+    admission.settings = msgspec.structs.replace(admission.settings, expert_bytes=1 << 20, repack=False)
+    ledger, history = admission._placer.ledger, admission._placer.history
+
+    async def main():
+        await loaded(admission)
+        admission.answered("m", 3, 1.0, 1)
+        admission.observed("m", 1000, 1.0)
+        await asyncio.gather(*admission._audits)
+        await admission.unloading("m", 0)
+
+    asyncio.run(main())
+    assert ledger.audits.all() == ()
+    assert history.speed_gbs("cpu", "cpu") is None
+    admission.settings = msgspec.structs.replace(admission.settings, expert_bytes=0)
+    asyncio.run(main())
+    assert ledger.audits.all() != ()
+    assert history.speed_gbs("cpu", "cpu") is not None
