@@ -85,6 +85,11 @@ def manager(command: Sequence[str], system: str = sys.platform, env: Mapping[str
     raise ServiceFailed(f"no service manager is known for {system}; run `tessera serve` from your own")
 
 
+def _sounds_secret(name: str) -> bool:
+    """HF_HUB_DISABLE_IMPLICIT_TOKEN is a switch, no token."""
+    return "DISABLE" not in name.upper() and any(word in name.upper() for word in _SECRETS)
+
+
 def passed_variables(env: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
     """The variables a service is given, and the names of those left out because they sound like secrets."""
     asked = {
@@ -95,7 +100,7 @@ def passed_variables(env: Mapping[str, str]) -> tuple[dict[str, str], tuple[str,
     passed = {
         name: str(Path(value).expanduser().absolute()) if name in _FOLDERS and value else value
         for name, value in asked.items()
-        if value.isprintable() and not any(word in name.upper() for word in _SECRETS)
+        if value.isprintable() and not _sounds_secret(name)
     }
     return passed, tuple(name for name in asked if name not in passed)
 

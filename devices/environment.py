@@ -42,10 +42,10 @@ _PASSED: Final = frozenset(f"{_SYSTEM} {_TOOLS}".split())
 _OWN_PREFIXES: Final = """
 TESSERA_ GGML_ LLAMA_ HF_ TRANSFORMERS_ VLLM_ RAY_ TORCH TRITON_ PYTORCH_ ONNX ORT_ FLM_ PYTHON GLIBC_ MALLOC_
 CUDA_ CUDNN_ CUBLAS_ NVIDIA_ NCCL_ HIP_ HIPBLASLT_ HSA_ ROCR_ ROCM_ ROCBLAS_ RCCL_ MIOPEN_ AMD_ GPU_ GFX_ XRT_
-XILINX_ XLNX_ RYZEN_ VITIS_ ONEAPI_ ZE_ ZES_ SYCL_ UR_ IGC_ NEO_ INTEL_ OV_ OPENVINO QNN_ ASCEND_ MUSA_ OCL_
+XILINX_ XLNX_ RYZEN VITIS_ ONEAPI_ ZE_ ZES_ SYCL_ UR_ IGC_ NEO_ INTEL_ OV_ OPENVINO QNN_ ASCEND_ MUSA_ OCL_
 OPENCL_ CL_ POCL_ VK_ MESA_ RADV_ ANV_ DRI_ GALLIUM_ LIBGL_ LIBVA_ MTL_ METAL_ OMP_ KMP_ GOMP_ MKL_ OPENBLAS_
 BLIS_ VECLIB_ NUMEXPR_ DBUS_ XDG_ LC_ COVERAGE_ LD_ DYLD_ WSL FLASHINFER_ HIPBLAS_ TENSILE_ IPEX_ XLA_
-SAFETENSORS_ ACL_ MLX_
+SAFETENSORS_ ACL_ MLX_ ADSP_
 """
 _OWN: Final = tuple(_OWN_PREFIXES.split())
 # Names on the list may hold secrets, too: HF_TOKEN, a proxy's address with its password.
@@ -75,4 +75,5 @@ def without_secrets(extra: Mapping[str, str] | None = None) -> dict[str, str]:
 def _passes(name: str, value: str, prefixes: tuple[str, ...] = ()) -> bool:
     upper = name.upper()
     on_list = upper in _PASSED or upper.startswith(prefixes)
-    return on_list and not _SECRET.search(upper) and not _WITH_PASSWORD.search(value)
+    is_switch = "DISABLE" in upper  # HF_HUB_DISABLE_IMPLICIT_TOKEN
+    return on_list and (is_switch or not _SECRET.search(upper)) and not _WITH_PASSWORD.search(value)

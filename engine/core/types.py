@@ -103,7 +103,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     shape depends on nothing but itself, so that its tokens do not depend on what ran before or beside it.
     `owner` is whose request it is: what was computed of a prompt is used again for the same owner only.
     `explicit` are the fields of `sampling` that the client named: only these are sent to another server, which
-    has defaults of its own.
+    has defaults of its own. Without `repeats` a request at temperature 0 takes every cached token, and its answer
+    may depend on what is cached: completions while somebody types.
     """
 
     prompt: str | list[int]
@@ -132,6 +133,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     deterministic: bool = False
     owner: str = ""
     explicit: tuple[str, ...] = ()
+    repeats: bool = True
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):

@@ -52,6 +52,7 @@ NOT_RUN = {
     r"python3 start\.py.*": "the test run itself begins with it; unit/installers/test_start.py has its options",
     r"python -m tests\.bench\.queueing .*": "a measurement",
     r"tessera remote (add|check|remove) .*": "another computer, over SSH",
+    r"tessera collections add .* --allow-remote": "another server: e2e/test_nothing_leaves.py",
     r"tessera cluster .*": "Ray, and other computers: optin/cluster.py",
     r"tessera worker": "serves until it is stopped: e2e/test_workers.py",
     r"tessera serve .*": "an address of the reader's; every test here uses a server",

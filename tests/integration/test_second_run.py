@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from second_run import OF_A_WORKER
 
 TESTS = Path(__file__).resolve().parents[1]
 # Each run of the process adds a line; a test can know which run it is in.
@@ -28,7 +29,7 @@ def suite(folder, text, *arguments):
         [sys.executable, "-m", "pytest", "-p", "second_run", "--second-run", *arguments],
         cwd=folder,
         env={
-            **os.environ,
+            **{name: value for name, value in os.environ.items() if not name.startswith(OF_A_WORKER)},
             "PYTHONPATH": os.pathsep.join([str(TESTS), str(folder)]),
             "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
         },

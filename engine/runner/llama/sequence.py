@@ -44,7 +44,7 @@ class LlamaSequence(Sequence):
         Other side and background work shall not evict chats, nor compute their texts again.
         """
         request = self.request
-        chosen = request.sampling.seed is not None or self.sampler.greedy
+        chosen = request.sampling.seed is not None or (self.sampler.greedy and request.repeats)
         prepares = request.priority == "side" and self.limit <= self.n_prompt + 1
         return chosen and (prepares or request.priority in {"interactive", "batch"})
 

@@ -86,10 +86,13 @@ class FimCompletionRequest(SamplingBody):
 
 
 def _common(body: SamplingBody) -> dict[str, Any]:
-    """The fields that every generation takes. Raises: InputFault: more than one choice is asked for."""
+    """The fields that every generation takes. Raises: InputFault: more than one choice is asked for.
+
+    Each keystroke asks again, so the time counts more than the last bit, unless a seed asks for the same answer.
+    """
     if body.n is not None and body.n > 1:
         raise InputFault("n: a gap is filled once; ask again for another completion.", "n")
-    return body.common()
+    return {**body.common(), "repeats": body.seed is not None}
 
 
 def _sampling(state: ServerState, model: LoadedModel, body: SamplingBody) -> SamplingParams:

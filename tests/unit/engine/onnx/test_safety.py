@@ -9,6 +9,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from devices.environment import without_secrets
 from engine.message_catalog import sentence
 from engine.onnx.folder import read_folder
 from engine.onnx.providers import ADAPTERS, adapter_of
@@ -225,3 +226,13 @@ def test_importing_takes_the_pooling_of_an_encoder_along(tmp_path, tessera_home)
     assert pooling(entry.path) == "cls"
     assert sum(f.path.endswith(".data") for f in entry.files) == 1
     catalogue.close()
+
+
+def test_children_get_the_variables_that_name_libraries_and_switches_but_no_token(monkeypatch):
+    named = [adapter.environment for adapter in ADAPTERS.values() if adapter.environment]
+    switches = ["HF_HUB_DISABLE_IMPLICIT_TOKEN", "RYZEN_AI_INSTALLATION_PATH", "ADSP_LIBRARY_PATH"]
+    for name in (*named, *switches, "HF_TOKEN"):
+        monkeypatch.setenv(name, "1")
+    passed = without_secrets()
+    assert [name for name in (*named, *switches) if name not in passed] == []
+    assert "HF_TOKEN" not in passed
