@@ -21,7 +21,7 @@ from devices.backends.libraries import library_folder
 from devices.errors import PackRefused
 from devices.kernel_packs.abi import installed_abi
 from devices.kernel_packs.manifest import this_platform
-from devices.learned import learned
+from devices.msgspec_lock import learned
 from engine.core.paths import user_paths
 
 _TIMEOUT: Final = httpx2.Timeout(10.0)

@@ -11,7 +11,7 @@ import msgspec
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-from devices.learned import learned
+from devices.msgspec_lock import learned
 
 ASSETS: Final = Path(__file__).resolve().parent.parent / "assets"
 # What a source tree's tests need is no part of the program; an installed program has none of it.

@@ -4,7 +4,7 @@ from typing import Final
 
 import msgspec
 
-from devices.learned import learned
+from devices.msgspec_lock import learned
 from engine.core.version import __version__
 
 # Where releases are announced: `latest.json` for programs, the folder itself for people.

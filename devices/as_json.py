@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from devices.learned import learned
+from devices.msgspec_lock import learned
 from devices.types import BackendReport, Device, Machine
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec.structs import replace
 
-from devices.learned import learned
+from devices.msgspec_lock import learned
 from devices.types import Device, Machine, Memory, Runtime
 
 TABLE: Final = Path(__file__).with_name("chips.json")

@@ -2,20 +2,20 @@
 
 from msgspec.structs import replace
 
-from devices import causes
+from devices import unusable_reasons
 from devices.chips import with_chips
-from devices.findings import machine_findings
 from devices.host import Host, text
 from devices.power import meters
 from devices.probes.apple import apple_devices
+from devices.probes.cgroup_limits import is_container
 from devices.probes.cpu import Cpu, probe_cpu
 from devices.probes.gpu_linux import linux_gpus
 from devices.probes.gpu_windows import windows_gpus
-from devices.probes.limits import is_container
 from devices.probes.npu import linux_npus, windows_npus
 from devices.probes.nvidia import with_nvidia_smi
 from devices.probes.pci import pci_functions
 from devices.probes.ram import system_memory
+from devices.system_checks import machine_findings
 from devices.types import Device, Machine, Memory, SystemMemory
 
 
@@ -107,7 +107,7 @@ def _cpu_device(cpu: Cpu, ram: SystemMemory) -> Device:
         isa=cpu.isa,
         cores=cpu.cores,
         cache_bytes=cpu.caches,
-        reason=causes.NOT_TRIED,
+        reason=unusable_reasons.NOT_TRIED,
         fix_hint="Run `tessera doctor` to try the processor's kernels.",
         evidence=cpu.evidence,
     )

@@ -1,9 +1,9 @@
 """Everything wrong with a machine for local AI, worst first, each with the step that fixes it. Pure."""
 
-from devices import remedies
+from devices import install_hints
+from devices.backends.cpu_kernels import BACKEND as TILES
 from devices.backends.libraries import BACKENDS, WITHOUT_DEVICE
 from devices.backends.openvino import BACKEND
-from devices.backends.tiles import BACKEND as TILES
 from devices.isa import ggml_cpu_variant
 from devices.power import READ_RAPL
 from devices.types import BackendReport, Device, Finding, Machine, Severity
@@ -75,7 +75,7 @@ def _kernels(machine: Machine) -> list[Finding]:
         return []
     if cpu is None or cpu.state != "usable":
         reason = cpu.reason if cpu else "llama-cpp-python is not installed"
-        fix = remedies.rebuild(machine.system)
+        fix = install_hints.rebuild(machine.system)
         return [Finding("no_kernels", "error", "No model can run: the CPU kernels do not load", reason, fix, "cpu")]
     isa = machine.devices[0].isa
     best = ggml_cpu_variant(isa, machine.arch, machine.system)
@@ -88,7 +88,7 @@ def _kernels(machine: Machine) -> list[Finding]:
                 "warning",
                 f"The CPU kernels do not use this processor's {wanted.upper()}",
                 f"{cpu.library} was built for an older processor; {best} would suit this one.",
-                remedies.rebuild(machine.system),
+                install_hints.rebuild(machine.system),
                 "cpu",
             )
         ]
@@ -140,7 +140,7 @@ def _openvino(machine: Machine) -> list[Finding]:
     for report in machine.backends:
         if report.backend == BACKEND and report.state == "usable" and report.reason:
             title = "OpenVINO could not open every device it offers"
-            fix = remedies.no_device(BACKEND, machine.system) or ""
+            fix = install_hints.no_device(BACKEND, machine.system) or ""
             found.append(Finding("openvino_refused", "warning", title, report.reason, fix))
     for device in machine.devices:
         names = [r.device_name for r in device.runtimes if r.backend == BACKEND and device.kind != "cpu"]

@@ -2,12 +2,12 @@
 
 from msgspec.structs import replace
 
-from devices import causes, remedies
+from devices import install_hints, unusable_reasons
+from devices.backends.cpu_kernels import BACKEND as TILES
 from devices.backends.libraries import BACKENDS
-from devices.backends.tiles import BACKEND as TILES
 from devices.chips import with_chips
 from devices.isa import canonical
-from devices.probes import hints
+from devices.probes import fix_hints
 from devices.types import BackendDevice, BackendReport, Device, Evidence, Machine, Memory, Runtime, State
 
 # ggml's CPU feature names → ours, where they differ.
@@ -143,12 +143,12 @@ def _settled(device: Device, machine: Machine) -> Device:
     if any(r.state == "usable" for r in device.runtimes):
         return replace(device, state="usable", reason="", fix_hint=None)
     if device.state != "present":
-        return device if device.fix_hint else replace(device, fix_hint=hints.UNKNOWN)
+        return device if device.fix_hint else replace(device, fix_hint=fix_hints.UNKNOWN)
     if device.kind == "npu":
         return (
             device
             if device.fix_hint
-            else replace(device, fix_hint=hints.NPU_RUNTIME.get(device.vendor, hints.UNKNOWN))
+            else replace(device, fix_hint=fix_hints.NPU_RUNTIME.get(device.vendor, fix_hints.UNKNOWN))
         )
     candidates = [b for b in BACKENDS if device.kind in b.kinds and (not b.vendors or device.vendor in b.vendors)]
     reports = {r.backend: r for r in machine.backends}
@@ -158,11 +158,13 @@ def _settled(device: Device, machine: Machine) -> Device:
     if failed:
         reason = "; ".join(f"{r.backend}: {r.reason}" for r in failed)
         state: State = "failed" if any(r.state == "failed" for r in failed) else "present"
-        return replace(device, state=state, reason=reason, fix_hint=failed[0].fix_hint or hints.UNKNOWN)
+        return replace(device, state=state, reason=reason, fix_hint=failed[0].fix_hint or fix_hints.UNKNOWN)
     names = [b.name for b in candidates if machine.system in b.systems]
     if not names:
-        return replace(device, state="unknown", reason=causes.NO_BACKEND_KNOWN, fix_hint=hints.UNKNOWN)
-    hint = remedies.missing_backend(names[0], machine.system, machine.arch)
+        return replace(
+            device, state="unknown", reason=unusable_reasons.NO_BACKEND_KNOWN, fix_hint=fix_hints.UNKNOWN
+        )
+    hint = install_hints.missing_backend(names[0], machine.system, machine.arch)
     return replace(
         device,
         reason=f"no backend for it is installed (candidates: {', '.join(names)})",

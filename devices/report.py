@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from devices.as_json import backend_reports
 from devices.backends import libraries
-from devices.backends.trial import try_backends as try_all
+from devices.backends.backend_probe import try_backends as try_all
 from devices.detect import detailed
 from devices.host import Host
 from devices.kernel_packs.trials import installed_trials

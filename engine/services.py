@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
-    from devices.engine_versions.store import VersionStore
     from devices.host import Host
+    from devices.llama_cpp_versions.store import VersionStore
     from engine.api.hub import Proposal
     from engine.api.machine import ComparedDevice, FitReport, ModelPlacement  # noqa: TC004 - for annotations elsewhere
     from engine.core.keys import KeyStore

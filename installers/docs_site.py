@@ -36,7 +36,7 @@ def front_page() -> str:
 def remedies_page() -> str:
     """What keeps a backend from running, and the step that helps, on each system."""
     sys.path.insert(0, str(ROOT))
-    from devices.remedies import missing_backend, no_device
+    from devices.install_hints import missing_backend, no_device
 
     lines = [
         "# When something does not run",

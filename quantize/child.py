@@ -17,7 +17,7 @@ import msgspec
 
 from devices.child_command import child_command
 from devices.environment import without_secrets
-from devices.learned import learned
+from devices.msgspec_lock import learned
 from devices.process_memory import bound_memory
 from quantize.arithmetic import environment_of
 from quantize.errors import Cancelled, DiskFull, EnvironmentFault, InputFault, QuantizeError

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from devices.learned import learned
+from devices.msgspec_lock import learned
 from quantize.ggml_types import USUAL
 from quantize.types import Rounding
 

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from devices.learned import learned
+from devices.msgspec_lock import learned
 from quantize.job.request import QuantizeReport
 
 

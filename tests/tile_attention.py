@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from gguf import GGMLQuantizationType
 
-from devices.backends.tiles import take, tiles_library
+from devices.backends.cpu_kernels import take, tiles_library
 from engine.runner.llama.native.binding import library_folder
 from tests.tile_products import InitParams, opened
 

@@ -16,7 +16,7 @@ import gguf
 import numpy as np
 from gguf import GGMLQuantizationType
 
-from devices.backends.tiles import take, tiles_library
+from devices.backends.cpu_kernels import take, tiles_library
 from engine.runner.llama.native.binding import ggml, library_folder, load_api
 
 TWO_HALVES = frozenset({"Q4_1", "Q5_1", "Q4_K", "Q5_K"})  # numbers of 16 bits that a block begins with

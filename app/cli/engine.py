@@ -13,10 +13,10 @@ import click
 from app.cli.echo import echo
 from app.tools.shown import shown_text
 from devices.child_command import interpreter
-from devices.engine_versions.folder import engines_folder
-from devices.engine_versions.names import SHIPPED
-from devices.engine_versions.store import VersionStore
 from devices.errors import EngineVersionRefused
+from devices.llama_cpp_versions.folder import engines_folder
+from devices.llama_cpp_versions.names import SHIPPED
+from devices.llama_cpp_versions.store import VersionStore
 
 if TYPE_CHECKING:
     from engine.services import Compared, Services

@@ -12,7 +12,7 @@ from app.client.asking import Body
 from app.client.chat_routes import ChatRoutes
 from app.client.errors import ApiError, ServerReplaced, ServerUnreachable, UnexpectedAnswer
 from app.client.wire import Closed, Failed, Impostor, Reply, Wire
-from devices.learned import learned
+from devices.msgspec_lock import learned
 from engine.core.sendable import encoded
 from engine.core.version import __version__
 

@@ -16,7 +16,7 @@ import ray
 
 from app.cluster.types import NAMESPACE, ClusterFile
 from app.evals.gate_tasks import NAMED_TASKS
-from devices.learned import learned
+from devices.msgspec_lock import learned
 from engine.core.paths import Paths
 from engine.core.version import __version__
 from engine.job_kinds.quantize.gate import GateService

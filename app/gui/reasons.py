@@ -7,7 +7,7 @@ import msgspec
 from PySide6.QtCore import QCoreApplication, QLocale
 
 from app.gui import formatted
-from devices.learned import learned
+from devices.msgspec_lock import learned
 from engine.message_catalog import AMOUNTS, Wording
 from engine.message_catalog.reasons import Reason
 

@@ -9,7 +9,7 @@ import msgspec
 
 from app.worker.facts import FactsOf
 from devices.child_command import child_command
-from devices.learned import learned
+from devices.msgspec_lock import learned
 from devices.process_memory import process_memory
 from engine.remotes import wire
 

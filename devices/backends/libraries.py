@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from devices.engine_versions.folder import package_folder
+from devices.llama_cpp_versions.folder import package_folder
 
 LIBRARY = re.compile(r"^(?:lib)?ggml-([a-z0-9_.-]+?)(?:\.so|\.dll|\.dylib)$")
 NOT_BACKENDS = ("base",)

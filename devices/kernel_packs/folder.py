@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Final
 
 from devices.backends.libraries import built_libraries
-from devices.engine_versions.folder import chosen_version, package_folder
 from devices.environment import user_folder
 from devices.kernel_packs.abi import headers_hash
 from devices.kernel_packs.store import PackStore
+from devices.llama_cpp_versions.folder import chosen_version, package_folder
 
 # Where installers/build.py puts packs: beside the program's packages. A source tree has no such folder.
 SHIPPED: Final = Path(__file__).resolve().parents[2] / "kernels"

@@ -5,14 +5,14 @@ from typing import Final
 
 import msgspec
 
-from devices.backends.child import run_child
+from devices.backends.backend_probe import trial_command
 from devices.backends.libraries import built_libraries, library_folder
-from devices.backends.trial import trial_command
+from devices.backends.probe_child import run_child
 from devices.errors import PackRefused
 from devices.kernel_packs import manifest as manifests
 from devices.kernel_packs.abi import check_fits, installed_abi
 from devices.kernel_packs.store import Pack, PackStore
-from devices.learned import learned
+from devices.msgspec_lock import learned
 from devices.types import BackendDevice
 
 # A driver's first start compiles shaders; on Windows antivirus reads the library first.

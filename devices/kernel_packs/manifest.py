@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from devices.errors import PackRefused
-from devices.learned import learned
+from devices.msgspec_lock import learned
 
 FORMAT: Final = 1
 NAME: Final = "manifest.json"

@@ -16,7 +16,7 @@ from devices.atomic_file import locked, write_atomically
 from devices.errors import PackRefused
 from devices.kernel_packs import manifest as manifests
 from devices.kernel_packs.manifest import Manifest
-from devices.learned import learned
+from devices.msgspec_lock import learned
 
 IN_USE: Final = "in_use.json"
 _CHUNK: Final = 1 << 20

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from devices.backends.trial import Trial, trial_command
+from devices.backends.backend_probe import Trial, trial_command
 from devices.child_command import child_command
 from devices.kernel_packs.folder import installed_libraries
 

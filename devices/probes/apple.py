@@ -1,9 +1,9 @@
 """Apple Silicon: the GPU shares all RAM up to a wired limit; only Core ML reaches the Neural Engine."""
 
-from devices import causes
+from devices import unusable_reasons
 from devices.chips import GPU_CORES
 from devices.host import Host, number
-from devices.probes import hints
+from devices.probes import fix_hints
 from devices.probes.cpu import Cpu
 from devices.probes.ram import gpu_cores
 from devices.types import Device, Evidence, Memory, SystemMemory
@@ -38,8 +38,8 @@ def apple_devices(host: Host, cpu: Cpu, ram: SystemMemory) -> list[Device]:
         ),
         arch="metal",
         driver="Metal",
-        reason=causes.NOT_TRIED,
-        fix_hint=hints.TRY,
+        reason=unusable_reasons.NOT_TRIED,
+        fix_hint=fix_hints.TRY,
         evidence=(source, *cores),
     )
     engine = Device(
@@ -50,8 +50,8 @@ def apple_devices(host: Host, cpu: Cpu, ram: SystemMemory) -> list[Device]:
         state="present",
         memory=Memory(physical_bytes=ram.total_bytes, unified=True),
         arch="ane",
-        reason=causes.CORE_ML_ONLY,
-        fix_hint=hints.NPU_RUNTIME["Apple"],
+        reason=unusable_reasons.CORE_ML_ONLY,
+        fix_hint=fix_hints.NPU_RUNTIME["Apple"],
         evidence=(Evidence("sysctl", "machdep.cpu.brand_string", cpu.name, 0.9),),
     )
     return [gpu, engine]

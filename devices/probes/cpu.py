@@ -6,7 +6,7 @@ import msgspec
 
 from devices import isa
 from devices.host import Host, cpu_list, fields, integers, number, read_number, records, text
-from devices.probes.limits import cpu_quota
+from devices.probes.cgroup_limits import cpu_quota
 from devices.types import CoreCounts, Evidence
 
 CPU_FOLDER = "/sys/devices/system/cpu"

@@ -2,9 +2,9 @@
 
 import re
 
-from devices import causes
+from devices import unusable_reasons
 from devices.host import Host, fields, number, read_number, text
-from devices.probes import gpu_ids, hints
+from devices.probes import fix_hints, gpu_ids
 from devices.probes.pci import PciFunction
 from devices.types import Device, Evidence, Memory, State, SystemMemory
 
@@ -121,28 +121,28 @@ def _state(host: Host, f: PciFunction, vendor: str, cards: list[str]) -> tuple[S
             return (
                 "failed",
                 f"the {module} driver is loaded but refused this GPU",
-                hints.firmware(module, f.address),
+                fix_hints.firmware(module, f.address),
             )
-        return "driver_missing", causes.NO_DRIVER_BOUND, hints.gpu_driver(vendor)
+        return "driver_missing", unusable_reasons.NO_DRIVER_BOUND, fix_hints.gpu_driver(vendor)
     if f.driver == "vfio-pci":
-        return "failed", causes.SET_ASIDE_FOR_VM, hints.vfio(f.address)
+        return "failed", unusable_reasons.SET_ASIDE_FOR_VM, fix_hints.vfio(f.address)
     if f.driver == "nvidia":
         if host.access("/dev/nvidiactl") == "denied":
-            return "no_permission", "/dev/nvidiactl may not be opened", hints.node("/dev/nvidiactl")
-        return "present", causes.NOT_TRIED, hints.TRY
+            return "no_permission", "/dev/nvidiactl may not be opened", fix_hints.node("/dev/nvidiactl")
+        return "present", unusable_reasons.NOT_TRIED, fix_hints.TRY
     render = next((name for name in cards if name.startswith("renderD")), None)
     if not cards:
-        return "failed", f"{f.driver} is bound but offers no device node", hints.firmware(f.driver, f.address)
+        return "failed", f"{f.driver} is bound but offers no device node", fix_hints.firmware(f.driver, f.address)
     node = f"/dev/dri/{render or cards[0]}"
     if host.access(node) == "denied":
-        return "no_permission", f"{node} may not be opened", hints.render_group(node)
+        return "no_permission", f"{node} may not be opened", fix_hints.render_group(node)
     if vendor == "AMD" and host.access("/dev/kfd") == "denied":
         return (
             "present",
             "ROCm is out of reach: /dev/kfd may not be opened",
-            hints.render_group("/dev/kfd"),
+            fix_hints.render_group("/dev/kfd"),
         )
-    return "present", causes.NOT_TRIED, hints.TRY
+    return "present", unusable_reasons.NOT_TRIED, fix_hints.TRY
 
 
 def _memory(host: Host, f: PciFunction, ram: SystemMemory, cards: list[str], *, integrated: bool) -> Memory:
@@ -240,8 +240,8 @@ def _cards_without_pci(host: Host, addresses: set[str], ram: SystemMemory) -> li
                 pci_id=f"{vendor:04x}:{device:04x}",
                 arch=known.arch if known else None,
                 driver=driver or None,
-                reason=causes.NOT_TRIED,
-                fix_hint=hints.TRY,
+                reason=unusable_reasons.NOT_TRIED,
+                fix_hint=fix_hints.TRY,
                 evidence=(Evidence(base, "vendor:device", f"{vendor:04x}:{device:04x}"),),
             )
         elif driver in SOC_DRIVERS:
@@ -253,8 +253,8 @@ def _cards_without_pci(host: Host, addresses: set[str], ram: SystemMemory) -> li
                 state="present",
                 memory=unified_memory(ram, None, None, ram.total_bytes, None),
                 driver=driver,
-                reason=causes.NOT_TRIED,
-                fix_hint=hints.TRY,
+                reason=unusable_reasons.NOT_TRIED,
+                fix_hint=fix_hints.TRY,
                 evidence=(Evidence(base, "driver", driver),),
             )
     return list(found.values())
@@ -271,7 +271,7 @@ def _wsl_gpu(ram: SystemMemory, cpu_name: str) -> Device:
         state="present",
         memory=unified_memory(ram, None, None, ram.total_bytes, None) if part else Memory(),
         driver="dxgkrnl",
-        reason=causes.NOT_TRIED,
-        fix_hint=hints.TRY,
+        reason=unusable_reasons.NOT_TRIED,
+        fix_hint=fix_hints.TRY,
         evidence=(Evidence("/dev/dxg", "access", "ok"),),
     )

@@ -3,9 +3,9 @@
 import re
 from collections.abc import Mapping
 
-from devices import causes
+from devices import unusable_reasons
 from devices.host import Host, Json, number, records, strings
-from devices.probes import gpu_ids, hints
+from devices.probes import fix_hints, gpu_ids
 from devices.probes.gpu_linux import unified_memory
 from devices.types import Device, Evidence, Memory, SystemMemory
 
@@ -110,8 +110,8 @@ def _adapter(
         arch=known.arch if known else None,
         driver=str(driver.get("InfSection") or "") or None,
         driver_version=version or None,
-        reason=causes.NOT_TRIED,
-        fix_hint=hints.TRY,
+        reason=unusable_reasons.NOT_TRIED,
+        fix_hint=fix_hints.TRY,
         evidence=(Evidence("DXGI", "adapter", str(adapter.get("description") or "")), why),
     )
 
@@ -131,7 +131,7 @@ def _without_driver(pci_id: str, address: str, ram: SystemMemory) -> Device:
         pci=address if ":" in address[:5] else None,
         pci_id=pci_id,
         arch=known.arch if known else None,
-        reason=causes.NO_DISPLAY_DRIVER,
-        fix_hint=hints.windows_driver(vendor),
+        reason=unusable_reasons.NO_DISPLAY_DRIVER,
+        fix_hint=fix_hints.windows_driver(vendor),
         evidence=(Evidence("Plug and Play", "instance", address),),
     )

@@ -2,9 +2,9 @@
 
 import re
 
-from devices import causes
+from devices import unusable_reasons
 from devices.host import Host, number, strings, text
-from devices.probes import hints
+from devices.probes import fix_hints
 from devices.probes.npu_ids import NpuId, npu_id
 from devices.probes.pci import PciFunction
 from devices.types import Device, Evidence, Memory, State, SystemMemory
@@ -63,32 +63,32 @@ def _linux_state(
     host: Host, f: PciFunction, known: NpuId, accel: str | None, firmware: str, kernel: str
 ) -> tuple[State, str, str]:
     if known.vendor == "AMD" and "amd_iommu=off" in text(host, "/proc/cmdline").split():
-        return "failed", causes.IOMMU_OFF, hints.NPU_IOMMU
+        return "failed", unusable_reasons.IOMMU_OFF, fix_hints.NPU_IOMMU
     if f.driver is None:
         return (
             "driver_missing",
-            causes.NO_DRIVER_BOUND,
-            hints.npu_kernel(known.driver, known.since_kernel, kernel),
+            unusable_reasons.NO_DRIVER_BOUND,
+            fix_hints.npu_kernel(known.driver, known.since_kernel, kernel),
         )
     if accel is None:
-        return "failed", f"{f.driver} is bound but offers no device node", hints.firmware(f.driver, f.address)
+        return "failed", f"{f.driver} is bound but offers no device node", fix_hints.firmware(f.driver, f.address)
     if host.access(f"/dev/accel/{accel}") == "denied":
         return (
             "no_permission",
             f"/dev/accel/{accel} may not be opened",
-            hints.render_group(f"/dev/accel/{accel}"),
+            fix_hints.render_group(f"/dev/accel/{accel}"),
         )
     if host.access(f"/dev/accel/{accel}") == "absent":
-        return "failed", f"/dev/accel/{accel} is missing", hints.container_device(f"/dev/accel/{accel}")
+        return "failed", f"/dev/accel/{accel} is missing", fix_hints.container_device(f"/dev/accel/{accel}")
     if not known.llm:
-        return "present", f"{known.generation}: no runtime for language models", hints.NPU_XDNA1
+        return "present", f"{known.generation}: no runtime for language models", fix_hints.NPU_XDNA1
     version = tuple(int(part) for part in re.findall(r"[0-9]{1,6}", firmware, re.ASCII)[:2])
     if known.vendor == "AMD" and len(version) == 2 and version < LLM_FIRMWARE:
-        return "failed", f"its firmware {firmware} is too old", hints.NPU_FIRMWARE
+        return "failed", f"its firmware {firmware} is too old", fix_hints.NPU_FIRMWARE
     memlock = number(host.api("memlock_limit"))
     if known.vendor == "AMD" and memlock is not None and memlock < MIN_MEMLOCK_BYTES:
-        return "failed", f"only {memlock >> 10} KiB may be locked", hints.NPU_MEMLOCK
-    return "present", causes.NOT_TRIED, hints.NPU_RUNTIME[known.vendor]
+        return "failed", f"only {memlock >> 10} KiB may be locked", fix_hints.NPU_MEMLOCK
+    return "present", unusable_reasons.NOT_TRIED, fix_hints.NPU_RUNTIME[known.vendor]
 
 
 def _hexagon(host: Host, node: str, ram: SystemMemory) -> Device:
@@ -101,8 +101,8 @@ def _hexagon(host: Host, node: str, ram: SystemMemory) -> Device:
         state="no_permission" if denied else "present",
         memory=Memory(physical_bytes=ram.installed_bytes or ram.total_bytes, unified=True),
         driver="fastrpc",
-        reason=f"{node} may not be opened" if denied else causes.NOT_TRIED,
-        fix_hint=hints.node(node) if denied else hints.NPU_RUNTIME["Qualcomm"],
+        reason=f"{node} may not be opened" if denied else unusable_reasons.NOT_TRIED,
+        fix_hint=fix_hints.node(node) if denied else fix_hints.NPU_RUNTIME["Qualcomm"],
         evidence=(Evidence(node, "access", host.access(node)),),
     )
 
@@ -155,7 +155,7 @@ def _pnp_npu(instance: str) -> NpuId | None:
 
 def _windows_state(known: NpuId, version: str) -> tuple[State, str, str]:
     if not version:
-        return "driver_missing", causes.NO_DRIVER, hints.windows_driver(known.vendor)
+        return "driver_missing", unusable_reasons.NO_DRIVER, fix_hints.windows_driver(known.vendor)
     if not known.llm:
-        return "present", f"{known.generation}: no runtime for language models", hints.NPU_XDNA1
-    return "present", causes.NOT_TRIED, hints.npu_runtime_windows(known.vendor)
+        return "present", f"{known.generation}: no runtime for language models", fix_hints.NPU_XDNA1
+    return "present", unusable_reasons.NOT_TRIED, fix_hints.npu_runtime_windows(known.vendor)

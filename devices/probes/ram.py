@@ -6,7 +6,7 @@ import msgspec
 
 from devices.chips import apple_gpus
 from devices.host import Host, fields, number, records, text
-from devices.probes.limits import memory_limit
+from devices.probes.cgroup_limits import memory_limit
 from devices.types import SystemMemory
 
 # Below this an address-space limit says nothing: RLIMIT_AS of a few MiB would not have let us start.

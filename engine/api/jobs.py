@@ -4,7 +4,7 @@ from typing import TypeVar
 
 import msgspec
 
-from devices.learned import learned
+from devices.msgspec_lock import learned
 from engine.jobs.job_types import ENDED, Fault, Job, JobKind, JobState, Progress
 from engine.placement.measurements.reports import Point, Report, TypePrices
 from engine.placement.measurements.tuning import Knobs, TuneReport

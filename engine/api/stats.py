@@ -49,7 +49,7 @@ class ModelStats(LoadedModel, frozen=True, kw_only=True):
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """How busy the machine was in one second; `at` is seconds since the epoch. See `devices.usage.Usage`."""
+    """How busy the machine was in one second; `at` is seconds since the epoch. See `devices.utilization.Usage`."""
 
     at: float
     cpu_frac: float

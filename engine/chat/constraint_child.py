@@ -6,7 +6,7 @@ from typing import Any, Final
 import llguidance
 import msgspec
 
-from devices.learned import learned
+from devices.msgspec_lock import learned
 from engine.chat import child_service
 from engine.chat.constraint_protocol import Trial, Verdict
 from engine.chat.schemas import Loosening, Schema, readable, tidy

@@ -4,7 +4,7 @@ from typing import Any, Final
 
 import msgspec
 
-from devices.learned import learned
+from devices.msgspec_lock import learned
 from engine.chat.types import ChatTemplate, Message, Rendered, ToolDefinition
 
 # Longest prompt a template may make, in characters; 64 MiB of text are far beyond any context.

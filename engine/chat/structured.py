@@ -7,7 +7,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from devices.learned import learned
+from devices.msgspec_lock import learned
 from engine.chat.bounded_child import BoundedChild, ChildFailed
 from engine.chat.constraint_protocol import Trial, Verdict
 from engine.chat.reasoning import Markers, open_markers

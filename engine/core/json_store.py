@@ -11,7 +11,7 @@ from typing import Any, Final, Generic, TypeVar
 import msgspec
 
 from devices.atomic_file import locked, write_atomically
-from devices.learned import learned
+from devices.msgspec_lock import learned
 from engine.core.errors import EnvironmentFault
 from engine.message_catalog.reasons import because
 

@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from devices.learned import learned
+from devices.msgspec_lock import learned
 from engine.core.errors import InputFault
 from engine.core.json_store import JsonStore
 from engine.documents.errors import NoCollection

@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from devices.learned import learned
+from devices.msgspec_lock import learned
 from engine.chat.child_service import serve
 from engine.documents.cut import Cutter
 from engine.documents.types import Page, PageRead, ReadAnswer, ReadRequest, Unreadable

@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from devices.learned import learned
+from devices.msgspec_lock import learned
 from engine.chat.bounded_child import BoundedChild, ChildFailed
 from engine.documents.types import PageRead, ReadAnswer, ReadRequest
 

@@ -14,7 +14,7 @@ from typing import Final
 import apsw
 import msgspec
 
-from devices.learned import learned
+from devices.msgspec_lock import learned
 from engine.core.index_database import open_index
 from engine.documents.errors import CollectionUnusable
 from engine.documents.stemming import TOKENIZER, Stemmer

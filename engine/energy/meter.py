@@ -13,7 +13,7 @@ from devices.host import Host
 from devices.power import CPU, READ_RAPL, SYSTEM, looked_for, meters, whole_w
 from devices.process_memory import cpu_seconds
 from devices.types import Machine
-from devices.usage import UsageSampler
+from devices.utilization import UsageSampler
 from engine.core.errors import EnvironmentFault
 from engine.core.types import StepTime
 from engine.energy.ledger import Active, JouleLedger

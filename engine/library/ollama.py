@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from devices.learned import learned
+from devices.msgspec_lock import learned
 from engine.library.scan import Candidate, model_file
 
 _log = logging.getLogger(__name__)

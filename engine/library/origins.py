@@ -5,7 +5,7 @@ from pathlib import Path, PurePosixPath
 
 import msgspec
 
-from devices.learned import learned
+from devices.msgspec_lock import learned
 from engine.core.paths import BUNDLED_MODELS, Paths, installed_models, is_installed
 from engine.library.types import Origin, OriginKind
 from quantize.files.gguf_split import parse_split_name

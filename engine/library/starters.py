@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from devices.learned import learned
+from devices.msgspec_lock import learned
 from engine.library.hub.types import JobName, Starter
 from engine.message_catalog.reasons import Reason, because
 

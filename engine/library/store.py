@@ -11,7 +11,7 @@ from typing import Any
 import apsw
 import msgspec
 
-from devices.learned import learned
+from devices.msgspec_lock import learned
 from engine.library.types import ModelEntry
 
 _log = logging.getLogger(__name__)

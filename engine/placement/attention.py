@@ -5,7 +5,7 @@ from typing import Final
 
 import msgspec
 
-from devices.backends.tiles import ATTENTION
+from devices.backends.cpu_kernels import ATTENTION
 from engine.message_catalog.reasons import Reason, because
 from engine.placement.history import Use
 from engine.placement.measurements.attention import AttentionSpeed, Heads

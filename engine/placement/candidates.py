@@ -5,10 +5,10 @@ from typing import Final
 
 import msgspec
 
+from devices.backends.cpu_kernels import tiles_library
 from devices.backends.libraries import library_folder
 from devices.backends.openvino import BACKEND
-from devices.backends.tiles import tiles_library
-from devices.memory import Ledger
+from devices.memory_ledger import Ledger
 from devices.types import Device, Machine, Runtime
 from engine.message_catalog.reasons import Reason
 from engine.placement import openvino, streaming

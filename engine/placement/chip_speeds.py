@@ -13,7 +13,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from devices.chips import CpuKind, Gpu, cpu_kind, gpu
-from devices.learned import learned
+from devices.msgspec_lock import learned
 from devices.types import Device, Runtime
 
 TABLE: Final = Path(__file__).with_name("chip_speeds.json")

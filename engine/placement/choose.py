@@ -3,7 +3,7 @@
 import msgspec
 
 from devices.backends.openvino import BACKEND
-from devices.memory import Ledger
+from devices.memory_ledger import Ledger
 from devices.types import Machine, Runtime
 from engine.message_catalog.reasons import Reason, because
 from engine.placement import openvino, streaming

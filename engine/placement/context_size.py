@@ -6,7 +6,7 @@ from typing import Final
 import msgspec
 
 from devices.backends.openvino import BACKEND
-from devices.memory import Ledger
+from devices.memory_ledger import Ledger
 from devices.types import Machine
 from engine.core.defaults import LARGEST_DEFAULT_CONTEXT
 from engine.message_catalog.reasons import Reason, because

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import msgspec
 
-from devices.backends.child import run_child
 from devices.backends.libraries import library_folder
+from devices.backends.probe_child import run_child
 from devices.child_command import child_command
-from devices.engine_versions.folder import child_variables, chosen_version
-from devices.learned import learned
+from devices.llama_cpp_versions.folder import child_variables, chosen_version
+from devices.msgspec_lock import learned
 from engine.core.errors import EnvironmentFault
 from engine.core.json_store import JsonStore, with_row
 from engine.message_catalog.reasons import because

@@ -7,13 +7,13 @@ from typing import Final
 
 import msgspec
 
-from devices.backends.child import run_child
+from devices.backends.probe_child import run_child
 from devices.child_command import child_command
-from devices.engine_versions.folder import VARIABLE
-from devices.engine_versions.names import SHIPPED
-from devices.engine_versions.store import EngineVersion, VersionStore
 from devices.errors import EngineVersionRefused, EngineVersionRolledBack
-from devices.learned import learned
+from devices.llama_cpp_versions.folder import VARIABLE
+from devices.llama_cpp_versions.names import SHIPPED
+from devices.llama_cpp_versions.store import EngineVersion, VersionStore
+from devices.msgspec_lock import learned
 from engine.core.types import DeviceCheck
 from engine.runner.protocol import LoadSettings
 

@@ -4,7 +4,7 @@ from typing import Final
 
 import msgspec
 
-from devices.memory import Ledger
+from devices.memory_ledger import Ledger
 from devices.types import Machine
 from engine.flm.detect import PREFIX, FlmModel, installed_model, tag_of
 from engine.message_catalog.reasons import Reason, because

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from devices.errors import Overdrawn
-from devices.memory import Amount, Ledger
+from devices.memory_ledger import Amount, Ledger
 from devices.types import Machine
 from engine.core.errors import NotEnoughMemory
 from engine.message_catalog.reasons import Reason, because

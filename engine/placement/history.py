@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 
-from devices.learned import learned
+from devices.msgspec_lock import learned
 from engine.core.json_store import JsonStore
 from engine.placement.measurements.attention import AttentionSpeed
 

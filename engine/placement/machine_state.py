@@ -12,11 +12,11 @@ from devices.detect import detailed, inventory
 from devices.host import Host
 from devices.host_real import RealHost
 from devices.kernel_packs.folder import installed_libraries
-from devices.live import LiveReader
 from devices.merge import merged
 from devices.power import meters
 from devices.recording import RecordedHost
 from devices.report import live_report, recorded_report
+from devices.sensors import LiveReader
 from devices.types import Device, LiveDevice, Machine, Meter
 
 

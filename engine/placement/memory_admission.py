@@ -7,8 +7,8 @@ import logging
 import msgspec
 
 from devices.errors import Overdrawn
-from devices.learned import learned
-from devices.memory import Amount
+from devices.memory_ledger import Amount
+from devices.msgspec_lock import learned
 from devices.process_memory import first_child, process_memory
 from devices.types import ProcessMemory
 from engine.core.errors import (

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Mapping
 
-from devices.backends.tiles import ATTENTION
+from devices.backends.cpu_kernels import ATTENTION
 from engine.placement.need_types import Basis, DryRun, Need, Part, PartName
 from engine.placement.repack import is_repacked
 from engine.placement.shape import BLOCK, ModelShape

@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from devices.battery import is_unplugged
-from devices.memory import Ledger
+from devices.memory_ledger import Ledger
 from devices.types import Device, Machine
 from engine.core.errors import BadModelFile
 from engine.message_catalog.reasons import Reason, because

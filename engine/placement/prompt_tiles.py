@@ -4,7 +4,7 @@ from typing import Final
 
 import msgspec
 
-from devices.backends.tiles import ATTENTION
+from devices.backends.cpu_kernels import ATTENTION
 from engine.message_catalog.reasons import Reason, because
 from engine.placement.attention import heads_of
 from engine.placement.repack import NOT_MULTIPLIED, is_repacked

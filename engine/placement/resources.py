@@ -4,8 +4,8 @@ from pathlib import Path
 
 import msgspec
 
-from devices.audit import AuditLog
-from devices.memory import Ledger
+from devices.memory_audit import AuditLog
+from devices.memory_ledger import Ledger
 from engine.core.paths import Paths
 from engine.placement.device_checks import DeviceChecks
 from engine.placement.history import PlacementHistory

@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from devices.backends.tiles import ATTENTION
+from devices.backends.cpu_kernels import ATTENTION
 from devices.disk_speed import disk_of, read_gbs
 from engine.core.expert_use import ExpertUse, folder_of, use_store
 from engine.message_catalog.reasons import Reason, because

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from devices.backends.openvino import BACKEND
-from devices.learned import learned
+from devices.msgspec_lock import learned
 from devices.types import Device, Machine, Runtime
 from engine.core.errors import BadModelFile, DeviceCheckFailed, RunnerDied, SelfCheckFailed
 from engine.core.types import DeviceCheck

@@ -5,8 +5,8 @@ from typing import Final
 
 import msgspec
 
-from devices.learned import learned
-from devices.memory import Ledger
+from devices.memory_ledger import Ledger
+from devices.msgspec_lock import learned
 from devices.types import Device, Machine
 from engine.message_catalog.reasons import because
 from engine.placement.fit_report import overdraft

@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from devices.child_command import child_command
-from devices.learned import learned
+from devices.msgspec_lock import learned
 from engine.message_catalog.reasons import because
 from engine.remotes import wire
 from engine.remotes.errors import RemoteFault

@@ -16,7 +16,7 @@ from typing import Any, Final
 import asyncssh
 import msgspec
 
-from devices.learned import learned
+from devices.msgspec_lock import learned
 from engine.message_catalog.reasons import Reason, because
 from engine.remotes import wire
 from engine.remotes.types import Link, Remote, RemoteFacts, State

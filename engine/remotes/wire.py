@@ -5,7 +5,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from devices.learned import learned
+from devices.msgspec_lock import learned
 from engine.message_catalog.reasons import Reason
 from engine.remotes.types import Link, Remote, RemoteFacts, State
 

@@ -4,7 +4,7 @@ from typing import Final
 
 import msgspec
 
-from devices.backends.tiles import ATTENTION
+from devices.backends.cpu_kernels import ATTENTION
 from engine.runner.engine_args import NO_ARGS
 from engine.runner.protocol import LoadSettings
 

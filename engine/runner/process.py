@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Final
 
-from devices.engine_versions.folder import child_variables
+from devices.llama_cpp_versions.folder import child_variables
 from devices.process_memory import bound_memory
 from engine.core.errors import EngineError, FileRefused, RunnerDied
 from engine.core.prompt_bounds import refuse_impossible

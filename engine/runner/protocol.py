@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from devices.learned import learned
+from devices.msgspec_lock import learned
 from engine.core.frames import LENGTH
 from engine.core.types import Event, GenerationRequest, ModelFacts
 from engine.runner.engine_args import NO_ARGS, EngineArgs
@@ -52,7 +52,7 @@ class LoadSettings(msgspec.Struct, frozen=True, kw_only=True):
     `max_draft` is the longest draft that one step verifies (0: none). `mtp` loads the file's own draft head.
     `max_rollback` tokens can be taken back from a recurrent state, by so many copies of it for each sequence.
     `tiles` names what our own kernels compute: types of weights, in products with prompts, and `attention`
-    (devices/backends/tiles.py).
+    (devices/backends/cpu_kernels.py).
     `engine_args` is what llama.cpp is told beside these. `remotes` are workers that hold the last layers, one entry
     for each of `devices`.
     `reference_path` holds the CPU's answers that the device is compared with after the load (None: with nothing).

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from devices.engine_versions.folder import chosen_version
+from devices.llama_cpp_versions.folder import chosen_version
 from engine.core.errors import EngineError
 from engine.runner.process import RunnerProcess
 

@@ -9,9 +9,9 @@ import logging
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
-from devices.backends.tiles import ATTENTION
+from devices.backends.cpu_kernels import ATTENTION
 from devices.errors import Overdrawn
-from devices.memory import Amount
+from devices.memory_ledger import Amount
 from engine.core.errors import EngineError
 from engine.job_kinds.bench.attention import measure_attention, memory_bytes
 from engine.jobs.job_types import ENDED

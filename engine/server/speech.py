@@ -10,8 +10,8 @@ from typing import Final
 import msgspec
 
 from devices.errors import Overdrawn
-from devices.learned import learned
-from devices.memory import Amount, Ledger
+from devices.memory_ledger import Amount, Ledger
+from devices.msgspec_lock import learned
 from engine.chat.bounded_child import BoundedChild, ChildFailed
 from engine.core.errors import BadModelFile, EnvironmentFault, InputFault
 from engine.core.paths import installed_speech

@@ -20,7 +20,7 @@ from fastapi.routing import APIRoute
 from msgspec import inspect as inspection
 from starlette.responses import Response
 
-from devices.learned import learned
+from devices.msgspec_lock import learned
 from engine.core.errors import InputFault
 from engine.core.sendable import encoded
 

@@ -13,9 +13,9 @@ from prometheus_client.registry import Collector
 
 from devices.host import Host
 from devices.host_real import RealHost
-from devices.learned import learned
+from devices.msgspec_lock import learned
 from devices.types import Machine
-from devices.usage import Usage, UsageSampler
+from devices.utilization import Usage, UsageSampler
 from engine.api import stats as api
 
 log = logging.getLogger(__name__)

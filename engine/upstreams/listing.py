@@ -4,7 +4,7 @@ from typing import Any, Final
 
 import msgspec
 
-from devices.learned import learned
+from devices.msgspec_lock import learned
 from engine.upstreams.types import Kind, UpstreamModel
 
 MOST_MODELS: Final = 2000

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from devices.learned import learned
+from devices.msgspec_lock import learned
 
 KEY = "tessera.smoothing"
 _MOST_BYTES = 64 << 20  # some hundred times what a model of 70 billion weights has

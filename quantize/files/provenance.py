@@ -2,7 +2,7 @@
 
 import msgspec
 
-from devices.learned import learned
+from devices.msgspec_lock import learned
 
 KEY = "tessera.quantization"
 # Room for the JSON below; the rest is filled with spaces, so that measurements can be written in afterwards.

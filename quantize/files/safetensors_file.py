@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from devices.learned import learned
+from devices.msgspec_lock import learned
 from quantize.errors import BadFile, IncompleteFile, RefusedFormat
 from quantize.files.byte_source import ByteSource, FileSource, mapped_bytes
 

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import psutil
 
-from devices.learned import learned
+from devices.msgspec_lock import learned
 from quantize.errors import DiskFull, SourceChanged, Unreadable
 from quantize.evidence import MeasureRequest
 from quantize.files.gguf_split import model_files

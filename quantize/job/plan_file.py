@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from devices.learned import learned
+from devices.msgspec_lock import learned
 from quantize.arithmetic import arithmetic_here
 from quantize.errors import InvalidOption, Unreadable
 from quantize.files.output_file import write_beside

@@ -10,7 +10,7 @@ from typing import Any, TextIO
 import msgspec
 import psutil
 
-from devices.learned import learned
+from devices.msgspec_lock import learned
 from quantize.child import described
 from quantize.errors import QuantizeError
 from quantize.evidence import Progress, decode

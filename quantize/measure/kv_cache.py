@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import msgspec
 import numpy as np
 
-from devices.learned import learned
+from devices.msgspec_lock import learned
 from quantize.child import run_task
 from quantize.evidence import CancelCheck, MeasureRequest, OnProgress, Step
 from quantize.files.work_folder import WorkFolder, read_json

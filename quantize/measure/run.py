@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from devices.learned import learned
+from devices.msgspec_lock import learned
 from quantize.child import HERE, Executor, run_task
 from quantize.evidence import CancelCheck, Evidence, Measured, MeasureRequest, OnProgress, Progress, TensorEvidence
 from quantize.files.work_folder import Group, WorkFolder, file_sha256, read_json, write_json

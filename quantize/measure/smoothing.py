@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from devices.learned import learned
+from devices.msgspec_lock import learned
 from quantize.evidence import MeasureRequest, Step
 from quantize.files.channel_scales import KEY, ChannelScales, read_channel_scales
 from quantize.files.gguf_write import GgufWriter, TensorSlot, copied_metadata, scalar

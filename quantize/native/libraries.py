@@ -8,7 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 from devices.backends.symbols import ggml_functions
-from devices.engine_versions.bindings import low_level_bindings
+from devices.llama_cpp_versions.bindings import low_level_bindings
 from quantize.arithmetic import cpu_library
 from quantize.files.work_folder import identity_of
 

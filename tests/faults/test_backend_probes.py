@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from servers import runs, wait_for
 
-from devices.backends.child import PATIENCE
+from devices.backends.backend_probe import Trial, try_backends
 from devices.backends.libraries import library_folder
-from devices.backends.trial import Trial, try_backends
+from devices.backends.probe_child import PATIENCE
 from devices.detect import detailed
 from devices.host_real import RealHost
 from devices.kernel_packs.trials import installed_trials

@@ -13,7 +13,7 @@ from scripted import ScriptedServer
 from app.settings import load, save
 from app.tools.consent import ConsentStore, StoredDecision
 from app.tools.mcp_config import McpServerConfig, ServerList
-from devices.engine_versions.store import VersionStore
+from devices.llama_cpp_versions.store import VersionStore
 from engine.api.models import LoadChoices
 from engine.core.keys import KeyStore
 from engine.core.program_keys import ProgramKeys

@@ -18,9 +18,9 @@ import pytest
 from packaging import tags
 from runner_calls import answered, with_runner
 
-from devices.engine_versions.folder import VARIABLE, child_variables, engines_folder, shipped_package
-from devices.engine_versions.store import VersionStore
 from devices.errors import EngineVersionRefused
+from devices.llama_cpp_versions.folder import VARIABLE, child_variables, engines_folder, shipped_package
+from devices.llama_cpp_versions.store import VersionStore
 from engine.core.types import GenerationRequest, SamplingParams
 from engine.placement import engine_versions
 from engine.runner.llama.native import struct_layout

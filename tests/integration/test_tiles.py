@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from devices.backends.cpu_kernels import tiles_library
 from devices.backends.libraries import library_folder
-from devices.backends.tiles import tiles_library
 from quantize.ggml_types import TILED, GgmlType
 from tests.tile_attention import Case
 

@@ -16,8 +16,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 from runner_calls import answered, with_runner  # noqa: E402 - after sys.path
 
 from app.cli.main import main as tessera  # noqa: E402 - see above
-from devices.engine_versions.folder import engines_folder  # noqa: E402 - see above
-from devices.engine_versions.store import VersionStore  # noqa: E402 - see above
+from devices.llama_cpp_versions.folder import engines_folder  # noqa: E402 - see above
+from devices.llama_cpp_versions.store import VersionStore  # noqa: E402 - see above
 from engine.core.types import GenerationRequest, SamplingParams  # noqa: E402 - see above
 
 PROMPTS = ("The capital of France is", "def fibonacci(n):", "Der Turm ist", "1, 2, 3, 4,")

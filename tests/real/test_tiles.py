@@ -4,8 +4,8 @@ import pytest
 from against_recording import NEARLY_A_TIE
 from runner_calls import CHAT, GREEDY, answered, with_runner
 
+from devices.backends.cpu_kernels import ATTENTION, tiles_library
 from devices.backends.libraries import library_folder
-from devices.backends.tiles import ATTENTION, tiles_library
 from engine.core.types import GenerationRequest
 
 NAME = "smollm2-135m-instruct"

@@ -21,7 +21,7 @@ from app.code.index.walk import is_ignored
 from app.tools.consent import Consent, ConsentRequest
 from app.tools.shown import shown_argv, shown_line, shown_text
 from app.tools.types import ToolOutcome, ToolRefused, ToolSpec
-from devices.learned import learned
+from devices.msgspec_lock import learned
 
 _MAX_LINES = 400
 _MAX_RESULT_CHARS = 24_000

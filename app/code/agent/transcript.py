@@ -7,7 +7,7 @@ from typing import IO
 import msgspec
 
 from app.code.agent.types import AgentEvent, Called, Thought
-from devices.learned import learned
+from devices.msgspec_lock import learned
 
 _MAX_LINE_BYTES = 8 << 20
 _encoder = msgspec.json.Encoder()

@@ -14,7 +14,7 @@ from app.code.certify.cases import Case
 from app.code.certify.suite import suite
 from app.tools.types import ToolRefused, decode_arguments
 from devices.atomic_file import write_atomically
-from devices.learned import learned
+from devices.msgspec_lock import learned
 
 # Raised when cases change, so that only like is compared with like.
 SUITE_VERSION = 1

@@ -9,7 +9,7 @@ import msgspec
 from app.code.connect.types import Endpoint, FileEdit, Integration, read_config
 from app.code.errors import FileChanged, InputFault
 from devices.atomic_file import write_atomically
-from devices.learned import learned
+from devices.msgspec_lock import learned
 
 
 class NotConnected(InputFault):

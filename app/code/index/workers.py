@@ -15,7 +15,7 @@ import msgspec
 from app.code.index.worker import ParsedFile
 from devices.child_command import child_command
 from devices.environment import without_secrets
-from devices.learned import learned
+from devices.msgspec_lock import learned
 from engine.core.frames import read_frame, write_frame
 
 # Paths sent at once: enough to keep a worker busy, few enough to share the work evenly.

@@ -12,7 +12,7 @@ from app.gui.api import error_message
 from app.gui.reasons import translated
 from app.gui.services import Services
 from app.gui.widgets.basics import button, label, stack
-from devices.learned import learned
+from devices.msgspec_lock import learned
 from engine.api.collections import Grounds, PageText, Passage
 
 _SENTENCE_CHARS = 120

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from devices.learned import learned
+from devices.msgspec_lock import learned
 from engine.placement.measurements.tuning import Budget, Knobs, Outcome, Trial
 
 TRIES = 2

@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 
 from devices.child_command import child_command
-from devices.learned import learned
+from devices.msgspec_lock import learned
 from engine.core.errors import EnvironmentFault, InputFault
 from engine.job_kinds.bench import shapes
 from engine.library.hub import header_cache

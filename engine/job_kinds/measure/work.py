@@ -8,11 +8,11 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from devices.backends.cpu_kernels import tiles_library
 from devices.backends.libraries import library_folder
-from devices.backends.tiles import tiles_library
 from devices.host import Host
 from devices.host_real import RealHost
-from devices.learned import learned
+from devices.msgspec_lock import learned
 from engine.core.errors import Cancelled
 from engine.core.paths import Paths
 from engine.energy.meter import EnergyMeter

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from devices.learned import learned
+from devices.msgspec_lock import learned
 from engine.job_kinds.quantize.onnx import convert
 from engine.jobs.jobs import Control, JobKind, JobRegistry
 from engine.library.catalogue import Catalogue

@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from devices.learned import learned
+from devices.msgspec_lock import learned
 from engine.core.errors import NotEnoughMemory
 from engine.job_kinds.quantize.asking import ask_all
 from engine.job_kinds.quantize.tasks import Task, TaskAnswer, TaskSet, TaskSets, task_set

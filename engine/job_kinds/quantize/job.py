@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import msgspec
 
 import quantize.errors
-from devices.learned import learned
+from devices.msgspec_lock import learned
 from engine.core.errors import EnvironmentFault, InputFault
 from engine.core.paths import Paths, whole_path
 from engine.core.quantizer_faults import fact_of

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
-from devices.backends.child import run_child
+from devices.backends.probe_child import run_child
 from devices.child_command import child_command
 from engine.core.errors import EnvironmentFault, InputFault
 from engine.core.paths import installed_speech

@@ -4,7 +4,7 @@ import re
 
 import msgspec
 
-from devices.learned import learned
+from devices.msgspec_lock import learned
 from engine.chat import child_service
 
 

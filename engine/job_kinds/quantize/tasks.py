@@ -9,7 +9,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-from devices.learned import learned
+from devices.msgspec_lock import learned
 from engine.chat.bounded_child import BoundedChild, ChildFailed
 from engine.chat.query import ChatQuery
 from engine.chat.types import Message

@@ -26,7 +26,7 @@ from typing import Final
 import msgspec
 
 from devices.child_command import interpreter
-from devices.learned import learned
+from devices.msgspec_lock import learned
 from devices.programs import installed_program
 from engine.core.errors import EnvironmentFault
 from engine.jobs.jobs import Control

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 
 from devices.atomic_file import write_atomically
-from devices.learned import learned
+from devices.msgspec_lock import learned
 from quantize.files.gguf_file import Entry, GgufFile, TensorInfo, Value
 from quantize.ggml_types import GgmlType
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from devices.learned import learned
+from devices.msgspec_lock import learned
 from engine.library.hub.types import OwnBuild
 from quantize.errors import QuantizeError
 from quantize.files.gguf_file import GgufFile, TensorInfo

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from devices.learned import learned
+from devices.msgspec_lock import learned
 
 _log = logging.getLogger(__name__)
 

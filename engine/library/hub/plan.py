@@ -9,7 +9,7 @@ from typing import Protocol
 
 import msgspec
 
-from devices.learned import learned
+from devices.msgspec_lock import learned
 from engine.core.errors import EngineError
 from engine.core.paths import Paths
 from engine.library.hub import header_cache

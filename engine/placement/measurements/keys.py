@@ -3,9 +3,9 @@
 import hashlib
 from importlib import metadata
 
-from devices.backends import tiles
+from devices.backends import cpu_kernels
 from devices.backends.libraries import built_libraries, library_folder
-from devices.engine_versions.folder import chosen_version
+from devices.llama_cpp_versions.folder import chosen_version
 from devices.types import Machine
 from engine.placement.shape import ModelShape
 
@@ -30,7 +30,8 @@ def machine_key(machine: Machine) -> str:
 def build() -> str:
     """Version of the kernels and which plugins there are."""
     plugins = sorted(built_libraries(library_folder()))
-    return f"{llama_cpp_version()} {','.join(f'{p}{tiles.VERSION}' if p == tiles.BACKEND else p for p in plugins)}"
+    named = (f"{p}{cpu_kernels.VERSION}" if p == cpu_kernels.BACKEND else p for p in plugins)
+    return f"{llama_cpp_version()} {','.join(named)}"
 
 
 def llama_cpp_version() -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from devices.learned import learned
+from devices.msgspec_lock import learned
 from engine.placement.measurements.keys import llama_cpp_version
 from engine.placement.measurements.reports import Report, Spread
 

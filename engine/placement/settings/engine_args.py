@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from devices.learned import learned
+from devices.msgspec_lock import learned
 from engine.core.errors import InputFault
 from engine.core.json_store import JsonStore, with_row
 from engine.library.types import ModelEntry

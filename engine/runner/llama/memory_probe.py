@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from devices.child_answer import answer_with
-from devices.learned import learned
+from devices.msgspec_lock import learned
 from devices.process_memory import process_memory
 from engine.core.errors import ConstraintRefused
 from engine.core.types import Constraint

@@ -12,7 +12,7 @@ import msgspec
 
 from devices.atomic_file import write_atomically
 from devices.child_answer import write_answer
-from devices.learned import learned
+from devices.msgspec_lock import learned
 from engine.runner.engine_args import computing
 from engine.runner.llama.native import model as llama_model
 from engine.runner.llama.native.binding import KernelsMissing, start_backends

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from devices.child_answer import write_answer
-from devices.learned import learned
+from devices.msgspec_lock import learned
 from engine.runner.llama.native import model as llama_model
 from engine.runner.llama.native.binding import KernelsMissing, load_api, start_backends
 from engine.runner.llama.native.device_check import NotComparable, compare, is_wrong, read_reference

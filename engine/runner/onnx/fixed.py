@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from devices.learned import learned
+from devices.msgspec_lock import learned
 from engine.runner.onnx.errors import LoadFailed
 from quantize.onnx.fixed import MASKED
 from quantize.onnx.fixed_folder import FACTS, GRAPHS, FixedFacts

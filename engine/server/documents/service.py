@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 import numpy as np
 
-from devices.learned import learned
+from devices.msgspec_lock import learned
 from engine.api.collections import Collection, PageText, Passage, SearchAnswer, SearchRequest, SentTo
 from engine.core.errors import EngineError, InputFault
 from engine.core.paths import Paths

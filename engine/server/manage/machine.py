@@ -9,10 +9,10 @@ from fastapi import APIRouter, Query, Request
 
 from devices.as_json import to_json
 from devices.backends import openvino
-from devices.backends.tiles import BACKEND as TILES
+from devices.backends.cpu_kernels import BACKEND as TILES
 from devices.doctor import build_summary, diagnose
-from devices.learned import learned
-from devices.memory import Reservation
+from devices.memory_ledger import Reservation
+from devices.msgspec_lock import learned
 from devices.types import Machine
 from engine.api import machine as api
 from engine.api.placing import fit_report, model_placement

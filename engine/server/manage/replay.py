@@ -8,7 +8,7 @@ import msgspec
 from fastapi import APIRouter, Request
 from pydantic import ValidationError
 
-from devices.learned import learned
+from devices.msgspec_lock import learned
 from engine.api.receipts import VERSION, Exchange, Parts, Receipt, Replayed, ReplayRequest
 from engine.chat.structured import ConstraintImpossible
 from engine.core.errors import EngineError, InputFault

@@ -6,7 +6,7 @@ import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from devices.learned import learned
+from devices.msgspec_lock import learned
 from engine.api import upstreams as api
 from engine.core.addresses import is_plain_text
 from engine.core.errors import InputFault

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from devices.audit import AuditLog
 from devices.errors import Overdrawn
-from devices.memory import Amount, Ledger
+from devices.memory_audit import AuditLog
+from devices.memory_ledger import Amount, Ledger
 from devices.pools import pools
 from devices.process_memory import process_memory
 from devices.types import ProcessMemory

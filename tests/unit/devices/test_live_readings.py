@@ -2,8 +2,8 @@
 
 import pytest
 
-from devices.live import NVIDIA_COMMAND, LiveReader
 from devices.recording import FORMAT, RecordedHost
+from devices.sensors import NVIDIA_COMMAND, LiveReader
 from devices.types import Device, LiveDevice, Memory
 
 AMD, INTEL, NPU, NVIDIA = "0000:c3:00.0", "0000:00:02.0", "0000:00:0b.0", "0000:01:00.0"

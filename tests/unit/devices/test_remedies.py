@@ -6,9 +6,9 @@ import pytest
 from msgspec.structs import replace
 
 from app.cli.main import COMMANDS
-from devices import remedies
+from devices import install_hints
+from devices.backends.backend_probe import try_backends
 from devices.backends.libraries import BACKENDS
-from devices.backends.trial import try_backends
 from devices.doctor import diagnose
 from devices.merge import merged
 from devices.recording import RecordedHost
@@ -45,11 +45,11 @@ def test_no_recorded_machine_gets_another_systems_remedy(name):
 
 
 def test_only_packs_with_a_recipe_are_named_and_none_as_if_it_could_be_fetched():
-    assert {name for name in RECIPES if not name.startswith("cpu-")} == remedies.PACKS
+    assert {name for name in RECIPES if not name.startswith("cpu-")} == install_hints.PACKS
     for frozen in (False, True):
-        arm = remedies.missing_backend("vulkan", "windows", "ARM64", frozen=frozen)
+        arm = install_hints.missing_backend("vulkan", "windows", "ARM64", frozen=frozen)
         assert arm.startswith("There is no kernel pack vulkan-windows-arm64 yet")
-        known = remedies.missing_backend("vulkan", "linux", "x86_64", frozen=frozen)
+        known = install_hints.missing_backend("vulkan", "linux", "x86_64", frozen=frozen)
         assert known.startswith("No kernel pack is published yet.")
 
 
@@ -66,11 +66,11 @@ def test_every_command_of_ours_exists(name):
 )
 @pytest.mark.parametrize("frozen", [False, True])
 def test_the_table(backend, system, frozen):
-    text = remedies.missing_backend(backend, system, "x86_64", frozen=frozen)
+    text = install_hints.missing_backend(backend, system, "x86_64", frozen=frozen)
     assert not FOREIGN[system].search(text), text
     if frozen:
         assert "start.py" not in text
-    driver = remedies.no_device(backend, system)
+    driver = install_hints.no_device(backend, system)
     assert driver is None or not FOREIGN[system].search(driver), driver
 
 
@@ -87,8 +87,8 @@ def test_the_table(backend, system, frozen):
     ],
 )
 def test_what_is_said(backend, system, words):
-    assert words in remedies.missing_backend(backend, system, "AMD64", frozen=False)
+    assert words in install_hints.missing_backend(backend, system, "AMD64", frozen=False)
 
 
 def test_windows_is_not_promised_a_build_of_vulkan():
-    assert "start.py" not in remedies.missing_backend("vulkan", "windows", "AMD64", frozen=False)
+    assert "start.py" not in install_hints.missing_backend("vulkan", "windows", "AMD64", frozen=False)

@@ -6,7 +6,7 @@ from devices.battery import SUPPLIES
 from devices.host import CommandResult
 from devices.power import POWERCAP
 from devices.types import Device, Memory
-from devices.usage import UsageSampler
+from devices.utilization import UsageSampler
 
 AMD = "/sys/bus/pci/devices/0000:03:00.0"
 RAPL = f"{POWERCAP}/intel-rapl:0"

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import yaml
 
-from devices.remedies import missing_backend, no_device
+from devices.install_hints import missing_backend, no_device
 from installers.docs_site import SHIM, front_page, on_post_page, remedies_page
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from devices.backends.tiles import ATTENTION
+from devices.backends.cpu_kernels import ATTENTION
 from engine.core.types import Event
 from engine.runner.generation.draft_length import ROWS_AT_ONCE, StepCost
 from engine.runner.generation.step_time import ANSWER_ROWS

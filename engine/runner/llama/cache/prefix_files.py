@@ -20,7 +20,7 @@ from typing import Any, BinaryIO, Final
 import msgspec
 import numpy as np
 
-from devices.learned import learned
+from devices.msgspec_lock import learned
 from engine.runner.llama.cache.prefix_index import Key, StoredPrefix
 from engine.runner.llama.cache.state_buffer import state_buffer
 

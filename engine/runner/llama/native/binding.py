@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from devices.backends import cpu_kernels as own_tiles
 from devices.backends import openvino
-from devices.backends import tiles as own_tiles
 from devices.backends.libraries import best_variant, built_libraries
 from devices.backends.symbols import ggml_functions
-from devices.engine_versions.bindings import LOW_LEVEL, low_level_bindings
-from devices.engine_versions.folder import package_folder
 from devices.errors import EngineVersionRefused
 from devices.kernel_packs.folder import active_libraries
+from devices.llama_cpp_versions.bindings import LOW_LEVEL, low_level_bindings
+from devices.llama_cpp_versions.folder import package_folder
 from engine.runner.llama.native import log
 from quantize.ggml_types import GgmlType
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from devices.learned import learned
+from devices.msgspec_lock import learned
 from engine.core.types import DeviceCheck
 from engine.runner.llama.native.batch import Batch, Logits
 from engine.runner.llama.native.model import LoadedModel

@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from devices.backends import openvino
-from devices.backends.tiles import ATTENTION
+from devices.backends.cpu_kernels import ATTENTION
 from engine.core.phases import Phases
 from engine.core.types import ModelFacts
 from engine.runner.engine_args import BadEngineArg

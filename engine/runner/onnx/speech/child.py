@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from devices.cores import allowed_cores
-from devices.learned import learned
+from devices.msgspec_lock import learned
 from engine.chat.child_service import serve
 from engine.runner.onnx.speech.fixed import FixedMoonshine
 from engine.runner.onnx.speech.moonshine import Moonshine

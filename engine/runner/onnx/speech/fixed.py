@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from devices.learned import learned
+from devices.msgspec_lock import learned
 from engine.onnx.folder import OnnxFolder
 from engine.runner.onnx.errors import LoadFailed
 from engine.runner.onnx.providers import CPU, chosen_provider

@@ -6,8 +6,8 @@ import contextlib
 import pytest
 from scripted import TOKEN, home_paths
 
+from devices.backends.cpu_kernels import tiles_library
 from devices.backends.libraries import library_folder
-from devices.backends.tiles import tiles_library
 from engine.job_kinds.bench import attention as attention_bench
 from engine.library.catalogue import Catalogue
 from engine.message_catalog import sentences

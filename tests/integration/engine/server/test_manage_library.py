@@ -9,7 +9,7 @@ import httpx2
 import pytest
 import uvicorn
 
-from devices.memory import Amount
+from devices.memory_ledger import Amount
 from engine.core.paths import user_paths
 from engine.jobs.jobs import JobRegistry
 from engine.library import work

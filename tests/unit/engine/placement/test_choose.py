@@ -9,7 +9,7 @@ from gguf import GGMLQuantizationType
 from msgspec.structs import replace
 from msgspec.structs import replace as replaced
 
-from devices.memory import Ledger
+from devices.memory_ledger import Ledger
 from devices.types import CoreCounts, Runtime
 from engine.message_catalog import sentence, sentences
 from engine.placement import candidates

@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from devices.memory import Ledger
+from devices.memory_ledger import Ledger
 from devices.recording import RecordedHost
 from devices.report import recorded_report
 from engine.message_catalog import sentence

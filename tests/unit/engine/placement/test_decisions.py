@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from devices.chips import with_chips
-from devices.memory import Ledger
+from devices.memory_ledger import Ledger
 from devices.types import Device, Memory, Runtime
 from engine.message_catalog import sentence
 from engine.placement.chip_speeds import chip_speeds, openvino_rates, peak_tflops, rates

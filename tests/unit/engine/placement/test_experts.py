@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from devices.memory import Ledger
+from devices.memory_ledger import Ledger
 from devices.recording import RecordedHost
 from devices.report import recorded_report
 from engine.job_kinds.autotune.space import changed, dimensions, valid

@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 from msgspec.structs import replace as replaced
 
-from devices.memory import Ledger
+from devices.memory_ledger import Ledger
 from engine.message_catalog.reasons import because
 from engine.placement.choose import place
 from engine.placement.history import PlacementHistory

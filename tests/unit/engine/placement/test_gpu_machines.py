@@ -5,7 +5,7 @@ import copy
 import msgspec
 import pytest
 
-from devices.memory import Ledger
+from devices.memory_ledger import Ledger
 from devices.recording import RecordedHost
 from devices.report import recorded_report
 from engine.message_catalog import command, sentences

@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 from msgspec.structs import replace as replaced
 
-from devices.memory import Amount, Ledger
+from devices.memory_ledger import Amount, Ledger
 from devices.merge import merged
 from devices.types import BackendDevice, BackendReport
 from engine.message_catalog import sentence, sentences

@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from devices.memory import Ledger
+from devices.memory_ledger import Ledger
 from engine.core.errors import BadModelFile
 from engine.message_catalog import sentence, sentences
 from engine.message_catalog.reasons import because

@@ -8,7 +8,7 @@ from msgspec.structs import replace as replaced
 
 from devices.backends.openvino import environment, target_of, trim
 from devices.doctor import diagnose
-from devices.memory import Ledger
+from devices.memory_ledger import Ledger
 from devices.merge import merged
 from devices.types import BackendDevice, BackendReport
 from engine.message_catalog import sentence, sentences

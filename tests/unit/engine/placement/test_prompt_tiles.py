@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace as replaced
 
-from devices.backends.tiles import ATTENTION
-from devices.memory import Ledger
+from devices.backends.cpu_kernels import ATTENTION
+from devices.memory_ledger import Ledger
 from engine.job_kinds.autotune.space import dimensions
 from engine.message_catalog import sentence, sentences
 from engine.message_catalog.reasons import because

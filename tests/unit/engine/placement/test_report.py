@@ -5,7 +5,7 @@ import pytest
 from msgspec.structs import replace
 
 from devices.detect import inventory
-from devices.memory import Amount, Ledger
+from devices.memory_ledger import Amount, Ledger
 from devices.recording import RecordedHost
 from engine.message_catalog import command, sentence
 from engine.placement.fit_report import fit_report, refusal

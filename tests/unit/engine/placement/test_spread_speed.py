@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 from msgspec.structs import replace as replaced
 
-from devices.memory import Ledger
+from devices.memory_ledger import Ledger
 from engine.placement.chip_speeds import chip_speeds
 from engine.placement.history import PlacementHistory
 from engine.placement.placer import read_shape

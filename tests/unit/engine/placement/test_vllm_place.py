@@ -6,7 +6,7 @@ import json
 import pytest
 from msgspec.structs import replace
 
-from devices.memory import Ledger
+from devices.memory_ledger import Ledger
 from devices.recording import RecordedHost
 from devices.report import recorded_report
 from engine.core.errors import BadModelFile, NotEnoughMemory

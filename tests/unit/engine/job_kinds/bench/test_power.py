@@ -36,7 +36,9 @@ def measured(model):
 @pytest.mark.process
 @pytest.mark.timeout(400)
 def test_a_measurement_tells_its_tokens_a_joule_beyond_the_rest(bundled_model, monkeypatch):
-    monkeypatch.setattr("devices.usage.UsageSampler._cpu_frac", lambda _: 0.0)  # nothing else runs on that computer
+    monkeypatch.setattr(
+        "devices.utilization.UsageSampler._cpu_frac", lambda _: 0.0
+    )  # nothing else runs on that computer
     for _ in range(4):  # a busy machine lets time pass between the meter's clock and that of who reads it
         host, found = measured(bundled_model)
         if found.idle_w == pytest.approx(REST_W, rel=0.3):
@@ -61,7 +63,7 @@ def test_without_a_meter_nothing_is_told_and_little_time_is_lost():
 
 
 def test_on_a_busy_computer_watts_are_told_and_no_joules(monkeypatch):
-    monkeypatch.setattr("devices.usage.UsageSampler._cpu_frac", lambda _: 0.9)
+    monkeypatch.setattr("devices.utilization.UsageSampler._cpu_frac", lambda _: 0.9)
     monkeypatch.setattr("engine.job_kinds.bench.run.REST_S", 0.3)
     monkeypatch.setattr("engine.energy.meter.EVERY_S", 0.01)
     monitor = f"{HWMON}/hwmon3"

@@ -5,9 +5,9 @@ import os
 from pathlib import Path
 from typing import Final
 
-from devices.engine_versions.names import PACKAGE, SHIPPED
-from devices.engine_versions.store import VersionStore
 from devices.environment import user_folder
+from devices.llama_cpp_versions.names import PACKAGE, SHIPPED
+from devices.llama_cpp_versions.store import VersionStore
 
 # Set for the children of one model, or by hand: a version, or `shipped`. It wins over what is stored.
 VARIABLE: Final = "TESSERA_ENGINE_VERSION"

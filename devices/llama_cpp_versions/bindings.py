@@ -7,7 +7,7 @@ import types
 from pathlib import Path
 from typing import Any, Final
 
-from devices.engine_versions.names import PACKAGE
+from devices.llama_cpp_versions.names import PACKAGE
 
 LOW_LEVEL: Final = f"{PACKAGE}.llama_cpp"
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 import msgspec
 from msgspec.structs import replace
 
-from devices.audit import Audit, AuditLog
 from devices.errors import Overdrawn
+from devices.memory_audit import Audit, AuditLog
 from devices.pools import RAM, pool_of, pools
 from devices.process_memory import process_memory
 from devices.types import Device, Machine, Pool, ProcessMemory

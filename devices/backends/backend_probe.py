@@ -10,13 +10,13 @@ from typing import Any
 
 import msgspec
 
-from devices import remedies
+from devices import install_hints
 from devices.as_json import backend_reports, to_json
 from devices.atomic_file import write_atomically
 from devices.backends import libraries, openvino
-from devices.backends.child import Outcome, run_child
+from devices.backends.probe_child import Outcome, run_child
 from devices.child_command import child_command
-from devices.learned import learned
+from devices.msgspec_lock import learned
 from devices.types import BackendDevice, BackendReport, Machine
 
 # Source: Ollama gives a library 30 s, 90 s on Windows, where antivirus reads it first; drivers answer within 5.
@@ -86,7 +86,7 @@ def _report(trial: Trial, outcome: Outcome, machine: Machine) -> BackendReport:
         library=str(answer.get("library") or trial.library),
         state="usable" if devices else "no_device",
         reason="; ".join(refused) if devices else "it loaded but found no device",
-        fix_hint=None if devices else remedies.no_device(trial.backend, machine.system),
+        fix_hint=None if devices else install_hints.no_device(trial.backend, machine.system),
         version=str(answer.get("version") or ""),
         seconds=outcome.seconds,
         features=features,
@@ -106,7 +106,7 @@ def _not_built(machine: Machine, tried: set[str]) -> list[BackendReport]:
         )
         if wanted:
             reason = "its library is not installed"
-            hint = remedies.missing_backend(backend.name, machine.system, machine.arch)
+            hint = install_hints.missing_backend(backend.name, machine.system, machine.arch)
             found.append(BackendReport(backend.name, "", "not_built", reason, hint))
     if "onnx" not in tried:
         fix = "Install it: `pip install onnxruntime`."

@@ -10,9 +10,9 @@ from typing import Final
 import msgspec
 
 from devices.atomic_file import locked, write_atomically
-from devices.engine_versions.names import PACKAGE, SHIPPED, VERSION_NAME
 from devices.errors import EngineVersionRefused
-from devices.learned import learned
+from devices.llama_cpp_versions.names import PACKAGE, SHIPPED, VERSION_NAME
+from devices.msgspec_lock import learned
 
 STATE: Final = "in_use.json"
 
@@ -89,7 +89,7 @@ class VersionStore:
         import shutil  # noqa: PLC0415 - see versions
         import tempfile  # noqa: PLC0415 - see versions
 
-        from devices.engine_versions.wheel import checked_name, unpack  # noqa: PLC0415 - see versions
+        from devices.llama_cpp_versions.wheel import checked_name, unpack  # noqa: PLC0415 - see versions
 
         name = checked_name(wheel)
         self.folder.mkdir(parents=True, exist_ok=True)

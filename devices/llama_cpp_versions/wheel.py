@@ -10,8 +10,8 @@ from typing import Final
 
 from packaging import tags, utils
 
-from devices.engine_versions.names import PACKAGE, VERSION_NAME
 from devices.errors import EngineVersionRefused
+from devices.llama_cpp_versions.names import PACKAGE, VERSION_NAME
 
 # A wheel with CUDA's libraries for many architectures is the largest there is, 1.5 GB unpacked.
 MAX_BYTES: Final = 4 << 30
