@@ -31,7 +31,7 @@ CHILDREN: Final = frozenset(
         "engine.runner.onnx.speech.child",
         "engine.runner.onnx.speech.convert",
         "engine.vllm.guard",
-        "quantize.files.guard",
+        "quantize.files.cleanup_child",
         "quantize.job.worker",
     }
 )

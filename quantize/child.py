@@ -19,9 +19,9 @@ from devices.child_command import child_command
 from devices.environment import without_secrets
 from devices.msgspec_lock import learned
 from devices.process_memory import bound_memory
-from quantize.arithmetic import environment_of
 from quantize.errors import Cancelled, DiskFull, EnvironmentFault, InputFault, QuantizeError
-from quantize.evidence import CancelCheck, OnProgress, Progress, encode
+from quantize.measurements import CancelCheck, OnProgress, Progress, encode
+from quantize.reproducible_math import environment_of
 
 T = TypeVar("T")
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 from architectures import ARCHITECTURES, write_architecture
 
+from quantize.native.partial_eval import NullTap, PartTap
 from quantize.native.reference import ReferenceModel
-from quantize.native.resume import NullTap, PartTap
 
 WINDOW = 64
 

@@ -28,9 +28,9 @@ from engine.remotes.kernel import kernel_name
 from engine.services import Services
 from quantize.child import ChildDied, Executor, Task, described, rebuilt
 from quantize.errors import Cancelled, EnvironmentFault, QuantizeError
-from quantize.evidence import Progress as Step
-from quantize.job.parcel import Bytes, Parcel, pack, perform, unpack
+from quantize.job.remote_task import Bytes, Parcel, pack, perform, unpack
 from quantize.job.request import QuantizeReport
+from quantize.measurements import Progress as Step
 
 # Tasks that wait on their node beside those that run: so many that no core is idle while a parcel travels.
 AHEAD: Final = 2

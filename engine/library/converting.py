@@ -14,7 +14,7 @@ from engine.message_catalog.reasons import because
 from quantize.child import answer_of
 from quantize.convert.folder import Converted, ConvertRequest
 from quantize.errors import ConverterNeeded
-from quantize.evidence import Progress
+from quantize.measurements import Progress
 from quantize.types import FloatType
 
 

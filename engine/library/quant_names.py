@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 
 from quantize.ggml_types import GgmlType
-from quantize.plan.stock_rules import MIXES
+from quantize.plan.llama_cpp_preset_rules import MIXES
 
 # llama.cpp's number of a file's mix or format, as its name without LLAMA_FTYPE_MOSTLY_.
 _FORMATS = {t.traits.file_type: t.name for t in GgmlType if t.traits.file_type is not None}

@@ -12,8 +12,8 @@ from engine.placement.shape import ModelShape
 from engine.runner.protocol import LoadSettings
 from quantize.errors import QuantizeError
 from quantize.ggml_types import BLOCK_SIZES
-from quantize.plan.stock import stock_types
-from quantize.plan.stock_rules import MIXES
+from quantize.plan.llama_cpp_preset_rules import MIXES
+from quantize.plan.llama_cpp_presets import stock_types
 from quantize.types import ModelSpec, TensorSpec
 
 GIB, MIB = 1 << 30, 1 << 20

@@ -6,7 +6,7 @@ from typing import Final
 
 from quantize.convert.checkpoint import Checkpoint
 from quantize.convert.decoder import Config
-from quantize.convert.recipe import Array, Metadata, OutTensor, Recipe
+from quantize.convert.tensor_map import Array, Metadata, OutTensor, Recipe
 from quantize.errors import BadFile, UnsupportedModel
 from quantize.files.gguf_file import ValueType
 

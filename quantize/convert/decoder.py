@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from quantize.convert.checkpoint import Checkpoint, bf16_to_f32
-from quantize.convert.recipe import Array, Metadata, OutTensor, Recipe
+from quantize.convert.tensor_map import Array, Metadata, OutTensor, Recipe
 from quantize.errors import BadFile, BadWeights, UnsupportedModel
 
 Config = Mapping[str, Any]

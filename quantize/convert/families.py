@@ -6,7 +6,7 @@ from quantize.convert import bert, gemma2, gemma3, llama, phi3, qwen2, qwen3, qw
 from quantize.convert.checkpoint import Checkpoint, text_config
 from quantize.convert.decoder import Config
 from quantize.convert.llama_cpp import supported_architectures
-from quantize.convert.recipe import Recipe
+from quantize.convert.tensor_map import Recipe
 from quantize.errors import BadFile, ConverterNeeded, UnsupportedModel
 
 _FAMILIES = (bert, llama, qwen2, qwen3, qwen3_moe, gemma2, gemma3, phi3, smollm3)

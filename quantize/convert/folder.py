@@ -13,7 +13,7 @@ import numpy as np
 from quantize.convert.checkpoint import Checkpoint, bf16_to_f32, f32_to_bf16, text_config
 from quantize.convert.families import model_recipe
 from quantize.convert.pretokenizer import choose
-from quantize.convert.recipe import Array, OutTensor, Recipe
+from quantize.convert.tensor_map import Array, OutTensor, Recipe
 from quantize.convert.vocabulary import (
     Vocabulary,
     open_tokenizer,
@@ -22,11 +22,11 @@ from quantize.convert.vocabulary import (
     read_vocabulary,
 )
 from quantize.errors import BadFile, BadWeights
-from quantize.evidence import Step
 from quantize.files.gguf_file import ValueType
 from quantize.files.gguf_write import GgufWriter, TensorSlot, file_bytes, header
 from quantize.files.sampling_keys import GENERATION_CONFIG_NAMES, GGUF_NAMES, checked
 from quantize.ggml_types import GgmlType
+from quantize.measurements import Step
 from quantize.types import FloatType, ModelSpec, TensorSpec
 
 # llama.cpp's numbers for files that are mostly of one float type.

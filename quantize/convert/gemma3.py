@@ -5,7 +5,7 @@ from typing import Any
 from quantize.convert.checkpoint import Checkpoint
 from quantize.convert.decoder import Config, Rules, decoder_recipe
 from quantize.convert.gemma2 import LAYER_NAMES, check_attention_scale
-from quantize.convert.recipe import Recipe
+from quantize.convert.tensor_map import Recipe
 from quantize.convert.vocabulary import vocabulary_size
 
 ARCHITECTURES = ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration")

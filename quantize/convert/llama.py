@@ -7,7 +7,7 @@ import numpy as np
 
 from quantize.convert.checkpoint import Checkpoint
 from quantize.convert.decoder import LAYER, Config, Rules, decoder_recipe, head_dim, rope
-from quantize.convert.recipe import Array, OutTensor, Recipe
+from quantize.convert.tensor_map import Array, OutTensor, Recipe
 
 ARCHITECTURES = ("LlamaForCausalLM", "LLaMAForCausalLM", "MistralForCausalLM", "MixtralForCausalLM")
 

@@ -9,7 +9,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from quantize.convert.pretokenizer_hashes import BY_HASH, TEST_TEXT
-from quantize.convert.recipe import Metadata
+from quantize.convert.tensor_map import Metadata
 from quantize.errors import UnsupportedModel
 from quantize.files.gguf_write import header
 from quantize.native.vocabulary import tokenize

@@ -2,7 +2,7 @@
 
 from quantize.convert.checkpoint import Checkpoint
 from quantize.convert.decoder import Config, decoder_recipe
-from quantize.convert.recipe import Recipe
+from quantize.convert.tensor_map import Recipe
 
 ARCHITECTURES = ("Qwen3ForCausalLM",)
 

@@ -2,7 +2,7 @@
 
 from quantize.convert.checkpoint import Checkpoint
 from quantize.convert.decoder import LAYER, Config, Rules, decoder_recipe
-from quantize.convert.recipe import Recipe
+from quantize.convert.tensor_map import Recipe
 from quantize.errors import UnsupportedModel
 
 ARCHITECTURES = ("Qwen3MoeForCausalLM",)

@@ -3,7 +3,7 @@
 from quantize.convert import llama
 from quantize.convert.checkpoint import Checkpoint
 from quantize.convert.decoder import Config
-from quantize.convert.recipe import Recipe
+from quantize.convert.tensor_map import Recipe
 from quantize.errors import UnsupportedModel
 
 ARCHITECTURES = ("SmolLM3ForCausalLM",)

@@ -10,8 +10,8 @@ import msgspec
 from tokenizers import Tokenizer
 
 from quantize.convert.checkpoint import Checkpoint
-from quantize.convert.recipe import Metadata
 from quantize.convert.sentencepiece import TokenType, read_pieces
+from quantize.convert.tensor_map import Metadata
 from quantize.errors import BadFile, UnsupportedModel
 from quantize.files.gguf_file import ValueType
 from quantize.files.gguf_write import array, scalar

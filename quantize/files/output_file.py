@@ -150,7 +150,7 @@ def sweep(folder: Path) -> None:
 
 def _new_guard() -> "subprocess.Popen[str]":
     return subprocess.Popen(
-        child_command("quantize.files.guard"),
+        child_command("quantize.files.cleanup_child"),
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         text=True,

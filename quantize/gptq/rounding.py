@@ -6,8 +6,8 @@ fixed, then sweeps of coordinate descent on the same objective.
 
 import numpy as np
 
-from quantize.gptq.curvature import Curvature, Floats
 from quantize.gptq.grid import Grid
+from quantize.gptq.hessian import Curvature, Floats
 
 # Columns handled one by one between two matrix products. Measured: 64 and 128 within a tenth up to a width of 4096,
 # 32 a fifth slower there (docs/log.md, "GPTQ rounding").

@@ -7,11 +7,11 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from quantize.gptq.curvature import Curvature, Floats
+from quantize.gptq.codebook_rows import gptq_octet_rows
+from quantize.gptq.codebook_search import OctetCurvature, in_octets
+from quantize.gptq.codebooks import LATTICES
 from quantize.gptq.grid import has_grid, make_grid
-from quantize.gptq.lattices import LATTICES
-from quantize.gptq.octet_rows import gptq_octet_rows
-from quantize.gptq.octets import OctetCurvature, in_octets
+from quantize.gptq.hessian import Curvature, Floats
 from quantize.gptq.packing import LAYOUTS, Bytes, pack
 from quantize.gptq.rounding import descend, feed_forward
 from quantize.gptq.scales import fit_scales

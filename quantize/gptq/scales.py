@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quantize.ggml_types import GgmlType
-from quantize.gptq.curvature import Curvature, Floats
+from quantize.gptq.hessian import Curvature, Floats
 from quantize.gptq.packing import LAYOUTS, Bytes
 from quantize.native.blocks import dequantize_rows
 

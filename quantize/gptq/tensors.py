@@ -7,13 +7,13 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from quantize.evidence import RoundRequest, Step
 from quantize.files.imatrix import Importance, read_imatrix
-from quantize.files.work_folder import Group, WorkFolder, file_sha256
-from quantize.gptq.curvature import Curvature, group_curvature
-from quantize.gptq.lattices import LATTICES
-from quantize.gptq.octets import OctetCurvature, in_octets
+from quantize.files.measurement_folder import Group, WorkFolder, file_sha256
+from quantize.gptq.codebook_search import OctetCurvature, in_octets
+from quantize.gptq.codebooks import LATTICES
+from quantize.gptq.hessian import Curvature, group_curvature
 from quantize.gptq.rows import EXPONENTS, gptq_rows, plain_rows
+from quantize.measurements import RoundRequest, Step
 from quantize.native.blocks import quantize_rows
 from quantize.native.source_weights import SourceWeights
 from quantize.types import Rounding

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from quantize.evidence import OnProgress, Progress
+from quantize.measurements import OnProgress, Progress
 
 # Phases of the workers inside a phase of the job, with their part of it.
 # Measured: docs/log.md, "Quantization in minutes" ("Phases").

@@ -2,9 +2,9 @@
 
 import msgspec
 
-from quantize.evidence import CancelCheck, MeasureRequest, OnProgress
 from quantize.job.request import QuantizeRequest
 from quantize.measure.kv_cache import LONGEST, USUAL, KvDamage, KvRequest, kv_damage, with_damage
+from quantize.measurements import CancelCheck, MeasureRequest, OnProgress
 
 
 def has_choice(request: QuantizeRequest) -> bool:

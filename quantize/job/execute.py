@@ -7,22 +7,21 @@ import msgspec
 from quantize.child import HERE, Executor, answer_of, reused_workers
 from quantize.convert.folder import Converted, ConvertRequest, Prepared
 from quantize.errors import InvalidOption
-from quantize.evidence import CancelCheck, Measured, MeasureRequest, OnProgress
 from quantize.files.gguf_split import read_gguf_model
 from quantize.files.measurement_cache import bounded
+from quantize.files.measurement_folder import file_sha256, hash_is_cached, model_sha256
 from quantize.files.output_file import Output
 from quantize.files.provenance import provenance_bytes
-from quantize.files.work_folder import file_sha256, hash_is_cached, model_sha256
+from quantize.job.baseline_comparison import no_rival, stock_rival, verdict, verify_request
 from quantize.job.cache_choice import has_choice, measured_cache
-from quantize.job.compare import no_rival, stock_rival, verdict, verify_request
 from quantize.job.effort import Spent, effort_of, job_shape, spend, types_to_measure
 from quantize.job.forecast import JobShape, forecast, learn_rates, learned_rates, seconds_by_phase
 from quantize.job.gate import GateReport, Mix, cautions
-from quantize.job.gating import NOT_THE_SOURCE, Judge, ask_gate, nearly_exact
+from quantize.job.gate_run import NOT_THE_SOURCE, Judge, ask_gate, nearly_exact
 from quantize.job.phases import Phases
 from quantize.job.plan_file import applied, arithmetic_for, check_claim, check_source, check_texts
+from quantize.job.plan_input import question_of
 from quantize.job.publish import publish
-from quantize.job.question import question_of
 from quantize.job.request import QuantizeReport, QuantizeRequest, Shipped
 from quantize.job.round_plan import types_to_round
 from quantize.job.smoothed import (
@@ -48,6 +47,7 @@ from quantize.job.writing import Writing
 from quantize.measure.kv_cache import KvDamage
 from quantize.measure.run import measure, measure_inputs, never_measured
 from quantize.measure.verify import verify
+from quantize.measurements import CancelCheck, Measured, MeasureRequest, OnProgress
 from quantize.plan.plan import Question, given_plan, make_plan
 from quantize.types import FileReport, ModelSpec, Rounding
 

@@ -11,15 +11,15 @@ from statistics import median
 
 import msgspec
 
-from quantize.files.work_folder import read_json, write_json
-from quantize.gptq.lattices import LATTICES
+from quantize.files.measurement_folder import read_json, write_json
+from quantize.gptq.codebooks import LATTICES
 from quantize.job.gate import GateTask
 from quantize.job.machine_speed import slower_than_table
 from quantize.job.request import Forecast, QuantizeReport
-from quantize.measure.bands import probes
-from quantize.measure.moments import tokens_for_width
-from quantize.plan.stock import role_of
-from quantize.plan.stock_rules import Role
+from quantize.measure.hessians import tokens_for_width
+from quantize.measure.probe_groups import probes
+from quantize.plan.llama_cpp_preset_rules import Role
+from quantize.plan.llama_cpp_presets import role_of
 from quantize.tensor_rules import allows_quantization
 from quantize.types import ModelSpec, QuantPlan, Rounding, TensorSpec, Tier
 

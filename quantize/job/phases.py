@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from quantize import errors
-from quantize.evidence import CancelCheck, OnProgress, Progress
 from quantize.job.bar import Bar
+from quantize.measurements import CancelCheck, OnProgress, Progress
 
 
 class Phases:

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from devices.msgspec_lock import learned
-from quantize.arithmetic import arithmetic_here
 from quantize.errors import InvalidOption, Unreadable
+from quantize.files.measurement_folder import file_sha256
 from quantize.files.output_file import write_beside
 from quantize.files.provenance import Provenance
-from quantize.files.work_folder import file_sha256
-from quantize.job.travelling import FORMAT, RECIPE, VERSION, PlanFile
+from quantize.job.portable_plan import FORMAT, RECIPE, VERSION, PlanFile
+from quantize.reproducible_math import arithmetic_here
 from quantize.types import Interval, ModelSpec, QuantPlan, Rounding
 
 if TYPE_CHECKING:

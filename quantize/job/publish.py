@@ -5,8 +5,8 @@ from pathlib import Path
 
 import msgspec
 
+from quantize.files.measurement_folder import file_sha256
 from quantize.files.output_file import Output
-from quantize.files.work_folder import file_sha256
 from quantize.job.plan_file import NO_PLAN, plan_of, same_or_not, write_plan
 from quantize.job.report import provenance_of, report_path, write_report
 from quantize.job.request import QuantizeReport, QuantizeRequest

@@ -6,7 +6,7 @@ from typing import Literal
 import msgspec
 
 from quantize.job.gate import GateReport, GateTask
-from quantize.job.travelling import PlanFile
+from quantize.job.portable_plan import PlanFile
 from quantize.types import DeviceKind, FileReport, Goal, KvOption, Lock, QuantPlan, Rounding, Tier
 
 Shipped = Literal["ours", "stock", "nothing"]

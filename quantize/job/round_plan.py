@@ -5,11 +5,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from quantize.child import HERE, Executor, Task
-from quantize.evidence import CancelCheck, Measured, OnProgress, PackedTensor, RoundRequest
-from quantize.files.work_folder import Group, WorkFolder
+from quantize.files.measurement_folder import Group, WorkFolder
 from quantize.gptq.tensors import TensorsRequest, packed_path
-from quantize.job.travelling import PlanFile
+from quantize.job.portable_plan import PlanFile
 from quantize.measure.run import ensure_moments, in_passes, joined, keeps_moments, share_out
+from quantize.measurements import CancelCheck, Measured, OnProgress, PackedTensor, RoundRequest
 from quantize.native.source_weights import SourceWeights
 from quantize.types import QuantPlan, Rounding
 

@@ -6,15 +6,15 @@ import msgspec
 import numpy as np
 
 from quantize.child import answer_of
-from quantize.evidence import CancelCheck, Measured, MeasureRequest, OnProgress, decode, encode
 from quantize.files.gguf_split import GgufModel, read_gguf_model
 from quantize.files.imatrix import Importance, read_imatrix, write_imatrix
+from quantize.files.measurement_folder import WorkFolder, hash_is_cached, read_json, write_json
 from quantize.files.output_file import Output
-from quantize.files.work_folder import WorkFolder, hash_is_cached, read_json, write_json
 from quantize.job.request import QuantizeRequest
 from quantize.job.source import header_bytes
 from quantize.measure.run import evidence_key, measured_before
 from quantize.measure.smoothing import Smoothed, SmoothRequest
+from quantize.measurements import CancelCheck, Measured, MeasureRequest, OnProgress, decode, encode
 from quantize.native.calibration import WINDOW
 from quantize.types import ModelSpec, Rounding
 

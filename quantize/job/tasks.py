@@ -5,15 +5,15 @@ from typing import Any
 
 import msgspec
 
-from quantize.evidence import MeasureRequest, Step, VerifyRequest
 from quantize.gptq.tensors import TensorsRequest, round_tensors
 from quantize.job.write_model import WriteRequest, write_model
-from quantize.measure.collect import MomentsRequest, collect_moments, survey
+from quantize.measure.collect_hessians import MomentsRequest, collect_moments, survey
 from quantize.measure.kv_cache import KvRequest, measure_kv
 from quantize.measure.rounding_error import ErrorsRequest, measure_errors
 from quantize.measure.sensitivity import AlphaRequest, measure_swaps
 from quantize.measure.smoothing import SmoothRequest, smooth
 from quantize.measure.verify import verify_files
+from quantize.measurements import MeasureRequest, Step, VerifyRequest
 
 TaskKind = tuple[type[msgspec.Struct], Callable[[Any, Step], Any]]
 

@@ -13,8 +13,8 @@ import psutil
 from devices.msgspec_lock import learned
 from quantize.child import described
 from quantize.errors import QuantizeError
-from quantize.evidence import Progress, decode
 from quantize.job.tasks import task_named
+from quantize.measurements import Progress, decode
 
 
 class _Order(msgspec.Struct):

@@ -8,13 +8,13 @@ import msgspec
 import numpy as np
 
 from quantize.errors import BadFile
-from quantize.evidence import Step
 from quantize.files.gguf_file import GgufFile, TensorInfo, read_gguf
 from quantize.files.gguf_split import read_gguf_model
 from quantize.files.gguf_write import GgufWriter, MetaValue, TensorSlot, copied_metadata, scalar
 from quantize.files.imatrix import Importance, read_imatrix
 from quantize.files.provenance import KEY, Provenance, blank
 from quantize.ggml_types import GgmlType
+from quantize.measurements import Step
 from quantize.native.encode import copied, encoded
 from quantize.native.source_weights import SourceWeights
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import msgspec
 
 from quantize.child import HERE, Executor, run_task
-from quantize.evidence import MeasureRequest, RoundRequest
 from quantize.job.phases import Phases
 from quantize.job.round_plan import round_plan
 from quantize.job.write_model import WriteRequest, plain_types
+from quantize.measurements import MeasureRequest, RoundRequest
 from quantize.types import Rounding
 
 

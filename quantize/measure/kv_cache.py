@@ -8,9 +8,9 @@ import numpy as np
 
 from devices.msgspec_lock import learned
 from quantize.child import run_task
-from quantize.evidence import CancelCheck, MeasureRequest, OnProgress, Step
-from quantize.files.work_folder import WorkFolder, read_json
-from quantize.measure.divergence import kld_from, log_softmax
+from quantize.files.measurement_folder import WorkFolder, read_json
+from quantize.measure.kl_divergence import kld_from, log_softmax
+from quantize.measurements import CancelCheck, MeasureRequest, OnProgress, Step
 from quantize.native.calibration import TextTooShort, read_windows
 from quantize.native.eval_context import EvalContext
 from quantize.native.reference import ReferenceModel

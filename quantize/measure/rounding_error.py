@@ -6,13 +6,13 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from quantize.evidence import MeasureRequest, Step
-from quantize.files.work_folder import Group, WorkFolder, read_json
+from quantize.files.measurement_folder import Group, WorkFolder, read_json
 from quantize.ggml_types import ANCHORS, SMALL_BLOCKS
-from quantize.gptq.curvature import group_curvature
-from quantize.gptq.lattices import LATTICES
-from quantize.gptq.octets import in_octets
+from quantize.gptq.codebook_search import in_octets
+from quantize.gptq.codebooks import LATTICES
+from quantize.gptq.hessian import group_curvature
 from quantize.gptq.rows import EXPONENTS, best_rows, choices, gptq_rows
+from quantize.measurements import MeasureRequest, Step
 from quantize.native.blocks import type_traits
 from quantize.native.source_weights import SourceWeights
 from quantize.types import Rounding

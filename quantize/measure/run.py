@@ -10,13 +10,21 @@ import msgspec
 
 from devices.msgspec_lock import learned
 from quantize.child import HERE, Executor, run_task
-from quantize.evidence import CancelCheck, Evidence, Measured, MeasureRequest, OnProgress, Progress, TensorEvidence
-from quantize.files.work_folder import Group, WorkFolder, file_sha256, read_json, write_json
-from quantize.measure.bands import alphas, probe_units, representatives
-from quantize.measure.collect import MomentsRequest, write_importance
-from quantize.measure.moments import partition
+from quantize.files.measurement_folder import Group, WorkFolder, file_sha256, read_json, write_json
+from quantize.measure.collect_hessians import MomentsRequest, write_importance
+from quantize.measure.hessians import partition
+from quantize.measure.probe_groups import alphas, probe_units, representatives
 from quantize.measure.rounding_error import ErrorsRequest, filled, has_errors, load_errors, measured_types
 from quantize.measure.sensitivity import AlphaRequest, Swapped, swap_errors
+from quantize.measurements import (
+    CancelCheck,
+    Evidence,
+    Measured,
+    MeasureRequest,
+    OnProgress,
+    Progress,
+    TensorEvidence,
+)
 
 # Second moments stay on disk for the rounding that follows if they take no more than this share of what is free.
 _KEEP_FRAC = 0.5

@@ -7,19 +7,19 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from quantize.evidence import MeasureRequest, Step
-from quantize.files.work_folder import Group, WorkFolder, read_json
+from quantize.files.measurement_folder import Group, WorkFolder, read_json
 from quantize.ggml_types import ANCHORS
-from quantize.measure.bands import probe_units
-from quantize.measure.divergence import kld_from, log_softmax
+from quantize.measure.kl_divergence import kld_from, log_softmax
+from quantize.measure.probe_groups import probe_units
 from quantize.measure.rounding_error import load_errors, measured_types
+from quantize.measurements import MeasureRequest, Step
 from quantize.native.blocks import dequantize_rows, quantize_rows
 from quantize.native.calibration import read_windows
 from quantize.native.eval_context import EvalContext, Logits, Tokens
+from quantize.native.partial_eval import NullTap, PartTap
 from quantize.native.reference import ReferenceModel
-from quantize.native.resume import NullTap, PartTap
+from quantize.native.residual_cache import Streams
 from quantize.native.source_weights import SourceWeights
-from quantize.native.streams import Streams
 
 _LOGITS_BYTES = 256 << 20  # of the reference's predictions kept in memory
 # Tokens of a window in which a swap is judged. Shorter than WINDOW, so that the same tokens come from more places:

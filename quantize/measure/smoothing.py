@@ -14,20 +14,20 @@ import numpy as np
 import numpy.typing as npt
 
 from devices.msgspec_lock import learned
-from quantize.evidence import MeasureRequest, Step
 from quantize.files.channel_scales import KEY, ChannelScales, read_channel_scales
 from quantize.files.gguf_write import GgufWriter, TensorSlot, copied_metadata, scalar
-from quantize.files.work_folder import WorkFolder, read_json
+from quantize.files.measurement_folder import WorkFolder, read_json
 from quantize.ggml_types import SCALES_JUDGE, GgmlType
-from quantize.measure.divergence import kld_from, log_softmax
+from quantize.measure.kl_divergence import kld_from, log_softmax
+from quantize.measurements import MeasureRequest, Step
 from quantize.native.blocks import dequantize_rows, quantize_rows
 from quantize.native.calibration import WINDOW, read_windows
 from quantize.native.encode import copied
 from quantize.native.graph import GgmlTensor, read_floats, tensor_at
+from quantize.native.graph_hooks import Tap
 from quantize.native.reference import ReferenceModel
-from quantize.native.seams import Seam, SeamTap
+from quantize.native.scale_points import Seam, SeamTap
 from quantize.native.source_weights import SourceWeights, quantizable
-from quantize.native.taps import Tap
 
 Floats = npt.NDArray[np.float32]
 _TOKENS = 4096  # that channels are looked at on. Measured: docs/log.md, "Smoothing"

@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from quantize.child import answer_of
 from quantize.errors import InputFault
-from quantize.evidence import CancelCheck, OnProgress, Step, VerifyRequest
-from quantize.measure.divergence import Comparison, compare
+from quantize.measure.kl_divergence import Comparison, compare
+from quantize.measurements import CancelCheck, OnProgress, Step, VerifyRequest
 from quantize.native.calibration import read_windows
 from quantize.native.eval_context import EvalContext, Logits, Tokens
 from quantize.native.reference import ReferenceModel

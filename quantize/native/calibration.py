@@ -11,7 +11,7 @@ import numpy as np
 
 from quantize.errors import DiskFull, InputFault, Unreadable
 from quantize.files.measurement_cache import TOKENS
-from quantize.files.work_folder import writing_whole
+from quantize.files.measurement_folder import writing_whole
 from quantize.native.eval_context import Tokens
 from quantize.native.reference import ReferenceModel
 

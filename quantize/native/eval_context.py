@@ -9,8 +9,8 @@ import numpy.typing as npt
 from quantize.errors import EnvironmentFault
 from quantize.ggml_types import GgmlType
 from quantize.native.graph import tensor_at
+from quantize.native.graph_hooks import NodeTap
 from quantize.native.libraries import llama
-from quantize.native.taps import NodeTap
 
 Tokens = npt.NDArray[np.int32]
 _FLASH_ATTENTION_ON = 1  # Source: llama.h, enum llama_flash_attn_type

@@ -9,8 +9,8 @@ from types import ModuleType
 
 from devices.backends.symbols import ggml_functions
 from devices.llama_cpp_versions.bindings import low_level_bindings
-from quantize.arithmetic import cpu_library
-from quantize.files.work_folder import identity_of
+from quantize.files.measurement_folder import identity_of
+from quantize.reproducible_math import cpu_library
 
 
 @cache

@@ -15,11 +15,11 @@ import numpy.typing as npt
 
 from quantize.files.byte_source import FileSource
 from quantize.files.gguf_split import read_gguf_model
-from quantize.native.cuts import Cuts, GraphTap, find_cuts
 from quantize.native.eval_context import EvalContext, LoadFailed, Logits, Tokens
 from quantize.native.graph import GgmlTensor, op_id, read_bytes, tensor_at, write_bytes
+from quantize.native.graph_hooks import NodeTap
 from quantize.native.libraries import llama, llama_identity
-from quantize.native.taps import NodeTap
+from quantize.native.split_points import Cuts, GraphTap, find_cuts
 
 P = TypeVar("P")
 T = TypeVar("T")

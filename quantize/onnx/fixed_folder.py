@@ -13,14 +13,14 @@ import msgspec
 import numpy as np
 from tokenizers import Tokenizer
 
+from quantize.calibration_texts import CALIBRATION
 from quantize.errors import InvalidOption, UnsupportedModel
 from quantize.files.gguf_split import GgufModel
 from quantize.onnx.decoder import DecoderShape, decoder_shape
-from quantize.onnx.fixed import FixedShape, FixedWeights
 from quantize.onnx.fixed_graph import FixedGraph, Scale, scale_of
 from quantize.onnx.fixed_numbers import calibrate
 from quantize.onnx.graph import GraphWriter
-from quantize.texts import CALIBRATION
+from quantize.onnx.static_shapes import FixedShape, FixedWeights
 
 FACTS: Final = "fixed.json"
 DATA: Final = "fixed.onnx.data"

@@ -11,9 +11,9 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from quantize.onnx.fixed import FixedShape, FixedWeights, walk
 from quantize.onnx.fixed_numbers import Range
 from quantize.onnx.graph import GraphWriter
+from quantize.onnx.static_shapes import FixedShape, FixedWeights, walk
 
 _TOP: Final = {"uint16": 65535, "uint8": 255}
 # Ranges are widened by this on both sides: other texts reach a little further than those of the calibration.

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from quantize.onnx.fixed import MASKED, FixedShape, FixedWeights, Floats, walk
+from quantize.onnx.static_shapes import MASKED, FixedShape, FixedWeights, Floats, walk
 
 Range = tuple[float, float]
 

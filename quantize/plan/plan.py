@@ -10,9 +10,9 @@ from quantize.errors import BudgetTooSmall, InvalidOption
 from quantize.files.gguf_write import padded
 from quantize.ggml_types import FLOAT_TYPES, MEASURED, GgmlType, bits_per_weight
 from quantize.plan.knapsack import solve
+from quantize.plan.llama_cpp_preset_rules import MIXES
+from quantize.plan.llama_cpp_presets import stock_types, uniform_types
 from quantize.plan.speed import decode_time, is_fast, slowness
-from quantize.plan.stock import stock_types, uniform_types
-from quantize.plan.stock_rules import MIXES
 from quantize.tensor_rules import (
     allows_quantization,
     effective_type,

@@ -3,8 +3,8 @@
 import math
 
 from quantize.ggml_types import GgmlType
-from quantize.plan.stock import layer_of, role_of
-from quantize.plan.stock_rules import Role
+from quantize.plan.llama_cpp_preset_rules import Role
+from quantize.plan.llama_cpp_presets import layer_of, role_of
 from quantize.tensor_rules import allows_quantization
 from quantize.types import ModelSpec, TensorSpec
 

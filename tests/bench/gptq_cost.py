@@ -12,7 +12,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from quantize.gptq.curvature import make_curvature
+from quantize.gptq.hessian import make_curvature
 from quantize.gptq.rows import EXPONENTS, gptq_rows
 
 ROWS = 512

@@ -31,7 +31,6 @@ sys.path.insert(0, str(ROOT))
 import msgspec  # noqa: E402
 
 from quantize.child import run_task  # noqa: E402
-from quantize.evidence import Evidence, Measured, MeasureRequest, RoundRequest, VerifyRequest  # noqa: E402
 from quantize.files.gguf_file import read_gguf  # noqa: E402
 from quantize.files.gguf_write import GgufWriter, TensorSlot, copied_metadata, file_bytes, header, scalar  # noqa: E402
 from quantize.ggml_types import MEASURED, USUAL, GgmlType  # noqa: E402
@@ -39,9 +38,10 @@ from quantize.job.round_plan import round_plan  # noqa: E402
 from quantize.measure.run import measure  # noqa: E402
 from quantize.measure.smoothing import SmoothRequest  # noqa: E402
 from quantize.measure.verify import verify  # noqa: E402
+from quantize.measurements import Evidence, Measured, MeasureRequest, RoundRequest, VerifyRequest  # noqa: E402
+from quantize.plan.llama_cpp_presets import stock_types  # noqa: E402
 from quantize.plan.model_spec import model_spec  # noqa: E402
 from quantize.plan.plan import Question, make_plan  # noqa: E402
-from quantize.plan.stock import stock_types  # noqa: E402
 from quantize.types import EvidenceRef, Goal  # noqa: E402
 
 MIXES = "Q2_K,Q3_K_M,IQ4_XS,Q4_K_S,Q4_K_M,Q5_K_M"

@@ -16,8 +16,8 @@ import sys
 from pathlib import Path
 from quantize.files.gguf_file import read_gguf
 from quantize.plan.model_spec import model_spec
-from quantize.plan.stock import stock_types
-from quantize.plan.stock_rules import MIXES
+from quantize.plan.llama_cpp_presets import stock_types
+from quantize.plan.llama_cpp_preset_rules import MIXES
 from quantize.job.write_model import WriteRequest, write_model
 source, out, mix, threads = sys.argv[1:]
 types = stock_types(model_spec(read_gguf(source)), mix, has_imatrix=False)

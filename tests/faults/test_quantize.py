@@ -15,6 +15,7 @@ import pytest
 from servers import runs, wait_for
 from small_folder import small_file
 
+from quantize.calibration_texts import CALIBRATION, HELD_OUT
 from quantize.errors import (
     BadFile,
     BadWeights,
@@ -25,7 +26,6 @@ from quantize.errors import (
     InvalidOption,
     NotWritable,
 )
-from quantize.evidence import VerifyRequest, encode
 from quantize.files import output_file
 from quantize.files.gguf_file import read_gguf
 from quantize.files.provenance import KEY, read_provenance
@@ -33,7 +33,7 @@ from quantize.job.execute import quantize
 from quantize.job.report import report_path
 from quantize.job.request import QuantizeRequest
 from quantize.measure.verify import NotFinite, verify
-from quantize.texts import CALIBRATION, HELD_OUT
+from quantize.measurements import VerifyRequest, encode
 from quantize.types import Goal, Lock
 from tests.reports import read_report
 
@@ -280,7 +280,7 @@ def test_cancelling_leaves_nothing(tmp_path, source):
 JOB = """
 import sys
 from pathlib import Path
-from quantize.evidence import decode
+from quantize.measurements import decode
 from quantize.job.execute import quantize
 from quantize.job.request import QuantizeRequest
 def tell(progress):

@@ -16,10 +16,10 @@ from small_folder import NARROW, first_layers, short_text, small_file
 
 from quantize.child import Child, ChildDied
 from quantize.errors import DiskFull, SourceChanged
-from quantize.evidence import encode
 from quantize.files.gguf_file import read_gguf
 from quantize.job.execute import quantize
 from quantize.job.request import QuantizeRequest
+from quantize.measurements import encode
 from quantize.types import Goal
 from tests.reports import read_report
 
@@ -34,7 +34,7 @@ pytestmark = [
 # Stops for ever where it is told to: its children may finish what they do, but nothing new begins.
 JOB = """
 import sys, time
-from quantize.evidence import decode
+from quantize.measurements import decode
 from quantize.job import effort
 from quantize.job.execute import quantize
 from quantize.job.request import QuantizeRequest

@@ -15,11 +15,11 @@ from engine.runner.protocol import LoadSettings
 from quantize.errors import InvalidOption
 from quantize.files.gguf_split import read_gguf_model
 from quantize.onnx.decoder import decoder_shape
-from quantize.onnx.fixed import MASKED, FixedShape, FixedWeights
 from quantize.onnx.fixed_folder import CHUNK_TOKENS, GRAPHS
 from quantize.onnx.fixed_numbers import FixedNumbers
 from quantize.onnx.folder import convert_gguf
 from quantize.onnx.request import FixedOptions
+from quantize.onnx.static_shapes import MASKED, FixedShape, FixedWeights
 
 SPARK = Path(__file__).resolve().parents[2] / "assets/models/spark-f16.gguf"
 TEXT = "Once upon a time there was a small house by the sea. " * 8

@@ -18,15 +18,15 @@ from engine.job_kinds.quantize.gate import GateService
 from engine.job_kinds.quantize.tasks import TaskSet
 from engine.placement.memory_admission import MemoryAdmission
 from engine.services import Services
+from quantize.calibration_texts import CALIBRATION, HELD_OUT
 from quantize.errors import Cancelled
 from quantize.files.gguf_file import read_gguf
+from quantize.files.measurement_folder import file_sha256
 from quantize.files.provenance import KEY, read_provenance
-from quantize.files.work_folder import file_sha256
 from quantize.job.execute import quantize
-from quantize.job.gating import NOT_THE_SOURCE
+from quantize.job.gate_run import NOT_THE_SOURCE
 from quantize.job.report import report_path, summary
 from quantize.job.request import QuantizeRequest
-from quantize.texts import CALIBRATION, HELD_OUT
 from quantize.types import Goal
 from tests.golden_tasks import golden_tasks
 from tests.reports import read_report
@@ -187,7 +187,7 @@ from app.evals.gate_tasks import NAMED_TASKS
 from engine.placement.memory_admission import MemoryAdmission
 from engine.job_kinds.quantize.gate import GateService
 from engine.services import Services
-from quantize.evidence import decode
+from quantize.measurements import decode
 from quantize.job.execute import quantize
 from quantize.job.request import QuantizeRequest
 services = Services()
@@ -202,7 +202,7 @@ quantize(decode(sys.argv[1], QuantizeRequest), tell, lambda: False, judge=keeper
 
 @pytest.mark.skipif(os.name == "nt", reason="signals")
 def test_a_job_killed_in_the_midst_asks_only_what_is_left(tmp_path, keeper, tasks):
-    from quantize.evidence import encode
+    from quantize.measurements import encode
 
     asked = keeper.tasks(str(tasks))
     job = encode(request(tmp_path, asked.task)).decode()

@@ -202,7 +202,7 @@ def single_files():
 
 def plan_seed():
     """A plan of today's form with one tensor; damaged, most of what follows its head is tried."""
-    from quantize.job.travelling import FORMAT, RECIPE, VERSION
+    from quantize.job.portable_plan import FORMAT, RECIPE, VERSION
 
     head = {"format": FORMAT, "version": VERSION, "recipe": RECIPE}
     return json.dumps({**head, "plan": {"tensors": [{"name": "a", "qtype": "Q4_K", "shape": [256, 2]}]}}).encode()

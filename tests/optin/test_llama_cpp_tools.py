@@ -13,11 +13,11 @@ import pytest
 from measured_model import CALIBRATION, SOURCE, ignore, never
 
 from quantize.child import run_task
-from quantize.evidence import MeasureRequest, RoundRequest
 from quantize.files.imatrix import read_imatrix
-from quantize.files.work_folder import WorkFolder
+from quantize.files.measurement_folder import WorkFolder
 from quantize.job.round_plan import round_plan
-from quantize.measure.collect import MomentsRequest, write_importance
+from quantize.measure.collect_hessians import MomentsRequest, write_importance
+from quantize.measurements import MeasureRequest, RoundRequest
 from quantize.native.libraries import library_dir
 
 TOOLS = os.environ.get("TESSERA_LLAMA_CPP")

@@ -29,7 +29,7 @@ from app.gui.widgets.flow import Flow
 from app.gui.widgets.popups import Choice, entries_of
 from engine.api.jobs import BenchPartial, Job, JobKind, Measured, TuneReport, partial_of, result_of
 from engine.api.measuring import BenchRequest, BenchResult, BenchResults, Goal, Shapes, TuneRequest
-from quantize.plan.stock_rules import STAND_IN_MIXES
+from quantize.plan.llama_cpp_preset_rules import STAND_IN_MIXES
 
 R = TypeVar("R", BenchRequest, TuneRequest)
 

@@ -12,7 +12,7 @@ from app.gui.fit.label_layout import Box, along, around, place
 from app.gui.theme import Theme
 from app.gui.widgets.chart import Chart
 from engine.api.quantizing import StockPlan
-from quantize.plan.stock_rules import WELL_KNOWN
+from quantize.plan.llama_cpp_preset_rules import WELL_KNOWN
 
 _MIB = 1 << 20
 _DOT = 10  # pixels of a point

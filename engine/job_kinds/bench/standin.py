@@ -29,8 +29,8 @@ from engine.message_catalog.reasons import because
 from quantize.files.gguf_file import ValueType, read_gguf
 from quantize.files.gguf_write import GgufWriter, MetaValue, TensorSlot, array, copied_metadata, scalar
 from quantize.ggml_types import GgmlType
-from quantize.plan.stock import stock_types
-from quantize.plan.stock_rules import MIXES
+from quantize.plan.llama_cpp_preset_rules import MIXES
+from quantize.plan.llama_cpp_presets import stock_types
 from quantize.types import ModelSpec, TensorSpec
 
 # Rows that are really quantized for each tensor shape; the file repeats them. Enough that no cache keeps them all.

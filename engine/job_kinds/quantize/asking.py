@@ -16,7 +16,7 @@ from engine.job_kinds.quantize.tasks import Task, TaskAnswer
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
 from quantize.errors import Cancelled
-from quantize.evidence import CancelCheck
+from quantize.measurements import CancelCheck
 
 T = TypeVar("T")
 # How often a running answer is left to see whether the job shall end.

@@ -19,8 +19,8 @@ from engine.placement.placer import Placer, read_shape
 from engine.remotes.kernel import kernel_name
 from engine.runner.protocol import LoadSettings
 from quantize.errors import Cancelled
-from quantize.evidence import CancelCheck, OnProgress, Progress
-from quantize.job.gating import Answered
+from quantize.job.gate_run import Answered
+from quantize.measurements import CancelCheck, OnProgress, Progress
 
 _LEAST_CONTEXT: Final = 1024
 _CHARS_A_TOKEN: Final = 2.5  # of the densest text there is in a task
@@ -47,7 +47,7 @@ class GateService(msgspec.Struct, frozen=True):
 
 
 class RunnerJudge:
-    """Implements `quantize.job.gating.Judge`."""
+    """Implements `quantize.job.gate_run.Judge`."""
 
     def __init__(self, gates: GateService, tasks: TaskSet) -> None:
         self._gates = gates

@@ -19,8 +19,8 @@ from engine.library.lookup import require
 from engine.library.types import Origin
 from engine.placement.resources import Resources
 from quantize.child import HERE, Executor
-from quantize.evidence import Progress
 from quantize.job.request import QuantizeReport
+from quantize.measurements import Progress
 
 if TYPE_CHECKING:
     from engine.job_kinds.quantize.gate import GateService

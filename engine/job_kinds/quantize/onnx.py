@@ -14,7 +14,7 @@ from engine.library.catalogue import Catalogue
 from engine.library.lookup import require
 from engine.library.types import Origin
 from quantize.child import run_task
-from quantize.evidence import Progress
+from quantize.measurements import Progress
 from quantize.onnx.request import FAST, FixedOptions, OnnxRequest
 
 # The source that means the installed speech model, and a file by which a folder of it is known.

@@ -22,13 +22,13 @@ from engine.placement.machine_state import MachineState
 from engine.placement.measurements.keys import machine_key
 from engine.placement.resources import Resources
 from engine.placement.shape import model_shape
+from quantize.calibration_texts import CALIBRATION, HELD_OUT
 from quantize.child import run_task
 from quantize.convert.folder import ConvertRequest
 from quantize.files.gguf_split import read_gguf_model
 from quantize.job.gate import GateTask
 from quantize.job.plan_file import read_plan
 from quantize.job.request import QuantizeRequest
-from quantize.texts import CALIBRATION, HELD_OUT
 from quantize.types import DeviceKind
 
 _SOURCE_SUFFIX = re.compile(r"[-.](f16|bf16|f32|fp16|q8_0)$", re.IGNORECASE)

@@ -6,7 +6,7 @@ from engine.library.errors import NothingToDownload
 from engine.library.hub.names import HubName
 from engine.library.hub.repository import generation_config_of, projectors_of
 from engine.library.hub.types import Choice, Option, RepoFile, RepoPlan, Repository
-from quantize.plan.stock_rules import USUAL_LABELS
+from quantize.plan.llama_cpp_preset_rules import USUAL_LABELS
 
 
 def choose(plan: RepoPlan, name: HubName) -> Option:

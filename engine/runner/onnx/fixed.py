@@ -14,8 +14,8 @@ import numpy as np
 
 from devices.msgspec_lock import learned
 from engine.runner.onnx.errors import LoadFailed
-from quantize.onnx.fixed import MASKED
 from quantize.onnx.fixed_folder import FACTS, GRAPHS, FixedFacts
+from quantize.onnx.static_shapes import MASKED
 
 _MAX_FACTS_BYTES: Final = 8 << 20
 

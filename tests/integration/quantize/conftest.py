@@ -10,8 +10,8 @@ from hollow_model import HollowModel
 from measured_model import CALIBRATION, LAYERS, TYPES, ignore, never
 from small_folder import small_file
 
-from quantize.evidence import MeasureRequest
 from quantize.measure.run import measure
+from quantize.measurements import MeasureRequest
 
 
 @pytest.fixture(scope="session")

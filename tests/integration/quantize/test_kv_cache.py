@@ -5,8 +5,8 @@ import pytest
 from measured_model import CALIBRATION, SOURCE, ignore, never
 
 from quantize.errors import Cancelled
-from quantize.evidence import MeasureRequest
 from quantize.measure.kv_cache import KvDamage, KvRequest, kv_damage, with_damage
+from quantize.measurements import MeasureRequest
 from quantize.types import KvOption
 
 TYPES = ("f16", "q4_0", "q5_1", "q8_0")

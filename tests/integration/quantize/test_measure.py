@@ -21,11 +21,11 @@ from tokenizers import Tokenizer
 
 from quantize.child import Child, ChildDied, run_task
 from quantize.errors import BadFile, Cancelled, QuantizeError, Unreadable
-from quantize.evidence import MeasureRequest
 from quantize.files.imatrix import read_imatrix
-from quantize.files.work_folder import WorkFolder
-from quantize.measure.collect import MomentsRequest
+from quantize.files.measurement_folder import WorkFolder
+from quantize.measure.collect_hessians import MomentsRequest
 from quantize.measure.run import measure
+from quantize.measurements import MeasureRequest
 from quantize.native.calibration import TextTooShort
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.usefixtures("kept")]
@@ -157,8 +157,8 @@ def test_a_child_does_not_outlive_its_parent(request_for, measured):
     code = (
         "import sys, time, msgspec\n"
         "from quantize.child import Child\n"
-        "from quantize.measure.collect import MomentsRequest\n"
-        "from quantize.evidence import decode\n"
+        "from quantize.measure.collect_hessians import MomentsRequest\n"
+        "from quantize.measurements import decode\n"
         "child = Child('moments', decode(sys.argv[1], MomentsRequest))\n"
         "print(child.pid, flush=True)\n"
         "time.sleep(60)\n"

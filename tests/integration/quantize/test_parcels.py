@@ -8,13 +8,13 @@ from small_folder import NARROW, first_layers, short_text, small_file
 
 from quantize.child import Executor, described, rebuilt
 from quantize.errors import BadFile
-from quantize.evidence import MeasureRequest, Progress, RoundRequest
 from quantize.files.gguf_file import read_gguf
 from quantize.files.imatrix import Importance, write_imatrix
 from quantize.gptq.tensors import TensorsRequest
 from quantize.job.execute import quantize
-from quantize.job.parcel import Parcel, pack, perform, unpack
+from quantize.job.remote_task import Parcel, pack, perform, unpack
 from quantize.job.request import QuantizeRequest
+from quantize.measurements import MeasureRequest, Progress, RoundRequest
 from quantize.types import Goal
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.usefixtures("kept", "few_types")]

@@ -13,9 +13,9 @@ from measured_model import LAYERS, ROOT, ignore, never
 from small_folder import short_text, small_file
 
 from quantize.child import run_task
-from quantize.files.work_folder import WorkFolder
-from quantize.measure.collect import MomentsRequest
-from quantize.measure.moments import partition
+from quantize.files.measurement_folder import WorkFolder
+from quantize.measure.collect_hessians import MomentsRequest
+from quantize.measure.hessians import partition
 from quantize.measure.run import measure_inputs
 from quantize.measure.sensitivity import AlphaRequest, swaps_file
 

@@ -6,9 +6,9 @@ from measured_model import HELD_OUT, SOURCE, TYPES, ignore, measured_types, neve
 from small_folder import NARROW, short_text, small_file
 
 from quantize.errors import InvalidOption
+from quantize.files.measurement_folder import file_sha256
 from quantize.files.provenance import Provenance
-from quantize.files.work_folder import file_sha256
-from quantize.gptq.lattices import LATTICES
+from quantize.gptq.codebooks import LATTICES
 from quantize.job.execute import quantize
 from quantize.job.plan_file import check_claim, read_plan, write_plan
 from quantize.job.request import QuantizeRequest

@@ -4,16 +4,16 @@ import msgspec
 import pytest
 from measured_model import HELD_OUT, SOURCE, ignore, never
 
-from quantize.evidence import RoundRequest, VerifyRequest
 from quantize.files.gguf_file import read_gguf
 from quantize.files.gguf_write import GgufWriter, TensorSlot, copied_metadata, file_bytes
 from quantize.ggml_types import GgmlType
 from quantize.job.round_plan import round_plan
 from quantize.measure.run import measure
 from quantize.measure.verify import verify
+from quantize.measurements import RoundRequest, VerifyRequest
+from quantize.plan.llama_cpp_presets import stock_types
 from quantize.plan.model_spec import model_spec
 from quantize.plan.plan import Question, make_plan
-from quantize.plan.stock import stock_types
 from quantize.types import EvidenceRef, Goal
 
 TYPES = ("Q3_K", "Q4_K", "Q5_K", "Q6_K")  # enough to choose from at these sizes

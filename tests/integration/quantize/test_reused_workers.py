@@ -12,7 +12,7 @@ from quantize import child
 from quantize.child import Child, ChildDied, reused_workers, run_task, run_tasks
 from quantize.convert.folder import ConvertRequest
 from quantize.errors import QuantizeError
-from quantize.measure.collect import MomentsRequest
+from quantize.measure.collect_hessians import MomentsRequest
 
 FOLDER = ROOT / "tests/data/spark-hf"
 

@@ -13,7 +13,6 @@ from engine.core.types import GenerationRequest, SamplingParams
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
 from quantize.child import run_task
-from quantize.evidence import MeasureRequest, VerifyRequest
 from quantize.files.gguf_file import read_gguf
 from quantize.files.gguf_write import GgufWriter, TensorSlot, copied_metadata
 from quantize.files.imatrix import read_imatrix
@@ -27,9 +26,10 @@ from quantize.job.write_model import WriteRequest
 from quantize.measure.run import measure_inputs
 from quantize.measure.smoothing import Smoothed, SmoothRequest
 from quantize.measure.verify import verify
+from quantize.measurements import MeasureRequest, VerifyRequest
 from quantize.native.source_weights import SourceWeights
+from quantize.plan.llama_cpp_presets import uniform_types
 from quantize.plan.model_spec import model_spec
-from quantize.plan.stock import uniform_types
 from quantize.types import Goal
 from tests.runner_calls import answered
 

@@ -7,10 +7,10 @@ import sys
 import numpy as np
 import pytest
 
-from quantize.arithmetic import PORTABLE, arithmetic_here, environment_of
-from quantize.evidence import MeasureRequest, RoundRequest
-from quantize.files.work_folder import WorkFolder
+from quantize.files.measurement_folder import WorkFolder
 from quantize.gptq.tensors import TensorsRequest
+from quantize.measurements import MeasureRequest, RoundRequest
+from quantize.reproducible_math import PORTABLE, arithmetic_here, environment_of
 
 SIMD = np.show_config(mode="dicts")["SIMD Extensions"]["found"]
 

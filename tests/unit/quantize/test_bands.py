@@ -4,13 +4,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from quantize.evidence import VerifyRequest
-from quantize.files.work_folder import Group
-from quantize.job.compare import verdict
-from quantize.measure.bands import alphas, probe_units, representatives
-from quantize.measure.divergence import Comparison
+from quantize.files.measurement_folder import Group
+from quantize.job.baseline_comparison import verdict
+from quantize.measure.kl_divergence import Comparison
+from quantize.measure.probe_groups import alphas, probe_units, representatives
 from quantize.measure.rounding_error import filled
 from quantize.measure.verify import is_clear, looks, ratio, report
+from quantize.measurements import VerifyRequest
 
 
 def groups(layers):

@@ -2,9 +2,9 @@
 
 import pytest
 
-from quantize.evidence import Progress
 from quantize.job import bar as bar_module
 from quantize.job.bar import Bar
+from quantize.measurements import Progress
 
 PHASES = {"hash": 10.0, "measure": 100.0, "round": 50.0, "write": 10.0, "verify": 30.0}
 

@@ -6,11 +6,11 @@ import pytest
 from measured_model import SOURCE
 
 from quantize.errors import SourceChanged
-from quantize.evidence import MeasureRequest, RoundRequest
 from quantize.files.gguf_file import read_gguf
-from quantize.files.work_folder import WorkFolder, hash_is_cached, model_sha256
+from quantize.files.measurement_folder import WorkFolder, hash_is_cached, model_sha256
 from quantize.gptq.tensors import TensorsRequest, packed_path, round_tensors
 from quantize.job.source import check_unchanged, identity
+from quantize.measurements import MeasureRequest, RoundRequest
 
 NAMES = ("blk.0.attn_q.weight", "blk.1.attn_q.weight", "blk.2.attn_q.weight")
 

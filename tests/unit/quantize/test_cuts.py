@@ -7,9 +7,9 @@ import psutil
 import pytest
 
 from quantize.child import ChildDied
-from quantize.evidence import MeasureRequest
-from quantize.files.work_folder import WorkFolder
-from quantize.native.cuts import Node, find_cuts
+from quantize.files.measurement_folder import WorkFolder
+from quantize.measurements import MeasureRequest
+from quantize.native.split_points import Node, find_cuts
 
 CACHE = 9000  # the address of a memory that is no node
 

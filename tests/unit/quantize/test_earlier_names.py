@@ -5,13 +5,13 @@ import pytest
 
 from engine.api.quantizing import LockRequest, QuantizeOptions
 from engine.job_kinds.quantize.job import options_of
-from quantize.evidence import MeasureRequest
+from quantize.files.measurement_folder import Group, WorkFolder, write_json
 from quantize.files.provenance import Provenance
-from quantize.files.work_folder import Group, WorkFolder, write_json
 from quantize.job.plan_file import read_plan, write_plan
-from quantize.job.travelling import PlanFile
+from quantize.job.portable_plan import PlanFile
 from quantize.measure.rounding_error import has_errors, load_errors, measured_types
 from quantize.measure.run import evidence_key, measured_before
+from quantize.measurements import MeasureRequest
 from quantize.types import EvidenceRef, Goal, Interval, Rounding
 
 NAME = "blk.0.attn_q.weight"

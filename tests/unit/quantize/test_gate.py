@@ -6,7 +6,7 @@ import pytest
 from quantize.files.provenance import Provenance, read_provenance
 from quantize.intervals import mcnemar
 from quantize.job.gate import GateReport, GateTask, cautions, compared, lines, receipt
-from quantize.job.gating import Answered, ask_gate
+from quantize.job.gate_run import Answered, ask_gate
 
 TASK = GateTask(name="certify", cases=50, prompt_tokens=100, answer_tokens=100)
 
@@ -105,7 +105,7 @@ class Scripted:
 
 
 def _progress():
-    from quantize.evidence import Progress
+    from quantize.measurements import Progress
 
     return Progress
 

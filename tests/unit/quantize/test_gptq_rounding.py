@@ -5,8 +5,8 @@ import itertools
 import numpy as np
 import pytest
 
-from quantize.gptq.curvature import make_curvature
 from quantize.gptq.grid import make_grid
+from quantize.gptq.hessian import make_curvature
 from quantize.gptq.packing import LAYOUTS, pack
 from quantize.gptq.rounding import SWEEPS, descend, feed_forward
 from quantize.gptq.rows import EXPONENTS, best_rows, choices, gptq_rows, plain_rows

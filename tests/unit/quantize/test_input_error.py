@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from quantize.files.work_folder import Group
-from quantize.measure.moments import PEAK_BLOCKS, MomentSums
+from quantize.files.measurement_folder import Group
+from quantize.measure.hessians import PEAK_BLOCKS, MomentSums
 from quantize.measure.rounding_error import filled, input_error
 from quantize.native.blocks import dequantize_rows, quantize_rows
 

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quantize.files.work_folder import Group
-from quantize.measure.divergence import compare, kld_from, log_softmax
-from quantize.measure.moments import partition
+from quantize.files.measurement_folder import Group
+from quantize.measure.hessians import partition
+from quantize.measure.kl_divergence import compare, kld_from, log_softmax
 from quantize.measure.verify import bootstrap
 
 

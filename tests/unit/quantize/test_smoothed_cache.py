@@ -2,9 +2,9 @@
 
 import pytest
 
-from quantize.evidence import Evidence, Measured, MeasureRequest
-from quantize.files.work_folder import model_sha256
+from quantize.files.measurement_folder import model_sha256
 from quantize.job.smoothed import cached_measurement, remember
+from quantize.measurements import Evidence, Measured, MeasureRequest
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 from engine.library.quant_names import FILE_TYPES, from_file_name
 from engine.placement.fit_options import MIX_COSTS
 from quantize.ggml_types import ANCHORS, MEASURED, PRICED, SMALL_BLOCKS, TIME_UNIT, USUAL, GgmlType
-from quantize.gptq.lattices import LATTICES
+from quantize.gptq.codebooks import LATTICES
 from quantize.gptq.packing import LAYOUTS
 from quantize.plan.speed import decode_time
 
@@ -16,10 +16,10 @@ ROOT = Path(__file__).resolve().parents[3]
 # The table; what packs and unpacks blocks, one function a type; and llama.cpp's mixes, which are made of types.
 MAY_NAME = {
     "quantize/ggml_types.py",
-    "quantize/gptq/lattices.py",
+    "quantize/gptq/codebooks.py",
     "quantize/gptq/packing.py",
     "quantize/onnx/weights.py",
-    "quantize/plan/stock_rules.py",
+    "quantize/plan/llama_cpp_preset_rules.py",
 }
 # Types too coarse to be planned with by a table.
 ONLY_MEASURED = {"IQ2_XXS", "IQ2_XS", "IQ2_S", "MXFP4", "NVFP4"}

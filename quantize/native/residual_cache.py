@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from quantize.files.work_folder import write_array
-from quantize.native.cuts import Cut, Cuts
+from quantize.files.measurement_folder import write_array
+from quantize.native.split_points import Cut, Cuts
 
 Floats = npt.NDArray[np.float32]
 

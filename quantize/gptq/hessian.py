@@ -4,7 +4,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from quantize.files.work_folder import Group
+from quantize.files.measurement_folder import Group
 
 Floats = npt.NDArray[np.float32]
 

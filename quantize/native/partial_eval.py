@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from quantize.native.cuts import Cut, restore, silence
 from quantize.native.graph import GgmlTensor, name_of, read_floats, write_bytes
-from quantize.native.taps import NodeTap
+from quantize.native.graph_hooks import NodeTap
+from quantize.native.split_points import Cut, restore, silence
 
 Floats = npt.NDArray[np.float32]
 

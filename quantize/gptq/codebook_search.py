@@ -8,8 +8,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from quantize.gptq.curvature import Curvature, Floats
-from quantize.gptq.lattices import LATTICES, OCTET, Points, pack_points, table
+from quantize.gptq.codebooks import LATTICES, OCTET, Points, pack_points, table
+from quantize.gptq.hessian import Curvature, Floats
 from quantize.gptq.packing import Bytes
 from quantize.native.blocks import dequantize_rows
 

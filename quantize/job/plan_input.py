@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from quantize.evidence import Measured
-from quantize.files.work_folder import file_sha256
+from quantize.files.measurement_folder import file_sha256
 from quantize.job.request import QuantizeRequest
+from quantize.measurements import Measured
 from quantize.plan.plan import Question
 from quantize.plan.priors import prior_damage
 from quantize.types import EvidenceRef, ModelSpec, Rounding

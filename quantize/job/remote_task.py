@@ -12,19 +12,19 @@ import numpy.typing as npt
 
 from quantize.child import Task, run_task
 from quantize.errors import BadFile
-from quantize.evidence import MeasureRequest, decode, encode
 from quantize.files.gguf_write import TensorSlot, header, padded
-from quantize.files.work_folder import Group, WorkFolder, write_json, write_whole
+from quantize.files.measurement_folder import Group, WorkFolder, write_json, write_whole
 from quantize.gptq.tensors import TensorsRequest, packed_path
 from quantize.job.tasks import task_named
 from quantize.measure.rounding_error import ErrorsRequest
+from quantize.measurements import MeasureRequest, decode, encode
 from quantize.native.source_weights import SourceWeights
 from quantize.types import Rounding
 
 Bytes = npt.NDArray[np.uint8]
 
 # What a task takes: the damped moments, their factor and copies of both (two in eight bytes a value, the others in
-# four), chunks of weights and the process. An estimate from quantize.gptq.curvature and quantize.gptq.tensors.
+# four), chunks of weights and the process. An estimate from quantize.gptq.hessian and quantize.gptq.tensors.
 _MOMENT_FACTOR: Final = 40
 _PROCESS_BYTES: Final = 512 << 20
 _SOURCE, _TEXT, _IMATRIX = "source.gguf", "text", "imatrix.gguf"

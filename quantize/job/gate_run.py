@@ -6,12 +6,12 @@ from typing import Final, Protocol
 
 import msgspec
 
-from quantize.evidence import CancelCheck, OnProgress, Progress
-from quantize.files.work_folder import file_sha256
+from quantize.files.measurement_folder import file_sha256
 from quantize.ggml_types import NEARLY_EXACT
 from quantize.job.gate import GateCheck, GateReport, GateTask, Mix, compared
 from quantize.job.source import file_type
 from quantize.job.write_model import WriteRequest
+from quantize.measurements import CancelCheck, OnProgress, Progress
 from quantize.plan.plan import Question, stock_plans
 
 NOT_THE_SOURCE: Final = (

@@ -3,7 +3,7 @@
 import msgspec
 
 from quantize.native.graph import GgmlTensor, name_of, op_id, tensor_at
-from quantize.native.taps import NodeTap
+from quantize.native.graph_hooks import NodeTap
 
 _MAX_SRC = 10
 # What embeddings are read from as well. Source: llama.cpp, src/models.

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from quantize.evidence import VerifyRequest
 from quantize.job.effort import effort_of
 from quantize.job.request import QuantizeRequest, Shipped
+from quantize.measurements import VerifyRequest
 from quantize.plan.plan import Question, stock_plans
 from quantize.types import FileReport, QuantPlan, Rounding, StockPlan
 

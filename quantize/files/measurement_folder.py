@@ -18,8 +18,8 @@ import psutil
 
 from devices.msgspec_lock import learned
 from quantize.errors import DiskFull, SourceChanged, Unreadable
-from quantize.evidence import MeasureRequest
 from quantize.files.gguf_split import model_files
+from quantize.measurements import MeasureRequest
 
 _HASH_CHUNK = 1 << 22
 _FULL_BYTES = 1 << 20

@@ -7,11 +7,11 @@ import numpy as np
 import numpy.typing as npt
 
 from quantize.errors import InputFault
-from quantize.files.work_folder import Group
+from quantize.files.measurement_folder import Group
 from quantize.gptq.products import add_gram, mirror
 from quantize.native.graph import GgmlTensor, name_of, op_id, read_floats, read_ints, tensor_at
+from quantize.native.graph_hooks import NodeTap, Tap, multiplied_weight
 from quantize.native.source_weights import SourceWeights, quantizable
-from quantize.native.taps import NodeTap, Tap, multiplied_weight
 
 Floats = npt.NDArray[np.float32]
 _MIN_TOKENS = 16  # smaller batches are lookups or single tokens. Source: llama.cpp, tools/imatrix/imatrix.cpp

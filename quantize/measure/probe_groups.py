@@ -12,7 +12,7 @@ from statistics import median
 import msgspec
 import numpy as np
 
-from quantize.files.work_folder import Group
+from quantize.files.measurement_folder import Group
 from quantize.types import Tier
 
 _LAYER = re.compile(r"^blk\.(\d+)\.")

@@ -91,9 +91,9 @@ class MeasureRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     `cache_dir` keeps everything by content hash: a second run, or one after a kill, continues where it was.
     `max_tokens` bounds the calibration text, `probe_tokens` what each swap is judged on, `memory_bytes` the second
-    moments held at a time. `arithmetic` is what sums are computed with (`quantize.arithmetic`; empty: what this
-    processor does best), and measurements of each are kept apart. `source_sha256` and
-    `calibration_sha256` are what the files were when the job began (empty: whatever they are).
+    moments held at a time. `arithmetic` is what sums are computed with (`quantize.reproducible_math`; empty: what
+    this CPU does best); the cache separates measurements by it. `source_sha256` and `calibration_sha256` are the
+    hashes of the files when the job began (empty: whatever they are).
     """
 
     source: Path

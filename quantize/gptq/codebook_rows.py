@@ -2,15 +2,15 @@
 
 import numpy as np
 
-from quantize.gptq.curvature import Floats
-from quantize.gptq.lattices import LATTICES, OCTET, pack_points
-from quantize.gptq.octets import (
+from quantize.gptq.codebook_search import (
     OctetCurvature,
     OctetGrid,
     descend_octets,
     feed_octets_forward,
     make_octet_grid,
 )
+from quantize.gptq.codebooks import LATTICES, OCTET, pack_points
+from quantize.gptq.hessian import Floats
 from quantize.gptq.packing import Bytes
 from quantize.gptq.scales import fit_factors, fit_scales
 from quantize.native.blocks import dequantize_rows

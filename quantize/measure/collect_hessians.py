@@ -6,18 +6,18 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from quantize.evidence import MeasureRequest, Step
 from quantize.files.imatrix import Importance, write_imatrix
-from quantize.files.work_folder import Group, WorkFolder, read_json
-from quantize.measure.moments import GroupTap, MomentSums, MomentTap, tokens_needed
+from quantize.files.measurement_folder import Group, WorkFolder, read_json
+from quantize.measure.hessians import GroupTap, MomentSums, MomentTap, tokens_needed
+from quantize.measurements import MeasureRequest, Step
 from quantize.native.calibration import WINDOW, read_windows
-from quantize.native.cuts import Cut
 from quantize.native.eval_context import EvalContext, Tokens
+from quantize.native.graph_hooks import NodeTap
+from quantize.native.partial_eval import PartTap
 from quantize.native.reference import ReferenceModel
-from quantize.native.resume import PartTap
+from quantize.native.residual_cache import Streams
 from quantize.native.source_weights import SourceWeights
-from quantize.native.streams import Streams
-from quantize.native.taps import NodeTap
+from quantize.native.split_points import Cut
 
 
 class MomentsRequest(msgspec.Struct, frozen=True, kw_only=True):

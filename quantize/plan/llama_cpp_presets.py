@@ -7,7 +7,7 @@ llama-cpp-python 0.3.36. A test compares every mix with the types `llama_model_q
 import re
 
 from quantize.ggml_types import GgmlType
-from quantize.plan.stock_rules import LOW_MIXES, Layer, Role, mix_type
+from quantize.plan.llama_cpp_preset_rules import LOW_MIXES, Layer, Role, mix_type
 from quantize.tensor_rules import allows_quantization, effective_type
 from quantize.types import ModelSpec
 
