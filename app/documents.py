@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.documents.kinds import kind_of
+from engine.documents.file_types import kind_of
 
 # Larger than any context there is; keeps a mistaken drop of a disk image from filling memory.
 MAX_TEXT_BYTES = 8 << 20
@@ -69,7 +69,7 @@ def _bytes(path: Path, size: int, limit: int) -> bytes:
 
 def _in_child(path: Path, kind: str) -> str:
     """Read in a process of its own: a hostile file can cost that process, not the window."""
-    from engine.documents.reading import Reader  # noqa: PLC0415 - only where a file needs it
+    from engine.documents.reader_process import Reader  # noqa: PLC0415 - only where a file needs it
 
     reader = Reader()
     texts: list[str] = []

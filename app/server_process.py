@@ -25,7 +25,7 @@ def start_shared(host: str, port: int, log_file: Path, *, offline: bool) -> "sub
 
     Raises: OSError: it cannot be started, or the log not written.
     """
-    from engine.server.log_bounds import OWN_LOG  # noqa: PLC0415 - a private server has no log
+    from engine.server.log_rate_limit import OWN_LOG  # noqa: PLC0415 - a private server has no log
 
     log_file.parent.mkdir(parents=True, exist_ok=True)
     more = {"PYTHONUNBUFFERED": "1", OWN_LOG: "1", **({"HF_HUB_OFFLINE": "1"} if offline else {})}

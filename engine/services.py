@@ -24,21 +24,21 @@ if TYPE_CHECKING:
     from engine.core.keys import KeyStore
     from engine.core.program_keys import ProgramKeys
     from engine.core.sampling import Chosen  # noqa: TC004 - for annotations elsewhere
+    from engine.job_kinds.quantize.calibration_text import OwnText
     from engine.job_kinds.quantize.options import QuantizeOptions
-    from engine.job_kinds.quantize.own_text import OwnText
     from engine.job_kinds.quantize.tasks import TaskSets
     from engine.library.catalogue import Catalogue
-    from engine.library.foreign import ForeignFolder
     from engine.library.hub.names import HubName
     from engine.library.hub.types import Option, OwnBuild, RepoHit, RepoPlan  # noqa: TC004 - for annotations elsewhere
+    from engine.library.other_apps import ForeignFolder
     from engine.library.trash import Removed
     from engine.library.types import ModelEntry  # noqa: TC004 - for annotations elsewhere
     from engine.onnx.discovery import ProviderReport
+    from engine.placement.device_verification import Row
     from engine.placement.engine_versions import Compared  # noqa: TC004 - for annotations elsewhere
     from engine.placement.measurements.reports import Report
     from engine.placement.placer import Placer
     from engine.placement.settings.sampling import SamplingOverrides
-    from engine.placement.verify import Row
     from quantize.job.request import QuantizeReport
 
 __all__ = [
@@ -109,16 +109,16 @@ class Services:
 
     def foreign_folders(self) -> "tuple[ForeignFolder, ...]":
         """Folders of other applications whose models could be linked."""
-        from engine.library import foreign  # noqa: PLC0415 - see the top
+        from engine.library import other_apps  # noqa: PLC0415 - see the top
 
-        return foreign.present()
+        return other_apps.present()
 
     def search(
         self, text: str, *, parameters: str | None = None, fits: bool = False, **filters: Any
     ) -> "tuple[RepoHit, ...]":
         """Repositories on the hub; `fits` leaves out what is too large here. Raises: the errors of HubClient."""
         from engine.library.hub.client import HubClient  # noqa: PLC0415 - see the top
-        from engine.library.machine import largest_parameters  # noqa: PLC0415 - see the top
+        from engine.library.machine_memory import largest_parameters  # noqa: PLC0415 - see the top
 
         if fits and parameters is None:
             parameters = f"max:{largest_parameters() / 1e9:.1f}B"
@@ -139,7 +139,7 @@ class Services:
 
         Raises: as `search`; InputFault: no name of a repository; NothingToDownload.
         """
-        from engine.library.hub.choose import choose  # noqa: PLC0415 - see the top
+        from engine.library.hub.file_selection import choose  # noqa: PLC0415 - see the top
 
         plan, name = self.planned_repository(model, label, revision)
         return plan, choose(plan, name)
@@ -152,7 +152,7 @@ class Services:
         from msgspec.structs import replace  # noqa: PLC0415 - see the top
 
         from engine.library.hub.names import parse_hub_name  # noqa: PLC0415 - see the top
-        from engine.library.starters import starter_repo  # noqa: PLC0415 - see the top
+        from engine.library.recommended_models import starter_repo  # noqa: PLC0415 - see the top
 
         name = parse_hub_name(starter_repo(model) or model)
         name = replace(name, label=label or name.label, revision=revision or name.revision)
@@ -161,8 +161,8 @@ class Services:
     def starters(self) -> "tuple[Proposal, ...]":
         """Models to begin with that fit this machine."""
         from engine.api.hub import Proposal  # noqa: PLC0415 - see the top
-        from engine.library.machine import memory_bytes  # noqa: PLC0415 - see the top
-        from engine.library.starters import propose  # noqa: PLC0415 - see the top
+        from engine.library.machine_memory import memory_bytes  # noqa: PLC0415 - see the top
+        from engine.library.recommended_models import propose  # noqa: PLC0415 - see the top
         from engine.message_catalog import sentence  # noqa: PLC0415 - see the top
 
         return tuple(
@@ -193,7 +193,7 @@ class Services:
 
     def own_text(self, sources: "Iterable[Path]", scratch: "Path", chats: "Iterable[str]") -> "OwnText":
         """The user's own text as files to calibrate on and to judge by, in `scratch`. Raises: InputFault."""
-        from engine.job_kinds.quantize.own_text import gather  # noqa: PLC0415 - see the top
+        from engine.job_kinds.quantize.calibration_text import gather  # noqa: PLC0415 - see the top
 
         return gather(sources, scratch, chats)
 
@@ -249,9 +249,9 @@ class Services:
         from engine.api.placing import fit_report, model_placement  # noqa: PLC0415 - see the top
         from engine.placement.context_size import open_context  # noqa: PLC0415 - see the top
         from engine.placement.machine_state import MachineState  # noqa: PLC0415 - see the top
+        from engine.placement.model_argument import find  # noqa: PLC0415 - see the top
         from engine.placement.placer import Placer  # noqa: PLC0415 - see the top
         from engine.placement.resources import open_resources  # noqa: PLC0415 - see the top
-        from engine.placement.subject import find  # noqa: PLC0415 - see the top
         from engine.placement.types import Overrides  # noqa: PLC0415 - see the top
 
         placer = Placer(open_resources(self.paths, MachineState(machine) if machine else None))
@@ -315,7 +315,7 @@ class Services:
         import asyncio  # noqa: PLC0415 - see the top
 
         from engine.core.errors import EnvironmentFault  # noqa: PLC0415 - see the top
-        from engine.placement.verify import comparable, verify  # noqa: PLC0415 - see the top
+        from engine.placement.device_verification import comparable, verify  # noqa: PLC0415 - see the top
 
         resources = self.placer.resources
         machine = resources.machine.full()

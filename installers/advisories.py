@@ -27,7 +27,7 @@ NEVER: Final = "999999999"
 # Package and version that advisories hit, and why that is no danger here.
 EXPLAINED: Final = {
     "diskcache 5.6.3": "what can write into its folder can run code, for it unpickles; llama-cpp-python asks for "
-    "it, but nothing here imports it (engine/runner/llama/native/binding.py), and packages leave it out",
+    "it, but nothing here imports it (engine/runner/llama/native/llama_api.py), and packages leave it out",
     "ray 2.60.0": "every version (CVE-2023-48022): who reaches Ray's dashboard can run programs; `tessera cluster` "
     "starts Ray without it, its other ports ask for a token, and packages leave Ray out",
 }

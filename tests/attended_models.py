@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from devices.backends.cpu_kernels import take, tiles_library
-from engine.runner.llama.native.binding import library_folder, start_backends
+from engine.runner.llama.native.llama_api import library_folder, start_backends
 from engine.runner.llama.native.self_check import difference
 from tests.architectures import ARCHITECTURES, write_architecture
 

@@ -13,7 +13,7 @@ import sys
 
 import numpy as np
 
-from engine.runner.llama.native.binding import start_backends
+from engine.runner.llama.native.llama_api import start_backends
 
 N_CTX = 512
 

@@ -2,8 +2,8 @@
 
 import random
 
-from engine.energy.ledger import Active, JouleLedger
-from engine.runner.generation.step_time import StepTimes
+from engine.energy.energy_accounting import Active, JouleLedger
+from engine.runner.generation.step_accounting import StepTimes
 
 IDLE_W, CORES = 8.0, 4
 NOISE = 0.05

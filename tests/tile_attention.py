@@ -16,7 +16,7 @@ import numpy as np
 from gguf import GGMLQuantizationType
 
 from devices.backends.cpu_kernels import take, tiles_library
-from engine.runner.llama.native.binding import library_folder
+from engine.runner.llama.native.llama_api import library_folder
 from tests.tile_products import InitParams, opened
 
 F32, F16 = GGMLQuantizationType.F32, GGMLQuantizationType.F16

@@ -17,7 +17,7 @@ import numpy as np
 from gguf import GGMLQuantizationType
 
 from devices.backends.cpu_kernels import take, tiles_library
-from engine.runner.llama.native.binding import ggml, library_folder, load_api
+from engine.runner.llama.native.llama_api import ggml, library_folder, load_api
 
 TWO_HALVES = frozenset({"Q4_1", "Q5_1", "Q4_K", "Q5_K"})  # numbers of 16 bits that a block begins with
 SCALE_AT = {"Q3_K": 108, "Q6_K": 208}  # in a block; others begin with it

@@ -14,7 +14,7 @@ sys.path.insert(0, str(ROOT))
 
 
 def main() -> None:
-    from engine.runner.llama.native.binding import start_backends
+    from engine.runner.llama.native.llama_api import start_backends
 
     model_path, projector, prompt, count, *pictures = sys.argv[1:]
     api = start_backends()

@@ -24,7 +24,7 @@ from engine.job_kinds.quantize.job import make as make_file
 from engine.job_kinds.quantize.options import QuantizeOptions
 from engine.jobs.jobs import Control, Progress
 from engine.placement.memory_admission import MemoryAdmission
-from engine.remotes.kernel import kernel_name
+from engine.remotes.llama_cpp_build import kernel_name
 from engine.services import Services
 from quantize.child import ChildDied, Executor, Task, described, rebuilt
 from quantize.errors import Cancelled, EnvironmentFault, QuantizeError

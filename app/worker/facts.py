@@ -10,7 +10,7 @@ from engine.core.paths import user_paths
 from engine.core.version import __version__
 from engine.placement.priors import effective_gbs
 from engine.placement.resources import Resources, open_resources
-from engine.remotes.kernel import kernel_name
+from engine.remotes.llama_cpp_build import kernel_name
 from engine.remotes.types import RemoteDevice, RemoteFacts
 
 DESCRIBE_S: Final = 30.0

@@ -11,11 +11,11 @@ from app.worker.facts import FactsOf
 from devices.child_command import child_command
 from devices.msgspec_lock import learned
 from devices.process_memory import process_memory
-from engine.remotes import wire
+from engine.remotes import protocol
 
 LOOPBACK: Final = "127.0.0.1"
 # The other side asks every second; one that is silent for so long is gone, and its session with it.
-GONE_S: Final = 3 * wire.SILENT_S
+GONE_S: Final = 3 * protocol.SILENT_S
 START_S: Final = 30.0
 MOST_SESSIONS: Final = 16
 _CHUNK: Final = 1 << 18
@@ -31,7 +31,7 @@ class Worker:
 
     async def serve(self, port: int) -> None:
         """Listen on loopback, and only there. Raises: OSError: the port is taken."""
-        server = await asyncio.start_server(self._talk, LOOPBACK, port, limit=wire.LONGEST_LINE)
+        server = await asyncio.start_server(self._talk, LOOPBACK, port, limit=protocol.LONGEST_LINE)
         self.port = server.sockets[0].getsockname()[1]
         async with server:
             try:
@@ -48,12 +48,12 @@ class Worker:
                 if not raw.endswith(b"\n"):
                     return
                 try:
-                    ask = msgspec.json.decode(raw, type=learned(wire.Ask))
+                    ask = msgspec.json.decode(raw, type=learned(protocol.Ask))
                 except msgspec.MsgspecError:
                     return
                 if session is not None and session.returncode is not None:
                     writer.write(
-                        wire.line(wire.Answer(error="llama.cpp ended over there in the middle of its work"))
+                        protocol.line(protocol.Answer(error="llama.cpp ended over there in the middle of its work"))
                     )
                     await writer.drain()
                     return
@@ -61,9 +61,9 @@ class Worker:
                     session, answer = await self._open()
                 else:
                     answer = await self._answer(ask, reader, session)
-                writer.write(wire.line(answer))
+                writer.write(protocol.line(answer))
                 if ask.do == "source":
-                    await self._send(writer, min(ask.num_bytes, wire.MOST_MEASURED_BYTES))
+                    await self._send(writer, min(ask.num_bytes, protocol.MOST_MEASURED_BYTES))
                 await writer.drain()
         except (TimeoutError, OSError, asyncio.IncompleteReadError, ValueError):
             return  # the other side is gone, or sends no lines
@@ -75,16 +75,16 @@ class Worker:
                 await writer.wait_closed()
 
     async def _answer(
-        self, ask: wire.Ask, reader: asyncio.StreamReader, session: asyncio.subprocess.Process | None
-    ) -> wire.Answer:
+        self, ask: protocol.Ask, reader: asyncio.StreamReader, session: asyncio.subprocess.Process | None
+    ) -> protocol.Answer:
         if ask.do == "facts":
             held = sum(_held(s) for s in self._sessions)
-            return wire.Answer(facts=await asyncio.to_thread(self._facts.now, held))
+            return protocol.Answer(facts=await asyncio.to_thread(self._facts.now, held))
         if ask.do == "sink":
-            left = min(ask.num_bytes, wire.MOST_MEASURED_BYTES)
+            left = min(ask.num_bytes, protocol.MOST_MEASURED_BYTES)
             while left > 0:
                 left -= len(await reader.readexactly(min(left, _CHUNK)))
-        return wire.Answer(held_bytes=_held(session) if session is not None else 0)
+        return protocol.Answer(held_bytes=_held(session) if session is not None else 0)
 
     async def _send(self, writer: asyncio.StreamWriter, num_bytes: int) -> None:
         chunk = bytes(_CHUNK)
@@ -93,10 +93,10 @@ class Worker:
             num_bytes -= len(chunk)
             await writer.drain()
 
-    async def _open(self) -> tuple[asyncio.subprocess.Process | None, wire.Answer]:
+    async def _open(self) -> tuple[asyncio.subprocess.Process | None, protocol.Answer]:
         """A process of llama.cpp's RPC server, on a port of its own, for one client."""
         if len(self._sessions) >= MOST_SESSIONS:
-            return None, wire.Answer(error=f"it already has {MOST_SESSIONS} sessions")
+            return None, protocol.Answer(error=f"it already has {MOST_SESSIONS} sessions")
         port = _free_port()
         session = await asyncio.create_subprocess_exec(
             *child_command("engine.runner.llama.rpc_worker", str(port), str(self._threads), "attached"),
@@ -114,8 +114,8 @@ class Worker:
             await self._end(session)
         if session.returncode is not None:
             self._sessions.discard(session)
-            return None, wire.Answer(error="llama.cpp's RPC server did not start over there")
-        return session, wire.Answer(port=port, held_bytes=_held(session))
+            return None, protocol.Answer(error="llama.cpp's RPC server did not start over there")
+        return session, protocol.Answer(port=port, held_bytes=_held(session))
 
     async def _end(self, session: asyncio.subprocess.Process) -> None:
         with contextlib.suppress(ProcessLookupError):

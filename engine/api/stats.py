@@ -4,8 +4,8 @@ import msgspec
 
 from devices.types import DeviceUsage
 from engine.api.models import LoadedModel
-from engine.core.phases import Phase
-from engine.core.time_spent import TimeSpent
+from engine.core.request_timing import TimeSpent
+from engine.core.startup_timing import Phase
 from engine.runner.protocol import ExpertStats
 
 __all__ = [

@@ -2,8 +2,8 @@
 
 import json
 
+from engine.chat.tools.call_rendering import spell
 from engine.chat.tools.dialect import Dialect
-from engine.chat.tools.spell import spell
 from engine.chat.types import ToolCall, ToolDefinition
 
 # Understood, at least roughly, by nearly every instruction-tuned model since 2023.

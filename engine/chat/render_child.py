@@ -9,7 +9,7 @@ from typing import Any
 from jinja2 import Template, TemplateError, TemplateSyntaxError
 from jinja2.exceptions import SecurityError
 
-from engine.chat import adapt, child_service
+from engine.chat import child_service, template_messages
 from engine.chat.builtin import CHATML, function_schema
 from engine.chat.jinja_env import TemplateRefusal, environment
 from engine.chat.reasoning import close_open_reasoning
@@ -21,8 +21,8 @@ from engine.chat.render_protocol import (
     decode_job,
     encode,
 )
+from engine.chat.template_features import probe
 from engine.chat.tools.dialects import choose
-from engine.chat.traits import probe
 from engine.chat.types import Message, Rendered, TemplateTraits
 
 # Everything that a template's own code can raise besides Jinja's errors.
@@ -125,10 +125,13 @@ class Renderer:
         template = self._template(job)
         messages, repairs = _fit_traits(job, template)
         mends = (
-            ("system messages were moved to the start", adapt.hoist_system),
-            ("neighbouring messages of one role were joined", adapt.merge_turns),
-            ("a short answer was put between a tool's result and the next question", adapt.answer_results),
-            ("the system message was put into the first user message", adapt.fold_system),
+            ("system messages were moved to the start", template_messages.hoist_system),
+            ("neighbouring messages of one role were joined", template_messages.merge_turns),
+            (
+                "a short answer was put between a tool's result and the next question",
+                template_messages.answer_results,
+            ),
+            ("the system message was put into the first user message", template_messages.fold_system),
         )
         try:
             return _finish(job, template, messages, repairs)
@@ -153,21 +156,21 @@ def _fit_traits(job: RenderJob, template: CompiledTemplate) -> tuple[Sequence[Me
     messages: Sequence[Message] = job.messages
     repairs: tuple[str, ...] = ()
     if any(len(m.tool_calls) > 1 for m in messages) and traits.tool_calls and not traits.parallel_calls:
-        messages = adapt.one_call_a_turn(messages)
+        messages = template_messages.one_call_a_turn(messages)
         repairs += ("parallel calls were written one after the other",)
     if any(m.tool_calls for m in messages) and not traits.tool_calls:
-        messages = adapt.spell_calls(messages, dialect)
+        messages = template_messages.spell_calls(messages, dialect)
         repairs += ("the template does not write calls: they were put into the answers' text",)
     if any(m.role == "tool" for m in messages) and not (
         traits.tool_results and (traits.tools or traits.tool_calls)
     ):
-        messages = adapt.spell_results(messages)
+        messages = template_messages.spell_results(messages)
         repairs += ("the template has no tool role: results were put into user messages",)
     if job.tools and not traits.tools:
-        messages = adapt.describe_tools(messages, job.tools, dialect)
+        messages = template_messages.describe_tools(messages, job.tools, dialect)
         repairs += ("the template has no tools: they were described in the system message",)
     if not traits.system_role and any(m.role in {"system", "developer"} for m in messages):
-        messages = adapt.fold_system(messages)
+        messages = template_messages.fold_system(messages)
         repairs += ("the template has no system role: its text was put into the first user message",)
     return messages, repairs
 
@@ -182,7 +185,7 @@ def _finish(
     if job.continue_final and messages and messages[-1].role == "assistant":
         continued = messages[-1]
         messages = messages[:-1]
-    dicts = adapt.as_dicts(messages, traits, template.source)
+    dicts = template_messages.as_dicts(messages, traits, template.source)
     open_answer = job.add_generation_prompt or continued is not None
     prompt = template.render(dicts, tools or None, add_generation_prompt=open_answer, **job.variables)
     prefill = ""
@@ -190,14 +193,16 @@ def _finish(
         closed = template.render(dicts, tools or None, add_generation_prompt=False, **job.variables)
         prefill = _added(closed, prompt)
     if continued is not None:
-        text = close_open_reasoning(prefill, continued.reasoning or "", adapt.flatten(continued.content))
+        text = close_open_reasoning(
+            prefill, continued.reasoning or "", template_messages.flatten(continued.content)
+        )
         prompt += text
         prefill += text
     return Rendered(
         prompt=prompt,
         prefill=prefill,
         add_special=not (job.template.bos and prompt.startswith(job.template.bos)),
-        images=adapt.images(job.messages),
+        images=template_messages.images(job.messages),
         repairs=repairs,
         traits=traits,
     )

@@ -8,8 +8,8 @@ from typing import Any, Final, Literal
 import msgspec
 
 from devices.msgspec_lock import learned
-from engine.chat.bounded_child import BoundedChild, ChildFailed
 from engine.chat.constraint_protocol import Trial, Verdict
+from engine.chat.limited_child import BoundedChild, ChildFailed
 from engine.chat.reasoning import Markers, open_markers
 from engine.chat.schemas import MAX_COUNT
 from engine.core.errors import InputFault
@@ -117,7 +117,7 @@ class ConstraintChecker:
     """One warm child that tries constraints; verdicts are cached, because clients repeat their schemas."""
 
     def __init__(self, timeout_s: float = TIME_LIMIT_S, memory_bytes: int = MEMORY_LIMIT_BYTES) -> None:
-        self.child = BoundedChild("engine.chat.constraint_child", timeout_s=timeout_s, memory_bytes=memory_bytes)
+        self.child = BoundedChild("engine.chat.grammar_check_child", timeout_s=timeout_s, memory_bytes=memory_bytes)
         self._timeout_s = timeout_s
         self._verdicts: OrderedDict[bytes, Verdict] = OrderedDict()
 

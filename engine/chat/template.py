@@ -5,10 +5,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from engine.chat.adapt import images
-from engine.chat.bounded_child import BoundedChild, ChildFailed
 from engine.chat.builtin import MEDIA_MARKER
+from engine.chat.limited_child import BoundedChild, ChildFailed
 from engine.chat.render_protocol import RenderJob, RenderRefused, decode_answer, encode
+from engine.chat.template_messages import images
 from engine.chat.types import ChatTemplate, Message, Rendered, ToolDefinition
 from engine.core.errors import EnvironmentFault, InputFault
 from engine.message_catalog.reasons import because

@@ -4,7 +4,7 @@ from typing import Literal
 
 import msgspec
 
-from engine.core.phases import Phase
+from engine.core.startup_timing import Phase
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 # "side": only while nobody else is answered; what it read is kept.

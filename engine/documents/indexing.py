@@ -9,8 +9,8 @@ from typing import Final, Literal
 
 import msgspec
 
-from engine.documents.kinds import size_limit
-from engine.documents.reading import Reader
+from engine.documents.file_types import size_limit
+from engine.documents.reader_process import Reader
 from engine.documents.store import READING, Store
 from engine.documents.walk import Found, Walk
 

@@ -15,7 +15,7 @@ import msgspec
 
 from devices.msgspec_lock import learned
 from engine.chat.child_service import serve
-from engine.documents.cut import Cutter
+from engine.documents.chunking import Cutter
 from engine.documents.types import Page, PageRead, ReadAnswer, ReadRequest, Unreadable
 
 # An answer ends after this much work, so that progress is seen and a kill costs little.

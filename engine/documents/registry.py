@@ -16,10 +16,10 @@ from filelock import FileLock, Timeout
 from engine.core.errors import exhausted
 from engine.core.paths import Paths
 from engine.documents import indexing
-from engine.documents.definitions import Definition, Definitions
-from engine.documents.follow import Follower
+from engine.documents.collection_config import Definition, Definitions
+from engine.documents.file_watcher import Follower
 from engine.documents.indexing import Progress
-from engine.documents.reading import Reader
+from engine.documents.reader_process import Reader
 from engine.documents.store import Store
 from engine.documents.vectors import Vectors, packed
 from engine.documents.walk import Found, Walk, is_below, is_wanted

@@ -17,7 +17,7 @@ import msgspec
 from devices.msgspec_lock import learned
 from engine.core.index_database import open_index
 from engine.documents.errors import CollectionUnusable
-from engine.documents.stemming import TOKENIZER, Stemmer
+from engine.documents.query_terms import TOKENIZER, Stemmer
 from engine.documents.types import PageRead
 
 _VERSION: Final = 1

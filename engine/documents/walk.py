@@ -10,7 +10,7 @@ from pathspec import GitIgnoreSpec
 
 from devices.drives import drive_is_here
 from engine.core.sendable import sendable
-from engine.documents.kinds import SKIPPED_FOLDERS, kind_of
+from engine.documents.file_types import SKIPPED_FOLDERS, kind_of
 
 # Far more files than a person has documents; a mistaken "/" must end somewhere.
 MAX_FILES = 500_000

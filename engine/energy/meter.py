@@ -16,7 +16,7 @@ from devices.types import Machine
 from devices.utilization import UsageSampler
 from engine.core.errors import EnvironmentFault
 from engine.core.types import StepTime
-from engine.energy.ledger import Active, JouleLedger
+from engine.energy.energy_accounting import Active, JouleLedger
 from engine.message_catalog import sentence
 from engine.message_catalog.reasons import Reason, because
 

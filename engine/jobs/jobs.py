@@ -19,7 +19,7 @@ import msgspec
 import quantize.errors
 from engine.core.errors import Cancelled, EngineError, InputFault, exhausted
 from engine.core.json_store import JsonStore
-from engine.core.quantizer_faults import fact_of
+from engine.core.quantize_errors import fact_of
 from engine.jobs.job_changes import Subscription
 from engine.jobs.job_types import Fault, Job, JobKind, JobState, Progress
 from engine.message_catalog import sentence

@@ -9,10 +9,10 @@ import msgspec
 from devices.drives import drive_is_here
 from engine.core.errors import BadModelFile, OutOfResources, exhausted
 from engine.core.paths import BUNDLED_MODELS, Paths, installed_models, is_installed, user_paths
-from engine.core.quantizer_faults import why_of
+from engine.core.quantize_errors import why_of
 from engine.library import ollama, origins
 from engine.library.inspect_files import inspect_gguf, inspect_onnx, inspect_safetensors
-from engine.library.naming import file_title, folder_name, model_id, slug, stem_of
+from engine.library.model_ids import file_title, folder_name, model_id, slug, stem_of
 from engine.library.scan import Candidate, candidate_at, find_models
 from engine.library.store import Store
 from engine.library.types import Details, ModelEntry, Origin, State

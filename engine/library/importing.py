@@ -7,10 +7,10 @@ import shutil
 from pathlib import Path
 
 from engine.core.errors import BadModelFile, InputFault, exhausted
-from engine.core.model_folder import links_root
-from engine.core.quantizer_faults import why_of
+from engine.core.hf_folder import links_root
+from engine.core.quantize_errors import why_of
 from engine.jobs.jobs import Control
-from engine.library import foreign
+from engine.library import other_apps
 from engine.library.catalogue import Catalogue, Changes
 from engine.library.errors import CannotWrite, NotEnoughDisk
 from engine.library.scan import candidate_at
@@ -65,8 +65,8 @@ def link(catalogue: Catalogue, where: str) -> tuple[Changes, ModelEntry | None]:
 
     Raises: InputFault: nothing of that name is here; BadModelFile: the file is no model.
     """
-    if where in foreign.APPS:
-        folders = [folder for folder in foreign.present() if folder.app == where]
+    if where in other_apps.APPS:
+        folders = [folder for folder in other_apps.present() if folder.app == where]
         if not folders:
             raise InputFault(because("no_app_folder", app=where), "path")
         for folder in folders:
@@ -76,8 +76,8 @@ def link(catalogue: Catalogue, where: str) -> tuple[Changes, ModelEntry | None]:
     if path.is_file():
         return Changes(), catalogue.add(path)
     if not path.is_dir():
-        raise InputFault(because("nothing_at_path", path=str(path), apps=tuple(foreign.APPS)), "path")
-    own = next((f.app for f in foreign.present() if f.path.resolve() == path.resolve()), None)
+        raise InputFault(because("nothing_at_path", path=str(path), apps=tuple(other_apps.APPS)), "path")
+    own = next((f.app for f in other_apps.present() if f.path.resolve() == path.resolve()), None)
     catalogue.store.watch(str(path), own)
     return catalogue.refresh(), None
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from engine.core.model_folder import chat_template, links_root, read_json, text
+from engine.core.hf_folder import chat_template, links_root, read_json, text
 from engine.library import capabilities, quant_names
 from engine.library.types import Details
 from engine.onnx.folder import read_folder

@@ -13,7 +13,7 @@ from engine.jobs.jobs import Control, JobKind, JobRegistry, Work
 from engine.library.catalogue import Catalogue
 from engine.library.importing import import_copy
 from engine.library.lookup import require
-from engine.library.starters import starter_repo
+from engine.library.recommended_models import starter_repo
 from engine.library.types import ModelEntry
 from engine.library.verify import verify
 
@@ -62,9 +62,9 @@ def pull(
     Raises: the errors of planning and downloading; Paused and Cancelled from `control`.
     """
     # The hub's client takes a quarter of a second to import and is needed by no other work.
-    from engine.library.hub.choose import choose, files_of  # noqa: PLC0415 - see above
     from engine.library.hub.client import HubClient  # noqa: PLC0415 - see above
     from engine.library.hub.download import Download, Request, discard_parts  # noqa: PLC0415 - see above
+    from engine.library.hub.file_selection import choose, files_of  # noqa: PLC0415 - see above
     from engine.library.hub.names import parse_hub_name  # noqa: PLC0415 - see above
     from engine.library.hub.plan import plan_repository  # noqa: PLC0415 - see above
 

@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from engine.core.model_folder import chat_template, links_root, read_json, text, tokenizer_config
+from engine.core.hf_folder import chat_template, links_root, read_json, text, tokenizer_config
 from quantize.errors import BadFile, RefusedFormat
 from quantize.files.safetensors_file import safe_member
 

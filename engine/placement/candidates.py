@@ -11,22 +11,23 @@ from devices.backends.openvino import BACKEND
 from devices.memory_ledger import Ledger
 from devices.types import Device, Machine, Runtime
 from engine.message_catalog.reasons import Reason
-from engine.placement import openvino, streaming
-from engine.placement.attention import head_widths, heads_of, plain_attention, why_measured
+from engine.placement import expert_offload as streaming
+from engine.placement import openvino
 from engine.placement.chip_speeds import bandwidth
-from engine.placement.file_weights import file_weights
+from engine.placement.cpu_kernels import prompt_tiles, tile_attention
+from engine.placement.cpu_repack import file_weights
+from engine.placement.estimate import gpu_layer_start, kv_layer_bytes
 from engine.placement.fit_context import need_at
 from engine.placement.fit_report import machine_isa, overdraft
+from engine.placement.flash_attention import head_widths, heads_of, plain_attention, why_measured
 from engine.placement.history import PlacementHistory
 from engine.placement.measurements.attention import AttentionSpeed, attention_key
 from engine.placement.measurements.keys import machine_key
-from engine.placement.need import gpu_layer_start, kv_layer_bytes
 from engine.placement.need_types import DryRun, Need
 from engine.placement.priors import BACKENDS, HOST_UBATCH
-from engine.placement.prompt_tiles import prompt_tiles, tile_attention
 from engine.placement.shape import ModelShape
 from engine.placement.speed import Speed, expected
-from engine.placement.split import layer_bytes, layer_counts, shared_out
+from engine.placement.tensor_split import layer_bytes, layer_counts, shared_out
 from engine.placement.types import Overrides, Streaming
 from engine.runner.engine_args import overrides
 from engine.runner.protocol import LoadSettings

@@ -6,20 +6,20 @@ from devices.backends.openvino import BACKEND
 from devices.memory_ledger import Ledger
 from devices.types import Machine, Runtime
 from engine.message_catalog.reasons import Reason, because
-from engine.placement import openvino, streaming
-from engine.placement.attention import why_plain
+from engine.placement import expert_offload, openvino
 from engine.placement.candidates import Candidate, DryRunner, Question, on_cpu, on_gpus, through_openvino
-from engine.placement.cells import cap_kv_cells, grown
 from engine.placement.chip_speeds import has_matrix
 from engine.placement.context_size import Capacity, capacity_for, larger_context
+from engine.placement.cpu_kernels import why_tiles
+from engine.placement.draft_settings import with_speculation
 from engine.placement.fit_context import resize_context
+from engine.placement.flash_attention import why_plain
 from engine.placement.history import PlacementHistory
 from engine.placement.need_types import Need
 from engine.placement.npu_rule import Offer, Verdict, busy_igpu, judge, why_npu, why_power
+from engine.placement.parallel_slots import cap_kv_cells, grown
 from engine.placement.priors import BACKENDS, NPU_LARGEST_PARAMETERS
-from engine.placement.prompt_tiles import why_tiles
 from engine.placement.shape import ModelShape
-from engine.placement.speculation import with_speculation
 from engine.placement.types import Alternative, Overrides, Placement
 from engine.runner.protocol import LoadSettings
 
@@ -268,7 +268,7 @@ def _why_cpu(chosen: Candidate, machine: Machine, *, pinned: bool) -> list[Reaso
     count, given = chosen.settings.n_threads, chosen.settings.engine_args
     reasons.append(because("one_thread") if count == 1 else because("threads", threads=count))
     if chosen.streaming is not None:
-        reasons += streaming.reasons(chosen.streaming)
+        reasons += expert_offload.reasons(chosen.streaming)
     elif not chosen.settings.repack and given.repack is None:
         reasons.append(because("file_weights"))
     if chosen.settings.tiles and given.tiles is None:

@@ -7,10 +7,10 @@ import msgspec
 
 from engine.core.errors import BadModelFile, exhausted
 from engine.message_catalog.reasons import because
-from engine.placement.need import CPU, compute_prior, kv_layer_bytes
+from engine.placement.estimate import CPU, compute_prior, kv_layer_bytes
 from engine.placement.need_types import Need, Part
 from engine.placement.shape import ModelShape, model_shape
-from engine.runner.limits import mtp_settings
+from engine.runner.load_limits import mtp_settings
 from engine.runner.protocol import LoadSettings
 from quantize.errors import QuantizeError
 from quantize.files.gguf_split import read_gguf_model

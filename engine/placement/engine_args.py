@@ -6,9 +6,9 @@ import msgspec
 
 from engine.core.errors import InputFault
 from engine.message_catalog.reasons import because
+from engine.placement.cpu_kernels import TILE_KERNELS
 from engine.placement.dry_run import DryRunFailed
 from engine.placement.fit_context import resize_context
-from engine.placement.prompt_tiles import TILE_KERNELS
 from engine.runner.engine_args import EngineArgs
 from engine.runner.protocol import LoadSettings
 

@@ -8,8 +8,8 @@ from devices.memory_ledger import Ledger
 from devices.types import Machine
 from engine.flm.detect import PREFIX, FlmModel, installed_model, tag_of
 from engine.message_catalog.reasons import Reason, because
+from engine.placement.estimate import CPU
 from engine.placement.fit_report import claim, overdraft
-from engine.placement.need import CPU
 from engine.placement.need_types import FitReport, Need, Part
 from engine.placement.types import Placement
 from engine.placement.vllm import place_vllm, vllm_claim

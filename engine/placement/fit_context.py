@@ -6,10 +6,10 @@ from pathlib import Path
 import msgspec
 
 from engine.placement.draft_need import draft_shape, with_draft, with_head
-from engine.placement.need import compute_prior, estimate, kv_layer_bytes
+from engine.placement.estimate import compute_prior, estimate, kv_layer_bytes
 from engine.placement.need_types import DryRun, Need
 from engine.placement.shape import ModelShape
-from engine.runner.limits import draft_settings
+from engine.runner.load_limits import draft_settings
 from engine.runner.protocol import LoadSettings
 
 STEP = 256

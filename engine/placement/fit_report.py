@@ -9,8 +9,8 @@ from devices.memory_ledger import Amount, Ledger
 from devices.types import Machine
 from engine.core.errors import NotEnoughMemory
 from engine.message_catalog.reasons import Reason, because
+from engine.placement.estimate import amounts
 from engine.placement.fit_context import largest_context, need_at
-from engine.placement.need import amounts
 from engine.placement.need_types import WORKERS, DryRun, FitOption, FitReport, Need
 from engine.placement.shape import ModelShape
 from engine.runner.expert_tensors import least_bytes, stacks
@@ -60,7 +60,7 @@ def fit_report(
     fit = fits(need)
     ways: tuple[FitOption, ...] = ()
     if not fit:
-        from engine.placement.fit_options import fit_options  # noqa: PLC0415 - most models fit
+        from engine.placement.savings import fit_options  # noqa: PLC0415 - most models fit
 
         ways = fit_options(shape, settings, estimate, fits, held, name, on_disk=on_disk)
     limit = shape.context_train or max(settings.n_ctx, 1 << 17)

@@ -26,6 +26,7 @@ from engine.flm.detect import PREFIX
 from engine.message_catalog.reasons import because
 from engine.placement import onnx
 from engine.placement.candidates import audit_key
+from engine.placement.estimate import exact_parts
 from engine.placement.external import admit_external, is_external
 from engine.placement.fallbacks import (
     FLASH_ATTENTION,
@@ -36,7 +37,6 @@ from engine.placement.fallbacks import (
 )
 from engine.placement.fit_report import claim, fit_report, ledger_amounts
 from engine.placement.history import FALLBACK_FIELDS
-from engine.placement.need import exact_parts
 from engine.placement.need_types import FitReport
 from engine.placement.placer import ENOUGH_TOKENS, LARGE_READ_BYTES, Placer, offload_target, read_shape
 from engine.placement.speed import weights_read

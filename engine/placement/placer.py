@@ -9,14 +9,15 @@ import msgspec
 from devices.backends.openvino import BACKEND
 from devices.types import Machine
 from engine.core.errors import BadModelFile, InputFault
-from engine.core.quantizer_faults import fact_of
+from engine.core.quantize_errors import fact_of
 from engine.message_catalog.reasons import Reason, because
 from engine.onnx.folder import OnnxFolder
-from engine.placement import onnx, openvino, spread
+from engine.placement import onnx, openvino, rpc_layers
 from engine.placement.candidates import audit_key
 from engine.placement.choose import place
 from engine.placement.dry_run import DryRunFailed, dry_run
 from engine.placement.engine_args import decided, refused
+from engine.placement.expert_offload import disk_gbs
 from engine.placement.external import external_report, is_external, place_external
 from engine.placement.fallbacks import sound_fallbacks
 from engine.placement.fit_context import largest_context, need_at
@@ -29,8 +30,7 @@ from engine.placement.priors import effective_gbs
 from engine.placement.resources import Resources
 from engine.placement.shape import ModelShape, model_shape
 from engine.placement.speed import weights_read
-from engine.placement.split import shared_out
-from engine.placement.streaming import disk_gbs
+from engine.placement.tensor_split import shared_out
 from engine.placement.tuned import Tuned, pinned_elsewhere, tuned_settings
 from engine.placement.types import NO_OVERRIDES, Fallback, Overrides, Placement
 from engine.runner.engine_args import given
@@ -143,13 +143,13 @@ class Placer:
             return self.dry_run(at) if exact else None
 
         without = msgspec.structs.replace(settings, cache_ram_bytes=0)
-        pinned = spread.pinned_to(self.resources.remotes, overrides.device)
+        pinned = rpc_layers.pinned_to(self.resources.remotes, overrides.device)
         here = msgspec.structs.replace(overrides, device=None) if pinned else overrides
         disk = disk_gbs(self.resources, shape, settings.path, model_id)
         placement = place(shape, without, here, machine, self.ledger, self.history, ask, model_id, disk)
         if not self.resources.remotes.remotes:
             return placement
-        far = spread.Spreading(self.resources, machine, model_id, self.dry_run if exact else None)
+        far = rpc_layers.Spreading(self.resources, machine, model_id, self.dry_run if exact else None)
         return far.instead_of(placement, shape, pinned)
 
     def _measured(
@@ -229,7 +229,7 @@ class Placer:
         """An answer of a model whose layers lie on workers too: what its speed says of them."""
         shape = read_shape(settings.path)
         if tokens >= ENOUGH_TOKENS and weights_read(shape) >= LARGE_READ_BYTES:
-            far = spread.Spreading(self.resources, self.machine_now(), "", None)
+            far = rpc_layers.Spreading(self.resources, self.machine_now(), "", None)
             far.learn(shape, settings, (tokens - 1) / decode_s)
 
     def sound(self, settings: LoadSettings, shape: ModelShape) -> Fallback | None:
@@ -344,7 +344,7 @@ class Placer:
     ) -> Need:
         """What a load of `shape` takes on `gpu` (None: the CPU); measured by `run` where there is one."""
         if settings.remotes:
-            return spread.need(shape, settings, machine, self.resources.remotes, run)
+            return rpc_layers.need(shape, settings, machine, self.resources.remotes, run)
         measured = (settings, run) if run else None
         correction = self.ledger.audits.correction(audit_key(shape, backend))
         need = need_at(shape, settings, machine_isa(machine), gpu, measured, correction)
@@ -376,7 +376,7 @@ def offload_target(settings: LoadSettings, machine: Machine) -> tuple[str | None
     if not settings.devices or settings.n_gpu_layers == 0:
         return None, "cpu"
     if settings.remotes:
-        return spread.devices_of(settings, machine)[0], "rpc"
+        return rpc_layers.devices_of(settings, machine)[0], "rpc"
     if settings.engine_args.rpc and not settings.engine_args.devices:
         return WORKERS, "rpc"
     for device in machine.devices:

@@ -19,8 +19,8 @@ from engine.placement.chip_speeds import (
     rates,
     type_speed,
 )
+from engine.placement.estimate import gpu_layer_start, kv_layer_bytes, on_gpu, padded
 from engine.placement.history import PlacementHistory, Use
-from engine.placement.need import gpu_layer_start, kv_layer_bytes, on_gpu, padded
 from engine.placement.shape import BLOCK, ModelShape
 from engine.runner.protocol import LoadSettings
 from quantize.files.gguf_file import TensorInfo

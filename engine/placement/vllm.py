@@ -9,8 +9,8 @@ from devices.memory_ledger import Ledger
 from devices.msgspec_lock import learned
 from devices.types import Device, Machine
 from engine.message_catalog.reasons import because
+from engine.placement.estimate import CPU
 from engine.placement.fit_report import overdraft
-from engine.placement.need import CPU
 from engine.placement.need_types import Need, Part
 from engine.placement.types import Placement
 from engine.runner.protocol import LoadSettings

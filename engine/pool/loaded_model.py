@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from engine.core.errors import RunnerDied
-from engine.core.phases import Phases
+from engine.core.startup_timing import Phases
 from engine.core.types import GenerationRequest, ModelFacts
 from engine.placement.types import Placement
 from engine.runner.buffers import BufferLog

@@ -21,17 +21,17 @@ from engine.core.errors import (
     RunnerDied,
     StaysHere,
 )
-from engine.core.phases import Phases
 from engine.core.prefix_owner import prefix_owner
-from engine.core.time_spent import current_clock
+from engine.core.request_timing import current_clock
+from engine.core.startup_timing import Phases
 from engine.core.types import Event, GenerationRequest, Started
 from engine.message_catalog import sentence
 from engine.message_catalog.reasons import because
 from engine.placement.memory_admission import MemoryAdmission
 from engine.pool.generation_hooks import GenerationHooks
 from engine.pool.loaded_model import MAX_CRASHES, REMOTE, SPREAD, LoadedModel, QueueTicket, Runner
-from engine.pool.resolving import Elsewhere, ModelSource, Resolved
-from engine.runner.exits import ended_itself
+from engine.pool.model_resolution import Elsewhere, ModelSource, Resolved
+from engine.runner.exit_reasons import ended_itself
 from engine.runner.protocol import LoadSettings
 
 log = logging.getLogger(__name__)

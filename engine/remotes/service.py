@@ -11,9 +11,9 @@ import msgspec
 
 from engine.core.errors import InputFault
 from engine.message_catalog.reasons import Reason, because
-from engine.remotes import wire
+from engine.remotes import protocol
 from engine.remotes.errors import NotAdded, RemoteFault, UnknownHostKey
-from engine.remotes.kernel import kernel_name
+from engine.remotes.llama_cpp_build import kernel_name
 from engine.remotes.registry import RemoteRegistry, check_names
 from engine.remotes.session import Session
 from engine.remotes.tunnel import Tunnel
@@ -58,10 +58,10 @@ class Remotes:
         self.registry.put(msgspec.structs.replace(remote, host_key=shown.line))
         return await self.check(remote.name)
 
-    async def _host_key(self, remote: Remote) -> wire.HostKey:
-        async with _tunnel(wire.Order(do="key", remote=remote)) as tunnel:
+    async def _host_key(self, remote: Remote) -> protocol.HostKey:
+        async with _tunnel(protocol.Order(do="key", remote=remote)) as tunnel:
             async for message in tunnel.messages():
-                if isinstance(message, wire.HostKey):
+                if isinstance(message, protocol.HostKey):
                     return message
         raise RemoteFault(remote.name, "unreachable", because("showed_no_key", host=remote.host))
 
@@ -69,9 +69,9 @@ class Remotes:
         """Look at a worker now, and measure the way to it. What is wrong is kept. Raises: InputFault."""
         remote = self.registry.get(name)
         try:
-            async with _tunnel(wire.Order(do="check", remote=remote, kernel=self.kernel)) as tunnel:
+            async with _tunnel(protocol.Order(do="check", remote=remote, kernel=self.kernel)) as tunnel:
                 async for message in tunnel.messages():
-                    if isinstance(message, wire.Checked):
+                    if isinstance(message, protocol.Checked):
                         seen = Seen(state="ok", at=time.time(), facts=message.facts, link=message.link)
                         self.registry.saw(name, seen)
         except RemoteFault as fault:
@@ -108,7 +108,7 @@ class Remotes:
 
     async def _open(self, remote: Remote) -> Session:
         link = self.registry.seen(remote.name).link
-        tunnel = await Tunnel.start(wire.Order(do="open", remote=remote, kernel=self.kernel))
+        tunnel = await Tunnel.start(protocol.Order(do="open", remote=remote, kernel=self.kernel))
         session = Session(tunnel, link.rtt_s if link is not None else 0.0, self._noticed)
         try:
             facts = await session.opened()
@@ -133,7 +133,7 @@ class Remotes:
 
 
 @contextlib.asynccontextmanager
-async def _tunnel(order: wire.Order) -> AsyncIterator[Tunnel]:
+async def _tunnel(order: protocol.Order) -> AsyncIterator[Tunnel]:
     tunnel = await Tunnel.start(order)
     try:
         yield tunnel

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Final
 
 from engine.message_catalog.reasons import because
-from engine.remotes import wire
+from engine.remotes import protocol
 from engine.remotes.errors import RemoteFault
 from engine.remotes.tunnel import Tunnel
 from engine.remotes.types import RemoteFacts
@@ -57,12 +57,12 @@ class Session:
     async def _listen(self) -> None:
         try:
             async for message in self._tunnel.messages():
-                if isinstance(message, wire.Checked):
+                if isinstance(message, protocol.Checked):
                     self._facts = message.facts
-                elif isinstance(message, wire.Opened):
+                elif isinstance(message, protocol.Opened):
                     self.port = message.port
                     self._ready.set()
-                elif isinstance(message, wire.Beat):
+                elif isinstance(message, protocol.Beat):
                     self._beat(message)
             fault = RemoteFault(self.name, "lost", because("tunnel_ended"))
         except RemoteFault as error:
@@ -73,7 +73,7 @@ class Session:
             if self._ready.is_set():
                 self._notice(fault)
 
-    def _beat(self, beat: wire.Beat) -> None:
+    def _beat(self, beat: protocol.Beat) -> None:
         self.rtt_s, self.held_bytes = beat.rtt_s, beat.held_bytes
         self._late = self._late + 1 if beat.rtt_s > self._limit_s else 0
         if self._late == SLOW_BEATS and not self.slow:

@@ -10,12 +10,12 @@ import msgspec
 from devices.child_command import child_command
 from devices.msgspec_lock import learned
 from engine.message_catalog.reasons import because
-from engine.remotes import wire
+from engine.remotes import protocol
 from engine.remotes.errors import RemoteFault
 
 # Without its input the process ends by itself; one that does not is ended.
 END_S: Final = 2.0
-_MESSAGES: Final = msgspec.json.Decoder(learned(wire.Message))
+_MESSAGES: Final = msgspec.json.Decoder(learned(protocol.Message))
 
 
 class Tunnel:
@@ -26,17 +26,17 @@ class Tunnel:
         self._process = process
 
     @classmethod
-    async def start(cls, order: wire.Order) -> "Tunnel":
+    async def start(cls, order: protocol.Order) -> "Tunnel":
         """Begin. Nothing is known of the other side yet."""
         process = await asyncio.create_subprocess_exec(
             *child_command("engine.remotes.tunnel_child"),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
-            limit=wire.LONGEST_LINE,
+            limit=protocol.LONGEST_LINE,
         )
         assert process.stdin is not None
-        process.stdin.write(wire.line(order))
+        process.stdin.write(protocol.line(order))
         return cls(order.remote.name, process)
 
     @property
@@ -44,7 +44,7 @@ class Tunnel:
         """The child's."""
         return self._process.pid
 
-    async def messages(self) -> AsyncIterator[wire.Message]:
+    async def messages(self) -> AsyncIterator[protocol.Message]:
         """What it says until it ends. Raises: RemoteFault: why it ended."""
         stream = self._process.stdout
         assert stream is not None
@@ -56,7 +56,7 @@ class Tunnel:
                 raise RemoteFault(self.name, "lost", because("tunnel_unreadable", why=str(error))) from error
             if message is None:
                 return
-            if isinstance(message, wire.Failed):
+            if isinstance(message, protocol.Failed):
                 raise RemoteFault(self.name, message.state, message.reason)
             yield message
 

@@ -18,7 +18,7 @@ import msgspec
 
 from devices.msgspec_lock import learned
 from engine.message_catalog.reasons import Reason, because
-from engine.remotes import wire
+from engine.remotes import protocol
 from engine.remotes.types import Link, Remote, RemoteFacts, State
 
 CONNECT_S: Final = 10.0
@@ -45,12 +45,12 @@ class _Fault(Exception):
         self.why = why
 
 
-def _send(message: wire.Message) -> None:
-    sys.stdout.buffer.write(wire.line(message))
+def _send(message: protocol.Message) -> None:
+    sys.stdout.buffer.write(protocol.line(message))
     sys.stdout.buffer.flush()
 
 
-async def _run(order: wire.Order) -> None:
+async def _run(order: protocol.Order) -> None:
     if order.do == "key":
         await _show_key(order.remote)
         return
@@ -61,16 +61,16 @@ async def _run(order: wire.Order) -> None:
             reason = because("other_kernel", theirs=facts.kernel or "unknown", ours=order.kernel or "unknown")
             raise _Fault("other_kernel", reason)
         if order.do == "check":
-            _send(wire.Checked(facts=facts, link=await worker.measure()))
+            _send(protocol.Checked(facts=facts, link=await worker.measure()))
             return
-        _send(wire.Checked(facts=facts))
+        _send(protocol.Checked(facts=facts))
         port = await worker.open()
         listener = await connection.forward_local_port("127.0.0.1", 0, "127.0.0.1", port)
-        _send(wire.Opened(port=listener.get_port()))
+        _send(protocol.Opened(port=listener.get_port()))
         while True:
-            await asyncio.sleep(wire.BEAT_S)
+            await asyncio.sleep(protocol.BEAT_S)
             rtt_s, held = await worker.beat()
-            _send(wire.Beat(rtt_s=rtt_s, held_bytes=held))
+            _send(protocol.Beat(rtt_s=rtt_s, held_bytes=held))
 
 
 async def _show_key(remote: Remote) -> None:
@@ -79,7 +79,7 @@ async def _show_key(remote: Remote) -> None:
     if key is None:
         raise _Fault("unreachable", because("shows_no_key", host=remote.host))
     line = key.export_public_key("openssh").decode().strip()
-    _send(wire.HostKey(line=line, fingerprint=key.get_fingerprint("sha256"), known=_known(remote, key)))
+    _send(protocol.HostKey(line=line, fingerprint=key.get_fingerprint("sha256"), known=_known(remote, key)))
 
 
 def _known(remote: Remote, key: Any) -> Any:
@@ -159,16 +159,18 @@ class _Worker:
             raise _Fault("no_worker", because("no_worker_listens", **where, why=str(error.reason))) from None
         return cls(reader, writer, where)
 
-    async def ask(self, question: wire.Ask, within_s: float = wire.SILENT_S, payload: bytes = b"") -> wire.Answer:
+    async def ask(
+        self, question: protocol.Ask, within_s: float = protocol.SILENT_S, payload: bytes = b""
+    ) -> protocol.Answer:
         try:
             async with asyncio.timeout(within_s):
-                self._writer.write(wire.line(question) + payload)
+                self._writer.write(protocol.line(question) + payload)
                 await self._writer.drain()
-                answer = await wire.read_answer(self._reader.readline)
+                answer = await protocol.read_answer(self._reader.readline)
         except TimeoutError:
             raise _Fault("lost", because("worker_silent", seconds=within_s)) from None
-        except (wire.Unreadable, asyncssh.Error, OSError, EOFError, ValueError) as error:
-            if isinstance(error, wire.Unreadable):
+        except (protocol.Unreadable, asyncssh.Error, OSError, EOFError, ValueError) as error:
+            if isinstance(error, protocol.Unreadable):
                 raise _Fault("no_worker", because("not_our_worker", **self._where)) from None
             raise _Fault("lost", because("connection_ended")) from None
         if answer.error:
@@ -178,7 +180,7 @@ class _Worker:
     async def facts(self) -> RemoteFacts:
         """Raises: _Fault: whatever listens there is none of ours."""
         try:
-            answer = await self.ask(wire.Ask(do="facts"), LOGIN_S)
+            answer = await self.ask(protocol.Ask(do="facts"), LOGIN_S)
         except _Fault as fault:
             raise _Fault("no_worker", because("no_worker_answers", **self._where, why=fault.why)) from None
         if answer.facts is None:
@@ -186,14 +188,14 @@ class _Worker:
         return answer.facts
 
     async def open(self) -> int:
-        answer = await self.ask(wire.Ask(do="open"), OPEN_S)
+        answer = await self.ask(protocol.Ask(do="open"), OPEN_S)
         if not answer.port:
             raise _Fault("no_worker", because("no_session"))
         return answer.port
 
     async def beat(self) -> tuple[float, int]:
         began = time.perf_counter()
-        answer = await self.ask(wire.Ask(do="ping"))
+        answer = await self.ask(protocol.Ask(do="ping"))
         return time.perf_counter() - began, answer.held_bytes
 
     async def measure(self) -> Link:
@@ -208,20 +210,20 @@ class _Worker:
         while True:
             began = time.perf_counter()
             if do == "sink":
-                await self.ask(wire.Ask(do="sink", num_bytes=size), OPEN_S, bytes(size))
+                await self.ask(protocol.Ask(do="sink", num_bytes=size), OPEN_S, bytes(size))
             else:
-                await self.ask(wire.Ask(do="source", num_bytes=size), OPEN_S)
+                await self.ask(protocol.Ask(do="source", num_bytes=size), OPEN_S)
                 await self._reader.readexactly(size)
             spent = time.perf_counter() - began
             speed = size / max(1e-6, spent - rtt_s)
-            if spent > MEASURE_S / 4 or size >= wire.MOST_MEASURED_BYTES:
+            if spent > MEASURE_S / 4 or size >= protocol.MOST_MEASURED_BYTES:
                 return speed
-            size = min(wire.MOST_MEASURED_BYTES, size * 8)
+            size = min(protocol.MOST_MEASURED_BYTES, size * 8)
 
 
 async def _main() -> int:
     try:
-        order = msgspec.json.decode(sys.stdin.buffer.readline(), type=learned(wire.Order))
+        order = msgspec.json.decode(sys.stdin.buffer.readline(), type=learned(protocol.Order))
     except msgspec.MsgspecError as error:
         sys.stderr.write(f"tunnel: {error}\n")
         return 2
@@ -239,10 +241,10 @@ async def _main() -> int:
     except asyncio.CancelledError:
         return 0
     except _Fault as fault:
-        _send(wire.Failed(state=fault.state, reason=fault.why))
+        _send(protocol.Failed(state=fault.state, reason=fault.why))
         return 1
     except (asyncssh.Error, OSError, asyncio.IncompleteReadError) as error:
-        _send(wire.Failed(state="lost", reason=because("connection_ended_by", why=str(error))))
+        _send(protocol.Failed(state="lost", reason=because("connection_ended_by", why=str(error))))
         return 1
     return 0
 

@@ -10,13 +10,13 @@ from typing import Any, Final
 from devices.llama_cpp_versions.folder import child_variables
 from devices.process_memory import bound_memory
 from engine.core.errors import EngineError, FileRefused, RunnerDied
-from engine.core.prompt_bounds import refuse_impossible
+from engine.core.prompt_limits import refuse_impossible
 from engine.core.types import Delta, Done, Event, GenerationRequest, ModelFacts
 from engine.message_catalog.reasons import Reason, because
 from engine.runner import orphans, protocol
 from engine.runner.buffers import BufferLog
 from engine.runner.command import runner_command, runner_environment
-from engine.runner.exits import exit_reason, file_to_blame
+from engine.runner.exit_reasons import exit_reason, file_to_blame
 from engine.runner.faults import fault_to_error
 from engine.runner.mailbox import Mailbox
 from engine.runner.watchdog import Watchdog

@@ -10,13 +10,13 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from engine.core.phases import Phases
+from engine.core.startup_timing import Phases
 from engine.core.types import Constraint, ModelFacts
 from engine.runner import protocol
 from engine.runner.channel import Channel
 from engine.runner.generation.scheduler import Output
 from engine.runner.generation.vocabulary import Vocabulary
-from engine.runner.texts import Prompt, Texts, text_of
+from engine.runner.tokenizer_threads import Prompt, Texts, text_of
 
 V = TypeVar("V", bound=Vocabulary)
 

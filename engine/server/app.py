@@ -17,19 +17,19 @@ from engine.core.keys import BadKeyFile
 from engine.core.prefix_owner import prefix_owner
 from engine.core.proof import proof
 from engine.server.auth import Access, Forbidden, TooManyFailures, Unauthorized
-from engine.server.freed_memory import give_back_when_idle
+from engine.server.error_middleware import LastResort
+from engine.server.event_loop_watchdog import start_threads
 from engine.server.guard import NOBODY_ELSE, Guard, refuse
 from engine.server.handlers import HANDLERS
-from engine.server.last_resort import LastResort
-from engine.server.late import LateRoutes
-from engine.server.loop_watch import start_threads
+from engine.server.lazy_app import LateRoutes
+from engine.server.malloc_trim import give_back_when_idle
 from engine.server.openai import completions, models
 from engine.server.openai import routes as chat
+from engine.server.origin_check import Callers
 from engine.server.request_log import RequestLog
 from engine.server.root import health, root
 from engine.server.routing import EarlyRoute
 from engine.server.state import ServerState, server_state
-from engine.server.strangers import Callers
 
 # Nothing that can wait is imported while people begin to work.
 MEASURE_AFTER_S: Final = 60.0
@@ -77,7 +77,7 @@ def create_app(
     def build() -> ASGIApp:
         gc.disable()  # what is imported is no garbage: looking for some is a sixth of this
         try:
-            from engine.server.every_route import every_route  # noqa: PLC0415 - must not hold up a first answer
+            from engine.server.all_routes import every_route  # noqa: PLC0415 - must not hold up a first answer
 
             before_late()
             return every_route(state)
@@ -142,7 +142,7 @@ async def _make_ready(state: ServerState, late: LateRoutes) -> None:
 
 async def _measure_attention(state: ServerState) -> None:
     await asyncio.sleep(MEASURE_AFTER_S)  # what measures is imported long after a first answer
-    from engine.server.idle_attention import IdleAttention  # noqa: PLC0415
+    from engine.server.idle_attention_bench import IdleAttention  # noqa: PLC0415
 
     await IdleAttention(state).run()
 

@@ -9,8 +9,8 @@ from starlette.requests import ClientDisconnect, Request
 
 from engine.core.errors import Cancelled, InputFault
 from engine.server.json_bounds import UNCOUNTED_BYTES, check_counts
+from engine.server.known_keys import unread
 from engine.server.long_strings import Cut
-from engine.server.shape import unread
 
 # What clients may attach to what is stored for them. Source: OpenAI's reference.
 Metadata = Annotated[

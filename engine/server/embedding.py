@@ -5,7 +5,7 @@ from typing import Any, Final
 import numpy as np
 
 from engine.core.errors import InputFault
-from engine.library.retrieval_prompts import retrieval_prompts
+from engine.library.embedding_prompts import retrieval_prompts
 from engine.pool.loaded_model import LoadedModel
 from engine.runner.protocol import Embedded
 from engine.server.state import ServerState

@@ -10,7 +10,7 @@ from engine.documents import errors as documents
 from engine.library import errors as library
 from engine.remotes import errors as remotes
 from engine.runner.faults import RequestFailed
-from engine.server.stored.responses import PreviousResponseNotFound, ResponseNotFound
+from engine.server.response_store.responses import PreviousResponseNotFound, ResponseNotFound
 from engine.server.streams import NoStream
 from engine.upstreams import errors as upstreams
 

@@ -7,11 +7,11 @@ import msgspec
 from engine.chat.fim import FimGap, fim_parts, fim_stops, shortened
 from engine.chat.fim_families import FimFamily, family_of
 from engine.core.errors import ContextOverflow, InputFault, ModelNotFound
-from engine.core.prompt_bounds import refuse_impossible
+from engine.core.prompt_limits import refuse_impossible
 from engine.core.types import GenerationRequest, SamplingParams
 from engine.pool.loaded_model import REMOTE, LoadedModel
 from engine.pool.pool import HERE
-from engine.runner.texts import TOKENIZE_CHARS
+from engine.runner.tokenizer_threads import TOKENIZE_CHARS
 from engine.server.state import ServerState
 
 # Shares of the room that a shortened prompt gives to each side of the gap and to other files.

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine.server.auth import manages
 from engine.server.error_shape import refusal_body
-from engine.server.strangers import Callers, Strangers
+from engine.server.origin_check import Callers, Strangers
 
 # Enough for a 1 M token prompt or a few pictures; larger bodies are refused before they are read into memory.
 MAX_BODY_BYTES: Final = 64 << 20

@@ -8,7 +8,7 @@ from engine.api.models import LoadChoices
 from engine.core.errors import InputFault
 from engine.core.json_store import JsonStore, with_row
 from engine.placement.types import Overrides
-from engine.runner.limits import KV_TYPES
+from engine.runner.load_limits import KV_TYPES
 
 
 class LoadOverrides:

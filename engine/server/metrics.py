@@ -3,7 +3,7 @@
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from engine.api.stats import ModelUse
-from engine.core.time_spent import current_clock
+from engine.core.request_timing import current_clock
 from engine.core.types import Timings, Usage
 from engine.pool.loaded_model import LoadedModel
 from engine.server.recent import note_usage

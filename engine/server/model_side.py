@@ -9,13 +9,13 @@ from engine.placement.memory_admission import MemoryAdmission
 from engine.placement.placer import Placer
 from engine.placement.resources import open_resources
 from engine.placement.settings.aliases import Aliases
-from engine.placement.settings.drafts import Drafts
+from engine.placement.settings.draft_models import Drafts
 from engine.placement.settings.engine_args import EngineArgsStore
 from engine.placement.settings.sampling import SamplingOverrides
 from engine.pool.loaded_model import REMOTE, SPREAD, VLLM, Runner
 from engine.pool.pool import Pool
 from engine.remotes.service import Remotes
-from engine.runner.spare import ENGINE, SpareRunner
+from engine.runner.warm_runner import ENGINE, SpareRunner
 from engine.server.load_overrides import LoadOverrides
 from engine.server.models import ServedModels
 from engine.server.options import ServeOptions
@@ -61,7 +61,7 @@ def open_model_side(options: ServeOptions, spare: SpareRunner) -> ModelSide:
         if engine == REMOTE:
             return links.runner(path)
         if engine == VLLM:
-            from engine.upstreams.own_vllm import VllmRunner  # noqa: PLC0415 - only where vLLM is installed
+            from engine.upstreams.local_vllm import VllmRunner  # noqa: PLC0415 - only where vLLM is installed
 
             return VllmRunner(path)
         if engine == SPREAD:

@@ -21,12 +21,12 @@ from engine.placement.external import place_remote
 from engine.placement.fit_context import resize_context
 from engine.placement.load_settings import load_settings
 from engine.placement.settings.aliases import Aliases
-from engine.placement.settings.drafts import Drafts, unfit_draft
+from engine.placement.settings.draft_models import Drafts, unfit_draft
 from engine.placement.settings.engine_args import EngineArgsStore
 from engine.placement.settings.sampling import SamplingOverrides, recommended_for
 from engine.placement.types import NO_OVERRIDES, Overrides, Placement
 from engine.pool.loaded_model import REMOTE, VLLM
-from engine.pool.resolving import Resolved
+from engine.pool.model_resolution import Resolved
 from engine.runner.engine_args import NO_ARGS
 from engine.runner.protocol import LoadSettings
 from engine.server.load_overrides import LoadOverrides, with_choices

@@ -12,7 +12,7 @@ from engine.api.stats import Stats
 from engine.server.auth import OPEN_PATHS, manages
 from engine.server.body import write_schemas
 from engine.server.error_shape import shape_of_path
-from engine.server.typed import Contract, components, take_contract
+from engine.server.msgspec_routes import Contract, components, take_contract
 
 # What any route may answer, in the words of docs/api.md.
 _ERRORS: Final = {

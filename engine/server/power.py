@@ -16,8 +16,8 @@ from engine.core.errors import BatterySpent
 from engine.core.json_store import JsonStore
 from engine.core.types import GenerationRequest
 from engine.energy.budget import BatteryBudget
-from engine.energy.cap import CapController, Pace
-from engine.energy.ledger import JouleLedger
+from engine.energy.energy_accounting import JouleLedger
+from engine.energy.power_cap import CapController, Pace
 from engine.message_catalog import sentences
 from engine.message_catalog.reasons import because
 from engine.pool.loaded_model import LoadedModel

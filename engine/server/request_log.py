@@ -8,7 +8,7 @@ from typing import Any, Final
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine.api.requests import RequestRecord
-from engine.core.time_spent import TimeLog, start_clock
+from engine.core.request_timing import TimeLog, start_clock
 from engine.message_catalog import sentence
 from engine.server.auth import manages
 from engine.server.metrics import Metrics

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 from devices.process_memory import few_heaps
 from engine.core.errors import EnvironmentFault, InputFault
 from engine.core.keys import KeyStore
-from engine.core.phases import Phases
 from engine.core.program_keys import ProgramKeys
+from engine.core.startup_timing import Phases
 from engine.runner.process import RunnerProcess
-from engine.runner.spare import SpareRunner
+from engine.runner.warm_runner import SpareRunner
 from engine.server.auth import Access, new_token
-from engine.server.log_bounds import ignored_in_a_line
+from engine.server.log_rate_limit import ignored_in_a_line
 from engine.server.options import BACKLOG, ServeOptions, is_loopback
 
 if TYPE_CHECKING:
@@ -166,6 +166,6 @@ def _first_model(side: "ModelSide", name: str) -> "FirstModel":
 
 
 def _assembler() -> "Callable[..., uvicorn.Server]":
-    from engine.server.assemble import assemble  # noqa: PLC0415 - most of the time until a server answers
+    from engine.server.build_server import assemble  # noqa: PLC0415 - most of the time until a server answers
 
     return assemble

@@ -12,7 +12,7 @@ import msgspec
 from devices.errors import Overdrawn
 from devices.memory_ledger import Amount, Ledger
 from devices.msgspec_lock import learned
-from engine.chat.bounded_child import BoundedChild, ChildFailed
+from engine.chat.limited_child import BoundedChild, ChildFailed
 from engine.core.errors import BadModelFile, EnvironmentFault, InputFault
 from engine.core.paths import installed_speech
 from engine.message_catalog import sentences

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 
-from engine.chat.conversation import Conversations
+from engine.chat.chat_pipeline import Conversations
 from engine.chat.structured import ConstraintChecker
 from engine.chat.template import TemplateRenderer
 from engine.core.paths import Paths, user_paths
-from engine.core.phases import Phases
-from engine.core.time_spent import TimeLog
+from engine.core.request_timing import TimeLog
+from engine.core.startup_timing import Phases
 from engine.jobs.jobs import JobRegistry
 from engine.placement.placer import Placer
 from engine.pool.pool import Pool
@@ -23,10 +23,10 @@ from engine.server.metrics import Metrics
 from engine.server.models import ServedModels
 from engine.server.power import PowerService
 from engine.server.recent import RecentRequests
+from engine.server.response_store.background import BackgroundJobs
+from engine.server.response_store.conversations import ConversationStore
+from engine.server.response_store.responses import ResponseStore
 from engine.server.speech import Speech, speech_of
-from engine.server.stored.background import BackgroundJobs
-from engine.server.stored.conversations import ConversationStore
-from engine.server.stored.responses import ResponseStore
 from engine.server.streams import StreamRegistry
 from engine.server.utilization import Utilization
 from engine.server.work_history import WorkHistory

@@ -3,8 +3,8 @@
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from engine.chat.conversation import ChatEvent, PreparedChat, read
-from engine.chat.forwarded import ForwardedChat
+from engine.chat.chat_pipeline import ChatEvent, PreparedChat, read
+from engine.chat.openai_forward import ForwardedChat
 from engine.chat.query import ChatQuery
 from engine.pool.loaded_model import LoadedModel
 from engine.server.state import ServerState

@@ -7,12 +7,12 @@ from typing import Any, Final
 import msgspec
 
 from engine.message_catalog.reasons import because
+from engine.upstreams.error_mapping import refusal
 from engine.upstreams.errors import UpstreamBrokeOff, UpstreamFault, UpstreamRefusesKey, UpstreamUnreachable
 from engine.upstreams.http import HttpClient
 from engine.upstreams.keys import StoredKey
 from engine.upstreams.listing import NoList, read_list
 from engine.upstreams.registry import UpstreamRegistry
-from engine.upstreams.replies import refusal
 from engine.upstreams.types import Health, Upstream
 
 # A list of models comes at once or not at all.

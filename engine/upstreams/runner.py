@@ -8,19 +8,19 @@ from typing import Any, Final
 
 import msgspec
 
-from engine.chat.conversation import AnswerLogprobs
+from engine.chat.chat_pipeline import AnswerLogprobs
 from engine.chat.events import AnswerEvent, TextDelta
-from engine.chat.forwarded import ForwardedChat, forward_text
+from engine.chat.openai_forward import ForwardedChat, forward_text
 from engine.core.errors import InputFault, RunnerDied
 from engine.core.types import Delta, Done, Event, GenerationRequest, ModelFacts, Started, Timings, Usage
 from engine.message_catalog import sentence
 from engine.message_catalog.reasons import because
 from engine.runner.buffers import BufferLog
 from engine.runner.protocol import Embedded, LoadSettings, Stats
+from engine.upstreams.error_mapping import refusal
 from engine.upstreams.errors import UpstreamFault, UpstreamRefusesKey, UpstreamUnreachable
 from engine.upstreams.link import OK, UpstreamLink, encode
 from engine.upstreams.registry import UpstreamRegistry
-from engine.upstreams.replies import refusal
 from engine.upstreams.stream import ChatReader
 from engine.upstreams.types import ASSUMED_CONTEXT, Health, UpstreamModel
 

@@ -6,7 +6,7 @@ from typing import Any, Final
 import msgspec
 
 from devices.msgspec_lock import learned
-from engine.chat.conversation import AnswerLogprobs
+from engine.chat.chat_pipeline import AnswerLogprobs
 from engine.chat.events import AnswerEvent, CallArguments, CallEnded, CallStarted, ReasoningDelta, TextDelta
 from engine.core.types import FinishReason, TokenLogprob, Usage
 from engine.message_catalog.reasons import because

@@ -8,7 +8,7 @@ import msgspec
 
 from devices.programs import installed_program
 from engine.core.errors import BadModelFile
-from engine.core.model_folder import links_root, read_json
+from engine.core.hf_folder import links_root, read_json
 from quantize.errors import QuantizeError
 from quantize.files.safetensors_file import safe_member
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from app.cli.bench import command
-from engine.job_kinds.bench import standin
+from engine.job_kinds.bench import dummy_model
 
 SHAPES = ("smollm2-135m:Q8_0", "stories-110m:Q8_0", "smollm2-360m:Q4_K_M")
 
@@ -67,7 +67,7 @@ def main() -> None:
             name, _, mix = shape.partition(":")
             path = folder / f"{name}-{mix}.gguf"
             if not path.exists():
-                standin.write_in_child(path, shape=name, mix=mix, on_progress=lambda _done, _total: None)
+                dummy_model.write_in_child(path, shape=name, mix=mix, on_progress=lambda _done, _total: None)
             size = options.threads, options.prompt, options.tokens, options.repeats
             rows: list[tuple[tuple[float, float], tuple[float, float]]] = []
             _, settings = ours(path, size)  # also warms the file's pages

@@ -3,7 +3,7 @@
     python tests/bench/against_llama_server.py MODEL.gguf --tools FOLDER [--rounds 5] [--only NAME ...]
 
 FOLDER holds llama-server and llama-bench, built with cmake from the llama-cpp-python source archive. MODEL may be a
-stand-in: `python -m engine.job_kinds.bench.standin OUT.gguf --shape qwen3-0.6b --type Q4_K`. Prints one
+stand-in: `python -m engine.job_kinds.bench.dummy_model OUT.gguf --shape qwen3-0.6b --type Q4_K`. Prints one
 line a comparison: medians of both sides and the median of the ratios of the rounds (above 1: we are faster, except
 where a line says otherwise).
 """

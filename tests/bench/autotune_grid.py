@@ -24,7 +24,7 @@ from engine.job_kinds.autotune.journal import Journal
 from engine.job_kinds.autotune.run import rounds_for, tune
 from engine.job_kinds.autotune.space import dimensions, thread_counts, valid
 from engine.job_kinds.autotune.trial import proof, trial
-from engine.job_kinds.bench import standin
+from engine.job_kinds.bench import dummy_model
 from engine.placement.machine_state import MachineState
 from engine.placement.measurements.tuning import Budget, Knobs, Outcome, Trial, TuneReport, knobs_of
 from engine.placement.placer import Placer, read_shape
@@ -94,7 +94,7 @@ def main() -> None:
     name, _, mix = options.shape.partition(":")
     path = options.folder / f"{name}-{mix}.gguf"
     if not path.exists():
-        standin.write_in_child(path, shape=name, mix=mix, on_progress=lambda _done, _total: None)
+        dummy_model.write_in_child(path, shape=name, mix=mix, on_progress=lambda _done, _total: None)
     machine = MachineState().settled()
     settings = (
         Placer(open_resources(user_paths()))

@@ -22,7 +22,7 @@ from engine.chat.tools.dialects import BY_NAME, choose
 from engine.chat.tools.parser import AnswerParser
 from engine.chat.types import ChatTemplate, Message, ToolDefinition
 from engine.core.types import Constraint
-from engine.runner.generation.constrain import ConstraintCompiler
+from engine.runner.generation.grammar_mask import ConstraintCompiler
 
 TEMPLATES = ROOT / "tests" / "data" / "templates"
 TOOLS = (

@@ -27,7 +27,7 @@ def bare(path: str, threads: int, n_ctx: int, attention: str) -> None:
     """Child: answers each line on stdin (a token count) with the seconds its decode took."""
     import ctypes
 
-    from engine.runner.llama.native.binding import start_backends
+    from engine.runner.llama.native.llama_api import start_backends
     from engine.runner.llama.native.model import FLASH_ATTN
 
     api = start_backends()

@@ -20,7 +20,7 @@ import documents_made as made  # noqa: E402
 import numpy as np  # noqa: E402
 import pypdfium2 as pdfium  # noqa: E402
 
-from engine.documents.reading import Reader  # noqa: E402
+from engine.documents.reader_process import Reader  # noqa: E402
 
 LINES, WIDTH, DPI = 50, 85, 200
 

@@ -22,7 +22,7 @@ import architectures  # noqa: E402 - after sys.path
 import mtp_model  # noqa: E402
 from runner_calls import collect, with_runner  # noqa: E402
 
-from engine.placement.speculation import MAX_ROLLBACK  # noqa: E402
+from engine.placement.draft_settings import MAX_ROLLBACK  # noqa: E402
 
 WIDE = {"E": 768, "Q": 768, "2Q": 1536, "K": 256, "D": 64, "H": 12, "F": 2048, "W": 512, "X": 8, "V": 32000}
 # Delta net: 12 heads of values and 4 of keys, 64 wide.

@@ -26,14 +26,14 @@ STEPPED_ROWS, PROMPT_ROWS = 48, 512
 
 def child(side: dict[str, Any]) -> None:
     """Answers each line on stdin (rows) with the processor and the wall seconds they took."""
-    from engine.runner.llama.native import binding
+    from engine.runner.llama.native import llama_api
 
-    api = binding.load_api()
-    lib = binding.ggml(api)
+    api = llama_api.load_api()
+    lib = llama_api.ggml(api)
     quiet = api.llama_log_callback(lambda *_: None)  # kept: llama.cpp calls it as long as it lives
     api.llama_log_set(quiet, None)
     lib.ggml_backend_load.restype = ctypes.c_void_p
-    cpu = side["cpu"] or binding.library_folder() / "libggml-cpu.so"
+    cpu = side["cpu"] or llama_api.library_folder() / "libggml-cpu.so"
     for library in filter(None, (side.get("plugin"), side.get("tiles"), cpu)):
         if not lib.ggml_backend_load(str(library).encode()):
             raise SystemExit(f"{library} did not load")

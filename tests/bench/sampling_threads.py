@@ -13,7 +13,7 @@ import numpy as np
 
 from engine.core.types import SamplingParams
 from engine.runner.llama.batch.sampler import ChainSampler
-from engine.runner.llama.native.binding import start_backends
+from engine.runner.llama.native.llama_api import start_backends
 
 ROOT = Path(__file__).resolve().parents[2]
 CASES = {

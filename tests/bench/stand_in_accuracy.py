@@ -11,7 +11,7 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from engine.job_kinds.bench import standin
+from engine.job_kinds.bench import dummy_model
 from engine.job_kinds.bench.measure import Meter, Timed
 from engine.job_kinds.bench.run import bench_settings
 from engine.runner.process import RunnerProcess
@@ -74,7 +74,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for model in options.models:
             made = Path(folder) / f"{model.stem}-stand-in.gguf"
-            standin.write_in_child(made, like=model, on_progress=lambda _done, _total: None)
+            dummy_model.write_in_child(made, like=model, on_progress=lambda _done, _total: None)
             compare(model, made, options.threads, options.turns, options.loads)
 
 

@@ -12,7 +12,7 @@ from bert_shape import write_bert
 from late import openai
 
 from engine.core.errors import ContextOverflow, InputFault
-from engine.runner.llama.native.binding import start_backends
+from engine.runner.llama.native.llama_api import start_backends
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
 

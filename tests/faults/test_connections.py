@@ -12,7 +12,7 @@ import pytest
 from servers import RunningServer
 from unhindered import Stopwatch
 
-from engine.server import log_bounds
+from engine.server import log_rate_limit
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits of Linux")
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -133,15 +133,15 @@ def test_an_answer_that_is_not_taken_ends(server):
 
 
 def test_a_log_of_its_own_is_shortened_to_its_end(tmp_path, monkeypatch):
-    monkeypatch.setattr(log_bounds, "FILE_BYTES", 10_000)
-    monkeypatch.setattr(log_bounds, "TAIL_BYTES", 1_000)
+    monkeypatch.setattr(log_rate_limit, "FILE_BYTES", 10_000)
+    monkeypatch.setattr(log_rate_limit, "TAIL_BYTES", 1_000)
     file = tmp_path / "server.log"
     with file.open("a+b") as opened_file:
         descriptor = opened_file.fileno()
         for number in range(2_000):
             os.write(descriptor, b"line %d\n" % number)
-        assert log_bounds.shorten(descriptor)
-        assert not log_bounds.shorten(descriptor)
+        assert log_rate_limit.shorten(descriptor)
+        assert not log_rate_limit.shorten(descriptor)
         os.write(descriptor, b"after\n")
     text = file.read_text()
     assert text.startswith("[the log was shortened]\nline ")
@@ -152,7 +152,7 @@ def test_a_log_of_its_own_is_shortened_to_its_end(tmp_path, monkeypatch):
 def test_the_same_line_is_not_written_for_ever(caplog):
     import logging
 
-    sparing = log_bounds.Sparing()
+    sparing = log_rate_limit.Sparing()
     record = logging.LogRecord("a", logging.WARNING, "", 0, "out of descriptors", (), None)
     assert sum(sparing.filter(record) for _ in range(50_000)) == 1000
     other = logging.LogRecord("a", logging.WARNING, "", 0, "something else", (), None)

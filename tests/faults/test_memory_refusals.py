@@ -17,7 +17,7 @@ from engine.placement.machine_state import MachineState
 from engine.placement.memory_admission import MemoryAdmission
 from engine.placement.placer import Placer
 from engine.placement.resources import open_resources
-from engine.pool.resolving import Resolved
+from engine.pool.model_resolution import Resolved
 from engine.runner.buffers import BufferLog
 from engine.runner.protocol import LoadSettings
 from tests.free_pool import FreePool

@@ -12,7 +12,7 @@ from app.gui.chat.request import branch_body
 from app.gui.documents.grounds import GroundsCard, PageDialog, grounds_of
 from app.gui.documents.page import DocumentsPage
 from engine.api.collections import Collection, Collections, PageText
-from engine.library.starters import starter_repo
+from engine.library.recommended_models import starter_repo
 from tests.gui.hands import press, texts
 
 SEA = {

@@ -25,11 +25,11 @@ from devices.process_memory import process_memory
 from engine.core.errors import BadModelFile
 from engine.core.types import Constraint, Delta, GenerationRequest, SamplingParams
 from engine.placement.dry_run import dry_run
-from engine.placement.need import estimate
+from engine.placement.estimate import estimate
 from engine.placement.need_types import DryRun
 from engine.placement.placer import read_shape
-from engine.runner.limits import STEADY_ROWS
 from engine.runner.llama.memory_probe import sizes
+from engine.runner.load_limits import STEADY_ROWS
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
 from tests.runner_calls import answered

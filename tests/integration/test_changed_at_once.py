@@ -17,14 +17,14 @@ from devices.llama_cpp_versions.store import VersionStore
 from engine.api.models import LoadChoices
 from engine.core.keys import KeyStore
 from engine.core.program_keys import ProgramKeys
-from engine.documents.definitions import Definitions
-from engine.job_kinds.bench.type_prices import PriceStore
+from engine.documents.collection_config import Definitions
+from engine.job_kinds.bench.qtype_speed import PriceStore
 from engine.jobs.job_types import JobKind
 from engine.jobs.jobs import JobRegistry
 from engine.placement.history import PlacementHistory
 from engine.placement.measurements.reports import TypePrices
 from engine.placement.settings.aliases import Aliases
-from engine.placement.settings.drafts import Drafts
+from engine.placement.settings.draft_models import Drafts
 from engine.placement.settings.engine_args import EngineArgsStore
 from engine.placement.settings.sampling import SamplingOverrides
 from engine.remotes.registry import RemoteRegistry

@@ -77,8 +77,8 @@ BIG = {"type": "message", "role": "user", "content": [{"type": "input_text", "te
 
 @pytest.fixture
 def small(monkeypatch):
-    monkeypatch.setattr("engine.server.stored.conversations.MAX_BYTES", 100_000)
-    monkeypatch.setattr("engine.server.stored.responses.MAX_BYTES", 100_000)
+    monkeypatch.setattr("engine.server.response_store.conversations.MAX_BYTES", 100_000)
+    monkeypatch.setattr("engine.server.response_store.responses.MAX_BYTES", 100_000)
 
 
 def test_a_conversation_is_bounded_in_all_that_it_holds(qwen, client, small):

@@ -8,7 +8,7 @@ from servers import RunningServer, wait_for
 
 from app.client import Client
 from devices.child_command import own_command
-from engine.core.phases import Phases, process_age_s
+from engine.core.startup_timing import Phases, process_age_s
 
 
 @pytest.fixture(scope="module")

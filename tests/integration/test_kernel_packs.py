@@ -80,7 +80,7 @@ def test_installed_by_the_command_used_and_taken_back(tmp_path, abi):
 def test_a_runner_loads_the_packs_library(tmp_path, abi):
     install(PackStore(packs_folder()), rpc_pack(tmp_path / "pack", abi))
     code = (
-        "from engine.runner.llama.native.binding import start_backends\n"
+        "from engine.runner.llama.native.llama_api import start_backends\n"
         "start_backends()\n"
         "print([l.split()[-1] for l in open('/proc/self/maps') if 'libggml-rpc' in l or 'libggml-cpu' in l])"
     )

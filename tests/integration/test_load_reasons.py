@@ -8,7 +8,7 @@ from broken_models import BROKEN, write_broken
 from engine.core.errors import EngineError, FileRefused, NoLoadSurvived, RunnerDied
 from engine.core.types import GenerationRequest, Image
 from engine.message_catalog import sentence
-from engine.runner.exits import exit_reason, file_to_blame
+from engine.runner.exit_reasons import exit_reason, file_to_blame
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
 from engine.server.errors import lookup, retry_header

@@ -18,7 +18,7 @@ from engine.energy.meter import EnergyMeter
 from engine.job_kinds.autotune.journal import Journal
 from engine.job_kinds.autotune.trial import proof, trial, trial_settings
 from engine.job_kinds.bench import shapes
-from engine.job_kinds.bench.type_prices import PriceStore, measure_prices, planner_speeds
+from engine.job_kinds.bench.qtype_speed import PriceStore, measure_prices, planner_speeds
 from engine.job_kinds.quantize.request import measured_speeds
 from engine.placement.measurements.tuning import Budget, Knobs
 from engine.runner.protocol import LoadSettings

@@ -5,7 +5,7 @@ import pytest
 from scripted import TOKEN, ScriptedServer
 from servers import wait_for
 
-from engine.server.strangers import Callers
+from engine.server.origin_check import Callers
 
 HI = [{"role": "user", "content": "Hi"}]
 MANAGE = {"authorization": f"Bearer {TOKEN}"}

@@ -18,7 +18,7 @@ from engine.runner.protocol import LoadSettings
 SCRIPT = """
 import ctypes, json, sys
 from engine.runner.llama.native import operation_check
-from engine.runner.llama.native.binding import start_backends
+from engine.runner.llama.native.llama_api import start_backends
 from engine.runner.llama.operations_child import compare
 from engine.runner.protocol import LoadSettings
 api, spoilt = start_backends(), sys.argv[2]
@@ -72,7 +72,7 @@ print(json.dumps({"said": said, "doubtful": doubtful}))
 UNSTEADY = """
 import json, sys
 from engine.runner.llama.native import device_check, device_verdict, model
-from engine.runner.llama.native.binding import start_backends
+from engine.runner.llama.native.llama_api import start_backends
 from engine.runner.llama.native.vocabulary import LlamaVocabulary
 from engine.runner.protocol import LoadSettings
 api = start_backends()

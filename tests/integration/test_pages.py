@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.runner.llama.native import pages
+from engine.runner.llama.native import huge_pages
 from tests.runner_calls import collect, with_runner
 
 SYSTEM = Path("/sys/kernel/mm/transparent_hugepage/enabled")
@@ -14,7 +14,9 @@ GROWN_KIB = 16 << 10
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.skipif(sys.platform != "linux" or not pages.virtual(), reason="elsewhere a load takes them at once")
+@pytest.mark.skipif(
+    sys.platform != "linux" or not huge_pages.virtual(), reason="elsewhere a load takes them at once"
+)
 def test_the_pause_behind_an_answer_makes_pages_large_and_changes_no_answer(bundled_model):
     if not SYSTEM.exists() or "[never]" in SYSTEM.read_text():
         pytest.skip("this system gives no large pages")

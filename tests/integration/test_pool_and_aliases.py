@@ -11,7 +11,7 @@ from scripted import TOKEN, ScriptedServer, starter
 
 from engine.core.errors import InputFault, NotEnoughMemory
 from engine.placement.settings.aliases import Aliases
-from engine.pool.resolving import Resolved
+from engine.pool.model_resolution import Resolved
 from engine.runner.protocol import LoadSettings
 from engine.server import sse
 from tests.free_pool import FreePool, Unlimited

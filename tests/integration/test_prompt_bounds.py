@@ -11,7 +11,7 @@ from unhindered import Stopwatch
 from engine.core.errors import ContextOverflow
 from engine.core.types import GenerationRequest
 from engine.runner.llama.native import vocabulary as module
-from engine.runner.llama.native.binding import start_backends
+from engine.runner.llama.native.llama_api import start_backends
 from engine.runner.llama.native.vocabulary import LlamaVocabulary
 from engine.runner.text_limits import Stopped, TooManyTokens
 from tests import runner_calls

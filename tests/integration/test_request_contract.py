@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from scripted import TOKEN, ScriptedServer
 from servers import wait_for
 
-import engine.server.every_route  # noqa: F401 - every body is known
+import engine.server.all_routes  # noqa: F401 - every body is known
 from engine.server.anthropic.schemas import CountRequest, MessagesRequest
 from engine.server.body import Body
 from engine.server.llama_server.fim import FimCompletionRequest, InfillRequest

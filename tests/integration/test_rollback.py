@@ -14,7 +14,7 @@ from engine.runner.llama.cache.kv import KVCache
 from engine.runner.llama.cache.prefix_store import PrefixStore
 from engine.runner.llama.native import model as llama_model
 from engine.runner.llama.native.batch import Batch, Logits
-from engine.runner.llama.native.binding import start_backends
+from engine.runner.llama.native.llama_api import start_backends
 from engine.runner.protocol import LoadSettings
 
 MIB = 1 << 20

@@ -15,8 +15,8 @@ from servers import runs
 from engine.core.errors import BadModelFile, ContextOverflow, InputFault, RunnerDied
 from engine.core.types import Constraint, Delta, GenerationRequest, SamplingParams, Started
 from engine.jobs.jobs import Paused
-from engine.runner.limits import STEADY_ROWS
-from engine.runner.llama.batch.pacing import FLUSH_INTERVAL_S
+from engine.runner.llama.batch.step_budget import FLUSH_INTERVAL_S
+from engine.runner.load_limits import STEADY_ROWS
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
 from tests import runner_calls

@@ -16,9 +16,9 @@ from starlette.routing import Route
 
 from engine.core.keys import KeyStore
 from engine.server import guard
+from engine.server.all_routes import every_route
 from engine.server.auth import Access, running_server_url
-from engine.server.every_route import every_route
-from engine.server.strangers import Callers
+from engine.server.origin_check import Callers
 
 KEY = "sk-the-key"
 CALLERS = Callers(hosts=("my.box",), origins=("http://app.example",))

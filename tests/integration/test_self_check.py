@@ -15,7 +15,7 @@ from engine.core.errors import SelfCheckFailed
 from engine.placement.memory_admission import MemoryAdmission
 from engine.placement.placer import Placer
 from engine.placement.resources import open_resources
-from engine.runner.llama.native.binding import start_backends
+from engine.runner.llama.native.llama_api import start_backends
 from engine.runner.llama.native.model import load
 from engine.runner.llama.native.self_check import LARGEST_DIFFERENCE, self_check
 from engine.runner.llama.native.vocabulary import LlamaVocabulary

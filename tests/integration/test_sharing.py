@@ -12,9 +12,9 @@ from shapes import scaled, write_shape
 from engine.core.types import Delta, Done, GenerationRequest, SamplingParams, Started
 from engine.runner.llama.batch.adapters import Adapters
 from engine.runner.llama.batch.scheduler import Scheduler
+from engine.runner.llama.cache.kv_offload import MIN_GAIN
 from engine.runner.llama.cache.prefix_store import PrefixStore
-from engine.runner.llama.cache.spilling import MIN_GAIN
-from engine.runner.llama.native.binding import start_backends
+from engine.runner.llama.native.llama_api import start_backends
 from engine.runner.llama.native.model import load
 from engine.runner.llama.native.vocabulary import LlamaVocabulary
 from engine.runner.protocol import LoadSettings

@@ -9,7 +9,7 @@ from servers import wait_for
 from engine.core.errors import BadModelFile, RunnerDied
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
-from engine.runner.spare import SpareRunner
+from engine.runner.warm_runner import SpareRunner
 
 
 class Counted:

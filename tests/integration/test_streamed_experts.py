@@ -12,16 +12,16 @@ from shapes import Q, scaled, write_shape
 
 from engine.core.errors import BadModelFile, RunnerDied
 from engine.core.expert_use import ExpertUse, folder_of, use_store
-from engine.core.phases import Phases
+from engine.core.startup_timing import Phases
 from engine.core.types import GenerationRequest, SamplingParams
 from engine.placement.shape import model_shape
 from engine.runner.expert_tensors import held_bytes, least_bytes, stacks
 from engine.runner.llama import loading
-from engine.runner.llama.experts import stream
+from engine.runner.llama.experts import expert_cache
 from engine.runner.llama.experts.predictor import ExpertPredictor
 from engine.runner.llama.experts.readers import Readers, ReadJob
 from engine.runner.llama.native.batch import Batch
-from engine.runner.llama.native.binding import start_backends
+from engine.runner.llama.native.llama_api import start_backends
 from engine.runner.protocol import LoadSettings
 from quantize.files.gguf_split import read_gguf_model
 
@@ -181,7 +181,7 @@ def test_the_next_layers_experts_are_predicted_by_its_own_router(tmp_path):
             super().note(read, right)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stream, "ExpertPredictor", Watched)
+        patch.setattr(expert_cache, "ExpertPredictor", Watched)
         settings = LoadSettings(path=str(path), n_ctx=512, expert_bytes=sizes(path)[0], n_threads=1, **SETTINGS)
         loaded, experts = loading.load(start_backends(), settings, lambda _: True, Phases())
         batch = Batch(loaded)
@@ -224,10 +224,10 @@ class Arriving(dict):
 
 
 def test_an_expert_that_arrives_while_it_is_asked_for_is_counted_once():
-    found = stream.ExpertStream.__new__(stream.ExpertStream)
+    found = expert_cache.ExpertStream.__new__(expert_cache.ExpertStream)
     found._there, found._score = np.zeros((2, 4), bool), np.zeros((2, 4))
     found._sizes, found._used_bytes, found._capacity_bytes = [100, 100], 100, 800
-    found._counts, found._prefetched = stream._Counts(), []
+    found._counts, found._prefetched = expert_cache._Counts(), []
     found._readers = Readers(0, found._arrived)
     job = ReadJob((1, 2), ())
     found._coming = Arriving(found, {(1, 2): job})

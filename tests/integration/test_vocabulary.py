@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.runner.llama.native.binding import start_backends
+from engine.runner.llama.native.llama_api import start_backends
 from engine.runner.llama.native.model import load
 from engine.runner.llama.native.vocabulary import LlamaVocabulary
 from engine.runner.protocol import LoadSettings

@@ -157,8 +157,8 @@ def single_files():
     from app.tools.mcp_config import BadMcpConfig, parse_servers
     from engine.library.origins import NOTE_NAME, DownloadNote, read_note
     from engine.runner.onnx.errors import LoadFailed
-    from engine.runner.onnx.fixed import read_facts
-    from engine.runner.onnx.speech.sound import BadSound, read_sound
+    from engine.runner.onnx.speech.audio import BadSound, read_sound
+    from engine.runner.onnx.static_shapes import read_facts
     from engine.upstreams.listing import NoList, read_list
     from quantize.errors import QuantizeError
     from quantize.job.plan_file import read_plan

@@ -14,7 +14,7 @@ from app.db.records import Attachment
 from app.documents import read
 from app.gui.chat.request import document_text
 from engine.core.types import GenerationRequest
-from engine.runner.limits import STEADY_ROWS
+from engine.runner.load_limits import STEADY_ROWS
 
 NAME = "smollm2-135m-instruct"
 pytestmark = pytest.mark.timeout(900)  # some 10 s each where nothing else runs

@@ -12,7 +12,7 @@ from servers import ROOT, RunningServer
 from tokenizers import Tokenizer
 
 from app.evals.datasets import Dataset, NoDataset, wheel
-from engine.runner.quick_texts import QuickTexts
+from engine.runner.int8_embedder import QuickTexts
 from installers.bootstrap import kernels
 from quantize.convert.folder import ConvertRequest, convert
 from quantize.onnx.folder import convert_gguf

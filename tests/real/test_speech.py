@@ -15,8 +15,8 @@ import pytest
 from late import openai
 from servers import ROOT, RunningServer, wait_for
 
-from engine.runner.onnx.speech.sound import RATE, BadSound, read_sound, resampled
-from engine.runner.onnx.speech.voice import WINDOW, speech
+from engine.runner.onnx.speech.audio import RATE, BadSound, read_sound, resampled
+from engine.runner.onnx.speech.vad import WINDOW, speech
 from installers.bootstrap import kernels
 from installers.bootstrap import model as fetched
 from installers.bootstrap import speech as files

@@ -10,13 +10,20 @@ from typing import Final
 
 from engine.chat.events import AnswerEvent, ReasoningDelta, TextDelta
 from engine.chat.reasoning import open_markers
-from engine.chat.tools.bare import BareJson
+from engine.chat.tools.call_events import CallSink
+from engine.chat.tools.call_parsers import (
+    MAX_HEADER_CHARS,
+    JsonPayload,
+    NamedPayload,
+    NotACall,
+    Payload,
+    PythonPayload,
+)
 from engine.chat.tools.dialect import Dialect, JsonCalls, NamedCalls, PythonCalls, Section, TaggedCalls
 from engine.chat.tools.marks import Marks
 from engine.chat.tools.parser_marks import FENCES, marks_of
-from engine.chat.tools.payloads import MAX_HEADER_CHARS, JsonPayload, NamedPayload, NotACall, Payload, PythonPayload
-from engine.chat.tools.sink import CallSink
 from engine.chat.tools.tagged import TaggedPayload
+from engine.chat.tools.unmarked_json import BareJson
 from engine.chat.types import ToolDefinition
 
 # Between the calls of a section these mean nothing.

@@ -4,11 +4,11 @@ import json
 import re
 from typing import Any, Final
 
+from engine.chat.tools.call_events import CallSink
+from engine.chat.tools.call_parsers import MAX_HEADER_CHARS, NotACall
 from engine.chat.tools.dialect import TaggedCalls
 from engine.chat.tools.marks import earliest
-from engine.chat.tools.payloads import MAX_HEADER_CHARS, NotACall
 from engine.chat.tools.schema_types import allowed_types, properties, typed
-from engine.chat.tools.sink import CallSink
 
 _CDATA: Final = re.compile(r"^\s*<!\[CDATA\[(.*)\]\]>\s*$", re.DOTALL)
 _STRING: Final = frozenset({"string"})

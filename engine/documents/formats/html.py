@@ -11,7 +11,7 @@ from lxml import etree
 from lxml import html as lxml_html
 
 from engine.documents.formats.archive import open_archive, read_member
-from engine.documents.formats.parts import in_parts, paragraphs
+from engine.documents.formats.pseudo_pages import in_parts, paragraphs
 from engine.documents.types import Block, Page, Unreadable
 
 _LEFT_OUT: Final = frozenset({

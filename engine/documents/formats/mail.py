@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import cast
 
 from engine.documents.formats.html import blocks_of
-from engine.documents.formats.parts import paragraphs
+from engine.documents.formats.pseudo_pages import paragraphs
 from engine.documents.types import Block, Page, Unreadable
 
 _SHOWN = ("From", "To", "Cc", "Date", "Subject")

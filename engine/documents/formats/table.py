@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from engine.documents.formats.parts import decoded
+from engine.documents.formats.pseudo_pages import decoded
 from engine.documents.types import PART_CHARS, Block, Page, Unreadable
 
 _ROWS: Final = 60

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from markdown_it import MarkdownIt
 
-from engine.documents.formats.parts import decoded, in_parts, paragraphs
+from engine.documents.formats.pseudo_pages import decoded, in_parts, paragraphs
 from engine.documents.types import PART_CHARS, Block, Page
 
 _CODE_LINES = 40

@@ -12,7 +12,7 @@ from lxml import etree
 
 from engine.documents.formats.archive import open_archive, read_member
 from engine.documents.formats.html import blocks_of
-from engine.documents.formats.parts import in_parts
+from engine.documents.formats.pseudo_pages import in_parts
 from engine.documents.formats.relations import XML, local, relations
 from engine.documents.types import Block, Page, Unreadable
 

@@ -11,10 +11,10 @@ from typing import Final
 
 import msgspec
 
-from engine.job_kinds.bench import shapes, standin
+from engine.job_kinds.bench import dummy_model, shapes
 from engine.job_kinds.bench.measure import Timed, loaded_meter
 from engine.job_kinds.bench.run import bench_settings
-from engine.placement.attention import DENSE_UBATCH, with_plain
+from engine.placement.flash_attention import DENSE_UBATCH, with_plain
 from engine.placement.measurements.attention import AttentionSpeed, AttentionTimes, Heads
 from engine.runner.protocol import LoadSettings
 
@@ -59,7 +59,11 @@ async def measure_attention(heads: Heads, *, threads: int, scratch: Path) -> Att
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
         path = Path(folder) / "attention.gguf"
         await asyncio.to_thread(
-            standin.write_in_child, path, probe=stand_in(heads), mix="F16", on_progress=lambda _done, _total: None
+            dummy_model.write_in_child,
+            path,
+            probe=stand_in(heads),
+            mix="F16",
+            on_progress=lambda _done, _total: None,
         )
         fused = fused_settings(path, threads)
         points = []

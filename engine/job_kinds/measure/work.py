@@ -19,9 +19,9 @@ from engine.energy.meter import EnergyMeter
 from engine.job_kinds.autotune.journal import Journal
 from engine.job_kinds.autotune.run import Step, tune
 from engine.job_kinds.autotune.space import dimensions
+from engine.job_kinds.bench.qtype_speed import PriceStore, measure_prices
 from engine.job_kinds.bench.run import bench, bench_settings
-from engine.job_kinds.bench.type_prices import PriceStore, measure_prices
-from engine.job_kinds.measure.subject import Opened, Subject, opened
+from engine.job_kinds.measure.target import Opened, Subject, opened
 from engine.jobs.jobs import Control, JobKind, JobRegistry
 from engine.library.catalogue import Catalogue
 from engine.message_catalog.reasons import Reason, because

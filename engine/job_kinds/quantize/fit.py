@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 
 from engine.placement.dry_run import DryRunFailed, dry_run
-from engine.placement.need import estimate, kv_layer_bytes
+from engine.placement.estimate import estimate, kv_layer_bytes
 from engine.placement.need_types import DryRun
 from engine.placement.repack import is_repacked
 from engine.placement.shape import ModelShape

@@ -11,12 +11,12 @@ import msgspec
 
 from devices.msgspec_lock import learned
 from engine.core.errors import NotEnoughMemory
-from engine.job_kinds.quantize.asking import ask_all
+from engine.job_kinds.quantize.eval_runner import ask_all
 from engine.job_kinds.quantize.tasks import Task, TaskAnswer, TaskSet, TaskSets, task_set
 from engine.placement.load_settings import default_context, usable_cores
 from engine.placement.memory_admission import MemoryAdmission
 from engine.placement.placer import Placer, read_shape
-from engine.remotes.kernel import kernel_name
+from engine.remotes.llama_cpp_build import kernel_name
 from engine.runner.protocol import LoadSettings
 from quantize.errors import Cancelled
 from quantize.job.gate_run import Answered

@@ -11,7 +11,7 @@ import quantize.errors
 from devices.msgspec_lock import learned
 from engine.core.errors import EnvironmentFault, InputFault
 from engine.core.paths import Paths, whole_path
-from engine.core.quantizer_faults import fact_of
+from engine.core.quantize_errors import fact_of
 from engine.job_kinds.quantize.options import QuantizeOptions
 from engine.jobs.jobs import Control, JobKind, JobRegistry
 from engine.library.catalogue import Catalogue
@@ -63,7 +63,7 @@ def predict(
 
     Raises: InputFault, EnvironmentFault: the model or the options.
     """
-    from engine.job_kinds.quantize.own_text import texts_of  # noqa: PLC0415 - not while the server starts
+    from engine.job_kinds.quantize.calibration_text import texts_of  # noqa: PLC0415 - not while the server starts
     from engine.job_kinds.quantize.request import build_request  # noqa: PLC0415 - as above
     from quantize.job.execute import quantize as run_quantize  # noqa: PLC0415 - as above
 
@@ -94,7 +94,7 @@ def make(
 
     Raises: InputFault, EnvironmentFault, the quantizer's errors; Cancelled and Paused from `control`.
     """
-    from engine.job_kinds.quantize.own_text import texts_of  # noqa: PLC0415 - not while the server starts
+    from engine.job_kinds.quantize.calibration_text import texts_of  # noqa: PLC0415 - not while the server starts
     from engine.job_kinds.quantize.request import build_request  # noqa: PLC0415 - as above
     from quantize.job.execute import quantize as run_quantize  # noqa: PLC0415 - as above
 

@@ -12,7 +12,7 @@ import msgspec
 import psutil
 
 from engine.core.paths import Paths, is_installed, whole_path
-from engine.job_kinds.bench.type_prices import PriceStore, planner_speeds
+from engine.job_kinds.bench.qtype_speed import PriceStore, planner_speeds
 from engine.job_kinds.quantize.fit import FitGoal, fit_goal, promised, source_dry_run
 from engine.job_kinds.quantize.offload import has_gpu, layers_on_gpu
 from engine.job_kinds.quantize.options import QuantizeOptions

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from devices.msgspec_lock import learned
-from engine.chat.bounded_child import BoundedChild, ChildFailed
+from engine.chat.limited_child import BoundedChild, ChildFailed
 from engine.chat.query import ChatQuery
 from engine.chat.types import Message
 from engine.core.errors import InputFault

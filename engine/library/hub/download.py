@@ -24,7 +24,7 @@ from engine.library.catalogue import Catalogue
 from engine.library.errors import BadUpdate, CannotWrite, FileChanged, HashMismatch, NotEnoughDisk, UnsafeName
 from engine.library.hashing import git_sha1_of, sha256_of
 from engine.library.hub.client import HubClient
-from engine.library.hub.part import Part
+from engine.library.hub.partial_file import Part
 from engine.library.hub.repository import is_safe_name
 from engine.library.hub.transfer import Patience, Transfer
 from engine.library.hub.types import RepoFile, Repository

@@ -14,7 +14,7 @@ from engine.core.errors import EngineError
 from engine.core.paths import Paths
 from engine.library.hub import header_cache
 from engine.library.hub.client import HubClient
-from engine.library.hub.own_build import own_build, remembered
+from engine.library.hub.local_quant_offer import own_build, remembered
 from engine.library.hub.remote_file import RemoteFile
 from engine.library.hub.repository import choices_of
 from engine.library.hub.types import Choice, FitEstimate, Option, OwnBuild, RepoFile, RepoPlan, Repository

@@ -6,7 +6,7 @@ from pathlib import PurePosixPath
 
 from engine.library import quant_names
 from engine.library.hub.types import Choice, RepoFile, Repository
-from engine.library.naming import stem_of
+from engine.library.model_ids import stem_of
 from quantize.files.gguf_split import parse_split_name
 
 _MAX_NAME_BYTES = 200

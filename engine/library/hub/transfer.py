@@ -12,7 +12,7 @@ import msgspec
 from engine.jobs.jobs import Control
 from engine.library.errors import FileChanged, HubUnreachable, RateLimited
 from engine.library.hub.client import HubClient
-from engine.library.hub.part import Part
+from engine.library.hub.partial_file import Part
 
 _log = logging.getLogger(__name__)
 _LINKED_ETAG = "x-linked-etag"

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 from engine.core.types import Event, FinishReason, TokenLogprob
 from engine.runner.generation.request_queue import enqueue
 from engine.runner.generation.sequence import Sequence
-from engine.runner.generation.step_time import StepTimes
+from engine.runner.generation.step_accounting import StepTimes
 from engine.runner.generation.vocabulary import Vocabulary
 from engine.runner.protocol import Fault
 

@@ -13,12 +13,12 @@ from engine.core.types import (
     TokenLogprob,
     Usage,
 )
-from engine.runner.generation.constrain import TokenConstraint
-from engine.runner.generation.drafting import NgramDrafter
+from engine.runner.generation.grammar_mask import TokenConstraint
+from engine.runner.generation.loop_guard import NoiseWatch, RepeatWatch
+from engine.runner.generation.ngram_drafter import NgramDrafter
 from engine.runner.generation.reasoning import ReasoningLimit
-from engine.runner.generation.runaway import NoiseWatch, RepeatWatch
 from engine.runner.generation.sampler import Sampler
-from engine.runner.generation.step_time import step_time
+from engine.runner.generation.step_accounting import step_time
 from engine.runner.generation.text import TextStream
 from engine.runner.generation.times import AnswerTimes
 from engine.runner.protocol import INITIAL_CREDIT

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from devices.backends import openvino
-from engine.core.phases import Phases
+from engine.core.startup_timing import Phases
 from engine.core.types import DeviceCheck
 from engine.runner import protocol
 from engine.runner.engine_args import meaning
@@ -21,9 +21,9 @@ from engine.runner.llama.native.device_check import (
 )
 from engine.runner.llama.native.device_verdict import checked
 from engine.runner.llama.native.vocabulary import LlamaVocabulary
-from engine.runner.llama.speculate.draft_model import DraftModel
-from engine.runner.llama.speculate.model_drafter import ModelDrafter
-from engine.runner.llama.speculate.mtp import MtpHead
+from engine.runner.llama.speculative.draft_model import DraftModel
+from engine.runner.llama.speculative.model_drafter import ModelDrafter
+from engine.runner.llama.speculative.mtp import MtpHead
 
 if TYPE_CHECKING:
     from engine.runner.llama.experts.load import StreamedExperts
@@ -35,8 +35,8 @@ def load(
     """The model with its context, and its experts where they are streamed. Raises: LoadFailed."""
     if not settings.expert_bytes:
         return llama_model.load(api, settings, on_progress, phases), None
+    from engine.runner.llama.experts.expert_cache import CannotStream  # noqa: PLC0415 - as above
     from engine.runner.llama.experts.load import StreamedExperts  # noqa: PLC0415 - other models start without it
-    from engine.runner.llama.experts.stream import CannotStream  # noqa: PLC0415 - as above
 
     try:
         experts = StreamedExperts(api, settings)

@@ -18,10 +18,10 @@ from devices.msgspec_lock import learned
 from devices.process_memory import process_memory
 from engine.core.errors import ConstraintRefused
 from engine.core.types import Constraint
-from engine.runner.generation.constrain import ConstraintCompiler
+from engine.runner.generation.grammar_mask import ConstraintCompiler
 from engine.runner.llama import service
 from engine.runner.llama.native import model as llama_model
-from engine.runner.llama.native.binding import KernelsMissing, start_backends
+from engine.runner.llama.native.llama_api import KernelsMissing, start_backends
 from engine.runner.llama.native.rpc import NoWorker, add_workers
 from engine.runner.llama.native.vocabulary import LlamaVocabulary
 from engine.runner.protocol import LoadSettings

@@ -12,8 +12,8 @@ import msgspec
 from devices.child_answer import write_answer
 from devices.msgspec_lock import learned
 from engine.runner.llama.native import model as llama_model
-from engine.runner.llama.native.binding import KernelsMissing, start_backends
 from engine.runner.llama.native.device_check import prompts
+from engine.runner.llama.native.llama_api import KernelsMissing, start_backends
 from engine.runner.llama.native.operation_check import Operation, OperationCheck, named
 from engine.runner.llama.native.vocabulary import LlamaVocabulary
 from engine.runner.protocol import LoadSettings

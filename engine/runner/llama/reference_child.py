@@ -15,8 +15,8 @@ from devices.child_answer import write_answer
 from devices.msgspec_lock import learned
 from engine.runner.engine_args import computing
 from engine.runner.llama.native import model as llama_model
-from engine.runner.llama.native.binding import KernelsMissing, start_backends
 from engine.runner.llama.native.device_check import Reference, compare_rows, logprob_rows, prompts, reference
+from engine.runner.llama.native.llama_api import KernelsMissing, start_backends
 from engine.runner.llama.native.vocabulary import LlamaVocabulary
 from engine.runner.protocol import LoadSettings
 

@@ -10,7 +10,7 @@ import threading
 
 from devices.child_answer import write_answer
 from devices.process_memory import process_memory
-from engine.runner.llama.native.binding import KernelsMissing, start_backends
+from engine.runner.llama.native.llama_api import KernelsMissing, start_backends
 from engine.runner.llama.native.rpc import NoWorker, describe, serve
 
 

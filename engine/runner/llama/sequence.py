@@ -7,10 +7,10 @@ from typing import Final
 from engine.core.types import Event, PromptProgress, Started
 from engine.runner.generation.draft_length import DraftBalance
 from engine.runner.generation.sequence import Sequence
-from engine.runner.limits import STEADY_ROWS
 from engine.runner.llama.cache.cached_sequence import CachedSequence
 from engine.runner.llama.cache.prefix_index import Key
 from engine.runner.llama.vision.vision import Media
+from engine.runner.load_limits import STEADY_ROWS
 
 # How often the progress of a prefill is sent: what a person can follow.
 PROGRESS_S: Final = 0.2

@@ -14,19 +14,19 @@ from engine.core.types import DeviceCheck, GenerationRequest, ModelFacts
 from engine.runner import protocol
 from engine.runner.channel import Channel
 from engine.runner.duty_cycle import DutyCycle
-from engine.runner.generation.constrain import ConstraintCompiler, TokenConstraint
+from engine.runner.generation.grammar_mask import ConstraintCompiler, TokenConstraint
 from engine.runner.llama import loading
 from engine.runner.llama.batch.adapters import Adapters
+from engine.runner.llama.batch.deterministic import ExactScheduler
 from engine.runner.llama.batch.embed import CannotEmbed, Embedder
-from engine.runner.llama.batch.exact import ExactScheduler
 from engine.runner.llama.batch.scheduler import Scheduler
 from engine.runner.llama.cache.prefix_store import PrefixStore
 from engine.runner.llama.native import model as llama_model
 from engine.runner.llama.native.abort import AbortSwitch
 from engine.runner.llama.native.batch import EngineBroken
-from engine.runner.llama.native.binding import KernelsMissing, load_api, start_backends
 from engine.runner.llama.native.device_check import DeviceWrong
-from engine.runner.llama.native.pages import LargePages
+from engine.runner.llama.native.huge_pages import LargePages
+from engine.runner.llama.native.llama_api import KernelsMissing, load_api, start_backends
 from engine.runner.llama.native.rpc import NoWorker, add_workers
 from engine.runner.llama.native.self_check import SelfCheckFailed, self_check
 from engine.runner.llama.native.vocabulary import LONGEST_TOKEN_BYTES, LlamaVocabulary
@@ -34,7 +34,7 @@ from engine.runner.llama.vision.image import ImageRefused
 from engine.runner.llama.vision.vision import Media, Vision
 from engine.runner.service import RunnerService
 from engine.runner.text_limits import TooManyTokens
-from engine.runner.texts import Prompt, too_long
+from engine.runner.tokenizer_threads import Prompt, too_long
 
 if TYPE_CHECKING:
     from engine.runner.llama.experts.load import StreamedExperts

@@ -14,8 +14,8 @@ import msgspec
 from devices.child_answer import write_answer
 from devices.msgspec_lock import learned
 from engine.runner.llama.native import model as llama_model
-from engine.runner.llama.native.binding import KernelsMissing, load_api, start_backends
 from engine.runner.llama.native.device_check import NotComparable, compare, is_wrong, read_reference
+from engine.runner.llama.native.llama_api import KernelsMissing, load_api, start_backends
 from engine.runner.llama.native.struct_layout import problems
 from engine.runner.llama.native.vocabulary import LlamaVocabulary
 from engine.runner.llama.reference_child import reference_settings

@@ -10,11 +10,11 @@ from engine.core.types import ModelFacts
 from engine.onnx.folder import OnnxFolder, pooling
 from engine.onnx.safety import count_parameters
 from engine.runner import onnx_libraries as libraries
-from engine.runner.inputs import shortened
 from engine.runner.onnx.errors import LoadFailed
 from engine.runner.onnx.providers import CPU, chosen_provider, open_session, register_plugin, share_of
 from engine.runner.onnx.vocabulary import FolderVocabulary
 from engine.runner.protocol import Embed, Embedded, Fault, LoadSettings
+from engine.runner.truncation import shortened
 from quantize.errors import QuantizeError
 
 # Texts of one run; those of similar length share one, so that little is padding.

@@ -10,11 +10,11 @@ import numpy as np
 from engine.onnx.folder import OnnxFolder
 from engine.runner import onnx_libraries as libraries
 from engine.runner.onnx.errors import LoadFailed
-from engine.runner.onnx.fixed import FixedDecoder, read_facts
+from engine.runner.onnx.full_graph_session import compiled_at, whole_session
 from engine.runner.onnx.model import LoadedFolder
 from engine.runner.onnx.providers import QNN, ProviderChoice, chosen_provider
+from engine.runner.onnx.static_shapes import FixedDecoder, read_facts
 from engine.runner.onnx.vocabulary import FolderVocabulary
-from engine.runner.onnx.whole import compiled_at, whole_session
 from engine.runner.protocol import LoadSettings
 from quantize.onnx.fixed_folder import GRAPHS, FixedFacts
 

@@ -13,13 +13,13 @@ import numpy as np
 from engine.core.types import GenerationRequest
 from engine.runner import onnx_libraries as libraries
 from engine.runner.generation.admission import answer_limit, context_exceeded, problem
-from engine.runner.generation.constrain import TokenConstraint
+from engine.runner.generation.grammar_mask import TokenConstraint
 from engine.runner.generation.request_queue import must_wait
 from engine.runner.generation.sample import ConstraintFailed, SamplingFailed, sample
 from engine.runner.generation.scheduler import BaseScheduler, Output
 from engine.runner.generation.sequence import Sequence
 from engine.runner.generation.text import TextStream
-from engine.runner.limits import MAX_DRAFT
+from engine.runner.load_limits import MAX_DRAFT
 from engine.runner.onnx.errors import UnsupportedParameter
 from engine.runner.onnx.model import LoadedFolder
 from engine.runner.onnx.sampler import NumpySampler

@@ -8,7 +8,7 @@ import psutil
 from engine.runner import onnx_libraries as libraries
 from engine.runner import protocol
 from engine.runner.channel import Channel
-from engine.runner.generation.constrain import ConstraintCompiler
+from engine.runner.generation.grammar_mask import ConstraintCompiler
 from engine.runner.onnx import fixed_load, model
 from engine.runner.onnx.encoder import Encoder
 from engine.runner.onnx.errors import LoadFailed
@@ -16,7 +16,7 @@ from engine.runner.onnx.model import LoadedFolder
 from engine.runner.onnx.scheduler import Scheduler
 from engine.runner.onnx.vocabulary import FolderVocabulary
 from engine.runner.service import RunnerService
-from engine.runner.texts import Prompt
+from engine.runner.tokenizer_threads import Prompt
 
 
 class OnnxRunner(RunnerService[FolderVocabulary]):

@@ -8,7 +8,7 @@ from fastapi import Request
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
-from engine.chat.conversation import AnswerFinished
+from engine.chat.chat_pipeline import AnswerFinished
 from engine.chat.query import ChatQuery
 from engine.server.anthropic.errors import SHAPE
 from engine.server.anthropic.schemas import CountRequest, MessagesRequest

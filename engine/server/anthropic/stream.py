@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 from pydantic_core import from_json
 
-from engine.chat.conversation import AnswerFinished, AnswerStarted, ChatEvent
+from engine.chat.chat_pipeline import AnswerFinished, AnswerStarted, ChatEvent
 from engine.chat.events import (
     CallArguments,
     CallEnded,

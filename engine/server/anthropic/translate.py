@@ -9,13 +9,13 @@ from typing import Any, Final
 import msgspec
 
 from engine.chat import structured
-from engine.chat.conversation import is_begun
+from engine.chat.chat_pipeline import is_begun
 from engine.chat.query import ChatQuery
 from engine.chat.types import ImagePart, Message, NamedTool, Part, TextPart, ToolCall, ToolChoice, ToolDefinition
 from engine.core.errors import InputFault
 from engine.core.types import Constraint
 from engine.server.anthropic.schemas import Choice, CountRequest, InputMessage, MessagesRequest, Tool
-from engine.server.client_tools import SERVER_TOOLS, client_tool
+from engine.server.anthropic_tools import SERVER_TOOLS, client_tool
 from engine.server.images import MAX_IMAGE_BYTES
 
 # Claude Code writes a hash that changes with every request at the very start of the system prompt; left there

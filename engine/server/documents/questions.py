@@ -5,7 +5,7 @@ from collections.abc import Callable, Hashable, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from engine.documents.stemming import STOP, WORD
+from engine.documents.query_terms import STOP, WORD
 
 if TYPE_CHECKING:
     from engine.chat.query import ChatQuery

@@ -13,7 +13,7 @@ from devices.msgspec_lock import learned
 from engine.api.collections import Collection, PageText, Passage, SearchAnswer, SearchRequest, SentTo
 from engine.core.errors import EngineError, InputFault
 from engine.core.paths import Paths
-from engine.documents.definitions import Definition
+from engine.documents.collection_config import Definition
 from engine.documents.errors import CollectionUnusable, NoCollection, NoDocument, NotAgreed
 from engine.documents.registry import NONE, Collections, Live
 from engine.documents.search import Hit, Ways, evidence, find
@@ -21,7 +21,7 @@ from engine.message_catalog import sentence, sentences
 from engine.message_catalog.reasons import because
 from engine.pool.pool import HERE, Pool
 from engine.server.auth import Access, presented_keys
-from engine.server.documents.side_work import Chosen, SideWork
+from engine.server.documents.background_embedding import Chosen, SideWork
 from engine.server.models import ServedModels
 
 if TYPE_CHECKING:

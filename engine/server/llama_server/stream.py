@@ -7,7 +7,7 @@ from typing import Any, Final, cast
 
 import msgspec
 
-from engine.chat.conversation import end_notes
+from engine.chat.chat_pipeline import end_notes
 from engine.core.sampling import Chosen
 from engine.core.types import Delta, Done, Event, Started, TokenLogprob
 from engine.pool.loaded_model import LoadedModel

@@ -23,11 +23,11 @@ from engine.api.collections import (
 )
 from engine.core.errors import InputFault
 from engine.core.paths import whole_path
-from engine.documents.definitions import Definition
+from engine.documents.collection_config import Definition
 from engine.documents.errors import NoDocument
 from engine.documents.store import DocumentRow
+from engine.server.msgspec_routes import TypedRoute
 from engine.server.state import server_state
-from engine.server.typed import TypedRoute
 
 # What SQLite can count and JSON numbers can say.
 Number = Annotated[int, Field(ge=0, lt=1 << 53)]

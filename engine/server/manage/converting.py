@@ -14,8 +14,8 @@ from engine.api.jobs import Job, JobKind
 from engine.core.errors import EnvironmentFault
 from engine.core.paths import whole_path
 from engine.job_kinds.quantize.convert import Fetch, ToGguf, ToOnnx
+from engine.server.msgspec_routes import TypedRoute
 from engine.server.state import server_state
-from engine.server.typed import TypedRoute
 from quantize.onnx.request import FixedOptions
 
 router = APIRouter(prefix="/tessera/v1", tags=["library"], route_class=TypedRoute)

@@ -10,8 +10,8 @@ from engine.library.types import ModelEntry
 from engine.placement.engine_args import with_engine_args
 from engine.placement.settings.engine_args import require_sound
 from engine.runner.engine_args import NO_ARGS, EngineArgs
+from engine.server.msgspec_routes import TypedRoute
 from engine.server.state import ServerState, server_state
-from engine.server.typed import TypedRoute
 
 router = APIRouter(prefix="/tessera/v1", tags=["management"], route_class=TypedRoute)
 

@@ -9,10 +9,10 @@ from starlette.responses import Response
 from engine.api.jobs import Job, Jobs
 from engine.core.sendable import encoded
 from engine.jobs.jobs import JobRegistry
+from engine.server.msgspec_routes import TypedRoute
 from engine.server.openai.errors import SHAPE
 from engine.server.sse import EventStream
 from engine.server.state import server_state
-from engine.server.typed import TypedRoute
 
 router = APIRouter(prefix="/tessera/v1/jobs", tags=["jobs"], route_class=TypedRoute)
 

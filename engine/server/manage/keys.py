@@ -7,8 +7,8 @@ from starlette.responses import Response
 
 from engine.api.keys import Key, KeyRequest, Keys, NewKey
 from engine.core.errors import InputFault
+from engine.server.msgspec_routes import TypedRoute
 from engine.server.state import server_state
-from engine.server.typed import TypedRoute
 
 router = APIRouter(prefix="/tessera/v1/keys", tags=["management"], route_class=TypedRoute)
 

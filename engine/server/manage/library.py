@@ -26,13 +26,13 @@ from engine.api.library import (
 )
 from engine.core.errors import BadModelFile, InputFault
 from engine.core.sampling import choose
-from engine.library import importing, starters, trash
+from engine.library import importing, recommended_models, trash
 from engine.library.catalogue import Catalogue
 from engine.library.lookup import require
 from engine.library.types import ModelEntry
 from engine.server.manage.sampling import decided
+from engine.server.msgspec_routes import TypedRoute
 from engine.server.state import server_state
-from engine.server.typed import TypedRoute
 from engine.services import Services
 from quantize.errors import QuantizeError
 from quantize.files.gguf_split import read_gguf_model
@@ -196,7 +196,7 @@ async def show_starters(request: Request) -> Starters:
     services = await _services(request)
     found = await asyncio.to_thread(services.starters)
     speeds = [round(services.placer.expected_tok_s(proposal.starter.bytes_per_token), 1) for proposal in found]
-    first, why = starters.recommend([(p.starter, speed) for p, speed in zip(found, speeds, strict=True)])
+    first, why = recommended_models.recommend([(p.starter, speed) for p, speed in zip(found, speeds, strict=True)])
     proposals = [
         msgspec.structs.replace(
             proposal, expected_tok_s=speed or None, recommended=why if proposal.starter.id == first else ""

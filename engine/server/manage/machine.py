@@ -20,9 +20,9 @@ from engine.core.errors import InputFault
 from engine.onnx.providers import ADAPTERS
 from engine.placement.placer import Placer
 from engine.remotes.registry import remote_of
-from engine.runner.limits import KV_TYPES
+from engine.runner.load_limits import KV_TYPES
+from engine.server.msgspec_routes import TypedRoute
 from engine.server.state import server_state
-from engine.server.typed import TypedRoute
 
 router = APIRouter(prefix="/tessera/v1", tags=["machine"], route_class=TypedRoute)
 RECENT_AUDITS = 50

@@ -10,10 +10,10 @@ from engine.api.jobs import Job, JobKind
 from engine.api.measuring import BenchRequest, BenchResult, BenchResults, Shapes, SubjectRequest, TuneRequest
 from engine.core.errors import InputFault
 from engine.job_kinds.bench.shapes import SHAPES
-from engine.job_kinds.measure.subject import Subject
+from engine.job_kinds.measure.target import Subject
 from engine.job_kinds.measure.work import BenchOptions, BenchService, Task, TuneOptions
+from engine.server.msgspec_routes import TypedRoute
 from engine.server.state import server_state
-from engine.server.typed import TypedRoute
 
 router = APIRouter(prefix="/tessera/v1", tags=["measuring"], route_class=TypedRoute)
 

@@ -23,9 +23,9 @@ from engine.library.types import ModelEntry
 from engine.pool.loaded_model import LoadedModel as PooledModel
 from engine.server.manage.engine_args import keep_engine_args
 from engine.server.models import ServedModels
+from engine.server.msgspec_routes import TypedRoute
 from engine.server.sse import while_connected
 from engine.server.state import ServerState, server_state
-from engine.server.typed import TypedRoute
 
 router = APIRouter(prefix="/tessera/v1", tags=["management"], route_class=TypedRoute)
 

@@ -3,8 +3,8 @@
 from fastapi import APIRouter, Request
 
 from engine.api.power import PowerLimits, PowerState
+from engine.server.msgspec_routes import TypedRoute
 from engine.server.state import server_state
-from engine.server.typed import TypedRoute
 
 router = APIRouter(prefix="/tessera/v1/power", tags=["machine"], route_class=TypedRoute)
 

@@ -8,8 +8,8 @@ from fastapi import APIRouter, Request
 from engine.api.jobs import Job, JobKind
 from engine.api.quantizing import PlanForecast, QuantizeOptions, QuantizeSketch
 from engine.job_kinds.quantize.job import gate_task, predict, require_disk, source_of
+from engine.server.msgspec_routes import TypedRoute
 from engine.server.state import server_state
-from engine.server.typed import TypedRoute
 
 router = APIRouter(prefix="/tessera/v1/quantize", tags=["quantize"], route_class=TypedRoute)
 

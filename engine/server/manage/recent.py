@@ -3,8 +3,8 @@
 from fastapi import APIRouter, Request
 
 from engine.api.requests import RecentActivity
+from engine.server.msgspec_routes import TypedRoute
 from engine.server.state import server_state
-from engine.server.typed import TypedRoute
 
 router = APIRouter(prefix="/tessera/v1", tags=["management"], route_class=TypedRoute)
 

@@ -10,8 +10,8 @@ from starlette.responses import Response
 from engine.api import remotes as api
 from engine.core.errors import InputFault
 from engine.remotes.types import Remote
+from engine.server.msgspec_routes import TypedRoute
 from engine.server.state import ServerState, server_state
-from engine.server.typed import TypedRoute
 
 router = APIRouter(prefix="/tessera/v1", tags=["management"], route_class=TypedRoute)
 

@@ -17,12 +17,12 @@ from engine.core.types import Constraint, Delta, GenerationRequest, ReasoningBud
 from engine.pool.loaded_model import LoadedModel
 from engine.runner.protocol import LoadSettings
 from engine.server.body import fault
+from engine.server.msgspec_routes import TypedRoute
 from engine.server.openai import completions, receipts
 from engine.server.openai import routes as chat
 from engine.server.openai.schemas import ChatRequest, CompletionRequest
 from engine.server.sse import while_connected
 from engine.server.state import ServerState, server_state
-from engine.server.typed import TypedRoute
 
 router = APIRouter(prefix="/tessera/v1", tags=["measuring"], route_class=TypedRoute)
 # Marks that open and close reasoning, and what closes it early, are a few words.

@@ -6,8 +6,8 @@ from engine.api.models import Decided, ModelSampling, SamplingRequest
 from engine.core.sampling import Chosen, Layer, choose
 from engine.library.types import ModelEntry
 from engine.server.models import ServedModels
+from engine.server.msgspec_routes import TypedRoute
 from engine.server.state import server_state
-from engine.server.typed import TypedRoute
 
 router = APIRouter(prefix="/tessera/v1", tags=["management"], route_class=TypedRoute)
 

@@ -13,15 +13,15 @@ from starlette.responses import Response
 from engine.api.models import LoadedModel
 from engine.api.stats import ModelStats, RequestTimes, Stats, UsageSamples, WorkSamples
 from engine.core.errors import EngineError
+from engine.core.request_timing import MAX_ENTRIES
 from engine.core.sendable import encoded
-from engine.core.time_spent import MAX_ENTRIES
 from engine.pool.loaded_model import LoadedModel as PooledModel
 from engine.runner.protocol import Stats as RunnerStats
 from engine.server.manage.models import describe
+from engine.server.msgspec_routes import TypedRoute
 from engine.server.openai.errors import SHAPE
 from engine.server.sse import EventStream
 from engine.server.state import ServerState, server_state
-from engine.server.typed import TypedRoute
 from engine.server.utilization import HISTORY_S
 
 router = APIRouter(prefix="/tessera/v1", tags=["management"], route_class=TypedRoute)

@@ -12,8 +12,8 @@ from engine.core.addresses import is_plain_text
 from engine.core.errors import InputFault
 from engine.message_catalog import sentence
 from engine.message_catalog.reasons import Reason
+from engine.server.msgspec_routes import TypedRoute
 from engine.server.state import ServerState, server_state
-from engine.server.typed import TypedRoute
 from engine.upstreams.types import Rule, Upstream
 
 router = APIRouter(prefix="/tessera/v1", tags=["management"], route_class=TypedRoute)

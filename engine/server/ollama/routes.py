@@ -9,7 +9,7 @@ from fastapi import Request
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
-from engine.chat.conversation import AnswerFinished, ChatEvent, end_notes
+from engine.chat.chat_pipeline import AnswerFinished, ChatEvent, end_notes
 from engine.chat.events import TextDelta
 from engine.chat.fim import FimGap
 from engine.chat.query import ChatQuery

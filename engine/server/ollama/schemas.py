@@ -6,8 +6,8 @@ from pydantic import Field
 
 from engine.core.errors import InputFault
 from engine.server.body import Body
+from engine.server.known_keys import ANY
 from engine.server.sampling_fields import SharedSampling
-from engine.server.shape import ANY
 
 
 class Options(SharedSampling):

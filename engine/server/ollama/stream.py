@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from engine.chat.conversation import AnswerFinished, ChatEvent
+from engine.chat.chat_pipeline import AnswerFinished, ChatEvent
 from engine.chat.events import CallArguments, CallEnded, CallStarted, ReasoningDelta, TextDelta
 from engine.server.ollama.keep_alive import NANO
 

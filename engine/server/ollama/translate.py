@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from engine.chat import structured
-from engine.chat.conversation import is_begun
+from engine.chat.chat_pipeline import is_begun
 from engine.chat.query import ChatQuery
 from engine.chat.types import ImagePart, Message, Part, TextPart, ToolCall, ToolDefinition
 from engine.core.errors import InputFault

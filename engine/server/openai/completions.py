@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from engine.chat.fim import FimGap
-from engine.chat.forwarded import forward_text
+from engine.chat.openai_forward import forward_text
 from engine.core.errors import InputFault
 from engine.core.sampling import Chosen, choose, only_explicit
 from engine.core.types import Delta, Done, Event, GenerationRequest, TokenLogprob

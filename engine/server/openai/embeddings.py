@@ -17,8 +17,8 @@ from engine.server.chosen_model import chosen_model
 from engine.server.embedding import embed, prompted
 from engine.server.ids import new_id
 from engine.server.ignored import ignored_header
+from engine.server.known_keys import ANY
 from engine.server.openai.schemas import TokenId
-from engine.server.shape import ANY
 from engine.server.sse import while_connected
 from engine.server.state import ServerState, server_state
 

@@ -9,7 +9,7 @@ from engine.core.sampling import choose
 from engine.library.default_model import default_model, demos
 from engine.library.types import ModelEntry
 from engine.server.anthropic import errors as anthropic
-from engine.server.client_tools import SERVER_TOOLS
+from engine.server.anthropic_tools import SERVER_TOOLS
 from engine.server.routing import ERROR_SHAPE, EarlyRouter
 from engine.server.state import ServerState, server_state
 

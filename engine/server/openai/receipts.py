@@ -18,7 +18,7 @@ from engine.core.types import Delta, Event, GenerationRequest
 from engine.core.version import __version__
 from engine.placement.measurements.keys import build
 from engine.pool.loaded_model import LoadedModel
-from engine.runner.limits import exact_settings
+from engine.runner.load_limits import exact_settings
 from engine.runner.protocol import LoadSettings
 from engine.server.openai.schemas import ChatRequest, CompletionRequest
 from engine.server.state import ServerState

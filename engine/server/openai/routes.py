@@ -10,13 +10,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from engine.chat.conversation import (
-    AnswerFinished,
-    AnswerLogprobs,
-    ChatEvent,
-    PreparedChat,
-    read,
-)
+from engine.chat.chat_pipeline import AnswerFinished, AnswerLogprobs, ChatEvent, PreparedChat, read
 from engine.chat.events import TextDelta
 from engine.chat.types import ChatTemplate
 from engine.core.types import PromptProgress, TokenLogprob
@@ -35,7 +29,7 @@ from engine.server.sse import EventStream, comment_of, while_connected
 from engine.server.state import ServerState, server_state
 
 if TYPE_CHECKING:
-    from engine.server.documents.asking import Asked, Grounded
+    from engine.server.documents.rag import Asked, Grounded
     from engine.server.openai.receipts import Claim
 
 # How often a client that wants to know hears of the load of its model.
@@ -65,7 +59,7 @@ async def _asked(request: Request, body: ChatRequest) -> "Asked | None":
     """The collection that the request names. Raises: NoCollection."""
     if body.collection is None:
         return None
-    from engine.server.documents.asking import Asked  # noqa: PLC0415 - most chats ask no collection
+    from engine.server.documents.rag import Asked  # noqa: PLC0415 - most chats ask no collection
 
     service = await server_state(request).collection_service()
     if isinstance(body.collection, str):

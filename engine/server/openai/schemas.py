@@ -8,8 +8,8 @@ from pydantic import Field
 from engine.core.errors import InputFault
 from engine.core.types import SamplingParams
 from engine.server.body import Body
+from engine.server.known_keys import ANY, ByType
 from engine.server.sampling_fields import Probability, SharedSampling
-from engine.server.shape import ANY, ByType
 
 MAX_CHOICES = 16
 # OpenAI's documented default of /v1/completions.

@@ -9,10 +9,10 @@ from typing import Any
 
 import msgspec
 
-from engine.chat.conversation import AnswerFinished, AnswerLogprobs, ChatEvent, end_notes
+from engine.chat.chat_pipeline import AnswerFinished, AnswerLogprobs, ChatEvent, end_notes
 from engine.chat.events import CallArguments, CallEnded, CallStarted, ReasoningDelta, TextDelta
+from engine.core.request_timing import current_clock
 from engine.core.sampling import Chosen
-from engine.core.time_spent import current_clock
 from engine.core.types import Done, PromptProgress, TokenLogprob, Usage
 from engine.core.version import __version__
 from engine.message_catalog import sentence

@@ -4,13 +4,13 @@ import json
 from typing import Any, Final
 
 from engine.chat import structured
-from engine.chat.conversation import is_begun
+from engine.chat.chat_pipeline import is_begun
 from engine.chat.query import ChatQuery
 from engine.chat.types import Message, NamedTool, Part, TextPart, ToolCall, ToolChoice, ToolDefinition
 from engine.core.errors import InputFault
 from engine.core.types import Constraint
 from engine.server import custom_tools
-from engine.server.attached_text import attached_text
+from engine.server.file_parts import attached_text
 from engine.server.images import decode_data_url
 from engine.server.openai.schemas import ChatMessage, ChatRequest, OutputFields
 

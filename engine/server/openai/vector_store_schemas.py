@@ -5,8 +5,8 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 from pydantic import Field
 
 from engine.server.body import Body, Metadata
+from engine.server.known_keys import ANY
 from engine.server.openai.vector_store_filters import MAX_DEPTH
-from engine.server.shape import ANY
 
 # Source: OpenAI's reference; more files are added one by one or in batches.
 MAX_FILES: Final = 500

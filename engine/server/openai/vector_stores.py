@@ -15,9 +15,9 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from engine.api.collections import Passage, SearchRequest
-from engine.documents.definitions import Definition
+from engine.documents.collection_config import Definition
 from engine.documents.errors import CollectionUnusable, FileNotFound, NoCollection
-from engine.documents.kinds import kind_of
+from engine.documents.file_types import kind_of
 from engine.documents.registry import Live
 from engine.documents.store import FAILED, READING, DocumentRow
 from engine.server.body import openapi_body, parse, parse_or

@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse
 from pydantic import Field
 from starlette.responses import Response
 
-from engine.chat.conversation import AnswerFinished
+from engine.chat.chat_pipeline import AnswerFinished
 from engine.chat.events import TextDelta
 from engine.chat.query import ChatQuery
 from engine.chat.types import Message, TextPart

@@ -10,8 +10,8 @@ from starlette.responses import Response
 from engine.server.body import Body, Metadata, openapi_body, parse
 from engine.server.ignored import ignored_header
 from engine.server.paging import Order, PageSize, page
+from engine.server.response_store.conversations import Conversation, ConversationStore
 from engine.server.responses.schemas import ITEM
-from engine.server.stored.conversations import Conversation, ConversationStore
 
 Items = Annotated[list[dict[str, Any]], Field(max_length=1000)]
 

@@ -9,7 +9,7 @@ import re
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from engine.core.errors import InputFault
-from engine.server.documents import asking
+from engine.server.documents import rag
 from engine.server.documents.questions import interleaved, questions_of
 from engine.server.openai.vector_store_schemas import FileSearch
 from engine.server.openai.vector_stores import Result, found_in
@@ -99,14 +99,14 @@ class Search:
             bears = bears or any(answer.bears for answer in answers)
             rankings.append(sorted((r for answer in answers for r in answer.results), key=lambda r: -r.score))
         results = interleaved(rankings, lambda result: (result.file_id, result.passage.id))
-        results = results[: self._wanted.max_num_results or asking.PASSAGES]
+        results = results[: self._wanted.max_num_results or rag.PASSAGES]
         if not results:
-            given = asking.with_given(query, asking.NOT_THERE if self._insisted else _NOTHING)
+            given = rag.with_given(query, rag.NOT_THERE if self._insisted else _NOTHING)
             return Found(questions, (), given)
-        budget = await asking.token_budget(loaded, query)
-        passages, _ = await asking.fitting(loaded, tuple(result.passage for result in results), budget)
-        text = f"{asking.ANSWER_FROM if bears else asking.WEAK}\n\n{asking.numbered(passages)}"
-        return Found(questions, tuple(results[: len(passages)]), asking.with_given(query, text))
+        budget = await rag.token_budget(loaded, query)
+        passages, _ = await rag.fitting(loaded, tuple(result.passage for result in results), budget)
+        text = f"{rag.ANSWER_FROM if bears else rag.WEAK}\n\n{rag.numbered(passages)}"
+        return Found(questions, tuple(results[: len(passages)]), rag.with_given(query, text))
 
 
 async def prepared(request: "Request", state: "ServerState", box: "Toolbox", choice: Choice) -> Search | None:

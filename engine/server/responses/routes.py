@@ -25,6 +25,7 @@ from engine.server.openai.errors import SHAPE
 from engine.server.openai.schemas import Reasoning, limit_of
 from engine.server.openai.translate import allowed_tools
 from engine.server.paging import Order, PageSize, page
+from engine.server.response_store.conversations import Conversation, stored_item
 from engine.server.responses import file_search
 from engine.server.responses.schemas import ResponsesRequest
 from engine.server.responses.stream import ItemStream
@@ -32,7 +33,6 @@ from engine.server.responses.tools import Toolbox, tool_choice, toolbox
 from engine.server.responses.translate import to_messages
 from engine.server.sse import EventStream, while_connected
 from engine.server.state import ServerState, server_state
-from engine.server.stored.conversations import Conversation, stored_item
 from engine.server.turn import prepare_turn
 
 log = logging.getLogger(__name__)

@@ -7,8 +7,8 @@ from pydantic import Field
 
 from engine.core.errors import InputFault
 from engine.server.body import Body, Metadata
+from engine.server.known_keys import ANY, ByType
 from engine.server.openai.schemas import Reasoning, SamplerFields
-from engine.server.shape import ANY, ByType
 
 # Fields that are understood and have nothing to act on here; they are reported, not refused.
 WITHOUT_EFFECT: Final = (

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from engine.chat.conversation import AnswerFinished, ChatEvent
+from engine.chat.chat_pipeline import AnswerFinished, ChatEvent
 from engine.chat.events import CallArguments, CallEnded, CallStarted, ReasoningDelta, TextDelta
 from engine.chat.types import Message, ToolCall
 from engine.core.types import Usage

@@ -6,8 +6,8 @@ from typing import Any
 
 from engine.chat.types import ImagePart, Message, Part, TextPart, ToolCall
 from engine.core.errors import InputFault
-from engine.server.attached_text import attached_text
 from engine.server.custom_tools import as_arguments
+from engine.server.file_parts import attached_text
 from engine.server.images import decode_data_url
 from engine.server.responses.summary import opened
 from engine.server.responses.tools import Toolbox

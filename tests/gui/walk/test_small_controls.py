@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.library.starters import starter_repo, starters
+from engine.library.recommended_models import starter_repo, starters
 from quantize.convert.folder import ConvertRequest, convert
 from tests.documents_made import pdf
 from tests.gui.walk.walker import ROOT

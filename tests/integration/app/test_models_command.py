@@ -13,7 +13,7 @@ from app.client import local_server
 from app.format import duration
 from engine.core.errors import InputFault
 from engine.library.hub.names import HubName, parse_hub_name
-from engine.library.starters import propose, starter_repo, starters
+from engine.library.recommended_models import propose, starter_repo, starters
 from tests.fake_hub import FakeHub
 from tests.servers import RunningServer
 

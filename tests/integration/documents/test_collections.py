@@ -190,7 +190,7 @@ def test_a_damaged_index_is_made_again(tessera_home, folder):
 # Slow enough that a busy machine does not let it come to its end before it is killed five times.
 _INDEXER = """
 import sys, time
-from engine.documents.reading import Reader
+from engine.documents.reader_process import Reader
 from engine.documents.registry import Collections
 from engine.documents.vectors import packed
 from engine.core.paths import user_paths

@@ -7,10 +7,10 @@ import documents_made as made
 import pytest
 from servers import runs, wait_for
 
-from engine.chat import bounded_child
-from engine.documents import reading
-from engine.documents.kinds import kind_of
-from engine.documents.reading import Reader
+from engine.chat import limited_child
+from engine.documents import reader_process
+from engine.documents.file_types import kind_of
+from engine.documents.reader_process import Reader
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def test_a_scan_without_ocr_installed_says_what_to_install(tmp_path):
 
 
 def test_a_document_that_needs_too_much_memory_says_so_after_a_fresh_child_tried_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(reading, "MEMORY_BYTES", 300 << 20)
+    monkeypatch.setattr(reader_process, "MEMORY_BYTES", 300 << 20)
     (tmp_path / "large.txt").write_text("whale " * (20 << 20))
     (tmp_path / "small.txt").write_text("The dory is red.")
     reader = Reader()
@@ -173,8 +173,8 @@ def test_an_archive_that_unpacks_to_too_much_is_refused(reader, tmp_path):
 
 def test_a_page_that_stalls_the_parser_is_told_and_the_next_ones_are_read(tmp_path, monkeypatch):
     """A named pipe is a file that never ends; a PDF keeps its other pages (the child is killed in between)."""
-    monkeypatch.setattr(reading, "PAGE_LIMIT_S", 2.0)
-    monkeypatch.setattr(bounded_child, "_STALLED_S", 4.0)
+    monkeypatch.setattr(reader_process, "PAGE_LIMIT_S", 2.0)
+    monkeypatch.setattr(limited_child, "_STALLED_S", 4.0)
     reader = Reader()
     try:
         pipe = tmp_path / "stall.txt"

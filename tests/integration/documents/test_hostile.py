@@ -12,8 +12,8 @@ import pytest
 from servers import wait_for
 
 from engine.core.paths import user_paths
-from engine.documents import indexing, kinds, registry
-from engine.documents.reading import Reader
+from engine.documents import file_types, indexing, registry
+from engine.documents.reader_process import Reader
 from engine.documents.store import Store
 from engine.documents.types import Chunk, PageRead, ReadAnswer
 from engine.documents.walk import Walk
@@ -53,7 +53,7 @@ def test_an_entity_that_names_a_file_is_not_read(reader, tmp_path, kind):
     path = tmp_path / f"a.{kind}"
     more = {"pptx": [[("Boats", "The dory")]], "epub": [["Chapter one is about boats."]]}.get(kind, [])
     getattr(made, kind)(path, *more)
-    pages = list(reader.read(with_entity(path, secret), kinds.kind_of(path.name)))
+    pages = list(reader.read(with_entity(path, secret), file_types.kind_of(path.name)))
     assert SECRET not in repr(pages)
     assert pages
 
@@ -103,7 +103,7 @@ def test_a_part_that_is_named_many_times_is_read_once(reader, tmp_path, kind):
             (sheet,) = re.findall(r'<sheet [^>]*name="Stock"[^>]*/>', archive.read("xl/workbook.xml").decode())
         again = "".join(sheet.replace('"Stock"', f'"Stock {n}"') for n in range(300))
         many_times(path, "xl/workbook.xml", sheet, sheet + again)
-    pages = [page for answer in reader.read(path, kinds.kind_of(path.name)) for page in answer.pages]
+    pages = [page for answer in reader.read(path, file_types.kind_of(path.name)) for page in answer.pages]
     assert 2 <= len(pages) <= 4
     assert not any(page.problem for page in pages)
 
@@ -121,7 +121,7 @@ def test_one_damaged_part_leaves_the_others_readable(reader, tmp_path, monkeypat
         made.epub(path, ["Text of number 0.", deep, "Text of number 2."])
     else:
         made.pptx(path, [("A", "Text of number 0."), ("B", "<a:t>"), ("C", "Text of number 2.")])
-    pages = [page for answer in reader.read(path, kinds.kind_of(path.name)) for page in answer.pages]
+    pages = [page for answer in reader.read(path, file_types.kind_of(path.name)) for page in answer.pages]
     text = repr(pages)
     assert "Text of number 0" in text
     assert "Text of number 2" in text

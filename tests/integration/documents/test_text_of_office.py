@@ -7,9 +7,9 @@ import documents_made as made
 import openpyxl
 import pytest
 
-from engine.documents import kinds
+from engine.documents import file_types
 from engine.documents.formats import office
-from engine.documents.reading import Reader
+from engine.documents.reader_process import Reader
 
 OFFICE = "http://schemas.openxmlformats.org/officeDocument/2006/relationships"
 WORD = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
@@ -35,7 +35,7 @@ def text_of():
     reader = Reader()
 
     def read(path):
-        answers = list(reader.read(path, kinds.kind_of(path.name)))
+        answers = list(reader.read(path, file_types.kind_of(path.name)))
         pages = [page for answer in answers for page in answer.pages]
         problems = [p for p in (*(a.problem for a in answers), *(page.problem for page in pages)) if p]
         return "\n".join(chunk.text for page in pages for chunk in page.chunks), problems

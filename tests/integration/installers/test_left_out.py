@@ -8,7 +8,7 @@ from installers.advisories import EXPLAINED
 SCRIPT = """
 import sys
 import engine.runner.llama.service
-from engine.runner.llama.native.binding import start_backends
+from engine.runner.llama.native.llama_api import start_backends
 start_backends()
 print("llama_cpp.llama_cpp" in sys.modules, *(name for name in sys.argv[1:] if name in sys.modules))
 """

@@ -29,7 +29,7 @@ from plugin import build  # noqa: E402
 
 from engine.runner.llama.native import device_check, device_verdict  # noqa: E402
 from engine.runner.llama.native.batch import Batch, Logits  # noqa: E402
-from engine.runner.llama.native.binding import start_backends  # noqa: E402
+from engine.runner.llama.native.llama_api import start_backends  # noqa: E402
 from engine.runner.llama.native.model import load  # noqa: E402
 from engine.runner.llama.native.vocabulary import LlamaVocabulary  # noqa: E402
 from engine.runner.llama.reference_child import compute, reference_settings  # noqa: E402

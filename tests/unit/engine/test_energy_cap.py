@@ -5,7 +5,7 @@ import statistics
 
 import pytest
 
-from engine.energy.cap import LEAST_DUTY, CapController
+from engine.energy.power_cap import LEAST_DUTY, CapController
 
 IDLE_W, THREAD_W, UNCORE_W = 8.0, 6.0, 3.0
 

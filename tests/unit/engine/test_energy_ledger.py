@@ -3,7 +3,7 @@
 import pytest
 from simulated_computer import CORES, IDLE_W, Computer, Request
 
-from engine.energy.ledger import Active, JouleLedger
+from engine.energy.energy_accounting import Active, JouleLedger
 
 
 def several():

@@ -7,20 +7,20 @@ import pytest
 from engine.chat import template
 from engine.core.errors import RunnerDied
 from engine.core.json_store import Damaged
-from engine.core.quantizer_faults import fact_of, why_of
+from engine.core.quantize_errors import fact_of, why_of
 from engine.documents import errors as documents
 from engine.energy.meter import NeverAtRest
 from engine.library import errors as library
 from engine.message_catalog import sentence
 from engine.message_catalog.reasons import Reason, because
 from engine.remotes import errors as remotes
+from engine.remotes.protocol import Failed, line
 from engine.remotes.types import Seen
-from engine.remotes.wire import Failed, line
-from engine.runner.exits import exit_reason
+from engine.runner.exit_reasons import exit_reason
 from engine.server.auth import TooManyFailures
-from engine.server.last_resort import Stopping
+from engine.server.error_middleware import Stopping
 from engine.upstreams import errors as upstreams
-from engine.upstreams.replies import refusal
+from engine.upstreams.error_mapping import refusal
 from engine.upstreams.types import Rule, Upstream, Way
 from quantize import errors as quantizer
 

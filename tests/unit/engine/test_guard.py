@@ -4,7 +4,7 @@ import pytest
 
 from engine.server.auth import Access, Unauthorized, presented_keys
 from engine.server.guard import Guard
-from engine.server.strangers import Callers
+from engine.server.origin_check import Callers
 
 
 async def _ok(scope, receive, send):

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from engine.core.errors import InputFault
-from engine.job_kinds.quantize import own_text
+from engine.job_kinds.quantize import calibration_text
+from engine.job_kinds.quantize.calibration_text import gather, texts_of
 from engine.job_kinds.quantize.options import QuantizeOptions
-from engine.job_kinds.quantize.own_text import gather, texts_of
 
 pytestmark = pytest.mark.process
 
@@ -73,8 +73,8 @@ def test_of_very_many_files_some_from_all_over_are_read(tmp_path, monkeypatch):
     folder.mkdir()
     for n in range(90):
         (folder / f"{n:03}.txt").write_text(f"file {n} says so. " * 5000)
-    monkeypatch.setattr(own_text, "_MOST_FILES", 40)
-    monkeypatch.setattr(own_text, "_READ_BYTES", 30 * 5000)
+    monkeypatch.setattr(calibration_text, "_MOST_FILES", 40)
+    monkeypatch.setattr(calibration_text, "_READ_BYTES", 30 * 5000)
     found, text = gathered(folder, tmp_path, "a")
     assert found.files == 30
     assert found.characters <= 30 * 5000

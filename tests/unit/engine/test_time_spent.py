@@ -2,15 +2,15 @@
 
 import pytest
 
-from engine.core import time_spent
-from engine.core.time_spent import MAX_ENTRIES, MOST_CALLS, Clock, TimeLog
+from engine.core import request_timing
+from engine.core.request_timing import MAX_ENTRIES, MOST_CALLS, Clock, TimeLog
 from engine.core.types import Timings
 
 
 @pytest.fixture
 def now(monkeypatch):
     clock = {"now": 100.0}
-    monkeypatch.setattr(time_spent.time, "monotonic", lambda: clock["now"])
+    monkeypatch.setattr(request_timing.time, "monotonic", lambda: clock["now"])
     return clock
 
 

@@ -29,7 +29,7 @@ DECIDING = (
     "engine/upstreams/link.py",
     "engine/upstreams/stream.py",
     "engine/upstreams/types.py",
-    "engine/runner/exits.py",
+    "engine/runner/exit_reasons.py",
     "engine/runner/watchdog.py",
     "engine/documents/errors.py",
     "engine/energy/meter.py",

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.core.paths import Paths
-from engine.job_kinds.bench.type_prices import PriceStore
+from engine.job_kinds.bench.qtype_speed import PriceStore
 from engine.job_kinds.quantize.request import measured_speeds
 from engine.placement.machine_state import MachineState
 from engine.placement.measurements.keys import machine_key

@@ -11,17 +11,17 @@ from typing import Any, Final
 
 import numpy as np
 
-from engine.runner.inputs import shortened
-from engine.runner.limits import KV_TYPES
-from engine.runner.llama.batch.quick import QuickChoice
+from engine.runner.llama.batch.int8_choice import QuickChoice
 from engine.runner.llama.batch.threads import WIDE_ROWS, ThreadGovernor
 from engine.runner.llama.native.batch import Batch
 from engine.runner.llama.native.engine_args import apply_to_context
 from engine.runner.llama.native.model import LoadedModel, flash_attention
 from engine.runner.llama.native.self_check import ONE_THREAD_BYTES
 from engine.runner.llama.native.vocabulary import LlamaVocabulary
+from engine.runner.load_limits import KV_TYPES
 from engine.runner.protocol import Embed, Embedded, Fault
 from engine.runner.text_limits import TooManyTokens
+from engine.runner.truncation import shortened
 
 # llama.h, enum llama_pooling_type.
 _POOL_NONE: Final = 0

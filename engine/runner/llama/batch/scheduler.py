@@ -5,17 +5,16 @@ from collections.abc import Callable
 from typing import Any
 
 from engine.core.types import GenerationRequest
-from engine.runner.generation.constrain import TokenConstraint
+from engine.runner.generation.grammar_mask import TokenConstraint
 from engine.runner.generation.request_queue import enqueue_again, must_wait, to_preempt
 from engine.runner.generation.sample import ConstraintFailed, SamplingFailed, sample
 from engine.runner.generation.scheduler import BaseScheduler, Output
-from engine.runner.limits import STEADY_ROWS
-from engine.runner.llama.batch import admission, scoring
+from engine.runner.llama.batch import admission, prompt_logprobs
 from engine.runner.llama.batch.adapters import Adapters
-from engine.runner.llama.batch.following import Following
-from engine.runner.llama.batch.pacing import Pace, flush_text, prefill_order, usable_prefix
-from engine.runner.llama.batch.quarantine import Quarantine
-from engine.runner.llama.batch.shift import is_full, shift
+from engine.runner.llama.batch.context_shift import is_full, shift
+from engine.runner.llama.batch.inflight_prefix import Following
+from engine.runner.llama.batch.nan_isolation import Quarantine
+from engine.runner.llama.batch.step_budget import Pace, flush_text, prefill_order, usable_prefix
 from engine.runner.llama.cache.cached_sequence import CachedSequence
 from engine.runner.llama.cache.kv import KVCache
 from engine.runner.llama.cache.prefix_store import PrefixStore
@@ -23,9 +22,10 @@ from engine.runner.llama.native.batch import ABORTED, NO_ROOM, REFUSED, Batch, E
 from engine.runner.llama.native.model import LoadedModel
 from engine.runner.llama.native.vocabulary import LlamaVocabulary
 from engine.runner.llama.sequence import LlamaSequence, begun_for_watchers, prefill_progress
-from engine.runner.llama.speculate.model_drafter import ModelDrafter
-from engine.runner.llama.speculate.speculation import Speculation
+from engine.runner.llama.speculative.model_drafter import ModelDrafter
+from engine.runner.llama.speculative.speculation import Speculation
 from engine.runner.llama.vision.vision import Media, Span, Vision
+from engine.runner.load_limits import STEADY_ROWS
 from engine.runner.protocol import Fault
 
 
@@ -236,7 +236,7 @@ class Scheduler(BaseScheduler[LlamaSequence]):
                     continue
                 take = min(take, sequence.media.text_until(start, len(sequence.tokens)) - start)
             budget -= take
-            if scoring.put(batch, sequence, start, take, len(prefilling)):
+            if prompt_logprobs.put(batch, sequence, start, take, len(prefilling)):
                 continue
             tokens, position = sequence.tokens[start : start + take], sequence.position(start)
             last = take == sequence.n_missing
@@ -278,7 +278,7 @@ class Scheduler(BaseScheduler[LlamaSequence]):
             if rows is None:
                 rows = self._logits.rows(self._batch.outputs)
                 now = time.monotonic()
-            if sequence.scored and not scoring.note(sequence, rows, self._vocabulary.pieces):
+            if sequence.scored and not prompt_logprobs.note(sequence, rows, self._vocabulary.pieces):
                 continue
             if len(sequence.tokens) >= sequence.limit:  # nothing was to be generated
                 self._end(sequence, "length", out)

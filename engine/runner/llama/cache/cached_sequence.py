@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from engine.runner.limits import STEADY_ROWS
 from engine.runner.llama.cache.checkpoints import Checkpoint
 from engine.runner.llama.cache.prefix_index import Key, shared_length
+from engine.runner.load_limits import STEADY_ROWS
 
 
 @dataclass(eq=False)  # two of them are the same only if they are one

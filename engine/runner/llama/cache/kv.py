@@ -8,15 +8,15 @@ begins with it.
 
 from typing import Final
 
-from engine.runner.limits import STEADY_ROWS
 from engine.runner.llama.cache.cached_sequence import CachedSequence, common_prefix, steady_length
 from engine.runner.llama.cache.cells import Cells
+from engine.runner.llama.cache.kv_offload import COPIES_PER_TOKEN, Spilling
+from engine.runner.llama.cache.kv_rollback import Rewinding
 from engine.runner.llama.cache.prefix_index import Key
 from engine.runner.llama.cache.prefix_store import PrefixStore
-from engine.runner.llama.cache.rewinding import Rewinding
 from engine.runner.llama.cache.sharing import Sharing
-from engine.runner.llama.cache.spilling import COPIES_PER_TOKEN, Spilling
 from engine.runner.llama.native.model import LoadedModel
+from engine.runner.load_limits import STEADY_ROWS
 
 # Idle cells that may stay beside running requests even when nothing in use is as large. Every step walks over idle
 # cells too: 2,000 of them cost a 0.6B model a tenth of its decode speed (docs/log.md, engine).

@@ -2,8 +2,8 @@
 
 from engine.runner.llama.cache.cached_sequence import CachedSequence, common_prefix
 from engine.runner.llama.cache.cells import Cells
+from engine.runner.llama.cache.kv_rollback import Rewinding
 from engine.runner.llama.cache.prefix_index import Key
-from engine.runner.llama.cache.rewinding import Rewinding
 
 
 class Sharing:

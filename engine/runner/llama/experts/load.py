@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from engine.core.expert_use import ExpertUse, folder_of, keep, use_store
 from engine.core.json_store import JsonStore
-from engine.runner.llama.experts.stream import CannotStream, ExpertStream
+from engine.runner.llama.experts.expert_cache import CannotStream, ExpertStream
 from engine.runner.protocol import ExpertStats, LoadSettings
 from quantize.errors import QuantizeError
 from quantize.files.header_cache import cached_gguf_model

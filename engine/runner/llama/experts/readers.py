@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from engine.runner.llama.experts.expert_layout import FileChanged
-from engine.runner.llama.experts.pages import NoPages
+from engine.runner.llama.experts.page_swap import NoPages
 
 Part = Callable[..., None]
 

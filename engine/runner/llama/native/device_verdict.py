@@ -4,7 +4,6 @@ import sys
 from typing import Final
 
 from engine.core.types import DeviceCheck
-from engine.runner.llama.native.binding import KernelsMissing
 from engine.runner.llama.native.device_check import (
     UNSTEADY_KLD,
     WRONG_KLD_MEAN,
@@ -16,6 +15,7 @@ from engine.runner.llama.native.device_check import (
     prompts,
     unsteadiness,
 )
+from engine.runner.llama.native.llama_api import KernelsMissing
 from engine.runner.llama.native.model import LoadedModel, LoadFailed, watched_context
 from engine.runner.llama.native.operation_check import OperationCheck, named
 from engine.runner.llama.native.vocabulary import LlamaVocabulary

@@ -4,7 +4,7 @@ import ctypes
 from typing import Any, Final
 
 from engine.runner.engine_args import Metadata, metadata, overrides
-from engine.runner.llama.native.binding import ggml
+from engine.runner.llama.native.llama_api import ggml
 from engine.runner.protocol import LoadSettings
 
 # llama.h: llama_rope_scaling_type, llama_split_mode, llama_model_kv_override_type.

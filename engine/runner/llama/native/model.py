@@ -11,10 +11,14 @@ import msgspec
 
 from devices.backends import openvino
 from devices.backends.cpu_kernels import ATTENTION
-from engine.core.phases import Phases
+from engine.core.startup_timing import Phases
 from engine.core.types import ModelFacts
 from engine.runner.engine_args import BadEngineArg
-from engine.runner.limits import (
+from engine.runner.llama.native import log
+from engine.runner.llama.native.engine_args import UnknownBuffer, apply_to_context, apply_to_model
+from engine.runner.llama.native.llama_api import ggml
+from engine.runner.llama.native.untouched import leave_untouched
+from engine.runner.load_limits import (
     KV_TYPES,
     MAX_DRAFT,
     MAX_SEQUENCES,
@@ -23,10 +27,6 @@ from engine.runner.limits import (
     rollback,
     sequences,
 )
-from engine.runner.llama.native import log
-from engine.runner.llama.native.binding import ggml
-from engine.runner.llama.native.engine_args import UnknownBuffer, apply_to_context, apply_to_model
-from engine.runner.llama.native.untouched import leave_untouched
 from engine.runner.protocol import LoadSettings
 from quantize.files.channel_scales import KEY as SCALES_KEY
 

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from engine.runner.llama.native.batch import Batch
-from engine.runner.llama.native.binding import KernelsMissing, ggml
+from engine.runner.llama.native.llama_api import KernelsMissing, ggml
 from engine.runner.llama.native.model import LoadedModel
 from engine.runner.llama.native.tensor_layout import (
     BF16,

@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, Final
 
-from engine.runner.llama.native.binding import ggml
+from engine.runner.llama.native.llama_api import ggml
 
 BACKEND: Final = b"RPC"
 LOOPBACK: Final = "127.0.0.1"

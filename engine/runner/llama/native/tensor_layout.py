@@ -3,7 +3,7 @@
 import ctypes
 from typing import Any, Final
 
-from engine.runner.llama.native.binding import KernelsMissing
+from engine.runner.llama.native.llama_api import KernelsMissing
 
 F32, F16, BF16 = 0, 1, 30
 # Source: ggml.h and ggml.c: ggml_object, and the arrays of ggml_tensor.

@@ -12,6 +12,7 @@ import numpy as np
 from devices.cores import allowed_cores
 from devices.msgspec_lock import learned
 from engine.chat.child_service import serve
+from engine.runner.onnx.speech.audio import RATE, BadSound, Samples, read_sound
 from engine.runner.onnx.speech.fixed import FixedMoonshine
 from engine.runner.onnx.speech.moonshine import Moonshine
 from engine.runner.onnx.speech.protocol import (
@@ -22,8 +23,7 @@ from engine.runner.onnx.speech.protocol import (
     Transcribe,
     Transcript,
 )
-from engine.runner.onnx.speech.sound import RATE, BadSound, Samples, read_sound
-from engine.runner.onnx.speech.voice import LONGEST_S, WINDOW, VoiceDetector, speech
+from engine.runner.onnx.speech.vad import LONGEST_S, WINDOW, VoiceDetector, speech
 from quantize.onnx.request import SPEECH_FACTS as FACTS
 
 

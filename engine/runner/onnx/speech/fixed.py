@@ -11,7 +11,9 @@ import numpy as np
 from devices.msgspec_lock import learned
 from engine.onnx.folder import OnnxFolder
 from engine.runner.onnx.errors import LoadFailed
+from engine.runner.onnx.full_graph_session import compiled_at, whole_session
 from engine.runner.onnx.providers import CPU, chosen_provider
+from engine.runner.onnx.speech.audio import RATE, Samples
 from engine.runner.onnx.speech.moonshine import (
     BEGIN,
     END,
@@ -23,8 +25,6 @@ from engine.runner.onnx.speech.moonshine import (
     read_pieces,
     words,
 )
-from engine.runner.onnx.speech.sound import RATE, Samples
-from engine.runner.onnx.whole import compiled_at, whole_session
 from engine.runner.onnx_libraries import onnxruntime, reason
 from engine.runner.protocol import LoadSettings
 from quantize.onnx.request import SPEECH_FACTS as FACTS

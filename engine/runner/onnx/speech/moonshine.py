@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from engine.runner.onnx.speech.sound import RATE, Samples
+from engine.runner.onnx.speech.audio import RATE, Samples
 from engine.runner.onnx_libraries import onnxruntime
 
 BEGIN, END = 1, 2

@@ -12,16 +12,16 @@ from engine.job_kinds.bench import attention as attention_bench
 from engine.library.catalogue import Catalogue
 from engine.message_catalog import sentences
 from engine.placement import candidates
-from engine.placement.attention import heads_of
+from engine.placement.flash_attention import heads_of
 from engine.placement.measurements.attention import attention_key
 from engine.placement.measurements.keys import machine_key
 from engine.placement.memory_admission import MemoryAdmission
 from engine.placement.placer import Placer, read_shape
 from engine.placement.resources import open_resources
 from engine.placement.settings.aliases import Aliases
-from engine.server import idle_attention
+from engine.server import idle_attention_bench
 from engine.server.auth import Access
-from engine.server.idle_attention import IdleAttention
+from engine.server.idle_attention_bench import IdleAttention
 from engine.server.models import ServedModels
 from engine.server.state import ServerState
 from engine.server.utilization import Utilization
@@ -83,7 +83,7 @@ def test_a_resting_computer_measures_and_the_next_load_goes_by_it(tmp_path, monk
             assert point.length == 128
             assert min(point.fused_prompt_s, point.plain_prompt_s, point.fused_token_s, point.plain_token_s) > 0
             assert not list((state.paths.cache / "stand-ins").iterdir())
-            assert idle_attention.OWNER not in {r.owner for r in state.placer.ledger.reservations()}
+            assert idle_attention_bench.OWNER not in {r.owner for r in state.placer.ledger.reservations()}
             placed = state.placer.choose("spark", loaded.settings)
             assert any("attention measured here" in reason for reason in sentences(placed.reasons))
         # Kept for the next start.
@@ -102,7 +102,7 @@ def test_who_comes_meanwhile_does_not_wait(tmp_path, monkeypatch):
         finally:
             ended.append(heads)
 
-    monkeypatch.setattr(idle_attention, "measure_attention", endless)
+    monkeypatch.setattr(idle_attention_bench, "measure_attention", endless)
 
     async def scenario():
         async with resting(tmp_path, "spark") as (state, loaded):
@@ -125,13 +125,13 @@ def test_what_cannot_be_measured_is_left_after_three_tries(tmp_path, monkeypatch
         if fault == "broken":
             raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(idle_attention, "measure_attention", failing)
+    monkeypatch.setattr(idle_attention_bench, "measure_attention", failing)
 
     async def scenario():
         async with resting(tmp_path, "spark") as (state, loaded):
-            await until(lambda: len(tries) == idle_attention.TRIES)
+            await until(lambda: len(tries) == idle_attention_bench.TRIES)
             await asyncio.sleep(1.5)
-            assert len(tries) == idle_attention.TRIES
+            assert len(tries) == idle_attention_bench.TRIES
             assert state.placer.history.attention(key_of(state, loaded)) is None
 
     asyncio.run(scenario())

@@ -7,7 +7,7 @@ import time
 import pytest
 import uvicorn
 
-from engine.server.assemble import _Server
+from engine.server.build_server import _Server
 
 GRACE_S = 5
 

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from engine.chat import bounded_child
-from engine.chat.bounded_child import BoundedChild, ChildFailed
+from engine.chat import limited_child
+from engine.chat.limited_child import BoundedChild, ChildFailed
 from engine.chat.render_protocol import RenderJob, decode_answer, encode
 from engine.chat.template import MEMORY_LIMIT_BYTES
 from engine.chat.types import ChatTemplate, Message
@@ -59,7 +59,7 @@ def test_patience_ends(child):
 
 
 def test_a_child_that_computes_nothing_is_not_waiting_for_its_turn(child, monkeypatch):
-    monkeypatch.setattr(bounded_child, "_STALLED_S", LIMIT_S * 1.5)
+    monkeypatch.setattr(limited_child, "_STALLED_S", LIMIT_S * 1.5)
     assert child.ask_blocking(job("{{ 1 }}"))
     os.kill(child.pid, signal.SIGSTOP)
     started = time.monotonic()

@@ -9,7 +9,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from conversations import TOOLS
 
-from engine.chat.conversation import (
+from engine.chat.chat_pipeline import (
     Answer,
     AnswerFinished,
     AnswerLogprobs,

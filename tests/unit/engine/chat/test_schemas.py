@@ -6,8 +6,8 @@ import random
 import jsonschema
 import pytest
 
-from engine.chat.constraint_child import Checker
 from engine.chat.constraint_protocol import Trial
+from engine.chat.grammar_check_child import Checker
 from engine.chat.schemas import FORMATS, shape, tidy
 from engine.chat.tools.dialects import BY_NAME
 from engine.chat.tools.grammar import tool_grammar

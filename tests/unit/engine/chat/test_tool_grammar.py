@@ -18,7 +18,7 @@ from engine.chat.tools.grammar import tool_grammar
 from engine.chat.tools.parser import AnswerParser
 from engine.chat.types import ToolDefinition
 from engine.core.types import Constraint
-from engine.runner.generation.constrain import ConstraintCompiler
+from engine.runner.generation.grammar_mask import ConstraintCompiler
 
 # No texts inside lists: the words that close a tag, which this test says often, would stand in them.
 PARAMETERS = {

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from engine.documents.checking import check, sentences, windows
+from engine.documents.citation_check import check, sentences, windows
 
 PASSAGES = [
     "The bridge at Tay was opened in 1878. It fell in a storm on 28 December 1879.",

@@ -12,7 +12,7 @@ from starved import no_descriptors
 from engine.core.errors import BadModelFile, Cancelled, InputFault, OutOfResources
 from engine.jobs.jobs import Control
 from engine.library import catalogue as catalogue_module
-from engine.library import foreign, importing
+from engine.library import importing, other_apps
 from engine.library.errors import CannotWrite, NotEnoughDisk
 from engine.library.trash import Trash
 from engine.library.verify import verify
@@ -64,8 +64,8 @@ def test_models_of_other_applications_are_found_and_used_in_place(catalogue, oth
     for commit in ("c1", "c2"):
         (hub / "snapshots" / commit).mkdir(parents=True)
         (hub / "snapshots" / commit / "cached-Q8_0.gguf").symlink_to(stored)
-    assert {f.app for f in foreign.present()} == set(foreign.APPS)
-    for app in foreign.APPS:
+    assert {f.app for f in other_apps.present()} == set(other_apps.APPS)
+    for app in other_apps.APPS:
         importing.link(catalogue, app)
     found = {e.id: e for e in catalogue.entries() if e.origin.kind == "linked"}
     assert {i: e.origin.app for i, e in found.items()} == {
@@ -99,16 +99,16 @@ def test_hostile_ollama_manifests(manifest, catalogue, other_home, gguf):
 def test_where_other_systems_keep_them():
     home = Path("/home/p")
     windows = {
-        f.path.as_posix() for f in foreign.candidates(home, {"LOCALAPPDATA": "/l", "APPDATA": "/r"}, "win32")
+        f.path.as_posix() for f in other_apps.candidates(home, {"LOCALAPPDATA": "/l", "APPDATA": "/r"}, "win32")
     }
     assert {"/l/llama.cpp", "/r/Jan/data/llamacpp/models", "/home/p/.ollama/models"} <= windows
-    mac = {str(f.path) for f in foreign.candidates(home, {}, "darwin")}
+    mac = {str(f.path) for f in other_apps.candidates(home, {}, "darwin")}
     assert {
         "/home/p/Library/Caches/llama.cpp",
         "/home/p/Library/Application Support/Jan/data/llamacpp/models",
     } <= mac
     given = {"OLLAMA_MODELS": "/o", "LLAMA_CACHE": "/c", "HF_HUB_CACHE": "/h", "XDG_CACHE_HOME": "/x"}
-    assert {"/o", "/c", "/h", "/x/llama.cpp"} <= {str(f.path) for f in foreign.candidates(home, given, "linux")}
+    assert {"/o", "/c", "/h", "/x/llama.cpp"} <= {str(f.path) for f in other_apps.candidates(home, given, "linux")}
 
 
 def test_linking_what_is_not_there(catalogue, other_home, tmp_path):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.library.starters import recommend, starters
+from engine.library.recommended_models import recommend, starters
 
 BY_ID = {starter.id: starter for starter in starters()}
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.library.retrieval_prompts import RetrievalPrompts, retrieval_prompts
+from engine.library.embedding_prompts import RetrievalPrompts, retrieval_prompts
 from engine.library.types import Details, ModelEntry, ModelFile, Origin
 
 NOTHING = RetrievalPrompts()

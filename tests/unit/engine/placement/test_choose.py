@@ -13,14 +13,14 @@ from devices.memory_ledger import Ledger
 from devices.types import CoreCounts, Runtime
 from engine.message_catalog import sentence, sentences
 from engine.placement import candidates
-from engine.placement.attention import heads_of
-from engine.placement.cells import ROOMY_BYTES
 from engine.placement.choose import place
+from engine.placement.estimate import kv_layer_bytes
 from engine.placement.fallbacks import next_fallback
+from engine.placement.flash_attention import heads_of
 from engine.placement.history import SAVE_EVERY, PlacementHistory, Use
 from engine.placement.measurements.attention import AttentionSpeed, AttentionTimes, Heads, attention_key
 from engine.placement.measurements.keys import machine_key
-from engine.placement.need import kv_layer_bytes
+from engine.placement.parallel_slots import ROOMY_BYTES
 from engine.placement.placer import read_shape
 from engine.placement.speed import bytes_per_token
 from engine.placement.types import NO_OVERRIDES, Overrides

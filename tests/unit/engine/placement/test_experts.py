@@ -18,7 +18,7 @@ from engine.placement.fit_report import ledger_amounts
 from engine.placement.history import PlacementHistory
 from engine.placement.measurements.tuning import knobs_of
 from engine.placement.shape import Layer, ModelShape
-from engine.placement.split import layer_bytes, owners, shared_out
+from engine.placement.tensor_split import layer_bytes, owners, shared_out
 from engine.placement.types import NO_OVERRIDES, Overrides
 from engine.runner.engine_args import EngineArgs
 from engine.runner.protocol import LoadSettings

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from engine.placement.dry_run import DryRunFailed, dry_run
+from engine.placement.estimate import compute_prior, estimate, kv_layer_bytes
 from engine.placement.fit_context import need_at, rescaled, resize_context
-from engine.placement.need import compute_prior, estimate, kv_layer_bytes
 from engine.placement.placer import read_shape
 from engine.placement.repack import is_repacked
 from engine.placement.shape import shape_of

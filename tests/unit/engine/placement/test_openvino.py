@@ -18,7 +18,7 @@ from engine.placement.fallbacks import next_fallback, sound_fallbacks
 from engine.placement.history import PlacementHistory
 from engine.placement.placer import offload_target, read_shape
 from engine.placement.types import NO_OVERRIDES, Overrides
-from engine.runner.llama.native.binding import KernelsMissing, start_backends
+from engine.runner.llama.native.llama_api import KernelsMissing, start_backends
 from engine.runner.protocol import LoadSettings
 from quantize.ggml_types import GgmlType
 from tests.machines import reports

@@ -8,12 +8,12 @@ from msgspec.structs import replace as replaced
 
 from devices.memory_ledger import Ledger
 from engine.placement.choose import place
+from engine.placement.draft_settings import COPIES_BYTES, MAX_ROLLBACK, with_speculation
 from engine.placement.fallbacks import next_fallback
 from engine.placement.history import PlacementHistory
 from engine.placement.placer import read_shape
-from engine.placement.speculation import COPIES_BYTES, MAX_ROLLBACK, with_speculation
 from engine.placement.types import Overrides
-from engine.runner.limits import rollback
+from engine.runner.load_limits import rollback
 from engine.runner.protocol import LoadSettings
 from tests.architectures import ARCHITECTURES, write_architecture
 from tests.machines import reports

@@ -10,7 +10,7 @@ from devices.memory_ledger import Ledger
 from engine.placement.chip_speeds import chip_speeds
 from engine.placement.history import PlacementHistory
 from engine.placement.placer import read_shape
-from engine.placement.spread import Spreading
+from engine.placement.rpc_layers import Spreading
 from engine.remotes.registry import RemoteRegistry
 from engine.remotes.types import Link, Remote, RemoteDevice, RemoteFacts, Seen
 from engine.runner.protocol import LoadSettings, RemoteLayers

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from engine.core.errors import ConstraintRefused
 from engine.core.grammar import spell_controls
 from engine.core.types import Constraint
-from engine.runner.generation.constrain import ConstraintCompiler
+from engine.runner.generation.grammar_mask import ConstraintCompiler
 
 EOS, CONTROL = 256, 257
 

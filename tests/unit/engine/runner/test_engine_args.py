@@ -9,7 +9,7 @@ from devices.types import Device, Memory, Runtime
 from engine.placement.engine_args import decided, with_engine_args
 from engine.placement.need_types import Need, Part
 from engine.placement.shape import Layer, ModelShape
-from engine.placement.split import shared_out
+from engine.placement.tensor_split import shared_out
 from engine.runner.engine_args import (
     NO_ARGS,
     BadEngineArg,
@@ -23,7 +23,7 @@ from engine.runner.engine_args import (
     metadata,
     overrides,
 )
-from engine.runner.limits import KV_TYPES
+from engine.runner.load_limits import KV_TYPES
 from engine.runner.protocol import LoadSettings
 from quantize.files.gguf_file import TensorInfo
 from quantize.ggml_types import GgmlType

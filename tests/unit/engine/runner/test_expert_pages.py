@@ -10,7 +10,7 @@ from hollow_model import HollowModel
 
 from engine.runner.expert_tensors import PAGE, STACK, stacks
 from engine.runner.llama.experts.expert_layout import FileChanged, Parts, Stack
-from engine.runner.llama.experts.pages import _READ, _SHARED, Pages
+from engine.runner.llama.experts.page_swap import _READ, _SHARED, Pages
 from quantize.files.gguf_file import TensorInfo
 from quantize.files.gguf_split import read_gguf_model
 from quantize.ggml_types import GgmlType

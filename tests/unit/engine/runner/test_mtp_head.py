@@ -9,8 +9,8 @@ from runner_calls import EXACT
 
 from engine.runner.llama.native import model as llama_model
 from engine.runner.llama.native.batch import Batch, Logits
-from engine.runner.llama.native.binding import start_backends
-from engine.runner.llama.speculate.mtp import MtpHead
+from engine.runner.llama.native.llama_api import start_backends
+from engine.runner.llama.speculative.mtp import MtpHead
 from engine.runner.protocol import LoadSettings
 
 pytestmark = pytest.mark.native

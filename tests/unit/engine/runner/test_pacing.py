@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from engine.runner.llama.batch.pacing import DEEP, MIN_CHUNK, TILE_ROWS, Pace, prefill_order, usable_prefix
+from engine.runner.llama.batch.step_budget import DEEP, MIN_CHUNK, TILE_ROWS, Pace, prefill_order, usable_prefix
 from engine.runner.protocol import LoadSettings
 
 

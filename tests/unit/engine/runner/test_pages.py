@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.runner.llama.native import pages
-from engine.runner.llama.native.pages import SIZE, LargePages
+from engine.runner.llama.native import huge_pages
+from engine.runner.llama.native.huge_pages import SIZE, LargePages
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="large pages of Linux")
 WISHES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
@@ -40,7 +40,7 @@ def wanted(monkeypatch):
 
 
 def test_small_pages_in_a_virtual_machine_and_large_ones_in_the_pause(wanted, monkeypatch):
-    monkeypatch.setattr(pages, "virtual", lambda: True)
+    monkeypatch.setattr(huge_pages, "virtual", lambda: True)
     before, kept = large_kib(), LargePages()
     with kept.loading():
         taken = region()
@@ -61,7 +61,7 @@ def test_small_pages_in_a_virtual_machine_and_large_ones_in_the_pause(wanted, mo
 
 
 def test_large_pages_on_a_machine_of_its_own(wanted, monkeypatch):
-    monkeypatch.setattr(pages, "virtual", lambda: False)
+    monkeypatch.setattr(huge_pages, "virtual", lambda: False)
     before, kept = large_kib(), LargePages()
     with kept.loading(), region() as taken:
         fill(taken)
@@ -71,7 +71,7 @@ def test_large_pages_on_a_machine_of_its_own(wanted, monkeypatch):
 
 
 def test_the_system_decides_again_behind_a_load_that_failed(wanted, monkeypatch):
-    monkeypatch.setattr(pages, "virtual", lambda: True)
+    monkeypatch.setattr(huge_pages, "virtual", lambda: True)
     with pytest.raises(OSError, match="no model"), LargePages().loading():
         raise OSError("no model")
     before = large_kib()
@@ -82,15 +82,15 @@ def test_the_system_decides_again_behind_a_load_that_failed(wanted, monkeypatch)
 
 def test_only_ranges_that_are_wholly_there_are_put_together():
     with region(4) as taken:
-        pages._forbid(1)
+        huge_pages._forbid(1)
         try:
-            known = set(pages.whole_ranges())
+            known = set(huge_pages.whole_ranges())
             taken[SIZE] = 1  # one small page of a range
-            assert set(pages.whole_ranges()) <= known
+            assert set(huge_pages.whole_ranges()) <= known
             fill(taken)
-            assert len(set(pages.whole_ranges()) - known) >= 3
+            assert len(set(huge_pages.whole_ranges()) - known) >= 3
         finally:
-            pages._forbid(0)
+            huge_pages._forbid(0)
 
 
 @pytest.mark.parametrize(
@@ -99,8 +99,8 @@ def test_only_ranges_that_are_wholly_there_are_put_together():
 )
 def test_the_last_word_of_the_user_counts(monkeypatch, tunables, told):
     monkeypatch.setenv("GLIBC_TUNABLES", tunables)
-    assert pages.asked() is told
-    monkeypatch.setattr(pages, "virtual", lambda: True)
+    assert huge_pages.asked() is told
+    monkeypatch.setattr(huge_pages, "virtual", lambda: True)
     kept = LargePages()
     with kept.loading():
         pass
@@ -120,5 +120,5 @@ def test_the_processor_tells_whether_it_is_virtual(monkeypatch, tmp_path, told, 
     file = tmp_path / "cpuinfo"
     if told is not None:
         file.write_text(told)
-    monkeypatch.setattr(pages, "CPUINFO", str(file))
-    assert pages.virtual() is is_virtual
+    monkeypatch.setattr(huge_pages, "CPUINFO", str(file))
+    assert huge_pages.virtual() is is_virtual

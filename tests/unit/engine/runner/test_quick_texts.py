@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from bert_shape import write_bert
 
-from engine.runner.llama.batch.quick import MIN_TEXTS, QuickChoice
+from engine.runner.int8_embedder import NotQuick, QuickTexts
+from engine.runner.llama.batch.int8_choice import MIN_TEXTS, QuickChoice
 from engine.runner.onnx_libraries import onnxruntime
 from engine.runner.protocol import LoadSettings
-from engine.runner.quick_texts import NotQuick, QuickTexts
 from quantize.onnx.folder import convert_gguf
 
 pytestmark = pytest.mark.native

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from long_texts import DATA, long_texts
 
-from engine.runner.generation.runaway import NoiseWatch, RepeatWatch
+from engine.runner.generation.loop_guard import NoiseWatch, RepeatWatch
 
 LOOPS = [json.loads(line) for line in (DATA / "loops.jsonl").read_text(encoding="utf-8").splitlines()]
 PASSAGE = (

@@ -20,13 +20,13 @@ from engine.documents.errors import NotAgreed
 from engine.placement.placer import Placer
 from engine.placement.resources import open_resources
 from engine.remotes import errors as remotes
-from engine.server import errors, typed
+from engine.server import errors, msgspec_routes
+from engine.server.all_routes import every_route
 from engine.server.auth import Access
 from engine.server.body import Body
-from engine.server.every_route import every_route
 from engine.server.models import ServedModels
+from engine.server.msgspec_routes import decode
 from engine.server.state import ServerState
-from engine.server.typed import decode
 from tests.free_pool import FreePool
 
 HEAVY = ("numpy", "llama_cpp", "onnxruntime", "fastapi", "starlette", "pydantic", "PySide6", "psutil", "httpx2")
@@ -177,7 +177,7 @@ def bodies(kind=Body):
 def test_a_field_that_is_declared_and_never_read_fails(page):
     """What a route takes is read somewhere, of every protocol; what it means is proven in test_request_contract."""
     read = read_names()
-    taken = [contract.takes for contract in typed._contracts.values() if contract.takes is not None]
+    taken = [contract.takes for contract in msgspec_routes._contracts.values() if contract.takes is not None]
     declared = {(k.__name__, name) for kind in taken for k in kinds_within(kind) for name in k.__struct_fields__}
     declared |= {(k.__name__, n) for k in bodies() for n in k.model_fields if n not in k.no_effect}
     assert len(declared) > 600

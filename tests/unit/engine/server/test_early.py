@@ -16,7 +16,7 @@ from engine.placement.placer import Placer
 from engine.placement.resources import open_resources
 from engine.server.app import create_app
 from engine.server.auth import Access
-from engine.server.late import LateRoutes
+from engine.server.lazy_app import LateRoutes
 from engine.server.models import ServedModels
 from engine.server.state import ServerState
 from tests.free_pool import FreePool
@@ -31,8 +31,8 @@ HEAVY = ("fastapi", "numpy", "httpx2", "huggingface_hub", "onnx", "gguf", "jinja
 @pytest.mark.parametrize(
     ("module", "heavy"),
     [
-        ("engine.server.assemble", HEAVY),
-        ("engine.server.model_side", (*HEAVY, "pydantic", "starlette", "uvicorn", "engine.chat.conversation")),
+        ("engine.server.build_server", HEAVY),
+        ("engine.server.model_side", (*HEAVY, "pydantic", "starlette", "uvicorn", "engine.chat.chat_pipeline")),
         ("engine.runner.llama.service", ("llguidance", "devices.types", "packaging")),
         ("engine.server.run", (*HEAVY, "pydantic", "starlette", "uvicorn")),
         ("app.cli.main", (*HEAVY, "asyncio", "msgspec")),
@@ -65,8 +65,8 @@ def test_late_routes_are_made_once_however_many_ask():
 
 
 def test_they_wait_for_a_first_answer(monkeypatch):
-    monkeypatch.setattr("engine.server.late.AFTER_S", 0.01)
-    monkeypatch.setattr("engine.server.late.LOOK_S", 0.01)
+    monkeypatch.setattr("engine.server.lazy_app.AFTER_S", 0.01)
+    monkeypatch.setattr("engine.server.lazy_app.LOOK_S", 0.01)
     made, looks = [], iter([True, True, True, False])
 
     def busy():
@@ -79,8 +79,8 @@ def test_they_wait_for_a_first_answer(monkeypatch):
 
 
 def test_a_moment_without_descriptors_does_not_leave_them_out(monkeypatch):
-    monkeypatch.setattr("engine.server.late.AFTER_S", 0.01)
-    monkeypatch.setattr("engine.server.late.AGAIN_S", 0.01)
+    monkeypatch.setattr("engine.server.lazy_app.AFTER_S", 0.01)
+    monkeypatch.setattr("engine.server.lazy_app.AGAIN_S", 0.01)
     tries = []
 
     def build():

@@ -8,7 +8,7 @@ import pytest
 # An event loop that cannot be made for want of descriptors is taken apart half made, which fails too.
 HALF_MADE = """
 import asyncio, gc, logging, resource
-from engine.server.log_bounds import ignored_in_a_line
+from engine.server.log_rate_limit import ignored_in_a_line
 logging.basicConfig(format="%(levelname)s %(message)s")
 ignored_in_a_line()
 resource.setrlimit(resource.RLIMIT_NOFILE, (5, 5))

@@ -12,7 +12,7 @@ from engine.api.power import PowerLimits
 from engine.core.errors import BatterySpent
 from engine.core.types import GenerationRequest
 from engine.energy.budget import BatteryBudget
-from engine.energy.ledger import JouleLedger
+from engine.energy.energy_accounting import JouleLedger
 from engine.placement.types import Overrides
 from engine.pool.generation_hooks import GenerationHooks
 from engine.runner.duty_cycle import DutyCycle

@@ -5,17 +5,17 @@ import json
 import pytest
 from fake_upstream import MODEL, FakeUpstream
 
-from engine.chat.conversation import AnswerLogprobs
+from engine.chat.chat_pipeline import AnswerLogprobs
 from engine.chat.events import CallArguments, CallEnded, CallStarted, ReasoningDelta, TextDelta
-from engine.chat.forwarded import forward
+from engine.chat.openai_forward import forward
 from engine.chat.query import ChatQuery
 from engine.chat.types import Message, NamedTool, ToolDefinition
 from engine.core.errors import ContextOverflow, InputFault, ModelNotFound
 from engine.core.types import Constraint
 from engine.upstreams import errors
+from engine.upstreams.error_mapping import refusal
 from engine.upstreams.listing import NoList, read_list
 from engine.upstreams.registry import UpstreamRegistry, checked_url
-from engine.upstreams.replies import refusal
 from engine.upstreams.stream import ChatReader
 from engine.upstreams.types import Rule
 

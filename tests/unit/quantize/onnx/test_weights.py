@@ -10,7 +10,7 @@ import onnx_models
 import pytest
 from shapes import SHAPES, scaled, write_shape
 
-from engine.runner.onnx.fixed import FixedDecoder, read_facts
+from engine.runner.onnx.static_shapes import FixedDecoder, read_facts
 from quantize.errors import BadFile, InvalidOption, UnsupportedModel
 from quantize.files.gguf_split import read_gguf_model
 from quantize.native.blocks import quantize_rows

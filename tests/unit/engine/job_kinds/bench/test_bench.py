@@ -13,9 +13,9 @@ import msgspec
 import pytest
 
 from engine.core.errors import InputFault
-from engine.job_kinds.bench import shapes, standin, svg
+from engine.job_kinds.bench import dummy_model, shapes, svg
 from engine.job_kinds.bench.run import bench
-from engine.job_kinds.measure.subject import Subject
+from engine.job_kinds.measure.target import Subject
 from engine.library.hub import header_cache
 from engine.message_catalog import sentence
 from engine.placement.measurements.keys import shape_key
@@ -53,7 +53,7 @@ def report(**changes):
 def test_every_shape_has_the_parameters_its_name_says(name):
     size = name.rsplit("-", 1)[1]
     said = float(size.removesuffix("b")) if size.endswith("b") else float(size.removesuffix("m")) / 1000
-    _, slots = standin.spec_of_shape(name, "Q4_K_M")
+    _, slots = dummy_model.spec_of_shape(name, "Q4_K_M")
     billions = sum(_count(slot.shape) for slot in slots) / 1e9
     assert billions == pytest.approx(said, rel=0.27)
     assert len({slot.qtype for slot in slots}) > 2
@@ -68,16 +68,16 @@ def _count(shape):
 
 def test_unknown_shapes_and_mixes_say_what_is_known():
     with pytest.raises(InputFault, match="qwen3-8b"):
-        standin.spec_of_shape("gpt-9", "Q4_K_M")
+        dummy_model.spec_of_shape("gpt-9", "Q4_K_M")
     with pytest.raises(InputFault, match="Q4_K_M"):
-        standin.spec_of_shape("qwen3-8b", "Q99")
+        dummy_model.spec_of_shape("qwen3-8b", "Q99")
 
 
 @pytest.mark.process
 def test_a_stand_in_of_a_file_has_its_tensors_and_loads(bundled_model, tmp_path):
     out = tmp_path / "standin.gguf"
     seen = []
-    standin.write_in_child(out, like=bundled_model, on_progress=lambda d, t: seen.append((d, t)))
+    dummy_model.write_in_child(out, like=bundled_model, on_progress=lambda d, t: seen.append((d, t)))
     real, made = read_gguf(bundled_model), read_gguf(out)
     assert [(t.name, t.shape, t.ggml_type) for t in made.tensors] == [
         (t.name, t.shape, t.ggml_type) for t in real.tensors
@@ -112,14 +112,16 @@ def test_a_stopped_stand_in_leaves_no_file(bundled_model, tmp_path):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        standin.write_in_child(out, like=bundled_model, on_progress=stop)
+        dummy_model.write_in_child(out, like=bundled_model, on_progress=stop)
     assert not out.exists()
 
 
 @pytest.mark.process
 def test_a_full_disk_is_told(tmp_path, bundled_model):
-    with pytest.raises(standin.StandInFailed):
-        standin.write_in_child(tmp_path / "no" / "folder.gguf", like=bundled_model, on_progress=lambda d, t: None)
+    with pytest.raises(dummy_model.StandInFailed):
+        dummy_model.write_in_child(
+            tmp_path / "no" / "folder.gguf", like=bundled_model, on_progress=lambda d, t: None
+        )
 
 
 def test_results_are_kept_and_compared(tmp_path):
@@ -183,10 +185,10 @@ def test_a_stand_in_of_a_file_that_is_not_here(bundled_model, tmp_path):
     """Only the kept header is known: the tensors are the file's, the vocabulary is made up, as large."""
     real = read_gguf(bundled_model)
     header_cache.keep(tmp_path, "kept", real)
-    _, slots = standin.spec_of_header(tmp_path / "kept.header")
+    _, slots = dummy_model.spec_of_header(tmp_path / "kept.header")
     assert [(s.name, s.shape, s.qtype) for s in slots] == [(t.name, t.shape, t.ggml_type) for t in real.tensors]
     out = tmp_path / "made.gguf"
-    standin.write_in_child(out, header=tmp_path / "kept.header", on_progress=lambda d, t: None)
+    dummy_model.write_in_child(out, header=tmp_path / "kept.header", on_progress=lambda d, t: None)
     made = read_gguf(out)
     assert shape_key(read_shape(str(out))) == shape_key(read_shape(str(bundled_model)))
     assert made.entries["tokenizer.ggml.tokens"].count == real.entries["tokenizer.ggml.tokens"].count
@@ -197,18 +199,18 @@ def test_a_kept_header_that_cannot_be_read_is_refused(tmp_path, content):
     path = tmp_path / "bad.header"
     path.write_bytes(content)
     with pytest.raises(InputFault):
-        standin.spec_of_header(path)
+        dummy_model.spec_of_header(path)
 
 
 def test_a_stand_in_never_fills_the_disk(tmp_path, monkeypatch):
-    monkeypatch.setattr(standin.shutil, "disk_usage", lambda _: SimpleNamespace(free=2 << 30))
+    monkeypatch.setattr(dummy_model.shutil, "disk_usage", lambda _: SimpleNamespace(free=2 << 30))
     with pytest.raises(SystemExit, match="free"):
-        standin.write(tmp_path / "x.gguf", *standin.spec_of_shape("qwen3-8b", "Q4_K_M"))
+        dummy_model.write(tmp_path / "x.gguf", *dummy_model.spec_of_shape("qwen3-8b", "Q4_K_M"))
     assert not (tmp_path / "x.gguf").exists()
 
 
 def test_every_matrix_in_one_type():
-    _, slots = standin.spec_of_dimensions("probe", shapes.SHAPES["qwen3-0.6b"], "IQ3_S", uniform=True)
+    _, slots = dummy_model.spec_of_dimensions("probe", shapes.SHAPES["qwen3-0.6b"], "IQ3_S", uniform=True)
     assert {s.qtype.name for s in slots if len(s.shape) > 1} == {"IQ3_S"}
 
 

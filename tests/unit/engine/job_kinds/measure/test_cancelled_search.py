@@ -5,7 +5,7 @@ from scripted import home_paths
 
 from engine.core.errors import Cancelled
 from engine.job_kinds.autotune.journal import Journal
-from engine.job_kinds.measure.subject import Subject
+from engine.job_kinds.measure.target import Subject
 from engine.job_kinds.measure.work import BenchService, Task, TuneOptions, run
 from engine.jobs.jobs import Control
 from engine.placement.measurements.tuning import Budget, Knobs, Outcome, Trial

@@ -1,0 +1,468 @@
+"""From a protocol's request to a prompt and from generated text to an answer's events: one road for all protocols.
+
+`Conversations.prepare` renders the prompt, chooses the dialect, and turns tools, tool choice and output format
+into one constraint. `Answer` (one for each choice) turns the runner's events into chat events.
+"""
+
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from typing import Any, Final, Literal
+
+import msgspec
+
+from engine.chat.events import (
+    AnswerEvent,
+    CallArguments,
+    CallEnded,
+    CallMalformed,
+    CallStarted,
+    ReasoningDelta,
+    TextDelta,
+)
+from engine.chat.openai_forward import forward
+from engine.chat.query import ChatQuery
+from engine.chat.reasoning import open_markers
+from engine.chat.reasoning_effort import budget_of, marks_of, notes_of, template_variables
+from engine.chat.schemas import shape, tidy
+from engine.chat.structured import (
+    ConstraintChecker,
+    ConstraintImpossible,
+    after_reasoning,
+    check_parameters,
+    of_schema,
+)
+from engine.chat.template import TemplateRenderer
+from engine.chat.tools.checks import check_tools
+from engine.chat.tools.dialect import Dialect
+from engine.chat.tools.dialects import choose
+from engine.chat.tools.grammar import ToolGrammar, embedded, tool_grammar
+from engine.chat.tools.parser import AnswerParser
+from engine.chat.types import ChatTemplate, Message, NamedTool, Rendered, ToolDefinition
+from engine.core.prompt_limits import refuse_impossible
+from engine.core.request_timing import current_clock
+from engine.core.sampling import NOTHING_RECOMMENDED, Chosen, Recommended, Source
+from engine.core.sampling import choose as choose_sampling
+from engine.core.types import (
+    Constraint,
+    Delta,
+    Done,
+    Event,
+    GenerationRequest,
+    Image,
+    ModelFacts,
+    PromptProgress,
+    Runaway,
+    SamplingParams,
+    Started,
+    Timings,
+    TokenLogprob,
+    Usage,
+)
+
+FinishReason = Literal["stop", "length", "tool_calls", "cancelled", "error"]
+_PARSED: Final = (TextDelta, ReasoningDelta, CallStarted, CallArguments, CallEnded, CallMalformed)
+# The name of the built-in template in requests.
+BUILT_IN: Final = "chatml"
+
+
+class AnswerStarted(msgspec.Struct, frozen=True, kw_only=True):
+    """The prompt is being worked on."""
+
+    prompt_tokens: int
+    cached_tokens: int
+
+
+class AnswerLogprobs(msgspec.Struct, frozen=True, kw_only=True):
+    """Log probabilities of tokens of the visible answer; they come before the text they belong to."""
+
+    entries: tuple[TokenLogprob, ...]
+
+
+class AnswerFinished(msgspec.Struct, frozen=True, kw_only=True):
+    """The end. `malformed` are attempts at calls that nothing could be made of: report them, never drop them.
+
+    `notes` say what was changed on the way in, and what of the request's form could not be kept.
+    """
+
+    finish_reason: FinishReason
+    usage: Usage
+    timings: Timings
+    stop: str | None = None
+    malformed: tuple[str, ...] = ()
+    runaway: Runaway | None = None
+    notes: tuple[str, ...] = ()
+
+
+ChatEvent = AnswerEvent | AnswerStarted | PromptProgress | AnswerLogprobs | AnswerFinished
+
+
+class PreparedChat(msgspec.Struct, frozen=True, kw_only=True):
+    """A request for the runner, and what its answer is read with. `notes` say what was changed on the way."""
+
+    request: GenerationRequest
+    sampling: Chosen
+    rendered: Rendered
+    dialect: Dialect
+    query: ChatQuery
+    template: ChatTemplate = ChatTemplate()
+    notes: tuple[str, ...] = ()
+
+    def answer(self) -> "Answer":
+        """A reader for one choice."""
+        return Answer(self)
+
+
+class Conversations:
+    """Prepares chats. One for each server; safe for many requests at once."""
+
+    def __init__(self, renderer: TemplateRenderer, checker: ConstraintChecker) -> None:
+        self.renderer = renderer
+        self.checker = checker
+
+    async def prepare(
+        self, facts: ModelFacts, query: ChatQuery, recommended: Recommended = NOTHING_RECOMMENDED
+    ) -> PreparedChat:
+        """Render the prompt, settle how the answer is sampled and what it must look like.
+
+        Raises: InputFault: unknown tool choice, bad tool names, BadTemplate, ConstraintImpossible.
+        """
+        check_tools(query)
+        refuse_impossible(facts, sum(len(m.text()) for m in query.messages))
+        clock = current_clock()
+        if clock is not None:
+            clock.results += [m.tool_call_id for m in query.messages if m.tool_call_id]
+        if facts.forwards:
+            return _forwarded(query, facts.forwards)
+        source = template_source(facts, query)
+        template = ChatTemplate(source=source, bos=facts.bos, eos=facts.eos)
+        dialect = choose(source)
+        shown = () if query.tool_choice == "none" else query.tools
+        rendered = await self.renderer.render(
+            template,
+            query.messages,
+            shown,
+            continue_final=query.continue_final,
+            variables=template_variables(query),
+            brought=query.template is not None,
+        )
+        constraint, loosened = await self._constraint(query, dialect, rendered, source or "")
+        # The parser needs control tokens as text where calls, channels or reasoning may be marked by them.
+        special = bool(query.tools) or dialect.headers is not None
+        special = special or marks_of(dialect, rendered, source or "") is not None
+        special = special or open_markers(rendered.prefill, dialect.reasoning) is not None
+        budget = budget_of(query, dialect, rendered, source or "", formed=constraint is not None)
+        chosen = choose_sampling(query.sampling, recommended.layers(_thinks(query)), query.sampling_source)
+        request = GenerationRequest(
+            prompt=rendered.prompt,
+            add_special=rendered.add_special,
+            max_tokens=query.max_tokens,
+            stop=query.stop,
+            sampling=chosen.params,
+            logprobs=query.logprobs,
+            constraint=constraint,
+            priority=query.priority,
+            images=tuple(Image(data=image.data) for image in rendered.images),
+            keep_special=special,
+            ignore_eos=query.ignore_eos,
+            min_tokens=query.min_tokens,
+            stop_token_ids=query.stop_token_ids,
+            reasoning=budget,
+            speculate=query.speculate,
+            context_shift=query.context_shift,
+            loop_guard=query.loop_guard,
+            deterministic=query.deterministic,
+            lora=query.lora,
+        )
+        notes = (*rendered.repairs, *notes_of(query, budget, source or ""), *loosened)
+        return PreparedChat(
+            request=request,
+            sampling=chosen,
+            rendered=rendered,
+            dialect=dialect,
+            query=query,
+            template=template,
+            notes=notes,
+        )
+
+    async def _constraint(
+        self, query: ChatQuery, dialect: Dialect, rendered: Rendered, source: str
+    ) -> tuple[Constraint | None, tuple[str, ...]]:
+        """One constraint for calls and output format, None where the answer is free; and what is not enforced."""
+        output: Constraint | None = None
+        notes: tuple[str, ...] = ()
+        if query.output is not None:
+            output, notes = await self.checker.fit(query.output, query.output_param)
+        choice = query.tool_choice
+        marks = marks_of(dialect, rendered, source)
+        if isinstance(choice, NamedTool) or choice == "required":
+            called = tuple(t for t in query.tools if not isinstance(choice, NamedTool) or t.name == choice.name)
+            parallel = query.parallel_tool_calls and not isinstance(choice, NamedTool)
+            checked, notes = await self._calls(
+                called,
+                lambda tools: _lark(tool_grammar(dialect, tools, parallel=parallel).whole),
+                query.tools_param,
+            )
+            if dialect.call_preamble is not None:
+                return msgspec.structs.replace(checked, preamble=dialect.call_preamble), notes
+            return after_reasoning(checked, marks, rendered.prefill), notes
+        offered = query.tools if choice == "auto" else ()
+        if output is None:
+            return await self._once_called(query, dialect, rendered, offered)
+        if dialect.content_opening:
+            # The format begins where visible text begins; calls before that are free.
+            opening = ("", dialect.content_opening)
+            return msgspec.structs.replace(output, preamble=opening, preamble_open=True), notes
+        if offered:
+            form = _schema_of(output, query.output_param)
+            output, more = await self._calls(
+                offered,
+                lambda tools: _beside(tool_grammar(dialect, tools, parallel=query.parallel_tool_calls), form),
+                query.output_param,
+            )
+            notes += more
+        return after_reasoning(output, marks, rendered.prefill), notes
+
+    async def _once_called(
+        self, query: ChatQuery, dialect: Dialect, rendered: Rendered, offered: tuple[ToolDefinition, ...]
+    ) -> tuple[Constraint | None, tuple[str, ...]]:
+        """The constraint of strict tools, which starts when a call does; reasoning is no call."""
+        parallel = query.parallel_tool_calls
+        strict = any(tool.strict for tool in offered)
+        opening = tool_grammar(dialect, offered, parallel=parallel).opening if strict else ""
+        if not opening:
+            return None, ()
+        checked, notes = await self._calls(
+            offered,
+            lambda tools: _lark(tool_grammar(dialect, tools, parallel=parallel).continuation, opening),
+            query.tools_param,
+        )
+        if dialect.headers is not None and dialect.call_preamble is not None:
+            block = (dialect.call_preamble[0], dialect.headers.body_ends[0])
+            return msgspec.structs.replace(checked, preamble=block), notes
+        return after_reasoning(checked, dialect.reasoning, rendered.prefill), notes
+
+    async def _calls(
+        self,
+        tools: tuple[ToolDefinition, ...],
+        grammar: Callable[[Sequence[ToolDefinition]], Constraint],
+        param: str,
+    ) -> tuple[Constraint, tuple[str, ...]]:
+        """The constraint of calls of these tools, and what of their schemas is not enforced.
+
+        Raises: ConstraintImpossible: a strict tool cannot be enforced as a whole.
+        """
+        for tool in tools:
+            check_parameters(tool.parameters, param)
+        plain = tuple(_tidied(tool) for tool in tools)
+        try:
+            return await self.checker.check(grammar(plain), param), ()
+        except ConstraintImpossible:
+            pass  # one of the schemas
+        fitted = [await self._fitted(tool, param) for tool in plain]
+        notes = tuple(note for _, of_tool in fitted for note in of_tool)
+        try:
+            return await self.checker.check(grammar([tool for tool, _ in fitted]), param), notes
+        except ConstraintImpossible:
+            if all(tool.strict for tool in tools):
+                raise
+        # All of them together are too much, or need what only stands in a schema as a whole.
+        named = [tool if tool.strict else _only_named(tool) for tool, _ in fitted]
+        notes = tuple(
+            f"{param}: tool {tool.name!r}: only the names of the arguments are enforced"
+            for tool in tools
+            if not tool.strict
+        )
+        return await self.checker.check(grammar(named), param), notes
+
+    async def _fitted(self, tool: ToolDefinition, param: str) -> tuple[ToolDefinition, tuple[str, ...]]:
+        where = f"{param}: tool {tool.name!r}"
+        try:
+            form, notes = await self.checker.fit(of_schema(tool.parameters, where, strict=tool.strict), where)
+        except ConstraintImpossible as refusal:
+            if tool.strict:
+                raise ConstraintImpossible(f"strict tool {tool.name!r}: {refusal.reason}", param) from None
+            return _only_named(tool), (f"{where}: only the names of its arguments are enforced ({refusal.reason})",)
+        parameters = json.loads(form.source)
+        return msgspec.structs.replace(tool, parameters=parameters if isinstance(parameters, dict) else {}), notes
+
+
+def _tidied(tool: ToolDefinition) -> ToolDefinition:
+    schema = tidy(tool.parameters)
+    return msgspec.structs.replace(tool, parameters=schema) if isinstance(schema, dict) else tool
+
+
+def _only_named(tool: ToolDefinition) -> ToolDefinition:
+    return msgspec.structs.replace(tool, parameters=shape(tool.parameters))
+
+
+def _lark(source: str, trigger: str | None = None) -> Constraint:
+    return Constraint(kind="lark", source=source, trigger=trigger)
+
+
+def _schema_of(output: Constraint, param: str) -> dict[str, Any]:
+    """Raises: ConstraintImpossible: the output is not JSON."""
+    if output.kind not in {"json_schema", "json_object"}:
+        raise ConstraintImpossible("beside tools only JSON can be required", param)
+    schema = json.loads(output.source) if output.kind == "json_schema" else {"type": "object"}
+    return schema if isinstance(schema, dict) else {}
+
+
+def _beside(grammar: ToolGrammar, form: dict[str, Any]) -> Constraint:
+    """The output format, or a call instead of it."""
+    lines = grammar.whole.split("\n")
+    either = lines[0].replace("start:", "start: output |", 1)
+    return _lark("\n".join([either, f"output: %json {embedded(form)}", *lines[1:]]))
+
+
+def _forwarded(query: ChatQuery, flavour: str) -> PreparedChat:
+    """A chat that another server renders and parses; how it is sampled is that server's choice where it is open."""
+    request, notes = forward(query, flavour)
+    given: dict[str, Source] = dict.fromkeys(query.sampling, query.sampling_source)
+    return PreparedChat(
+        request=request,
+        sampling=Chosen(params=SamplingParams(**query.sampling), sources=given),
+        rendered=Rendered(prompt="", prefill="", add_special=False),
+        dialect=choose(None),
+        query=query,
+        notes=notes,
+    )
+
+
+def end_notes(done: Done) -> tuple[str, ...]:
+    """What the end of a generation says about its form."""
+    if done.unfinished is None:
+        return ()
+    return (f"the output format could not be enforced to the end, so the answer stops early: {done.unfinished}",)
+
+
+def is_begun(messages: Sequence[Message]) -> bool:
+    """The conversation ends with the beginning of the answer, which is to be continued."""
+    last = messages[-1] if messages else None
+    return last is not None and last.role == "assistant" and not last.tool_calls and bool(last.text())
+
+
+def template_source(facts: ModelFacts, query: ChatQuery) -> str | None:
+    """The request's template or the model's; a file may carry one of its own for conversations with tools."""
+    if query.template is not None:
+        return None if query.template == BUILT_IN else query.template
+    if query.tools:
+        own = facts.metadata.get("tokenizer.chat_template.tool_use")
+        if own:
+            return own
+    return facts.chat_template or None
+
+
+def _thinks(query: ChatQuery) -> bool | None:
+    """Whether the request switches reasoning on or off; None: it leaves that to the model."""
+    variables = template_variables(query)
+    switch = variables.get("enable_thinking", variables.get("thinking"))
+    return switch if isinstance(switch, bool) else None
+
+
+class Answer:
+    """Reads one answer. `feed` every event of the runner, in order; `done` asks to stop the generation."""
+
+    def __init__(self, chat: PreparedChat) -> None:
+        query = chat.query
+        self._notes = chat.notes
+        self._parser = AnswerParser(chat.dialect, query.tools, chat.rendered.prefill)
+        self._no_calls = query.tool_choice == "none"
+        self._one_call = not query.parallel_tool_calls
+        self._malformed: list[str] = []
+        self._num_calls = 0
+        self._prompt_tokens = 0
+        self._cached_tokens = 0
+        self._completion_tokens = 0
+        self._refused: dict[int, list[str]] = {}
+        self.done = False
+
+    def feed(self, event: "Event | AnswerEvent | AnswerLogprobs") -> list[ChatEvent]:
+        """Chat events that this runner event makes certain; what another server parsed is taken as it is."""
+        if isinstance(event, _PARSED):
+            return [event] if isinstance(event, TextDelta) and not self.done else self._pass([event])
+        if isinstance(event, Started):
+            self._prompt_tokens, self._cached_tokens = event.prompt_tokens, event.cached_tokens
+            return [AnswerStarted(prompt_tokens=event.prompt_tokens, cached_tokens=event.cached_tokens)]
+        if isinstance(event, PromptProgress | AnswerLogprobs):
+            return [event]
+        if isinstance(event, Delta):
+            self._completion_tokens += len(event.token_ids)
+            spoken = self._parser.speaking
+            events = self._pass(self._parser.feed(event.text))
+            if event.logprobs and (spoken or self._parser.speaking):
+                return [AnswerLogprobs(entries=event.logprobs), *events]
+            return events
+        cut = event.finish_reason != "stop"
+        events = self._pass(self._parser.finish(cut=cut, ended=event.stop is None))
+        return [*events, self._finished(event)]
+
+    def stopped_early(self) -> AnswerFinished:
+        """The end of an answer whose generation was stopped because it was `done`."""
+        usage = Usage(
+            prompt_tokens=self._prompt_tokens,
+            completion_tokens=self._completion_tokens,
+            cached_tokens=self._cached_tokens,
+        )
+        return AnswerFinished(
+            finish_reason="tool_calls",
+            usage=usage,
+            timings=Timings(),
+            malformed=tuple(self._malformed),
+            notes=self._notes,
+        )
+
+    def _finished(self, done: Done) -> AnswerFinished:
+        reason: FinishReason = done.finish_reason
+        if reason == "stop" and self._num_calls:
+            reason = "tool_calls"
+        return AnswerFinished(
+            finish_reason=reason,
+            usage=done.usage,
+            timings=done.timings,
+            stop=done.stop,
+            malformed=tuple(self._malformed),
+            runaway=done.runaway,
+            notes=(*self._notes, *end_notes(done)),
+        )
+
+    def _pass(self, events: list[AnswerEvent]) -> list[ChatEvent]:
+        out: list[ChatEvent] = []
+        for event in events:
+            if self.done:
+                break
+            if isinstance(event, CallMalformed):
+                self._malformed.append(event.text)
+            elif self._no_calls and isinstance(event, (CallStarted, CallArguments, CallEnded)):
+                self._refuse(event)
+            elif isinstance(event, CallEnded):
+                self._num_calls += 1
+                self.done = self._one_call
+                out.append(event)
+            else:
+                if isinstance(event, CallStarted) and (clock := current_clock()) is not None:
+                    clock.called.append(event.id)
+                out.append(event)
+        return out
+
+    def _refuse(self, event: CallStarted | CallArguments | CallEnded) -> None:
+        """A call although the client wanted none: told at the end."""
+        if isinstance(event, CallStarted):
+            self._refused[event.index] = [event.name]
+        elif isinstance(event, CallArguments):
+            self._refused[event.index].append(event.delta)
+        else:
+            self._malformed.append("".join(self._refused.pop(event.index)))
+
+
+async def read(answer: Answer, events: AsyncIterator[Event]) -> AsyncGenerator[ChatEvent, None]:
+    """The whole answer; leaves the runner's stream, which cancels it, as soon as the answer is done."""
+    try:
+        async for event in events:
+            for chat_event in answer.feed(event):
+                yield chat_event
+            if answer.done and not isinstance(event, Done):
+                yield answer.stopped_early()
+                return
+    finally:
+        if isinstance(events, AsyncGenerator):
+            await events.aclose()

@@ -1,0 +1,253 @@
+"""Messages in the shape a template expects: dictionaries as transformers makes them, bent to its traits."""
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from engine.chat.builtin import MEDIA_MARKER, tool_prompt
+from engine.chat.tools.call_rendering import spell
+from engine.chat.tools.dialect import Dialect
+from engine.chat.types import ImagePart, Message, TemplateTraits, ToolCall, ToolDefinition
+
+Dict = dict[str, Any]
+
+
+def flatten(content: str | tuple[Any, ...]) -> str:
+    """One text, with a media marker in the place of each image."""
+    if isinstance(content, str):
+        return content
+    return "".join(MEDIA_MARKER if isinstance(part, ImagePart) else part.text for part in content)
+
+
+def images(messages: Sequence[Message]) -> tuple[ImagePart, ...]:
+    """All images, in order."""
+    return tuple(
+        part
+        for message in messages
+        if not isinstance(message.content, str)
+        for part in message.content
+        if isinstance(part, ImagePart)
+    )
+
+
+def _arguments(call: ToolCall, traits: TemplateTraits) -> Any:
+    """The arguments as an object where the template wants one and they are one; else the text."""
+    if traits.arguments_as_text:
+        return call.arguments
+    try:
+        value = json.loads(call.arguments or "{}")
+    except (ValueError, RecursionError):
+        return {"arguments": call.arguments}
+    return value if isinstance(value, dict) else {"arguments": value}
+
+
+def describe_tools(
+    messages: Sequence[Message], tools: tuple[ToolDefinition, ...], dialect: Dialect
+) -> list[Message]:
+    """The tools in the system message, for a template that has no place for them."""
+    prompt = tool_prompt(tools, dialect)
+    if messages and messages[0].role in {"system", "developer"}:
+        system = f"{flatten(messages[0].content)}\n\n{prompt}"
+        return [Message(role="system", content=system), *messages[1:]]
+    return [Message(role="system", content=prompt), *messages]
+
+
+def spell_calls(messages: Sequence[Message], dialect: Dialect) -> list[Message]:
+    """Calls as text of the answer, for a template that does not write them."""
+    return [
+        msgspec.structs.replace(
+            message,
+            content="\n".join(filter(None, (flatten(message.content), spell(dialect, message.tool_calls)))),
+            tool_calls=(),
+        )
+        if message.tool_calls
+        else message
+        for message in messages
+    ]
+
+
+def spell_results(messages: Sequence[Message]) -> list[Message]:
+    """Results as the user's words, for a template without a tool role."""
+    out: list[Message] = []
+    for message in messages:
+        if message.role != "tool":
+            out.append(message)
+            continue
+        text = f"<tool_response>\n{flatten(message.content)}\n</tool_response>"
+        if out and out[-1].role == "user" and out[-1].text().startswith("<tool_response>"):
+            text = f"{out.pop().text()}\n{text}"
+        out.append(Message(role="user", content=text))
+    return out
+
+
+def one_call_a_turn(messages: Sequence[Message]) -> list[Message]:
+    """Parallel calls as calls one after the other, each followed by its result."""
+    results = {m.tool_call_id: m for m in messages if m.role == "tool"}
+    out: list[Message] = []
+    moved: set[str | None] = set()
+    for message in messages:
+        if len(message.tool_calls) < 2:  # noqa: PLR2004 - parallel means two
+            if message.role != "tool" or message.tool_call_id not in moved:
+                out.append(message)
+            continue
+        turn = message
+        for call in message.tool_calls:
+            out.append(msgspec.structs.replace(turn, tool_calls=(call,)))
+            turn = Message(role="assistant")
+            if call.id in results:
+                out.append(results[call.id])
+                moved.add(call.id)
+    return out
+
+
+def answer_results(messages: Sequence[Message]) -> list[Message]:
+    """An answer after each tool's result that a user message follows, where roles must alternate."""
+    out: list[Message] = []
+    for message in messages:
+        if message.role == "user" and out and out[-1].role == "tool":
+            out.append(Message(role="assistant", content="OK."))
+        out.append(message)
+    return out
+
+
+def own_ids(messages: Sequence[Message], source: str) -> list[Message]:
+    """Call ids as the template wants them: Kimi reads the name out of them, Mistral counts nine characters."""
+    indexed = "<|tool_calls_section_begin|>" in source
+    nine = "length != 9" in source or "length == 9" in source
+    if not indexed and not nine:
+        return list(messages)
+    renamed: dict[str | None, str] = {}
+
+    def renew(call: ToolCall) -> ToolCall:
+        count = len(renamed)
+        wanted = f"functions.{call.name}:{count}" if indexed else nine_characters(call.id)
+        renamed[call.id] = wanted
+        return msgspec.structs.replace(call, id=wanted)
+
+    out: list[Message] = []
+    for message in messages:
+        if message.tool_calls:
+            message = msgspec.structs.replace(message, tool_calls=tuple(map(renew, message.tool_calls)))  # noqa: PLW2901
+        elif message.tool_call_id in renamed:
+            message = msgspec.structs.replace(message, tool_call_id=renamed[message.tool_call_id])  # noqa: PLW2901
+        elif message.tool_call_id and nine:
+            message = msgspec.structs.replace(message, tool_call_id=nine_characters(message.tool_call_id))  # noqa: PLW2901
+        out.append(message)
+    return out
+
+
+def nine_characters(call_id: str) -> str:
+    """A call id as it is if it has nine letters and digits, else nine that stand for it."""
+    if len(call_id) == 9 and call_id.isalnum():  # noqa: PLR2004 - Mistral's length
+        return call_id
+    return hashlib.sha256(call_id.encode()).hexdigest()[:9]
+
+
+def hoist_system(messages: Sequence[Message]) -> list[Message]:
+    """Every system and developer message joined into one at the start, for templates that want one there."""
+    system = [flatten(m.content) for m in messages if m.role in {"system", "developer"}]
+    others = [m for m in messages if m.role not in {"system", "developer"}]
+    return [Message(role="system", content="\n\n".join(system)), *others] if system else others
+
+
+def fold_system(messages: Sequence[Message]) -> list[Message]:
+    """The system text put before the first user message, for templates without a system role."""
+    hoisted = hoist_system(messages)
+    if not hoisted or hoisted[0].role != "system":
+        return hoisted
+    system, others = hoisted[0], hoisted[1:]
+    for index, message in enumerate(others):
+        if message.role == "user":
+            others[index] = _prefixed(message, f"{flatten(system.content)}\n\n")
+            return others
+    return [Message(role="user", content=system.content), *others]
+
+
+def _prefixed(message: Message, prefix: str) -> Message:
+    if isinstance(message.content, str):
+        return msgspec.structs.replace(message, content=prefix + message.content)
+    first, *more = message.content
+    if isinstance(first, ImagePart):
+        return msgspec.structs.replace(message, content=prefix + flatten(message.content))
+    return msgspec.structs.replace(
+        message, content=(msgspec.structs.replace(first, text=prefix + first.text), *more)
+    )
+
+
+def merge_turns(messages: Sequence[Message]) -> list[Message]:
+    """Neighbouring messages of one role joined, for templates that insist on alternation."""
+    out: list[Message] = []
+    for message in messages:
+        last = out[-1] if out else None
+        if last and last.role == message.role and message.role in {"user", "assistant"}:
+            text = "\n\n".join(filter(None, (flatten(last.content), flatten(message.content))))
+            out[-1] = msgspec.structs.replace(last, content=text, tool_calls=last.tool_calls + message.tool_calls)
+        else:
+            out.append(message)
+    return out
+
+
+def as_dicts(messages: Sequence[Message], traits: TemplateTraits, source: str) -> list[Dict]:
+    """Messages as a template's variable `messages`.
+
+    Assistant messages carry their reasoning under each name that templates read (`reasoning_content` is
+    the common one); a call's id, name and arguments are where OpenAI puts them.
+    """
+    out: list[Dict] = []
+    names = {call.id: call.name for m in own_ids(messages, source) for call in m.tool_calls}
+    thinking_blocks = "'thinking'" in source and "block['type']" in source
+    harmony = "<|channel|>" in source and "message.thinking" in source
+    for message in own_ids(messages, source):
+        role = message.role
+        if role == "developer" and "developer" not in source:
+            role = "system"
+        text = flatten(message.content)
+        item: Dict = {"role": role, "content": text}
+        if traits.typed_content:
+            item["content"] = [{"type": "text", "text": text}]
+        if message.reasoning:
+            item["reasoning_content"] = message.reasoning
+            item["reasoning"] = message.reasoning
+            item["thinking"] = message.reasoning
+            if thinking_blocks:
+                blocks = [{"type": "thinking", "thinking": message.reasoning}]
+                item["content"] = [*blocks, {"type": "text", "text": text}] if text else blocks
+            if harmony and message.tool_calls and text:
+                item["thinking"], item["content"] = f"{message.reasoning}\n\n{text}", ""
+        if message.tool_calls:
+            item["tool_calls"] = [
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": _arguments(call, traits)},
+                }
+                for call in message.tool_calls
+            ]
+        if message.role == "tool":
+            item["tool_call_id"] = message.tool_call_id or ""
+            item["name"] = message.name or names.get(message.tool_call_id or "", "")
+        elif message.name:
+            item["name"] = message.name
+        out.append(item)
+    inside = any(access in source for access in ("['tool_responses']", ".tool_responses", "get('tool_responses')"))
+    return _responses_inside(out) if inside and "OpenAI Chat Completions" not in source else out
+
+
+def _responses_inside(messages: list[Dict]) -> list[Dict]:
+    """Results as a part of the assistant's message that called: how Gemma 4's first templates read them."""
+    out: list[Dict] = []
+    for item in messages:
+        if item["role"] == "tool" and out and out[-1]["role"] == "assistant":
+            response = item["content"]
+            with contextlib.suppress(ValueError, TypeError, RecursionError):
+                parsed = json.loads(response)
+                response = parsed if isinstance(parsed, dict) else response
+            found = {"name": item.get("name", ""), "response": response}
+            out[-1].setdefault("tool_responses", []).append(found)
+        else:
+            out.append(item)
+    return out

@@ -1,0 +1,128 @@
+"""Whether the sentences of an answer are in the passages it was made from.
+
+Words and meaning are compared, nothing is understood: a sentence that denies what a passage says shares its words
+and passes. What is marked as not carried deserves a look; what is not marked is no proof.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from engine.documents.query_terms import STOP, WORD
+from engine.documents.vectors import above
+
+# An end of a sentence, or of a line; not after an initial or a number ("No. 5", "J. Smith").
+_END: Final = re.compile(r"(?<=[^\s.][.!?])[\"')\]]*\s+(?=[\"'(\[]?[A-Z\u00c0-\u00deÀ-ÖØ-Þ0-9*-])|\n+")
+_NUMBER: Final = re.compile(r"\d+(?:[.,:]\d+)*")
+_REFERENCE: Final = re.compile(r"\[\d+\]")
+# Measured on the benchmark's passages: docs/log.md, "Documents".
+_OVERLAP: Final = 0.6
+_OVERLAP_WITH_MEANING: Final = 0.35
+_COSINE: Final = 0.62
+# Shorter ones ("Yes.", "Here is what I found:") claim nothing that could be looked up.
+_LEAST_WORDS: Final = 3
+# Sentences of a passage that are compared as one: what an answer says in one is often said in two.
+_WINDOW: Final = 2
+
+
+class Sentence(msgspec.Struct, frozen=True):
+    """A sentence of an answer, from `start` to `end`."""
+
+    start: int
+    end: int
+    text: str
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether a passage carries a sentence; `passage` (from 1) fits best, 0: none has a word of it."""
+
+    sentence: Sentence
+    carried: bool
+    passage: int
+    overlap: float
+    cosine: float | None
+    missing: tuple[str, ...]
+
+
+def sentences(text: str) -> list[Sentence]:
+    """The sentences of an answer that claim something."""
+    found, at = [], 0
+    for end in [*(m for m in _END.finditer(text)), None]:
+        stop = end.start() if end else len(text)
+        piece = text[at:stop]
+        bare = _REFERENCE.sub("", piece).strip()
+        if len([w for w in WORD.findall(bare) if w.lower() not in STOP]) >= _LEAST_WORDS:
+            lead = len(piece) - len(piece.lstrip())
+            found.append(Sentence(at + lead, at + len(piece.rstrip()), bare))
+        at = end.end() if end else stop
+    return found
+
+
+def windows(passages: Sequence[str]) -> list[tuple[int, str]]:
+    """Pieces of the passages that sentences are compared with, each with the passage's number from 1."""
+    found: list[tuple[int, str]] = []
+    for number, passage in enumerate(passages, 1):
+        pieces = [piece.strip() for piece in _END.split(passage.replace("\n", " ")) if piece and piece.strip()]
+        found += [(number, " ".join(pieces[i : i + _WINDOW])) for i in range(max(len(pieces) - 1, 1))]
+    return found
+
+
+def check(
+    asked: Sequence[Sentence],
+    pieces: Sequence[tuple[int, str]],
+    stems: Callable[[str], list[str]],
+    vectors: tuple[Any, Any] | None = None,
+    floor: float = 0.0,
+) -> list[Verdict]:
+    """A verdict on each sentence.
+
+    vectors: unit vectors of the sentences and of the pieces, float32 of (n, width) each; None: words decide alone.
+    floor: the cosine of unrelated texts by their model.
+    """
+    held = [set(stems(text)) for _, text in pieces]
+    everything = set().union(*held) if held else set()
+    cosines = above(vectors[0] @ vectors[1].T, floor) if vectors is not None and len(pieces) else None
+    return [
+        _verdict(sentence, pieces, held, everything, stems, None if cosines is None else cosines[row])
+        for row, sentence in enumerate(asked)
+    ]
+
+
+def _verdict(
+    sentence: Sentence,
+    pieces: Sequence[tuple[int, str]],
+    held: Sequence[set[str]],
+    everything: set[str],
+    stems: Callable[[str], list[str]],
+    cosines: Any | None,
+) -> Verdict:
+    telling = [word for word in WORD.findall(sentence.text) if word.lower() not in STOP]
+    wanted = {stem for word in telling for stem in stems(word)[:1]}
+    overlaps = [len(wanted & own) / max(len(wanted), 1) for own in held]
+    both = overlaps if cosines is None else [o + float(c) for o, c in zip(overlaps, cosines, strict=True)]
+    best = max(range(len(pieces)), key=both.__getitem__, default=None)
+    if best is None:
+        return Verdict(sentence=sentence, carried=False, passage=0, overlap=0.0, cosine=None, missing=())
+    overlap, cosine = overlaps[best], None if cosines is None else float(cosines[best])
+    missing = _missing(sentence.text, telling, everything, stems)
+    by_meaning = cosine is not None and cosine >= _COSINE and overlap >= _OVERLAP_WITH_MEANING
+    carried = (overlap >= _OVERLAP or by_meaning) and not missing
+    return Verdict(
+        sentence=sentence,
+        carried=carried,
+        passage=pieces[best][0] if both[best] > 0 else 0,
+        overlap=round(overlap, 3),
+        cosine=None if cosine is None else round(cosine, 3),
+        missing=missing,
+    )
+
+
+def _missing(
+    text: str, telling: Sequence[str], everything: set[str], stems: Callable[[str], list[str]]
+) -> tuple[str, ...]:
+    """Numbers and names of a sentence that are in no passage: a wrong one is one word, and the whole point."""
+    numbers = [n for n in _NUMBER.findall(text) if not set(stems(n)) <= everything]
+    names = [w for w in telling if w[0].isupper() and not text.startswith(w) and not set(stems(w)) <= everything]
+    return tuple(dict.fromkeys((*numbers, *names)))

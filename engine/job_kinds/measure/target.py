@@ -1,0 +1,130 @@
+"""What is measured: a file that is here, or a stand-in of a shape, of a file, or of a file on the hub."""
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from engine.core.errors import InputFault
+from engine.core.paths import Paths
+from engine.job_kinds.bench import dummy_model
+from engine.library.catalogue import Catalogue
+from engine.library.hub import header_cache
+from engine.library.lookup import require
+from engine.library.types import ModelEntry
+from engine.message_catalog.reasons import Reason, because
+from engine.placement.load_settings import load_settings, usable_cores
+from engine.runner.protocol import LoadSettings
+from quantize.files.gguf_file import GgufFile
+
+
+class Subject(msgspec.Struct, frozen=True, kw_only=True):
+    """Exactly one of `model` (an id or a GGUF file), `shape`, `like` (a file) and `hub` (owner/name:label).
+
+    `mix` is the stock mix or type of a shape.
+    """
+
+    model: str | None = None
+    shape: str | None = None
+    like: str | None = None
+    hub: str | None = None
+    mix: str = "Q4_K_M"
+
+    def check(self) -> None:
+        """Raises: InputFault: none or several are given."""
+        given = [n for n in ("model", "shape", "like", "hub") if getattr(self, n) is not None]
+        if len(given) != 1:
+            raise InputFault("Give exactly one of model, shape, like and hub.", given[1] if given else "model")
+
+    @property
+    def stand_in(self) -> bool:
+        """Random weights are measured."""
+        return self.model is None
+
+    @property
+    def name(self) -> str:
+        """How results call it."""
+        if self.shape is not None:
+            return f"{self.shape} {self.mix}"
+        return self.model or self.hub or Path(self.like or "").name
+
+
+class Opened(msgspec.Struct, frozen=True):
+    """A subject as a file that can be loaded, and how the server would load it."""
+
+    path: Path
+    settings: LoadSettings
+
+
+@contextmanager
+def opened(
+    subject: Subject, paths: Paths, open_catalogue: Callable[[], Catalogue], step: Callable[[Reason], None]
+) -> Iterator[Opened]:
+    """The file; a stand-in is written first and deleted at the end.
+
+    Raises: InputFault, ModelNotFound, StandInFailed, the errors of the hub's client.
+    """
+    subject.check()
+    if subject.model is not None:
+        yield _present(subject.model, open_catalogue)
+        return
+    # Stand-ins are as large as the model: they belong on the cache's disk, not into a small /tmp.
+    scratch = paths.cache / "stand-ins"
+    scratch.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=scratch) as folder:
+        path = Path(folder) / "stand-in.gguf"
+        header = None
+        if subject.hub is not None:
+            step(because("bench_header"))
+            header = _hub_header(subject.hub, paths, Path(folder))
+        dummy_model.write_in_child(
+            path,
+            like=_file(subject.like, open_catalogue) if subject.like is not None else None,
+            header=header,
+            shape=subject.shape or "",
+            mix=subject.mix,
+            on_progress=lambda done, total: step(because("bench_stand_in", share=done / max(total, 1))),
+        )
+        threads = usable_cores()
+        yield Opened(path, LoadSettings(path=str(path), n_threads=threads, n_threads_batch=threads))
+
+
+def _present(model: str, open_catalogue: Callable[[], Catalogue]) -> Opened:
+    if Path(model).is_file():
+        threads = usable_cores()
+        return Opened(Path(model), LoadSettings(path=model, n_threads=threads, n_threads_batch=threads))
+    entry = _entry(model, open_catalogue)
+    return Opened(entry.path, load_settings(entry))
+
+
+def _file(model: str, open_catalogue: Callable[[], Catalogue]) -> Path:
+    return Path(model) if Path(model).is_file() else _entry(model, open_catalogue).path
+
+
+def _entry(model: str, open_catalogue: Callable[[], Catalogue]) -> ModelEntry:
+    catalogue = open_catalogue()
+    try:
+        entry = require(catalogue, model)
+    finally:
+        catalogue.close()
+    if entry.format != "gguf" or entry.state != "online":
+        raise InputFault(f"{model} is not a GGUF file that is here now; only those can be measured.", "model")
+    return entry
+
+
+def _hub_header(name: str, paths: Paths, folder: Path) -> Path:
+    """The header of a remote file, all parts as one, kept where the child finds it."""
+    from engine.placement.hub_shape import hub_parts  # noqa: PLC0415 - a quarter of a second, needed only online
+
+    parts = hub_parts(name, paths)
+    header_cache.keep(folder, "remote", merged(parts))
+    return folder / "remote.header"
+
+
+def merged(parts: tuple[GgufFile, ...]) -> GgufFile:
+    """The first part's header with the tensors of all."""
+    tensors = tuple(tensor for part in parts for tensor in part.tensors)
+    return replace(parts[0], tensors=tensors)

@@ -1,0 +1,303 @@
+"""From a model's shape and load settings to bytes."""
+
+import re
+from collections.abc import Callable, Mapping
+
+from devices.backends.cpu_kernels import ATTENTION
+from engine.placement.need_types import Basis, DryRun, Need, Part, PartName
+from engine.placement.repack import is_repacked
+from engine.placement.shape import BLOCK, ModelShape
+from engine.runner.engine_args import overrides
+from engine.runner.expert_tensors import stacks
+from engine.runner.load_limits import KV_TYPES, exact_settings, rollback, sequences
+from engine.runner.protocol import LoadSettings
+from quantize.files.gguf_file import TensorInfo
+from quantize.ggml_types import BLOCK_SIZES, GgmlType
+
+CPU = "cpu"
+CELL_PADDING = 256
+# What serving adds to a loaded runner: samplers, token lists, the prefix trie of a full context, and the heaps of
+# the threads that tokenize. Measured: docs/log.md, memory (5 to 7 MB, and about 150 bytes a token of context).
+SERVING_BYTES, SERVING_TOKEN_BYTES = 6 << 20, 150
+# Process, interpreter and libraries of a runner, and what a token of vocabulary adds (text, piece table, the
+# table of constrained output). Measured: docs/log.md, memory; used only where no dry run can tell.
+PROCESS_BYTES = 50 << 20
+VOCABULARY_TOKEN_BYTES = 700
+# What a thread of our own kernels decodes at once. Source: installers/tiles/tiles.h, PANEL_BYTES.
+TILE_PANEL_BYTES = 80 << 10
+# Cells of a tile of attention, rows of a strip, strips that share a tile. Source: installers/tiles/tiles.h.
+TILE_CELLS, TILE_STRIP, TILE_STRIPS = 64, 48, 4
+# A projector takes its file, and a fifth more for the graph of one image. A prior, not measured.
+PROJECTOR_EXTRA_DIVISOR = 5
+
+
+def padded(cells: int) -> int:
+    """Cells llama.cpp makes of a context size. Source: llama-context.cpp, GGML_PAD(n_ctx, 256)."""
+    return -(-cells // CELL_PADDING) * CELL_PADDING
+
+
+def kv_layer_bytes(shape: ModelShape, settings: LoadSettings) -> tuple[int, ...]:
+    """Bytes of each layer's cache. A sliding layer keeps its window for every sequence and one ubatch more."""
+    cells = padded(max(settings.kv_cells, settings.n_ctx))
+    count = sequences(settings, keeps_state=shape.recurrent)
+    window = padded(min(cells, shape.sliding_window * count + settings.n_ubatch))
+    found = []
+    for layer in shape.layers:
+        size = window if layer.sliding and not settings.engine_args.swa_full else cells
+        found.append(
+            size * (_row_bytes(layer.key_values, settings.type_k) + _row_bytes(layer.value_values, settings.type_v))
+        )
+    return tuple(found)
+
+
+def _row_bytes(values: int, kv_type: str) -> int:
+    block, width = BLOCK_SIZES[GgmlType(KV_TYPES[kv_type])]
+    return -(-values // block) * width
+
+
+def gpu_layer_start(shape: ModelShape, n_gpu_layers: int) -> int:
+    """First layer on the GPU: llama.cpp offloads the last ones. -1 is all of them and the output."""
+    if n_gpu_layers < 0:
+        return 0
+    return max(0, len(shape.layers) + 1 - n_gpu_layers) if n_gpu_layers else len(shape.layers) + 1
+
+
+def estimate(
+    shape: ModelShape,
+    settings: LoadSettings,
+    isa: frozenset[str],
+    *,
+    gpu: str | None = None,
+    dry_run: DryRun | None = None,
+    projector_bytes: int = 0,
+    correction: float = 1.0,
+) -> Need:
+    """Bytes a load needs.
+
+    `gpu` is the device that `n_gpu_layers` layers go to; without one everything is on the CPU. `dry_run` replaces
+    formulas by what llama.cpp said. `correction` is what earlier loads of this kind were measured to need more.
+    """
+    layers_from = gpu_layer_start(shape, settings.n_gpu_layers) if gpu else len(shape.layers) + 1
+    kv = kv_layer_bytes(shape, settings)
+    count = sequences(settings, keeps_state=shape.recurrent)
+    weights, stale = _weights(shape, settings, isa, gpu, layers_from)
+    parts = [
+        *weights,
+        *_caches(
+            shape,
+            kv,
+            count * (1 + rollback(settings)),
+            gpu,
+            layers_from,
+            dry_run,
+            offloaded=settings.engine_args.kv_offload is not False,
+        ),
+    ]
+    parts += _compute(shape, settings, gpu, layers_from, dry_run)
+    output = dry_run.output_bytes if dry_run else 4 * shape.vocabulary * count
+    parts.append(_part("output", CPU, output, dry_run))
+    if projector_bytes:
+        size = projector_bytes + projector_bytes // PROJECTOR_EXTRA_DIVISOR
+        parts.append(Part(name="projector", device=gpu or CPU, num_bytes=size, basis="prior"))
+    overhead = dry_run.overhead_bytes if dry_run else PROCESS_BYTES + VOCABULARY_TOKEN_BYTES * shape.vocabulary
+    overhead += work_bytes(shape, settings) + tile_bytes(shape, settings) if layers_from else 0
+    overhead += SERVING_BYTES + SERVING_TOKEN_BYTES * max(settings.kv_cells, settings.n_ctx)
+    parts.append(_part("overhead", CPU, overhead, dry_run))
+    if settings.cache_ram_bytes:
+        parts.append(Part(name="prefixes", device=CPU, num_bytes=settings.cache_ram_bytes))
+    if correction != 1.0:
+        extra = round(sum(p.num_bytes for p in parts) * (correction - 1))
+        parts.append(Part(name="correction", device=gpu or CPU, num_bytes=extra, basis="probe"))
+    elsewhere = sum(p.num_bytes for p in parts if p.device != CPU)
+    untouched = dry_run.untouched_bytes if dry_run else 4 * shape.vocabulary * max(0, count - settings.n_parallel)
+    return Need(
+        n_ctx=settings.n_ctx,
+        kv_cells=padded(max(settings.kv_cells, settings.n_ctx)),
+        n_sequences=count,
+        type_k=settings.type_k,
+        type_v=settings.type_v,
+        n_gpu_layers=settings.n_gpu_layers if gpu else 0,
+        parts=tuple(p for p in parts if p.num_bytes),
+        resident_bytes=sum(p.num_bytes for p in parts) - elsewhere - untouched - settings.cache_ram_bytes + stale,
+        kv_layer_bytes=kv,
+    )
+
+
+def _part(name: PartName, device: str, num_bytes: int, dry_run: DryRun | None) -> Part:
+    return Part(name=name, device=device, num_bytes=num_bytes, basis="probe" if dry_run else "prior")
+
+
+def _weights(
+    shape: ModelShape, settings: LoadSettings, isa: frozenset[str], gpu: str | None, layers_from: int
+) -> tuple[list[Part], int]:
+    """Weights by device, and bytes of file pages that stay behind though nobody needs them.
+
+    On the CPU, repacked weights are its own memory, the rest are pages of the mapped file. Of streamed experts what
+    is kept counts.
+    """
+    offloaded = mapped = own = 0
+    streamed = _streamed(shape, settings)
+    trunk, stale = len(shape.layers), 0
+    there = on_gpu(shape, settings)
+    for tensor in shape.tensors:
+        match = BLOCK.match(tensor.name)
+        if tensor.name in streamed or (match and int(match[1]) >= trunk and not settings.mtp):
+            continue  # draft layers are not loaded
+        if gpu and there(tensor):
+            offloaded += tensor.nbytes
+        elif settings.repack and is_repacked(tensor, isa):
+            own += tensor.nbytes
+            stale += tensor.nbytes if settings.use_mmap else 0
+        elif settings.use_mmap:
+            mapped += tensor.nbytes
+        else:
+            own += tensor.nbytes
+    if shape.tied:
+        embedding = next((t for t in shape.tensors if t.name == "token_embd.weight"), None)
+        if embedding is not None:  # the head is the embedding once more, unless both uses can share it
+            if gpu and layers_from <= trunk:
+                offloaded += embedding.nbytes
+            elif settings.repack and is_repacked(embedding, isa, as_head=True):
+                own += embedding.nbytes
+    parts = [Part(name="weights", device=CPU, num_bytes=mapped + own, mapped_bytes=mapped)]
+    parts += [Part(name="experts", device=CPU, num_bytes=settings.expert_bytes)] if streamed else []
+    return ([*parts, Part(name="weights", device=gpu, num_bytes=offloaded)] if gpu else parts), stale
+
+
+def _streamed(shape: ModelShape, settings: LoadSettings) -> frozenset[str]:
+    """Names of the weights that are read when they are asked for."""
+    layers = stacks(shape.tensors, shape.experts) if settings.expert_bytes else {}
+    return frozenset(tensor.name for layer in layers.values() for tensor in layer)
+
+
+def on_gpu(shape: ModelShape, settings: LoadSettings) -> Callable[[TensorInfo], bool]:
+    """Whether a tensor lies on the device that layers go to: by its layer, unless an override says otherwise."""
+    moved = overrides(settings.engine_args, settings.cpu_expert_layers)
+    elsewhere = [(re.compile(o.pattern, re.ASCII), not is_host(o.buffer)) for o in moved]
+    trunk, layers_from = len(shape.layers), gpu_layer_start(shape, settings.n_gpu_layers)
+
+    def there(tensor: TensorInfo) -> bool:
+        match = BLOCK.match(tensor.name)
+        head = match is None and tensor.name.startswith("output") and layers_from <= trunk
+        usually = head or (match is not None and int(match[1]) >= layers_from)
+        return next((at for pattern, at in elsewhere if pattern.search(tensor.name)), usually)
+
+    return there
+
+
+def _caches(
+    shape: ModelShape,
+    kv: tuple[int, ...],
+    state_copies: int,
+    gpu: str | None,
+    layers_from: int,
+    dry_run: DryRun | None,
+    *,
+    offloaded: bool,
+) -> list[Part]:
+    states = tuple(layer.state_bytes * state_copies for layer in shape.layers)
+    parts = []
+    caches: tuple[tuple[PartName, tuple[int, ...], int | None], ...] = (
+        ("kv", kv, dry_run.kv_bytes if dry_run else None),
+        ("recurrent", states, dry_run.recurrent_bytes if dry_run else None),
+    )
+    basis: Basis = "probe" if dry_run else "formula"
+    for name, layers, reported in caches:
+        total = sum(layers)
+        on_gpu = sum(layers[layers_from:]) if gpu and offloaded else 0
+        if reported is not None:  # llama.cpp's own total, split as the formula splits
+            on_gpu = on_gpu * reported // total if total else 0
+            total = reported
+        parts.append(Part(name=name, device=CPU, num_bytes=total - on_gpu, basis=basis))
+        if gpu:
+            parts.append(Part(name=name, device=gpu, num_bytes=on_gpu, basis=basis))
+    return parts
+
+
+def _compute(
+    shape: ModelShape, settings: LoadSettings, gpu: str | None, layers_from: int, dry_run: DryRun | None
+) -> list[Part]:
+    if dry_run is not None:
+        host = sum(size for name, size in dry_run.compute_bytes.items() if is_host(name))
+        on_device = sum(size for name, size in dry_run.compute_bytes.items() if not is_host(name))
+        parts = [Part(name="compute", device=CPU, num_bytes=host, basis="probe")]
+        return [*parts, Part(name="compute", device=gpu or CPU, num_bytes=on_device, basis="probe")]
+    device = gpu if gpu and layers_from <= len(shape.layers) else CPU
+    return [Part(name="compute", device=device, num_bytes=compute_prior(shape, settings), basis="prior")]
+
+
+def work_bytes(shape: ModelShape, settings: LoadSettings) -> int:
+    """The CPU kernels' copy of one ubatch of a product's right side in the format of its left, kept between steps.
+
+    The largest product counts: of a weight and activations, or, without fused attention, of values and scores.
+    Source: ggml-cpu.c, ggml_graph_plan: 2 bytes a value for f16 and bf16, about 1 for quantized weights.
+    """
+    widest = max(shape.feed_forward, shape.embedding, shape.attention)
+    matrix = next((t for t in shape.tensors if len(t.shape) > 1 and t.name.startswith("blk.")), None)
+    plain = matrix is not None and matrix.ggml_type in {GgmlType.F16, GgmlType.BF16}
+    activations = settings.n_ubatch * widest * (2 if plain else 1)
+    if settings.flash_attn != "off" or settings.type_v == "f32":
+        return activations
+    scores = 2 * shape.heads * padded(max(settings.kv_cells, settings.n_ctx)) * settings.n_ubatch
+    return max(activations, scores)
+
+
+def tile_bytes(shape: ModelShape, settings: LoadSettings) -> int:
+    """What our own kernels keep: the most that one operation takes.
+
+    A product: one ubatch in 8 bits with scales and sums, a panel for each thread. Attention: for each thread a
+    tile of cells, four strips of queries and what they give. Source: installers/tiles, `multiply`, `strip_floats`.
+    """
+    threads, found = max(1, settings.n_threads), 0
+    if set(settings.tiles) - {ATTENTION}:
+        widest = max(shape.feed_forward, shape.embedding, shape.attention)
+        found = settings.n_ubatch * widest * 44 // 32 + threads * TILE_PANEL_BYTES
+    if ATTENTION in settings.tiles:
+        width = 2 * (shape.attention or shape.embedding) // shape.heads
+        floats = TILE_CELLS * (width + 2 * TILE_STRIP) + TILE_STRIPS * TILE_STRIP * (width + 3)
+        found = max(found, 4 * threads * floats)
+    return found
+
+
+def is_host(buffer: str) -> bool:
+    """Whether a buffer lies in system memory: the CPU's own, and pinned memory such as `Vulkan_Host`."""
+    return buffer.upper().startswith("CPU") or buffer.endswith("_Host")
+
+
+def compute_prior(shape: ModelShape, settings: LoadSettings) -> int:
+    """Scratch memory of one ubatch where no dry run can tell: activations, attention mask, logits of its outputs.
+
+    Measured: 0-60 % above llama.cpp's own figure on the shapes of docs/log.md; 2 bytes a cell and token of mask.
+    """
+    tokens = settings.n_ubatch
+    cells = padded(max(settings.kv_cells, settings.n_ctx))
+    window = shape.sliding_window * sequences(settings, keeps_state=shape.recurrent) + tokens
+    masks = 2 * tokens * (cells + (min(cells, window) if shape.sliding_window else 0))
+    wide = max(shape.embedding, shape.attention)
+    widest = 2 * shape.feed_forward + (10 if shape.experts else 6) * wide
+    if shape.recurrent:
+        widest += 8 * shape.embedding
+    logits = 4 * shape.vocabulary * min(tokens, settings.n_parallel + 32)
+    scores = score_bytes(shape, settings) if settings.flash_attn == "off" else 0
+    return int(4.6 * tokens * widest) + masks + logits + scores
+
+
+def score_bytes(shape: ModelShape, settings: LoadSettings) -> int:
+    """Attention scores and a wider mask of one ubatch, which only attention that is not fused holds."""
+    cells = padded(max(settings.kv_cells, settings.n_ctx))
+    return (4 * shape.heads + 2) * cells * settings.n_ubatch
+
+
+def exact_parts(shape: ModelShape, settings: LoadSettings) -> dict[str, int]:
+    """Bytes by purpose of the context that deterministic requests run in; it is made with the first of them."""
+    at = exact_settings(settings)
+    states = sum(layer.state_bytes for layer in shape.layers)
+    return {
+        "kv": sum(kv_layer_bytes(shape, at)) + states,
+        "compute": compute_prior(shape, at) + tile_bytes(shape, at),
+    }
+
+
+def amounts(need: Need) -> Mapping[str, tuple[int, int]]:
+    """Device → (own bytes, mapped bytes), as the ledger reserves them."""
+    return {d: (need.device_bytes(d) - need.mapped_bytes(d), need.mapped_bytes(d)) for d in need.devices}

@@ -1,0 +1,337 @@
+"""Layers of one model over this machine and workers: how many where, what that takes, and how fast it would be."""
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import msgspec
+
+from devices.types import Machine
+from engine.message_catalog.reasons import Reason, because
+from engine.placement.fit_report import machine_isa, overdraft
+from engine.placement.need_types import DryRun, Need
+from engine.placement.priors import effective_gbs
+from engine.placement.resources import Resources
+from engine.placement.rpc_estimate import Holder, spread_need, unit_bytes
+from engine.placement.shape import ModelShape
+from engine.placement.speed import USUAL_DEPTH, weights_read
+from engine.placement.types import Alternative, Placement
+from engine.remotes.registry import BACKEND, RemoteRegistry, device_id, remote_of
+from engine.remotes.types import PREFIX, Link, RemoteDevice
+from engine.runner.protocol import LoadSettings, RemoteLayers
+
+DryRunner = Callable[[LoadSettings], DryRun | None]
+# A worker that may be used where it is faster has to be so by this much: every token crosses the link.
+FASTER: Final = 1.3
+# Until a link was measured: a home network's.
+UNMEASURED: Final = Link(rtt_s=0.005, up_bytes_s=10e6, down_bytes_s=10e6)
+# A worker is not believed to have become faster than this by one answer: then the recorded speed here is too low.
+MOST_OFF: Final = 4.0
+# How often a token waits for an answer of each worker, and what a step sends beside hidden rows and the attention's
+# mask: places, and the calls themselves. Measured: docs/log.md, layers on other machines.
+ROUNDS: Final = 1
+STEP_BYTES: Final = 4096
+
+
+class Far(msgspec.Struct, frozen=True):
+    """One device of a worker, with the way to it."""
+
+    remote: str
+    device: RemoteDevice
+    index: int
+    of: int
+    session_bytes: int
+    link: Link
+
+    @property
+    def id(self) -> str:
+        """In the machine's list."""
+        return device_id(self.remote, self.device)
+
+
+def pinned_to(registry: RemoteRegistry, pin: str | None) -> str:
+    """The worker that a pin names, by its name or a device's; empty where it names none."""
+    if pin is None:
+        return ""
+    name = remote_of(pin) or pin.removeprefix(PREFIX)
+    return name if any(r.name == name for r in registry.remotes) else ""
+
+
+def devices_of(settings: LoadSettings, machine: Machine) -> tuple[str | None, ...]:
+    """Ids of the devices that `settings.remotes` name, as far as they are known."""
+    return tuple(_id(layers, machine) for layers in settings.remotes)
+
+
+def _named(settings: LoadSettings) -> list[tuple[RemoteLayers, str]]:
+    return list(zip(settings.remotes, settings.devices, strict=True))
+
+
+def _id(layers: RemoteLayers, machine: Machine) -> str | None:
+    theirs = [d for d in machine.devices if remote_of(d.id) == layers.remote]
+    return theirs[layers.index].id if layers.index < len(theirs) else None
+
+
+def need(
+    shape: ModelShape, settings: LoadSettings, machine: Machine, registry: RemoteRegistry, run: DryRun | None = None
+) -> Need:
+    """What a load takes here and on each worker."""
+    by_id = {far.id: far for far in _remote_devices(registry)}
+    holders = []
+    for (layers, name), found in zip(_named(settings), devices_of(settings, machine), strict=True):
+        far = by_id.get(found or "")
+        holders.append(
+            Holder(
+                device=found or f"{PREFIX}{layers.remote}",
+                buffer=name,
+                layers=layers.layers,
+                process_bytes=far.session_bytes if far is not None and far.device.kind == "cpu" else 0,
+                computes_on_cpu=far is None or far.device.kind == "cpu",
+            )
+        )
+    return spread_need(shape, settings, machine_isa(machine), tuple(holders), run)
+
+
+def _remote_devices(registry: RemoteRegistry) -> list[Far]:
+    found = []
+    for remote in registry.remotes:
+        seen = registry.seen(remote.name)
+        if seen.facts is None:
+            continue
+        offered = seen.facts.devices
+        link = seen.link or UNMEASURED
+        found += [
+            Far(remote.name, d, i, len(offered), seen.facts.session_bytes, link) for i, d in enumerate(offered)
+        ]
+    return found
+
+
+class Spreading:
+    """Plans for one model on one machine as it is now."""
+
+    def __init__(self, resources: Resources, machine: Machine, owner: str, dry_run: DryRunner | None) -> None:
+        self._registry, self._machine, self._owner = resources.remotes, machine, owner
+        self._ledger, self._history = resources.ledger, resources.history
+        self._dry_run = dry_run
+
+    def instead_of(self, here: Placement, shape: ModelShape, pinned: str) -> Placement:
+        """`here`, or layers on workers where the user's word for them, or the memory, asks for that."""
+        usable = [far for far in _remote_devices(self._registry) if self._usable(far)]
+        if pinned:
+            usable = [far for far in usable if far.remote == pinned]
+        else:
+            use = {r.name: r.use for r in self._registry.remotes}
+            allowed = {"faster"} if here.fits else {"faster", "unfit"}
+            usable = [far for far in usable if use[far.remote] in allowed]
+        if here.settings.engine_args.rpc or here.settings.embeddings:
+            return here
+        plan = self._best(here.settings, shape, usable, most=bool(pinned)) if usable else None
+        if plan is None:
+            why = self._why_not(pinned, here)
+            return msgspec.structs.replace(here, reasons=(*here.reasons, why)) if why is not None else here
+        if here.fits and not pinned and (plan.decode_tok_s or 0) < FASTER * (here.decode_tok_s or 0):
+            return here
+        first = because("pinned_there" if pinned else "faster_there" if here.fits else "not_here_alone")
+        local = Alternative(
+            device=here.device,
+            backend=here.backend,
+            n_gpu_layers=here.settings.n_gpu_layers,
+            decode_tok_s=here.decode_tok_s,
+            reason=because("here_alone" if here.fits else "here_alone_too_small"),
+        )
+        return msgspec.structs.replace(
+            plan, reasons=(first, *plan.reasons), alternatives=(local, *here.alternatives)
+        )
+
+    def _usable(self, far: Far) -> bool:
+        device = self._machine.device(far.id)
+        return device is not None and device.state == "usable"
+
+    def _why_not(self, pinned: str, here: Placement) -> Reason | None:
+        bad = [d for d in self._machine.devices if d.kind == "remote" and d.state != "usable"]
+        named = next((d for d in bad if remote_of(d.id) == pinned), None)
+        if named is not None:
+            return because("remote_unusable", remote=pinned, why=named.reason)
+        if pinned:
+            return because("remote_too_small", remote=pinned)
+        if not here.fits and bad:
+            return because("remote_unusable", remote=remote_of(bad[0].id), why=bad[0].reason)
+        return None
+
+    def _best(
+        self, base: LoadSettings, shape: ModelShape, usable: Sequence[Far], *, most: bool
+    ) -> Placement | None:
+        """The fastest division that fits, of equals that with fewest layers elsewhere; `most`: with most."""
+        order = sorted(usable, key=lambda far: -self._gbs(far))
+        plans = []
+        for count in range(1, len(shape.layers) + 2):
+            settings = self._divided(base, shape, order, count)
+            if settings is None:
+                break
+            taken = need(shape, settings, self._machine, self._registry)
+            if overdraft(self._ledger, taken, self._owner) is None:
+                plans.append((self._tok_s(shape, settings), -count, settings))
+        best = sorted(plans, key=lambda plan: -plan[1] if most else plan[:2], reverse=True)
+        for tok_s, _, settings in best:
+            run = self._dry_run(settings) if self._dry_run is not None else None
+            taken = need(shape, settings, self._machine, self._registry, run)
+            if overdraft(self._ledger, taken, self._owner) is None:
+                return self._placement(shape, settings, taken, tok_s)
+        return None
+
+    def _divided(
+        self, base: LoadSettings, shape: ModelShape, order: Sequence[Far], count: int
+    ) -> LoadSettings | None:
+        """The last `count` layers on the workers, as many as fit on the first of them; None: there is no room."""
+        units = unit_bytes(shape, base)[-count:]
+        shares: list[tuple[Far, int]] = []
+        at = 0
+        for far in order:
+            free = self._ledger.available(far.id, self._machine, exclude=self._owner)
+            free -= spread_need(shape, base, machine_isa(self._machine), (self._holder(far, 0),)).device_bytes(
+                far.id
+            )
+            taken = 0
+            while at < count and free >= units[at]:
+                free -= units[at]
+                at, taken = at + 1, taken + 1
+            if taken:
+                shares.append((far, taken))
+        if at < count:
+            return None
+        return _settings(base, shares, count)
+
+    def _holder(self, far: Far, layers: int) -> Holder:
+        computes_on_cpu = far.device.kind == "cpu"
+        size = far.session_bytes if computes_on_cpu else 0
+        return Holder(
+            device=far.id, buffer="RPC0", layers=layers, process_bytes=size, computes_on_cpu=computes_on_cpu
+        )
+
+    def _gbs(self, far: Far) -> float:
+        return self._history.speed_gbs(far.id, BACKEND) or far.device.gbs
+
+    def _tok_s(self, shape: ModelShape, settings: LoadSettings) -> float:
+        """Tokens a second: weights read here and there, and the link."""
+        times = self.times(shape, settings)
+        return 1 / sum(times) if sum(times) else 0.0
+
+    def times(self, shape: ModelShape, settings: LoadSettings) -> tuple[float, float, float]:
+        """Seconds of one token: here, on the workers, on the links."""
+        share = _shares(shape, settings)
+        total = weights_read(shape) / 1e9
+        by_id = {far.id: far for far in _remote_devices(self._registry)}
+        far_s = link_s = 0.0
+        for device, part, (up, down) in zip(
+            devices_of(settings, self._machine), share[1:], crossing_bytes(shape, settings), strict=True
+        ):
+            far = by_id.get(device or "")
+            if far is None:
+                continue
+            far_s += part * total / max(0.01, self._gbs(far))
+            link = far.link
+            link_s += ROUNDS * link.rtt_s + up / link.up_bytes_s + down / link.down_bytes_s
+        return share[0] * total / max(0.01, self._here_gbs()), far_s, link_s
+
+    def _here_gbs(self) -> float:
+        """GB/s this CPU reads beside workers: measured so, alone, or expected."""
+        cpu = self._machine.device("cpu")
+        expected = effective_gbs(cpu, "cpu") if cpu is not None else 1.0
+        return self._history.speed_gbs("cpu", BACKEND) or self._history.speed_gbs("cpu", "cpu") or expected
+
+    def learn(self, shape: ModelShape, settings: LoadSettings, tok_s: float) -> None:
+        """What an answer's speed says of the one worker's device that took part, and of this CPU.
+
+        One time cannot tell two speeds apart. What is not explained by a speed measured here alone is the
+        worker's; without such a speed, or where it would leave the worker next to no time, both are as far off.
+        """
+        devices = [d for d in devices_of(settings, self._machine) if d is not None]
+        here, far, link = self.times(shape, settings)
+        both = 1 / tok_s - link
+        if len(devices) != 1 or far <= 0 or both <= 0:
+            return
+        share = _shares(shape, settings)
+        read = weights_read(shape)
+        left = both - here
+        if self._history.speed_gbs("cpu", "cpu") is None or left < far / MOST_OFF:
+            scale = both / (here + far)
+            left = far * scale
+            if here > 0:
+                self._history.record_speed("cpu", BACKEND, int(share[0] * read), 1 / (here * scale))
+        self._history.record_speed(devices[0], BACKEND, int(share[1] * read), 1 / left)
+
+    def _placement(self, shape: ModelShape, settings: LoadSettings, taken: Need, tok_s: float) -> Placement:
+        n_layers = len(shape.layers)
+        names = list(dict.fromkeys(layers.remote for layers in settings.remotes))
+        crossing = crossing_bytes(shape, settings)
+        shares = []
+        for (layers, _), (up, down) in zip(_named(settings), crossing, strict=True):
+            last = layers is settings.remotes[-1]
+            share = because("output_on_remote", remote=layers.remote, up_kb=up / 1e3, down_kb=down / 1e3)
+            if layers.layers > last:
+                there = layers.layers - last
+                share = because("layers_on_remote", layers=there, all_layers=n_layers, **share.values)
+            shares.append(share)
+        by_id = {far.id: far for far in _remote_devices(self._registry)}
+        devices = [d for d in devices_of(settings, self._machine) if d is not None]
+        measured = all(self._history.speed_gbs(d, BACKEND) for d in devices)
+        links = {by_id[d].remote: by_id[d].link for d in devices if d in by_id}
+        ways = [
+            because("remote_link", remote=name, rtt_ms=link.rtt_s * 1000, down_mb_s=link.down_bytes_s / 1e6)
+            for name, link in links.items()
+        ]
+        return Placement(
+            device=devices[0] if devices else f"{PREFIX}{names[0]}",
+            device_name=" and ".join(names if settings.n_gpu_layers > n_layers else ("this computer", *names)),
+            backend=BACKEND,
+            n_layers=n_layers,
+            settings=settings,
+            need=taken,
+            fits=True,
+            decode_tok_s=round(tok_s, 1) or None,
+            basis="measured" if measured else "prior",
+            reasons=(because("spread", shares=tuple(shares), tok_s=tok_s), *ways),
+        )  # fmt: skip
+
+
+def _settings(base: LoadSettings, shares: Sequence[tuple[Far, int]], count: int) -> LoadSettings:
+    """The load with these shares; every worker's devices are numbered in the order they are registered."""
+    remotes = list(dict.fromkeys(far.remote for far, _ in shares))
+    first, sizes = {}, {far.remote: far.of for far, _ in shares}
+    total = 0
+    for name in remotes:
+        first[name] = total
+        total += sizes[name]
+    ordered = sorted(shares, key=lambda share: (remotes.index(share[0].remote), share[0].index))
+    return msgspec.structs.replace(
+        base,
+        n_gpu_layers=count,
+        devices=tuple(f"RPC{first[far.remote] + far.index}" for far, _ in ordered),
+        remotes=tuple(RemoteLayers(remote=far.remote, layers=n, index=far.index) for far, n in ordered),
+        cache_ram_bytes=0,
+        cache_disk_bytes=0,
+        mtp=False,
+        max_rollback=0,
+        draft_path=None,
+        tensor_split=(),
+        cpu_expert_layers=0,
+    )
+
+
+def _shares(shape: ModelShape, settings: LoadSettings) -> list[float]:
+    """Which part of what a token reads lies here, and on each of the workers' devices."""
+    units = unit_bytes(shape, msgspec.structs.replace(settings, kv_cells=1, n_ctx=1))
+    total = max(1, sum(units))
+    found, end = [], len(units)
+    for layers in reversed(settings.remotes):
+        found.append(sum(units[end - layers.layers : end]) / total)
+        end -= layers.layers
+    return [sum(units[:end]) / total, *reversed(found)]
+
+
+def crossing_bytes(shape: ModelShape, settings: LoadSettings) -> list[tuple[float, float]]:
+    """Bytes that one token sends to and gets from each of the workers' devices."""
+    row = 4 * shape.embedding
+    mask = 2 * min(USUAL_DEPTH, max(settings.kv_cells, settings.n_ctx))
+    last = len(settings.remotes) - 1
+    return [
+        (row + mask + STEP_BYTES, 4 * shape.vocabulary if i == last else row) for i in range(len(settings.remotes))
+    ]

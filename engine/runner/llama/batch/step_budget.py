@@ -1,0 +1,147 @@
+"""What steps cost here and now, and what follows: how much prompt fits beside answers, and how many threads pay."""
+
+import time
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from devices.backends.cpu_kernels import ATTENTION
+from engine.core.types import Event
+from engine.runner.generation.draft_length import ROWS_AT_ONCE, StepCost
+from engine.runner.generation.step_accounting import ANSWER_ROWS
+from engine.runner.llama.batch.threads import BatchThreads
+from engine.runner.llama.native.model import LoadedModel
+from engine.runner.llama.sequence import LlamaSequence
+from engine.runner.protocol import LoadSettings
+
+# What a prompt may add to a step while others generate, or as much again as their rows take, when that is more. It
+# grows with the requests that wait for their first token for each that generates: wide steps prefill faster.
+PROMPT_STEP_S: Final = 0.1
+MAX_STRETCH: Final = 5
+# A processor is as efficient with this many rows as with hundreds. Measured: docs/log.md, engine.
+MIN_CHUNK: Final = 16
+# On processors llama.cpp's fused attention takes a step's rows in tiles of this many, and one by one below
+# that. Source: GGML_FA_TILE_Q, ggml-cpu/common.h.
+TILE_ROWS: Final = 64
+# From this depth on that is so slow that a step with a prompt fills tiles. Measured: docs/log.md, engine.
+DEEP: Final = 512
+# So slow that there this many and more take longer than a whole tile does. Measured: docs/log.md, engine.
+NEARLY_A_TILE: Final = 40
+# Deltas of an answer are sent this often at most. Each costs the runner, the server and the client half a
+# millisecond of the cores that compute; an eye takes in text at a display's rate. Measured: docs/log.md, engine.
+FLUSH_INTERVAL_S: Final = 0.02
+
+
+class Pace:
+    """Learns from every step. Sets the context's threads, unless they are to be `fixed`."""
+
+    def __init__(self, loaded: LoadedModel, *, fixed: bool = False) -> None:
+        self._loaded = loaded
+        self._fixed = fixed
+        self._threads_set = int(loaded.api.llama_n_threads_batch(loaded.context))
+        self._threads = BatchThreads(self._threads_set)
+        self._divides = loaded.settings.flash_attn != "off" and ATTENTION not in loaded.settings.tiles
+        self._most = 0
+        self._prompt_row_s = 0.0
+        self.cost = StepCost()
+
+    def prefill_budget(self, generating: int, waiting: int = 1, depth: int = 0) -> int:
+        """Prompt tokens for the next step; `generating` rows are answers, which must not wait for long.
+
+        `waiting` requests are in prefill, the deepest of which has `depth` tokens computed.
+        """
+        if not generating:
+            return self._loaded.n_batch
+        stretch = min(max(1.0, waiting / generating), MAX_STRETCH)
+        added_s = max(PROMPT_STEP_S, self._answers_s(generating)) * stretch
+        wanted = int(added_s / self._prompt_row_s) if self._prompt_row_s else 0
+        whole = TILE_ROWS if depth >= DEEP and in_tiles(self._loaded.settings) else ROWS_AT_ONCE
+        rows = max(MIN_CHUNK, wanted) + generating
+        return max(MIN_CHUNK, min(rows + -rows % whole, self._loaded.n_ubatch) - generating)
+
+    def step_rows(self, usual: int) -> int:
+        """Tokens of a prompt that take as long as a step without any; `usual` until that was measured."""
+        step_s = self.cost.seconds(1)
+        return usual if step_s is None or not self._prompt_row_s else round(step_s / self._prompt_row_s)
+
+    def bound_threads(self, most: int) -> None:
+        """No step uses more threads from now on; 0: as many as pay."""
+        self._most = most
+
+    def set_threads(self, rows: int, *, steady: bool = False) -> None:
+        """Use as many threads as pay for a step of `rows` at this moment, while other programs come and go.
+
+        For a `steady` one as many as the load has, where results depend on it: llama.cpp's fused attention of one
+        row divides a long text among the threads.
+        """
+        wanted = self._threads_set if self._fixed else self._threads.threads(rows)
+        if steady and not self._fixed and self._divides:
+            wanted = self._threads.most
+        if self._most and not self._fixed:
+            wanted = min(wanted, self._most)
+        if wanted != self._threads_set:
+            self._threads_set = wanted
+            self._loaded.api.llama_set_n_threads(self._loaded.context, wanted, wanted)
+
+    def note(self, rows: int, outputs: int, seconds: float, cpu_s: float, now: float) -> None:
+        """A step of `rows`, of which `outputs` wanted logits, took so long, and so much processor time.
+
+        `now` is a monotonic clock.
+        """
+        self._threads.note(rows, seconds, cpu_s, now)
+        prompt = rows - outputs
+        if not prompt:
+            self.cost.note(rows, seconds)
+        elif prompt >= MIN_CHUNK and seconds > 0:
+            share_s = prompt * seconds / (prompt + ANSWER_ROWS * outputs)
+            answers_s = self.cost.seconds(outputs)
+            row_s = (share_s if answers_s is None else max(seconds - answers_s, share_s / 2)) / prompt
+            self._prompt_row_s = 0.7 * self._prompt_row_s + 0.3 * row_s if self._prompt_row_s else row_s
+
+    def _answers_s(self, rows: int) -> float:
+        """What a step of answers alone takes."""
+        return self.cost.seconds(rows) or rows * ANSWER_ROWS * self._prompt_row_s
+
+
+def in_tiles(settings: LoadSettings) -> bool:
+    """llama.cpp's own fused attention on the processor reads this cache in tiles; ours takes any number of rows."""
+    fused = settings.flash_attn != "off" and settings.n_gpu_layers == 0 and ATTENTION not in settings.tiles
+    return fused and settings.type_k == settings.type_v and settings.type_k in ("f16", "f32")
+
+
+def usable_prefix(settings: LoadSettings, cached: int, length: int) -> int:
+    """How much of a prompt's cached prefix to use: a remainder of nearly a tile is computed faster as a whole one.
+
+    `cached` of `length` tokens are computed.
+    """
+    nearly = NEARLY_A_TILE <= length - cached < TILE_ROWS
+    return length - TILE_ROWS if nearly and cached >= DEEP and in_tiles(settings) else cached
+
+
+def prefill_order(prefilling: list[LlamaSequence]) -> list[LlamaSequence]:
+    """Whose prompt goes into this step first: the shortest remainder, and the oldest if it was skipped last time.
+
+    So a short prompt does not wait for a long one, nor a long one for ever for short ones, and first tokens come
+    one after the other instead of all of them late. `prefilling` in order of arrival.
+    """
+    if not prefilling:
+        return prefilling
+    oldest = prefilling[0]
+    if oldest.skipped:
+        oldest.skipped = False
+        return prefilling
+    order = sorted(prefilling, key=lambda s: (s.request.priority != "interactive", s.n_missing))
+    oldest.skipped = order[0] is not oldest
+    return order
+
+
+def flush_text(sequences: Iterable[LlamaSequence], running: list[LlamaSequence]) -> Iterator[tuple[int, Event]]:
+    """The text that is due: at once where the next step is a long one, else not more often than it can be seen."""
+    now = time.monotonic()
+    soon = all(s.decoding for s in running)
+    for sequence in sequences:
+        if soon and sequence.cache is not None and now - sequence.flushed_at < FLUSH_INTERVAL_S:
+            continue
+        shown = sequence.pending_text or sequence.pending_logprobs
+        if shown and (delta := sequence.take_pending()) is not None:
+            sequence.flushed_at = now
+            yield sequence.id, delta

@@ -1,0 +1,115 @@
+"""Idle prefixes outside the cells: copied to the store before they give way, and back when a prompt begins so."""
+
+from typing import Any, Final
+
+import numpy as np
+
+from engine.runner.llama.cache.cached_sequence import CachedSequence
+from engine.runner.llama.cache.cells import Cells
+from engine.runner.llama.cache.kv_rollback import Rewinding
+from engine.runner.llama.cache.prefix_index import Key, StoredPrefix
+from engine.runner.llama.cache.prefix_store import PrefixStore
+from engine.runner.llama.cache.state_buffer import copied, pointer, state_buffer
+from engine.runner.llama.native.model import LoadedModel
+
+# A prefix shorter than this is computed faster than it is copied out, looked up and copied in again.
+MIN_STORED_TOKENS: Final = 64
+# Bringing a prefix back copies all of it; a token copied costs a part of one computed (0.6B: 0.04 to 0.27 ms, 5).
+MIN_GAIN, COPIES_PER_TOKEN = 8, 64
+
+
+class Spilling:
+    """Moves states between llama.cpp's sequences and the store."""
+
+    def __init__(self, loaded: LoadedModel, cells: Cells, rewinding: Rewinding, store: PrefixStore) -> None:
+        self._api = loaded.api
+        self._context = loaded.context
+        self._cells = cells
+        self._rewinding = rewinding
+        self._store = store
+
+    @property
+    def enabled(self) -> bool:
+        """The store has room for anything at all."""
+        return self._store.enabled
+
+    def spill(self, sequence: CachedSequence) -> None:
+        """Copy an idle sequence's state to the store."""
+        if not self.enabled or len(sequence.tokens) < MIN_STORED_TOKENS or sequence.last_used == 0:
+            return
+        tokens, whole_only = _array(sequence.tokens), not self._rewinding.truncatable
+        if self._store.covers(tokens, sequence.key, whole_only=whole_only, num_steady=sequence.num_steady):
+            return
+        size = self._api.llama_state_seq_get_size(self._context, sequence.seq_id)
+        data = state_buffer(size)
+        if self._api.llama_state_seq_get_data(self._context, pointer(data), size, sequence.seq_id) == size:
+            marks = self._rewinding.marks(sequence)
+            self._store.put(
+                sequence.key, tokens, data, marks, whole_only=whole_only, num_steady=sequence.num_steady
+            )
+
+    def spill_idle(self) -> None:
+        """Copy idle prefixes to the store's memory, so that their cells can be given up at once."""
+        for sequence in self._cells.sequences:
+            if not sequence.in_use and sequence.tokens:
+                self.spill(sequence)
+
+    def holds(self, sequence: CachedSequence) -> bool:
+        """The store's memory has all of it: bringing it back is a copy."""
+        whole_only = not self._rewinding.truncatable
+        return self._store.holds(
+            _array(sequence.tokens), sequence.key, whole_only=whole_only, num_steady=sequence.num_steady
+        )
+
+    def length_shared(self, tokens: list[int], key: Key) -> int:
+        """How many tokens some stored prefix shares with `tokens`, whether it can be taken or not."""
+        return self._store.best(_array(tokens), key, whole_only=False)[1]
+
+    def worth_restoring(self, tokens: list[int], key: Key, live: int) -> tuple[StoredPrefix, int] | None:
+        """A stored prefix that saves clearly more than a live one of `live` tokens, and its useful length."""
+        if not self.enabled:
+            return None
+        entry, length = self._store.best(_array(tokens[:-1]), key, whole_only=not self._rewinding.truncatable)
+        if entry is None or length - live < max(MIN_GAIN, length // COPIES_PER_TOKEN):
+            return None
+        return entry, length
+
+    def worth_restoring_steady(self, tokens: list[int], key: Key, live: int) -> tuple[StoredPrefix, int] | None:
+        """The same of steady tokens."""
+        if not self.enabled:
+            return None
+        entry, length = self._store.best_steady(_array(tokens[:-1]), key)
+        return (entry, length) if entry is not None and length > live else None
+
+    def restore(self, entry: StoredPrefix, length: int, target: CachedSequence) -> bool:
+        """Bring the first `length` tokens of a stored prefix into an empty sequence; False: it stays empty."""
+        data = self._store.load(entry)
+        if data is None:
+            return False
+        if not self._api.llama_state_seq_set_data(self._context, pointer(data), entry.state_bytes, target.seq_id):
+            self._cells.drop(target)
+            return False
+        target.tokens, target.shared = entry.tokens.tolist(), 0
+        target.num_steady = 0  # unless it lies in the first cells, which the caller knows
+        self._rewinding.adopt(target, ((at, copied(entry.mark(data, at))) for at, _ in entry.marks))
+        if not self._rewinding.rewind(target, target, length):
+            self._cells.drop(target)
+        return True
+
+    def clear_cells(self) -> None:
+        """Wipe every cell, freed ones too; idle prefixes go to the store. No sequence may be in use."""
+        self.spill_idle()
+        self._cells.wipe()
+
+    def persist(self) -> None:
+        """Write idle prefixes to disk, so that they survive this process."""
+        self.spill_idle()
+        self._store.persist()
+
+    def forget(self, tokens: list[int], key: Key) -> None:
+        """Take stored prefixes of a prompt out of the store."""
+        self._store.forget(_array(tokens), key)
+
+
+def _array(tokens: list[int]) -> Any:
+    return np.asarray(tokens, np.int32)

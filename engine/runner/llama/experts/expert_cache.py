@@ -1,0 +1,338 @@
+"""Which experts are in memory: those that are used often, and those that the layer in work asks for.
+
+llama.cpp's scheduler reports each layer's routing before its experts are computed. What is not in memory then is
+read, in place of what was used least. What was not reported is read by the kernel, as any mapped file is: so what
+is computed never depends on this.
+"""
+
+import ctypes
+import functools
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Any, Final
+
+import numpy as np
+
+from engine.core.expert_use import HALF_LIFE_TOKENS, RANKS, ExpertUse
+from engine.runner.expert_tensors import PAGE, READERS
+from engine.runner.llama.experts.expert_layout import NotMapped, Parts, Span, Stack, find
+from engine.runner.llama.experts.page_swap import NoPages, Pages
+from engine.runner.llama.experts.predictor import ExpertPredictor
+from engine.runner.llama.experts.readers import Readers, ReadJob
+from engine.runner.llama.native.llama_api import KernelsMissing, ggml
+from engine.runner.llama.native.tensor_layout import Tensor, check_layout
+from engine.runner.protocol import ExpertStats
+from quantize.files.gguf_split import GgufModel
+
+# Source: llama-graph.cpp, build_moe_ffn: the experts of each token, as a view of int32 (used, tokens).
+_ROUTING: Final = b"ffn_moe_topk-"
+_NAME_AT: Final = Tensor.name.offset
+# A step of more tokens is a piece of a prompt, which asks for most experts of every layer.
+_FEW_TOKENS: Final = 16
+# As many are ranked at a time to make room for others; to rank them takes as long as to read two pages.
+_RANKED: Final = 64
+# Ranks of what is asked for are looked at in one layer of so many, and not before something is known.
+_RANKED_EACH: Final = 5
+_LEARNING_TOKENS: Final = 64
+_Expert = tuple[int, int]
+
+
+class CannotStream(Exception):
+    """This load's experts cannot be streamed; the message says why."""
+
+
+@dataclass(slots=True)
+class _Counts:
+    asked: int = 0
+    there: int = 0
+    read_bytes: int = 0
+    waited_s: float = 0.0
+
+
+class ExpertStream:
+    """Experts of one load. Made before it, for its `callback`; `begin` when its file is mapped.
+
+    All contexts of the model must have the callback: while one of them computes a layer, no other's experts move.
+    """
+
+    def __init__(self, api: Any) -> None:
+        """Raises: CannotStream: this program's tensors are not those that are known here."""
+        try:
+            check_layout(ggml(api))
+        except KernelsMissing as error:
+            raise CannotStream(str(error)) from error
+        self.callback = api.ggml_backend_sched_eval_callback(self._on_node)
+        self._begun = False
+        self._failure: BaseException | None = None
+        self._counts = _Counts()
+        self._used_bytes = 0
+
+    def begin(self, model: GgufModel, capacity_bytes: int, earlier: ExpertUse) -> None:
+        """Keep up to `capacity_bytes` of experts from now on, at first those that `earlier` use speaks for.
+
+        Raises: CannotStream.
+        """
+        head = model.parts[0]
+        experts = head.arch_int("expert_count") or 0
+        trunk = (head.arch_int("block_count") or 0) - (head.arch_int("nextn_predict_layers") or 0)
+        try:
+            self._parts = Parts(model)
+        except OSError as error:
+            raise CannotStream(str(error)) from error
+        try:
+            self._layers = find(model, self._parts, experts, trunk)
+            largest = max(stack.expert_bytes for stacks in self._layers.values() for stack in stacks)
+            self._pages = Pages(self._parts, largest, READERS)
+        except (NotMapped, NoPages, OSError) as error:
+            self._parts.close()
+            raise CannotStream(str(error)) from error
+        self._capacity_bytes = capacity_bytes - READERS * (largest + 2 * PAGE)
+        self._rows = {layer: row for row, layer in enumerate(self._layers)}
+        self._stacks: list[tuple[Stack, ...]] = list(self._layers.values())
+        self._sizes = [sum(-(-s.expert_bytes // PAGE) * PAGE + PAGE for s in stacks) for stacks in self._stacks]
+        self._there = np.zeros((len(self._stacks), experts), bool)
+        self._score = np.zeros((len(self._stacks), experts))
+        self._ranks = np.zeros(RANKS)
+        self._tokens = 0.0
+        self._noted = 0
+        self._take(earlier)
+        self._coming: dict[_Expert, ReadJob] = {}
+        self._predictor = ExpertPredictor()
+        self._prefetched: list[ReadJob] = []
+        self._ranked: list[tuple[float, int, int]] = []
+        self._needed: tuple[int, frozenset[int]] = (0, frozenset())
+        self._readers = Readers(READERS, self._arrived)
+        for stacks in self._stacks:
+            for stack in stacks:
+                self._pages.drop(stack.span(0), stack.span(experts - 1))
+        self._begun = True
+        self._readers.ahead(self._best())
+
+    @property
+    def problem(self) -> str:
+        """Why the last step computed nothing of use; empty where all is well."""
+        return str(self._failure) if self._failure is not None else ""
+
+    def stats(self) -> ExpertStats:
+        """Counts since the load."""
+        counts = self._counts
+        return ExpertStats(
+            asked=counts.asked,
+            there=counts.there,
+            read_bytes=counts.read_bytes,
+            waited_s=counts.waited_s,
+            cached_bytes=self._used_bytes,
+        )
+
+    def use(self) -> ExpertUse:
+        """What was asked for, with what was known before."""
+        if not self._begun:
+            return ExpertUse()
+        rows = zip(self._layers, self._score.tolist(), strict=True)
+        return ExpertUse(tokens=self._tokens, layers=dict(rows), ranks=self._ranks.tolist())
+
+    def close(self) -> None:
+        """End the readers. Copies stay as long as the model is mapped."""
+        if self._begun:
+            self._begun = False
+            self._readers.close()
+            self._pages.close()
+            self._parts.close()
+
+    # ------------------------------------------------------------------ routing
+
+    def _on_node(self, address: int, ask: bool, _data: Any) -> bool:
+        """Of the scheduler: before a node, whether it is to be reported; behind it, whether to go on."""
+        if ask:
+            return self._begun and ctypes.string_at(address + _NAME_AT, len(_ROUTING)) == _ROUTING
+        if self._failure is not None:
+            return False
+        try:
+            self._routed(Tensor.from_address(address))
+        except BaseException as error:  # noqa: BLE001 - must not cross into C; the step is refused behind its end
+            self._failure = error
+        return self._failure is None
+
+    def _routed(self, node: Tensor) -> None:
+        row = self._rows.get(int(node.name[len(_ROUTING) :]))
+        used, tokens = int(node.ne[0]), int(node.ne[1])
+        if row is None or not used or not tokens:
+            return
+        if row == 0:
+            self._parts.check()
+        raw = ctypes.string_at(node.data, (tokens - 1) * node.nb[1] + 4 * used)
+        ids = np.ndarray((tokens, used), np.int32, raw, strides=(node.nb[1], 4))
+        wanted, counts = np.unique(ids, return_counts=True)
+        if wanted[0] < 0 or wanted[-1] >= self._there.shape[1]:
+            raise ValueError(f"layer {row} asks for an expert that does not exist")
+        self._note(row, wanted, counts, tokens)
+        self._ensure_loaded(row, wanted)
+        if row + 1 == len(self._stacks):
+            return
+        if tokens > _FEW_TOKENS:
+            self._prefetch(row + 1, np.argsort(-self._score[row + 1]).tolist())
+        elif self._counts.there < self._counts.asked and self._readers.idle:
+            self._prefetch(row + 1, self._predictor.predict(row, node, used))
+
+    def _note(self, row: int, wanted: Any, counts: Any, tokens: int) -> None:
+        """Count what was asked for; a piece of a prompt as one token, for it reads what it needs once."""
+        few = tokens <= _FEW_TOKENS
+        steps = tokens if few else 1
+        self._noted += 1
+        if few and self._tokens > _LEARNING_TOKENS and self._noted % _RANKED_EACH == 0:
+            self._note_ranks(row, wanted, counts, steps)
+        fading = 0.5 ** (steps / HALF_LIFE_TOKENS)
+        self._score[row] *= fading
+        self._score[row, wanted] += counts if few else counts / tokens
+        if row == 0:
+            self._tokens = self._tokens * fading + steps
+
+    def _note_ranks(self, row: int, wanted: Any, counts: Any, steps: int) -> None:
+        """Where what is asked for stands among all before it counts; of equals the middle."""
+        scores = self._score.ravel()
+        mine = self._score[row, wanted][:, None]
+        ranks = (scores > mine).sum(axis=1) + (scores == mine).sum(axis=1) / 2
+        self._ranks *= 0.5 ** (steps * _RANKED_EACH / len(self._stacks) / HALF_LIFE_TOKENS)
+        np.add.at(self._ranks, (ranks * RANKS / scores.size).astype(int), counts)
+
+    def _ensure_loaded(self, row: int, wanted: Any) -> None:
+        """Wait until the experts that a layer computes with are in memory."""
+        begun = time.monotonic()
+        self._needed = (row, frozenset(wanted.tolist()))
+        self._cancel_prefetches()
+        missing = wanted[~self._there[row, wanted]].tolist()
+        self._counts.asked += len(wanted)
+        self._counts.there += len(wanted) - len(missing)
+        if missing:
+            found = (self._coming.get((row, expert)) or self._absent_job((row, expert)) for expert in missing)
+            self._readers.wait_for([job for job in found if job is not None])
+            self._counts.waited_s += time.monotonic() - begun
+
+    def _prefetch(self, row: int, experts: Iterable[int]) -> None:
+        """Read what the next layer will probably ask for while this one is computed, in this order."""
+        absent = (e for e in experts if (row, e) not in self._coming)
+        found = (self._absent_job((row, expert), prefetch=True) for expert in absent)
+        self._prefetched = [job for job in found if job is not None]
+        self._readers.ahead(self._prefetched)
+
+    def _cancel_prefetches(self) -> None:
+        """Prefetches that are not begun: hits are asked for now, the others are cancelled."""
+        row, wanted = self._needed
+        if not self._prefetched:
+            return
+        asked = {(row, expert) for expert in wanted}
+        for job in self._readers.cancel(lambda r: r.prefetch and r.expert not in asked):
+            self._forget(job)
+        begun = [job.expert for job in self._prefetched if job.begun]
+        self._predictor.note(len(begun), sum(expert in asked for expert in begun))
+        self._prefetched = []
+
+    def _forget(self, job: ReadJob) -> None:
+        """What was to be read is not: who was to make room for it stays."""
+        del self._coming[job.expert]
+        self._used_bytes -= self._sizes[job.expert[0]]
+        if job.victim is not None:
+            self._there[job.victim] = True
+            self._used_bytes += self._sizes[job.victim[0]]
+
+    # ------------------------------------------------------------------ what is kept
+
+    def _absent_job(self, expert: _Expert, *, prefetch: bool = False) -> ReadJob | None:
+        """A job for an expert that is not coming; None also where it has come.
+
+        Looked at in this order: a reader says that one is there before it says that it no longer comes.
+        """
+        return None if self._there[expert] else self._read_job(expert, prefetch=prefetch)
+
+    def _read_job(self, expert: _Expert, *, prefetch: bool = False) -> ReadJob | None:
+        """A job that reads an expert, in place of one that is used less; None where all are needed more."""
+        row, number = expert
+        victim: _Expert | None = None
+        while self._used_bytes + self._sizes[row] > self._capacity_bytes:
+            victim = self._choose_victim(row if prefetch else -1)
+            if victim is not None:
+                self._there[victim] = False
+                self._used_bytes -= self._sizes[victim[0]]
+                break
+            late = None if prefetch else self._readers.last_ahead()
+            if late is None:
+                return None  # the kernel reads it from the file
+            self._forget(late)
+        self._used_bytes += self._sizes[row]
+        spans = [stack.span(number) for stack in self._stacks[row]]
+        victims = [stack.span(victim[1]) for stack in self._stacks[victim[0]]] if victim is not None else []
+        parts = [functools.partial(self._fill, *pair) for pair in zip_longest(spans, victims)]
+        job = self._coming[expert] = ReadJob(expert, parts, prefetch=prefetch, victim=victim)
+        return job
+
+    def _fill(self, span: Span | None, victim: Span | None, room: int) -> None:
+        """A part of a job, on a reader's thread: one matrix."""
+        if span is None:
+            assert victim is not None
+            self._pages.give_back(victim)
+            return
+        try:
+            self._pages.fill(room, span, victim)
+        except NoPages:  # as many mappings as the kernel allows: no more are kept, the kernel reads the file
+            self._capacity_bytes = min(self._capacity_bytes, self._used_bytes)
+        self._counts.read_bytes += span.end - span.begin
+
+    def _arrived(self, job: ReadJob) -> None:
+        """On a reader's thread."""
+        self._there[job.expert] = True
+        self._coming.pop(job.expert, None)
+
+    def _choose_victim(self, spared: int) -> _Expert | None:
+        """Of what is in memory the expert that is used least, but none of layer `spared` nor of those in work."""
+        row, wanted = self._needed
+        while True:
+            fresh = not self._ranked
+            if fresh:
+                self._rank(spared)
+            while self._ranked:
+                score, layer, number = self._ranked.pop()
+                in_work = layer == spared or (layer == row and number in wanted)
+                if self._there[layer, number] and self._score[layer, number] <= score and not in_work:
+                    return layer, number
+            if fresh:
+                return None
+
+    def _rank(self, spared: int) -> None:
+        """The least used that may go, the least last."""
+        row, wanted = self._needed
+        score = np.where(self._there, self._score, np.inf)
+        score[row, list(wanted)] = np.inf
+        if spared >= 0:
+            score[spared] = np.inf
+        flat = score.ravel()
+        some = np.argpartition(flat, min(_RANKED, flat.size - 1))[:_RANKED]
+        some = some[np.isfinite(flat[some])]
+        found = some[np.argsort(-flat[some])].tolist()
+        width = score.shape[1]
+        self._ranked = [(float(flat[at]), at // width, at % width) for at in found]
+
+    def _best(self) -> list[ReadJob]:
+        """What earlier use speaks for, the most used first, as much as there is room for."""
+        if not self._tokens:
+            return []
+        width = self._score.shape[1]
+        jobs = []
+        for at in np.argsort(-self._score, axis=None).tolist():
+            row, number = divmod(at, width)
+            if not self._score[row, number] or self._used_bytes + self._sizes[row] > self._capacity_bytes:
+                break
+            job = self._read_job((row, number))
+            if job is not None:
+                jobs.append(job)
+        return jobs
+
+    def _take(self, earlier: ExpertUse) -> None:
+        for layer, counts in earlier.layers.items():
+            row = self._rows.get(layer)
+            if row is not None and len(counts) == self._score.shape[1]:
+                self._score[row] = counts
+                self._tokens = earlier.tokens
+        if len(earlier.ranks) == RANKS:
+            self._ranks[:] = earlier.ranks

@@ -1,0 +1,174 @@
+"""A model's own head for the token after the next one (multi-token prediction, MTP) drafts from hidden rows."""
+
+import ctypes
+import importlib
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from engine.runner.llama.cache.prefix_index import Key
+from engine.runner.llama.native.batch import Logits
+from engine.runner.llama.native.model import LoadedModel, LoadFailed, mtp_context
+from engine.runner.llama.speculative.model_drafter import ModelDrafter
+from engine.runner.load_limits import MAX_DRAFTING
+
+
+@dataclass
+class _Slot:
+    """What the head has read of one request: the positions below `filled`.
+
+    `waiting` are (token, hidden row of the position before) of the next positions, not read yet. `hidden` is the
+    row that belongs to the token at `at`. `tokens` is the request's own list, true up to `at`.
+    """
+
+    owner: int = -1
+    tokens: list[int] = field(default_factory=list)
+    filled: int = 0
+    waiting: list[tuple[int, Any]] = field(default_factory=list)
+    hidden: Any = None
+    at: int = -1
+    key: Key = ()
+    last_used: int = 0
+
+    @property
+    def end(self) -> int:
+        """The next position."""
+        return self.filled + len(self.waiting)
+
+
+class MtpHead(ModelDrafter):
+    """Owns the head's context, made of its target's weights. All calls from the scheduler's thread.
+
+    Each position of the head takes a token and the target's hidden row of the position before. So it follows what
+    the target decodes (`follow`), and drafts on with hidden rows of its own (`propose`).
+    """
+
+    def __init__(self, target: LoadedModel) -> None:
+        """Raises: LoadFailed: the file has no such head, or a state that cannot step back."""
+        api = target.api
+        if not api.llama_model_n_layer_nextn(target.model):
+            raise LoadFailed("the file has no head for the token after the next one")
+        if not target.keeps_partial and not target.max_rollback:
+            raise LoadFailed("its state cannot step back, so there is no speculation")
+        # C++ functions without a C interface; the package knows their names in each compiler's spelling.
+        self._ext = importlib.import_module("llama_cpp.llama_cpp_ext")
+        self._api, self._target = api, target
+        self._slots = [_Slot() for _ in range(min(MAX_DRAFTING, target.settings.n_parallel))]
+        self._context = mtp_context(target, len(self._slots))
+        self._most = int(api.llama_n_batch(self._context)) - 1  # and the newest token
+        self._memory = api.llama_get_memory(self._context)
+        self._n_embd = int(api.llama_model_n_embd(target.model))
+        super().__init__(Logits(replace(target, context=self._context)), target.n_vocab)
+        self._batch = api.llama_batch_ext_init(self._context)
+        self._ext.llama_set_embeddings_nextn(target.context, True, False)
+        self._ext.llama_set_embeddings_nextn(self._context, True, True)
+        self._clock = 0
+        self._last = 0
+
+    def close(self) -> None:
+        """Free the context; before its target's."""
+        self._api.llama_batch_ext_free(self._batch)
+        self._api.llama_free(self._context)
+
+    def follow(
+        self, owner: int, tokens: list[int], start: int, count: int, rows: tuple[int, int], key: Key = ()
+    ) -> None:
+        """The target has decoded `count` of a request's `tokens` from `start` on.
+
+        `rows` are the first of them in the batch, and the size of the batch. What was computed for a request of
+        another `key` is not used.
+        """
+        slot = self._slot(owner, tokens, start, key)
+        slot.tokens = tokens
+        first, size = rows
+        pointer = self._ext.llama_get_embeddings_nextn(self._target.context)
+        if not pointer:
+            self._reset(slot, 0)
+            return
+        hidden = np.ctypeslib.as_array(pointer, (size, self._n_embd))[first : first + count].copy()
+        if not np.isfinite(hidden).all():  # it would invalidate the drafts of all others of this cache
+            self._reset(slot, 0)
+            return
+        before = slot.hidden if slot.at == start else np.zeros(self._n_embd, np.float32)
+        entries = list(zip(tokens[start : start + count], [before, *hidden[:-1]], strict=True))
+        if start == slot.end - 1 and slot.at == start:
+            entries = entries[1:]  # it drafted from this token, with the same hidden row
+        elif start < slot.end:
+            self._cut(slot, start)
+        elif start > slot.end:
+            self._reset(slot, start)  # a part was not followed
+        slot.waiting += entries
+        slot.hidden, slot.at = hidden[-1], start + count
+        while len(slot.waiting) > self._most:  # a draft must not wait for a whole prompt
+            if not self._read(slot, self._most):
+                return
+
+    def propose(
+        self, owner: int, tokens: list[int], length: int, key: Key = (), *, forced: bool = False
+    ) -> list[int]:
+        """Empty where it did not follow the request."""
+        del key  # `follow` gave the request its slot
+        slot = next((s for s in self._slots if s.owner == owner), None)
+        position = len(tokens) - 1
+        if slot is None or slot.at != position or len(tokens) + length > self._target.n_ctx:
+            return []
+        self._cut(slot, position)  # it has read the newest token where the step after the last drafted token failed
+        slot.waiting.append((tokens[-1], slot.hidden))
+        if not self._read(slot, len(slot.waiting)):
+            return []
+        found = self._draft(length, lambda token: self._go_on(slot, token), forced=forced)
+        self._cut(slot, position + 1)  # drafted tokens are decoded again, with hidden rows of the target
+        return found
+
+    def _go_on(self, slot: _Slot, token: int) -> bool:
+        """Decode a drafted token, with the head's own hidden row of the position before."""
+        pointer = self._ext.llama_get_embeddings_nextn_ith(self._context, self._last)
+        slot.waiting.append((token, np.ctypeslib.as_array(pointer, (self._n_embd,)).copy()))
+        return self._read(slot, 1)
+
+    def _slot(self, owner: int, tokens: list[int], start: int, key: Key) -> _Slot:
+        """The request's slot; a new request goes on where one stands that has read its beginning."""
+        self._clock += 1
+        slot = next((s for s in self._slots if s.owner == owner), None)
+        if slot is None:
+            alike = [s for s in self._slots if s.key == key and s.at >= start > 0]
+            begun = [s for s in alike if s.tokens[:start] == tokens[:start]]
+            slot = min(begun or self._slots, key=lambda s: s.last_used)
+            if not begun:
+                self._reset(slot, 0)
+            slot.owner, slot.key = owner, key
+        slot.last_used = self._clock
+        return slot
+
+    def _cut(self, slot: _Slot, length: int) -> None:
+        """Forget positions from `length` on."""
+        self._api.llama_memory_seq_rm(self._memory, self._slots.index(slot), length, -1)
+        slot.waiting = slot.waiting[: max(0, length - slot.filled)]
+        slot.filled = min(slot.filled, length)
+
+    def _reset(self, slot: _Slot, start: int) -> None:
+        """Begin anew at a position."""
+        self._api.llama_memory_seq_rm(self._memory, self._slots.index(slot), -1, -1)
+        slot.filled, slot.waiting, slot.hidden, slot.at = start, [], None, -1
+
+    def _read(self, slot: _Slot, count: int) -> bool:
+        """Decode the first `count` that wait; the last one's logits and hidden row are kept."""
+        api, batch, seq_id = self._api, self._batch, self._slots.index(slot)
+        entries, slot.waiting = slot.waiting[:count], slot.waiting[count:]
+        api.llama_batch_ext_clear(batch)
+        hidden_rows = [np.ascontiguousarray(hidden, np.float32) for _, hidden in entries]
+        for i, (token, _) in enumerate(entries):
+            if api.llama_batch_ext_add_token(batch, seq_id, token) != i:
+                self._reset(slot, 0)
+                return False
+            row = hidden_rows[i].ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+            api.llama_batch_ext_set_embd_token(batch, i, api.llama_embd(row, 1, self._n_embd))
+            api.llama_batch_ext_set_pos(batch, i, ctypes.byref(ctypes.c_int32(slot.filled + i)))
+            api.llama_batch_ext_set_output_logits(batch, i, i == count - 1)
+        if api.llama_process(self._context, api.LLAMA_PROCESS_TYPE_DECODE, batch) != 0:
+            self._reset(slot, 0)
+            return False
+        slot.filled += count
+        self._last = count - 1
+        return True

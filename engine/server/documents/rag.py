@@ -1,0 +1,275 @@
+"""Chats that ask a collection: what is given to the model, and what its answer is checked against."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import numpy as np
+
+from engine.api.collections import CheckedSentence, Grounds, Passage, SearchAnswer, SearchRequest
+from engine.chat.types import Message, Part, TextPart
+from engine.core.errors import EngineError
+from engine.documents import citation_check
+from engine.documents.registry import Live
+from engine.message_catalog import sentence
+from engine.message_catalog.reasons import because
+from engine.server.documents.questions import interleaved, questions_of
+from engine.server.documents.service import CollectionService
+
+if TYPE_CHECKING:
+    from engine.chat.query import ChatQuery
+    from engine.pool.loaded_model import LoadedModel
+
+# Passages a question gets where the context has room; more of them drown small models.
+PASSAGES: Final = 6
+# Left of the context for the answer where a request names no limit, and for what templates add.
+_ANSWER_TOKENS: Final = 1024
+_TEMPLATE_TOKENS: Final = 64
+_LEAST_TOKENS: Final = 200
+# No text has more characters a token than this over a page; below it the tokens are counted, above only estimated.
+_CHARS_PER_TOKEN: Final = 6
+_MILLION: Final = 1_000_000
+
+_WHOLE: Final = "Answer from the documents below, and only from them. If they do not hold the answer, say so."
+ANSWER_FROM: Final = (
+    "Answer from the numbered passages below, and only from them. After each statement put the number of the "
+    "passage it is from in brackets, such as [1]. If they do not hold the answer, say so."
+)
+# Instead of the sentence above, where little of the question stands in the passages.
+WEAK: Final = (
+    "The numbered passages below are the nearest that a search of the user's documents found, but the match is "
+    "weak: they may have nothing to do with what is said last. Use them where they do, with the number of the "
+    "passage in brackets after each statement, such as [1]. If the question is about the documents and the "
+    "passages do not hold the answer, say so; do not make one up."
+)
+NOT_THERE: Final = (
+    "The user's documents were searched, and nothing in them bears on the question. Say that the documents do not "
+    "hold the answer; do not make one up."
+)
+
+
+class Grounded:
+    """A question with what was found for it. `query` goes to the model; `report` is sent before the answer."""
+
+    def __init__(self, service: CollectionService, live: Live, query: "ChatQuery", grounds: Grounds) -> None:
+        self._service = service
+        self._live = live
+        self.query = query
+        self.grounds = grounds
+
+    def report(self) -> dict[str, Any]:
+        """What the answer is made from, for the field `tessera`."""
+        return {"collection": msgspec.to_builtins(self.grounds)}
+
+    async def checked(self, answer: str) -> dict[str, Any]:
+        """The same with the check of each sentence of the answer."""
+        asked = citation_check.sentences(answer)
+        passages = [passage.text for passage in self.grounds.passages]
+        if not asked:
+            return self.report()
+        if not passages:  # nothing was found, so nothing carries what was said all the same
+            loose = tuple(CheckedSentence(start=s.start, end=s.end, carried=False) for s in asked)
+            self.grounds = msgspec.structs.replace(self.grounds, checked=loose)
+            return self.report()
+        windows = citation_check.windows(passages)
+        vectors = await self._vectors([s.text for s in asked], [text for _, text in windows])
+        floor = await self._service.side_work.floor(self._live.store.fact("embedding_model"))
+        verdicts = await asyncio.to_thread(self._check, asked, windows, vectors, floor)
+        found = tuple(
+            CheckedSentence(
+                start=v.sentence.start,
+                end=v.sentence.end,
+                carried=v.carried,
+                passage=v.passage,
+                overlap=v.overlap,
+                cosine=v.cosine,
+                missing=v.missing,
+            )
+            for v in verdicts
+        )
+        self.grounds = msgspec.structs.replace(self.grounds, checked=found)
+        return self.report()
+
+    def _check(
+        self,
+        asked: list[citation_check.Sentence],
+        windows: list[tuple[int, str]],
+        vectors: tuple[Any, Any] | None,
+        floor: float,
+    ) -> list[citation_check.Verdict]:
+        with self._live.store.lock:
+            return citation_check.check(asked, windows, self._live.store.stemmer.stems, vectors, floor)
+
+    async def _vectors(self, asked: list[str], windows: list[str]) -> tuple[Any, Any] | None:
+        maker = self._service.maker(self._live)
+        if not maker.id:
+            return None
+        try:
+            rows = np.stack(list(await self._service.side_work.vectors(maker, [*asked, *windows])))
+        except EngineError:
+            return None
+        return rows[: len(asked)], rows[len(asked) :]
+
+
+class Asked:
+    """A collection that a chat names, and how it wants to be answered from it."""
+
+    def __init__(
+        self, service: CollectionService, live: Live, mode: str = "auto", passages: int | None = None
+    ) -> None:
+        self._service, self._live = service, live
+        self._mode, self._passages = mode, passages or PASSAGES
+
+    async def ground(self, model: "LoadedModel", query: "ChatQuery") -> Grounded:
+        """The question with what bears on it."""
+        return await ground(self._service, self._live, model, query, self._mode, self._passages)
+
+
+async def ground(
+    service: CollectionService,
+    live: Live,
+    model: "LoadedModel",
+    query: "ChatQuery",
+    mode: str = "auto",
+    most: int = PASSAGES,
+) -> Grounded:
+    """Find what bears on the last question and put it before it.
+
+    `mode` auto gives all documents where they fit the model's context, else passages; whole and passages insist.
+    """
+    budget = await token_budget(model, query)
+    counts = await asyncio.to_thread(live.store.counts)
+    name, key = live.definition.name, live.definition.id
+    if mode != "passages" and counts.chars <= budget * _CHARS_PER_TOKEN:
+        whole = await asyncio.to_thread(_everything, live)
+        tokens = await _count(model, "\n\n".join(p.text for p in whole))
+        if tokens <= budget and whole:
+            why = because("whole_document", tokens=tokens, budget=budget)
+            if counts.documents != 1:
+                why = because("whole_documents", documents=counts.documents, tokens=tokens, budget=budget)
+            grounds = Grounds(
+                id=key, name=name, mode="whole", why=sentence(why), why_detail=why, found=True, tokens=tokens,
+                documents=counts.documents, passages=whole,
+            )  # fmt: skip
+            return Grounded(service, live, with_given(query, f"{_WHOLE}\n\n{_by_document(whole)}"), grounds)
+    answer = await _nearest(service, live, questions_of(query), most)
+    if not answer.passages:
+        why = because("nothing_to_give")
+        grounds = Grounds(id=key, name=name, mode="none", why=sentence(why), why_detail=why, notes=answer.notes)
+        return Grounded(service, live, with_given(query, NOT_THERE), grounds)
+    chosen, tokens = await fitting(model, answer.passages, budget)
+    amount = because("characters", chars=counts.chars)
+    if counts.chars > _MILLION:
+        amount = because("million_characters", millions=counts.chars / _MILLION)
+    kind = "passages_not_whole" if mode == "whole" else "passages_given"
+    if not answer.found:
+        kind = "passages_weak"
+    why = because(kind, count=len(chosen), documents=counts.documents, amount=amount, tokens=tokens)
+    grounds = Grounds(
+        id=key, name=name, mode="passages", why=sentence(why), why_detail=why, found=answer.found, tokens=tokens,
+        passages=chosen, notes=answer.notes,
+    )  # fmt: skip
+    given = f"{ANSWER_FROM if answer.found else WEAK}\n\n{numbered(chosen)}"
+    return Grounded(service, live, with_given(query, given), grounds)
+
+
+async def _nearest(service: CollectionService, live: Live, questions: Sequence[str], limit: int) -> SearchAnswer:
+    """The best passages for all questions, however weak; where no passage matches, the documents' beginnings."""
+    answers = [await service.search(live, SearchRequest(query=text, limit=limit)) for text in questions]
+    passages = interleaved([answer.passages for answer in answers], lambda passage: passage.id)[:limit]
+    return SearchAnswer(
+        passages=tuple(passages) or await service.beginnings(live, limit),
+        found=any(answer.found for answer in answers),
+        notes=tuple(dict.fromkeys(note for answer in answers for note in answer.notes)),
+    )
+
+
+async def token_budget(model: "LoadedModel", query: "ChatQuery") -> int:
+    """Tokens of the context that documents may take."""
+    assert model.facts is not None
+    prompt = "\n".join(message.text() for message in query.messages)
+    for_answer = min(query.max_tokens or _ANSWER_TOKENS, model.facts.n_ctx // 2)
+    return max(
+        model.facts.n_ctx - await _count(model, prompt) - for_answer - _TEMPLATE_TOKENS * (1 + len(query.messages)),
+        _LEAST_TOKENS,
+    )
+
+
+async def _count(model: "LoadedModel", text: str) -> int:
+    assert model.runner is not None
+    return len(await model.runner.tokenize(text, add_special=False, parse_special=False))
+
+
+async def fitting(
+    model: "LoadedModel", passages: tuple[Passage, ...], budget: int
+) -> tuple[tuple[Passage, ...], int]:
+    """The best passages that fit, and their tokens; the first one always."""
+    chosen: list[Passage] = []
+    used = 0
+    for passage in passages:
+        tokens = await _count(model, numbered((passage,)))
+        if chosen and used + tokens > budget:
+            break
+        chosen.append(passage)
+        used += tokens
+    return tuple(chosen), used
+
+
+def _everything(live: Live) -> tuple[Passage, ...]:
+    found = []
+    for document in live.store.documents(limit=1000):
+        for page, label, _ in live.store.pages(document.id):
+            chunks = live.store.chunks_of(document.id, page)
+            text = "\n\n".join(chunk.text for chunk in chunks)
+            if text:
+                found.append(
+                    Passage(
+                        id=chunks[0].id,
+                        document=document.id,
+                        path=document.path,
+                        title=document.title,
+                        page=page,
+                        label=label,
+                        text=text,
+                        start=0,
+                        end=len(text),
+                    )
+                )
+    return tuple(found)
+
+
+def _by_document(pages: tuple[Passage, ...]) -> str:
+    parts, last = [], 0
+    for page in pages:
+        if page.document != last:
+            parts.append(f"# {page.title}")
+            last = page.document
+        parts.append(page.text)
+    return "\n\n".join(parts)
+
+
+def numbered(passages: tuple[Passage, ...]) -> str:
+    """Passages as a model is given them, by the number that it cites."""
+
+    def one(number: int, passage: Passage) -> str:
+        source = ", ".join(part for part in (passage.title, passage.label) if part)
+        return f"[{number}] ({source})\n{passage.text}"
+
+    return "\n\n".join(one(number, passage) for number, passage in enumerate(passages, 1))
+
+
+def with_given(query: "ChatQuery", given: str) -> "ChatQuery":
+    """The query with documents before the last thing the user said; what came before stays as it was."""
+    messages = list(query.messages)
+    last = max((i for i, m in enumerate(messages) if m.role == "user"), default=None)
+    if last is None:
+        return msgspec.structs.replace(query, messages=(*messages, Message(role="user", content=given)))
+    content: str | tuple[Part, ...]
+    old = messages[last].content
+    if isinstance(old, str):
+        content = f"{given}\n\nQuestion: {old}"
+    else:
+        content = (TextPart(text=f"{given}\n\nQuestion: "), *old)
+    messages[last] = msgspec.structs.replace(messages[last], content=content)
+    return msgspec.structs.replace(query, messages=tuple(messages))

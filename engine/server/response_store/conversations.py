@@ -1,0 +1,124 @@
+"""Conversations that responses continue from and add to, in memory like stored answers."""
+
+import time
+from collections import OrderedDict
+from typing import Any, Final
+
+from engine.core.errors import InputFault
+from engine.server.ids import new_id
+from engine.server.response_store.responses import ResponseNotFound
+from engine.server.response_store.sizes import size_of
+
+MAX_CONVERSATIONS: Final = 512
+MAX_BYTES: Final = 64 << 20
+
+
+class ConversationNotFound(ResponseNotFound):
+    """No conversation has this id; they are forgotten when the server ends, and the oldest before."""
+
+    code = "conversation_not_found"
+
+    def __init__(self, conversation_id: str) -> None:
+        InputFault.__init__(self, f"There is no conversation {conversation_id!r}.", "conversation")
+
+
+class ConversationFull(InputFault):
+    """The items do not fit what one conversation may take."""
+
+    code = "conversation_full"
+
+    def __init__(self, size_bytes: int) -> None:
+        super().__init__(
+            f"The conversation would take {size_bytes / (1 << 20):.1f} MiB of memory; the limit is "
+            f"{MAX_BYTES / (1 << 20):.0f} MiB. Begin another conversation, or delete items of this one.",
+            "items",
+        )
+
+
+class Conversation:
+    """One conversation. `size_bytes` is what its items take, all others being bounded by the routes."""
+
+    def __init__(self, metadata: dict[str, str]) -> None:
+        self.id = new_id("conv", "_")
+        self.created_at = int(time.time())
+        self.metadata = metadata
+        self.items: list[dict[str, Any]] = []
+        self.size_bytes = 0
+
+    def require_capacity(self, items: list[dict[str, Any]]) -> None:
+        """Raises: ConversationFull: with these it would be larger than all conversations together may be."""
+        size = self.size_bytes + size_of(items)
+        if size > MAX_BYTES:
+            raise ConversationFull(size)
+
+    def take_out(self, item_id: str) -> None:
+        """Delete an item. Raises: ConversationNotFound: none has this id."""
+        gone = self.find(item_id)
+        self.items.remove(gone)
+        self.size_bytes -= size_of([gone])
+
+    def payload(self) -> dict[str, Any]:
+        """The conversation as OpenAI writes it; its items are asked for apart."""
+        head = {"id": self.id, "object": "conversation", "created_at": self.created_at}
+        return {**head, "metadata": self.metadata}
+
+    def find(self, item_id: str) -> dict[str, Any]:
+        """Raises: InputFault: no item has this id."""
+        found = next((item for item in self.items if item["id"] == item_id), None)
+        if found is None:
+            raise ConversationNotFound(item_id)
+        return found
+
+
+class ConversationStore:
+    """The conversations used last, as many as fit the limits."""
+
+    def __init__(self) -> None:
+        self._stored: OrderedDict[str, Conversation] = OrderedDict()
+
+    def get(self, conversation_id: str) -> Conversation:
+        """Raises: ConversationNotFound."""
+        found = self._stored.get(conversation_id)
+        if found is None:
+            raise ConversationNotFound(conversation_id)
+        return found
+
+    def put(self, conversation: Conversation) -> None:
+        """Keep a new one."""
+        self._stored[conversation.id] = conversation
+        self._bound()
+
+    def add(self, conversation: Conversation, items: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Add items behind the others, each with an id; nothing happens to a conversation that was deleted."""
+        named = [stored_item(item) for item in items]
+        conversation.items += named
+        conversation.size_bytes += sum(size_of([item]) for item in named)
+        if conversation.id in self._stored:
+            self._stored.move_to_end(conversation.id)
+            self._bound()
+        return named
+
+    def remove(self, conversation_id: str) -> None:
+        """Raises: ConversationNotFound."""
+        self.get(conversation_id)
+        del self._stored[conversation_id]
+
+    def _bound(self) -> None:
+        total = sum(c.size_bytes for c in self._stored.values())
+        while self._stored and (len(self._stored) > MAX_CONVERSATIONS or total > MAX_BYTES):
+            total -= self._stored.popitem(last=False)[1].size_bytes
+
+
+def stored_item(item: dict[str, Any]) -> dict[str, Any]:
+    """An item as it is kept and listed: in the form that OpenAI's document gives it, with an id."""
+    named = item if isinstance(item.get("id"), str) else {**item, "id": new_id("item", "_")}
+    if named.get("type", "message") != "message":
+        return named
+    stored = {"type": "message", "status": "completed", **named}
+    if isinstance(stored.get("content"), str):
+        answer = stored.get("role") == "assistant"
+        extra: dict[str, Any] = {"annotations": [], "logprobs": []} if answer else {}
+        stored["content"] = [
+            {"type": "output_text" if answer else "input_text", "text": stored["content"], **extra}
+        ]
+    return stored

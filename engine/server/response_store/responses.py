@@ -1,0 +1,127 @@
+"""Answers kept for `previous_response_id`, in memory only: what people said is not written to the disk unasked."""
+
+from collections import OrderedDict
+from typing import Any, Final
+
+import msgspec
+
+from engine.chat.types import Message
+from engine.core.errors import InputFault
+from engine.server.response_store.sizes import size_of
+
+MAX_RESPONSES: Final = 512
+MAX_BYTES: Final = 64 << 20
+
+
+class ResponseNotFound(InputFault):
+    """No stored response has this id; they are forgotten when the server ends, and the oldest before."""
+
+    code = "response_not_found"
+
+    def __init__(self, response_id: str, param: str | None = None) -> None:
+        super().__init__(f"There is no stored response {response_id!r}.", param)
+        self.response_id = response_id
+
+
+class PreviousResponseNotFound(ResponseNotFound):
+    """A request continues from a response that is not stored here; `store: true` keeps one."""
+
+    code = "previous_response_not_found"
+
+    def __init__(self, response_id: str) -> None:
+        super().__init__(response_id, "previous_response_id")
+
+
+class ItemNotFound(ResponseNotFound):
+    """A request refers to an item that is not stored here."""
+
+    code = "item_not_found"
+
+    def __init__(self, item_id: str, param: str) -> None:
+        InputFault.__init__(self, f"There is no stored item {item_id!r}; send the item itself.", param)
+        self.item_id = item_id
+
+
+class Stored(msgspec.Struct, frozen=True, kw_only=True):
+    """One answer: as it was sent, the items that asked for it, and the conversation up to and including it."""
+
+    response: dict[str, Any]
+    input_items: list[dict[str, Any]]
+    messages: tuple[Message, ...]
+    size_bytes: int
+
+
+class ResponseStore:
+    """The newest answers, as many as fit the limits."""
+
+    def __init__(self) -> None:
+        self._stored: OrderedDict[str, Stored] = OrderedDict()
+        self._items: dict[str, tuple[dict[str, Any], int]] = {}  # by id, with how many responses hold it
+        self._bytes = 0
+
+    def put(
+        self, response: dict[str, Any], input_items: list[dict[str, Any]], messages: tuple[Message, ...]
+    ) -> None:
+        """Keep an answer, forgetting the oldest beyond the limits."""
+        size = size_of((response, input_items, messages))
+        stored = Stored(response=response, input_items=input_items, messages=messages, size_bytes=size)
+        if (earlier := self._stored.pop(str(response["id"]), None)) is not None:
+            self._let_go(earlier)
+        self._stored[str(response["id"])] = stored
+        self._bytes += size
+        for item in _items(stored):
+            self._items[item["id"]] = (item, self._items.get(item["id"], (item, 0))[1] + 1)
+        while len(self._stored) > MAX_RESPONSES or self._bytes > MAX_BYTES:
+            self._let_go(self._stored.popitem(last=False)[1])
+
+    def item(self, item_id: str, param: str) -> dict[str, Any]:
+        """An item that a stored response was asked with or has said. Raises: ItemNotFound."""
+        found = self._items.get(item_id)
+        if found is None:
+            raise ItemNotFound(item_id, param)
+        return found[0]
+
+    def meant(self, item: dict[str, Any], param: str) -> dict[str, Any]:
+        """The item itself where a client names one that is stored here. Raises: ItemNotFound."""
+        bare = item.get("type") is None and "role" not in item and "content" not in item
+        if item.get("type") == "item_reference" or (bare and isinstance(item.get("id"), str)):
+            return self.item(str(item.get("id")), f"{param}.id")
+        return item
+
+    def get(self, response_id: str) -> Stored:
+        """Raises: ResponseNotFound."""
+        found = self._stored.get(response_id)
+        if found is None:
+            raise ResponseNotFound(response_id)
+        return found
+
+    def previous(self, response_id: str) -> Stored:
+        """The answer that a conversation continues from. Raises: PreviousResponseNotFound."""
+        found = self._stored.get(response_id)
+        if found is None:
+            raise PreviousResponseNotFound(response_id)
+        return found
+
+    def remove(self, response_id: str) -> None:
+        """Raises: ResponseNotFound."""
+        self._let_go(self.get(response_id))
+        del self._stored[response_id]
+
+    def discard(self, response_id: str) -> None:
+        """Forget an answer if it is kept."""
+        if response_id in self._stored:
+            self.remove(response_id)
+
+    def _let_go(self, stored: Stored) -> None:
+        self._bytes -= stored.size_bytes
+        for item in _items(stored):
+            shared, holders = self._items[item["id"]]
+            if holders > 1:
+                self._items[item["id"]] = (shared, holders - 1)
+            else:
+                del self._items[item["id"]]
+
+
+def _items(stored: Stored) -> list[dict[str, Any]]:
+    """Items that can be referred to."""
+    return [i for i in (*stored.response["output"], *stored.input_items) if isinstance(i.get("id"), str)]
