@@ -9,7 +9,7 @@ CHILDREN: Final = frozenset(
     {
         "app.code.index.worker",
         "app.tools.calculate_child",
-        "app.formulas",
+        "app.latex_child",
         "devices.backends.ggml_child",
         "devices.backends.onnx_child",
         "devices.backends.openvino_child",

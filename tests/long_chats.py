@@ -8,7 +8,7 @@ from pathlib import Path
 
 from app.client import Client, chat_body
 from app.compaction.run import Compaction
-from app.db import conversations, folds, messages
+from app.db import conversations, messages, summaries
 from app.db.connection import open_store
 from app.gui.chat.request import rendered
 
@@ -53,7 +53,7 @@ def compaction(connection, client, chat_id, model, n_ctx, upto=None, counts=None
         return counts[text]
 
     def keep(part, summary):
-        return folds.add(
+        return summaries.add(
             connection, chat_id, part.first_id, part.last_id, summary, takes_in=[f.id for f in part.merges]
         )
 

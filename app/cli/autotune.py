@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from app.cli.bench_job import measure, source_of
 from app.cli.echo import echo
-from app.cli.measuring import measure, source_of
 from app.cli.numbers import Numbers
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from app.cli.bench_job import measure, source_of
 from app.cli.echo import echo
-from app.cli.measuring import measure, source_of
 from app.cli.numbers import Numbers
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def _history(model: str | None, *, as_json: bool) -> None:
 
 
 def _show(report: "Report", before: "Report | None") -> None:
-    from app.cli.shown import console, escape, table  # noqa: PLC0415 - only for people
+    from app.cli.console import console, escape, table  # noqa: PLC0415 - only for people
 
     out = console()
     name = escape(f"{report.model}: {report.description}")

@@ -36,7 +36,7 @@ def command(
     from app.cli.connection import connected  # noqa: PLC0415
     from app.client import ApiError, ServerUnreachable  # noqa: PLC0415
     from app.code.certify.run import OWN, CertificateStore, certify, template_has_tools  # noqa: PLC0415
-    from app.code.connect.endpoint import endpoint_of  # noqa: PLC0415
+    from app.code.integrations.endpoint import endpoint_of  # noqa: PLC0415
     from app.evals import bfcl  # noqa: PLC0415
     from app.evals.datasets import BFCL, NoDataset, wheel  # noqa: PLC0415
     from engine.services import user_paths  # noqa: PLC0415

@@ -10,8 +10,8 @@ import msgspec
 
 from app.cli.echo import echo
 from app.cli.phase_line import PhaseLine
-from app.cli.piped import asked
-from app.tools.shown import shown_text
+from app.cli.stdin_prompt import asked
+from app.tools.escape import shown_text
 
 if TYPE_CHECKING:
     from app.cli.chat_tools import ChatTools

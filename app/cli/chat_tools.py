@@ -9,7 +9,7 @@ from app.cli.tools import ask_person
 from app.client import ToolCall
 from app.tools.catalogue import offered, open_sources
 from app.tools.consent import ConsentStore, ToolConsent
-from app.tools.shown import shown_text
+from app.tools.escape import shown_text
 from app.tools.toolset import RunningServers, Toolset
 
 

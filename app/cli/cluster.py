@@ -14,9 +14,9 @@ from typing import Final
 import click
 
 from app.cli.connection import connected
+from app.cli.console import console, table
 from app.cli.echo import echo
 from app.cli.quantize_options import Size
-from app.cli.shown import console, table
 from app.cluster.types import DOOR_PORT, RAY_PORT, ClusterFile, Deployed, cluster_file
 from devices.child_command import interpreter
 from engine.api.upstreams import UpstreamRequest, UpstreamRule
@@ -222,7 +222,7 @@ def _print_server(cluster: ClusterFile) -> None:
 def _serve(cluster: ClusterFile, port: int) -> None:
     import uvicorn  # noqa: PLC0415 - only the head's process serves
 
-    from app.cluster.door import Door  # noqa: PLC0415 - Ray
+    from app.cluster.gateway import Door  # noqa: PLC0415 - Ray
 
     echo(f"Models that are deployed answer on your Tessera server as {UPSTREAM}/MODEL. Ends with Ctrl+C.")
     sys.stdout.flush()

@@ -43,12 +43,12 @@ def command(
     """Open the project, connect, and talk."""
     from app.cli.code_session import CodeSession  # noqa: PLC0415 - the command's own imports wait until it runs
     from app.cli.connection import connected  # noqa: PLC0415
-    from app.cli.piped import standard_input  # noqa: PLC0415
+    from app.cli.stdin_prompt import standard_input  # noqa: PLC0415
     from app.client import ApiError, ServerUnreachable  # noqa: PLC0415
     from app.code.assistant import Assistant, Conversation  # noqa: PLC0415
-    from app.code.connect.endpoint import embedder, endpoint_of  # noqa: PLC0415
     from app.code.errors import CodeError  # noqa: PLC0415
     from app.code.index.vectors import VectorIndex  # noqa: PLC0415
+    from app.code.integrations.endpoint import embedder, endpoint_of  # noqa: PLC0415
     from app.code.project import Project  # noqa: PLC0415
     from app.tools.mcp_config import BadMcpConfig  # noqa: PLC0415
 

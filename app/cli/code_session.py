@@ -19,14 +19,14 @@ from app.code.agent.transcript import Transcript, read_transcript
 from app.code.agent.types import AgentEvent, Called, Edited, Ended, Planned, Returned, Thought, UserAsked
 from app.code.assistant import Assistant
 from app.code.context.items import Context
+from app.code.diff_rows import file_diff
 from app.code.edits.session import Proposal
 from app.code.edits.types import Applied
 from app.code.errors import CodeError, GitFailed, UncommittedChanges
 from app.code.prompts import repair_request
-from app.code.review import file_diff
 from app.tools.consent import Consent, ConsentRequest, Decision
+from app.tools.escape import shown_text
 from app.tools.mcp_config import BadMcpConfig, read_mcp_config
-from app.tools.shown import shown_text
 from app.tools.types import ToolRefused
 
 HELP = """Ask anything; point at parts with @file, @folder, @symbol:name, @diff (@src/a.py#10-40 for lines).

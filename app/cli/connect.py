@@ -4,7 +4,7 @@ import click
 
 from app.cli.echo import echo
 from app.client import Client
-from app.client.chosen import RemoteServer, parts_of
+from app.client.remote_server import RemoteServer, parts_of
 from engine.services import is_plain_text
 
 

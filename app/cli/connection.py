@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
-from app.client.chosen import RemoteServer
+from app.client.remote_server import RemoteServer
 from app.server_process import ServerProcess
 from engine.services import user_paths
 
@@ -48,7 +48,7 @@ def _connected(kind: Callable[[], type[C]], model: str | None, *, here: bool) ->
     # Where none has said that it runs, ours starts while this process still imports what speaks to it.
     own = None if user_paths().server_file.exists() or (not here and RemoteServer().url) else _own(model)
     client_kind = kind()
-    from app.client.finding import chosen_server, server_here  # noqa: PLC0415 - as just said
+    from app.client.discovery import chosen_server, server_here  # noqa: PLC0415 - as just said
 
     find = server_here if here else chosen_server
     client = find(client_kind) if own is None else None

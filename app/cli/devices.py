@@ -59,7 +59,7 @@ def _machine(record: Path | None, replay: Path | None, *, no_try: bool, fresh: b
 
 
 def _print(machine: "Machine") -> None:
-    from app.cli.shown import console, escape, table  # noqa: PLC0415
+    from app.cli.console import console, escape, table  # noqa: PLC0415
     from app.format import size  # noqa: PLC0415
 
     out = console()

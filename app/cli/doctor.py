@@ -60,7 +60,7 @@ def _accelerators(machine: "Machine") -> "tuple[Finding, ...]":
 
 
 def _print(findings: tuple[object, ...], summary: str) -> None:
-    from app.cli.shown import console, escape  # noqa: PLC0415 - see command
+    from app.cli.console import console, escape  # noqa: PLC0415 - see command
     from devices.types import Finding  # noqa: PLC0415 - see command
 
     out = console()

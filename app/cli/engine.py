@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from app.cli.echo import echo
-from app.tools.shown import shown_text
+from app.tools.escape import shown_text
 from devices.child_command import interpreter
 from devices.errors import EngineVersionRefused
 from devices.llama_cpp_versions.folder import engines_folder

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from app.cli.from_settings import obey_offline
 from app.cli.kv_choices import KV_CHOICES
+from app.cli.settings_defaults import obey_offline
 
 if TYPE_CHECKING:
     from engine.services import FitReport, ModelPlacement
@@ -78,7 +78,7 @@ def _as_json(report: "FitReport", placement: "ModelPlacement") -> dict[str, obje
 
 
 def _print(report: "FitReport", placement: "ModelPlacement") -> None:
-    from app.cli.shown import console, escape, table  # noqa: PLC0415 - see command
+    from app.cli.console import console, escape, table  # noqa: PLC0415 - see command
     from app.format import size  # noqa: PLC0415 - see command
 
     out = console()

@@ -13,8 +13,8 @@ from app.cli.echo import echo
 from devices.programs import installed_program
 
 if TYPE_CHECKING:
-    from app.code.connect.store import ConnectStore
-    from app.code.connect.types import Endpoint, FileEdit, Integration, Launch
+    from app.code.integrations.store import ConnectStore
+    from app.code.integrations.types import Endpoint, FileEdit, Integration, Launch
 
 
 @click.command(
@@ -34,12 +34,12 @@ def command(
     """Connect, remove, or start."""
     from app.cli.connection import connected  # noqa: PLC0415 - the command's own imports wait until it runs
     from app.client import ApiError, ServerUnreachable  # noqa: PLC0415
-    from app.client.chosen import RemoteServer  # noqa: PLC0415
-    from app.code.connect.endpoint import endpoint_of, load_for_agent  # noqa: PLC0415
-    from app.code.connect.registry import INTEGRATIONS  # noqa: PLC0415
-    from app.code.connect.store import ConnectStore  # noqa: PLC0415
-    from app.code.connect.types import PLACEHOLDER_KEY  # noqa: PLC0415
+    from app.client.remote_server import RemoteServer  # noqa: PLC0415
     from app.code.errors import CodeError  # noqa: PLC0415
+    from app.code.integrations.endpoint import endpoint_of, load_for_agent  # noqa: PLC0415
+    from app.code.integrations.registry import INTEGRATIONS  # noqa: PLC0415
+    from app.code.integrations.store import ConnectStore  # noqa: PLC0415
+    from app.code.integrations.types import PLACEHOLDER_KEY  # noqa: PLC0415
     from engine.services import Services, user_paths  # noqa: PLC0415
 
     store = ConnectStore(user_paths().state)
@@ -97,7 +97,7 @@ def _later(endpoint: "Endpoint") -> "Endpoint":
 
 
 def _print_limits(endpoint: "Endpoint", integration: "Integration") -> None:
-    from app.code.connect.endpoint import LEAST_AGENT_CONTEXT  # noqa: PLC0415 - with the command's own imports
+    from app.code.integrations.endpoint import LEAST_AGENT_CONTEXT  # noqa: PLC0415 - with the command's own imports
 
     echo(f"{integration.title} on {endpoint.model}, context {endpoint.context} tokens, {endpoint.url}", err=True)
     if integration.kind == "agent" and endpoint.context < LEAST_AGENT_CONTEXT:
@@ -141,8 +141,8 @@ def _write(
 def _start(
     launch: "Launch", folder: Path, arguments: tuple[str, ...], integration: "Integration", dry_run: bool
 ) -> int:
-    from app.code.connect.store import write_private  # noqa: PLC0415
-    from app.tools.shown import shown_argv  # noqa: PLC0415 - with the command's own imports
+    from app.code.integrations.store import write_private  # noqa: PLC0415
+    from app.tools.escape import shown_argv  # noqa: PLC0415 - with the command's own imports
 
     argv = [*launch.argv, *arguments]
     if dry_run:

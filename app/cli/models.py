@@ -93,7 +93,7 @@ def as_dict(entry: "ModelEntry") -> dict[str, Any]:
 
 
 def _print_table(entries: tuple["ModelEntry", ...]) -> None:
-    from app.cli.shown import console, escape, table  # noqa: PLC0415 - see list
+    from app.cli.console import console, escape, table  # noqa: PLC0415 - see list
     from app.format import parameters, size  # noqa: PLC0415 - see list
 
     rows = []

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import click
 
 from app.cli.echo import echo
-from app.cli.from_settings import obey_offline
 from app.cli.progress import ProgressBar
+from app.cli.settings_defaults import obey_offline
 
 if TYPE_CHECKING:
     from app.client import Client
@@ -148,7 +148,7 @@ def _json_line(progress: "Progress") -> None:
 
 
 def _print_hits(hits: tuple["RepoHit", ...]) -> None:
-    from app.cli.shown import console, table  # noqa: PLC0415 - see search
+    from app.cli.console import console, table  # noqa: PLC0415 - see search
     from app.format import parameters  # noqa: PLC0415 - see search
 
     rows = []
@@ -167,7 +167,7 @@ def _print_plan(plan: "RepoPlan", *, as_json: bool) -> None:
 
         click.echo(msgspec.json.encode(plan).decode())
         return
-    from app.cli.shown import console, escape, table  # noqa: PLC0415 - see search
+    from app.cli.console import console, escape, table  # noqa: PLC0415 - see search
     from app.format import size  # noqa: PLC0415 - see search
 
     rows: list[tuple[str, ...]] = []

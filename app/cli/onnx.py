@@ -50,8 +50,8 @@ def convert_command(
     """
     import msgspec  # noqa: PLC0415 - keeps `tessera --help` fast
 
+    from app.cli.bench_job import source_of  # noqa: PLC0415 - see above
     from app.cli.job_line import finish, this_computers_server  # noqa: PLC0415 - see above
-    from app.cli.measuring import source_of  # noqa: PLC0415 - see above
     from app.cli.progress import bar  # noqa: PLC0415 - see above
     from engine.api.converting import ConvertedFolder, FixedShapes, OnnxConvertRequest  # noqa: PLC0415 - see above
 

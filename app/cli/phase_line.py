@@ -3,8 +3,8 @@
 import sys
 import time
 
-from app.answer_phase import Phase, phase_text
 from app.cli.progress import draw
+from app.generation_phase import Phase, phase_text
 
 _CLEAR = "\r\x1b[2K"
 

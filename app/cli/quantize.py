@@ -137,7 +137,7 @@ def command(source: str, out: Path | None, as_json: bool, **given: Any) -> None:
     """Build the request, have it done, tell what came out."""
     import msgspec  # noqa: PLC0415 - the command's own imports wait until it runs
 
-    from app.cli.quantize_text import calibration_of  # noqa: PLC0415
+    from app.cli.calibration_option import calibration_of  # noqa: PLC0415
     from app.evals.gate_tasks import NAMED_TASKS  # noqa: PLC0415
     from engine.services import Services  # noqa: PLC0415
 

@@ -5,8 +5,8 @@ import getpass
 import click
 
 from app.cli.connection import connected
+from app.cli.console import console, table
 from app.cli.echo import echo
-from app.cli.shown import console, table
 from app.client import ApiError
 from engine.api.remotes import RemoteRequest, RemoteRow
 

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from app.cli.from_settings import obey_offline, setting
 from app.cli.kv_choices import KV_CHOICES
+from app.cli.settings_defaults import obey_offline, setting
 
 if TYPE_CHECKING:
     from engine.placement.types import Mode

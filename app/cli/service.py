@@ -5,9 +5,9 @@ import os
 
 import click
 
-from app import service
+from app import os_service
 from app.cli.echo import echo
-from app.tools.shown import shown_text
+from app.tools.escape import shown_text
 from devices.child_command import own_command
 
 
@@ -21,12 +21,12 @@ def command() -> None:
 def install(options: tuple[str, ...]) -> None:
     """Install and start it. OPTIONS after `--` are those of `tessera serve`, such as `-- --port 8000`."""
     try:
-        found = service.manager(own_command("serve", *options))
-        service.install(found)
-    except (service.ServiceFailed, OSError) as error:
+        found = os_service.manager(own_command("serve", *options))
+        os_service.install(found)
+    except (os_service.ServiceFailed, OSError) as error:
         raise click.ClickException(shown_text(str(error))) from error
     echo(f"Installed with {found.name}: {found.path}")
-    _, left_out = service.passed_variables(os.environ)
+    _, left_out = os_service.passed_variables(os.environ)
     if found.variables:
         echo(f"It starts with these variables of this shell: {', '.join(found.variables)}")
     if left_out:
@@ -42,8 +42,8 @@ def install(options: tuple[str, ...]) -> None:
 def status(*, as_json: bool) -> None:
     """Whether it is installed, and runs."""
     try:
-        seen = service.status(service.manager(own_command("serve")))
-    except service.ServiceFailed as error:
+        seen = os_service.status(os_service.manager(own_command("serve")))
+    except os_service.ServiceFailed as error:
         raise click.ClickException(shown_text(str(error))) from error
     if as_json:
         facts = {
@@ -59,7 +59,7 @@ def status(*, as_json: bool) -> None:
 def remove() -> None:
     """Stop it and take it away. Models, chats and settings stay."""
     try:
-        there = service.remove(service.manager(own_command("serve")))
-    except (service.ServiceFailed, OSError) as error:
+        there = os_service.remove(os_service.manager(own_command("serve")))
+    except (os_service.ServiceFailed, OSError) as error:
         raise click.ClickException(shown_text(str(error))) from error
     echo("Removed." if there else "It was not installed.")

@@ -3,8 +3,8 @@
 import click
 
 from app.cli.connection import connected
+from app.cli.console import console, table
 from app.cli.echo import echo
-from app.cli.shown import console, table
 from engine.api.upstreams import UpstreamRequest, UpstreamRow, UpstreamRule
 
 

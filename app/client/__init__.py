@@ -2,13 +2,13 @@
 
 from typing import TYPE_CHECKING, Any
 
-from app.client.answers import Answer, AnswerStream, ToolCall, ToolCalls, WholeAnswer, answers, chat_body
+from app.client.chat_client import ChatClient
+from app.client.chat_stream import Answer, AnswerStream, ToolCall, ToolCalls, WholeAnswer, answers, chat_body
 from app.client.errors import ApiError, JobFailed, ServerNotStarted, ServerUnreachable, UnexpectedAnswer
-from app.client.http import ChatClient
 from app.client.stream import Stream
 
 if TYPE_CHECKING:
-    from app.client.full import Client, local_server, running_server
+    from app.client.client import Client, local_server, running_server
     from app.client.routes import Routes
 
 __all__ = [
@@ -37,6 +37,6 @@ def __getattr__(name: str) -> Any:
     """What is imported only where it is asked for: a chat's first token does not wait for its types."""
     if name not in ("Client", "Routes", "local_server", "running_server"):
         raise AttributeError(name)
-    from app.client import full  # noqa: PLC0415 - see above
+    from app.client import client  # noqa: PLC0415 - see above
 
-    return getattr(full, name)
+    return getattr(client, name)

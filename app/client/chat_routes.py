@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from app.client.answers import AnswerStream, chat_body
-from app.client.asking import Asking
+from app.client.chat_stream import AnswerStream, chat_body
+from app.client.transport import Asking
 from engine.api.chat import ChatChunk, ModelList, ModelRow, TokenCount
 
 

@@ -1,7 +1,7 @@
 """Long work: what starts a job, and what follows and steers it."""
 
-from app.client.asking import OURS, Asking, path_part
 from app.client.stream import Stream
+from app.client.transport import OURS, Asking, path_part
 from engine.api.converting import ConverterRemoved, ConverterState, ConvertRequest, OnnxConvertRequest
 from engine.api.jobs import Job, Jobs
 from engine.api.library import ImportRequest, PullRequest

@@ -8,9 +8,9 @@ from contextlib import closing
 from types import NoneType
 from typing import Any
 
-from app.client.asking import OURS, path_part
 from app.client.chat_routes import ChatRoutes
 from app.client.job_routes import JobRoutes
+from app.client.transport import OURS, path_part
 from engine.api.collections import (
     Collection,
     CollectionChange,

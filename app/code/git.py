@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from app.code.errors import GitFailed
-from app.code.repository import borrowed, find_repository
+from app.code.safe_git_repo import borrowed, find_repository
 from devices.programs import installed_program
 
 _TIMEOUT_S = 20

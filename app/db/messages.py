@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import apsw
 
-from app.db import conversations, folds
+from app.db import conversations, summaries
 from app.db.records import Attachment, Conversation, Fold, Message, Role, Status
 
 _COLUMNS = "id, conversation_id, parent_id, role, content, reasoning, status, model, facts, created_s"
@@ -132,5 +132,5 @@ def whole(connection: apsw.Connection, conversation_id: int) -> tuple[Conversati
     return (
         conversations.get(connection, conversation_id),
         of_conversation(connection, conversation_id),
-        folds.of_conversation(connection, conversation_id),
+        summaries.of_conversation(connection, conversation_id),
     )

@@ -13,7 +13,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.gui.services import Services
+from app.gui.app_context import Services
 from app.gui.widgets.basics import button, label, row, stack
 from app.gui.widgets.fields import line_field
 from app.licences import Component, components, own_licence

@@ -11,7 +11,8 @@ from PySide6.QtWidgets import QApplication
 from app.db import backup
 from app.db.errors import StoreError
 from app.db.store import Store, open_or_memory
-from app.gui.api import error_message
+from app.gui.animations import asks_for_stillness
+from app.gui.app_context import LiveSettings, Models, Services
 from app.gui.background import Background
 from app.gui.close_guard import would_be_lost
 from app.gui.crash import CrashReports
@@ -19,13 +20,12 @@ from app.gui.jobs import Jobs
 from app.gui.language import install_language
 from app.gui.main_window import MainWindow
 from app.gui.markdown.document import warm_up
-from app.gui.motion import asks_for_stillness
 from app.gui.pages import Pages
+from app.gui.server_errors import error_message
 from app.gui.server_link import ServerLink
-from app.gui.services import LiveSettings, Models, Services
+from app.gui.server_watchdog import Supervisor
+from app.gui.signal_handler import Termination
 from app.gui.single_instance import SingleInstance
-from app.gui.supervisor import Supervisor
-from app.gui.termination import Termination
 from app.gui.theme import ASSETS, Theme
 from app.gui.update_notice import UpdateNotice
 from engine.core.paths import user_paths

@@ -8,9 +8,9 @@ from PySide6.QtWidgets import QWidget
 
 from app.db import conversations
 from app.db.records import Conversation
-from app.gui.services import Services
+from app.gui.app_context import Services
 from app.gui.shortcuts import native_keys
-from app.gui.widgets.palette import Entry, Palette
+from app.gui.widgets.search_popup import Entry, Palette
 
 
 class Commands(QObject):

@@ -6,8 +6,8 @@ from itertools import pairwise
 from PySide6.QtWidgets import QGridLayout, QLabel
 
 from app.gui import formatted
+from app.gui.app_context import Services
 from app.gui.server import requests
-from app.gui.services import Services
 from app.gui.widgets.basics import Page, card, label
 from app.gui.widgets.plain_table import PlainTable
 from app.gui.widgets.time_plot import HISTORY_S, TimePlot

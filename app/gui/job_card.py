@@ -4,10 +4,10 @@ from PySide6.QtCore import QCoreApplication, Qt
 from PySide6.QtWidgets import QFrame, QProgressBar, QVBoxLayout, QWidget
 
 from app.gui import formatted
-from app.gui.api import failure_of
-from app.gui.job_steps import share, step_words
 from app.gui.jobs import Jobs
+from app.gui.quantize_steps import share, step_words
 from app.gui.reasons import translated
+from app.gui.server_errors import failure_of
 from app.gui.theme import Theme
 from app.gui.widgets.basics import IconButton, clear, label, row, stack
 from engine.api.jobs import Job, JobKind, Progress

@@ -9,11 +9,11 @@ from PySide6.QtCore import QByteArray, QPoint, QSettings, QSize, QTimer, Signal
 from PySide6.QtGui import QAction, QCloseEvent, QDragEnterEvent, QDropEvent, QIcon, QKeySequence
 from PySide6.QtWidgets import QHBoxLayout, QMainWindow, QStackedWidget, QWidget
 
+from app.gui.app_context import Services
 from app.gui.chat.page import ChatPage
 from app.gui.close_guard import question
 from app.gui.commands import Commands
 from app.gui.navigation import Destination, Rail, Sections
-from app.gui.services import Services
 from app.gui.shortcuts import SHORTCUTS, ShortcutSheet
 from app.gui.theme import ASSETS
 from app.gui.tray import Tray

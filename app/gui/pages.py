@@ -6,10 +6,10 @@ from typing import Any
 
 from PySide6.QtWidgets import QWidget
 
+from app.gui.app_context import Services
 from app.gui.jobs import Jobs
 from app.gui.main_window import MainWindow, PageEntry
 from app.gui.server_link import ServerLink
-from app.gui.services import Services
 
 
 class Pages:
@@ -64,7 +64,7 @@ class Pages:
         return page
 
     def _fit(self) -> QWidget:
-        from app.gui.fit.page import FitPage
+        from app.gui.quantize.page import FitPage
 
         page = FitPage(self._services, self._jobs)
         page.chat_wanted.connect(self._chat_with)

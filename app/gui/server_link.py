@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from app.client import ApiError, Client, Routes, ServerNotStarted, ServerUnreachable, running_server
-from app.client.asking import Body
 from app.client.errors import ServerReplaced
+from app.client.transport import Body
 from app.gui.child_server import ChildServer, adopted, started
 from app.server_process import start_shared
 from engine.core.paths import user_paths

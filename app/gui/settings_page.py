@@ -17,7 +17,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.gui.services import Services
+from app.gui.app_context import Services
 from app.gui.shortcuts import SHORTCUTS, shown_keys, words_of
 from app.gui.widgets.basics import Page, button, card, label, row, rule, set_kind, stack
 from app.gui.widgets.fields import search_field

@@ -11,7 +11,7 @@ from PySide6.QtGui import QColor, QFont, QFontDatabase, QIcon, QPainter, QPalett
 from PySide6.QtSvg import QSvgRenderer
 from PySide6.QtWidgets import QApplication, QWidget
 
-from app.gui.formulas import Formulas
+from app.gui.latex_images import Formulas
 from app.gui.stylesheet import stylesheet
 
 ASSETS = Path(__file__).resolve().parents[2] / "assets"

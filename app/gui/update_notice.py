@@ -5,7 +5,7 @@ import logging
 from PySide6.QtCore import QObject, QTimer, QUrl, Signal
 from PySide6.QtGui import QDesktopServices
 
-from app.gui.services import Services
+from app.gui.app_context import Services
 from app.gui.widgets.basics import Banner
 from app.updates import RELEASES, newer_version
 from engine.core.version import __version__

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from app.documents import DocumentError, read
+from app.attachments import DocumentError, read
 from app.tools.types import ToolOutcome, ToolSpec
 from devices.child_command import child_command
 

@@ -8,10 +8,10 @@ from contextlib import AbstractContextManager, ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from app.tools.escape import shown_text
 from app.tools.mcp_config import McpServerConfig
 from app.tools.mcp_http import http_pipes
 from app.tools.mcp_stdio import stdio_pipes
-from app.tools.shown import shown_text
 from app.tools.types import ToolOutcome, ToolRefused, ToolSpec
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from app.client import Client, WholeAnswer, chat_body
 from app.compaction import plan
-from app.db import conversations, folds, messages
+from app.db import conversations, messages, summaries
 from app.db.connection import open_store
 from app.db.search import search
 from app.gui.chat.request import rendered
@@ -70,7 +70,7 @@ def main():
             print(f"{len(path)} messages, {sum(whole.of(m) for m in path)} tokens")
             begun, made = time.monotonic(), 0
             # As it grows: after every turn that leaves the context too full, as in the window's idle time.
-            kept = folds.of_conversation(connection, chat_id)
+            kept = summaries.of_conversation(connection, chat_id)
             places = {message.id: place for place, message in enumerate(path)}
             reached = max((places[fold.last_id] + 1 for fold in kept), default=0)
             if kept:
@@ -80,7 +80,7 @@ def main():
                 made += new
                 if new:  # an hour's run that is stopped has said this much
                     print(f"message {upto}: {made} folds after {time.monotonic() - begun:.0f} s", flush=True)
-            known = folds.of_conversation(connection, chat_id)
+            known = summaries.of_conversation(connection, chat_id)
             took = f"{made} folds in {time.monotonic() - begun:.0f} s"
             print(f"{took}, {len(known)} in all, {len(plan.in_force(path, known))} in force", flush=True)
             now = compaction(connection, client, chat_id, MODEL, given.context, counts=counts)

@@ -9,8 +9,8 @@ from click.testing import CliRunner
 
 from app.cli.main import cli
 from app.client import Client
-from app.code.connect.endpoint import embedder
 from app.code.index.vectors import VectorIndex
+from app.code.integrations.endpoint import embedder
 from app.code.project import Project
 from tests.servers import RunningServer
 

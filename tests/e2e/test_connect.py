@@ -8,7 +8,7 @@ import pytest
 from servers import ROOT, RunningServer
 
 from app.client import ServerUnreachable
-from app.client.chosen import RemoteServer, parts_of
+from app.client.remote_server import RemoteServer, parts_of
 from engine.core.paths import user_paths
 
 

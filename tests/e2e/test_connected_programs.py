@@ -8,7 +8,7 @@ from click.testing import CliRunner
 from servers import RunningServer
 
 from app.cli.main import cli
-from app.code.connect.registry import INTEGRATIONS
+from app.code.integrations.registry import INTEGRATIONS
 from engine.services import Services
 
 pytestmark = pytest.mark.e2e

@@ -13,7 +13,7 @@ from fake_upstream import FakeUpstream
 from servers import ROOT, RunningServer, wait_for
 
 from app.client import Client
-from app.code.connect.endpoint import embedder, endpoint_of
+from app.code.integrations.endpoint import embedder, endpoint_of
 
 pytestmark = pytest.mark.e2e
 

@@ -10,7 +10,7 @@ import pytest
 
 from app.client import Client
 from app.compaction import plan
-from app.db import folds, messages
+from app.db import messages, summaries
 from app.db.connection import open_store
 from tests.long_chats import compaction, fill
 from tests.servers import ROOT, RunningServer
@@ -55,7 +55,7 @@ def test_nothing_is_lost_when_it_is_killed(server, tmp_path):
         connection = opened.connection
         assert opened.quarantined is None
         assert messages.of_conversation(connection, chat_id) == before
-        known = folds.of_conversation(connection, chat_id)
+        known = summaries.of_conversation(connection, chat_id)
         assert all(fold.summary.strip() for fold in known)
         for fold in plan.in_force(before, known):
             assert plan.inside(before, fold)
@@ -67,5 +67,5 @@ def test_nothing_is_lost_when_it_is_killed(server, tmp_path):
         work.run()
         assert work.tokens() < plan.FOLD_AT * N_CTX
     assert messages.of_conversation(connection, chat_id) == before
-    assert len(folds.of_conversation(connection, chat_id)) >= 8
+    assert len(summaries.of_conversation(connection, chat_id)) >= 8
     connection.close()

@@ -11,10 +11,10 @@ from PySide6.QtWidgets import QApplication
 
 from app.db.connection import open_store
 from app.db.store import Store
+from app.gui.app_context import LiveSettings, Models, Services
 from app.gui.application import Desktop
 from app.gui.background import Background
 from app.gui.chat.page import ChatPage
-from app.gui.services import LiveSettings, Models, Services
 from app.gui.theme import Theme
 from tests.gui.fake_server import EMPTY, FakeServer
 

@@ -5,7 +5,7 @@ import re
 from functools import cache
 from pathlib import Path
 
-from app.code.connect.registry import INTEGRATIONS
+from app.code.integrations.registry import INTEGRATIONS
 from app.gui.chat.sampling_fields import KNOBS
 from app.settings import SETTINGS
 

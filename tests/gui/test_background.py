@@ -10,8 +10,8 @@ from PySide6.QtCore import QObject
 from app import settings as table
 from app.client import ServerUnreachable
 from app.gui import background as door
+from app.gui.app_context import LiveSettings
 from app.gui.background import Background
-from app.gui.services import LiveSettings
 from engine.api.library import Models
 
 ROUNDS = 3_000

@@ -8,8 +8,8 @@ from PySide6.QtWidgets import QLabel, QPushButton
 
 from app.db import conversations, messages
 from app.db.records import Attachment
-from app.gui.chat.fold_item import FoldItem
 from app.gui.chat.message_widget import MessageWidget
+from app.gui.chat.summary_item import FoldItem
 from engine.api.chat import ModelRow, TokenCount
 from tests.gui.hands import ask
 
@@ -297,12 +297,12 @@ def test_a_draft_that_does_not_fit_moves_into_a_new_chat(qtbot, tmp_path, servic
 
 def test_a_full_disk_keeps_the_text_in_the_editor(qtbot, services, page, monkeypatch):
     from app.db.errors import StoreUnwritable
-    from app.gui.chat import turns
+    from app.gui.chat import chat_transactions
 
     def full(connection, draft):
         raise StoreUnwritable(services.store.opened.path, "database or disk is full")
 
-    monkeypatch.setattr(turns, "ask", full)
+    monkeypatch.setattr(chat_transactions, "ask", full)
     page.composer.set_draft("Precious words", [Attachment("notes.txt", "text/plain", "Precious notes")])
     page.composer.send()
     qtbot.waitUntil(page.banner.isVisible)

@@ -10,7 +10,7 @@ import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QGuiApplication
 
-from app.code.review import aligned_rows
+from app.code.diff_rows import aligned_rows
 from app.gui.code.page import CodePage
 from app.gui.code.side_by_side import diff_rows
 

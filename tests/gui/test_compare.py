@@ -6,8 +6,8 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QLabel, QPushButton
 
 from app.db import messages
+from app.gui.chat.compare_widget import PairWidget
 from app.gui.chat.page import ChatPage
-from app.gui.chat.pair_widget import PairWidget
 from app.gui.widgets.facts_line import FactsLine
 from engine.api.chat import ModelRow
 

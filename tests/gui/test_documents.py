@@ -9,7 +9,7 @@ from PySide6.QtWidgets import QPushButton, QToolButton
 from app.db.records import Conversation, Message
 from app.gui.chat.options import ChatOptions
 from app.gui.chat.request import branch_body
-from app.gui.documents.grounds import GroundsCard, PageDialog, grounds_of
+from app.gui.documents.citations import GroundsCard, PageDialog, grounds_of
 from app.gui.documents.page import DocumentsPage
 from engine.api.collections import Collection, Collections, PageText
 from engine.library.recommended_models import starter_repo

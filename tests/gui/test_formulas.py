@@ -6,17 +6,17 @@ import time
 
 import pytest
 
-from app.formulas import LONGEST
-from app.gui import formulas
+from app.gui import latex_images
 from app.gui.markdown.formula_object import OBJECT_LETTER
 from app.gui.markdown.parse import blocks
 from app.gui.markdown.view import MarkdownView
+from app.latex_child import LONGEST
 
 
 @pytest.fixture
 def view(qtbot, theme, monkeypatch):
-    monkeypatch.setattr(formulas, "_START_MS", 60_000)  # what a crowded computer is slow with is not given up
-    monkeypatch.setattr(formulas, "_TIME_MS", 60_000)
+    monkeypatch.setattr(latex_images, "_START_MS", 60_000)  # what a crowded computer is slow with is not given up
+    monkeypatch.setattr(latex_images, "_TIME_MS", 60_000)
     made = MarkdownView(theme)
     qtbot.addWidget(made)
     yield made

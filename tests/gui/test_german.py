@@ -98,7 +98,7 @@ def test_a_dispatch_card_gives_its_reasons_in_german(qtbot, german):
 
 def test_an_error_of_the_server_is_told_in_german(german):
     from app.client import ApiError
-    from app.gui.api import error_message
+    from app.gui.server_errors import error_message
     from engine.core.errors import NotEnoughMemory
     from engine.server.openai.errors import openai_body
 
@@ -136,7 +136,7 @@ def test_an_answer_of_another_server_is_named_in_german(german):
     import msgspec
 
     from app.db.records import Message
-    from app.gui.chat.facts import answer_facts
+    from app.gui.chat.answer_stats import answer_facts
     from engine.upstreams.types import Rule, Upstream, Way
 
     rule = Rule(model="m", upstream="desk", queue=2)

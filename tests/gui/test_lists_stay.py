@@ -9,9 +9,9 @@ from PySide6.QtWidgets import QCheckBox, QWidget
 
 from app.db import conversations
 from app.gui.devices.page import DevicesPage
-from app.gui.fit.page import FitPage
 from app.gui.jobs import Jobs
 from app.gui.library.hub_tab import HubTab
+from app.gui.quantize.page import FitPage
 from app.gui.widgets.basics import when_released
 from engine.api.hub import SearchResults
 from engine.api.library import Models

@@ -6,7 +6,7 @@ import pytest
 from PySide6.QtGui import QColor
 from PySide6.QtWidgets import QToolButton
 
-from app.gui.formulas import FormulaImage
+from app.gui.latex_images import FormulaImage
 from app.gui.markdown.view import MarkdownView
 
 BLOCKS = {

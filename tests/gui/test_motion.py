@@ -2,7 +2,7 @@
 
 from PySide6.QtCore import QPropertyAnimation
 
-from app.gui.motion import asks_for_stillness
+from app.gui.animations import asks_for_stillness
 from app.gui.widgets.basics import Banner
 
 

@@ -11,11 +11,11 @@ from app.gui.dashboard import DashboardPage
 from app.gui.devices.facts import live_facts, pool_shares, summary
 from app.gui.devices.page import DevicesPage
 from app.gui.devices.placement import placement_card
-from app.gui.fit.page import FitPage
 from app.gui.jobs import Jobs
+from app.gui.quantize.page import FitPage
 from app.gui.server.page import ServerPage
 from app.gui.settings_page import SettingsPage
-from app.gui.widgets.mosaic import Mosaic, Tile, bits_of, tiles_of_types
+from app.gui.widgets.tensor_mosaic import Mosaic, Tile, bits_of, tiles_of_types
 from app.gui.widgets.time_plot import TimePlot
 from app.settings import SETTINGS, load
 from app.suggestions import FOR_A_MODEL

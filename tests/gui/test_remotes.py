@@ -2,10 +2,10 @@
 
 import pytest
 
-from app.client.chosen import RemoteServer
+from app.client.remote_server import RemoteServer
 from app.gui.devices.placement import placement_card
 from app.gui.server.page import ServerPage
-from app.gui.server.remotes_card import _host_and_port
+from app.gui.server.workers_card import _host_and_port
 from engine.api.chat import ModelList
 from engine.api.keys import NewKey
 from engine.api.machine import ModelPlacement, PlacementAnswer

@@ -3,16 +3,16 @@
 import pytest
 
 from app.db import conversations
-from app.gui.chat import compactor, side_work
+from app.gui.chat import background_requests, compactor
+from app.gui.chat.background_requests import clean_title
 from app.gui.chat.page import ChatPage
-from app.gui.chat.side_work import clean_title
 from engine.api.chat import ModelRow
 
 
 @pytest.fixture
 def page(show, services, server, monkeypatch, qtbot):
-    monkeypatch.setattr(side_work, "_IDLE_MS", 50)
-    monkeypatch.setattr(side_work, "_PAUSE_MS", 50)
+    monkeypatch.setattr(background_requests, "_IDLE_MS", 50)
+    monkeypatch.setattr(background_requests, "_PAUSE_MS", 50)
     monkeypatch.setattr(compactor, "_IDLE_MS", 50)
     server.models = [
         ModelRow(
@@ -92,7 +92,7 @@ def test_the_draft_is_read_as_it_grows_and_not_when_it_is_sent(qtbot, page, serv
 
 
 def test_what_is_read_in_vain_is_bounded(qtbot, page, server, monkeypatch):
-    monkeypatch.setattr(side_work, "MAX_WASTED_CHARS", {"mains": 100, "battery": 100})
+    monkeypatch.setattr(background_requests, "MAX_WASTED_CHARS", {"mains": 100, "battery": 100})
     reading = page.side.read_ahead
     for n in range(6):
         seen = len(aside(server))
@@ -105,7 +105,7 @@ def test_what_is_read_in_vain_is_bounded(qtbot, page, server, monkeypatch):
 
 
 def test_on_battery_nothing_is_read_unless_it_is_wished(qtbot, page, server, services, monkeypatch):
-    monkeypatch.setattr(side_work.ReadAhead, "_power", lambda _: "battery")
+    monkeypatch.setattr(background_requests.ReadAhead, "_power", lambda _: "battery")
     page.composer.set_text("The keeper of the lighthouse went down")
     qtbot.wait(300)
     assert aside(server) == []

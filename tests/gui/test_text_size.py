@@ -5,8 +5,8 @@ from PySide6.QtCore import QDate
 from PySide6.QtWidgets import QApplication
 
 from app.gui import formatted
-from app.gui.fit.frontier import FrontierPlot
 from app.gui.language import install_language
+from app.gui.quantize.size_loss_plot import FrontierPlot
 from app.gui.server.page import ServerPage
 
 

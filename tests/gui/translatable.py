@@ -4,19 +4,19 @@ import ast
 from functools import cache
 from pathlib import Path
 
-from app.code.connect.registry import INTEGRATIONS
+from app.code.integrations.registry import INTEGRATIONS
 from app.gui.chat.sampling_fields import KNOBS
 from app.gui.devices.facts import BACKENDS, KINDS, PARTS
 from app.gui.devices.page import _STATES
-from app.gui.fit.aim import _CACHES
-from app.gui.fit.gate import _GATES
-from app.gui.fit.own_text import _TEXTS
-from app.gui.fit.page import _LOSS_WORDS, _TIERS
-from app.gui.fit.report import _MEASURES
 from app.gui.formatted import JOBS, source
-from app.gui.job_steps import _STEPS
 from app.gui.library.hub_tab import _SIZES, _SORTS, _TASKS
 from app.gui.library.model_card import _CAN
+from app.gui.quantize.calibration_choice import _TEXTS
+from app.gui.quantize.gate import _GATES
+from app.gui.quantize.page import _LOSS_WORDS, _TIERS
+from app.gui.quantize.report import _MEASURES
+from app.gui.quantize.size_target import _CACHES
+from app.gui.quantize_steps import _STEPS
 from app.gui.reasons import SYSTEM_TEXTS
 from app.gui.server.snippets import SNIPPETS
 from app.gui.shortcuts import SHORTCUTS
@@ -34,7 +34,7 @@ CALLS = {"tr": 0, "_tr": 0, "translate": 1}
 def written():
     """Texts that stand in the code where they are translated."""
     found = set()
-    for path in (*(ROOT / "app" / "gui").rglob("*.py"), ROOT / "app" / "answer_phase.py"):
+    for path in (*(ROOT / "app" / "gui").rglob("*.py"), ROOT / "app" / "generation_phase.py"):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             if not isinstance(node, ast.Call):
                 continue

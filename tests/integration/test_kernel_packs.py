@@ -15,7 +15,7 @@ import pytest
 from minisign_signer import Signer
 
 from app import settings
-from app.kernel_index import check_signature, fetch
+from app.kernel_pack_index import check_signature, fetch
 from devices.backends.libraries import library_folder
 from devices.errors import PackRefused
 from devices.kernel_packs.abi import headers_hash, installed_abi

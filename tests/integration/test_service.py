@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from app import service
+from app import os_service
 from devices.child_command import own_command
 from tests.servers import free_port, wait_for
 
@@ -109,7 +109,7 @@ def test_no_manager_is_said_with_what_to_do(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("word", ["/opt/My Models/100%/$HOME", 'a "quoted" \\ word', "-plain"])
 def test_words_reach_the_program_as_they_are(tmp_path, word):
-    found = service.manager(("/bin/true", word), "linux", {"HOME": str(tmp_path)})
+    found = os_service.manager(("/bin/true", word), "linux", {"HOME": str(tmp_path)})
     (line,) = [line for line in found.text.splitlines() if line.startswith("ExecStart=")]
     plain = line.removeprefix("ExecStart=").replace("%%", "%").replace("$$", "$")
     assert shlex.split(plain) == ["/bin/true", word]
@@ -124,7 +124,7 @@ def test_words_reach_the_program_as_they_are(tmp_path, word):
 
 def test_launchds_description_reads_back():
     command = own_command("serve", "--port", "8000")
-    found = service.manager(command, "darwin", {"HOME": "/Users/ada & co"})
+    found = os_service.manager(command, "darwin", {"HOME": "/Users/ada & co"})
     facts = plistlib.loads(found.text.encode())
     assert facts["ProgramArguments"] == list(command)
     assert facts["Label"] == found.path.stem == "io.github.tessera.Tessera"
@@ -133,7 +133,7 @@ def test_launchds_description_reads_back():
 
 def test_the_task_schedulers_description_reads_back():
     env = {"LOCALAPPDATA": "C:/Users/ada/AppData/Local", "USERDOMAIN": "DESK", "USERNAME": "ada & bob"}
-    found = service.manager(("C:/Tessera/tessera.exe", "serve", "--models", "D:/My <Models>"), "win32", env)
+    found = os_service.manager(("C:/Tessera/tessera.exe", "serve", "--models", "D:/My <Models>"), "win32", env)
     root = ET.fromstring(found.text.partition("\n")[2])
     space = "{http://schemas.microsoft.com/windows/2004/02/mit/task}"
     assert root.findtext(f".//{space}Command") == "C:/Tessera/tessera.exe"
@@ -204,10 +204,10 @@ def test_a_service_that_could_not_be_installed_leaves_nothing(systemctl, tmp_pat
 
 def test_the_other_managers_pass_the_variables_on():
     env = {"HOME": "/Users/ada", "TESSERA_HOME": "/Volumes/A & B", "HTTPS_PROXY": "http://p", "OTHER": "x"}
-    found = plistlib.loads(service.manager(("/bin/tessera", "serve"), "darwin", env).text.encode())
+    found = plistlib.loads(os_service.manager(("/bin/tessera", "serve"), "darwin", env).text.encode())
     assert found["EnvironmentVariables"] == {"HTTPS_PROXY": "http://p", "TESSERA_HOME": "/Volumes/A & B"}
     env = {"LOCALAPPDATA": "C:/x", "USERNAME": "ada", "Path": "C:/Windows", "TESSERA_CHAT_MODEL": "a b"}
-    task = service.manager(("C:/My Programs/tessera.exe", "serve"), "win32", env).text
+    task = os_service.manager(("C:/My Programs/tessera.exe", "serve"), "win32", env).text
     root = ET.fromstring(task.partition("\n")[2])
     space = "{http://schemas.microsoft.com/windows/2004/02/mit/task}"
     assert root.findtext(f".//{space}Command") == "cmd.exe"

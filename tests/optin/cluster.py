@@ -79,7 +79,7 @@ class World:
         import uvicorn
 
         from app.cluster import deploying
-        from app.cluster.door import Door
+        from app.cluster.gateway import Door
 
         self.deploying = deploying
         deploying.connect(ClusterFile(address=self.cluster.address, token=known.token))

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 from scripted import ScriptedServer
 
-from app.code.connect.registry import INTEGRATIONS
-from app.code.connect.store import write_private
-from app.code.connect.types import Endpoint
+from app.code.integrations.registry import INTEGRATIONS
+from app.code.integrations.store import write_private
+from app.code.integrations.types import Endpoint
 
 pytestmark = pytest.mark.timeout(900)
 ROOT = Path(__file__).resolve().parents[2]

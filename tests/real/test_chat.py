@@ -10,8 +10,8 @@ import pytest
 from runner_calls import GREEDY, answered, with_runner
 from servers import ROOT
 
+from app.attachments import read
 from app.db.records import Attachment
-from app.documents import read
 from app.gui.chat.request import document_text
 from engine.core.types import GenerationRequest
 from engine.runner.load_limits import STEADY_ROWS

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from app.code.agent.nested import ASIDE, put_aside, repositories
+from app.code.agent.nested_repos import ASIDE, put_aside, repositories
 from app.code.agent.program_paths import program_paths
-from app.code.agent.steering import keep, put_back
+from app.code.agent.protected_files import keep, put_back
 from devices import landlock
 from devices.child_command import child_command
 from devices.programs import installed_program

@@ -19,7 +19,7 @@ from app.code.errors import CodeError
 from app.code.index.project import ProjectIndex
 from app.code.index.walk import is_ignored
 from app.tools.consent import Consent, ConsentRequest
-from app.tools.shown import shown_argv, shown_line, shown_text
+from app.tools.escape import shown_argv, shown_line, shown_text
 from app.tools.types import ToolOutcome, ToolRefused, ToolSpec
 from devices.msgspec_lock import learned
 

@@ -19,11 +19,11 @@ from PySide6.QtWidgets import (
 )
 
 from app.gui import formatted
-from app.gui.api import failure_of
+from app.gui.app_context import Services
 from app.gui.bench import export
 from app.gui.bench.plots import BusyPlot, SpeedPlot
 from app.gui.jobs import Jobs
-from app.gui.services import Services
+from app.gui.server_errors import failure_of
 from app.gui.widgets.basics import Banner, Empty, Page, button, card, label, row, stack
 from app.gui.widgets.flow import Flow
 from app.gui.widgets.popups import Choice, entries_of

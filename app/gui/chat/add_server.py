@@ -5,7 +5,7 @@ import shlex
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QDialog, QLineEdit, QPlainTextEdit, QWidget
 
-from app.gui.api import error_message
+from app.gui.server_errors import error_message
 from app.gui.widgets.basics import button, label, row, stack
 from app.tools.mcp_config import BadMcpConfig, McpServerConfig, check_server, parse_servers
 

@@ -1,14 +1,14 @@
 """The transcript of the open chat: the branch shown, as the conversation grows and changes."""
 
-from app.answer_phase import Phase
+from app.generation_phase import Phase
+from app.gui.app_context import Services
+from app.gui.chat.compare_widget import PairWidget
 from app.gui.chat.controller import ChatController
 from app.gui.chat.items import MessageItems
 from app.gui.chat.message_actions import MessageActions
 from app.gui.chat.message_widget import MessageWidget
-from app.gui.chat.pair_widget import PairWidget
 from app.gui.chat.transcript import Transcript, estimated_height
-from app.gui.services import Services
-from app.gui.widgets.column import ColumnItem
+from app.gui.widgets.virtual_list import ColumnItem
 
 _FOLD_HEIGHT = 160  # before it is laid out
 _PAIR_FACTOR = 1.6  # of the width of one answer

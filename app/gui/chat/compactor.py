@@ -9,12 +9,12 @@ from PySide6.QtCore import QObject, QTimer, Signal
 from app.client import ApiError, Routes, chat_body
 from app.compaction.plan import FOLD_AT, KEEP, Part, Sent, in_force, sent, system_prompt, tokens_of
 from app.compaction.run import Compaction
-from app.db import folds as folds_table
+from app.db import summaries as folds_table
 from app.db.records import Conversation, Fold, Message
-from app.gui.api import error_message
+from app.gui.app_context import Services
 from app.gui.chat.project_of_chat import ProjectOfChat
 from app.gui.chat.request import branch_body, document_text, estimate_message, estimate_tokens, rendered
-from app.gui.services import Services
+from app.gui.server_errors import error_message
 
 # A person who reads or thinks is not disturbed, and one who writes on at once is not slowed.
 _IDLE_MS = 1500

@@ -15,12 +15,12 @@ from PySide6.QtGui import (
 )
 from PySide6.QtWidgets import QFileDialog, QFrame, QSizePolicy, QToolButton, QWidget
 
+from app.attachments import Document, read
 from app.db.records import Attachment
-from app.documents import Document, read
-from app.gui.api import error_message
 from app.gui.background import Background
-from app.gui.chat.facts import number
+from app.gui.chat.answer_stats import number
 from app.gui.chat.request import estimate_tokens
+from app.gui.server_errors import error_message
 from app.gui.theme import Theme
 from app.gui.widgets.basics import IconButton, label, row, stack
 from app.gui.widgets.flow import Flow

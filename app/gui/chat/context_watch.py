@@ -2,10 +2,10 @@
 
 from PySide6.QtCore import QObject, Signal
 
+from app.gui.app_context import Services
+from app.gui.chat.answer_stats import number, used_tokens
 from app.gui.chat.composer import Composer
 from app.gui.chat.controller import ChatController
-from app.gui.chat.facts import number, used_tokens
-from app.gui.services import Services
 from app.gui.widgets.basics import Banner
 
 

@@ -6,20 +6,20 @@ from typing import Any
 
 from PySide6.QtCore import QObject, Signal
 
-from app.answer_phase import WAITING, Phase
 from app.client import WholeAnswer
 from app.db import conversations, messages
 from app.db.records import Attachment, Conversation, Fold, Message, Status
-from app.gui.api import error_message
-from app.gui.chat import turns
-from app.gui.chat.arriving_answer import ArrivingAnswer
+from app.generation_phase import WAITING, Phase
+from app.gui.app_context import Services
+from app.gui.chat import chat_transactions
+from app.gui.chat.answer_stats import speed_facts, used_tokens
 from app.gui.chat.compactor import Compactor
-from app.gui.chat.facts import speed_facts, used_tokens
 from app.gui.chat.project_of_chat import ProjectOfChat
 from app.gui.chat.request import LEFT_OUT, SENT, branch_body, pictures
-from app.gui.chat.tool_turns import MAX_ROUNDS, ToolTurns
+from app.gui.chat.streaming_answer import ArrivingAnswer
+from app.gui.chat.tool_call_loop import MAX_ROUNDS, ToolTurns
 from app.gui.chat.tree import MessageTree, pair_of
-from app.gui.services import Services
+from app.gui.server_errors import error_message
 from app.tools.types import ToolSpec
 
 
@@ -154,7 +154,7 @@ class ChatController(QObject):
             self.message_changed.emit(message_id)
             return
         self._set_starting()
-        future = self._services.store.submit(turns.answer_again, self.conversation, question_id)
+        future = self._services.store.submit(chat_transactions.answer_again, self.conversation, question_id)
         self._watch(future, self._on_turn, self._on_not_saved)
 
     def continue_answer(self, message_id: int) -> None:
@@ -215,15 +215,15 @@ class ChatController(QObject):
             return
         self._set_starting()
         self._second_wanted = self.second_model not in {"", self.conversation.model}
-        draft = turns.Draft(self.conversation, parent_id, text, attachments)
-        future = self._services.store.submit(turns.ask, draft)
+        draft = chat_transactions.Draft(self.conversation, parent_id, text, attachments)
+        future = self._services.store.submit(chat_transactions.ask, draft)
         self._watch(future, self._on_turn, lambda error: self._on_not_saved(error, text, attachments))
 
     def _set_starting(self) -> None:
         self._starting = True
         self.busy_changed.emit(True)
 
-    def _on_turn(self, turn: turns.Turn) -> None:
+    def _on_turn(self, turn: chat_transactions.Turn) -> None:
         is_new = not self.conversation.id
         self.conversation = turn.conversation
         for message in (turn.question, turn.answer):
@@ -307,7 +307,7 @@ class ChatController(QObject):
     def _call_tools(self, message: Message, answer: WholeAnswer) -> bool:
         """Carry out what the answer asks for, write each result down, and let the model continue."""
         conversation = self.conversation
-        if turns.rounds(self.tree.path()) > MAX_ROUNDS:
+        if chat_transactions.rounds(self.tree.path()) > MAX_ROUNDS:
             return False
 
         def written(row: Message) -> None:
@@ -316,7 +316,7 @@ class ChatController(QObject):
 
         def end(last_id: int) -> None:
             self._calling, self._starting = False, True
-            again = self._services.store.submit(turns.answer_again, conversation, last_id)
+            again = self._services.store.submit(chat_transactions.answer_again, conversation, last_id)
             self._watch(again, self._on_turn, self._on_not_saved)
 
         self._calling = self.tools.carry_out(message, answer.tools.calls, written, end)
@@ -354,14 +354,14 @@ class ChatController(QObject):
         self._set_starting()
         asked = replace(self.conversation, model=self.second_model)
 
-        def begin(turn: turns.Turn) -> None:
+        def begin(turn: chat_transactions.Turn) -> None:
             self._second_wanted = False
             if message_id in self.tree:  # the user may have opened another chat meanwhile
                 self._on_turn(replace(turn, conversation=self.conversation))
 
         question_id = self.tree[message_id].parent_id
         assert question_id is not None  # an answer follows a question
-        future = self._services.store.submit(turns.answer_again, asked, question_id)
+        future = self._services.store.submit(chat_transactions.answer_again, asked, question_id)
         self._watch(future, begin, self._on_not_saved)
 
     def _model_of(self, message_id: int) -> str:

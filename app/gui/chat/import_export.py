@@ -11,8 +11,8 @@ from PySide6.QtWidgets import QFileDialog, QWidget
 
 from app.db import messages
 from app.db.records import Conversation, Fold, Message
-from app.gui.api import error_message
-from app.gui.services import Services
+from app.gui.app_context import Services
+from app.gui.server_errors import error_message
 
 
 class ChatImportExport(QObject):
@@ -29,7 +29,7 @@ class ChatImportExport(QObject):
 
     def export(self, conversation_id: int, title: str = "") -> None:
         """Ask where to, then write a conversation."""
-        from app.gui.chat.transfer import file_name
+        from app.gui.chat.chat_export import file_name
 
         filters = [self.tr("Markdown (*.md)"), self.tr("JSON, with all branches (*.json)")]
         dialog = self._dialog(self.tr("Export chat"), filters, partial(self.export_to, conversation_id))
@@ -39,7 +39,7 @@ class ChatImportExport(QObject):
 
     def export_to(self, conversation_id: int, path: Path) -> None:
         """Write a conversation: JSON by name, else Markdown."""
-        from app.gui.chat.transfer import to_json, to_markdown
+        from app.gui.chat.chat_export import to_json, to_markdown
 
         def write(loaded: tuple[Conversation, list[Message], list[Fold]]) -> None:
             text = to_json([loaded[:2]]) if path.suffix.lower() == ".json" else to_markdown(*loaded[:2])
@@ -59,7 +59,7 @@ class ChatImportExport(QObject):
 
     def export_all_to(self, path: Path) -> None:
         """Write every chat."""
-        from app.gui.chat.transfer import every_chat, write_archive
+        from app.gui.chat.chat_export import every_chat, write_archive
 
         def write(found: list[tuple[Conversation, list[Message]]]) -> None:
             self._services.background.run(
@@ -77,7 +77,7 @@ class ChatImportExport(QObject):
 
     def import_from(self, path: Path) -> None:
         """Add the chats of a file."""
-        from app.gui.chat.transfer import import_chats, read_export
+        from app.gui.chat.chat_export import import_chats, read_export
 
         def add(found: object) -> None:
             future = self._services.store.submit(import_chats, found)

@@ -3,14 +3,14 @@
 from collections.abc import Callable
 
 from app.compaction.plan import in_force, inside
+from app.gui.app_context import Services
+from app.gui.chat.compare_widget import PairWidget
 from app.gui.chat.controller import ChatController
-from app.gui.chat.fold_item import FoldItem
 from app.gui.chat.message_actions import MessageActions
 from app.gui.chat.message_widget import MessageWidget
-from app.gui.chat.pair_widget import PairWidget
-from app.gui.documents.grounds import GroundsCard, grounds_of
-from app.gui.services import Services
-from app.gui.widgets.column import ColumnItem
+from app.gui.chat.summary_item import FoldItem
+from app.gui.documents.citations import GroundsCard, grounds_of
+from app.gui.widgets.virtual_list import ColumnItem
 
 
 class MessageItems:

@@ -3,11 +3,11 @@
 from PySide6.QtCore import QObject, Signal
 
 from app.db.records import Conversation
-from app.gui.api import error_message
-from app.gui.chat import turns
+from app.gui.app_context import Services
+from app.gui.chat import chat_transactions
 from app.gui.chat.controller import ChatController
 from app.gui.chat.message_widget import MessageWidget
-from app.gui.services import Services
+from app.gui.server_errors import error_message
 from app.gui.widgets.basics import Banner
 
 
@@ -82,7 +82,9 @@ class MessageActions(QObject):
 
         path = self._controller.tree.path()
         index = next(n for n, message in enumerate(path) if message.id == message_id)
-        future = self._services.store.submit(turns.fork, self._controller.conversation, path[: index + 1])
+        future = self._services.store.submit(
+            chat_transactions.fork, self._controller.conversation, path[: index + 1]
+        )
         self._services.background.watch(
             future, made, lambda error: self._banner.notify(error_message(error), "bad"), self
         )

@@ -7,19 +7,19 @@ from PySide6.QtCore import QEvent, Qt, QTimer, Signal
 from PySide6.QtGui import QEnterEvent, QGuiApplication
 from PySide6.QtWidgets import QFrame, QVBoxLayout, QWidget
 
-from app.answer_phase import Phase
 from app.db.records import Message
-from app.gui.chat.facts import answer_facts, runaway_words
+from app.generation_phase import Phase
+from app.gui.chat.answer_stats import answer_facts, runaway_words
 from app.gui.chat.message_editor import MessageEditor
 from app.gui.chat.phase_label import PhaseLabel
 from app.gui.chat.request import SENT
 from app.gui.markdown.view import MarkdownView
 from app.gui.theme import Theme
 from app.gui.widgets.basics import IconButton, button, label, row, stack
-from app.gui.widgets.column import ColumnItem
 from app.gui.widgets.facts_line import FactsLine
 from app.gui.widgets.flow import Flow
 from app.gui.widgets.popups import Menu
+from app.gui.widgets.virtual_list import ColumnItem
 
 _BUBBLE_FRACTION = 0.85
 _DONE_MS = 1500

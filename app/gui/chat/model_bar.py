@@ -3,8 +3,8 @@
 from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QWidget
 
+from app.gui.app_context import ModelChoice, Services
 from app.gui.chat.model_picker import ModelPicker
-from app.gui.services import ModelChoice, Services
 from app.gui.widgets.basics import IconButton, row
 from app.gui.widgets.popups import Choice
 

@@ -5,9 +5,9 @@ from PySide6.QtWidgets import QWidget
 
 from app.client import ApiError
 from app.gui import formatted
-from app.gui.api import error_message
-from app.gui.services import ModelChoice, Services
-from app.gui.widgets.palette import Entry, Palette
+from app.gui.app_context import ModelChoice, Services
+from app.gui.server_errors import error_message
+from app.gui.widgets.search_popup import Entry, Palette
 from engine.api.library import Model
 from engine.api.machine import ModelPlacement
 

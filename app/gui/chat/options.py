@@ -8,9 +8,9 @@ from PySide6.QtWidgets import QFrame, QInputDialog, QPlainTextEdit, QSpinBox, QW
 
 from app.db import conversations
 from app.db.records import Conversation, Preset
+from app.gui.app_context import Services
 from app.gui.chat.output_options import OutputOptions
 from app.gui.chat.sampling_fields import SamplingFields
-from app.gui.services import Services
 from app.gui.widgets.basics import IconButton, button, label, row, scrolled, stack
 from app.gui.widgets.popups import Choice
 from app.prompt_variables import asked_for, filled

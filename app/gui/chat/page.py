@@ -7,6 +7,8 @@ from PySide6.QtWidgets import QFrame, QSplitter, QWidget
 from app.client import ServerUnreachable
 from app.db import conversations
 from app.db.records import Attachment, Conversation
+from app.gui.app_context import Services
+from app.gui.chat.background_requests import SideWork
 from app.gui.chat.chat_transcript import ChatTranscript
 from app.gui.chat.composer import Composer
 from app.gui.chat.context_watch import ContextWatch
@@ -18,12 +20,10 @@ from app.gui.chat.model_bar import ModelBar
 from app.gui.chat.options import ChatOptions, default_sampling
 from app.gui.chat.projects import Projects
 from app.gui.chat.prompt_library import PromptLibrary
-from app.gui.chat.side_work import SideWork
 from app.gui.chat.sidebar import Sidebar
 from app.gui.chat.tools_side import ToolsSide
+from app.gui.chat.typing_focus import WritingFocus
 from app.gui.chat.welcome import Welcome
-from app.gui.chat.writing_focus import WritingFocus
-from app.gui.services import Services
 from app.gui.show_in_folder import show_in_folder
 from app.gui.widgets.basics import SCROLL_BAR, Banner, label, row, stack
 

@@ -5,7 +5,7 @@ import time
 from PySide6.QtCore import QCoreApplication, QTimer
 from PySide6.QtWidgets import QLabel
 
-from app.answer_phase import WAITING, Phase, phase_text
+from app.generation_phase import WAITING, Phase, phase_text
 from app.gui import formatted
 from app.gui.widgets.basics import label
 

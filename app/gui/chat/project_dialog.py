@@ -4,7 +4,7 @@ from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QCheckBox, QDialog, QFileDialog, QLineEdit, QPlainTextEdit, QWidget
 
 from app.db.records import Folder
-from app.gui.services import Services
+from app.gui.app_context import Services
 from app.gui.widgets.basics import button, label, row, stack
 from app.gui.widgets.popups import Choice
 from app.tools.catalogue import Offered

@@ -7,7 +7,7 @@ from PySide6.QtCore import QObject, Signal
 
 from app.db import conversations
 from app.db.records import Conversation, Folder
-from app.gui.services import Services
+from app.gui.app_context import Services
 from app.projects import folder_of, instructions_of
 
 

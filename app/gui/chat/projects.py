@@ -7,8 +7,8 @@ from PySide6.QtWidgets import QWidget
 
 from app.db import conversations
 from app.db.records import Conversation, Folder
-from app.gui.api import error_message
-from app.gui.services import Services
+from app.gui.app_context import Services
+from app.gui.server_errors import error_message
 from app.gui.widgets.basics import Banner
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ from PySide6.QtWidgets import QInputDialog, QWidget
 
 from app.db import prompts
 from app.db.records import Prompt
+from app.gui.app_context import Services
 from app.gui.chat.composer import Composer
 from app.gui.chat.variables_dialog import VariablesDialog
-from app.gui.services import Services
-from app.gui.widgets.palette import Entry, Palette
+from app.gui.widgets.search_popup import Entry, Palette
 from app.prompt_variables import asked_for, filled
 
 _SAVE = "\x00save"

@@ -11,8 +11,8 @@ from PySide6.QtWidgets import QFrame, QInputDialog, QListView, QSizePolicy, QToo
 from app.db import conversations
 from app.db.records import Conversation, Folder, Hit
 from app.db.search import search
+from app.gui.app_context import Services
 from app.gui.chat.chat_rows import EXCERPT, FOLDER, ID, MESSAGE, ChatTree, HitRows
-from app.gui.services import Services
 from app.gui.widgets.basics import IconButton, label, row, stack, when_released
 from app.gui.widgets.fields import search_field
 from app.gui.widgets.popups import Menu

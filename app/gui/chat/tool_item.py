@@ -5,8 +5,8 @@ from PySide6.QtWidgets import QFrame, QPlainTextEdit
 from app.db.records import Message
 from app.gui.theme import Theme
 from app.gui.widgets.basics import button, set_kind, stack
-from app.gui.widgets.column import ColumnItem
-from app.tools.shown import shown_text
+from app.gui.widgets.virtual_list import ColumnItem
+from app.tools.escape import shown_text
 
 _MAX_HEIGHT = 260
 

@@ -8,15 +8,15 @@ from PySide6.QtWidgets import QCheckBox, QFrame, QWidget
 
 from app.code.certify.run import CertificateStore
 from app.db.records import Conversation
-from app.gui.api import error_message
+from app.gui.app_context import Services
 from app.gui.chat.add_server import AddServer
-from app.gui.services import Services
+from app.gui.server_errors import error_message
 from app.gui.widgets.basics import IconButton, button, clear, label, row, scrolled, stack, when_released
 from app.tools.builtin import CALCULATOR, FILES
 from app.tools.catalogue import Offered, offered
 from app.tools.consent import ConsentStore, StoredDecision
+from app.tools.escape import shown_line
 from app.tools.mcp_config import McpServerConfig, ServerList
-from app.tools.shown import shown_line
 from engine.core.paths import user_paths
 
 _MAX_SHOWN = 90

@@ -6,10 +6,10 @@ from PySide6.QtCore import QObject
 from PySide6.QtWidgets import QBoxLayout
 
 from app.db.records import Conversation
+from app.gui.animations import appear
+from app.gui.app_context import Services
 from app.gui.chat.controller import ChatController
 from app.gui.chat.tool_consent import ToolConsentCard
-from app.gui.motion import appear
-from app.gui.services import Services
 from app.gui.widgets.basics import Banner
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from PySide6.QtGui import QResizeEvent
 from app.db.records import Message
 from app.gui.theme import Theme
 from app.gui.widgets.basics import IconButton
-from app.gui.widgets.column import Column, ColumnItem
+from app.gui.widgets.virtual_list import Column, ColumnItem
 
 # Pixels of a message before it is laid out: measured, a line of body text holds about 95 characters.
 _LINE_CHARACTERS, _LINE_PIXELS, _MESSAGE_PIXELS = 95, 23, 84

@@ -8,9 +8,9 @@ from PySide6.QtGui import QShowEvent
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QScrollArea, QVBoxLayout, QWidget
 
 from app.gui import formatted
+from app.gui.app_context import Services
 from app.gui.devices.facts import summary
 from app.gui.library.recommended import download_name, name_row, recommendation
-from app.gui.services import Services
 from app.gui.widgets.basics import button, card, clear, label, reserve_scroll_bar, row, stack
 from app.gui.widgets.flow import Flow
 from app.suggestions import FOR_A_MODEL, FOR_THE_TOY

@@ -9,7 +9,6 @@ from typing import Any
 
 from PySide6.QtCore import QObject, Signal
 
-from app.answer_phase import Phase
 from app.client import Answer, AnswerStream, Routes
 from app.code.agent.loop import Agent
 from app.code.agent.models import ServerModel
@@ -17,9 +16,10 @@ from app.code.agent.tools import Toolbox
 from app.code.agent.transcript import Transcript
 from app.code.agent.types import AgentEvent, Called, Edited, Ended, Planned, Returned, Thought
 from app.code.project import Project
-from app.gui.services import Services
+from app.generation_phase import Phase
+from app.gui.app_context import Services
 from app.tools.consent import Consent, ConsentRequest, Decision
-from app.tools.shown import shown_text
+from app.tools.escape import shown_text
 
 _MARKS = {"open": "☐", "doing": "▸", "done": "☑"}
 _SHOWN_CHARS = 300

@@ -14,9 +14,9 @@ from app.code.context.items import Context, ContextItem
 from app.code.edits.session import Proposal
 from app.code.errors import FileMissing, InputFault
 from app.code.project import Project
+from app.gui.app_context import Services
 from app.gui.background import Job, StreamJob
 from app.gui.code.agent import AgentRun
-from app.gui.services import Services
 from app.tools.consent import Decision
 from engine.api.chat import Usage
 

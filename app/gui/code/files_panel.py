@@ -4,11 +4,11 @@ from collections.abc import Callable
 
 from PySide6.QtWidgets import QWidget
 
-from app.gui.api import error_message
+from app.gui.app_context import Services
 from app.gui.code.coloured import coloured_lines, language_of
 from app.gui.code.file_tree import FileTree
 from app.gui.code.source_view import Selected, SourceText, SourceView
-from app.gui.services import Services
+from app.gui.server_errors import error_message
 from app.gui.widgets.basics import IconButton, label, row, stack
 from app.gui.widgets.elided import ElidedLabel
 from app.gui.widgets.splitter import saved_splitter

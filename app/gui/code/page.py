@@ -19,7 +19,7 @@ from app.code.errors import GitFailed, UncommittedChanges
 from app.code.prompts import TASKS
 from app.db.records import Attachment
 from app.gui import formatted
-from app.gui.api import error_message
+from app.gui.app_context import Services
 from app.gui.chat.composer import Composer
 from app.gui.chat.prompt_library import PromptLibrary
 from app.gui.code.consent_card import AgentConsentCard
@@ -28,7 +28,7 @@ from app.gui.code.files_panel import FilesPanel
 from app.gui.code.review_panel import ReviewPanel
 from app.gui.code.source_view import Selected
 from app.gui.code.transcript import Transcript
-from app.gui.services import Services
+from app.gui.server_errors import error_message
 from app.gui.widgets.basics import Banner, Empty, button, label, row, rule, stack
 from app.gui.widgets.flow import Flow
 from app.gui.widgets.popups import Choice, entries_of

@@ -3,11 +3,11 @@
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QListWidget, QListWidgetItem, QSplitter, QWidget
 
+from app.code.diff_rows import text_with
 from app.code.edits.session import FileProposal, Proposal
 from app.code.edits.types import Applied
-from app.code.review import text_with
+from app.gui.app_context import Services
 from app.gui.code.side_by_side import DiffRow, SideBySide, diff_rows
-from app.gui.services import Services
 from app.gui.widgets.basics import button, label, row, stack
 
 _ID = Qt.ItemDataRole.UserRole

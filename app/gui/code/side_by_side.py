@@ -8,7 +8,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtGui import QTextBlockFormat, QTextCharFormat, QTextCursor
 from PySide6.QtWidgets import QHBoxLayout, QPlainTextEdit, QTextEdit, QWidget
 
-from app.code.review import Row, Side, aligned_rows
+from app.code.diff_rows import Row, Side, aligned_rows
 from app.gui.code.coloured import Coloured, coloured_lines, language_of, write_line
 from app.gui.theme import Theme
 

@@ -6,8 +6,8 @@ from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QFrame, QScrollArea, QWidget
 
-from app.answer_phase import Phase
 from app.code.edits.display import EditDisplay
+from app.generation_phase import Phase
 from app.gui.chat.phase_label import PhaseLabel
 from app.gui.markdown.view import MarkdownView
 from app.gui.theme import Theme

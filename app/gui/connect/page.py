@@ -8,13 +8,13 @@ from PySide6.QtCore import Qt
 from PySide6.QtGui import QShowEvent
 from PySide6.QtWidgets import QFrame, QLabel, QPlainTextEdit, QPushButton
 
-from app.code.connect.endpoint import context_here
-from app.code.connect.registry import INTEGRATIONS
-from app.code.connect.store import ConnectStore
-from app.code.connect.types import PLACEHOLDER_KEY, Endpoint, FileEdit, Integration
+from app.code.integrations.endpoint import context_here
+from app.code.integrations.registry import INTEGRATIONS
+from app.code.integrations.store import ConnectStore
+from app.code.integrations.types import PLACEHOLDER_KEY, Endpoint, FileEdit, Integration
+from app.gui.app_context import Services
 from app.gui.connect.diff_colours import DiffColours
 from app.gui.server_link import ServerLink
-from app.gui.services import Services
 from app.gui.widgets.basics import Banner, Page, button, card, label, row, set_kind, stack
 from app.gui.widgets.flow import Flow
 from app.gui.widgets.popups import Choice, entries_of

@@ -9,11 +9,11 @@ from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QProgressBar, QVBoxLayout, QWidget
 
 from app.client import ApiError
-from app.gui.api import error_message
+from app.gui.app_context import Services
 from app.gui.devices.facts import KINDS, backend_words, device_facts, live_facts, pool_shares, summary
 from app.gui.devices.placement import placement_card
 from app.gui.devices.power_card import PowerCard
-from app.gui.services import Services
+from app.gui.server_errors import error_message
 from app.gui.widgets.basics import Banner, LabelKind, Page, button, card, clear, label, row, stack
 from app.gui.widgets.memory_bar import MemoryUse
 from engine.api.machine import (

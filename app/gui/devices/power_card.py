@@ -7,8 +7,8 @@ from PySide6.QtGui import QDoubleValidator
 from PySide6.QtWidgets import QFrame, QLineEdit, QWidget
 
 from app.gui import formatted
+from app.gui.app_context import Services
 from app.gui.reasons import all_translated
-from app.gui.services import Services
 from app.gui.widgets.basics import Banner, button, label, row, stack
 from app.gui.widgets.fields import line_field
 from app.gui.widgets.flow import Flow

@@ -11,7 +11,7 @@ from app.gui.library.model_card import capability_words, facts_of, origin_words
 from app.gui.markdown.view import MarkdownView
 from app.gui.theme import Theme
 from app.gui.widgets.basics import button, label, row, rule, stack
-from app.gui.widgets.mosaic import Mosaic, PrecisionLegend, tiles_of_tensors, tiles_of_types
+from app.gui.widgets.tensor_mosaic import Mosaic, PrecisionLegend, tiles_of_tensors, tiles_of_types
 from engine.api.library import Model, Tensor
 
 _TILES = 240

@@ -7,10 +7,10 @@ from PySide6.QtCore import QCoreApplication, Qt, QTimer, Signal
 from PySide6.QtWidgets import QFrame, QVBoxLayout, QWidget
 
 from app.gui import formatted
-from app.gui.api import error_message
+from app.gui.app_context import Services
 from app.gui.library.recommended import download_name, name_row, recommendation
 from app.gui.reasons import translated
-from app.gui.services import Services
+from app.gui.server_errors import error_message
 from app.gui.widgets.basics import Banner, button, card, clear, label, row, stack
 from app.gui.widgets.fields import search_field
 from app.gui.widgets.flow import Flow

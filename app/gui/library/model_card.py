@@ -11,8 +11,8 @@ from app.gui.reasons import translated
 from app.gui.theme import Theme
 from app.gui.widgets.basics import IconButton, LabelKind, button, label, row, stack
 from app.gui.widgets.flow import Flow
-from app.gui.widgets.mosaic import Mosaic, tiles_of_types
 from app.gui.widgets.popups import Menu
+from app.gui.widgets.tensor_mosaic import Mosaic, tiles_of_types
 from engine.api.library import Model, Origin
 
 # Share of the certificate's cases from which a model is fit for coding agents.

@@ -8,14 +8,14 @@ from PySide6.QtWidgets import QFileDialog, QInputDialog, QTabWidget, QVBoxLayout
 
 from app.client import ApiError
 from app.code.certify.run import CertificateStore
-from app.gui.api import error_message, failure_of
+from app.gui.app_context import Services
 from app.gui.job_card import JobList, title_of
 from app.gui.jobs import Jobs
 from app.gui.library.details import DetailsDialog
 from app.gui.library.hub_tab import HubTab
 from app.gui.library.load_dialog import LoadDialog
 from app.gui.library.model_card import ModelCard
-from app.gui.services import Services
+from app.gui.server_errors import error_message, failure_of
 from app.gui.show_in_folder import show_in_folder
 from app.gui.widgets.basics import Banner, Empty, Page, button, clear, stack, when_released
 from app.gui.widgets.popups import Menu

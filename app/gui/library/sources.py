@@ -2,7 +2,7 @@
 
 from PySide6.QtCore import QCoreApplication
 
-from app.gui.widgets.mosaic import bits_of
+from app.gui.widgets.tensor_mosaic import bits_of
 from engine.api.library import Model
 
 # What quantize.job.execute asks of a source: nothing below this many bits a weight.

@@ -2,7 +2,7 @@
 
 from PySide6.QtGui import QColor, QFont, QTextBlockFormat, QTextCharFormat, QTextFormat, QTextTableFormat
 
-from app.gui.formulas import Formula, FormulaImage
+from app.gui.latex_images import Formula, FormulaImage
 from app.gui.theme import Theme
 
 CODE = QTextFormat.Property.UserProperty + 1

@@ -10,7 +10,7 @@ from PySide6.QtGui import (
     QTextFormat,
 )
 
-from app.gui.formulas import FormulaImage
+from app.gui.latex_images import FormulaImage
 
 OBJECT_LETTER = "\ufffc"
 OBJECT = QTextFormat.ObjectTypes.UserObject.value + 1

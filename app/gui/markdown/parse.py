@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from app.formulas import LONGEST
+from app.latex_child import LONGEST
 
 if TYPE_CHECKING:
     from markdown_it import MarkdownIt

@@ -5,8 +5,8 @@ from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QLayout
 
 from app.gui import formatted
+from app.gui.app_context import Services
 from app.gui.server.rows_card import RowsCard
-from app.gui.services import Services
 from app.gui.widgets.basics import Banner, button, label, row, stack
 from app.gui.widgets.flow import Flow
 from app.gui.widgets.popups import Choice

@@ -6,15 +6,15 @@ from PySide6.QtCore import QTimer, Signal
 from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QPlainTextEdit
 
-from app.gui.api import error_message
+from app.gui.app_context import Services
 from app.gui.server import requests
-from app.gui.server.elsewhere_card import ElsewhereCard
 from app.gui.server.keys_card import KeysCard
-from app.gui.server.remotes_card import RemotesCard
+from app.gui.server.remote_server_card import ElsewhereCard
 from app.gui.server.snippets import NAME_OF_A_KEY, SNIPPETS
 from app.gui.server.upstreams_card import UpstreamsCard
+from app.gui.server.workers_card import RemotesCard
+from app.gui.server_errors import error_message
 from app.gui.server_link import ServerLink, server_log
-from app.gui.services import Services
 from app.gui.widgets.basics import Banner, IconButton, Page, button, card, label, row, set_kind
 from app.gui.widgets.plain_table import PlainTable
 from app.gui.widgets.popups import Choice

@@ -2,8 +2,8 @@
 
 from PySide6.QtWidgets import QHBoxLayout, QLayout, QLineEdit, QVBoxLayout
 
+from app.gui.app_context import Services
 from app.gui.server.rows_card import RowsCard, kind_of_state
-from app.gui.services import Services
 from app.gui.widgets.basics import Banner, button, label, row, stack
 from engine.api.upstreams import UpstreamRequest, UpstreamRow, UpstreamRule, Upstreams
 

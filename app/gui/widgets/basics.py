@@ -21,7 +21,7 @@ from PySide6.QtWidgets import (
 )
 from shiboken6 import isValid
 
-from app.gui.motion import appear
+from app.gui.animations import appear
 from app.gui.theme import Theme
 
 # The grid of all pages: the widest column, the distance from its edges, and the room kept for a scroll bar.

@@ -5,7 +5,7 @@ import sys
 
 SCRIPT = """
 import sys, threading
-from app.client.http import _decoded
+from app.client.chat_client import _decoded
 from engine.api.machine import PlacementAnswer
 sys.setswitchinterval(1e-7)
 raw = b'{"placement": {"device": "cpu", "backend": "cpu", "reason_details": [{"kind": "quiet"}]}}'

@@ -5,7 +5,7 @@ import zipfile
 
 import pytest
 
-from app.documents import DocumentError, read
+from app.attachments import DocumentError, read
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"\0" * 64
 
@@ -79,7 +79,7 @@ def test_what_is_damaged_is_refused_by_name(tmp_path, name, content):
 
 
 def test_what_is_too_large_or_not_there_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("app.documents.MAX_TEXT_BYTES", 10)
+    monkeypatch.setattr("app.attachments.MAX_TEXT_BYTES", 10)
     (tmp_path / "big.txt").write_text("x" * 11)
     for path in (tmp_path / "big.txt", tmp_path / "missing.txt", tmp_path):
         with pytest.raises(DocumentError):

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import msgspec
 
-from app.answer_phase import phase_of, phase_text
+from app.generation_phase import phase_of, phase_text
 from engine.api.chat import ChatChunk
 from engine.pool.loaded_model import QueueTicket
 from engine.runner.protocol import COMPILING

@@ -18,8 +18,8 @@ from app.client import (
     ToolCalls,
     UnexpectedAnswer,
     WholeAnswer,
-    answers,
-    finding,
+    chat_stream,
+    discovery,
     running_server,
 )
 from engine.api.chat import (
@@ -214,7 +214,7 @@ def test_the_pieces_of_an_answer_become_the_whole():
         ChatChunk(usage=Usage(prompt_tokens=3, completion_tokens=2, total_tokens=5)),
     ]
     whole, phases = WholeAnswer(), []
-    for piece in answers(chunks):
+    for piece in chat_stream(chunks):
         whole.take(piece)
         phases.append(whole.phase.name)
     assert (whole.content, whole.reasoning, whole.finish_reason) == ("Yes", "Hm. ", "stop")
@@ -284,4 +284,4 @@ def test_what_took_the_port_of_a_server_that_crashed_and_says_nothing_is_not_wai
         file.write_text(json.dumps(known))
         begun = Stopwatch()
         assert running_server() is None
-        assert begun.seconds() < finding.FIRST_S / 2
+        assert begun.seconds() < discovery.FIRST_S / 2

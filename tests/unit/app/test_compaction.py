@@ -9,7 +9,7 @@ from app.client import Answer
 from app.compaction import plan
 from app.compaction.run import Compaction
 from app.compaction.summary import put_together, quotes_in, quotes_of, text_question
-from app.db import conversations, folds, messages
+from app.db import conversations, messages, summaries
 from app.db.connection import open_in_memory
 from app.db.records import Message
 from app.gui.chat.request import rendered
@@ -53,14 +53,14 @@ class Words:
 def compaction(db, chat_id, path, n_ctx, asked=None):
     def keep(part, summary):
         takes = [fold.id for fold in part.merges]
-        return folds.add(db, chat_id, part.first_id, part.last_id, summary, takes_in=takes)
+        return summaries.add(db, chat_id, part.first_id, part.last_id, summary, takes_in=takes)
 
     def ask(sent, most):
         if asked is not None:
             asked.append(sent)
         return Words(f"Summary. {'s' * 120}")
 
-    known = [fold for fold in folds.of_conversation(db, chat_id) if fold.inside_id is None]
+    known = [fold for fold in summaries.of_conversation(db, chat_id) if fold.inside_id is None]
     return Compaction(path, known, "Be brief.", n_ctx, ask, keep, rendered, count, of)
 
 
@@ -69,7 +69,7 @@ def test_a_long_chat_fits_after_compaction_and_every_message_is_in_exactly_one_p
     asked = []
     made = compaction(db, chat_id, path, 1000, asked).run()
     assert made >= 8
-    known = folds.of_conversation(db, chat_id)
+    known = summaries.of_conversation(db, chat_id)
     what = plan.sent(path, known)
     assert plan.tokens_of(what, "Be brief.", count, of) < 700
     covered = [m.id for fold in plan.in_force(path, known) for m in plan.inside(path, fold)]
@@ -91,16 +91,16 @@ def test_a_summary_is_asked_for_behind_what_the_model_has_read_already(db):
 def test_a_fold_opens_closes_is_edited_and_taken_back_and_messages_are_as_they_were(db):
     chat_id, path = chat_of(db, 120)
     compaction(db, chat_id, path, 1000).run()
-    outer = plan.in_force(path, folds.of_conversation(db, chat_id))[0]
-    inner = [f.id for f in folds.of_conversation(db, chat_id) if f.inside_id == outer.id]
-    folds.rewrite(db, outer.id, "My words.")
-    assert plan.sent(path, folds.of_conversation(db, chat_id)).summaries[0].summary == "My words."
-    folds.set_opened(db, outer.id, opened=True)
-    opened = plan.sent(path, folds.of_conversation(db, chat_id))
+    outer = plan.in_force(path, summaries.of_conversation(db, chat_id))[0]
+    inner = [f.id for f in summaries.of_conversation(db, chat_id) if f.inside_id == outer.id]
+    summaries.rewrite(db, outer.id, "My words.")
+    assert plan.sent(path, summaries.of_conversation(db, chat_id)).summaries[0].summary == "My words."
+    summaries.set_opened(db, outer.id, opened=True)
+    opened = plan.sent(path, summaries.of_conversation(db, chat_id))
     assert opened.messages[0] == path[0]
-    folds.remove(db, outer.id)
+    summaries.remove(db, outer.id)
     assert inner
-    back = plan.in_force(path, folds.of_conversation(db, chat_id))
+    back = plan.in_force(path, summaries.of_conversation(db, chat_id))
     assert {fold.id for fold in back[: len(inner)]} == set(inner)
     assert messages.of_conversation(db, chat_id) == path
 
@@ -108,7 +108,7 @@ def test_a_fold_opens_closes_is_edited_and_taken_back_and_messages_are_as_they_w
 def test_another_branch_keeps_only_the_folds_that_are_its_own(db):
     chat_id, path = chat_of(db, 12)
     compaction(db, chat_id, path, 1000).run()
-    known = folds.of_conversation(db, chat_id)
+    known = summaries.of_conversation(db, chat_id)
     assert plan.in_force(path, known)
     branch = [path[0], path[1], dataclasses.replace(path[2], id=9999)]
     assert plan.in_force(branch, known) == []

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from app.db import conversations, messages
 from app.db.connection import open_in_memory
-from app.gui.chat.transfer import import_chats, read_export, to_json
+from app.gui.chat.chat_export import import_chats, read_export, to_json
 from app.gui.chat.tree import MessageTree
 from app.imports.formats import chats_of
 from app.imports.read import read_chats

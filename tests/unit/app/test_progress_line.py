@@ -5,10 +5,10 @@ import sys
 
 import pytest
 
-from app.answer_phase import WAITING
-from app.cli import measuring
+from app.cli import bench_job
 from app.cli.phase_line import PhaseLine
 from app.cli.quantize import _Line
+from app.generation_phase import WAITING
 from engine.api.jobs import Progress
 
 
@@ -37,7 +37,7 @@ def answering():
     line.clear()
 
 
-@pytest.mark.parametrize("show", [quantizing, answering, lambda: measuring._line("512 tokens")])
+@pytest.mark.parametrize("show", [quantizing, answering, lambda: bench_job._line("512 tokens")])
 def test_no_line_ends_the_work(show, monkeypatch):
     monkeypatch.setattr(sys, "stderr", GoneTerminal())
     show()

@@ -7,9 +7,9 @@ import pytest
 from click.testing import CliRunner
 from minisign_signer import Signer
 
+from app.cli.calibration_option import calibration_of
 from app.cli.quantize import command
 from app.cli.quantize_options import Duration, check_plan
-from app.cli.quantize_text import calibration_of
 from engine.services import Services
 
 

@@ -10,8 +10,8 @@ from rich.console import Console
 
 from app.cli import main as cli_main
 from app.cli.chat import Conversation
+from app.cli.console import console, escape, table
 from app.cli.echo import echo
-from app.cli.shown import console, escape, table
 from app.client import Answer
 
 ESCAPES = "\x1b[2J\x1b]52;c;aGk=\x07\u202e\x9b8m"

@@ -17,8 +17,8 @@ from app.code.agent.types import Called, Edited, Ended, Planned, Returned, Thoug
 from app.code.edits.journal import Journal
 from app.code.edits.session import EditSession
 from app.tools.consent import Consent
+from app.tools.escape import shown_argv, shown_text
 from app.tools.mcp_config import BadMcpConfig, McpServerConfig, read_mcp_config
-from app.tools.shown import shown_argv, shown_text
 from app.tools.types import ToolRefused
 
 

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.code.connect.json_settings import parse, undo_settings, with_settings
-from app.code.connect.registry import INTEGRATIONS
-from app.code.connect.store import ConnectStore, NotConnected
-from app.code.connect.types import Endpoint, NeedsHand
 from app.code.errors import FileChanged
+from app.code.integrations.json_settings import parse, undo_settings, with_settings
+from app.code.integrations.registry import INTEGRATIONS
+from app.code.integrations.store import ConnectStore, NotConnected
+from app.code.integrations.types import Endpoint, NeedsHand
 
 ENDPOINT = Endpoint(url="http://127.0.0.1:8017", model="qwen3-coder", context=32768, fim=True)
 WRITERS = sorted(name for name, integration in INTEGRATIONS.items() if integration.edits)

@@ -1,0 +1,49 @@
+"""What `tessera quantize --calibration` names: a text, or files, folders and chats made into one."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import click
+
+from app.cli.echo import echo
+from app.db.read_only import chat_texts
+from engine.services import Services
+
+_CHATS = "chats"
+
+
+@contextmanager
+def calibration_of(names: tuple[str, ...], services: Services, *, ask: bool) -> Iterator[dict[str, str]]:
+    """The options that say which text to use; a text made here is removed in the end.
+
+    Raises: click.Abort: chats are not to be read. click.UsageError: there is no such file. InputFault: no text.
+    """
+    paths = [Path(n).expanduser() for n in names if n != _CHATS]
+    if missing := [p for p in paths if not p.exists()]:
+        raise click.UsageError(f"--calibration: there is no {missing[0]}")
+    if not names:
+        yield {}
+        return
+    if len(paths) == len(names) == 1 and paths[0].is_file():
+        yield {"calibration": str(paths[0].absolute())}
+        return
+    chats: list[str] = []
+    if _CHATS in names:
+        chats = chat_texts(services.paths.state / "chats.db")
+        if ask:
+            click.confirm(
+                f"Calibrate on your {len(chats)} chats? They are read on this machine only; the text made of them "
+                "is removed afterwards, and the file holds none of it.",
+                abort=True,
+                err=True,
+            )
+    with TemporaryDirectory(prefix="calibration-") as scratch:
+        found = services.own_text(paths, Path(scratch), chats)
+        echo(f"{found.characters:,} characters of {found.files} files and {len(chats)} chats", err=True)
+        if found.held_out is None:
+            echo("too little text to hold some out: what is gained on it cannot be told", err=True)
+            yield {"calibration": str(found.calibration)}
+        else:
+            yield {"calibration": str(found.calibration), "own_text": str(found.held_out)}

@@ -1,0 +1,71 @@
+"""A server on another machine that terminal and window use instead of one of this computer."""
+
+import os
+from typing import Final, TypeVar
+from urllib.parse import parse_qs, urlsplit
+
+import msgspec
+
+from app.client.chat_client import ChatClient
+from engine.core.json_store import JsonStore
+from engine.core.paths import Paths, user_paths
+from engine.upstreams.keys import UpstreamKeys
+
+C = TypeVar("C", bound=ChatClient)
+
+# In the environment these win over what `tessera connect` kept.
+URL_VARIABLE: Final = "TESSERA_SERVER"
+KEY_VARIABLE: Final = "TESSERA_KEY"
+_KEY: Final = "connected-server"
+
+
+class Connected(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the user's commands go; empty: to this computer."""
+
+    url: str = ""
+
+
+class RemoteServer:
+    """What `tessera connect` keeps: an address in a file, the key in the keyring or a private file."""
+
+    def __init__(self, paths: Paths | None = None) -> None:
+        config = (paths or user_paths()).config
+        self._store = JsonStore(config / "connected.json", Connected, Connected)
+        self._keys = UpstreamKeys(config / "connected-key.json")
+
+    @property
+    def url(self) -> str:
+        """Its address; empty where none was chosen."""
+        return os.environ.get(URL_VARIABLE, "").strip() or self._store.get().url
+
+    def client(self, kind: type[C]) -> C | None:
+        """A client of the chosen server; None where none was chosen. Raises: InputFault: a bad address."""
+        named = os.environ.get(URL_VARIABLE, "").strip()
+        if named:
+            url, key = parts_of(named)
+            return kind(url, os.environ.get(KEY_VARIABLE) or key)
+        url = self._store.get().url
+        return kind(url, self._keys.get(_KEY)) if url else None
+
+    def choose(self, url: str, key: str | None) -> str:
+        """Use this server from now on; tells where the key is kept, or an empty string."""
+        self._store.put(Connected(url=url))
+        if key is None:
+            self._keys.remove(_KEY)
+            return ""
+        return self._keys.put(_KEY, key)
+
+    def forget(self) -> None:
+        """Use this computer's own again."""
+        self._store.put(Connected())
+        self._keys.remove(_KEY)
+
+
+def parts_of(link: str) -> tuple[str, str | None]:
+    """Address and key of a link such as the QR code holds: `http://host:port/chat#key=KEY`. Raises: InputFault."""
+    from engine.upstreams.registry import checked_url  # noqa: PLC0415 - only where an address is given
+
+    parts = urlsplit(link.strip())
+    key = parse_qs(parts.fragment).get("key", [None])[0]
+    bare = link.strip().partition("#")[0]
+    return checked_url(bare.rstrip("/").removesuffix("/chat")), key

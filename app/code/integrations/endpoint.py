@@ -1,0 +1,99 @@
+"""Which model a client should use, and what the server truly gives it."""
+
+from collections.abc import Callable
+from typing import Final
+
+from app.client import ApiError, Client, Routes
+from app.code.errors import InputFault
+from app.code.integrations.types import PLACEHOLDER_KEY, Endpoint
+from engine.api.chat import REMOTE, Embeddings, ModelRow
+from engine.api.models import LoadRequest
+
+# What a coding agent gets if it fits. Source: openclaw PR 123701, hermes-agent#53347 (no less than 64,000).
+AGENT_CONTEXT: Final = 65_536
+# Below it most cannot work: Claude Code opens with 24,000 tokens (jan#8108).
+LEAST_AGENT_CONTEXT: Final = 32_768
+
+
+class NoModel(InputFault):
+    """The server knows no model that could serve."""
+
+    code = "no_model"
+
+    def __init__(self) -> None:
+        super().__init__("The server knows no model that can chat. Get one first: tessera models pull NAME.")
+
+
+def endpoint_of(client: Client, model: str | None = None, key: str = PLACEHOLDER_KEY) -> Endpoint:
+    """The endpoint for a model: the named one, else of the local ones a loaded one, one for tools, any for chat.
+
+    key: what the program that uses it presents.
+    Raises: NoModel, ApiError.
+    """
+    models = client.chat_models()
+    if model is not None:
+        entry = next((m for m in models if m.id == model), None) or client.get(f"/v1/models/{model}", ModelRow)
+    else:
+        able = [m for m in models if "chat" in m.capabilities and m.origin != REMOTE]
+        if not able:
+            raise NoModel
+        entry = max(able, key=lambda m: (m.state == "loaded", "tools" in m.capabilities, m.context_length))
+    return Endpoint(
+        url=client.url.rstrip("/"),
+        model=entry.id,
+        context=_context(client, entry),
+        key=key,
+        fim="fim" in entry.capabilities,
+    )
+
+
+def load_for_agent(client: Client, model: str) -> int | None:
+    """Load the model with the context an agent needs, or the largest that fits; its tokens.
+
+    What the user chose for the model stays. None: the key given for a server on another machine may not load.
+    Raises: ApiError: it cannot be loaded.
+    """
+    try:
+        answer, chosen = client.placement(model), client.load_settings(model).user.n_ctx
+    except ApiError:
+        return None
+    fits = answer.fit.largest_context if answer.fit is not None else 0
+    wanted = None if chosen is not None or not fits else min(AGENT_CONTEXT, fits)
+    return client.load(model, LoadRequest(n_ctx=wanted)).n_ctx
+
+
+def context_here(client: Routes, model: str) -> int | None:
+    """Tokens a local model has, or would be loaded with now; None: not known, as where the key may not ask."""
+    try:
+        answer = client.placement(model)
+    except ApiError:
+        return None
+    settings = (answer.loaded or answer.placement).settings
+    return settings.n_ctx if settings is not None else None
+
+
+def _context(client: Client, entry: ModelRow) -> int:
+    if entry.state == "loaded" or entry.origin == REMOTE:
+        return entry.context_length
+    return context_here(client, entry.id) or entry.context_length
+
+
+def embedder(
+    client: Client, model: str | None = None
+) -> tuple[str, Callable[[list[str]], list[list[float]]]] | None:
+    """(model, texts to vectors) of the named embedding model, else of a loaded local one; None: there is none."""
+    if model is None:
+        local = (m for m in client.chat_models() if m.origin != REMOTE)
+        able = (m for m in local if "embedding" in m.capabilities and m.state == "loaded")
+        model = next((m.id for m in able), None)
+    if model is None:
+        return None
+    chosen = model
+
+    def embed(texts: list[str]) -> list[list[float]]:
+        answer = client.post(
+            "/v1/embeddings", Embeddings, {"model": chosen, "input": texts, "encoding_format": "float"}
+        )
+        return [row.embedding for row in sorted(answer.data, key=lambda row: row.index)]
+
+    return chosen, embed

@@ -1,0 +1,192 @@
+"""What every page is given: the theme, the door to background work, the store, the server, the settings."""
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from PySide6.QtCore import QObject, QTimer, Signal
+
+from app import settings as table
+from app.client import Routes
+from app.db.store import Store
+from app.gui.background import Background
+from app.gui.server_errors import error_message
+from app.gui.theme import Theme
+from app.gui.widgets.basics import Banner
+from engine.api.chat import REMOTE, ModelRow
+from engine.api.models import Decided
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+
+class LiveSettings(QObject):
+    """The settings in force; a change is saved and announced."""
+
+    changed = Signal(str)
+    save_failed = Signal(str)
+
+    def __init__(self, background: Background, path: Path | None = None, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self._background = background
+        self._path = path
+        self._saving = threading.Lock()
+        self._unsaved: set[str] = set()
+        self.now = table.load(path)
+
+    def set(self, name: str, value: table.Value) -> None:
+        """Change one setting. Raises SettingsError."""
+        self.now = self.now.changed(name, value)
+        self._unsaved.add(name)
+        self._background.run(self._save, on_error=lambda e: self.save_failed.emit(str(e)), parent=self)
+        self.changed.emit(name)
+
+    def close(self) -> None:
+        """Write what no worker came to write."""
+        try:
+            self._save()
+        except OSError as error:
+            log.warning("the settings could not be saved: %s", error)
+
+    def _save(self) -> None:
+        """Write the newest state: workers may run out of order."""
+        with self._saving:
+            if self._unsaved:
+                names, self._unsaved = self._unsaved, set()
+                table.save(self.now, self._path, names)
+
+
+@dataclass(frozen=True)
+class ModelChoice:
+    """A model that can be chatted with. `n_ctx` 0: not known before it is loaded."""
+
+    id: str
+    title: str
+    n_ctx: int = 0
+    loaded: bool = False
+    reasons: bool = False
+    demo: bool = False
+    default: bool = False
+    installed: bool = False
+    remote: bool = False
+    sees: bool = True  # pictures; of a model elsewhere it may not be known
+    sampling: Mapping[str, Decided] = field(default_factory=dict)
+
+
+class Models(QObject):
+    """The models the server offers, refreshed while the window is shown."""
+
+    changed = Signal()
+    reachable_changed = Signal(bool)
+
+    def __init__(self, api: Routes, background: Background, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self._api = api
+        self._background = background
+        self.choices: tuple[ModelChoice, ...] = ()
+        self.reachable = False
+        self._asking = False
+        self._timer = QTimer(self)
+        self._timer.setInterval(3000)
+        self._timer.timeout.connect(self.refresh)
+
+    def start(self) -> None:
+        """Begin to ask, now and from time to time."""
+        self._timer.start()
+        self.refresh()
+
+    def stop(self) -> None:
+        """Ask no more."""
+        self._timer.stop()
+
+    def get(self, model_id: str) -> ModelChoice | None:
+        """The model of that id."""
+        return next((choice for choice in self.choices if choice.id == model_id), None)
+
+    def sees(self, model_id: str) -> bool:
+        """Whether pictures are sent to it; what is not known to be of text only gets them."""
+        found = self.get(model_id)
+        return found is None or found.sees
+
+    def title(self, model_id: str) -> str:
+        """Its name; of a model that is not here, its id."""
+        found = self.get(model_id)
+        return found.title if found else model_id
+
+    @property
+    def partners(self) -> tuple[ModelChoice, ...]:
+        """Models to chat with: demos only where there is nothing else."""
+        return tuple(choice for choice in self.choices if not choice.demo) or self.choices
+
+    @property
+    def default(self) -> str:
+        """The model of a first chat, never one of another server; empty while none is known."""
+        local = [choice for choice in self.choices if not choice.remote]
+        able = [choice for choice in local if not choice.demo] or local
+        return next((choice.id for choice in able if choice.default), able[0].id if able else "")
+
+    def refresh(self) -> None:
+        """Ask the server."""
+        if self._asking:
+            return
+        self._asking = True
+        self._background.run(self._api.chat_models, self._on_answer, self._on_error, self)
+
+    def _on_answer(self, answer: tuple[ModelRow, ...]) -> None:
+        self._asking = False
+        self._timer.setInterval(10_000)
+        choices = tuple(choice_of(row) for row in answer if _can_chat(row))
+        if not self.reachable:
+            self.reachable = True
+            self.reachable_changed.emit(True)
+        if choices != self.choices:
+            self.choices = choices
+            self.changed.emit()
+
+    def _on_error(self, error: Exception) -> None:
+        self._asking = False
+        self._timer.setInterval(1000)
+        log.debug("models not listed: %s", error)
+        if self.reachable:
+            self.reachable = False
+            self.reachable_changed.emit(False)
+
+
+def choice_of(row: ModelRow) -> ModelChoice:
+    """A model of the server as a choice."""
+    return ModelChoice(
+        id=row.id,
+        title=row.name or row.id,
+        n_ctx=row.context_length,
+        loaded=row.state == "loaded",
+        reasons="reasoning" in row.capabilities,
+        demo=row.demo,
+        default=row.default,
+        installed=row.origin == "installed",
+        remote=row.origin == REMOTE,
+        sees=row.origin == REMOTE or not row.capabilities or "vision" in row.capabilities,
+        sampling=row.sampling,
+    )
+
+
+def _can_chat(row: ModelRow) -> bool:
+    return not row.capabilities or bool({"chat", "completion"} & set(row.capabilities))
+
+
+@dataclass(frozen=True)
+class Services:
+    """One of each for the whole window."""
+
+    theme: Theme
+    background: Background
+    store: Store
+    api: Routes
+    settings: LiveSettings
+    models: Models
+
+    def ask(self, banner: Banner, work: Callable[[], T], on_done: Callable[[T], object]) -> None:
+        """Run `work` in the background, then `on_done`; what went wrong is said on the banner of the page."""
+        self.background.run(work, on_done, lambda error: banner.notify(error_message(error), "bad"), banner)

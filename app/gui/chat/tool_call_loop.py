@@ -1,0 +1,171 @@
+"""Tools of the open chat: servers started, consent asked on the main thread, calls made on a worker."""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from PySide6.QtCore import QObject, Signal
+
+from app.client.chat_stream import ToolCall
+from app.db import messages
+from app.db.records import Message
+from app.gui.app_context import Services
+from app.gui.chat.request import call_id
+from app.gui.server_errors import error_message
+from app.tools.types import ToolOutcome, ToolSpec
+
+# The tools themselves are imported when a chat first uses one: the window is shown sooner.
+if TYPE_CHECKING:
+    from app.tools.consent import ConsentRequest, ToolConsent, ToolDecision
+    from app.tools.toolset import RunningServers, Toolset
+
+# A model that wants more rounds of calls for one question is lost.
+MAX_ROUNDS = 12
+_MAX_CALLS = 16
+
+
+class ToolTurns(QObject):
+    """`consent_wanted` must be answered with `decide`; `consent_over` takes the question back."""
+
+    consent_wanted = Signal(object)
+    consent_over = Signal()
+    not_started = Signal(str)
+
+    def __init__(self, services: Services, parent: QObject) -> None:
+        super().__init__(parent)
+        self._services = services
+        self._servers: RunningServers | None = None
+        self._consents: dict[int, ToolConsent] = {}
+        self._decisions: queue.SimpleQueue[ToolDecision] = queue.SimpleQueue()
+        self._toolset: Toolset | None = None
+        self._cancelled = threading.Event()
+        services.background.at_close(self.close)
+
+    def prepare(
+        self, chat: int, names: Sequence[str], folder: Path, then: Callable[[tuple[ToolSpec, ...]], object]
+    ) -> None:
+        """Start what is not running, then continue with the tools there are; without any, at once."""
+        self._toolset = None
+        if not names:
+            then(())
+            return
+        cancelled = self._cancelled = threading.Event()
+        servers, consent = self._begun(chat)
+
+        def work() -> "tuple[Toolset, tuple[ToolSpec, ...], list[str]]":
+            from app.tools.catalogue import open_sources  # noqa: PLC0415 - see above
+            from app.tools.toolset import Toolset  # noqa: PLC0415 - see above
+
+            sources, problems = open_sources(names, folder, servers, consent)
+            toolset = Toolset(sources, consent)
+            return toolset, toolset.specs(), problems
+
+        def done(result: "tuple[Toolset, tuple[ToolSpec, ...], list[str]]") -> None:
+            toolset, specs, problems = result
+            if cancelled.is_set():
+                return
+            self._toolset = toolset
+            if problems:
+                self.not_started.emit("\n".join(problems))
+            then(specs)
+
+        def failed(error: Exception) -> None:
+            if not cancelled.is_set():
+                self.not_started.emit(error_message(error))
+                then(())
+
+        self._services.background.run(work, done, failed, self)
+
+    def carry_out(
+        self,
+        message: Message,
+        calls: Sequence[ToolCall],
+        on_row: Callable[[Message], object],
+        on_end: Callable[[int], object],
+    ) -> bool:
+        """Make the calls of an answer one after the other; each result is on the disk before the next begins.
+
+        `on_row` gets each result, `on_end` the last row's id. False: there are no tools.
+        """
+        toolset, cancelled = self._toolset, self._cancelled
+        if toolset is None:
+            return False
+
+        def failed(error: Exception) -> None:
+            self.not_started.emit(error_message(error))
+
+        def step(number: int, parent_id: int) -> None:
+            if number == len(calls):
+                on_end(parent_id)
+                return
+            call, begun = calls[number], time.monotonic()
+
+            def done(outcome: ToolOutcome) -> None:
+                if cancelled.is_set():
+                    return
+                facts = {
+                    "tool": toolset.title(call.name),
+                    "call_id": call_id(call.id, number),
+                    "ok": outcome.ok,
+                    "seconds": round(time.monotonic() - begun, 2),
+                }
+                future = self._services.store.submit(
+                    messages.add, message.conversation_id, parent_id, "tool", outcome.text, facts=facts
+                )
+                self._services.background.watch(future, written, failed, self)
+
+            def written(row: Message) -> None:
+                if not cancelled.is_set():
+                    on_row(row)
+                    step(number + 1, row.id)
+
+            self._services.background.run(lambda: _called(toolset, call, number), done, failed, self)
+
+        step(0, message.id)
+        return True
+
+    def decide(self, decision: "ToolDecision") -> None:
+        """The person's answer to the question that is shown."""
+        self._decisions.put(decision)
+
+    def stop(self) -> None:
+        """End what is under way: no further call is made, a waiting question is answered with no."""
+        self._cancelled.set()
+        if self._servers is not None:
+            self._servers.cancel_calls()
+        self._decisions.put("no")
+        self.consent_over.emit()
+
+    def close(self) -> None:
+        """End the servers."""
+        self._cancelled.set()
+        self._decisions.put("no")
+        if self._servers is not None:
+            self._servers.close()
+
+    def _begun(self, chat: int) -> "tuple[RunningServers, ToolConsent]":
+        """The servers of all chats, and the consents of this one."""
+        from app.tools.consent import ConsentStore, ToolConsent  # noqa: PLC0415 - see above
+        from app.tools.toolset import RunningServers  # noqa: PLC0415 - see above
+
+        self._servers = self._servers or RunningServers()
+        return self._servers, self._consents.setdefault(chat, ToolConsent(ConsentStore(), self._ask))
+
+    def _ask(self, request: "ConsentRequest") -> "ToolDecision":
+        """On the worker: show the question and wait for the person."""
+        cancelled = self._cancelled
+        while not self._decisions.empty():
+            self._decisions.get()  # an answer to a question that was taken back
+        if cancelled.is_set():
+            return "no"
+        self.consent_wanted.emit(request)
+        return self._decisions.get()
+
+
+def _called(toolset: "Toolset", call: ToolCall, number: int) -> ToolOutcome:
+    if number >= _MAX_CALLS:
+        return ToolOutcome(f"At most {_MAX_CALLS} calls are carried out in one turn.", ok=False)
+    return toolset.call(call.name, call.arguments)

@@ -1,0 +1,109 @@
+"""Below an answer: the passages it was made from, each opening its page, and what none of them carries."""
+
+from functools import partial
+from pathlib import Path
+
+import msgspec
+from PySide6.QtGui import QTextCharFormat, QTextCursor
+from PySide6.QtWidgets import QDialog, QFrame, QPlainTextEdit, QTextEdit, QVBoxLayout, QWidget
+
+from app.db.records import Message
+from app.gui.app_context import Services
+from app.gui.reasons import translated
+from app.gui.server_errors import error_message
+from app.gui.widgets.basics import button, label, stack
+from devices.msgspec_lock import learned
+from engine.api.collections import Grounds, PageText, Passage
+
+_SENTENCE_CHARS = 120
+_SHOWN_PASSAGES = 12
+
+
+def grounds_of(message: Message) -> Grounds | None:
+    """What an answer was made from; None where no collection was asked."""
+    found = message.facts.get("grounds")
+    try:
+        return msgspec.convert(found, learned(Grounds)) if found else None
+    except msgspec.ValidationError:
+        return None
+
+
+class GroundsCard(QFrame):
+    """Passages as buttons, and what no passage says as a note."""
+
+    def __init__(self, services: Services, grounds: Grounds, answer: str) -> None:
+        super().__init__()
+        self._services, self._grounds = services, grounds
+        self.setProperty("kind", "note")
+        self.buttons = []
+        lines: list[QWidget] = [
+            label(f"{grounds.name}: {translated(grounds.why_detail, grounds.why)}", "small", wrap=True)
+        ]
+        for number, passage in enumerate(grounds.passages[:_SHOWN_PASSAGES], 1):
+            source = passage.label or self.tr("part {n}").format(n=passage.page)
+            made = button(f"[{number}] {Path(passage.path).name}, {source}", partial(self._open, passage), "link")
+            made.setToolTip(passage.path)
+            self.buttons.append(made)
+            lines.append(made)
+        loose = [answer[s.start : s.end] for s in grounds.checked if not s.carried]
+        if loose:
+            text = self.tr("Not in these passages, as far as a comparison of words tells:")
+            if any(sentence.cosine is not None for sentence in grounds.checked):
+                text = self.tr("Not in these passages, as far as a comparison of words and meaning tells:")
+            if not grounds.passages:
+                text = self.tr("Not from the documents:")
+            lines.append(label(text, "small", wrap=True))
+            lines += [label(f"\u2022 {text[:_SENTENCE_CHARS]}", "small", wrap=True) for text in loose]
+        self._problem = label("", "small", wrap=True)
+        self._problem.hide()
+        self.setLayout(stack(*lines, self._problem, margins=(16, 8, 16, 8)))
+
+    def _open(self, passage: Passage) -> None:
+        api, key = self._services.api, self._grounds.id
+
+        def work() -> PageText:
+            return api.page_text(key, passage.document, passage.page, passage.id)
+
+        self._services.background.run(work, self._show_page, self._fail, parent=self)
+
+    def _fail(self, error: Exception) -> None:
+        self._problem.setText(error_message(error))
+        self._problem.show()
+
+    def _show_page(self, page: PageText) -> None:
+        PageDialog(page, self).open()
+
+
+class PageDialog(QDialog):
+    """The text of a page with the passage marked."""
+
+    def __init__(self, page: PageText, parent: QWidget) -> None:
+        super().__init__(parent)
+        source = page.label or self.tr("part {n}").format(n=page.number)
+        self.setWindowTitle(f"{Path(page.path).name}, {source}")
+        self.resize(720, 560)
+        self.text = QPlainTextEdit(page.text)
+        self.text.setReadOnly(True)
+        self.text.setAccessibleName(self.windowTitle())
+        marked = QTextEdit.ExtraSelection()
+        cursor = QTextCursor(self.text.document())
+        cursor.setPosition(_utf16(page.text, page.start))
+        cursor.setPosition(_utf16(page.text, page.end), QTextCursor.MoveMode.KeepAnchor)
+        style = QTextCharFormat()
+        style.setBackground(self.palette().highlight())
+        style.setForeground(self.palette().highlightedText())
+        marked.cursor, marked.format = cursor, style
+        self.text.setExtraSelections([marked])
+        self.passage = cursor.selectedText()
+        top = QTextCursor(self.text.document())
+        top.setPosition(_utf16(page.text, page.start))
+        self.text.setTextCursor(top)
+        self.text.centerCursor()
+        layout = QVBoxLayout(self)
+        layout.addWidget(label(page.path, "small", wrap=True, selectable=True))
+        layout.addWidget(self.text)
+
+
+def _utf16(text: str, position: int) -> int:
+    """A place in characters as Qt counts it."""
+    return len(text[:position].encode("utf-16-le")) // 2

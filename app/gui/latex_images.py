@@ -1,0 +1,143 @@
+"""Formulas as pictures: drawn once by a child process, and kept; until then, and if it fails, they are text."""
+
+import json
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from PySide6.QtCore import QByteArray, QObject, QProcess, QTimer, Signal
+from PySide6.QtSvg import QSvgRenderer
+
+from app.latex_child import LONGEST
+from devices.child_command import child_command
+
+_MAX_CACHED = 500  # pictures; one is some kilobytes
+_TIME_MS = 3000  # one formula may take so long; Measured: ordinary ones take 6 to 60 ms
+_START_MS = 60_000  # the first one waits for the child's start, on a busy computer too
+
+
+@dataclass(frozen=True)
+class FormulaImage:
+    """A drawn formula: sizes in pixels, the baseline from the top."""
+
+    renderer: QSvgRenderer
+    width: float
+    height: float
+    ascent: float
+
+
+@dataclass(frozen=True)
+class Formula:
+    """What a picture is made of; `size` and `colour` are those of the text around it."""
+
+    latex: str
+    display: bool
+    size: int
+    colour: str
+
+
+class Formulas(QObject):
+    """`ready` is emitted when pictures arrived that somebody asked for."""
+
+    ready = Signal()
+
+    def __init__(self, parent: QObject) -> None:
+        super().__init__(parent)
+        self._images: OrderedDict[Formula, FormulaImage | None] = OrderedDict()
+        self._queue: list[Formula] = []
+        self._asked: Formula | None = None
+        self._child: QProcess | None = None
+        self._buffer = b""
+        self._number = 0
+        self._watch = QTimer(self)
+        self._watch.setSingleShot(True)
+        self._watch.timeout.connect(self._give_up)
+
+    def get(self, formula: Formula) -> FormulaImage | None:
+        """The picture, or None: it is not drawn yet, or cannot be."""
+        if formula in self._images:
+            self._images.move_to_end(formula)
+            return self._images[formula]
+        if len(formula.latex) <= LONGEST and formula not in self._queue and formula != self._asked:
+            self._queue.append(formula)
+            QTimer.singleShot(0, self, self._next)
+        return None
+
+    def close(self) -> None:
+        """End the child."""
+        self._watch.stop()
+        self._queue.clear()
+        child, self._child = self._child, None
+        if child is not None:
+            child.blockSignals(True)
+            child.closeWriteChannel()
+            if not child.waitForFinished(500):
+                child.kill()
+                child.waitForFinished(10_000)
+            child.deleteLater()
+
+    def _next(self) -> None:
+        if self._asked is not None or not self._queue:
+            return
+        started = self._child is not None
+        if self._child is None:
+            program, *arguments = child_command("app.latex_child")
+            child = QProcess(self)
+            child.setStandardErrorFile(QProcess.nullDevice())
+            child.readyReadStandardOutput.connect(self._on_output)
+            child.finished.connect(self._on_ended)
+            child.start(program, arguments)
+            self._child = child
+        self._asked = self._queue.pop(0)
+        self._number += 1
+        asked = self._asked
+        line = {"key": self._number, "latex": asked.latex, "display": asked.display, "size": asked.size}
+        self._child.write(json.dumps({**line, "colour": asked.colour}).encode() + b"\n")
+        self._watch.start(_TIME_MS if started else _START_MS)
+
+    def _on_output(self) -> None:
+        if self._child is None:
+            return
+        self._buffer += bytes(self._child.readAllStandardOutput().data())
+        *lines, self._buffer = self._buffer.split(b"\n")
+        for line in lines:
+            answer = json.loads(line)
+            if self._asked is not None and answer.get("key") == self._number:
+                self._keep(self._asked, _image(answer))
+
+    def _keep(self, formula: Formula, image: FormulaImage | None) -> None:
+        self._watch.stop()
+        self._asked = None
+        self._images[formula] = image
+        while len(self._images) > _MAX_CACHED:
+            self._images.popitem(last=False)
+        if image is not None:
+            self.ready.emit()
+        self._next()
+
+    def _give_up(self) -> None:
+        """It takes too long: it stays text, and the child is another from now on."""
+        child, self._child = self._child, None
+        if child is not None:
+            child.blockSignals(True)
+            child.kill()
+            child.waitForFinished(2000)
+            child.deleteLater()
+        self._buffer = b""
+        if self._asked is not None:
+            self._keep(self._asked, None)
+
+    def _on_ended(self) -> None:
+        """It died of a formula."""
+        self._give_up()
+
+
+def _image(answer: dict[str, object]) -> FormulaImage | None:
+    svg = answer.get("svg")
+    if not isinstance(svg, str):
+        return None
+    renderer = QSvgRenderer(QByteArray(svg.encode()))
+    numbers = [answer.get(name) for name in ("width", "height", "ascent")]
+    if not renderer.isValid() or not all(isinstance(n, int | float) and n >= 0 for n in numbers):
+        return None
+    width, height, ascent = (float(n) for n in numbers if isinstance(n, int | float))
+    return FormulaImage(renderer, width, height, ascent)

@@ -1,0 +1,88 @@
+"""A model whose family only llama.cpp's converter knows: what getting that takes, and from one click to a file."""
+
+from collections.abc import Callable
+
+from PySide6.QtCore import QObject, Signal
+
+from app.gui import formatted
+from app.gui.app_context import Services
+from app.gui.jobs import Jobs
+from app.gui.server_errors import failure_of
+from app.gui.widgets.basics import Banner
+from engine.api.converting import ConvertedFile, ConverterFetched, ConverterState, ConvertRequest
+from engine.api.jobs import Job, result_of
+from engine.api.library import Model
+
+NEEDED = "converter_needed"
+
+
+class ForeignFamily(QObject):
+    """Tells and asks in the page's banner; nothing is fetched before the person agreed."""
+
+    converted = Signal(str)
+
+    def __init__(self, services: Services, jobs: Jobs, banner: Banner, parent: QObject) -> None:
+        super().__init__(parent)
+        self._services, self._jobs, self._banner = services, jobs, banner
+        self._model: Model | None = None
+        self._awaited: dict[str, Callable[[Job], None]] = {}
+        jobs.finished.connect(self._on_finished)
+
+    def offer(self, model: Model) -> None:
+        """Say what llama.cpp's converter would take, with a button that starts."""
+        self._model = model
+        self._services.ask(self._banner, self._services.api.converter, self._show)
+
+    def _show(self, state: ConverterState) -> None:
+        model = self._model
+        if model is None:
+            return
+        if state.installed:
+            text = self.tr("Tessera's converter does not know the family of {name}; llama.cpp's does, and is here.")
+            self._banner.notify(text.format(name=model.name), "warn", (self.tr("Convert it"), self._convert))
+            return
+        text = self.tr(
+            "Tessera's converter does not know the family of {name}; llama.cpp's does. Getting it downloads about "
+            "{download} and takes {disk} of disk, about {time} over a fast line."
+        ).format(
+            name=model.name,
+            download=formatted.size(state.download_bytes),
+            disk=formatted.size(state.disk_bytes),
+            time=formatted.duration(state.seconds),
+        )
+        self._banner.notify(text, "warn", (self.tr("Get it and convert"), self._fetch))
+
+    def _fetch(self) -> None:
+        self._begin(self._services.api.fetch_converter, self._on_fetched)
+
+    def _on_fetched(self, job: Job) -> None:
+        if result_of(job, ConverterFetched) is not None:
+            self._convert()
+
+    def _convert(self) -> None:
+        model = self._model
+        if model is not None:
+            request = ConvertRequest(source=model.path)
+            self._begin(lambda: self._services.api.convert(request), self._on_converted)
+
+    def _on_converted(self, job: Job) -> None:
+        made = result_of(job, ConvertedFile)
+        if made is not None:
+            self.converted.emit(made.model)
+
+    def _begin(self, start: Callable[[], Job], then: Callable[[Job], None]) -> None:
+        def started(job: Job) -> None:
+            self._awaited[job.id] = then
+            self._banner.hide()
+            self._jobs.started(job)
+
+        self._services.ask(self._banner, start, started)
+
+    def _on_finished(self, job: Job) -> None:
+        then = self._awaited.pop(job.id, None)
+        if then is None:
+            return
+        if job.error is not None:
+            self._banner.notify(failure_of(job), "bad")
+        elif job.state == "done":
+            then(job)

@@ -1,0 +1,364 @@
+"""Make it fit: choose a size, see what it costs, start, follow, and chat with the result."""
+
+from PySide6.QtCore import Qt, QTimer, Signal
+from PySide6.QtGui import QShowEvent
+from PySide6.QtWidgets import QSlider, QVBoxLayout
+
+from app.client import ApiError
+from app.gui import formatted
+from app.gui.app_context import Services
+from app.gui.job_card import JobList
+from app.gui.jobs import Jobs
+from app.gui.library.sources import unfit
+from app.gui.quantize.calibration_choice import OwnTextChoice
+from app.gui.quantize.converter_prompt import NEEDED, ForeignFamily
+from app.gui.quantize.gate import GateChoice
+from app.gui.quantize.plan_view import PlanView
+from app.gui.quantize.report import report_card
+from app.gui.quantize.size_loss_plot import size_words
+from app.gui.quantize.size_target import Aim
+from app.gui.server_errors import error_message, failure_of
+from app.gui.widgets.basics import Banner, Empty, Page, button, card, clear, label, row, set_kind
+from app.gui.widgets.flow import Flow
+from app.gui.widgets.popups import Choice
+from engine.api.jobs import Job, JobKind, Quantized, result_of
+from engine.api.library import Model
+from engine.api.quantizing import PlanForecast, QuantizeOptions, QuantizeSketch, QuantPlan, StockPlan
+
+_DELAY_MS = 250
+_STEPS = 1000
+_START_FRACTION = 0.35  # the slider begins near 4 to 5 bits
+_SWEEP = 9
+# Loss of quality in words. Measured: docs/log.md (bundled model), tensors at 8, 5, 4 and 3 bits.
+_LOSS_WORDS = ((0.004, "hardly any", "chip-ok"), (0.02, "small", "chip-ok"), (0.06, "noticeable", "chip-warn"))
+_TIERS = (
+    ("instant", "Instant", "Uses what is known about models of this kind. Seconds."),
+    ("balanced", "Balanced", "Measures this model in groups of tensors."),
+    ("max", "Best", "Measures every tensor. Takes longest."),
+)
+
+
+class FitPage(Page):
+    """One model at a time."""
+
+    chat_wanted = Signal(str)
+
+    def __init__(self, services: Services, jobs: Jobs) -> None:
+        super().__init__(
+            self.tr("Make it fit"),
+            self.tr(
+                "Tessera chooses a precision for every tensor, so that the model loses least at the size you want."
+            ),
+        )
+        self._services, self._jobs = services, jobs
+        self._models: list[Model] = []
+        self._range = (0, 0)
+        self._asked = 0
+        self._ours: dict[int, float] = {}  # what is drawn
+        self._current: dict[int, float] = {}  # of it, what rests on what is known now
+        self._sweeps = 0
+        self._stock: tuple[StockPlan, ...] = ()
+        theme = services.theme
+        self.banner = Banner(theme)
+        self._foreign = ForeignFamily(services, jobs, self.banner, self)
+        self._foreign.converted.connect(self.choose)
+        self.model = Choice()
+        self.model.setAccessibleName(self.tr("Model"))
+        self.model.setMinimumWidth(220)
+        self.model.setSizeAdjustPolicy(Choice.SizeAdjustPolicy.AdjustToContents)  # the models come later
+        self.model.activated.connect(lambda _: self._on_model())
+        self.tier = Choice()
+        self.tier.setAccessibleName(self.tr("How thorough"))
+        for value, name, words_ in _TIERS:
+            self.tier.addItem(self.tr(name), value)
+            self.tier.setItemData(self.tier.count() - 1, self.tr(words_), Qt.ItemDataRole.ToolTipRole)
+        self.tier.setCurrentIndex(1)
+        self.tier.activated.connect(lambda _: self._anew())
+        self.slider = QSlider(Qt.Orientation.Horizontal)
+        self.slider.setRange(0, _STEPS)
+        self.slider.setMinimumHeight(24)
+        self.slider.setAccessibleName(self.tr("Size of the file"))
+        self.slider.valueChanged.connect(self._on_slider)
+        self._delay = QTimer(self)
+        self._delay.setSingleShot(True)
+        self._delay.setInterval(_DELAY_MS)
+        self._delay.timeout.connect(self._forecast)
+        self.size_words = label("", "title")
+        self._smallest, self._largest = label("", "small"), label("", "small")
+        self.chips = Flow()
+        self.start = button(self.tr("Make it fit"), self._start, "primary")
+        self.start.setEnabled(False)
+        self.plan_view = PlanView(theme)
+        self._report = QVBoxLayout()
+        self.aim = Aim()
+        self.aim.changed.connect(self._on_aim)
+        self.text = OwnTextChoice()
+        self.gate = GateChoice()
+        self.text.changed.connect(self._anew)
+        self.gate.changed.connect(self._forecast)
+        self._build()
+        jobs.finished.connect(self._on_finished)
+        services.models.reachable_changed.connect(lambda reachable: self._refresh() if reachable else None)
+
+    def _build(self) -> None:
+        theme = self._services.theme
+        choose = Flow()
+        for control in (self.model, self.aim, self.tier, self.text, self.gate):
+            choose.add(control)
+        size = row(self._smallest, self.slider, self._largest, spacing=12)
+        size.setStretch(1, 1)
+        go = row(self.size_words, 1, self.start)
+        self.content.addWidget(self.banner)
+        self.content.addWidget(JobList(theme, self._jobs, frozenset({JobKind.QUANTIZE, JobKind.CONVERT})))
+        self.content.addLayout(self._report)
+        self._none = Empty(
+            self.tr("No model to make smaller yet"),
+            self.tr("Download a model in its original precision (F16, BF16 or safetensors) in the library."),
+        )
+        self._none.hide()
+        self._choices = card(choose, go, size, self.chips, spacing=8)
+        for widget in (self._none, self._choices, self.plan_view):
+            self.content.addWidget(widget)
+        self.plan_view.hide()  # until there is something to draw
+
+    def showEvent(self, event: QShowEvent) -> None:
+        """Look for models when the page is opened."""
+        super().showEvent(event)
+        self._refresh()
+
+    def choose(self, model: str) -> None:
+        """Show this model."""
+        self._wanted = model
+        self._refresh()
+
+    _wanted = ""
+    _refused = False
+
+    @property
+    def budget_bytes(self) -> int:
+        """The size the slider stands at."""
+        low, high = self._range
+        return round(low + (high - low) * self.slider.value() / _STEPS)
+
+    def _refresh(self) -> None:
+        api = self._services.api
+        self._services.ask(self.banner, api.library, self._show_models)
+        self._services.ask(self.banner, lambda: api.library(refresh=True), self._show_models)
+
+    def _show_models(self, models: tuple[Model, ...]) -> None:
+        online = [model for model in models if model.state == "online"]
+        if online == self._models and self._range[1] and not self._wanted:
+            return  # an open list stays as it is
+        self._models = online
+        wanted = self._wanted or self.model.currentData()
+        before = self.model.currentData()
+        self.model.clear()
+        usable = [item for item in self._models if not unfit(item)]
+        for item in [*usable, *(item for item in self._models if unfit(item))]:
+            self.model.addItem(f"{item.name} · {formatted.size(item.size_bytes)}", item.id)
+            reason = unfit(item)
+            if reason:
+                index = self.model.count() - 1
+                self.model.setItemData(index, reason, Qt.ItemDataRole.ToolTipRole)
+                self.model.setItemData(index, 0, Qt.ItemDataRole.UserRole - 1)  # Qt's own role for its flags
+        self._none.setVisible(not usable)
+        self._choices.setVisible(bool(usable))
+        if not usable:
+            self.model.setCurrentIndex(-1)
+        else:
+            position = self.model.findData(wanted)
+            self.model.setCurrentIndex(position if 0 <= position < len(usable) else 0)
+        self._wanted = ""
+        if self.model.currentData() != before or not self._range[1]:
+            self._on_model()
+
+    def _on_model(self) -> None:
+        self._range = (0, 0)
+        self._ours, self._current, self._stock = {}, {}, ()
+        self.start.setEnabled(False)
+        self.plan_view.show_points({}, [])
+        self.plan_view.hide()
+        clear(self._report)
+        if self.model.currentData():
+            self._forecast()
+
+    def _on_aim(self) -> None:
+        is_size = not self.aim.is_context
+        for widget in (self.slider, self._smallest, self._largest):
+            widget.setVisible(is_size)
+        if self._range[1]:
+            self.start.setEnabled(False)
+            self._forecast()
+
+    def _on_slider(self) -> None:
+        if self._range[1] and not self.aim.is_context:
+            self.size_words.setText(formatted.size(self.budget_bytes))
+            self.plan_view.plot.show_here(self.budget_bytes)
+            self._delay.start()
+
+    def _request(self) -> QuantizeOptions:
+        made = QuantizeOptions(
+            model=self.model.currentData() or "",
+            tier=self.tier.currentData(),
+            budget_bytes=self.budget_bytes or None,
+            calibration=self.text.value,
+            gate=self.gate.value,
+        )
+        return self.aim.on(made) if self.aim.is_context and self._range[1] else made
+
+    def _anew(self) -> None:
+        """Other measurements count now: every point of the curve is asked for again."""
+        if self._range[1]:
+            self._sweep(self.model.currentData())
+        self._forecast()
+
+    def _forecast(self) -> None:
+        self._asked += 1
+        asked, request = self._asked, self._request()
+        if not request.model:
+            return
+
+        def show(sketch: QuantizeSketch) -> None:
+            if asked == self._asked:
+                self._show_forecast(sketch, request.model)
+
+        def failed(error: Exception) -> None:
+            if asked == self._asked:
+                self._show_refusal(error)
+
+        self._services.background.run(lambda: self._services.api.quantize_plan(request), show, failed, self)
+
+    def _show_refusal(self, error: Exception) -> None:
+        self._refused = True
+        self.start.setEnabled(False)
+        chosen = next((model for model in self._models if model.id == self.model.currentData()), None)
+        if isinstance(error, ApiError) and error.code == NEEDED and chosen is not None:
+            self._foreign.offer(chosen)
+        elif isinstance(error, ApiError) and error.status == 404 and error.code != "model_not_found":  # noqa: PLR2004
+            self.banner.notify(self.tr("This server cannot make models fit yet."), "warn")
+        else:
+            self.banner.notify(error_message(error), "warn", (self.tr("Try again"), self._anew))
+
+    def _show_forecast(self, sketch: QuantizeSketch, model: str) -> None:
+        if self._refused:  # what a finished job says stays
+            self._refused = False
+            self.banner.hide()
+        plan = sketch.plan
+        if not self._range[1]:
+            self._set_range(plan.smallest_bytes, sketch.source_bytes or plan.file_bytes)
+            self._sweep(model)
+            return
+        self.start.setEnabled(True)
+        self.plan_view.show()
+        self.size_words.setText(size_words(plan.file_bytes, plan.bpw))
+        self.plan_view.show_plan(plan)
+        self._ours[plan.file_bytes] = self._current[plan.file_bytes] = plan.damage
+        self._stock = plan.stock or self._stock
+        self.plan_view.show_points(self._ours, self._stock)
+        self._show_chips(plan, sketch.forecast, sketch.gpu_layers)
+
+    def _show_chips(self, plan: QuantPlan, forecast: PlanForecast, gpu_layers: int) -> None:
+        self.chips.clear()
+        loss = plan.damage
+        name, kind = next(((w, k) for limit, w, k in _LOSS_WORDS if loss <= limit), ("large", "chip-bad"))
+        chip = label(
+            self.tr("Loss of quality: {name} ({n})").format(name=self.tr(name), n=formatted.decimal(loss, 4))
+        )
+        set_kind(chip, kind)
+        self.chips.add(chip)
+        if not plan.evidence.sensitivity_sha256:
+            prior = label(self.tr("Guessed from other models"), "chip")
+            prior.setToolTip(self.tr("Balanced and Best measure this one: it may lose several times as much."))
+            self.chips.add(prior)
+        measured = [self.tr("Measures with {n} layers on the GPU").format(n=gpu_layers)] if gpu_layers else []
+        for text in [*self._facts(plan, forecast), *measured]:
+            self.chips.add(label(text, "chip"))
+
+    def _facts(self, plan: QuantPlan, forecast: PlanForecast) -> list[str]:
+        """What the plan means here, as far as it is known."""
+        found: list[str] = []
+        if self.aim.is_context:
+            found.append(self.tr("For a context of {n}").format(n=formatted.whole(self.aim.n_ctx)))
+        elif forecast.largest_context:
+            context = formatted.whole(forecast.largest_context)
+            found.append(self.tr("Context up to {n} fits").format(n=context))
+        elif forecast.largest_context == 0:
+            found.append(self.tr("Does not fit the memory that is free now"))
+        if plan.kv:
+            types = " / ".join(dict.fromkeys((plan.kv.type_k, plan.kv.type_v)))
+            found.append(self.tr("Context stored in {k}").format(k=types))
+        if plan.decode_cost:
+            speed = formatted.decimal(1 / plan.decode_cost, 2)
+            found.append(self.tr("{n} x the speed of a 4-bit file").format(n=speed))
+        if forecast.seconds:
+            is_timed = not forecast.gpu_untimed
+            text = self.tr("Takes about {time}") if is_timed else self.tr("Takes about {time} without the GPU")
+            found.append(text.format(time=formatted.duration(forecast.seconds)))
+        if forecast.disk_bytes:
+            found.append(self.tr("Needs {size} of free disk").format(size=formatted.size(forecast.disk_bytes)))
+        return found
+
+    def _set_range(self, smallest: int, largest: int) -> None:
+        self._range = (smallest, max(largest, smallest + 1))
+        self._smallest.setText(self.tr("smallest {size}").format(size=formatted.size(smallest)))
+        self._largest.setText(self.tr("original {size}").format(size=formatted.size(largest)))
+        self.slider.setValue(round(_STEPS * _START_FRACTION / 2))
+        self._on_slider()
+        self._forecast()
+
+    def _sweep(self, model: str) -> None:
+        """Plans over the range, one after the other, for the curve."""
+        low, high = self._range
+        budgets = [round(low + (high - low) * (0.02 + 0.6 * (n / _SWEEP) ** 1.5)) for n in range(_SWEEP)]
+        tier, text = self.tier.currentData(), self.text.value
+        requests = [QuantizeOptions(model=model, budget_bytes=b, tier=tier, calibration=text) for b in budgets]
+        self._sweeps += 1
+        number, self._current = self._sweeps, {}
+
+        def plans() -> list[QuantPlan]:
+            found = []
+            for request in requests:
+                try:
+                    found.append(self._services.api.quantize_plan(request).plan)
+                except ApiError:
+                    continue
+            return found
+
+        def show(found: list[QuantPlan]) -> None:
+            if self.model.currentData() == model and number == self._sweeps:
+                self._current.update({plan.file_bytes: plan.damage for plan in found})
+                self._ours = self._current
+                if found:
+                    self._stock = found[-1].stock or self._stock
+                self.plan_view.show_points(self._ours, self._stock)
+
+        self._services.background.run(plans, show, lambda _: None, self)
+
+    def _start(self) -> None:
+        request = self._request()
+
+        def started(job: Job) -> None:
+            clear(self._report)
+            self._jobs.started(job)
+            self.verticalScrollBar().setValue(0)
+
+        self._services.ask(self.banner, lambda: self._services.api.quantize(request), started)
+
+    def _on_finished(self, job: Job) -> None:
+        if job.kind is not JobKind.QUANTIZE:
+            return
+        if job.state == "failed" and job.error is not None:
+            self.banner.notify(failure_of(job), "bad")
+        made = result_of(job, Quantized) if job.state == "done" else None
+        if made is None:
+            return
+        self._anew()  # the source is measured now
+        clear(self._report)
+        self._report.addWidget(report_card(self._services.theme, made.report))
+        if made.report.out is None:
+            self.banner.notify(
+                self.tr("Nothing was kept: it did the task clearly worse than the original."), "warn"
+            )
+            return
+        chat = (self.tr("Chat with it"), lambda: self.chat_wanted.emit(made.model))
+        self.banner.notify(self.tr("Done: {name} is in your library.").format(name=made.model), "ok", chat)

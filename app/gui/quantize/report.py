@@ -1,0 +1,129 @@
+"""What came out of making a model fit: measured, beside the stock mix of the same size."""
+
+from collections.abc import Callable
+
+from PySide6.QtCore import QCoreApplication
+from PySide6.QtWidgets import QFrame, QGridLayout
+
+from app.gui import formatted
+from app.gui.theme import Theme
+from app.gui.widgets.basics import card, label
+from app.gui.widgets.tensor_mosaic import Mosaic, PrecisionLegend, tiles_of_tensors
+from engine.api.quantizing import FileReport, QuantizeReport
+from quantize.job.gate import could_veto
+from quantize.types import Interval
+
+
+def report_card(theme: Theme, report: QuantizeReport) -> QFrame:
+    """Mosaic, and a table of measures: ours and stock."""
+    ours, stock = report.ours, report.stock
+    verdict = label(_verdict(report), wrap=True)
+    mosaic = Mosaic(theme, height=96)
+    mosaic.show_tiles(tiles_of_tensors(report.plan.tensors))
+    grid = QGridLayout()
+    grid.setHorizontalSpacing(24)
+    grid.setColumnStretch(0, 1)
+    heads = [_tr("Measured on text it was not fitted to"), _tr("This file")]
+    if stock:
+        heads.append(_tr("Stock {name}").format(name=report.stock_mix or ""))
+    for column, text in enumerate(heads):
+        grid.addWidget(label(text, "small"), 0, column)
+    asked = [label(text, wrap=True) for text in [*own_words(report), *gate_words(report), *_how(report)]]
+    if not ours:
+        left_out = label(_tr("Not compared: that was left out."), "small")
+        return card(verdict, mosaic, PrecisionLegend(theme), left_out, *asked)
+    for number, (words_, written) in enumerate(_MEASURES, 1):
+        grid.addWidget(label(_tr(words_)), number, 0)
+        for column, found in enumerate([ours, stock][: len(heads) - 1], 1):
+            text = written(found) if found else ""
+            grid.addWidget(label(text, "strong" if column == 1 else ""), number, column)
+    return card(verdict, mosaic, PrecisionLegend(theme), grid, *asked, spacing=12)
+
+
+def _verdict(report: QuantizeReport) -> str:
+    size = formatted.size(report.file_bytes or report.plan.file_bytes)
+    if report.shipped == "nothing" and report.gate:
+        return _tr("Nothing was kept. Choose a larger file, or measure more thoroughly. The original is untouched.")
+    if report.shipped == "stock" and _vetoed_ours(report):
+        text = _tr("{size}. Ours did the task clearly worse, the stock mix {name} did not and was written.")
+        return text.format(size=size, name=report.stock_mix or "")
+    if report.shipped == "stock":
+        text = _tr("{size}. Ours was not clearly better than the stock mix {name}, which was written.")
+        return text.format(size=size, name=report.stock_mix or "")
+    ratio = report.kld_ratio
+    if ratio:
+        return _tr("{size}. Its loss is {n} % of that of {name}, the usual mix of this size.").format(
+            size=size, n=formatted.whole(100 * ratio), name=report.stock_mix or ""
+        )
+    return size
+
+
+def _vetoed_ours(report: QuantizeReport) -> bool:
+    return report.gate is not None and report.gate.checks[0].mix == "ours"
+
+
+def gate_words(report: QuantizeReport) -> list[str]:
+    """What the task said of each file that was asked: counts, and the interval of what was lost."""
+    if report.gate is None:
+        return []
+    lines = []
+    for check in report.gate.checks:
+        if check.mix == "ours":
+            text = _tr("Task {task}: {before} of {cases} right before, {after} after.")
+        else:
+            text = _tr("Task {task}, stock mix: {before} of {cases} right before, {after} after.")
+        counts = text.format(task=report.gate.task, before=check.before, cases=check.cases, after=check.after)
+        low, high = 100 * check.loss.low, 100 * check.loss.high
+        if check.vetoed:
+            likely = _tr("A likely loss of {low} to {high} points: not kept.")
+        elif high < 0:
+            likely, low, high = _tr("A likely gain of {low} to {high} points."), -high, -low
+        else:
+            likely, low = _tr("Between {low} points better and {high} worse: no clear loss."), -low
+        lines.append(f"{counts} {likely.format(low=formatted.whole(low), high=formatted.whole(high))}")
+    if not could_veto(report.gate):
+        lines.append(_tr("The original itself does so few of them that this task could not veto."))
+    if report.gate.reference:
+        lines.append(_tr("Compared with the original in 8 bits: as it is it does not fit into the free memory."))
+    return lines
+
+
+def _how(report: QuantizeReport) -> list[str]:
+    """How the file was made, where that is not the usual way."""
+    lines = []
+    if report.smoothed:
+        text = _tr("{n} of its inputs were evened out: LoRA adapters of the original fit here, not elsewhere.")
+        lines.append(text.format(n=report.smoothed))
+    if report.gpu_layers:
+        lines.append(_tr("Measured with {n} layers on the GPU.").format(n=report.gpu_layers))
+    return lines
+
+
+def own_words(report: QuantizeReport) -> list[str]:
+    """What is gained on the user's own text, and what is lost elsewhere, beside the stock mix of the same size."""
+    if report.own is None or report.own.ratio is None:
+        return []
+    lines = [_change(_tr("On your own text: {change}."), report.own.ratio)]
+    if report.ours is not None and report.ours.ratio is not None:
+        lines.append(_change(_tr("On text of all kinds: {change}."), report.ours.ratio))
+    return lines
+
+
+def _change(text: str, ratio: Interval) -> str:
+    if ratio.low <= 1 <= ratio.high:
+        return text.format(change=_tr("as large a loss as the stock mix has"))
+    less = ratio.value < 1
+    change = _tr("{n} % less loss than the stock mix") if less else _tr("{n} % more loss than the stock mix")
+    return text.format(change=change.format(n=formatted.whole(100 * abs(1 - ratio.value))))
+
+
+_MEASURES: tuple[tuple[str, Callable[[FileReport], str]], ...] = (
+    ("Mean loss (KL divergence)", lambda found: formatted.decimal(found.kld_mean.value, 5)),
+    ("Worst 1 % of tokens", lambda found: formatted.decimal(found.kld_p99, 4)),
+    ("Same first choice", lambda found: f"{formatted.decimal(100 * found.top1_agreement_frac.value, 1)} %"),
+    ("Perplexity", lambda found: formatted.decimal(found.perplexity.value, 3)),
+)
+
+
+def _tr(text: str) -> str:
+    return QCoreApplication.translate("report", text)

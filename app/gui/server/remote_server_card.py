@@ -1,0 +1,164 @@
+"""Another Tessera as this window's server, by address or link and key; and this one's link for a phone."""
+
+import io
+from typing import TYPE_CHECKING
+from urllib.parse import quote, urlsplit
+
+import segno
+from PySide6.QtCore import QByteArray, Signal
+from PySide6.QtGui import QPixmap
+from PySide6.QtWidgets import QFrame, QLabel, QLineEdit
+
+from app.client import ApiError, Client
+from app.client.remote_server import RemoteServer, parts_of
+from app.gui import formatted
+from app.gui.app_context import Services
+from app.gui.widgets.basics import Banner, button, label, row, stack
+from app.gui.widgets.fields import line_field
+from engine.api.keys import KeyRequest
+from engine.services import is_plain_text
+
+if TYPE_CHECKING:
+    from app.gui.server_link import ServerLink
+
+_MOST = 4000
+_MODULE_PIXELS = 5
+_LOCAL = ("127.0.0.1", "localhost", "::1", "")
+
+
+class ElsewhereCard(QFrame):
+    """`moved` is emitted when another server was chosen, or this computer's own again."""
+
+    moved = Signal()
+
+    def __init__(self, services: Services, link: "ServerLink", banner: Banner) -> None:
+        super().__init__()
+        self._services, self._link, self._banner = services, link, banner
+        self.setProperty("kind", "card")
+        self._remote = RemoteServer()
+        self._note = label("", "small", wrap=True)
+        self.url = self._field("http://192.168.1.5:7373", self.tr("Address of another Tessera, or its link"))
+        self.key = self._field(self.tr("Key"), self.tr("Key of the other Tessera"))
+        self.key.setEchoMode(QLineEdit.EchoMode.Password)
+        self.use = button(self.tr("Use it"), self._use)
+        self.back = button(self.tr("Use this computer's own"), self._back)
+        self.show_code = button(self.tr("Show a QR code of this server"), self._show_code)
+        self.code = QLabel()
+        self.code.setAccessibleName(self.tr("QR code of the link"))
+        self.code.hide()
+        self.shown = label("", "small", wrap=True, selectable=True)
+        self.shown.hide()
+        entry = row(self.url, self.key, self.use)
+        entry.setStretch(0, 1)
+        self.setLayout(
+            stack(
+                self._note,
+                entry,
+                row(self.show_code, self.back, 1),
+                self.code,
+                self.shown,
+                spacing=12,
+                margins=(16, 16, 16, 16),
+            )
+        )
+        self.refresh()
+
+    def _field(self, hint: str, name: str) -> QLineEdit:
+        field = line_field(hint, name)
+        field.setMaxLength(_MOST)
+        field.textChanged.connect(lambda _: self._refresh_buttons())
+        field.returnPressed.connect(self._use)
+        return field
+
+    def refresh(self) -> None:
+        """Show which server is used, and whether another device could reach it."""
+        chosen = self._remote.url
+        if chosen:
+            words = self.tr("This window and the terminal use {url}.").format(url=chosen)
+            if is_plain_text(chosen):
+                words += " " + self.tr("The way there is not encrypted: whoever shares the network can read along.")
+        else:
+            words = self.tr("This window can use a Tessera on another computer: its models, its memory, its keys.")
+        self._note.setText(words)
+        self.back.setVisible(bool(chosen))
+        self._refresh_buttons()
+
+    def _refresh_buttons(self) -> None:
+        self.use.setEnabled(bool(self.url.text().strip()))
+        self.show_code.setEnabled((urlsplit(self._link.url or "").hostname or "") not in _LOCAL)
+        self.show_code.setToolTip(
+            ""
+            if self.show_code.isEnabled()
+            else self.tr("Only this computer reaches this server: tessera serve --host")
+        )
+
+    def _use(self) -> None:
+        link, key = self.url.text().strip(), self.key.text().strip()
+        if not link:
+            return
+        self.use.setEnabled(False)
+
+        def look() -> tuple[str, str | None, int]:
+            address, within = parts_of(link)
+            with Client(address, key or within) as client:
+                return address, key or within, len(client.chat_models())
+
+        def done(found: tuple[str, str | None, int]) -> None:
+            address, accepted, count = found
+            self._remote.choose(address, accepted)
+            self._link.disconnect()
+            for field in (self.url, self.key):
+                field.clear()
+            self._banner.notify(
+                self.tr("{url} is used now: {count} models.").format(url=address, count=count), "ok"
+            )
+            self.refresh()
+            self.moved.emit()
+
+        self._services.background.run(look, done, self._failed, self)
+
+    def _failed(self, error: Exception) -> None:
+        self._refresh_buttons()
+        # The one that was asked, not this window's: "start it" would be the wrong advice.
+        self._banner.notify(formatted.sentence(str(error)), "bad")
+
+    def _back(self) -> None:
+        self._remote.forget()
+        self._link.disconnect()
+        self.refresh()
+        self.moved.emit()
+
+    def _show_code(self) -> None:
+        api, url = self._services.api, self._link.url
+
+        def make() -> str:
+            number = 1
+            while True:
+                try:
+                    made = api.make_key(KeyRequest(name="phone" if number == 1 else f"phone {number}"))
+                except ApiError as error:
+                    number += 1
+                    if error.param != "name" or number > 20:  # noqa: PLR2004 - so many phones are none
+                        raise
+                else:
+                    return f"{url}/chat#key={quote(made.key)}"
+
+        def done(link: str) -> None:
+            pixmap = QPixmap()
+            pixmap.loadFromData(QByteArray(_png(link)))
+            self.code.setPixmap(pixmap)
+            self.shown.setText(
+                self.tr("{link}\nWhoever has it may run models here; the key stands among the keys above.").format(
+                    link=link
+                )
+            )
+            self.code.show()
+            self.shown.show()
+
+        self._services.background.run(make, done, self._failed, self)
+
+
+def _png(text: str) -> bytes:
+    out = io.BytesIO()
+    segno.make(text, error="m", micro=False).save(out, kind="png", scale=_MODULE_PIXELS, border=4)
+    return out.getvalue()
