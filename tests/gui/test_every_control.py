@@ -24,11 +24,11 @@ READ = {
     ("job_card.py", "Progress"),
     ("library/model_card.py", "Newer version on the hub"),
     ("library/recommended.py", "Recommended"),
-    ("server/elsewhere_card.py", "QR code of the link"),
+    ("server/remote_server_card.py", "QR code of the link"),
     ("server/page.py", "Log of the server"),
     ("server/page.py", "What to paste"),
     ("widgets/consent_card.py", "What would happen"),
-    ("widgets/mosaic.py", "{n} tensors, {bits} bits on average"),
+    ("widgets/tensor_mosaic.py", "{n} tensors, {bits} bits on average"),
 }
 # Other words of a control that is pressed by the first ones.
 ALSO_CALLED = {
@@ -52,15 +52,21 @@ CANNOT = {
     ("chat/page.py", "Show in folder"): "opens a program of the desktop, which a bare X server has not",
     ("library/model_card.py", "Show in folder"): "opens a program of the desktop, which a bare X server has not",
     (
-        "server/elsewhere_card.py",
+        "server/remote_server_card.py",
         "Show a QR code of this server",
     ): "closed while only loopback is served, as in tests",
     ("settings_page.py", "Port"): "closed by the environment variable that keeps walks apart",
     ("tray.py", "Quit"): "a bare X server has no tray",
     ("tray.py", "Show Tessera"): "a bare X server has no tray",
     ("update_notice.py", "Open the release page"): "opens a browser",
-    ("fit/foreign.py", "Convert it"): "needs the converter's environment of 1 GB (optin/llama_cpp_door.py)",
-    ("fit/foreign.py", "Get it and convert"): "fetches 320 MB; pressed before recorded answers in test_fit_page",
+    (
+        "quantize/converter_prompt.py",
+        "Convert it",
+    ): "needs the converter's environment of 1 GB (optin/llama_cpp_door.py)",
+    (
+        "quantize/converter_prompt.py",
+        "Get it and convert",
+    ): "fetches 320 MB; pressed before recorded answers in test_fit_page",
 }
 # Words that several places of the window say: which walk presses those of each.
 WHERE = {
@@ -102,9 +108,9 @@ WHERE = {
     ("devices/page.py", "Copy"): "test_devices",
     ("devices/power_card.py", "Apply"): "test_models",
     ("documents/page.py", "Forget {name}"): "test_controls",
-    ("fit/page.py", "Make it fit"): "test_jobs",
-    ("fit/page.py", "Model"): "test_small_controls",
-    ("fit/page.py", "Try again"): "test_mends",
+    ("quantize/page.py", "Make it fit"): "test_jobs",
+    ("quantize/page.py", "Model"): "test_small_controls",
+    ("quantize/page.py", "Try again"): "test_mends",
     ("library/details.py", "Close"): "test_controls",
     ("library/hub_tab.py", "Download"): "test_jobs",
     ("library/hub_tab.py", "Try again"): "test_job_ends",
@@ -121,7 +127,7 @@ WHERE = {
     ("server/rows_card.py", "Forget {name}"): "test_other_servers",
     ("settings_page.py", "System prompt"): "test_settings",
     ("shortcuts.py", "Close"): "test_small_controls",
-    ("supervisor.py", "Try again"): "test_leaving",
+    ("server_watchdog.py", "Try again"): "test_leaving",
     ("widgets/basics.py", "Close"): "test_mends",
 }
 

@@ -18,7 +18,7 @@ from app.client import (
     ToolCalls,
     UnexpectedAnswer,
     WholeAnswer,
-    chat_stream,
+    answers,
     discovery,
     running_server,
 )
@@ -214,7 +214,7 @@ def test_the_pieces_of_an_answer_become_the_whole():
         ChatChunk(usage=Usage(prompt_tokens=3, completion_tokens=2, total_tokens=5)),
     ]
     whole, phases = WholeAnswer(), []
-    for piece in chat_stream(chunks):
+    for piece in answers(chunks):
         whole.take(piece)
         phases.append(whole.phase.name)
     assert (whole.content, whole.reasoning, whole.finish_reason) == ("Yes", "Hm. ", "stop")

@@ -86,7 +86,7 @@ def test_tables_are_made_through_one_door():
         for p in CLI.glob("*.py")
         if re.search(r"from rich\.(markup|table) import|from rich import", p.read_text(encoding="utf-8"))
     ]
-    assert rough == ["shown.py"]
+    assert rough == ["console.py"]
 
 
 def test_lines_are_printed_through_one_door():
