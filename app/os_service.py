@@ -15,6 +15,7 @@ from typing import Final
 from xml.sax.saxutils import escape
 
 from devices.atomic_file import write_atomically
+from devices.environment import sounds_secret
 from devices.programs import installed_program
 
 NAME: Final = "tessera"
@@ -33,8 +34,6 @@ _PASSED_BEGINNINGS: Final = ("TESSERA_", "HF_", "GGML_", "CUDA_", "HIP_", "ROCR_
 _NOT_PASSED: Final = frozenset({"TESSERA_SERVER", "TESSERA_KEY", "TESSERA_OWN_LOG"})
 # Every program of a Windows user gets it.
 _WINDOWS_OWN: Final = frozenset({"PATH"})
-# A description is read by the manager and shown by its programs.
-_SECRETS: Final = ("TOKEN", "SECRET", "PASSWORD", "KEY", "CREDENTIAL")
 # Folders that may be named from the folder of the shell.
 _FOLDERS: Final = frozenset(
     {"TESSERA_HOME", "TESSERA_INSTALLED_MODELS", "TESSERA_SPEECH", "HF_HOME", "HF_HUB_CACHE"}
@@ -85,11 +84,6 @@ def manager(command: Sequence[str], system: str = sys.platform, env: Mapping[str
     raise ServiceFailed(f"no service manager is known for {system}; run `tessera serve` from your own")
 
 
-def _sounds_secret(name: str) -> bool:
-    """HF_HUB_DISABLE_IMPLICIT_TOKEN is a switch, no token."""
-    return "DISABLE" not in name.upper() and any(word in name.upper() for word in _SECRETS)
-
-
 def passed_variables(env: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
     """The variables a service is given, and the names of those left out because they sound like secrets."""
     asked = {
@@ -97,10 +91,11 @@ def passed_variables(env: Mapping[str, str]) -> tuple[dict[str, str], tuple[str,
         for name, value in sorted(env.items())
         if (name.upper() in _PASSED or name.startswith(_PASSED_BEGINNINGS)) and name not in _NOT_PASSED
     }
+    # The manager's programs show a description to everybody.
     passed = {
         name: str(Path(value).expanduser().absolute()) if name in _FOLDERS and value else value
         for name, value in asked.items()
-        if value.isprintable() and not _sounds_secret(name)
+        if value.isprintable() and not sounds_secret(name)
     }
     return passed, tuple(name for name in asked if name not in passed)
 

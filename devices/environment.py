@@ -72,8 +72,13 @@ def without_secrets(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     return {k: v for k, v in os.environ.items() if _passes(k, v, _OWN)} | dict(extra or {})
 
 
+def sounds_secret(name: str) -> bool:
+    """Whether a variable of that name may hold a secret; HF_HUB_DISABLE_IMPLICIT_TOKEN is a switch."""
+    upper = name.upper()
+    return "DISABLE" not in upper and _SECRET.search(upper) is not None
+
+
 def _passes(name: str, value: str, prefixes: tuple[str, ...] = ()) -> bool:
     upper = name.upper()
     on_list = upper in _PASSED or upper.startswith(prefixes)
-    is_switch = "DISABLE" in upper  # HF_HUB_DISABLE_IMPLICIT_TOKEN
-    return on_list and (is_switch or not _SECRET.search(upper)) and not _WITH_PASSWORD.search(value)
+    return on_list and not sounds_secret(upper) and not _WITH_PASSWORD.search(value)

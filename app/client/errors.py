@@ -38,7 +38,7 @@ class ServerUnreachable(ApiError):
 
 
 class ServerReplaced(ServerUnreachable):
-    """Another program, or another server, listens at `url` now; it was told nothing."""
+    """Another program, or another server, listens at `url` now; the client sent it nothing."""
 
     def __init__(self, url: str) -> None:
         super().__init__(url, "another program listens there")
