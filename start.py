@@ -54,9 +54,9 @@ def venv_python() -> str:
 def fingerprint(kind: str) -> str:
     """Changes whenever the environment must be made anew: other locks or kernels, another Python, another place."""
     digest = hashlib.sha256(repr((kind, sys.version_info[:2], VENV)).encode())
-    installers = os.path.join(ROOT, "installers")
-    files = [os.path.join(installers, "lock", n) for n in (LOCKS[kind], "llama.txt", "build.txt", "model.txt")]
-    files += [os.path.join(installers, "tiles", n) for n in sorted(os.listdir(os.path.join(installers, "tiles")))]
+    locks, own_kernels = os.path.join(ROOT, "installers", "lock"), os.path.join(ROOT, "engine", "kernels")
+    files = [os.path.join(locks, n) for n in (LOCKS[kind], "llama.txt", "build.txt", "model.txt")]
+    files += [os.path.join(own_kernels, n) for n in sorted(os.listdir(own_kernels))]
     for name in files:
         with open(name, "rb") as file:
             digest.update(file.read())

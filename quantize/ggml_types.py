@@ -24,7 +24,7 @@ class Traits(msgspec.Struct, frozen=True):
     the type that a GPU decodes as fast. `repack` are pairs of a multiple that rows must be of and instruction sets
     with which llama.cpp keeps a copy of its own, `amx` whether it does so with AMX; `tiled` are instruction sets
     with which its kernels for tiles of the file's own blocks, which a copy never reaches, make up for doing without
-    the copy. `tiles` are instruction sets with which our own kernels for prompts (installers/tiles) are faster than
+    the copy. `tiles` are instruction sets with which our own kernels for prompts (engine/kernels) are faster than
     llama.cpp's (None: they do not know the type); with `tiles_of_copy` they read that copy, else the file's blocks.
     `measured` types are
     judged and planned with, `priced` ones timed on the machine; `if_fast` ones are both only where that timing

@@ -1,4 +1,4 @@
-"""Our own backend on the processor (installers/tiles): its library beside llama.cpp's, and what it computes."""
+"""Our own backend on the processor (engine/kernels): its library beside llama.cpp's, and what it computes."""
 
 import ctypes
 from collections.abc import Iterable

@@ -21,7 +21,7 @@ LEAST_SHARE: Final = 0.1
 _MATRIX: Final = 2
 # Measured: docs/log.md, "attention of our own".
 ATTENTION_ISA: Final = frozenset({"avx2", "fma", "f16c"})
-# Values of a head that one step of its vectors takes. Source: installers/tiles/attend.cpp, `is_read`.
+# Values of a head that one step of its vectors takes. Source: engine/kernels/attend.cpp, `is_read`.
 HEAD_STEP: Final = 16
 # All that there are kernels for.
 TILE_KERNELS: Final = (*TILED, ATTENTION)

@@ -23,9 +23,9 @@ SERVING_BYTES, SERVING_TOKEN_BYTES = 6 << 20, 150
 # table of constrained output). Measured: docs/log.md, memory; used only where no dry run can tell.
 PROCESS_BYTES = 50 << 20
 VOCABULARY_TOKEN_BYTES = 700
-# What a thread of our own kernels decodes at once. Source: installers/tiles/tiles.h, PANEL_BYTES.
+# What a thread of our own kernels decodes at once. Source: engine/kernels/tiles.h, PANEL_BYTES.
 TILE_PANEL_BYTES = 80 << 10
-# Cells of a tile of attention, rows of a strip, strips that share a tile. Source: installers/tiles/tiles.h.
+# Cells of a tile of attention, rows of a strip, strips that share a tile. Source: engine/kernels/tiles.h.
 TILE_CELLS, TILE_STRIP, TILE_STRIPS = 64, 48, 4
 # A projector takes its file, and a fifth more for the graph of one image. A prior, not measured.
 PROJECTOR_EXTRA_DIVISOR = 5
@@ -246,7 +246,7 @@ def tile_bytes(shape: ModelShape, settings: LoadSettings) -> int:
     """What our own kernels keep: the most that one operation takes.
 
     A product: one ubatch in 8 bits with scales and sums, a panel for each thread. Attention: for each thread a
-    tile of cells, four strips of queries and what they give. Source: installers/tiles, `multiply`, `strip_floats`.
+    tile of cells, four strips of queries and what they give. Source: engine/kernels, `multiply`, `strip_floats`.
     """
     threads, found = max(1, settings.n_threads), 0
     if set(settings.tiles) - {ATTENTION}:

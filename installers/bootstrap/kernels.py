@@ -16,8 +16,9 @@ from contextlib import suppress
 from installers.bootstrap.progress import is_terminal, open_closed_streams, redraw, show
 
 _STEP = re.compile(r"^\s*\[(\d+)/(\d+)\]")
+_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 # Our own backend for prompts, which the build of llama.cpp takes along.
-TILES = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "tiles")
+TILES = os.path.join(_ROOT, "engine", "kernels")
 
 
 def cache_folder() -> str:

@@ -146,7 +146,7 @@ def test_what_the_tests_start_is_compiled_once(start, monkeypatch):
 def test_the_build_takes_our_kernels_along_and_a_change_of_them_makes_it_anew(start, monkeypatch, tmp_path):
     monkeypatch.setattr(kernels.sys, "platform", "linux")
     lock = ROOT / "installers" / "lock" / "llama.txt"
-    copy = tmp_path / "with space" / "tiles"
+    copy = tmp_path / "with space" / "kernels"
     shutil.copytree(kernels.TILES, copy)
     before = kernels._key(str(lock)), start.fingerprint("test")
     monkeypatch.setattr(kernels, "TILES", str(copy))
@@ -156,7 +156,7 @@ def test_the_build_takes_our_kernels_along_and_a_change_of_them_makes_it_anew(st
     (copy / "kernel.h").write_text("// other")
     assert kernels._key(str(lock)) != before[0]
     shutil.copytree(ROOT / "installers" / "lock", tmp_path / "installers" / "lock")
-    shutil.copytree(copy, tmp_path / "installers" / "tiles")
+    shutil.copytree(copy, tmp_path / "engine" / "kernels")
     monkeypatch.setattr(start, "ROOT", str(tmp_path))
     assert start.fingerprint("test") != before[1]
 

@@ -15,7 +15,7 @@ from engine.runner.llama.native.model import LoadedModel, LoadFailed
 from engine.runner.llama.native.vocabulary import LlamaVocabulary
 
 TEXT: Final = "One, two, three, four, five, six, seven"
-# So many that our own kernels are among those compared. Source: installers/tiles/ggml-tiles.cpp.
+# So many that our own kernels are among those compared. Source: engine/kernels/ggml-tiles.cpp.
 NUM_TOKENS: Final = 8
 # Below this size one thread checks in less than a tenth of a second, and waits for no other: on a busy machine two
 # threads that meet hundreds of times a step took ten times as long. Measured: docs/log.md, engine.
