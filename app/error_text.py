@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from app.client import ApiError, ServerUnreachable
 from app.format import size
-from engine.core.errors import Cancelled, EngineError, EnvironmentFault, InputFault
+from devices.errors import Cancelled, EnvironmentFault, InputFault, TesseraError
 from engine.library.errors import HashMismatch, NotEnoughDisk
 from quantize import errors as quantizer
 
@@ -18,11 +18,7 @@ _CODES: dict[type[BaseException], int] = {
     InputFault: EXIT_INPUT,
     EnvironmentFault: EXIT_ENVIRONMENT,
     Cancelled: EXIT_INTERRUPTED,
-    EngineError: EXIT_ENVIRONMENT,
-    quantizer.InputFault: EXIT_INPUT,
-    quantizer.EnvironmentFault: EXIT_ENVIRONMENT,
-    quantizer.Cancelled: EXIT_INTERRUPTED,
-    quantizer.QuantizeError: EXIT_ENVIRONMENT,
+    TesseraError: EXIT_ENVIRONMENT,
     ServerUnreachable: EXIT_ENVIRONMENT,
     KeyboardInterrupt: EXIT_INTERRUPTED,
 }

@@ -1,15 +1,49 @@
-"""Errors of the devices package: facts as fields, words at the edge."""
+"""The families of all errors, and the errors of this package: facts as fields, sentences where they are read."""
 
 from collections.abc import Mapping
 
 
-class DevicesError(Exception):
-    """Base of every error this package raises on purpose."""
+class TesseraError(Exception):
+    """Base of every error that is raised on purpose. `code` is stable and scriptable.
 
-    code = "devices_error"
+    Its argument is a sentence, or a fact that `str` turns into one.
+    """
+
+    code = "tessera_error"
+
+    def __init__(self, what: object = "") -> None:
+        super().__init__(what)
+
+    def facts(self) -> dict[str, object]:
+        """The error's fields, for logs and JSON."""
+        return {k: v for k, v in vars(self).items() if not k.startswith("_")}
 
 
-class BadRecording(DevicesError):
+class EnvironmentFault(TesseraError):
+    """This machine or its state is the reason; the same request may work later or elsewhere."""
+
+    code = "environment"
+
+
+class InputFault(TesseraError):
+    """The request or a file is the reason; a retry cannot help. `param` names the field."""
+
+    code = "invalid_request"
+    param: str | None = None
+
+    def __init__(self, what: object, param: str | None = None) -> None:
+        super().__init__(what)
+        if param is not None:
+            self.param = param
+
+
+class Cancelled(TesseraError):
+    """The caller asked for the end."""
+
+    code = "cancelled"
+
+
+class BadRecording(InputFault):
     """A machine recording cannot be read; `reason` says what is wrong with it."""
 
     code = "bad_recording"
@@ -20,7 +54,7 @@ class BadRecording(DevicesError):
         self.reason = reason
 
 
-class PackRefused(DevicesError):
+class PackRefused(InputFault):
     """A kernel pack is not taken; `reason` says why, with the numbers."""
 
     code = "kernel_pack_refused"
@@ -30,7 +64,7 @@ class PackRefused(DevicesError):
         self.reason = reason
 
 
-class EngineVersionRefused(DevicesError):
+class EngineVersionRefused(InputFault):
     """A version of llama-cpp-python is not taken or not used; `reason` says why, with the numbers."""
 
     code = "engine_version_refused"
@@ -48,7 +82,7 @@ class EngineVersionRolledBack(EngineVersionRefused):
         self.used_again = used_again
 
 
-class Overdrawn(DevicesError):
+class Overdrawn(EnvironmentFault):
     """A reservation would exceed a pool: bytes needed and available, on `pool`."""
 
     code = "not_enough_memory"

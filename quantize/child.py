@@ -17,9 +17,10 @@ import msgspec
 
 from devices.child_command import child_command
 from devices.environment import without_secrets
+from devices.errors import Cancelled, EnvironmentFault, InputFault, TesseraError
 from devices.msgspec_lock import learned
 from devices.process_memory import bound_memory
-from quantize.errors import Cancelled, DiskFull, EnvironmentFault, InputFault, QuantizeError
+from quantize.errors import DiskFull
 from quantize.measurements import CancelCheck, OnProgress, Progress, encode
 from quantize.reproducible_math import environment_of
 
@@ -160,7 +161,7 @@ class Child:
     def __init__(self, task: str, request: Mapping[str, Any] | msgspec.Struct) -> None:
         self.task = task
         self.result: Any = None
-        self.error: QuantizeError | None = None
+        self.error: TesseraError | None = None
         self.progress: deque[Progress] = deque(maxlen=64)
         self.all_sent = threading.Event()
         self._answered = self._goes_on = self._given_back = False
@@ -281,9 +282,9 @@ class Executor(msgspec.Struct, frozen=True):
 HERE: Final = Executor(run_tasks)
 
 
-def described(error: QuantizeError | OSError) -> dict[str, Any]:
+def described(error: TesseraError | OSError) -> dict[str, Any]:
     """An error as plain values, for another process; `rebuilt` makes it an error again."""
-    if isinstance(error, QuantizeError):
+    if isinstance(error, TesseraError):
         family = "input" if isinstance(error, InputFault) else "environment"
         return {"code": error.code, "family": family, "message": str(error), "facts": _plain(error.facts())}
     if error.errno == errno.ENOSPC:
@@ -296,10 +297,11 @@ def _plain(facts: dict[str, object]) -> dict[str, object]:
     return {k: v if isinstance(v, str | int | float | bool | None) else str(v) for k, v in facts.items()}
 
 
-def rebuilt(fault: dict[str, Any]) -> QuantizeError:
+def rebuilt(fault: dict[str, Any]) -> TesseraError:
     """The error that another process met, as this one knows it: of the same class where that is loaded here."""
     family = InputFault if fault["family"] == "input" else EnvironmentFault
-    kind = next((k for k in _descendants(QuantizeError) if k.__dict__.get("code") == fault["code"]), family)
+    own = (k for k in _descendants(TesseraError) if k.__module__.startswith("quantize."))  # unique there
+    kind = next((k for k in own if k.__dict__.get("code") == fault["code"]), family)
     error = kind.__new__(kind)
     error.args = (fault["message"],)
     vars(error).update(fault["facts"])
@@ -308,7 +310,7 @@ def rebuilt(fault: dict[str, Any]) -> QuantizeError:
     return error
 
 
-def _descendants(kind: type[QuantizeError]) -> Iterator[type[QuantizeError]]:
+def _descendants(kind: type[TesseraError]) -> Iterator[type[TesseraError]]:
     for child in kind.__subclasses__():
         yield child
         yield from _descendants(child)

@@ -1,32 +1,6 @@
-"""The quantizer's error tree: facts as fields; words are made where a person or a client reads them."""
+"""Errors of the quantizer: facts as fields; engine.core.errors has them for other languages."""
 
-
-class QuantizeError(Exception):
-    """Base of every error this package raises on purpose. `code` is stable and scriptable."""
-
-    code = "quantize_error"
-
-    def facts(self) -> dict[str, object]:
-        """The error's fields, for logs and JSON."""
-        return {k: v for k, v in vars(self).items() if not k.startswith("_")}
-
-
-class EnvironmentFault(QuantizeError):
-    """This machine or its state is the reason; the same request may work later or elsewhere."""
-
-    code = "environment"
-
-
-class InputFault(QuantizeError):
-    """The file or the request is the reason; a retry cannot help."""
-
-    code = "invalid_request"
-
-
-class Cancelled(QuantizeError):
-    """The caller asked for the end."""
-
-    code = "cancelled"
+from devices.errors import EnvironmentFault, InputFault
 
 
 class Unreadable(EnvironmentFault):

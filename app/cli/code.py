@@ -46,11 +46,11 @@ def command(
     from app.cli.stdin_prompt import standard_input  # noqa: PLC0415
     from app.client import ApiError, ServerUnreachable  # noqa: PLC0415
     from app.code.assistant import Assistant, Conversation  # noqa: PLC0415
-    from app.code.errors import CodeError  # noqa: PLC0415
     from app.code.index.vectors import VectorIndex  # noqa: PLC0415
     from app.code.integrations.endpoint import embedder, endpoint_of  # noqa: PLC0415
     from app.code.project import Project  # noqa: PLC0415
     from app.tools.mcp_config import BadMcpConfig  # noqa: PLC0415
+    from devices.errors import TesseraError  # noqa: PLC0415
 
     if prompt == "-":
         prompt = standard_input()
@@ -81,5 +81,5 @@ def command(
                     sys.exit(1)
                 return
             session.talk(as_agent=as_agent)
-    except (CodeError, BadMcpConfig, ApiError, ServerUnreachable) as error:
+    except (TesseraError, BadMcpConfig, ApiError, ServerUnreachable) as error:
         raise click.ClickException(str(error)) from error

@@ -22,12 +22,13 @@ from app.code.context.items import Context
 from app.code.diff_rows import file_diff
 from app.code.edits.session import Proposal
 from app.code.edits.types import Applied
-from app.code.errors import CodeError, GitFailed, UncommittedChanges
+from app.code.errors import GitFailed, UncommittedChanges
 from app.code.prompts import repair_request
 from app.tools.consent import Consent, ConsentRequest, Decision
 from app.tools.escape import shown_text
 from app.tools.mcp_config import BadMcpConfig, read_mcp_config
 from app.tools.types import ToolRefused
+from devices.errors import TesseraError
 
 HELP = """Ask anything; point at parts with @file, @folder, @symbol:name, @diff (@src/a.py#10-40 for lines).
 /context  what went in        /drop N   leave that piece out, ask again
@@ -128,7 +129,7 @@ class CodeSession:
         chosen = [number - 1 for number in numbers] or None
         try:
             paths = self._write(self._proposal, chosen)
-        except CodeError as error:
+        except TesseraError as error:
             echo(shown_text(str(error)), err=True)
             return False
         self._project.index.update(paths)
@@ -199,7 +200,7 @@ class CodeSession:
                     self._command(line)
                 elif line:
                     self.agent(line) if as_agent else self.ask(line)
-            except (CodeError, BadMcpConfig) as error:
+            except (TesseraError, BadMcpConfig) as error:
                 echo(shown_text(str(error)), err=True)
 
     def _command(self, line: str) -> None:

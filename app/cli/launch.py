@@ -35,11 +35,11 @@ def command(
     from app.cli.connection import connected  # noqa: PLC0415 - the command's own imports wait until it runs
     from app.client import ApiError, ServerUnreachable  # noqa: PLC0415
     from app.client.remote_server import RemoteServer  # noqa: PLC0415
-    from app.code.errors import CodeError  # noqa: PLC0415
     from app.code.integrations.endpoint import endpoint_of, load_for_agent  # noqa: PLC0415
     from app.code.integrations.registry import INTEGRATIONS  # noqa: PLC0415
     from app.code.integrations.store import ConnectStore  # noqa: PLC0415
     from app.code.integrations.types import PLACEHOLDER_KEY  # noqa: PLC0415
+    from devices.errors import TesseraError  # noqa: PLC0415
     from engine.services import Services, user_paths  # noqa: PLC0415
 
     store = ConnectStore(user_paths().state)
@@ -72,7 +72,7 @@ def command(
             _print_limits(endpoint, integration)
             folder = user_paths().state / "launch" / integration.name
             sys.exit(_start(integration.launch(endpoint, folder), folder, arguments, integration, dry_run))
-    except (CodeError, ApiError, ServerUnreachable) as error:
+    except (TesseraError, ApiError, ServerUnreachable) as error:
         raise click.ClickException(str(error)) from error
 
 

@@ -84,12 +84,12 @@ def quark_command(source: Path, out: Path, context: int, form: "Form") -> None:
     AMD's Ryzen AI Software compiles what comes out; `float` leaves the rounding to it. For the other forms AMD's
     Quark quantizes, in an environment of its own (TESSERA_QUARK_PYTHON); a8w8 ruins small models.
     """
-    from quantize.errors import QuantizeError  # noqa: PLC0415 - keeps `tessera --help` fast
+    from devices.errors import TesseraError  # noqa: PLC0415 - keeps `tessera --help` fast
     from quantize.onnx.quark import export  # noqa: PLC0415 - see above
 
     try:
         done = export(source, out.absolute(), tokens=context, form=form)
-    except QuantizeError as error:
+    except TesseraError as error:
         raise click.ClickException(str(error)) from error
     for notice in done.notices:
         echo(notice, err=True)

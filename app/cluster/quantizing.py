@@ -16,6 +16,7 @@ import ray
 
 from app.cluster.types import NAMESPACE, ClusterFile
 from app.evals.gate_tasks import NAMED_TASKS
+from devices.errors import Cancelled, EnvironmentFault, TesseraError
 from devices.msgspec_lock import learned
 from engine.core.paths import Paths
 from engine.core.version import __version__
@@ -27,7 +28,6 @@ from engine.placement.memory_admission import MemoryAdmission
 from engine.remotes.llama_cpp_build import kernel_name
 from engine.services import Services
 from quantize.child import ChildDied, Executor, Task, described, rebuilt
-from quantize.errors import Cancelled, EnvironmentFault, QuantizeError
 from quantize.job.remote_task import Bytes, Parcel, pack, perform, unpack
 from quantize.job.request import QuantizeReport
 from quantize.measurements import Progress as Step
@@ -135,5 +135,5 @@ def _perform(
         parcel = msgspec.msgpack.decode(raw, type=learned(Parcel))
         with tempfile.TemporaryDirectory(prefix="tessera-") as folder:
             return node, None, perform(parcel, source, dict(zip(names, contents, strict=True)), Path(folder))
-    except (QuantizeError, OSError) as error:
+    except (TesseraError, OSError) as error:
         return node, described(error), {}

@@ -1,24 +1,8 @@
-"""The error tree of coding assistance: facts as fields, and a sentence that says what to do next."""
+"""Errors of coding assistance: facts as fields, and a sentence that says what to do next."""
 
 from pathlib import Path
 
-
-class CodeError(Exception):
-    """Base of every error this package raises on purpose. `code` is stable and scriptable."""
-
-    code = "code_error"
-
-
-class InputFault(CodeError):
-    """The request, the answer of a model or a file is the reason; a retry cannot help."""
-
-    code = "invalid_request"
-
-
-class EnvironmentFault(CodeError):
-    """This machine or its state is the reason; the same request may work later."""
-
-    code = "environment"
+from devices.errors import EnvironmentFault, InputFault
 
 
 class PathRefused(InputFault):

@@ -1,55 +1,36 @@
-"""The engine's error tree: facts as fields; engine.message_catalog has what a person or a client reads."""
+"""The engine's errors: facts as fields; engine.message_catalog has what a person or a client reads."""
 
 import errno
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
+from devices.errors import Cancelled, EnvironmentFault, InputFault
 from engine.message_catalog import sentence, sentences, with_command
 from engine.message_catalog.reasons import Reason, because
+from quantize import errors as quantizer
 
-
-class EngineError(Exception):
-    """Base of every error the engine raises on purpose. `code` is stable and scriptable."""
-
-    code = "engine_error"
-
-    def __init__(self, what: str | Reason = "") -> None:
-        super().__init__(what)
-
-    def __str__(self) -> str:
-        return sentence(self.args[0])
-
-    @property
-    def detail(self) -> Reason | None:
-        """Its message as a kind with values, for other languages; None where it was written where it was raised."""
-        return self.args[0] if isinstance(self.args[0], Reason) else None
-
-    def facts(self) -> dict[str, object]:
-        """The error's fields, for logs and JSON."""
-        return {k: v for k, v in vars(self).items() if not k.startswith("_")}
-
-
-class EnvironmentFault(EngineError):
-    """This machine or its state is the reason; the same request may work later or elsewhere."""
-
-    code = "environment"
-
-
-class InputFault(EngineError):
-    """The request or file is the reason; a retry cannot help. `param` names the field."""
-
-    code = "invalid_request"
-
-    def __init__(self, what: str | Reason, param: str | None = None) -> None:
-        super().__init__(what)
-        self.message = str(self)
-        self.param = param
-
-
-class Cancelled(EngineError):
-    """The caller asked for the end."""
-
-    code = "cancelled"
+__all__ = [
+    "BadModelFile",
+    "BatterySpent",
+    "Cancelled",
+    "ConstraintRefused",
+    "ContextOverflow",
+    "DeviceCheckFailed",
+    "EnvironmentFault",
+    "FileRefused",
+    "InputFault",
+    "ModelNotFound",
+    "ModelNotLoaded",
+    "NoLoadSurvived",
+    "NotEnoughMemory",
+    "OutOfResources",
+    "RunnerDied",
+    "SelfCheckFailed",
+    "StaysHere",
+    "exhausted",
+    "fact_of",
+    "why_of",
+]
 
 
 class ModelNotFound(InputFault):
@@ -191,7 +172,7 @@ class NoLoadSurvived(RunnerDied):
     param = "model"
 
     def __init__(self, path: str, died: RunnerDied) -> None:
-        why = died.detail or died.reason
+        why = fact_of(died) or died.reason
         super().__init__(died.exit_code, because("bad_model_file", path=path, why=why), died.stderr_tail)
         self.path = path
 
@@ -246,3 +227,46 @@ def _lacking(error: BaseException) -> OutOfResources | None:
     if kind.__module__.partition(".")[0] == "apsw" and kind.__name__ in _DATABASE_EXHAUSTED:
         return OutOfResources(_DATABASE_EXHAUSTED[kind.__name__])
     return None
+
+
+def fact_of(error: BaseException) -> Reason | None:
+    """The whole error as a kind with values, for other languages; None where it has only words."""
+    if error.args and isinstance(error.args[0], Reason):
+        return error.args[0]
+    for cls in type(error).__mro__:
+        if cls in _FACTS:
+            return _FACTS[cls](error)
+    return None
+
+
+def why_of(error: Exception) -> str | Reason:
+    """What is wrong with a file, without its path: a fact where there is one, else the quantizer's words."""
+    if isinstance(error, quantizer.IncompleteFile):
+        return _ends_early(error)
+    return str(getattr(error, "reason", error))
+
+
+def _ends_early(error: quantizer.IncompleteFile) -> Reason:
+    if error.known:
+        return because("ends_early", have_bytes=error.have_bytes, needed_bytes=error.needed_bytes)
+    return because("ends_in_header", have_bytes=error.have_bytes)
+
+
+def _bad_file(error: quantizer.BadFile) -> Reason:
+    if error.offset is None:
+        return because("bad_file", path=error.path, why=why_of(error))
+    return because("bad_file_at", path=error.path, why=why_of(error), offset=error.offset)
+
+
+_FACTS: Final[dict[type, Callable[[Any], Reason]]] = {
+    quantizer.Unreadable: lambda e: because("unreadable", path=e.path, why=e.reason),
+    quantizer.NotWritable: lambda e: because("cannot_write", path=e.path, why=e.reason),
+    quantizer.SourceChanged: lambda e: because("source_changed", path=e.path),
+    quantizer.DiskFull: lambda e: because(
+        "disk_full_at", path=e.path, needed_bytes=e.needed_bytes, free_bytes=e.free_bytes
+    ),
+    quantizer.BudgetTooSmall: lambda e: because(
+        "budget_too_small", limit_bytes=e.limit_bytes, smallest_bytes=e.smallest_bytes
+    ),
+    quantizer.BadFile: _bad_file,
+}

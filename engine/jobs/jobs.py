@@ -16,10 +16,9 @@ from typing import Any, Literal
 
 import msgspec
 
-import quantize.errors
-from engine.core.errors import Cancelled, EngineError, InputFault, exhausted
+from devices.errors import TesseraError
+from engine.core.errors import Cancelled, InputFault, exhausted, fact_of
 from engine.core.json_store import JsonStore
-from engine.core.quantize_errors import fact_of
 from engine.jobs.job_changes import Subscription
 from engine.jobs.job_types import Fault, Job, JobKind, JobState, Progress
 from engine.message_catalog import sentence
@@ -33,7 +32,7 @@ _SPEED_WINDOW_S = 5.0
 _STALLED_S = 5.0
 
 
-class Paused(EngineError):
+class Paused(TesseraError):
     """Raised inside a job's work when it shall stop and keep what it has."""
 
     code = "paused"
@@ -172,7 +171,7 @@ class JobRegistry:
         self._load()
 
     def register(self, kind: JobKind, work: Work, parallel: int = 1) -> None:
-        """Say what jobs of `kind` do. The work raises EngineError (or Cancelled, Paused); its result is JSON."""
+        """Say what jobs of `kind` do. The work raises TesseraError (or Cancelled, Paused); its result is JSON."""
         self._kinds[kind] = (work, _Slots(parallel))
 
     def start(self, kind: JobKind, title: str, params: dict[str, Any]) -> Job:
@@ -313,13 +312,13 @@ class JobRegistry:
                     slots.release()
         except Paused:
             self._update(job_id, state="paused")
-        except (Cancelled, quantize.errors.Cancelled):
+        except Cancelled:
             self._update(job_id, state="cancelled")
-        except (EngineError, quantize.errors.QuantizeError) as error:
-            detail = error.detail if isinstance(error, EngineError) else fact_of(error)
+        except TesseraError as error:
+            detail = fact_of(error)
             facts = msgspec.to_builtins(error.facts() | ({"detail": detail} if detail else {}), enc_hook=str)
-            asked = isinstance(error, InputFault | quantize.errors.InputFault)
-            fault = Fault(code=error.code, message=str(error), facts=facts, blame="request" if asked else "machine")
+            blame: Literal["request", "machine"] = "request" if isinstance(error, InputFault) else "machine"
+            fault = Fault(code=error.code, message=str(error), facts=facts, blame=blame)
             _log.warning("job failed id=%s code=%s", job_id, error.code)
             self._fail(job_id, control, fault)
         except Exception as error:  # noqa: BLE001 a bug in one job must neither hide nor end the others

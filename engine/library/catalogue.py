@@ -7,9 +7,9 @@ from pathlib import Path
 import msgspec
 
 from devices.drives import drive_is_here
-from engine.core.errors import BadModelFile, OutOfResources, exhausted
+from devices.errors import TesseraError
+from engine.core.errors import BadModelFile, OutOfResources, exhausted, why_of
 from engine.core.paths import BUNDLED_MODELS, Paths, installed_models, is_installed, user_paths
-from engine.core.quantize_errors import why_of
 from engine.library import ollama, origins
 from engine.library.inspect_files import inspect_gguf, inspect_onnx, inspect_safetensors
 from engine.library.model_ids import file_title, folder_name, model_id, slug, stem_of
@@ -18,7 +18,6 @@ from engine.library.store import Store
 from engine.library.types import Details, ModelEntry, Origin, State
 from engine.message_catalog import sentence
 from engine.message_catalog.reasons import Reason, because
-from quantize.errors import QuantizeError
 from quantize.files.gguf_split import parse_split_name
 
 _log = logging.getLogger(__name__)
@@ -185,7 +184,7 @@ class Catalogue:
             return Details(architecture=""), lost, origin
         try:
             return _READERS[candidate.format](path), None, origin
-        except QuantizeError as error:
+        except TesseraError as error:
             lack = exhausted(error)
             if lack is not None:
                 raise lack from error

@@ -24,7 +24,7 @@ def convert_folder(
     """Convert `folder` and list the file; without `out` it is beside the library's own models.
 
     A family of llama.cpp's that is not ours is left to its own converter, where that is installed.
-    Raises: ConverterNeeded: it is not. InputFault, CannotWrite, NoConverter, quantize.errors.QuantizeError;
+    Raises: ConverterNeeded: it is not. InputFault, CannotWrite, NoConverter, TesseraError;
     Cancelled from `control` (nothing is left then).
     """
     folder = folder.absolute()

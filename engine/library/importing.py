@@ -6,9 +6,9 @@ import os
 import shutil
 from pathlib import Path
 
-from engine.core.errors import BadModelFile, InputFault, exhausted
+from devices.errors import TesseraError
+from engine.core.errors import BadModelFile, InputFault, exhausted, why_of
 from engine.core.hf_folder import links_root
-from engine.core.quantize_errors import why_of
 from engine.jobs.jobs import Control
 from engine.library import other_apps
 from engine.library.catalogue import Catalogue, Changes
@@ -16,7 +16,6 @@ from engine.library.errors import CannotWrite, NotEnoughDisk
 from engine.library.scan import candidate_at
 from engine.library.types import ModelEntry, Origin
 from engine.message_catalog.reasons import because
-from quantize.errors import QuantizeError
 from quantize.files.safetensors_file import refuse_pickle
 
 _CHUNK_BYTES = 4 * 1024 * 1024
@@ -87,7 +86,7 @@ def _members(path: Path) -> tuple[list[Path], Path | None]:
         if path.is_file():
             refuse_pickle(path)
         candidate = candidate_at(path)
-    except QuantizeError as error:
+    except TesseraError as error:
         raise exhausted(error) or BadModelFile(str(path), why_of(error)) from error
     except OSError as error:
         raise exhausted(error) or BadModelFile(str(path), error.strerror or str(error)) from error

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import msgspec
 
+from devices.errors import TesseraError
 from engine.core.hf_folder import chat_template, links_root, read_json, text
 from engine.library import capabilities, quant_names
 from engine.library.types import Details
 from engine.onnx.folder import read_folder
-from quantize.errors import QuantizeError
 from quantize.files.gguf_file import GgufFile, TensorInfo
 from quantize.files.header_cache import cached_gguf_model
 from quantize.files.safetensors_file import read_safetensors_folder, safe_member
@@ -21,7 +21,7 @@ _LONGEST_MIX = 20
 
 
 def inspect_gguf(path: Path) -> Details:
-    """Facts of a GGUF model (all parts of a split one). Raises: quantize.errors.QuantizeError."""
+    """Facts of a GGUF model (all parts of a split one). Raises: TesseraError."""
     model = cached_gguf_model(path)
     details = gguf_details(model.parts[0], [tensor for _, tensor in model.tensors()])
     return msgspec.structs.replace(details, publisher_sampling=_published(path.parent, links_root(path.parent)))
@@ -54,12 +54,12 @@ def _published(folder: Path, root: Path) -> dict[str, float | int]:
     try:
         path = safe_member(folder, GENERATION_CONFIG, root)
         return checked(read_json(path), GENERATION_CONFIG_NAMES) if path.is_file() else {}
-    except QuantizeError:
+    except TesseraError:
         return {}  # a broken one recommends nothing
 
 
 def inspect_safetensors(folder: Path) -> Details:
-    """Facts of a Hugging Face folder. Raises: quantize.errors.QuantizeError."""
+    """Facts of a Hugging Face folder. Raises: TesseraError."""
     root = links_root(folder)
     config = read_json(safe_member(folder, "config.json", root))
     model = read_safetensors_folder(folder, root)
@@ -91,7 +91,7 @@ def inspect_safetensors(folder: Path) -> Details:
 def inspect_onnx(folder: Path) -> Details:
     """Facts of an ONNX folder; the graphs themselves are checked where they are run.
 
-    Raises: quantize.errors.QuantizeError: it wants to run code, leaves its folder, or is broken.
+    Raises: TesseraError: it wants to run code, leaves its folder, or is broken.
     """
     found = read_folder(folder)
     own = found.own

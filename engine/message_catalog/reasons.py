@@ -10,6 +10,11 @@ class Reason:
     kind: str
     values: dict[str, "str | int | float | Reason | tuple[str | Reason, ...] | None"] = field(default_factory=dict)
 
+    def __str__(self) -> str:
+        from engine.message_catalog import sentence  # noqa: PLC0415 - the catalogue is made of reasons
+
+        return sentence(self)
+
 
 def because(kind: str, /, **values: "str | float | Reason | tuple[str | Reason, ...] | None") -> Reason:
     """The reason of this kind with these values."""

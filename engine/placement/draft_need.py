@@ -5,6 +5,7 @@ from pathlib import Path
 
 import msgspec
 
+from devices.errors import TesseraError
 from engine.core.errors import BadModelFile, exhausted
 from engine.message_catalog.reasons import because
 from engine.placement.estimate import CPU, compute_prior, kv_layer_bytes
@@ -12,7 +13,6 @@ from engine.placement.need_types import Need, Part
 from engine.placement.shape import ModelShape, model_shape
 from engine.runner.load_limits import mtp_settings
 from engine.runner.protocol import LoadSettings
-from quantize.errors import QuantizeError
 from quantize.files.gguf_split import read_gguf_model
 
 
@@ -27,7 +27,7 @@ def draft_shape(path: str) -> ModelShape:
     except OSError as error:
         reason = because("draft_unreadable", why=error.strerror)
         raise exhausted(error) or BadModelFile(path, reason) from error
-    except QuantizeError as error:
+    except TesseraError as error:
         raise BadModelFile(path, because("draft_bad", why=str(error))) from error
 
 

@@ -6,7 +6,7 @@ import logging
 
 import msgspec
 
-from devices.errors import Overdrawn
+from devices.errors import Overdrawn, TesseraError
 from devices.memory_ledger import Amount
 from devices.msgspec_lock import learned
 from devices.process_memory import first_child, process_memory
@@ -14,7 +14,6 @@ from devices.types import ProcessMemory
 from engine.core.errors import (
     BadModelFile,
     DeviceCheckFailed,
-    EngineError,
     FileRefused,
     NotEnoughMemory,
     RunnerDied,
@@ -180,7 +179,7 @@ class MemoryAdmission:
             del self._unanswered[model_id]
             try:
                 await asyncio.to_thread(self._audit, model_id, buffers, load, measured)
-            except (EngineError, OSError) as error:
+            except (TesseraError, OSError) as error:
                 if exhausted(error) is None:
                     raise
                 log.warning("the memory of %s stays as predicted, it could not be looked at: %s", model_id, error)
@@ -293,7 +292,7 @@ class MemoryAdmission:
             return msgspec.structs.replace(fallback, change=change)
         return fallback
 
-    async def retry(self, model_id: str, settings: LoadSettings, error: EngineError) -> Fallback | None:
+    async def retry(self, model_id: str, settings: LoadSettings, error: TesseraError) -> Fallback | None:
         """What to try after a failed load or first token; None when the file is at fault or nothing is left.
 
         A file that llama.cpp refuses on the CPU is broken; on a GPU the backend may be. Where the check after

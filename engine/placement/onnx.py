@@ -8,6 +8,7 @@ from typing import Final
 import msgspec
 
 from devices.battery import is_unplugged
+from devices.errors import TesseraError
 from devices.memory_ledger import Ledger
 from devices.types import Device, Machine
 from engine.core.errors import BadModelFile
@@ -19,7 +20,6 @@ from engine.placement.need_types import FitReport, Need, Part
 from engine.placement.npu_rule import busy_igpu, expected_power, why_npu
 from engine.placement.types import Alternative, Overrides, Placement
 from engine.runner.protocol import LoadSettings
-from quantize.errors import QuantizeError
 
 # Python, ONNX Runtime and onnxruntime-genai with nothing loaded. Measured: docs/log.md, onnx.
 OVERHEAD_BYTES: Final = 110 << 20
@@ -36,7 +36,7 @@ def folder_at(path: str) -> OnnxFolder:
     """The folder's facts. Raises: BadModelFile."""
     try:
         return read_folder(Path(path))
-    except (QuantizeError, OSError) as error:
+    except (TesseraError, OSError) as error:
         raise BadModelFile(path, str(getattr(error, "reason", error))) from error
 
 

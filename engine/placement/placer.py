@@ -7,9 +7,9 @@ from pathlib import Path
 import msgspec
 
 from devices.backends.openvino import BACKEND
+from devices.errors import TesseraError
 from devices.types import Machine
-from engine.core.errors import BadModelFile, InputFault
-from engine.core.quantize_errors import fact_of
+from engine.core.errors import BadModelFile, InputFault, fact_of
 from engine.message_catalog.reasons import Reason, because
 from engine.onnx.folder import OnnxFolder
 from engine.placement import onnx, openvino, rpc_layers
@@ -35,7 +35,6 @@ from engine.placement.tuned import Tuned, pinned_elsewhere, tuned_settings
 from engine.placement.types import NO_OVERRIDES, Fallback, Overrides, Placement
 from engine.runner.engine_args import given
 from engine.runner.protocol import LoadSettings
-from quantize.errors import QuantizeError
 from quantize.files.header_cache import cached_gguf_model
 
 log = logging.getLogger(__name__)
@@ -391,5 +390,5 @@ def read_shape(path: str) -> ModelShape:
     """The shape of a file on disk. Raises: BadModelFile."""
     try:
         return model_shape(cached_gguf_model(path))
-    except QuantizeError as error:
+    except TesseraError as error:
         raise BadModelFile(path, fact_of(error) or str(error)) from error

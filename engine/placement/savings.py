@@ -5,12 +5,12 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
+from devices.errors import TesseraError
 from engine.message_catalog.reasons import Reason, because
 from engine.placement.fit_context import largest_context, resize_context
 from engine.placement.need_types import FitOption, Need, OptionKind
 from engine.placement.shape import ModelShape
 from engine.runner.protocol import LoadSettings
-from quantize.errors import QuantizeError
 from quantize.ggml_types import BLOCK_SIZES
 from quantize.plan.llama_cpp_preset_rules import MIXES
 from quantize.plan.llama_cpp_presets import stock_types
@@ -153,7 +153,7 @@ def mix_savings(shape: ModelShape) -> dict[str, int]:
     for mix in MIX_COSTS:
         try:
             types = stock_types(spec, mix, has_imatrix=False)
-        except (QuantizeError, KeyError, ValueError):
+        except (TesseraError, KeyError, ValueError):
             continue
         size = 0
         for tensor in shape.tensors:

@@ -31,7 +31,7 @@ class ModelSource(Protocol):
     async def resolve(self, model: str, min_ctx: int = 0) -> Resolved:
         """How to load it, with `min_ctx` tokens of context or as many as it was trained for. Keeps nothing.
 
-        Raises: ModelNotFound or another EngineError.
+        Raises: ModelNotFound or another TesseraError.
         """
         ...
 

@@ -11,15 +11,16 @@ from typing import Final
 
 import msgspec
 
+from devices.errors import TesseraError
 from engine.core.errors import (
     BadModelFile,
-    EngineError,
     EnvironmentFault,
     ModelNotLoaded,
     NoLoadSurvived,
     NotEnoughMemory,
     RunnerDied,
     StaysHere,
+    fact_of,
 )
 from engine.core.prefix_owner import prefix_owner
 from engine.core.request_timing import current_clock
@@ -231,7 +232,7 @@ class Pool:
                     model=model.id,
                     times=MAX_CRASHES,
                     seconds=CRASH_WINDOW_S,
-                    last=(died.detail or died.reason) if died else "unknown",
+                    last=(fact_of(died) or died.reason) if died else "unknown",
                 ),
                 died.stderr_tail if died else (),
             )
@@ -328,7 +329,7 @@ class Pool:
                     log.info("unloading model=%s idle for its time to live", model.id)
                     try:
                         await self.unload(model.id)
-                    except (EngineError, OSError) as error:  # no descriptor, no disk: the next round may do it
+                    except (TesseraError, OSError) as error:  # no descriptor, no disk: the next round may do it
                         log.warning("model=%s could not be unloaded: %s", model.id, error)
 
     async def generate(self, model: LoadedModel, request: GenerationRequest) -> AsyncGenerator[Event, None]:
@@ -401,7 +402,7 @@ class Pool:
         async with model.lock:
             if model.ready:
                 # What it took is worth knowing; its end does not wait for a system that has no descriptor for it.
-                with contextlib.suppress(EngineError, TimeoutError, OSError):
+                with contextlib.suppress(TesseraError, TimeoutError, OSError):
                     stats = await asyncio.wait_for(runner.stats(), STATS_S)
                     await self._admission.unloading(model.id, stats.cache_ram_bytes)
             await (model.runner or runner).stop()

@@ -2,11 +2,11 @@
 
 from typing import Final
 
+from devices.errors import TesseraError
 from engine.core.errors import (
     BadModelFile,
     ContextOverflow,
     DeviceCheckFailed,
-    EngineError,
     FileRefused,
     InputFault,
     SelfCheckFailed,
@@ -20,7 +20,7 @@ _OF_LOADS: Final[dict[str, type[BadModelFile]]] = {
 }
 
 
-class RequestFailed(EngineError):
+class RequestFailed(TesseraError):
     """The runner refused or lost one request; `code` is the runner's."""
 
     def __init__(self, code: str, message: str) -> None:
@@ -29,7 +29,7 @@ class RequestFailed(EngineError):
         self.message = message
 
 
-def fault_to_error(fault: protocol.Fault, path: str) -> EngineError:
+def fault_to_error(fault: protocol.Fault, path: str) -> TesseraError:
     """The engine error that a runner's fault stands for."""
     if fault.code == "context_length_exceeded":
         counts = int(fault.facts["prompt_tokens"] or 0), int(fault.facts["context_tokens"] or 0)

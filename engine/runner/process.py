@@ -7,9 +7,10 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Final
 
+from devices.errors import TesseraError
 from devices.llama_cpp_versions.folder import child_variables
 from devices.process_memory import bound_memory
-from engine.core.errors import EngineError, FileRefused, RunnerDied
+from engine.core.errors import FileRefused, RunnerDied
 from engine.core.prompt_limits import refuse_impossible
 from engine.core.types import Delta, Done, Event, GenerationRequest, ModelFacts
 from engine.message_catalog.reasons import Reason, because
@@ -142,7 +143,7 @@ class RunnerProcess:
             await self._send(protocol.Submit(id=request_id, request=request))
             while not finished:
                 item = await mailbox.get()
-                if isinstance(item, EngineError):
+                if isinstance(item, TesseraError):
                     finished = True
                     raise item
                 finished = isinstance(item, Done)
@@ -318,7 +319,7 @@ class RunnerProcess:
         self._phase = progress.phase
         try:
             self._on_progress(progress.phase, progress.fraction)
-        except EngineError as error:  # whoever wanted the model stops: that says nothing about this child
+        except TesseraError as error:  # whoever wanted the model stops: that says nothing about this child
             if not self._loaded.done():
                 self._loaded.set_exception(error)
 

@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final
 
+from devices.errors import TesseraError
 from devices.llama_cpp_versions.folder import chosen_version
-from engine.core.errors import EngineError
 from engine.runner.process import RunnerProcess
 
 # The engine of all but a few models.
@@ -42,7 +42,7 @@ class SpareRunner:
             return await self._start(engine, path)
         try:
             runner = await asyncio.shield(spare)
-        except EngineError:
+        except TesseraError:
             runner = None
         if self._starting is not spare:  # another load was faster
             return await self._start(engine, path)

@@ -13,7 +13,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from devices.atomic_file import write_atomically
-from engine.core.errors import EngineError
+from devices.errors import TesseraError
 from engine.core.keys import BadKeyFile, KeyStore, Scope, digest
 from engine.core.prefix_owner import LOCAL
 from engine.core.program_keys import ProgramKeys
@@ -36,19 +36,19 @@ MAX_ADDRESSES: Final = 10_000
 _LOOK_S: Final = 0.5
 
 
-class Unauthorized(EngineError):
+class Unauthorized(TesseraError):
     """No valid key for this route."""
 
     code = "invalid_api_key"
 
 
-class Forbidden(EngineError):
+class Forbidden(TesseraError):
     """A valid key that does not allow this."""
 
     code = "insufficient_scope"
 
 
-class TooManyFailures(EngineError):
+class TooManyFailures(TesseraError):
     """This address sent too many wrong keys; it may try again after `retry_after_s`."""
 
     code = "too_many_failures"

@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from devices.errors import TesseraError
 from engine.core import errors
 from engine.documents import errors as documents
 from engine.library import errors as library
@@ -45,7 +46,7 @@ STATUS: dict[type[Exception], tuple[int, str, bool]] = {
     errors.EnvironmentFault: (503, "server_error", True),
     errors.Cancelled: (499, "invalid_request_error", False),
     RequestFailed: (500, "server_error", False),
-    errors.EngineError: (500, "server_error", False),
+    TesseraError: (500, "server_error", False),
 }
 
 

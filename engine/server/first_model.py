@@ -6,7 +6,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from engine.core.errors import EngineError
+from devices.errors import TesseraError
 from engine.library.types import ModelEntry
 from engine.pool.pool import Pool
 
@@ -28,11 +28,11 @@ class FirstModel:
     async def _loaded(self, pool: Pool) -> None:
         try:
             await asyncio.shield(self.found)
-        except EngineError:  # who waits for it tells
+        except TesseraError:  # who waits for it tells
             return
         try:
             await pool.acquire(self._name, on_progress=lambda _: self._begun.set())
-        except EngineError as error:
+        except TesseraError as error:
             log.error("model=%s is not loaded at the start: %s", self._name, error)  # noqa: TRY400 - as elsewhere
 
     async def with_runner(self) -> None:
@@ -47,5 +47,5 @@ class FirstModel:
         """Wait for nobody: the pool ends what it loads."""
         for task in (self._load, self.found):
             task.cancel()
-        with contextlib.suppress(asyncio.CancelledError, EngineError):
+        with contextlib.suppress(asyncio.CancelledError, TesseraError):
             await asyncio.gather(self._load, self.found)

@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Match
 
-from engine.core.errors import EngineError
+from devices.errors import TesseraError
 from engine.server.error_shape import error_body, refusal_body
 from engine.server.errors import lookup, retry_header
 
@@ -35,4 +35,4 @@ def _methods(request: Request) -> list[str]:
     return [m for m, s in scopes.items() if any(route.matches(s)[0] is Match.FULL for route in routes)]
 
 
-HANDLERS: Final[dict[Any, Any]] = {EngineError: engine_error, HTTPException: _http_error}
+HANDLERS: Final[dict[Any, Any]] = {TesseraError: engine_error, HTTPException: _http_error}

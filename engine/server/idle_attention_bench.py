@@ -10,9 +10,8 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from devices.backends.cpu_kernels import ATTENTION
-from devices.errors import Overdrawn
+from devices.errors import TesseraError
 from devices.memory_ledger import Amount
-from engine.core.errors import EngineError
 from engine.job_kinds.bench.attention import measure_attention, memory_bytes
 from engine.jobs.job_types import ENDED
 from engine.placement.flash_attention import heads_of
@@ -87,7 +86,7 @@ class IdleAttention:
             return None
         try:
             heads = heads_of(read_shape(settings.path))
-        except (EngineError, OSError):  # the file is gone; the next load reports it
+        except (TesseraError, OSError):  # the file is gone; the next load reports it
             return None
         if heads is None:
             return None
@@ -120,7 +119,7 @@ class IdleAttention:
                 found = await measure_attention(heads, threads=threads, scratch=scratch)
             finally:
                 ledger.release(OWNER)
-        except (EngineError, Overdrawn, OSError) as error:
+        except (TesseraError, OSError) as error:
             self._tries[key] += 1
             log.info("attention could not be measured: %s", error)
             return

@@ -11,7 +11,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from engine.core.errors import Cancelled, EngineError, exhausted
+from devices.errors import TesseraError
+from engine.core.errors import Cancelled, exhausted
 from engine.pool.loaded_model import QueueTicket
 from engine.server.errors import ErrorShape, lookup, retry_header
 from engine.server.streams import Making, conversation_of, owner_of
@@ -87,7 +88,7 @@ class EventStream(Response):
             lack = exhausted(error)
             if lack is not None:
                 log.warning("stream failed, the system has no more %s: %s", lack.what, error)
-            elif not isinstance(error, EngineError):
+            elif not isinstance(error, TesseraError):
                 log.exception("stream failed")
             await self._fail(lack or error, send)
             return

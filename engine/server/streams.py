@@ -10,7 +10,8 @@ from typing import Any, Final, NamedTuple
 
 from starlette.types import Scope
 
-from engine.core.errors import EngineError, InputFault
+from devices.errors import TesseraError
+from engine.core.errors import InputFault
 from engine.server.auth import presented_keys
 
 log = logging.getLogger(__name__)
@@ -111,7 +112,7 @@ class ResumableStream:
             async with aclosing(self._making.chunks) as chunks:
                 await self._copy(chunks)
         except Exception as error:
-            if not isinstance(error, EngineError):
+            if not isinstance(error, TesseraError):
                 log.exception("stream failed")
             self._refuse(error)
             self._add(self._making.error_event(error))

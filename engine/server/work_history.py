@@ -8,8 +8,8 @@ from typing import Final
 
 import psutil
 
+from devices.errors import TesseraError
 from engine.api.stats import Work
-from engine.core.errors import EngineError
 from engine.pool.loaded_model import LoadedModel
 from engine.pool.pool import Pool
 from engine.runner.protocol import Stats
@@ -68,7 +68,7 @@ class WorkHistory:
             return
         try:
             now = await asyncio.wait_for(runner.stats(), _ANSWER_S)
-        except (EngineError, TimeoutError):
+        except (TesseraError, TimeoutError):
             return
         if works:
             self._rested.pop(pid, None)

@@ -5,7 +5,8 @@ from typing import Final
 
 import msgspec
 
-from engine.core.errors import ContextOverflow, EngineError, InputFault, ModelNotFound
+from devices.errors import TesseraError
+from engine.core.errors import ContextOverflow, InputFault, ModelNotFound
 from engine.message_catalog.reasons import because
 from engine.upstreams.errors import UpstreamBusy, UpstreamFault, UpstreamRefusesKey
 from engine.upstreams.stream import said
@@ -23,7 +24,7 @@ _BUSY: Final = 429
 _CLIENT: Final = range(400, 500)
 
 
-def refusal(name: str, status: int, body: bytes, model: str = "") -> EngineError:
+def refusal(name: str, status: int, body: bytes, model: str = "") -> TesseraError:
     """The error that an answer with this status stands for."""
     words, fields = _words(body)
     if status in _REFUSED:

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
+from engine.core.errors import fact_of
 from engine.message_catalog.reasons import because
 from engine.upstreams.error_mapping import refusal
 from engine.upstreams.errors import UpstreamBrokeOff, UpstreamFault, UpstreamRefusesKey, UpstreamUnreachable
@@ -57,7 +58,7 @@ class UpstreamLink:
         except UpstreamUnreachable as error:
             return Health(state="unreachable", at=now, reason=error.why)
         except UpstreamFault as error:
-            return Health(state="failed", at=now, reason=error.detail or str(error))
+            return Health(state="failed", at=now, reason=fact_of(error) or str(error))
         latency = time.monotonic() - begun
         if status != OK:
             refused = refusal(name, status, body)
@@ -65,7 +66,9 @@ class UpstreamLink:
                 state="refused" if isinstance(refused, UpstreamRefusesKey) else "failed",
                 at=now,
                 latency_s=latency,
-                reason=refused.said if isinstance(refused, UpstreamRefusesKey) else refused.detail or str(refused),
+                reason=refused.said
+                if isinstance(refused, UpstreamRefusesKey)
+                else fact_of(refused) or str(refused),
             )
         try:
             kind, models = read_list(body)

@@ -6,10 +6,10 @@ from typing import Any, Final
 
 import msgspec
 
+from devices.errors import TesseraError
 from devices.programs import installed_program
 from engine.core.errors import BadModelFile
 from engine.core.hf_folder import links_root, read_json
-from quantize.errors import QuantizeError
 from quantize.files.safetensors_file import safe_member
 
 # Ids of its models in the library, and what its runner gets as a path.
@@ -43,7 +43,7 @@ def describe(folder: Path) -> VllmModel:
     """Read the folder's configuration. Raises: BadModelFile: it does not say how large a token's cache is."""
     try:
         config = read_json(safe_member(folder, "config.json", links_root(folder)))
-    except QuantizeError as error:
+    except TesseraError as error:
         raise BadModelFile(str(folder), str(error)) from error
     inner = config.get("text_config")
     text_config = inner if isinstance(inner, dict) else config

@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from quantize import errors
+from devices.errors import Cancelled
 from quantize.job.bar import Bar
 from quantize.measurements import CancelCheck, OnProgress, Progress
 
@@ -21,7 +21,7 @@ class Phases:
     def phase(self, name: str) -> Iterator[None]:
         """Time a phase. Raises: Cancelled, before it."""
         if self.cancelled():
-            raise errors.Cancelled
+            raise Cancelled
         self.on_progress(Progress(phase=name, done=0.0, total=1.0))
         started = time.monotonic()
         try:

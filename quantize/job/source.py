@@ -6,7 +6,8 @@ from pathlib import Path
 
 import msgspec
 
-from quantize.errors import Cancelled, InvalidOption, QuantizeError, SourceChanged, Unreadable
+from devices.errors import Cancelled, TesseraError
+from quantize.errors import InvalidOption, SourceChanged, Unreadable
 from quantize.files.gguf_split import GgufModel, model_files
 from quantize.files.gguf_write import header
 from quantize.ggml_types import FLOAT_TYPES, NEARLY_EXACT, GgmlType, bits_per_weight
@@ -47,7 +48,7 @@ def watched(source: Path) -> Iterator[Identity]:
         yield before
     except (Cancelled, SourceChanged):
         raise
-    except QuantizeError as error:
+    except TesseraError as error:
         if identity(source) != before:
             raise SourceChanged(str(source)) from error
         raise

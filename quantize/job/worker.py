@@ -10,9 +10,9 @@ from typing import Any, TextIO
 import msgspec
 import psutil
 
+from devices.errors import TesseraError
 from devices.msgspec_lock import learned
 from quantize.child import described
-from quantize.errors import QuantizeError
 from quantize.job.tasks import task_named
 from quantize.measurements import Progress, decode
 
@@ -36,7 +36,7 @@ def main() -> int:
         try:
             kind, run = task_named(order.task)
             answer = run(decode(bytes(order.request), kind), _Sender(out, order.task))
-        except (QuantizeError, OSError) as error:
+        except (TesseraError, OSError) as error:
             _emit(out, "fault", described(error))
             return 1
         goes_on = psutil.Process().memory_info().rss <= order.goes_on_below_bytes

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 import numpy.typing as npt
 
-from quantize.errors import InputFault
+from devices.errors import InputFault
 from quantize.files.measurement_folder import Group
 from quantize.gptq.products import add_gram, mirror
 from quantize.native.graph import GgmlTensor, name_of, op_id, read_floats, read_ints, tensor_at

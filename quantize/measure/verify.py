@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from devices.errors import InputFault
 from quantize.child import answer_of
-from quantize.errors import InputFault
 from quantize.measure.kl_divergence import Comparison, compare
 from quantize.measurements import CancelCheck, OnProgress, Step, VerifyRequest
 from quantize.native.calibration import read_windows

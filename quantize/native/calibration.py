@@ -9,7 +9,8 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from quantize.errors import DiskFull, InputFault, Unreadable
+from devices.errors import InputFault
+from quantize.errors import DiskFull, Unreadable
 from quantize.files.measurement_cache import TOKENS
 from quantize.files.measurement_folder import writing_whole
 from quantize.native.eval_context import Tokens

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from quantize.errors import EnvironmentFault
+from devices.errors import EnvironmentFault
 from quantize.ggml_types import GgmlType
 from quantize.native.graph import tensor_at
 from quantize.native.graph_hooks import NodeTap

@@ -18,8 +18,9 @@ from tokenizers import Tokenizer
 
 from devices.child_command import interpreter
 from devices.environment import without_secrets
+from devices.errors import TesseraError
 from quantize.calibration_texts import CALIBRATION
-from quantize.errors import InvalidOption, QuantizeError
+from quantize.errors import InvalidOption
 from quantize.files.gguf_split import read_gguf_model
 from quantize.onnx import encoder
 from quantize.onnx.graph import GraphWriter
@@ -50,7 +51,7 @@ quark.ModelQuantizer(config).quantize_model(source, out, Texts(texts))
 """
 
 
-class QuarkFailed(QuantizeError):
+class QuarkFailed(TesseraError):
     """Quark is not here, or failed; the message says which and what to do."""
 
 

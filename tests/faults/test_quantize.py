@@ -15,12 +15,12 @@ import pytest
 from servers import runs, wait_for
 from small_folder import small_file
 
+from devices.errors import Cancelled
 from quantize.calibration_texts import CALIBRATION, HELD_OUT
 from quantize.errors import (
     BadFile,
     BadWeights,
     BudgetTooSmall,
-    Cancelled,
     DiskFull,
     IncompleteFile,
     InvalidOption,

@@ -114,7 +114,7 @@ def test_an_error_of_the_server_is_told_in_german(german):
 
 def test_a_damaged_file_is_told_in_german(german):
     from app.gui.reasons import translated
-    from engine.core.quantize_errors import fact_of
+    from engine.core.errors import fact_of
     from quantize.errors import DiskFull, IncompleteFile
 
     cut = fact_of(IncompleteFile("m.gguf", 1_234_567, 2_000_000))

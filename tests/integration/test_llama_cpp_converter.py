@@ -11,6 +11,7 @@ from servers import wait_for
 from standin_converter import SPARK, WRITES, foreign_folder, stand_in
 
 from devices import landlock
+from devices.errors import TesseraError
 from engine.core.errors import Cancelled
 from engine.core.paths import user_paths
 from engine.jobs.jobs import Control
@@ -18,7 +19,7 @@ from engine.library.catalogue import Catalogue
 from engine.library.converter import environment
 from engine.library.converter.environment import NoConverter
 from engine.library.converting import convert_folder
-from quantize.errors import BadFile, ConverterNeeded, QuantizeError
+from quantize.errors import BadFile, ConverterNeeded
 
 
 @pytest.fixture
@@ -56,8 +57,8 @@ def test_it_is_needed_then_used_and_its_file_joins_the_library(catalogue, tmp_pa
     [
         ("raise NotImplementedError('BPE pre-tokenizer was not recognized')", NoConverter, "was not recognized"),
         ("import os; os.kill(os.getpid(), 9)", NoConverter, "converter failed"),
-        ("pass", QuantizeError, "incomplete"),
-        (WRITES + "open(out, 'r+b').truncate(100_000)", QuantizeError, "incomplete"),
+        ("pass", TesseraError, "incomplete"),
+        (WRITES + "open(out, 'r+b').truncate(100_000)", TesseraError, "incomplete"),
         (WRITES + "open(out, 'ab').write(b'x' * 1000)", BadFile, "follow the last tensor"),
     ],
 )

@@ -5,7 +5,8 @@ import asyncio
 import pytest
 from broken_models import BROKEN, write_broken
 
-from engine.core.errors import EngineError, FileRefused, NoLoadSurvived, RunnerDied
+from devices.errors import TesseraError
+from engine.core.errors import FileRefused, NoLoadSurvived, RunnerDied
 from engine.core.types import GenerationRequest, Image
 from engine.message_catalog import sentence
 from engine.runner.exit_reasons import exit_reason, file_to_blame
@@ -54,7 +55,7 @@ def test_a_projector_that_does_not_fit_leaves_a_model_of_text_and_its_reason(bun
 
     async def look(runner):
         request = GenerationRequest(prompt="x <__media__>", images=(Image(data=PNG),), max_tokens=1)
-        with pytest.raises(EngineError) as caught:
+        with pytest.raises(TesseraError) as caught:
             async for _ in runner.generate(request):
                 pass
         return str(caught.value)

@@ -13,13 +13,13 @@ from msgspec.structs import replace
 from servers import runs, wait_for
 
 from app.evals.gate_tasks import NAMED_TASKS
+from devices.errors import Cancelled
 from engine.core.errors import InputFault
 from engine.job_kinds.quantize.gate import GateService
 from engine.job_kinds.quantize.tasks import TaskSet
 from engine.placement.memory_admission import MemoryAdmission
 from engine.services import Services
 from quantize.calibration_texts import CALIBRATION, HELD_OUT
-from quantize.errors import Cancelled
 from quantize.files.gguf_file import read_gguf
 from quantize.files.measurement_folder import file_sha256
 from quantize.files.provenance import KEY, read_provenance

@@ -64,14 +64,14 @@ def onnx_graph():
 
 
 def table():
+    from devices.errors import TesseraError
     from engine.api.receipts import Receipt
-    from engine.core.errors import EngineError
     from engine.core.json_store import Damaged, JsonStore
     from engine.onnx.safety import check_graph
     from engine.runner.protocol import Cancel as RunnerCancel
     from engine.runner.protocol import Fault, FrameReader, decode_from_runner, decode_to_runner, frame
     from engine.server.json_bounds import check_counts
-    from quantize.errors import BadFile, QuantizeError
+    from quantize.errors import BadFile
     from quantize.files.gguf_file import read_gguf_source
     from quantize.files.imatrix import read_imatrix
     from quantize.files.safetensors_file import read_safetensors_source
@@ -92,8 +92,8 @@ def table():
     found = {
         "gguf header": (lambda raw: read_gguf_source(Memory(raw)), gguf_seeds(), BadFile),
         "safetensors header": (lambda raw: read_safetensors_source(Memory(raw)), safetensors_seeds(), BadFile),
-        "onnx graph": (lambda raw: check_graph(graph(raw), graph.folder), [onnx_graph()], QuantizeError),
-        "importance matrix": (lambda raw: read_imatrix(matrix(raw)), [imatrix_seed()], QuantizeError),
+        "onnx graph": (lambda raw: check_graph(graph(raw), graph.folder), [onnx_graph()], TesseraError),
+        "importance matrix": (lambda raw: read_imatrix(matrix(raw)), [imatrix_seed()], TesseraError),
         "state file": (store, [json.dumps(some).encode(), b'{"a": 1}'], Damaged),
         "runner frames": (frames, [wire], (msgspec.MsgspecError, ValueError)),
         "receipt": (
@@ -102,7 +102,7 @@ def table():
             (msgspec.DecodeError, UnicodeDecodeError),
         ),
         "request body": (check_counts, [json.dumps({"messages": [{"role": "user", "content": "a"}] * 50}).encode()],
-                         EngineError),
+                         TesseraError),
     }  # fmt: skip
     return found | folders() | single_files()
 

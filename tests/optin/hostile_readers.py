@@ -122,10 +122,10 @@ def _sound():
 
 def folders():
     """Readers of whole folders, by the file that is damaged: (reader, seeds, refusals)."""
+    from devices.errors import TesseraError
     from engine.library.inspect_files import inspect_onnx, inspect_safetensors
     from engine.onnx.folder import read_folder
     from quantize.convert.folder import ConvertRequest, prepare
-    from quantize.errors import QuantizeError
 
     def converted(folder):
         prepare(ConvertRequest(folder=folder, root=folder, out=folder / "out.gguf"), lambda *_: None)
@@ -133,17 +133,17 @@ def folders():
     found = {}
     checkpoint = Place(small_checkpoint())
     for name, raw in checkpoint.files.items():
-        found[f"folder's {name}"] = (checkpoint.reader(name, converted), [raw], (QuantizeError, OSError))
+        found[f"folder's {name}"] = (checkpoint.reader(name, converted), [raw], (TesseraError, OSError))
     looked = Place(small_checkpoint())
     for name in ("config.json", "model.safetensors"):
         reader = looked.reader(name, inspect_safetensors)
-        found[f"library: {name}"] = (reader, [looked.files[name]], (QuantizeError, OSError))
+        found[f"library: {name}"] = (reader, [looked.files[name]], (TesseraError, OSError))
     small = {"genai_config.json": json.dumps(GENERATING).encode(), "model.onnx": b"x",
              "tokenizer_config.json": (FOLDER / "tokenizer_config.json").read_bytes()}  # fmt: skip
     onnx = Place(small)
     for name in ("genai_config.json", "tokenizer_config.json"):
         both = lambda folder: (read_folder(folder), inspect_onnx(folder))  # noqa: E731
-        found[f"ONNX {name}"] = (onnx.reader(name, both), [small[name]], (QuantizeError, OSError))
+        found[f"ONNX {name}"] = (onnx.reader(name, both), [small[name]], (TesseraError, OSError))
     shutil.rmtree(checkpoint.folder / "out.gguf", ignore_errors=True)
     return found
 
@@ -155,12 +155,12 @@ def single_files():
     from app.imports.read import read_chats
     from app.imports.types import ImportFailed
     from app.tools.mcp_config import BadMcpConfig, parse_servers
+    from devices.errors import TesseraError
     from engine.library.origins import NOTE_NAME, DownloadNote, read_note
     from engine.runner.onnx.errors import LoadFailed
     from engine.runner.onnx.speech.audio import BadSound, read_sound
     from engine.runner.onnx.static_shapes import read_facts
     from engine.upstreams.listing import NoList, read_list
-    from quantize.errors import QuantizeError
     from quantize.job.plan_file import read_plan
     from quantize.onnx.fixed_folder import FACTS
 
@@ -179,7 +179,7 @@ def single_files():
     listing = {"data": [{"id": "m", "owned_by": "vllm", "max_model_len": 9, "meta": {"n_ctx": 3},
                          "capabilities": ["chat"], "origin": "local"}]}  # fmt: skip
     facts = {"piece": 4, "past": 8, "layers": 1, "embd": 8, "vocab": 9, "kv_heads": 1, "head_dim": 4, "begin": 1}
-    told = (QuantizeError, OSError)
+    told = (TesseraError, OSError)
     return {
         "plan": (as_file("a.plan.json", read_plan), [plan_seed()], told),
         "chats": (as_file("c.json", read_chats), exports, ImportFailed),

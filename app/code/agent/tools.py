@@ -15,12 +15,12 @@ from app.code.agent.command import run_command
 from app.code.agent.types import Edited, OnEvent, PlanItem, Planned
 from app.code.edits.session import EditSession
 from app.code.edits.types import Answer, Hunk
-from app.code.errors import CodeError
 from app.code.index.project import ProjectIndex
 from app.code.index.walk import is_ignored
 from app.tools.consent import Consent, ConsentRequest
 from app.tools.escape import shown_argv, shown_line, shown_text
 from app.tools.types import ToolOutcome, ToolRefused, ToolSpec
+from devices.errors import TesseraError
 from devices.msgspec_lock import learned
 
 _MAX_LINES = 400
@@ -170,7 +170,7 @@ class Toolbox:
             outcome = tool(msgspec.convert(json.loads(arguments or "{}"), learned(kind)))
         except (ValueError, RecursionError) as error:
             return ToolOutcome(f"The arguments of {name} are not usable: {error}", ok=False)
-        except (CodeError, ToolRefused, OSError) as error:
+        except (TesseraError, ToolRefused, OSError) as error:
             return ToolOutcome(str(error), ok=False)
         text = outcome.text
         if len(text) > _MAX_RESULT_CHARS:
@@ -216,7 +216,7 @@ class Toolbox:
     def _lines_with(self, text: str, path: str, first: int, last: int) -> list[str]:
         try:
             lines = self._index.workspace.read(path).text.split("\n")[first - 1 : last]
-        except (CodeError, OSError):
+        except (TesseraError, OSError):
             return []
         return [
             f"{path}:{number}: {line.strip()[:200]}"

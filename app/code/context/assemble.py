@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 from app.code.context.items import Context, ContextItem, LeftOut
 from app.code.context.mentions import Mention, mentions_in, without_mentions
 from app.code.context.search import merged, named_symbols, search_chunks
-from app.code.errors import CodeError
 from app.code.git import Git
 from app.code.index.database import ChunkHit, SymbolHit
 from app.code.index.project import ProjectIndex
 from app.code.index.vectors import VectorIndex, fused
+from devices.errors import TesseraError
 
 # A definition longer than this comes in as its first lines; the rest can be asked for.
 _SYMBOL_LINES = 150
@@ -89,7 +89,7 @@ def _add_mention(
 ) -> None:
     try:
         candidates = list(_resolve(index, mention, git))
-    except CodeError as error:
+    except TesseraError as error:
         budget.leave_out(str(mention), str(error))
         return
     if not candidates:
@@ -265,7 +265,7 @@ def _lines_of(index: ProjectIndex, path: str, first: int, last: int) -> str | No
     """Lines of a file as it is now; None when it went away meanwhile."""
     try:
         lines = index.workspace.read(path).text.split("\n")
-    except (CodeError, OSError):
+    except (TesseraError, OSError):
         return None
     return "\n".join(lines[first - 1 : last])
 

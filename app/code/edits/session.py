@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from app.code.edits.apply import apply_hunks, merge
 from app.code.edits.journal import FileChange, Journal
 from app.code.edits.types import Answer, Applied, FileResult, Hunk, Malformed, Outcome, Refused
-from app.code.errors import CodeError, FileChanged, FileMissing, GitFailed, NothingToUndo, UncommittedChanges
+from app.code.errors import FileChanged, FileMissing, GitFailed, NothingToUndo, UncommittedChanges
 from app.code.workspace import TextFile, Workspace
+from devices.errors import TesseraError
 
 # Code of which all but one line in so many stands in the file: a quotation, with a comment or an elision.
 _QUOTED_DIVISOR = 5
@@ -76,7 +77,7 @@ class EditSession:
         for index, hunk in enumerate(answer.hunks):
             try:
                 by_path.setdefault(self._workspace.normalize(hunk.path), []).append(index)
-            except CodeError as error:
+            except TesseraError as error:
                 refused[index] = str(error)
         files = [
             self._propose_file(path, hunk_ids, answer.hunks, picked or {}) for path, hunk_ids in by_path.items()
@@ -91,7 +92,7 @@ class EditSession:
             return False
         try:
             there = {line.strip() for line in self._workspace.read(malformed.path).text.splitlines()}
-        except CodeError:
+        except TesseraError:
             return False
         shown = [line.strip() for line in malformed.code if line.strip()]
         return sum(line in there for line in shown) * _QUOTED_DIVISOR >= len(shown) * (_QUOTED_DIVISOR - 1)
@@ -106,7 +107,7 @@ class EditSession:
             if own[0].kind != "create":
                 return _refused_file(path, tuple(hunk_ids), hunks, "there is no such file in the project")
             before = None
-        except CodeError as error:
+        except TesseraError as error:
             return _refused_file(path, tuple(hunk_ids), hunks, str(error))
         local = {own_index: picked[i] for own_index, i in enumerate(hunk_ids) if i in picked}
         result = apply_hunks(before.text if before else "", own, local)

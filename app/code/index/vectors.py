@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from app.client import ApiError
-from app.code.errors import CodeError
 from app.code.index.database import ChunkHit
 from app.code.index.project import ProjectIndex
+from devices.errors import TesseraError
 
 # Gives one vector for each text; raises ApiError when the server cannot.
 Embed = Callable[[list[str]], Sequence[Sequence[float]]]
@@ -177,7 +177,7 @@ class VectorIndex:
     def _text(self, path: str, first: int, last: int) -> str:
         try:
             lines = self._index.workspace.read(path).text.split("\n")[first - 1 : last]
-        except (CodeError, OSError):
+        except (TesseraError, OSError):
             return path
         text = f"{path}\n" + "\n".join(lines)
         return text.encode("utf-8", "replace").decode()[:_CHUNK_CHARS]

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import msgspec
 
-from app.code.errors import CodeError
 from app.code.index.languages import language_of
 from app.code.index.symbols import Chunk, Symbol, chunks_of, symbols_of
 from app.code.index.walk import MAX_INDEXED_BYTES
 from app.code.workspace import Workspace
+from devices.errors import TesseraError
 from engine.core.frames import claim_stdio, read_frame, write_frame
 
 # Address space of one worker. Measured: log entry "Project index".
@@ -38,7 +38,7 @@ def parse_file(workspace: Workspace, path: str) -> ParsedFile:
     """Read and parse one file; whatever is wrong with it is part of the answer."""
     try:
         text = workspace.read(path, MAX_INDEXED_BYTES).text
-    except (CodeError, OSError) as error:
+    except (TesseraError, OSError) as error:
         return ParsedFile(path, problem=str(error))
     language = language_of(path)
     num_lines = text.count("\n") + 1

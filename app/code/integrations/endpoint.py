@@ -4,8 +4,8 @@ from collections.abc import Callable
 from typing import Final
 
 from app.client import ApiError, Client, Routes
-from app.code.errors import InputFault
 from app.code.integrations.types import PLACEHOLDER_KEY, Endpoint
+from devices.errors import InputFault
 from engine.api.chat import REMOTE, Embeddings, ModelRow
 from engine.api.models import LoadRequest
 

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import msgspec
 
-from app.code.errors import FileChanged, InputFault
+from app.code.errors import FileChanged
 from app.code.integrations.types import Endpoint, FileEdit, Integration, read_config
 from devices.atomic_file import write_atomically
+from devices.errors import InputFault
 from devices.msgspec_lock import learned
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from app.code.errors import InputFault
+from devices.errors import InputFault
 
 # Where no key is known: many clients refuse to start without any.
 PLACEHOLDER_KEY = "tessera"

@@ -12,12 +12,13 @@ from app.client import Answer, chat_body
 from app.code.assistant import Conversation
 from app.code.context.items import Context, ContextItem
 from app.code.edits.session import Proposal
-from app.code.errors import FileMissing, InputFault
+from app.code.errors import FileMissing
 from app.code.project import Project
 from app.gui.app_context import Services
 from app.gui.background import Job, StreamJob
 from app.gui.code.agent import AgentRun
 from app.tools.consent import Decision
+from devices.errors import InputFault
 from engine.api.chat import Usage
 
 

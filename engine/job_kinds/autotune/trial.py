@@ -8,7 +8,7 @@ from functools import partial
 
 import msgspec
 
-from engine.core.errors import EngineError
+from devices.errors import TesseraError
 from engine.energy.meter import EnergyMeter, Unmetered
 from engine.job_kinds.bench.measure import Meter, Timed
 from engine.message_catalog.reasons import because
@@ -48,7 +48,7 @@ async def trial(
                 found = await _measured(wanted, budget, energy if budget.joules else None)
     except TimeoutError:
         return Outcome(failure=f"no end after {limit_s:.0f} s", cost_s=time.monotonic() - started)
-    except EngineError as error:
+    except TesseraError as error:
         return Outcome(failure=str(error), cost_s=time.monotonic() - started)
     return msgspec.structs.replace(found, cost_s=time.monotonic() - started)
 
@@ -132,6 +132,6 @@ async def proof(settings: LoadSettings, admit: Admit, limit_s: float) -> str | N
                     await runner.stop()
     except TimeoutError:
         return f"no end after {limit_s:.0f} s"
-    except EngineError as error:
+    except TesseraError as error:
         return str(error)
     return None

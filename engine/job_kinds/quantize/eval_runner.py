@@ -6,6 +6,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from devices.errors import Cancelled
 from engine.chat.chat_pipeline import Conversations, read
 from engine.chat.events import CallArguments, CallStarted, TextDelta
 from engine.chat.structured import ConstraintChecker
@@ -15,7 +16,6 @@ from engine.core.types import Delta, GenerationRequest, SamplingParams
 from engine.job_kinds.quantize.tasks import Task, TaskAnswer
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
-from quantize.errors import Cancelled
 from quantize.measurements import CancelCheck
 
 T = TypeVar("T")

@@ -9,6 +9,7 @@ from typing import Final
 
 import msgspec
 
+from devices.errors import Cancelled
 from devices.msgspec_lock import learned
 from engine.core.errors import NotEnoughMemory
 from engine.job_kinds.quantize.eval_runner import ask_all
@@ -18,7 +19,6 @@ from engine.placement.memory_admission import MemoryAdmission
 from engine.placement.placer import Placer, read_shape
 from engine.remotes.llama_cpp_build import kernel_name
 from engine.runner.protocol import LoadSettings
-from quantize.errors import Cancelled
 from quantize.job.gate_run import Answered
 from quantize.measurements import CancelCheck, OnProgress, Progress
 

@@ -7,11 +7,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
-import quantize.errors
 from devices.msgspec_lock import learned
-from engine.core.errors import EnvironmentFault, InputFault
+from engine.core.errors import Cancelled, EnvironmentFault, InputFault
 from engine.core.paths import Paths, whole_path
-from engine.core.quantize_errors import fact_of
 from engine.job_kinds.quantize.options import QuantizeOptions
 from engine.jobs.jobs import Control, JobKind, JobRegistry
 from engine.library.catalogue import Catalogue
@@ -71,13 +69,10 @@ def predict(
     gate = gate_task(options, named or {})
     if not options.goals:
         options = msgspec.structs.replace(options, budget_bytes=max(source.num_bytes, 1))
-    try:
-        out = target_of(source, options, catalogue.paths)
-        with texts_of(options) as given:
-            preview = build_request(given, source.path, out, catalogue.paths, resources, gate, plan_only=True)
-            return run_quantize(preview, lambda _: None, lambda: False)
-    except quantize.errors.QuantizeError as error:
-        raise _engine_error(error) from error
+    out = target_of(source, options, catalogue.paths)
+    with texts_of(options) as given:
+        preview = build_request(given, source.path, out, catalogue.paths, resources, gate, plan_only=True)
+        return run_quantize(preview, lambda _: None, lambda: False)
 
 
 def make(
@@ -115,7 +110,7 @@ def make(
         with texts_of(options) as given:
             request = build_request(given, source.path, out, catalogue.paths, resources, gate)
             report = run_quantize(request, progress, lambda: control.stopping, executor, judge)
-    except quantize.errors.Cancelled:
+    except Cancelled:
         control.check()  # a pause, not a cancellation
         raise
     if report.out is None:
@@ -180,12 +175,3 @@ def require_disk(source: Source, options: QuantizeOptions, paths: Paths) -> Path
     out = target_of(source, options, paths)
     make_room(out, paths)
     return out
-
-
-def _engine_error(error: quantize.errors.QuantizeError) -> Exception:
-    """The quantizer's error as the server answers it."""
-    if isinstance(error, quantize.errors.InputFault):
-        fault = InputFault(fact_of(error) or str(error))
-        fault.code = error.code
-        return fault
-    return EnvironmentFault(fact_of(error) or str(error))

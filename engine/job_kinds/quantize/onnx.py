@@ -43,7 +43,7 @@ def convert(
     """Convert and take the folder into the library; its id and what the converter said.
 
     Without `out` it is beside the library's own models, named after the source.
-    Raises: InputFault, ModelNotFound, quantize.errors.QuantizeError; Cancelled from `control`.
+    Raises: InputFault, ModelNotFound, TesseraError; Cancelled from `control`.
     """
     path = Path(source).expanduser()
     if source == SPEECH or (path / SPEECH_FILE).is_file():

@@ -36,7 +36,7 @@ def convert_with(
 ) -> Converted:
     """Convert `folder` to the new file `out`; whoever calls removes it after an error.
 
-    Raises: quantize.errors.QuantizeError: the folder's fault. NoConverter: the converter failed. BadFile: what it
+    Raises: TesseraError: the folder's fault. NoConverter: the converter failed. BadFile: what it
     wrote is no whole model. Cancelled, Paused from `control`; OSError.
     """
     with tempfile.TemporaryDirectory(prefix="tessera-convert-") as scratch:

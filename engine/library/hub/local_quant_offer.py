@@ -7,9 +7,9 @@ from pathlib import Path
 
 import msgspec
 
+from devices.errors import TesseraError
 from devices.msgspec_lock import learned
 from engine.library.hub.types import OwnBuild
-from quantize.errors import QuantizeError
 from quantize.files.gguf_file import GgufFile, TensorInfo
 from quantize.ggml_types import GgmlType
 from quantize.plan.model_spec import model_spec
@@ -49,7 +49,7 @@ def own_build(
     )
     try:
         plan = make_plan(question, goal)
-    except (QuantizeError, KeyError, ValueError) as error:
+    except (TesseraError, KeyError, ValueError) as error:
         _log.info("no own build of %s: %s", unquantized[0].name, error)
         return None
     return OwnBuild(

@@ -9,8 +9,8 @@ from typing import Protocol
 
 import msgspec
 
+from devices.errors import TesseraError
 from devices.msgspec_lock import learned
-from engine.core.errors import EngineError
 from engine.core.paths import Paths
 from engine.library.hub import header_cache
 from engine.library.hub.client import HubClient
@@ -20,7 +20,7 @@ from engine.library.hub.repository import choices_of
 from engine.library.hub.types import Choice, FitEstimate, Option, OwnBuild, RepoFile, RepoPlan, Repository
 from engine.library.inspect_files import gguf_details
 from engine.library.types import Details
-from quantize.errors import BadFile, QuantizeError
+from quantize.errors import BadFile
 from quantize.files.gguf_file import Entry, GgufFile, TensorInfo, read_gguf_source
 
 _log = logging.getLogger(__name__)
@@ -131,9 +131,9 @@ class _HeaderReader:
     def _choice(self, choice: Choice, arrays: Mapping[str, Entry]) -> tuple[GgufFile, ...] | str:
         try:
             return tuple(self._file(file, arrays) for file in choice.files)
-        except QuantizeError as error:
-            return str(getattr(error, "reason", error))
-        except EngineError as error:
+        except BadFile as error:
+            return error.reason
+        except TesseraError as error:
             return str(error)
 
     def _file(self, file: RepoFile, arrays: Mapping[str, Entry]) -> GgufFile:

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
+from devices.errors import TesseraError
 from engine.core.errors import BadModelFile
 from engine.core.json_store import JsonStore, with_row
-from quantize.errors import QuantizeError
 from quantize.files.gguf_header import LazyArray
 from quantize.files.gguf_split import read_gguf_model
 
@@ -39,7 +39,7 @@ def unfit_draft(target: Path, draft: Path) -> str | None:
     for path in (target, draft):
         try:
             metadata = read_gguf_model(str(path)).metadata
-        except QuantizeError as error:
+        except TesseraError as error:
             raise BadModelFile(str(path), str(error)) from error
         tokens = metadata.get("tokenizer.ggml.tokens")
         size = len(tokens) if isinstance(tokens, LazyArray | tuple) else 0

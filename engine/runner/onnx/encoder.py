@@ -6,6 +6,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from devices.errors import TesseraError
 from engine.core.types import ModelFacts
 from engine.onnx.folder import OnnxFolder, pooling
 from engine.onnx.safety import count_parameters
@@ -15,7 +16,6 @@ from engine.runner.onnx.providers import CPU, chosen_provider, open_session, reg
 from engine.runner.onnx.vocabulary import FolderVocabulary
 from engine.runner.protocol import Embed, Embedded, Fault, LoadSettings
 from engine.runner.truncation import shortened
-from quantize.errors import QuantizeError
 
 # Texts of one run; those of similar length share one, so that little is padding.
 BATCH: Final = 16
@@ -51,7 +51,7 @@ class Encoder:
         self.limit = min(folder.context or DEFAULT_LIMIT, settings.n_ctx)
         try:
             self._pooling = pooling(folder.path)
-        except QuantizeError as error:
+        except TesseraError as error:
             raise LoadFailed(str(getattr(error, "reason", error))) from error
         self._session, self.provider, self.note = _session(settings, folder)
         given = self._session.get_inputs()

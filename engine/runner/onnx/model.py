@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from devices.errors import TesseraError
 from engine.core.types import ModelFacts
 from engine.onnx.folder import OnnxFolder, read_folder
 from engine.onnx.safety import check_graph, count_parameters
@@ -15,7 +16,6 @@ from engine.runner.onnx.errors import LoadFailed
 from engine.runner.onnx.providers import Share, append_provider, chosen_provider, register_plugin, share_of
 from engine.runner.onnx.vocabulary import FolderVocabulary
 from engine.runner.protocol import LoadSettings
-from quantize.errors import QuantizeError
 
 CPU: Final = "CPUExecutionProvider"
 
@@ -50,7 +50,7 @@ def read_checked(path: str) -> tuple[OnnxFolder, list[Any]]:
     try:
         folder = read_folder(Path(path))
         return folder, [check_graph(graph, folder.path) for graph in folder.graphs]
-    except QuantizeError as error:
+    except TesseraError as error:
         raise LoadFailed(str(getattr(error, "reason", error))) from error
     except OSError as error:
         raise LoadFailed(error.strerror or str(error)) from error

@@ -3,8 +3,9 @@
 import json
 from typing import Any, Final
 
+from devices.errors import TesseraError
 from engine.api.protocols.errors import AnthropicError
-from engine.core.errors import ContextOverflow, EngineError
+from engine.core.errors import ContextOverflow
 from engine.server.errors import ErrorShape, lookup
 
 _TYPES = {
@@ -28,7 +29,7 @@ def anthropic_body(error: Exception, _path: str = "") -> dict[str, Any]:
     """The error object of an exception."""
     if isinstance(error, ContextOverflow):  # clients shorten the conversation on exactly these words
         message = f"prompt is too long: {error.prompt_tokens} tokens > {error.context_tokens} maximum"
-    elif isinstance(error, EngineError):
+    elif isinstance(error, TesseraError):
         message = str(error)
     else:
         message = "An internal error; the server's log has the details."

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from engine.core.errors import EngineError
+from devices.errors import TesseraError
+from engine.core.errors import fact_of
 from engine.documents.collection_config import Definition
 from engine.documents.errors import NotAgreed
 from engine.documents.registry import NONE, EmbeddingModel, NotNow
@@ -97,7 +98,7 @@ class SideWork:
         try:
             found: EmbeddingModel | None = self._run(self._embedding_model(definition))
         except NotAgreed as error:
-            raise NotNow(error.detail) from error
+            raise NotNow(fact_of(error)) from error
         return found
 
     async def _embedding_model(self, definition: Definition) -> EmbeddingModel | None:
@@ -121,8 +122,8 @@ class SideWork:
         read = [model.passage_prefix + text for text in texts]
         try:
             found: Sequence[Any] = self._run(self._beside(Chosen(model.id, model.server), read))
-        except EngineError as error:
-            raise NotNow(because("cannot_embed", model=model.id, why=error.detail or str(error))) from error
+        except TesseraError as error:
+            raise NotNow(because("cannot_embed", model=model.id, why=fact_of(error) or str(error))) from error
         return found
 
     async def question(self, model: Chosen, text: str) -> Any:
@@ -165,7 +166,7 @@ class SideWork:
                 if task.done():
                     return task.result()
                 task.cancel()
-                with contextlib.suppress(asyncio.CancelledError, EngineError):
+                with contextlib.suppress(asyncio.CancelledError, TesseraError):
                     await task
             await asyncio.sleep(_LOOK_S)
         raise NotNow

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 import numpy as np
 
+from devices.errors import TesseraError
 from engine.api.collections import CheckedSentence, Grounds, Passage, SearchAnswer, SearchRequest
 from engine.chat.types import Message, Part, TextPart
-from engine.core.errors import EngineError
 from engine.documents import citation_check
 from engine.documents.registry import Live
 from engine.message_catalog import sentence
@@ -107,7 +107,7 @@ class Grounded:
             return None
         try:
             rows = np.stack(list(await self._service.side_work.vectors(maker, [*asked, *windows])))
-        except EngineError:
+        except TesseraError:
             return None
         return rows[: len(asked)], rows[len(asked) :]
 

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 import numpy as np
 
+from devices.errors import TesseraError
 from devices.msgspec_lock import learned
 from engine.api.collections import Collection, PageText, Passage, SearchAnswer, SearchRequest, SentTo
-from engine.core.errors import EngineError, InputFault
+from engine.core.errors import InputFault
 from engine.core.paths import Paths
 from engine.documents.collection_config import Definition
 from engine.documents.errors import CollectionUnusable, NoCollection, NoDocument, NotAgreed
@@ -109,7 +110,7 @@ class CollectionService:
         if reranker:
             try:
                 hits = await self._reranked(reranker, wanted.query, hits)
-            except EngineError as error:
+            except TesseraError as error:
                 notes.append(f"{reranker.id} could not rerank: {error}")
                 reranker = None
         passages = await asyncio.to_thread(self._passages, live, hits[: wanted.limit])
@@ -140,7 +141,7 @@ class CollectionService:
             return None
         try:
             vector = await self.side_work.question(self.maker(live), question)
-        except EngineError as error:
+        except TesseraError as error:
             notes.append(sentence(because("cannot_embed_question", model=model, why=str(error))))
             return None
         return vector / (np.linalg.norm(vector) or 1.0)

@@ -8,6 +8,7 @@ from typing import Literal
 import msgspec
 from fastapi import APIRouter, Request
 
+from devices.errors import TesseraError
 from engine.api.hub import Folder, Folders, Option, RepoPlan, SearchResults, Starters, Updates
 from engine.api.jobs import Job, JobKind
 from engine.api.library import (
@@ -34,7 +35,6 @@ from engine.server.manage.sampling import decided
 from engine.server.msgspec_routes import TypedRoute
 from engine.server.state import server_state
 from engine.services import Services
-from quantize.errors import QuantizeError
 from quantize.files.gguf_split import read_gguf_model
 
 router = APIRouter(prefix="/tessera/v1", tags=["library"], route_class=TypedRoute)
@@ -102,7 +102,7 @@ async def show_tensors(request: Request, model: str) -> Tensors:
         raise InputFault(f"{entry.id} has no tensors to show: it is {entry.format}, {entry.state}.", "model")
     try:
         header = await asyncio.to_thread(read_gguf_model, entry.path)
-    except QuantizeError as error:
+    except TesseraError as error:
         raise BadModelFile(str(entry.path), str(error)) from error
     return Tensors(
         tensors=tuple(

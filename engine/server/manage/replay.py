@@ -8,10 +8,11 @@ import msgspec
 from fastapi import APIRouter, Request
 from pydantic import ValidationError
 
+from devices.errors import TesseraError
 from devices.msgspec_lock import learned
 from engine.api.receipts import VERSION, Exchange, Parts, Receipt, Replayed, ReplayRequest
 from engine.chat.structured import ConstraintImpossible
-from engine.core.errors import EngineError, InputFault
+from engine.core.errors import InputFault
 from engine.core.sampling import choose
 from engine.core.types import Constraint, Delta, GenerationRequest, ReasoningBudget
 from engine.pool.loaded_model import LoadedModel
@@ -99,7 +100,7 @@ class _Replay:
                 continue
             try:
                 found = receipts.begins_with(await way(), self._receipt.answer)
-            except EngineError as error:
+            except TesseraError as error:
                 exchanged.append(Exchange(part=name, then=old, now=new, reason=str(error)))
             else:
                 exchanged.append(Exchange(part=name, then=old, now=new, same=found))

@@ -10,9 +10,9 @@ import psutil
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
+from devices.errors import TesseraError
 from engine.api.models import LoadedModel
 from engine.api.stats import ModelStats, RequestTimes, Stats, UsageSamples, WorkSamples
-from engine.core.errors import EngineError
 from engine.core.request_timing import MAX_ENTRIES
 from engine.core.sendable import encoded
 from engine.pool.loaded_model import LoadedModel as PooledModel
@@ -101,7 +101,7 @@ async def _ask(model: PooledModel) -> RunnerStats | None:
         return None
     try:
         return await asyncio.wait_for(model.runner.stats(), ANSWER_S)
-    except (EngineError, TimeoutError):
+    except (TesseraError, TimeoutError):
         return None
 
 

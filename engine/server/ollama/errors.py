@@ -3,15 +3,15 @@
 import json
 from typing import Any, Final
 
+from devices.errors import TesseraError
 from engine.api.protocols.errors import OllamaError
-from engine.core.errors import EngineError
 from engine.server.errors import ErrorShape
 from engine.server.openai.errors import openai_body
 
 
 def ollama_body(error: Exception, path: str = "") -> dict[str, Any]:
     """Ollama's error: a text; its code is beside it."""
-    known = isinstance(error, EngineError)
+    known = isinstance(error, TesseraError)
     body: dict[str, Any] = openai_body(error, path)["error"]
     facts = {k: v for k, v in body.items() if k not in ("message", "type")}
     return {"error": str(error) if known else body["message"], **facts}

@@ -14,6 +14,7 @@ from fastapi import Request
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
+from devices.errors import TesseraError
 from engine.core.errors import InputFault, ModelNotFound
 from engine.jobs.jobs import Job, JobKind
 from engine.library.trash import Trash
@@ -31,7 +32,6 @@ from engine.server.ollama.stream import NDJSON
 from engine.server.protocol_router import protocol_router
 from engine.server.sse import EventStream, while_connected
 from engine.server.state import ServerState, server_state
-from quantize.errors import QuantizeError
 from quantize.files.channel_scales import KEY as SCALES_KEY
 from quantize.files.gguf_file import LazyArray, ValueType
 from quantize.files.gguf_split import read_gguf_model
@@ -163,7 +163,7 @@ def _model_info(entry: ModelEntry, verbose: bool) -> dict[str, Any]:
         if not verbose:
             metadata.pop(SCALES_KEY, None)
         return payload | {key: _as_json(value, most) for key, value in metadata.items()}
-    except (QuantizeError, OSError):
+    except (TesseraError, OSError):
         return payload
 
 

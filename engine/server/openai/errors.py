@@ -5,6 +5,7 @@ from typing import Any, Final
 
 import msgspec
 
+from devices.errors import TesseraError
 from engine.api.protocols.errors import Error
 from engine.core import errors
 from engine.server.errors import ErrorShape, lookup
@@ -29,15 +30,16 @@ def openai_body(error: Exception, path: str = "") -> dict[str, Any]:
     Facts of the error stand beside the message, so that programs need not parse it.
     """
     _, kind, _ = lookup(error)
-    known = isinstance(error, errors.EngineError)
+    known = isinstance(error, TesseraError)
     body: dict[str, Any] = {
         "message": str(error) if known else "An internal error; the server's log has the details.",
         "type": kind,
         "param": getattr(error, "param", None),
-        "code": error.code if isinstance(error, errors.EngineError) else "internal",
+        "code": error.code if isinstance(error, TesseraError) else "internal",
     }
-    if isinstance(error, errors.EngineError) and error.detail is not None:
-        body["detail"] = msgspec.to_builtins(error.detail)
+    detail = errors.fact_of(error)
+    if detail is not None:
+        body["detail"] = msgspec.to_builtins(detail)
     if isinstance(error, errors.ContextOverflow):
         body["param"] = _PROMPT_FIELDS.get(path, error.param)
         body["prompt_tokens"] = error.prompt_tokens

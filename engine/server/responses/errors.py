@@ -1,11 +1,12 @@
 """The error of a response that went wrong; refusals and errors before it have OpenAI's shape."""
 
-from engine.core.errors import ContextOverflow, EngineError, InputFault
+from devices.errors import TesseraError
+from engine.core.errors import ContextOverflow, InputFault
 
 
 def failure(error: Exception) -> dict[str, str]:
     """The `error` of a failed response."""
-    known = isinstance(error, EngineError)
+    known = isinstance(error, TesseraError)
     message = str(error) if known else "An internal error; the server's log has the details."
     return {"code": _code(error), "message": message}
 

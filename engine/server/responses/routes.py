@@ -11,11 +11,12 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
+from devices.errors import TesseraError
 from engine.chat import structured
 from engine.chat.query import ChatQuery
 from engine.chat.tools.checks import check_tools
 from engine.chat.types import Message
-from engine.core.errors import EngineError, InputFault, exhausted
+from engine.core.errors import InputFault, exhausted
 from engine.core.sampling import Chosen
 from engine.core.types import Constraint
 from engine.server.body import openapi_body, parse
@@ -225,7 +226,7 @@ async def _stream(state: ServerState, asked: _Asked, items: ItemStream) -> Async
         async with aclosing(_work(state, asked, items)) as chunks:
             async for chunk in chunks:
                 yield chunk
-    except EngineError as error:
+    except TesseraError as error:
         yield items.fail(error)
         return
     except Exception as error:

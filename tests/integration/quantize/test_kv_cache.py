@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from measured_model import CALIBRATION, SOURCE, ignore, never
 
-from quantize.errors import Cancelled
+from devices.errors import Cancelled
 from quantize.measure.kv_cache import KvDamage, KvRequest, kv_damage, with_damage
 from quantize.measurements import MeasureRequest
 from quantize.types import KvOption

@@ -19,8 +19,9 @@ from measured_model import CALIBRATION, ROOT, ignore, never
 from servers import runs, wait_for
 from tokenizers import Tokenizer
 
+from devices.errors import Cancelled, TesseraError
 from quantize.child import Child, ChildDied, run_task
-from quantize.errors import BadFile, Cancelled, QuantizeError, Unreadable
+from quantize.errors import BadFile, Unreadable
 from quantize.files.imatrix import read_imatrix
 from quantize.files.measurement_folder import WorkFolder
 from quantize.measure.collect_hessians import MomentsRequest
@@ -190,7 +191,7 @@ def test_weights_that_are_not_finite_are_refused_by_name(request_for, tmp_path, 
     damaged = _copy_with(request_for.source, tmp_path, "blk.1.ffn_up.weight", struct.pack("<e", value))
     request = msgspec.structs.replace(request_for, source=damaged, cache_dir=tmp_path / "cache")
 
-    with pytest.raises(QuantizeError, match=r"blk\.1\.ffn_(up|down)\.weight"):
+    with pytest.raises(TesseraError, match=r"blk\.1\.ffn_(up|down)\.weight"):
         measure(request, ignore, never)
 
 

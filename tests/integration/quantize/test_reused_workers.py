@@ -8,10 +8,10 @@ import pytest
 from measured_model import ROOT, ignore, never
 from servers import runs, wait_for
 
+from devices.errors import TesseraError
 from quantize import child
 from quantize.child import Child, ChildDied, reused_workers, run_task, run_tasks
 from quantize.convert.folder import ConvertRequest
-from quantize.errors import QuantizeError
 from quantize.measure.collect_hessians import MomentsRequest
 
 FOLDER = ROOT / "tests/data/spark-hf"
@@ -85,7 +85,7 @@ def test_one_that_had_layers_on_a_gpu_ends_with_its_task(request_for, tmp_path, 
 
 def test_one_that_failed_or_died_meanwhile_is_replaced(tmp_path, pids):
     with reused_workers():
-        with pytest.raises(QuantizeError):
+        with pytest.raises(TesseraError):
             run_task(*prepare(tmp_path, tmp_path), ignore, never)
         assert not runs(pids[0])
         found = run_task(*prepare(tmp_path), ignore, never)

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from devices.errors import Cancelled, Overdrawn, PackRefused
 from engine.chat import template
-from engine.core.errors import RunnerDied
+from engine.core.errors import RunnerDied, fact_of, why_of
 from engine.core.json_store import Damaged
-from engine.core.quantize_errors import fact_of, why_of
 from engine.documents import errors as documents
 from engine.energy.meter import NeverAtRest
 from engine.library import errors as library
@@ -19,6 +19,8 @@ from engine.remotes.types import Seen
 from engine.runner.exit_reasons import exit_reason
 from engine.server.auth import TooManyFailures
 from engine.server.error_middleware import Stopping
+from engine.server.errors import lookup
+from engine.server.openai.errors import openai_body
 from engine.upstreams import errors as upstreams
 from engine.upstreams.error_mapping import refusal
 from engine.upstreams.types import Rule, Upstream, Way
@@ -110,8 +112,8 @@ OLD = (
 @pytest.mark.parametrize(("error", "text"), OLD, ids=[text[:40] for _, text in OLD])
 def test_an_error_has_facts_and_the_words_it_always_had(error, text):
     assert str(error) == text
-    assert isinstance(error.detail, Reason)
-    assert sentence(error.detail) == text
+    assert isinstance(fact_of(error), Reason)
+    assert sentence(fact_of(error)) == text
 
 
 @pytest.mark.parametrize(
@@ -137,6 +139,23 @@ def test_an_error_of_the_quantizer_has_the_same_words_as_a_fact(error):
 
 def test_an_error_of_the_quantizer_without_facts_keeps_its_words():
     assert fact_of(quantizer.InvalidOption("tier", "there is none")) is None
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [
+        (quantizer.BudgetTooSmall(1_000, 2_000), 400, "budget_too_small"),
+        (quantizer.DiskFull("a", 5_000_000, 12), 503, "disk_full"),
+        (PackRefused("its manifest is empty"), 400, "kernel_pack_refused"),
+        (Overdrawn("ram", 2, 1, {}), 503, "not_enough_memory"),
+        (Cancelled("the client left"), 499, "cancelled"),
+    ],
+    ids=lambda value: getattr(value, "code", ""),
+)
+def test_the_server_answers_errors_of_every_package(error, status, code):
+    assert lookup(error)[0] == status
+    body = openai_body(error)["error"]
+    assert (body["code"], body["message"]) == (code, str(error))
 
 
 def test_who_answered_is_told_with_the_rule():

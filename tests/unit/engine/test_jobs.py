@@ -7,11 +7,11 @@ import time
 
 import pytest
 
+from devices.errors import Cancelled as QuantizeCancelled
 from engine.core.errors import EnvironmentFault, InputFault
 from engine.jobs.job_changes import Subscription
 from engine.jobs.jobs import _KEPT, Control, JobKind, JobRegistry, Paused
 from quantize.errors import BadFile
-from quantize.errors import Cancelled as QuantizeCancelled
 
 
 def until(registry, job_id, state):

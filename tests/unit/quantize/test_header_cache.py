@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from quantize.errors import QuantizeError
+from devices.errors import TesseraError
 from quantize.files import header_cache
 from quantize.files.gguf_split import read_gguf_model
 from quantize.files.header_cache import MAX_ENTRIES, cached_gguf_model
@@ -69,12 +69,12 @@ def test_what_went_wrong_or_away_is_told_each_time(tmp_path, reads):
     cached_gguf_model(path)
     path.unlink()
     for _ in range(2):
-        with pytest.raises(QuantizeError):
+        with pytest.raises(TesseraError):
             cached_gguf_model(path)
     path.write_bytes(b"GGUF")
     os.utime(path, (LONG_AGO, LONG_AGO))
     for _ in range(2):
-        with pytest.raises(QuantizeError):
+        with pytest.raises(TesseraError):
             cached_gguf_model(path)
     assert len(reads) == 5
 

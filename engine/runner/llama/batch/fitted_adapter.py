@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from devices.errors import TesseraError
 from engine.runner.llama.native.model import LoadFailed
-from quantize.errors import QuantizeError
 from quantize.files.channel_scales import KEY, ChannelScales, read_channel_scales
 from quantize.files.gguf_write import GgufWriter, TensorSlot, copied_metadata
 from quantize.files.provenance import KEY as PROVENANCE
@@ -43,7 +43,7 @@ def fitted(path: Path, metadata: Mapping[str, str]) -> Iterator[Path]:
         copy = Path(folder) / path.name
         try:
             _write(path, copy, scales)
-        except QuantizeError as e:
+        except TesseraError as e:
             raise LoadFailed(f"the LoRA adapter {path} does not fit this model or is damaged: {e}") from e
         except OSError as e:
             raise LoadFailed(f"a scaled copy of the LoRA adapter {path} could not be written: {e}") from e

@@ -5,11 +5,11 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
+from devices.errors import TesseraError
 from engine.core.expert_use import ExpertUse, folder_of, keep, use_store
 from engine.core.json_store import JsonStore
 from engine.runner.llama.experts.expert_cache import CannotStream, ExpertStream
 from engine.runner.protocol import ExpertStats, LoadSettings
-from quantize.errors import QuantizeError
 from quantize.files.header_cache import cached_gguf_model
 
 # What was learnt is written in pauses, this long after the last time.
@@ -42,7 +42,7 @@ class StreamedExperts:
         use = self._store.get() if self._store is not None else ExpertUse()
         try:
             model = cached_gguf_model(self._settings.path)
-        except QuantizeError as error:
+        except TesseraError as error:
             raise CannotStream(str(error)) from error
         self._stream.begin(model, self._settings.expert_bytes, use)
         self._saved_tokens = use.tokens

@@ -14,9 +14,9 @@ from typing import Any, Final
 
 import numpy as np
 
+from devices.errors import TesseraError
 from engine.runner.protocol import LoadSettings
 from quantize.convert.checkpoint import f32_to_bf16
-from quantize.errors import QuantizeError
 from quantize.files.gguf_file import TensorInfo, read_gguf
 from quantize.files.gguf_write import GgufWriter, TensorSlot, copied_metadata, scalar
 from quantize.ggml_types import GgmlType
@@ -40,7 +40,7 @@ def fastest_file(api: Any, settings: LoadSettings) -> Iterator[str]:
         copy = Path(folder) / "bf16.gguf"
         try:
             made = write_bfloat16(Path(settings.path), copy)
-        except (QuantizeError, OSError, ValueError) as error:
+        except (TesseraError, OSError, ValueError) as error:
             sys.stderr.write(f"no copy in BF16, the file is loaded as it is: {error}\n")
             made = False
         yield str(copy) if made else settings.path

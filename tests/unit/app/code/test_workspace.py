@@ -3,8 +3,9 @@ import sys
 
 import pytest
 
-from app.code.errors import CodeError, FileMissing, NotText, PathRefused
+from app.code.errors import FileMissing, NotText, PathRefused
 from app.code.workspace import Workspace
+from devices.errors import TesseraError
 
 
 @pytest.fixture
@@ -128,5 +129,5 @@ def test_new_folders_are_made_only_below_the_project(project):
     workspace = Workspace(project)
     workspace.write("deep/er/file.txt", "x")
     assert (project / "deep" / "er" / "file.txt").read_text() == "x"
-    with pytest.raises(CodeError):
+    with pytest.raises(TesseraError):
         workspace.write("src/a.py/under.txt", "x")

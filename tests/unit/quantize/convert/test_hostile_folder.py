@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from devices.errors import TesseraError
 from quantize.convert.folder import ConvertRequest, prepare
-from quantize.errors import QuantizeError
 
 SPARK_HF = Path(__file__).resolve().parents[3] / "data" / "spark-hf"
 HOSTILE = [None, True, -1, 0, 2**64, 1e308, float("nan"), "", "\ud800", "x" * 1000, [], {}, [[]], {"a": {}}, [None]]
@@ -48,5 +48,5 @@ def test_anything_anywhere(tmp_path, name):
     for path, what in picks.sample(tried, min(len(tried), 20)):
         file.write_text(json.dumps(put(json.loads(text), path, what)), encoding="utf-8")
         request = ConvertRequest(folder=folder, root=folder, out=tmp_path / "out.gguf")
-        with contextlib.suppress(QuantizeError):
+        with contextlib.suppress(TesseraError):
             prepare(request, lambda *_: None)
