@@ -30,7 +30,7 @@ HELP = ("-h", "--help")
 TESSERA_OPTIONS = ("--version", "--debug", *HELP)
 # A process of tests grows to 1.2 GB, and has servers and models beside it.
 BYTES_A_PROCESS = 3 << 30
-# tests/quick.py leaves out all but unit tests; where paths follow, only those are run.
+# tests/support/plugins/quick.py leaves out all but unit tests; where paths follow, only those are run.
 QUICK_RUN = ["-n", "2", "--dist", "worksteal"]
 LOCKS = {"desktop": "desktop.txt", "server": "base.txt", "test": "dev.txt"}
 
@@ -42,7 +42,7 @@ def whole_run() -> "list[str]":
     except (AttributeError, ValueError, OSError):  # Windows has no such call
         memory = 3 * BYTES_A_PROCESS
     files = min(4, 2 + (os.cpu_count() or 2), memory // BYTES_A_PROCESS)
-    # The tests of a file share its servers. What fails is run twice more: see tests/second_run.py.
+    # The tests of a file share its servers. What fails is run twice more: see tests/support/plugins/second_run.py.
     return ["-n", str(max(2, files)), "--dist", "loadfile", "--second-run"]
 
 

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from installers.bootstrap import model
+from tests.support.servers import RunningServer
 
 os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
@@ -26,9 +27,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # numpy's would still spin, ten times as long as small matrices take to multiply.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-pytest_plugins = ("quick", "order", "costs", "second_run")
+pytest_plugins = tuple(f"tests.support.plugins.{name}" for name in ("quick", "order", "costs", "second_run"))
 
 # A request that says nothing else waits so many seconds, not five: four tests at once on two processors take their
 # time, and how fast an answer comes is measured in tests/bench.
@@ -136,21 +136,18 @@ def kept() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def few_types() -> Iterator[None]:
     """Jobs measure six types."""
-    from measured_model import TYPES, measured_types
+    from tests.support.models.measured_model import TYPES, measured_types
 
     with measured_types(*TYPES):
         yield
 
 
 @pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[RunningServer]":
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """A real server process with the bundled model, shared by the tests of a session that do not harm it."""
     running = RunningServer(tmp_path_factory.mktemp("server-home"))
     yield running
     running.stop()
-
-
-from servers import RunningServer  # noqa: E402 - after sys.path
 
 
 def pytest_unconfigure() -> None:

@@ -18,11 +18,11 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "bench")]
+sys.path.insert(0, str(ROOT))
 
-from clients import complete, together  # noqa: E402 - after sys.path
-from rival import LlamaServer, llama_bench  # noqa: E402
-from servers import RunningServer  # noqa: E402
+from tests.bench.clients import complete, together  # noqa: E402 - after sys.path
+from tests.bench.rival import LlamaServer, llama_bench  # noqa: E402
+from tests.support.servers import RunningServer  # noqa: E402
 
 CONTEXT = 32768
 # The system tidies the memory of a process that ended; whoever is measured meanwhile pays for it.

@@ -17,10 +17,10 @@ from pathlib import Path
 import httpx2
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "bench")]
+sys.path.insert(0, str(ROOT))
 
-from rival import LlamaServer  # noqa: E402 - after sys.path
-from servers import RunningServer  # noqa: E402 - the same
+from tests.bench.rival import LlamaServer  # noqa: E402 - after sys.path
+from tests.support.servers import RunningServer  # noqa: E402 - the same
 
 LIMIT = 1024
 AT_ONCE = 4

@@ -23,8 +23,8 @@ from engine.placement.placer import Placer
 from engine.placement.resources import open_resources
 from quantize.files.gguf_file import read_gguf, read_gguf_source
 from quantize.ggml_types import GgmlType
-from tests.fake_hub import FakeHub
-from tests.fake_models import Zeros, remote_gguf, repository_of_twenty
+from tests.support.fakes.fake_hub import FakeHub
+from tests.support.models.fake_models import Zeros, remote_gguf, repository_of_twenty
 
 
 def timed(label, work, repeat=5):

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import psutil
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[2])]
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from app.code.context.assemble import assemble  # noqa: E402 - after sys.path
-from app.code.index.project import ProjectIndex  # noqa: E402 - after sys.path
-from app.code.tokens import TokenEstimate  # noqa: E402 - after sys.path
-from app.code.workspace import Workspace  # noqa: E402 - after sys.path
+from app.code.context.assemble import assemble
+from app.code.index.project import ProjectIndex
+from app.code.tokens import TokenEstimate
+from app.code.workspace import Workspace
 
 QUESTIONS = (
     "How does the workspace refuse links that lead out of the project?",

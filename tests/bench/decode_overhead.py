@@ -17,10 +17,11 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "bench")]
+sys.path.insert(0, str(ROOT))
 
 import httpx2  # noqa: E402 - after sys.path
-from clients import complete  # noqa: E402 - after sys.path
+
+from tests.bench.clients import complete  # noqa: E402 - after sys.path
 
 
 def bare(path: str, threads: int, n_ctx: int, attention: str) -> None:
@@ -81,7 +82,7 @@ def main() -> None:
     if options.bare:
         bare(options.models[0], options.threads, int(options.bare[0]), options.bare[1])
         return
-    from servers import RunningServer
+    from tests.support.servers import RunningServer
 
     for path in options.models:
         with tempfile.TemporaryDirectory() as home:

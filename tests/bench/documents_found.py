@@ -21,11 +21,12 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+sys.path.insert(0, str(ROOT))
 
 import httpx2  # noqa: E402
 import numpy as np  # noqa: E402
-from servers import RunningServer  # noqa: E402
+
+from tests.support.servers import RunningServer  # noqa: E402
 
 QUESTIONS = Path(__file__).parent / "documents" / "questions.txt"
 FIRST = 5

@@ -19,11 +19,11 @@ from pathlib import Path
 import psutil
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+sys.path.insert(0, str(ROOT))
 os.environ.setdefault("TESSERA_INSTALLED_MODELS", "/nonexistent")
 
-import documents_made as made  # noqa: E402
-from servers import RunningServer  # noqa: E402
+from tests.support import documents_made as made  # noqa: E402
+from tests.support.servers import RunningServer  # noqa: E402
 
 WORDS, LINE, PER_FILE = 300, 12, 100
 

@@ -14,13 +14,13 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+sys.path.insert(0, str(ROOT))
 
-import documents_made as made  # noqa: E402
 import numpy as np  # noqa: E402
 import pypdfium2 as pdfium  # noqa: E402
 
 from engine.documents.reader_process import Reader  # noqa: E402
+from tests.support import documents_made as made  # noqa: E402
 
 LINES, WIDTH, DPI = 50, 85, 200
 

@@ -19,8 +19,8 @@ import httpx2
 import psutil
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests"))
-from servers import RunningServer  # noqa: E402 - after sys.path
+sys.path.insert(0, str(ROOT))
+from tests.support.servers import RunningServer  # noqa: E402 - after sys.path
 
 HOST = "127.0.0.1"
 ROUNDS = 200

@@ -20,8 +20,8 @@ from app.db.search import search
 from app.gui.chat.request import rendered
 from engine.placement.settings.engine_args import EngineArgsStore
 from engine.runner.engine_args import EngineArgs
-from tests.long_chats import FACTS, compaction, fill
-from tests.servers import RunningServer
+from tests.support.long_chats import FACTS, compaction, fill
+from tests.support.servers import RunningServer
 
 MODEL = "smollm2-135m-instruct"
 

@@ -23,7 +23,7 @@ from engine.placement.need_types import Need
 from engine.placement.placer import read_shape
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
-from tests.shapes import SHAPES, scaled, write_shape
+from tests.support.models.shapes import SHAPES, scaled, write_shape
 
 ROOT = Path(__file__).resolve().parents[2]
 MIB = 1 << 20

@@ -21,9 +21,7 @@ import msgspec
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
-
-from shapes import Q, scaled, write_shape  # noqa: E402
+sys.path.insert(0, str(ROOT))
 
 from engine.core.paths import user_paths  # noqa: E402
 from engine.core.types import Delta, GenerationRequest, SamplingParams, Started  # noqa: E402
@@ -35,6 +33,7 @@ from engine.placement.speed import weights_read  # noqa: E402
 from engine.runner.process import RunnerProcess  # noqa: E402
 from engine.runner.protocol import LoadSettings  # noqa: E402
 from quantize.files.gguf_split import read_gguf_model  # noqa: E402
+from tests.support.models.shapes import Q, scaled, write_shape  # noqa: E402
 
 LAYERS, EMBEDDING, WIDTH, USED = 16, 1024, 512, 4
 # The first block of every embedding is the same, so that a router can prefer some experts whatever is read.

@@ -3,8 +3,9 @@
     python -m tests.bench.own_head [--arch glm4moe] [--rounds 5] [--threads 2]
 
 The models are written for it: twelve layers in F32 (a mixture of experts, or a hybrid with `--arch qwen35`) and a
-head, random but for what makes it right or wrong (tests/mtp_model.py). Decode of 128 tokens behind 64, guesses
-where the engine decides so. Of a hybrid also what the copies of its states cost where nothing is guessed.
+head, random but for what makes it right or wrong (tests/support/models/mtp_model.py). Decode of 128 tokens behind
+64, guesses where the engine decides so. Of a hybrid also what the copies of its states cost where nothing is
+guessed.
 """
 
 import argparse
@@ -16,13 +17,11 @@ from pathlib import Path
 from unittest import mock
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
-
-import architectures  # noqa: E402 - after sys.path
-import mtp_model  # noqa: E402
-from runner_calls import collect, with_runner  # noqa: E402
+sys.path.insert(0, str(ROOT))
 
 from engine.placement.draft_settings import MAX_ROLLBACK  # noqa: E402
+from tests.support.models import architectures, mtp_model  # noqa: E402
+from tests.support.runner_calls import collect, with_runner  # noqa: E402
 
 WIDE = {"E": 768, "Q": 768, "2Q": 1536, "K": 256, "D": 64, "H": 12, "F": 2048, "W": 512, "X": 8, "V": 32000}
 # Delta net: 12 heads of values and 4 of keys, 64 wide.

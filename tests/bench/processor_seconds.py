@@ -16,15 +16,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "bench")]
-
-from against_llama_server import Sides, fresh, report  # noqa: E402 - after sys.path
-from clients import together  # noqa: E402
-from starting import spent  # noqa: E402
-from table import Values, in_turns  # noqa: E402
+sys.path.insert(0, str(ROOT))
 
 from app.client import Client  # noqa: E402
 from engine.api.models import LoadChoices  # noqa: E402
+from tests.bench.against_llama_server import Sides, fresh, report  # noqa: E402 - after sys.path
+from tests.bench.clients import together  # noqa: E402
+from tests.bench.starting import spent  # noqa: E402
+from tests.bench.table import Values, in_turns  # noqa: E402
 
 # Late routes, the dry run and the grammar table come in the pauses after a first answer.
 SETTLED_S = 20.0

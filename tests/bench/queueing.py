@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path.insert(0, str(ROOT))
 
 
 @dataclass
@@ -178,7 +178,8 @@ def speeds_of(http, threads, slots: int, tokens: int) -> dict[int, float]:
 def check(slots: int = 2, tokens: int = 400, think_s: float = 1.0, seconds: float = 20.0) -> None:
     """Measure a real server and compare: speeds in turns with loads, because other programs take a share."""
     import httpx2
-    from servers import RunningServer
+
+    from tests.support.servers import RunningServer
 
     with tempfile.TemporaryDirectory() as home:
         server = RunningServer(Path(home), "--parallel", str(slots))

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from app.client import Client, WholeAnswer, chat_body
-from tests.servers import RunningServer
+from tests.support.servers import RunningServer
 
 MODEL = "smollm2-135m-instruct"
 WORDS = [

@@ -13,12 +13,11 @@ from pathlib import Path
 
 import httpx2
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from repeating import WAYS, answer, chat, greedy
-from servers import RunningServer
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from installers.bootstrap import model as bundled
+from tests.support.repeating import WAYS, answer, chat, greedy
+from tests.support.servers import RunningServer
 
 ROOT = Path(__file__).resolve().parents[2]
 NAME = "smollm2-135m-instruct"

@@ -1,9 +1,9 @@
 """What the server adds to a token: CPU per streamed token, latency with 64 streams, memory of idle connections.
 
 `python -m tests.bench.server_overhead [streams] [tok_s] [tokens]`, from the root of the project. The model is
-tests/fake_runner.py, so nothing but the server's own work is measured: a real server process, a real runner process
-that only makes up tokens, and a client that reads raw bytes. The runner writes its clock into each token, so added
-latency is the time of arrival minus that.
+tests/support/fakes/fake_runner.py, so nothing but the server's own work is measured: a real server process, a real
+runner process that only makes up tokens, and a client that reads raw bytes. The runner writes its clock into each
+token, so added latency is the time of arrival minus that.
 """
 
 import asyncio
@@ -21,9 +21,9 @@ ROOT = Path(__file__).resolve().parents[2]
 HOST = "127.0.0.1"
 SERVER = """
 import sys
-sys.path[:0] = [{root!r}, {tests!r}]
+sys.path.insert(0, {root!r})
 from pathlib import Path
-from scripted import ScriptedServer
+from tests.support.fakes.scripted import ScriptedServer
 server = ScriptedServer(Path({home!r}))
 print(server.port, flush=True)
 sys.stdin.readline()
@@ -107,7 +107,7 @@ async def measure(port: int, server: psutil.Process, count: int, tokens: int) ->
 def main() -> None:
     count, tok_s, tokens = (int(a) for a in (*sys.argv[1:], *("64", "100", "300")[len(sys.argv) - 1 :]))
     with tempfile.TemporaryDirectory() as home:
-        program = SERVER.format(root=str(ROOT), tests=str(ROOT / "tests"), home=str(Path(home) / "home"))
+        program = SERVER.format(root=str(ROOT), home=str(Path(home) / "home"))
         child = subprocess.Popen(
             [sys.executable, "-c", program],
             stdin=subprocess.PIPE,

@@ -20,11 +20,11 @@ from pathlib import Path
 import psutil
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "bench")]
+sys.path.insert(0, str(ROOT))
 
-from clients import complete  # noqa: E402 - after sys.path
-from rival import LlamaServer  # noqa: E402
-from servers import RunningServer  # noqa: E402
+from tests.bench.clients import complete  # noqa: E402 - after sys.path
+from tests.bench.rival import LlamaServer  # noqa: E402
+from tests.support.servers import RunningServer  # noqa: E402
 
 CONTEXT = 8192
 PROMPT = "How do I use tar?"

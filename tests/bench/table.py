@@ -17,11 +17,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "bench")]
+sys.path.insert(0, str(ROOT))
 
-import starting  # noqa: E402 - after sys.path
-from against_llama_server import Sides, arrivals, concurrent, fresh, gaps, report  # noqa: E402
-from clients import together  # noqa: E402
+from tests.bench import starting  # noqa: E402 - after sys.path
+from tests.bench.against_llama_server import Sides, arrivals, concurrent, fresh, gaps, report  # noqa: E402
+from tests.bench.clients import together  # noqa: E402
 
 Values = dict[str, list[float]]
 

@@ -1,7 +1,8 @@
 """What several of these files share."""
 
 import pytest
-from servers import RunningServer
+
+from tests.support.servers import RunningServer
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ import shutil
 
 import httpx2
 import pytest
-from bert_shape import CONTEXT, write_bert
 from click.testing import CliRunner
 
 from app.cli.main import cli
@@ -12,7 +11,8 @@ from app.client import Client
 from app.code.index.vectors import VectorIndex
 from app.code.integrations.endpoint import embedder
 from app.code.project import Project
-from tests.servers import RunningServer
+from tests.support.models.bert_shape import CONTEXT, write_bert
+from tests.support.servers import RunningServer
 
 pytestmark = pytest.mark.e2e
 MODEL = "small-context"

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import httpx2
 import pytest
-from servers import ROOT, RunningServer, wait_for
+
+from tests.support.servers import ROOT, RunningServer, wait_for
 
 
 @pytest.fixture(scope="module")

@@ -5,11 +5,11 @@ import subprocess
 import sys
 
 import pytest
-from servers import ROOT, RunningServer
 
 from app.client import ServerUnreachable
 from app.client.remote_server import RemoteServer, parts_of
 from engine.core.paths import user_paths
+from tests.support.servers import ROOT, RunningServer
 
 
 def tessera(home, *arguments, **environment):

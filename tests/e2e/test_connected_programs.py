@@ -5,11 +5,11 @@ from pathlib import Path
 import httpx2
 import pytest
 from click.testing import CliRunner
-from servers import RunningServer
 
 from app.cli.main import cli
 from app.code.integrations.registry import INTEGRATIONS
 from engine.services import Services
+from tests.support.servers import RunningServer
 
 pytestmark = pytest.mark.e2e
 

@@ -5,8 +5,8 @@ import os
 import subprocess
 import sys
 
-from servers import ROOT
-from small_bert import write_bert_folder
+from tests.support.models.small_bert import write_bert_folder
+from tests.support.servers import ROOT
 
 
 def run(home, *arguments):

@@ -7,8 +7,9 @@ import sys
 
 import httpx2
 import pytest
-from servers import ROOT
-from standin_converter import foreign_folder, stand_in
+
+from tests.support.fakes.standin_converter import foreign_folder, stand_in
+from tests.support.servers import ROOT
 
 pytestmark = pytest.mark.e2e
 

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from app.cli.main import cli
-from tests.servers import RunningServer
+from tests.support.servers import RunningServer
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -7,10 +7,11 @@ import sys
 
 import httpx2
 import pytest
-from mtp_model import write_mtp_model
-from servers import ROOT, RunningServer
-from shapes import SHAPES, write_shape
-from variants import write_weaker
+
+from tests.support.models.mtp_model import write_mtp_model
+from tests.support.models.shapes import SHAPES, write_shape
+from tests.support.models.variants import write_weaker
+from tests.support.servers import ROOT, RunningServer
 
 pytestmark = pytest.mark.e2e
 BODY = {"model": "spark", "messages": [{"role": "user", "content": "What is a token?"}], "max_tokens": 40}

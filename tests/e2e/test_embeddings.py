@@ -8,13 +8,13 @@ import threading
 import httpx2
 import numpy as np
 import pytest
-from bert_shape import write_bert
-from late import openai
 
 from engine.core.errors import ContextOverflow, InputFault
 from engine.runner.llama.native.llama_api import start_backends
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
+from tests.support.late import openai
+from tests.support.models.bert_shape import write_bert
 
 pytestmark = pytest.mark.e2e
 

@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import pytest
-from servers import wait_for
 
 from app.client import ApiError, Client
 from app.code import fim_bench
 from app.server_process import ServerProcess
+from tests.support.servers import wait_for
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
 

@@ -10,8 +10,9 @@ from urllib.parse import urlsplit
 import httpx2
 import psutil
 import pytest
-from servers import RunningServer, runs, wait_for
-from unhindered import Stopwatch
+
+from tests.support.servers import RunningServer, runs, wait_for
+from tests.support.unhindered import Stopwatch
 
 pytestmark = pytest.mark.e2e
 

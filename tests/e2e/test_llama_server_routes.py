@@ -4,7 +4,8 @@ import json
 
 import httpx2
 import pytest
-from servers import wait_for
+
+from tests.support.servers import wait_for
 
 HI = [{"role": "user", "content": "Hello"}]
 

@@ -5,10 +5,10 @@ import wave
 
 import httpx2
 import pytest
-from broken_models import BROKEN, write_broken
-from servers import RunningServer
 
 from engine.server.speech import FILES
+from tests.support.models.broken_models import BROKEN, write_broken
+from tests.support.servers import RunningServer
 
 pytestmark = pytest.mark.e2e
 

@@ -8,7 +8,7 @@ from app.cli.main import cli
 from devices.detect import inventory
 from devices.host_real import RealHost
 from engine.placement.fit_report import machine_isa
-from tests.servers import RunningServer, wait_for
+from tests.support.servers import RunningServer, wait_for
 
 pytestmark = pytest.mark.e2e
 

@@ -7,7 +7,7 @@ import pytest
 
 from devices.host_real import RealHost
 from devices.power import meters
-from tests.servers import RunningServer, wait_for
+from tests.support.servers import RunningServer, wait_for
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]
 PARTS = ("queue_s", "load_s", "prefill_s", "decode_s", "network_s", "other_s")

@@ -9,11 +9,11 @@ import threading
 
 import httpx2
 import pytest
-from fake_upstream import FakeUpstream
-from servers import ROOT, RunningServer, wait_for
 
 from app.client import Client
 from app.code.integrations.endpoint import embedder, endpoint_of
+from tests.support.fakes.fake_upstream import FakeUpstream
+from tests.support.servers import ROOT, RunningServer, wait_for
 
 pytestmark = pytest.mark.e2e
 

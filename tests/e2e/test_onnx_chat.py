@@ -8,8 +8,9 @@ import sys
 import urllib.request
 
 import pytest
-from late import ollama, openai
-from servers import ROOT, RunningServer, wait_for
+
+from tests.support.late import ollama, openai
+from tests.support.servers import ROOT, RunningServer, wait_for
 
 pytestmark = pytest.mark.e2e
 ASK = [{"role": "user", "content": "What is a tessera?"}]

@@ -3,7 +3,8 @@
 import asyncio
 
 import pytest
-from late import openai
+
+from tests.support.late import openai
 
 pytestmark = pytest.mark.e2e
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from tests.servers import RunningServer
+from tests.support.servers import RunningServer
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
 

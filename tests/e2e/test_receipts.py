@@ -8,9 +8,9 @@ import sys
 
 import httpx2
 import pytest
-from servers import ROOT, RunningServer
 
 from quantize.files.gguf_file import read_gguf
+from tests.support.servers import ROOT, RunningServer
 
 pytestmark = pytest.mark.e2e
 QUESTION = [{"role": "user", "content": "Tell me about the river and the old house."}]

@@ -11,9 +11,10 @@ import time
 import httpx2
 import psutil
 import pytest
-from servers import ROOT, RunningServer, wait_for
-from ssh_hosts import Relay, SshHost, Worker, free_port
-from unhindered import Stopwatch
+
+from tests.support.fakes.ssh_hosts import Relay, SshHost, Worker, free_port
+from tests.support.servers import ROOT, RunningServer, wait_for
+from tests.support.unhindered import Stopwatch
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # processes start on busy machines too
 PATIENCE_S = 120

@@ -7,8 +7,9 @@ import sys
 
 import httpx2
 import pytest
-from lora_adapter import write_adapter
-from servers import ROOT, RunningServer
+
+from tests.support.models.lora_adapter import write_adapter
+from tests.support.servers import ROOT, RunningServer
 
 MODEL = "spark"
 

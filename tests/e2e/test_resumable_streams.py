@@ -5,7 +5,8 @@ import socket
 
 import httpx2
 import pytest
-from servers import RunningServer, wait_for
+
+from tests.support.servers import RunningServer, wait_for
 
 HI = [{"role": "user", "content": "Tell me of the sea."}]
 

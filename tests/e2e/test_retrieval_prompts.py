@@ -4,10 +4,10 @@ import apsw
 import httpx2
 import numpy as np
 import pytest
-from bert_shape import write_bert
-from servers import RunningServer, wait_for
 
 from engine.documents.store import embedded_text
+from tests.support.models.bert_shape import write_bert
+from tests.support.servers import RunningServer, wait_for
 
 KNOWN = ("query", "passage", "represent", "this", "sentence", ":")
 PASSAGE = "one two three tile"

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from tests.servers import free_port, wait_for
+from tests.support.servers import free_port, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 

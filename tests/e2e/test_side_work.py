@@ -7,7 +7,7 @@ import time
 import httpx2
 import pytest
 
-from tests.servers import RunningServer
+from tests.support.servers import RunningServer
 
 pytestmark = pytest.mark.e2e
 STORY = "Once upon a time there was a keeper of a lighthouse. "

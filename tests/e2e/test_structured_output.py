@@ -6,7 +6,8 @@ import re
 import httpx2
 import jsonschema
 import pytest
-from late import openai
+
+from tests.support.late import openai
 
 pytestmark = pytest.mark.e2e
 

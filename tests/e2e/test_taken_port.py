@@ -7,9 +7,9 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from servers import ROOT, RunningServer
 
 from app.client import Client, ServerUnreachable
+from tests.support.servers import ROOT, RunningServer
 
 pytestmark = pytest.mark.e2e
 

@@ -9,8 +9,9 @@ import time
 from pathlib import Path
 
 import pytest
-from servers import HEARS_INTERRUPTS
-from shapes import Q, scaled, write_shape
+
+from tests.support.models.shapes import Q, scaled, write_shape
+from tests.support.servers import HEARS_INTERRUPTS
 
 pytestmark = pytest.mark.e2e
 ROOT = Path(__file__).resolve().parents[2]

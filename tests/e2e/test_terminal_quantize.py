@@ -9,8 +9,9 @@ import time
 
 import httpx2
 import pytest
-from servers import HEARS_INTERRUPTS, ROOT
-from small_folder import small_file
+
+from tests.support.models.small_folder import small_file
+from tests.support.servers import HEARS_INTERRUPTS, ROOT
 
 SPARK = ROOT / "assets" / "models" / "spark-f16.gguf"
 pytestmark = pytest.mark.e2e

@@ -8,9 +8,9 @@ import sys
 import httpx2
 import psutil
 import pytest
-from servers import ROOT, RunningServer, free_port, runs, wait_for
 
 from engine.core.keys import KeyStore
+from tests.support.servers import ROOT, RunningServer, free_port, runs, wait_for
 
 pytestmark = pytest.mark.e2e
 

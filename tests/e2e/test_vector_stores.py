@@ -2,8 +2,9 @@
 
 import httpx2
 import pytest
-from late import openai
-from servers import RunningServer, wait_for
+
+from tests.support.late import openai
+from tests.support.servers import RunningServer, wait_for
 
 
 @pytest.fixture(scope="module")

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import httpx2
 import pytest
-from late import openai
-from servers import RunningServer, runs, wait_for
-from small_folder import first_layers
+
+from tests.support.late import openai
+from tests.support.models.small_folder import first_layers
+from tests.support.servers import RunningServer, runs, wait_for
 
 pytestmark = pytest.mark.e2e
-FAKE = Path(__file__).resolve().parent.parent / "fake_vllm.py"
+FAKE = Path(__file__).resolve().parents[1] / "support/fakes/fake_vllm.py"
 GIB = 1 << 30
 
 

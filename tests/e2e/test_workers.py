@@ -9,7 +9,8 @@ import sys
 import httpx2
 import psutil
 import pytest
-from servers import ROOT, RunningServer, free_port, wait_for
+
+from tests.support.servers import ROOT, RunningServer, free_port, wait_for
 
 
 class Worker:

@@ -6,7 +6,6 @@ import time
 from pathlib import Path
 
 import pytest
-from servers import runs, wait_for
 
 from devices.backends.backend_probe import Trial, try_backends
 from devices.backends.libraries import library_folder
@@ -14,6 +13,7 @@ from devices.backends.probe_child import PATIENCE
 from devices.detect import detailed
 from devices.host_real import RealHost
 from devices.kernel_packs.trials import installed_trials
+from tests.support.servers import runs, wait_for
 
 LIMIT_S = 2.0
 HANG = "import time; time.sleep(600)"

@@ -12,8 +12,8 @@ from app.client import Client
 from app.compaction import plan
 from app.db import messages, summaries
 from app.db.connection import open_store
-from tests.long_chats import compaction, fill
-from tests.servers import ROOT, RunningServer
+from tests.support.long_chats import compaction, fill
+from tests.support.servers import ROOT, RunningServer
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]
 N_CTX = 1024
@@ -37,7 +37,7 @@ def test_nothing_is_lost_when_it_is_killed(server, tmp_path):
     command = [
         sys.executable,
         "-m",
-        "tests.long_chats",
+        "tests.support.long_chats",
         server.url,
         told["token"],
         str(store),

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import httpx2 as httpx
 import pytest
-from servers import RunningServer
-from unhindered import Stopwatch
 
 from engine.server import log_rate_limit
+from tests.support.servers import RunningServer
+from tests.support.unhindered import Stopwatch
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits of Linux")
 REPOSITORY = Path(__file__).resolve().parents[2]

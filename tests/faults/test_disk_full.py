@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fake_hub import FakeHub
+from tests.support.fakes.fake_hub import FakeHub
 
 SPARK = Path("assets/models/spark-f16.gguf")
 

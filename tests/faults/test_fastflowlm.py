@@ -6,12 +6,12 @@ from pathlib import Path
 
 import httpx2
 import pytest
-from late import openai
-from servers import RunningServer, runs, wait_for
 
 from engine.flm import detect
+from tests.support.late import openai
+from tests.support.servers import RunningServer, runs, wait_for
 
-FAKE = Path(__file__).resolve().parent.parent / "fake_flm.py"
+FAKE = Path(__file__).resolve().parents[1] / "support/fakes/fake_flm.py"
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import httpx2
 import psutil
 import pytest
 
-from tests.servers import RunningServer, wait_for
+from tests.support.servers import RunningServer, wait_for
 
 
 @pytest.mark.timeout(300)

@@ -4,12 +4,12 @@ import asyncio
 import time
 
 import pytest
-from servers import runs, wait_for
-from unhindered import Stopwatch
 
 from engine.chat.template import BadTemplate, TemplateRenderer, TooManyTemplates
 from engine.chat.types import ChatTemplate, Message
 from engine.core.errors import InputFault
+from tests.support.servers import runs, wait_for
+from tests.support.unhindered import Stopwatch
 
 HELLO = [Message(role="user", content="hello")]
 

@@ -10,8 +10,8 @@ import time
 import httpx2
 import pytest
 
-from tests.scripted import ScriptedServer
-from tests.servers import RunningServer, wait_for
+from tests.support.fakes.scripted import ScriptedServer
+from tests.support.servers import RunningServer, wait_for
 
 # The server as it is, but for its patience and a place where its loop can be held.
 HELD = """

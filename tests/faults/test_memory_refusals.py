@@ -20,9 +20,9 @@ from engine.placement.resources import open_resources
 from engine.pool.model_resolution import Resolved
 from engine.runner.buffers import BufferLog
 from engine.runner.protocol import LoadSettings
-from tests.free_pool import FreePool
-from tests.machines import machines
-from tests.shapes import scaled, write_shape
+from tests.support.fakes.free_pool import FreePool
+from tests.support.machines.machines import machines
+from tests.support.models.shapes import scaled, write_shape
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMITED = """

@@ -5,7 +5,8 @@ import shutil
 
 import httpx2
 import pytest
-from servers import RunningServer
+
+from tests.support.servers import RunningServer
 
 pytestmark = pytest.mark.e2e
 

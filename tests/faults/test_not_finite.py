@@ -3,12 +3,12 @@
 import asyncio
 
 import pytest
-from variants import write_poisoned
 
 from engine.core.types import Delta, GenerationRequest, SamplingParams
 from engine.runner.faults import RequestFailed
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
+from tests.support.models.variants import write_poisoned
 
 POISON = 7777
 CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"

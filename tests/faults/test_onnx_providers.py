@@ -5,13 +5,13 @@ import shutil
 import subprocess
 
 import pytest
-from late import openai
-from servers import RunningServer
 
 from engine.message_catalog import sentence
 from engine.onnx.discovery import discover, probe
 from engine.onnx.providers import ADAPTERS, adapter_of
 from quantize.onnx.folder import convert_gguf
+from tests.support.late import openai
+from tests.support.servers import RunningServer
 
 RYZEN = ADAPTERS["RyzenAIExecutionProvider"]
 # What a vendor's library may do while it is loaded.

@@ -12,8 +12,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-from servers import runs, wait_for
-from small_folder import small_file
 
 from devices.errors import Cancelled
 from quantize.calibration_texts import CALIBRATION, HELD_OUT
@@ -35,7 +33,9 @@ from quantize.job.request import QuantizeRequest
 from quantize.measure.verify import NotFinite, verify
 from quantize.measurements import VerifyRequest, encode
 from quantize.types import Goal, Lock
-from tests.reports import read_report
+from tests.support.models.small_folder import small_file
+from tests.support.reports import read_report
+from tests.support.servers import runs, wait_for
 
 SPARK = Path("assets/models/spark-f16.gguf")
 SPARK_HF = Path("tests/data/spark-hf")

@@ -10,9 +10,6 @@ from pathlib import Path
 import psutil
 import pytest
 from filelock import FileLock
-from measured_model import HELD_OUT, ignore, measured_types, never
-from servers import runs, wait_for
-from small_folder import NARROW, first_layers, short_text, small_file
 
 from quantize.child import Child, ChildDied
 from quantize.errors import DiskFull, SourceChanged
@@ -21,7 +18,10 @@ from quantize.job.execute import quantize
 from quantize.job.request import QuantizeRequest
 from quantize.measurements import encode
 from quantize.types import Goal
-from tests.reports import read_report
+from tests.support.models.measured_model import HELD_OUT, ignore, measured_types, never
+from tests.support.models.small_folder import NARROW, first_layers, short_text, small_file
+from tests.support.reports import read_report
+from tests.support.servers import runs, wait_for
 
 TYPES = ("Q4_K", "Q5_K", "Q8_0")  # measured in little time: what they lose is looked at elsewhere
 pytestmark = [

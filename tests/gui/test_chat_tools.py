@@ -10,7 +10,7 @@ from app.gui.chat.page import ChatPage
 from app.gui.chat.tool_item import ToolItem
 from app.tools.consent import ConsentStore
 from app.tools.mcp_config import ServerList
-from tests.mcp_servers import demo
+from tests.support.fakes.mcp_servers import demo
 
 
 def call(name, **arguments):

@@ -8,7 +8,7 @@ from app.db.records import Folder
 from app.gui.chat.page import ChatPage
 from app.projects import MAX_CHARS, instructions_of
 from app.tools.mcp_config import ServerList
-from tests.mcp_servers import demo
+from tests.support.fakes.mcp_servers import demo
 
 
 @pytest.fixture

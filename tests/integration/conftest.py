@@ -1,7 +1,8 @@
 from pathlib import Path
 
 import pytest
-from scripted import ScriptedServer
+
+from tests.support.fakes.scripted import ScriptedServer
 
 TEMPLATES = Path(__file__).resolve().parent.parent / "data" / "templates"
 

@@ -4,7 +4,6 @@ import asyncio
 import errno
 
 import pytest
-from lora_adapter import write_adapter
 
 from engine.core.errors import BadModelFile
 from engine.runner.llama.batch import fitted_adapter
@@ -16,6 +15,7 @@ from quantize.files.channel_scales import ChannelScales
 from quantize.files.gguf_file import read_gguf
 from quantize.files.gguf_write import GgufWriter, TensorSlot, copied_metadata, scalar
 from quantize.files.provenance import KEY, Provenance
+from tests.support.models.lora_adapter import write_adapter
 
 OF_ANOTHER = ChannelScales.of({"blk.0.attn_q.weight": [1] * 64}, {}).encode()
 

@@ -4,12 +4,11 @@ import asyncio
 import contextlib
 import random
 
-from lora_adapter import write_adapter
-
 from engine.core.types import GenerationRequest, SamplingParams
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
-from tests.runner_calls import answered
+from tests.support.models.lora_adapter import write_adapter
+from tests.support.runner_calls import answered
 
 WISHES = ((), (("one", 1.0),), (("two", 1.0),), (("one", 0.5), ("two", 0.5)))
 SYSTEM = "You are a helpful assistant that answers briefly. " * 12

@@ -1,7 +1,8 @@
 """`tool_choice: allowed_tools`, OpenAI's way to leave some of the tools for one turn, over both protocols."""
 
 import pytest
-from late import openai
+
+from tests.support.late import openai
 
 ASK = [{"role": "user", "content": "Weather in Rome?"}]
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}

@@ -1,9 +1,9 @@
 """The matrix of architectures: each is run in real runners, and docs/architectures.md says what was seen.
 
-The reference is a decode of one sequence with nothing around it (tests/plain_decode.py). Weights and caches are f32
-and flash attention is off, so that only the order of sums differs; an answer counts as equal when it is the same
-token by token up to the first place where the reference's two best logits are so close that a batch's shape may
-decide. The committed table must be the one this test makes; to write it anew:
+The reference is a decode of one sequence with nothing around it (tests/support/models/plain_decode.py). Weights and
+caches are f32 and flash attention is off, so that only the order of sums differs; an answer counts as equal when it
+is the same token by token up to the first place where the reference's two best logits are so close that a batch's
+shape may decide. The committed table must be the one this test makes; to write it anew:
 
     TESSERA_WRITE_DOCS=1 python -m pytest tests/integration/test_architectures.py
 """
@@ -19,7 +19,6 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from architectures import ARCHITECTURES, write_architecture
 
 from devices.process_memory import process_memory
 from engine.core.errors import BadModelFile
@@ -32,7 +31,8 @@ from engine.runner.llama.memory_probe import sizes
 from engine.runner.load_limits import STEADY_ROWS
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
-from tests.runner_calls import answered
+from tests.support.models.architectures import ARCHITECTURES, write_architecture
+from tests.support.runner_calls import answered
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "architectures.md"
@@ -293,7 +293,7 @@ def test_the_matrix(tmp_path):
     decoders = [n for n, a in ARCHITECTURES.items() if not a.encoder and a.arch != "t5"]
     jobs = [{"path": str(files[n]), "prompts": PROMPTS, "count": COUNT, "after": AFTER} for n in decoders]
     plain = subprocess.run(
-        [sys.executable, "-m", "tests.plain_decode"],
+        [sys.executable, "-m", "tests.support.models.plain_decode"],
         cwd=ROOT,
         input=json.dumps(jobs),
         capture_output=True,

@@ -4,8 +4,9 @@ import json
 
 import httpx2
 import pytest
-from late import openai
-from servers import wait_for
+
+from tests.support.late import openai
+from tests.support.servers import wait_for
 
 
 @pytest.fixture

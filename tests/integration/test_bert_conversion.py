@@ -5,14 +5,14 @@ import json
 
 import numpy as np
 import pytest
-from bert_reference import embed, score
-from small_bert import write_bert_folder
 
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
 from quantize.convert.folder import ConvertRequest, convert
 from quantize.errors import BadFile, UnsupportedModel
 from quantize.onnx.folder import convert_gguf
+from tests.support.models.bert_reference import embed, score
+from tests.support.models.small_bert import write_bert_folder
 
 TEXTS = ["The tile fits.", "small models", "THE SMALLER MODEL fits the tiles", "unknown wordling", "."]
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import httpx2
 import pytest
-from scripted import ScriptedServer
 
 from app.settings import load, save
 from app.tools.consent import ConsentStore, StoredDecision
@@ -34,7 +33,7 @@ from engine.server.load_overrides import LoadOverrides
 from engine.upstreams.keys import UpstreamKeys
 from engine.upstreams.registry import UpstreamRegistry
 from engine.upstreams.types import Health, Rule, UpstreamModel
-from tests.scripted import home_paths
+from tests.support.fakes.scripted import ScriptedServer, home_paths
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -5,8 +5,9 @@ import json
 from pathlib import Path
 
 import pytest
-from late import openai
-from scripted import ScriptedServer
+
+from tests.support.fakes.scripted import ScriptedServer
+from tests.support.late import openai
 
 TEMPLATES = Path(__file__).resolve().parents[1] / "data" / "templates"
 WEATHER = {

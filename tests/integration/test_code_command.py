@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from scripted import TOKEN, ScriptedServer
 
 from app.cli.main import cli
+from tests.support.fakes.scripted import TOKEN, ScriptedServer
 
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
 

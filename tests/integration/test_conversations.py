@@ -2,7 +2,8 @@
 
 import httpx2
 import pytest
-from late import openai
+
+from tests.support.late import openai
 
 
 @pytest.fixture

@@ -4,9 +4,9 @@ import asyncio
 import random
 
 import msgspec
-from runner_calls import CHAT, answered, with_runner
 
 from engine.core.types import Constraint, GenerationRequest, SamplingParams
+from tests.support.runner_calls import CHAT, answered, with_runner
 
 WORDS = ["cat", "dog", "house", "river", "king", "snow", "tree", "bread", "moon", "sea"]
 # Below and above one piece of a prompt, and two that begin alike for more than a piece.

@@ -18,7 +18,7 @@ from engine.placement.placer import read_shape
 from engine.runner.llama.native.device_check import Reference, compare_rows, is_wrong, read_reference
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
-from tests.shapes import SHAPES, write_shape
+from tests.support.models.shapes import SHAPES, write_shape
 
 GPU = Device(
     id="gpu0",

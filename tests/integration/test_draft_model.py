@@ -4,12 +4,12 @@ import asyncio
 from collections import Counter
 
 import pytest
-from runner_calls import CHAT, collect, with_runner
-from shapes import SHAPES, write_shape
-from variants import write_weaker
 
 from engine.core.errors import BadModelFile
 from engine.core.types import SamplingParams
+from tests.support.models.shapes import SHAPES, write_shape
+from tests.support.models.variants import write_weaker
+from tests.support.runner_calls import CHAT, collect, with_runner
 
 PROMPTS = [CHAT.format(t) for t in ("Tell me a story.", "What is a token?", "List the files. " * 40)]
 UNSURE = "red blue green " * 12  # what follows has several likely tokens everywhere

@@ -9,7 +9,8 @@ import json
 
 import httpx2
 import pytest
-from scripted import ScriptedServer
+
+from tests.support.fakes.scripted import ScriptedServer
 
 FIM_MARKS = {"pre": "<|fim_prefix|>", "suf": "<|fim_suffix|>", "mid": "<|fim_middle|>"}
 CALL = '<tool_call>\n{"name": "read_file", "arguments": {"filepath": "a.py"}}\n</tool_call>'

@@ -16,7 +16,6 @@ from pathlib import Path
 
 import pytest
 from packaging import tags
-from runner_calls import answered, with_runner
 
 from devices.errors import EngineVersionRefused
 from devices.llama_cpp_versions.folder import VARIABLE, child_variables, engines_folder, shipped_package
@@ -24,6 +23,7 @@ from devices.llama_cpp_versions.store import VersionStore
 from engine.core.types import GenerationRequest, SamplingParams
 from engine.placement import engine_versions
 from engine.runner.llama.native import struct_layout
+from tests.support.runner_calls import answered, with_runner
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = shipped_package()

@@ -80,7 +80,7 @@ def test_every_control_has_its_walk():
     assert walks.unpressed() - (walks.READ | walks.ALSO_CALLED.keys() | walks.CANNOT.keys()) == set()
 
 def test_the_field_stands_in_an_example_and_in_the_table():
-    from contract_examples import EXAMPLES
+    from tests.support.contract_examples import EXAMPLES
     assert [body for bodies in EXAMPLES.values() for body in bodies if "max_new_tokens" in body]
     from pathlib import Path
     assert "\\n| max_new_tokens | `5` | honoured |\\n" in Path("docs/api.md").read_text("utf-8")

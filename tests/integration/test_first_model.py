@@ -4,11 +4,11 @@ import os
 import subprocess
 
 import pytest
-from servers import RunningServer, wait_for
 
 from app.client import Client
 from devices.child_command import own_command
 from engine.core.startup_timing import Phases, process_age_s
+from tests.support.servers import RunningServer, wait_for
 
 
 @pytest.fixture(scope="module")

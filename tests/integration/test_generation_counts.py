@@ -4,8 +4,9 @@ from pathlib import Path
 
 import httpx2
 import pytest
-from scripted import ScriptedServer
-from servers import wait_for
+
+from tests.support.fakes.scripted import ScriptedServer
+from tests.support.servers import wait_for
 
 TEMPLATES = Path(__file__).resolve().parents[1] / "data" / "templates"
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'

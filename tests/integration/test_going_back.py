@@ -5,14 +5,14 @@ import contextlib
 import random
 
 import pytest
-from architectures import ARCHITECTURES, write_architecture
 
 from engine.core.errors import InputFault
 from engine.core.types import GenerationRequest, SamplingParams
 from engine.runner.llama.cache.checkpoints import BEFORE_END
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
-from tests.runner_calls import answered
+from tests.support.models.architectures import ARCHITECTURES, write_architecture
+from tests.support.runner_calls import answered
 
 FIRST = list(range(20, 220))
 MIB = 1 << 20

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from minisign_signer import Signer
 
 from app import settings
 from app.kernel_pack_index import check_signature, fetch
@@ -23,6 +22,7 @@ from devices.kernel_packs.folder import installed_libraries, packs_folder
 from devices.kernel_packs.install import install, verify
 from devices.kernel_packs.manifest import Manifest, PackFile, this_platform
 from devices.kernel_packs.store import PackStore
+from tests.support.fakes.minisign_signer import Signer
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.skipif(

@@ -7,8 +7,6 @@ import time
 
 import psutil
 import pytest
-from servers import wait_for
-from standin_converter import SPARK, WRITES, foreign_folder, stand_in
 
 from devices import landlock
 from devices.errors import TesseraError
@@ -20,6 +18,8 @@ from engine.library.converter import environment
 from engine.library.converter.environment import NoConverter
 from engine.library.converting import convert_folder
 from quantize.errors import BadFile, ConverterNeeded
+from tests.support.fakes.standin_converter import SPARK, WRITES, foreign_folder, stand_in
+from tests.support.servers import wait_for
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 import asyncio
 
 import pytest
-from broken_models import BROKEN, write_broken
 
 from devices.errors import TesseraError
 from engine.core.errors import FileRefused, NoLoadSurvived, RunnerDied
@@ -13,6 +12,7 @@ from engine.runner.exit_reasons import exit_reason, file_to_blame
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
 from engine.server.errors import lookup, retry_header
+from tests.support.models.broken_models import BROKEN, write_broken
 
 # The smallest picture: one red pixel.
 PNG = bytes.fromhex(

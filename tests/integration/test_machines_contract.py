@@ -2,13 +2,13 @@
 
 import httpx2
 import pytest
-from contract_examples import MACHINES
-from fake_upstream import FakeUpstream
-from servers import RunningServer
-from ssh_hosts import SshHost
 
 from engine.api.remotes import RemoteRequest
 from engine.api.upstreams import UpstreamKeyRequest, UpstreamRequest, UpstreamRule
+from tests.support.contract_examples import MACHINES
+from tests.support.fakes.fake_upstream import FakeUpstream
+from tests.support.fakes.ssh_hosts import SshHost
+from tests.support.servers import RunningServer
 
 pytestmark = pytest.mark.timeout(300)
 BODIES = {

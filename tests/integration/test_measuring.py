@@ -10,7 +10,6 @@ from contextlib import contextmanager
 
 import msgspec
 import pytest
-from simulated_meter import MACHINE, WORK_W, Metered
 
 from engine.core.errors import NotEnoughMemory
 from engine.core.paths import Paths
@@ -23,6 +22,7 @@ from engine.job_kinds.quantize.request import measured_speeds
 from engine.placement.measurements.tuning import Budget, Knobs
 from engine.runner.protocol import LoadSettings
 from tests.conftest import ROOT
+from tests.support.machines.simulated_meter import MACHINE, WORK_W, Metered
 
 KNOBS = Knobs(n_threads=1, n_ubatch=64, n_batch=512)
 BUDGET = Budget(prompt=64, answer=4, repeats=1)
@@ -112,7 +112,7 @@ def test_the_winner_is_loaded_as_the_server_would(bundled_model):
 
 SEARCH = """
 import asyncio, sys
-sys.path.insert(0, "tests")
+sys.path.insert(0, ".")
 from contextlib import nullcontext
 from pathlib import Path
 from engine.job_kinds.autotune import run
@@ -123,7 +123,7 @@ from engine.runner.protocol import LoadSettings
 
 energy = None
 if sys.argv[3] == "energy":
-    from simulated_meter import MACHINE, Metered
+    from tests.support.machines.simulated_meter import MACHINE, Metered
     from devices.utilization import UsageSampler
     UsageSampler._cpu_frac = lambda _: 0.0  # nothing else runs on the simulated computer
     energy = EnergyMeter(Metered(), MACHINE)

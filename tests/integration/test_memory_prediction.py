@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.bench.memory_prediction import measure
-from tests.shapes import SHAPES, write_shape
+from tests.support.models.shapes import SHAPES, write_shape
 
 ROOT = Path(__file__).resolve().parents[2]
 # Large enough that the process itself (45 MiB, predicted by the dry run too) does not carry the result.

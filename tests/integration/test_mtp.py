@@ -3,8 +3,9 @@
 import asyncio
 
 import pytest
-from mtp_model import MTP_MODELS, write_mtp_model
-from runner_calls import collect, with_runner
+
+from tests.support.models.mtp_model import MTP_MODELS, write_mtp_model
+from tests.support.runner_calls import collect, with_runner
 
 PROMPTS = [[7, 9, 30, 4] * n for n in (3, 9, 200)]
 # Whatever stands beside a request in a step, its numbers differ by rounding of 32 bits only.

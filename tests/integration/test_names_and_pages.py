@@ -2,10 +2,10 @@
 
 import httpx2
 import pytest
-from scripted import TOKEN, ScriptedServer
-from servers import wait_for
 
 from engine.server.origin_check import Callers
+from tests.support.fakes.scripted import TOKEN, ScriptedServer
+from tests.support.servers import wait_for
 
 HI = [{"role": "user", "content": "Hi"}]
 MANAGE = {"authorization": f"Bearer {TOKEN}"}

@@ -6,12 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from servers import wait_for
 
 from app.client import Client
 from engine.api.collections import CollectionRequest
 from engine.core.sendable import encoded, sendable
 from engine.documents.walk import Walk
+from tests.support.servers import wait_for
 
 ROOT = Path(__file__).parents[2]
 WORD = b"caf\xe9"

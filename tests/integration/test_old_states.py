@@ -5,10 +5,10 @@ from pathlib import Path
 
 import httpx2
 import pytest
-from servers import RunningServer
 
 from app.db import conversations, messages
 from app.db.connection import open_store
+from tests.support.servers import RunningServer
 
 STATES = sorted((Path(__file__).parents[1] / "data" / "states").iterdir())
 

@@ -5,10 +5,10 @@ import threading
 
 import httpx2
 import pytest
-from late import ollama
-from scripted import TOKEN
 
 from engine.jobs.jobs import JobKind
+from tests.support.fakes.scripted import TOKEN
+from tests.support.late import ollama
 
 HI = [{"role": "user", "content": "Hi"}]
 WEATHER = {

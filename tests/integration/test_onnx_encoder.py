@@ -4,8 +4,6 @@ import asyncio
 
 import numpy as np
 import pytest
-from bert_shape import write_bert
-from onnx_bert import write_onnx_bert
 
 from engine.core.errors import ContextOverflow, InputFault
 from engine.core.types import GenerationRequest
@@ -13,6 +11,8 @@ from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
 from quantize.onnx.folder import convert_gguf
 from quantize.onnx.request import FixedOptions
+from tests.support.models.bert_shape import write_bert
+from tests.support.models.onnx_bert import write_onnx_bert
 
 TEXTS = ["one two three", "tiles w1 w2 w3 w4 w5 one", "two", "tile unknownword one"]
 

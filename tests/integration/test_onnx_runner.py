@@ -7,7 +7,6 @@ import signal
 
 import numpy as np
 import onnx
-import onnx_models
 import pytest
 
 from engine.core.errors import BadModelFile, ContextOverflow, InputFault, RunnerDied
@@ -16,7 +15,8 @@ from engine.runner.faults import RequestFailed
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
 from quantize.onnx.folder import convert_gguf
-from tests.runner_calls import answered
+from tests.support.models import onnx_models
+from tests.support.runner_calls import answered
 
 CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 GREEDY = SamplingParams(temperature=0)

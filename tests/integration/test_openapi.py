@@ -6,10 +6,10 @@ import random
 import httpx2
 import msgspec
 import pytest
-from scripted import TOKEN
 
 from engine.api.protocols.errors import AnthropicError, Error, OllamaError
 from engine.api.protocols.routes import ANSWERS
+from tests.support.fakes.scripted import TOKEN
 
 METHODS = ("get", "post", "put", "delete")
 EXPECTED = {

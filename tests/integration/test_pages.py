@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from engine.runner.llama.native import huge_pages
-from tests.runner_calls import collect, with_runner
+from tests.support.runner_calls import collect, with_runner
 
 SYSTEM = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 GROWN_KIB = 16 << 10

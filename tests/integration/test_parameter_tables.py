@@ -7,10 +7,10 @@ from pathlib import Path
 
 import httpx2
 import pytest
-from scripted import ScriptedServer
 
 from engine.server.openai.schemas import ChatRequest
 from engine.server.responses.schemas import ResponsesRequest
+from tests.support.fakes.scripted import ScriptedServer
 
 ROOT = Path(__file__).resolve().parents[2]
 ROW = re.compile(r"^\| (\w+) \| `(.*)` \| (honoured|refused|reported) \|$", re.MULTILINE)

@@ -7,7 +7,6 @@ import os
 import httpx2
 import pytest
 from click.testing import CliRunner
-from scripted import TOKEN, ScriptedServer, home_paths
 
 from app.cli.main import cli
 from devices.recording import RecordedHost
@@ -18,9 +17,10 @@ from engine.placement.memory_admission import MemoryAdmission
 from engine.placement.placer import Placer
 from engine.placement.resources import open_resources
 from engine.server.models import ServedModels
-from tests.free_pool import FreePool
-from tests.machines import machines
-from tests.shapes import scaled, write_shape
+from tests.support.fakes.free_pool import FreePool
+from tests.support.fakes.scripted import TOKEN, ScriptedServer, home_paths
+from tests.support.machines.machines import machines
+from tests.support.models.shapes import scaled, write_shape
 
 MANAGE = {"authorization": f"Bearer {TOKEN}"}
 

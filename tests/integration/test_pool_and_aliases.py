@@ -7,14 +7,14 @@ import time
 
 import httpx2
 import pytest
-from scripted import TOKEN, ScriptedServer, starter
 
 from engine.core.errors import InputFault, NotEnoughMemory
 from engine.placement.settings.aliases import Aliases
 from engine.pool.model_resolution import Resolved
 from engine.runner.protocol import LoadSettings
 from engine.server import sse
-from tests.free_pool import FreePool, Unlimited
+from tests.support.fakes.free_pool import FreePool, Unlimited
+from tests.support.fakes.scripted import TOKEN, ScriptedServer, starter
 
 MANAGE = {"authorization": f"Bearer {TOKEN}"}
 

@@ -4,10 +4,10 @@ import json
 
 import httpx2
 import pytest
-from fake_upstream import MODEL, FakeUpstream
-from servers import RunningServer, wait_for
 
 from engine.core.keys import KeyStore
+from tests.support.fakes.fake_upstream import MODEL, FakeUpstream
+from tests.support.servers import RunningServer, wait_for
 
 SECRET = "Customer record. The card number on file is 51844662. " * 5 + "Please summarise."
 ASKED = [{"role": "user", "content": SECRET}]

@@ -6,7 +6,6 @@ import random
 import time
 
 import pytest
-from unhindered import Stopwatch
 
 from engine.core.errors import ContextOverflow
 from engine.core.types import GenerationRequest
@@ -14,8 +13,9 @@ from engine.runner.llama.native import vocabulary as module
 from engine.runner.llama.native.llama_api import start_backends
 from engine.runner.llama.native.vocabulary import LlamaVocabulary
 from engine.runner.text_limits import Stopped, TooManyTokens
-from tests import runner_calls
-from tests.runner_calls import GREEDY, answered
+from tests.support import runner_calls
+from tests.support.runner_calls import GREEDY, answered
+from tests.support.unhindered import Stopwatch
 
 # Caches no larger than a test asks for.
 with_runner = functools.partial(runner_calls.with_runner, kv_cells=0)

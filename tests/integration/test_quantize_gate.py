@@ -10,7 +10,6 @@ from pathlib import Path
 import psutil
 import pytest
 from msgspec.structs import replace
-from servers import runs, wait_for
 
 from app.evals.gate_tasks import NAMED_TASKS
 from devices.errors import Cancelled
@@ -28,8 +27,9 @@ from quantize.job.gate_run import NOT_THE_SOURCE
 from quantize.job.report import report_path, summary
 from quantize.job.request import QuantizeRequest
 from quantize.types import Goal
-from tests.golden_tasks import golden_tasks
-from tests.reports import read_report
+from tests.support.models.golden_tasks import golden_tasks
+from tests.support.reports import read_report
+from tests.support.servers import runs, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.usefixtures("kept")]
 ROOT = Path(__file__).resolve().parents[2]

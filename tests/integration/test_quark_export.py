@@ -6,12 +6,12 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from bert_shape import write_bert
 
 from quantize.errors import InvalidOption
 from quantize.onnx.folder import convert_gguf
 from quantize.onnx.quark import QuarkFailed, calibration_texts, export
 from quantize.onnx.request import FixedOptions
+from tests.support.models.bert_shape import write_bert
 
 TOKENS = 24
 

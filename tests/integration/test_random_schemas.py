@@ -6,11 +6,11 @@ import random
 
 import jsonschema
 import pytest
-from shapes import SHAPES, write_shape
 
 from engine.core.types import Constraint, Delta, Done, GenerationRequest, SamplingParams
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
+from tests.support.models.shapes import SHAPES, write_shape
 
 
 def schema(rng, depth=0):

@@ -4,10 +4,10 @@ import asyncio
 import random
 
 import pytest
-from runner_calls import answered, with_runner
-from shapes import SHAPES, write_shape
 
 from engine.core.types import GenerationRequest, SamplingParams
+from tests.support.models.shapes import SHAPES, write_shape
+from tests.support.runner_calls import answered, with_runner
 
 SEEDED = SamplingParams(temperature=1.0, seed=5)
 GREEDY = SamplingParams(temperature=0)

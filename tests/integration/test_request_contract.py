@@ -13,10 +13,7 @@ import typing
 
 import httpx2
 import pytest
-from contract_examples import EXAMPLES, FREE, NO_EFFECT
 from pydantic import BaseModel
-from scripted import TOKEN, ScriptedServer
-from servers import wait_for
 
 import engine.server.all_routes  # noqa: F401 - every body is known
 from engine.server.anthropic.schemas import CountRequest, MessagesRequest
@@ -30,6 +27,9 @@ from engine.server.openai.embeddings import EmbeddingRequest, NativeEmbeddingReq
 from engine.server.openai.schemas import ChatRequest, CompletionRequest
 from engine.server.responses.compaction import CompactRequest
 from engine.server.responses.schemas import ResponsesRequest
+from tests.support.contract_examples import EXAMPLES, FREE, NO_EFFECT
+from tests.support.fakes.scripted import TOKEN, ScriptedServer
+from tests.support.servers import wait_for
 
 SCHEMAS = {
     "/v1/chat/completions": ChatRequest,

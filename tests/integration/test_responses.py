@@ -4,7 +4,8 @@ import json
 
 import httpx2
 import pytest
-from late import openai
+
+from tests.support.late import openai
 
 CALL = '<tool_call>\n{"name": "%s", "arguments": %s}\n</tool_call>'
 WEATHER = {

@@ -6,8 +6,6 @@ import random
 
 import numpy as np
 import pytest
-from architectures import ARCHITECTURES, write_architecture
-from runner_calls import EXACT, FEW, WORDS, collect, with_runner
 
 from engine.placement.shape import ROLLBACK_ARCHITECTURES
 from engine.runner.llama.cache.kv import KVCache
@@ -16,6 +14,8 @@ from engine.runner.llama.native import model as llama_model
 from engine.runner.llama.native.batch import Batch, Logits
 from engine.runner.llama.native.llama_api import start_backends
 from engine.runner.protocol import LoadSettings
+from tests.support.models.architectures import ARCHITECTURES, write_architecture
+from tests.support.runner_calls import EXACT, FEW, WORDS, collect, with_runner
 
 MIB = 1 << 20
 NAMES = [name for name, found in ARCHITECTURES.items() if found.arch in ROLLBACK_ARCHITECTURES]

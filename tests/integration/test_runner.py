@@ -9,8 +9,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-from lora_adapter import write_adapter
-from servers import runs
 
 from engine.core.errors import BadModelFile, ContextOverflow, InputFault, RunnerDied
 from engine.core.types import Constraint, Delta, GenerationRequest, SamplingParams, Started
@@ -19,8 +17,10 @@ from engine.runner.llama.batch.step_budget import FLUSH_INTERVAL_S
 from engine.runner.load_limits import STEADY_ROWS
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
-from tests import runner_calls
-from tests.runner_calls import CHAT, GREEDY, LIKELIEST, answered
+from tests.support import runner_calls
+from tests.support.models.lora_adapter import write_adapter
+from tests.support.runner_calls import CHAT, GREEDY, LIKELIEST, answered
+from tests.support.servers import runs
 
 # Caches no larger than a test asks for.
 with_runner = functools.partial(runner_calls.with_runner, kv_cells=0)

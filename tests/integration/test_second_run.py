@@ -7,9 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from second_run import OF_A_WORKER
 
-TESTS = Path(__file__).resolve().parents[1]
+from tests.support.plugins.second_run import OF_A_WORKER
+
+ROOT = Path(__file__).resolve().parents[2]
 # Each run of the process adds a line; a test can know which run it is in.
 RUN = """
 import os, pathlib, pytest
@@ -26,11 +27,11 @@ def suite(folder, text, *arguments):
     (folder / "conftest.py").write_text(RUN)
     (folder / "test_it.py").write_text("import pytest\nfrom conftest import run\n" + text)
     return subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "second_run", "--second-run", *arguments],
+        [sys.executable, "-m", "pytest", "-p", "tests.support.plugins.second_run", "--second-run", *arguments],
         cwd=folder,
         env={
             **{name: value for name, value in os.environ.items() if not name.startswith(OF_A_WORKER)},
-            "PYTHONPATH": os.pathsep.join([str(TESTS), str(folder)]),
+            "PYTHONPATH": os.pathsep.join([str(ROOT), str(folder)]),
             "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
         },
         capture_output=True,

@@ -10,8 +10,6 @@ import urllib.parse
 
 import httpx2
 import pytest
-from scripted import TOKEN, ScriptedServer
-from servers import ROOT, RunningServer, free_port, wait_for
 from starlette.routing import Route
 
 from engine.core.keys import KeyStore
@@ -19,6 +17,8 @@ from engine.server import guard
 from engine.server.all_routes import every_route
 from engine.server.auth import Access, running_server_url
 from engine.server.origin_check import Callers
+from tests.support.fakes.scripted import TOKEN, ScriptedServer
+from tests.support.servers import ROOT, RunningServer, free_port, wait_for
 
 KEY = "sk-the-key"
 CALLERS = Callers(hosts=("my.box",), origins=("http://app.example",))

@@ -6,10 +6,6 @@ import shutil
 
 import httpx2
 import pytest
-from runner_calls import collect, with_runner
-from scripted import home_paths
-from servers import RunningServer
-from shapes import SHAPES, write_shape
 
 from engine.core.errors import SelfCheckFailed
 from engine.placement.memory_admission import MemoryAdmission
@@ -21,6 +17,10 @@ from engine.runner.llama.native.self_check import LARGEST_DIFFERENCE, self_check
 from engine.runner.llama.native.vocabulary import LlamaVocabulary
 from engine.runner.protocol import LoadSettings
 from quantize.files.gguf_file import read_gguf
+from tests.support.fakes.scripted import home_paths
+from tests.support.models.shapes import SHAPES, write_shape
+from tests.support.runner_calls import collect, with_runner
+from tests.support.servers import RunningServer
 
 
 def write_nan(source, target):

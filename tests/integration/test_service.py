@@ -17,7 +17,7 @@ import pytest
 
 from app import os_service
 from devices.child_command import own_command
-from tests.servers import free_port, wait_for
+from tests.support.servers import free_port, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 # A manager that keeps what it is told in a file, and runs what a unit says while it is "active".

@@ -7,7 +7,6 @@ counted instead of timed.
 import random
 
 import pytest
-from shapes import scaled, write_shape
 
 from engine.core.types import Delta, Done, GenerationRequest, SamplingParams, Started
 from engine.runner.llama.batch.adapters import Adapters
@@ -18,6 +17,7 @@ from engine.runner.llama.native.llama_api import start_backends
 from engine.runner.llama.native.model import load
 from engine.runner.llama.native.vocabulary import LlamaVocabulary
 from engine.runner.protocol import LoadSettings
+from tests.support.models.shapes import scaled, write_shape
 
 # As few layers as have every kind of memory, and a quarter of the weights: what is shared hangs on neither.
 SMALLER = {

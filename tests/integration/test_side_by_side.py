@@ -4,9 +4,9 @@ import asyncio
 import random
 
 import pytest
-from runner_calls import CHAT, answered, with_runner
 
 from engine.core.types import Delta, GenerationRequest, SamplingParams
+from tests.support.runner_calls import CHAT, answered, with_runner
 
 GREEDY = SamplingParams(temperature=0)
 

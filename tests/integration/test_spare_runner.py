@@ -4,12 +4,12 @@ import asyncio
 
 import psutil
 import pytest
-from servers import wait_for
 
 from engine.core.errors import BadModelFile, RunnerDied
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
 from engine.runner.warm_runner import SpareRunner
+from tests.support.servers import wait_for
 
 
 class Counted:

@@ -7,8 +7,6 @@ import sys
 
 import numpy as np
 import pytest
-from runner_calls import EXACT, answered, with_runner
-from shapes import Q, scaled, write_shape
 
 from engine.core.errors import BadModelFile, RunnerDied
 from engine.core.expert_use import ExpertUse, folder_of, use_store
@@ -24,6 +22,8 @@ from engine.runner.llama.native.batch import Batch
 from engine.runner.llama.native.llama_api import start_backends
 from engine.runner.protocol import LoadSettings
 from quantize.files.gguf_split import read_gguf_model
+from tests.support.models.shapes import Q, scaled, write_shape
+from tests.support.runner_calls import EXACT, answered, with_runner
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="experts are streamed on Linux only")
 SETTINGS = {"repack": False, "max_draft": 0, **EXACT}

@@ -12,7 +12,7 @@ import pytest
 from devices.backends.cpu_kernels import tiles_library
 from devices.backends.libraries import library_folder
 from quantize.ggml_types import TILED, GgmlType
-from tests.tile_attention import Case
+from tests.support.models.tile_attention import Case
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.skipif(tiles_library(library_folder()) is None, reason="the kernels were not built here")
@@ -28,7 +28,7 @@ LARGEST_ERROR = {"Q4_1": 5e-4, "Q5_1": 5e-4, "Q5_K": 5e-4, "Q4_K rewritten": 5e-
 
 
 def multiplied(*arguments):
-    command = [sys.executable, "-m", "tests.tile_products", *map(str, arguments)]
+    command = [sys.executable, "-m", "tests.support.models.tile_products", *map(str, arguments)]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     return json.loads(run.stdout)
@@ -93,7 +93,7 @@ def attended(request):
     odd = (Case(positions=9, cells=90, width=24), Case(positions=1, cells=500))
     told = b"\n".join(map(msgspec.json.encode, (*CASES.values(), *odd)))
     run = subprocess.run(
-        [sys.executable, "-m", "tests.tile_attention"],
+        [sys.executable, "-m", "tests.support.models.tile_attention"],
         cwd=ROOT, input=told, capture_output=True, check=False,
         env=os.environ | ({"TESSERA_TILES": "avx2"} if request.param == "avx2" else {}),
     )  # fmt: skip
@@ -117,7 +117,7 @@ def test_attention_that_is_left_to_llama_cpp(attended, name):
 
 
 def test_every_architecture_attends_as_exactly_as_with_llama_cpps_kernels(tmp_path):
-    command = [sys.executable, "-m", "tests.attended_models", str(tmp_path)]
+    command = [sys.executable, "-m", "tests.support.models.attended_models", str(tmp_path)]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr[-2000:]
     found = [json.loads(line) for line in run.stdout.splitlines()]

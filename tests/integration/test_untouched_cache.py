@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.runner_calls import collect, with_runner
-from tests.shapes import scaled, write_shape
+from tests.support.models.shapes import scaled, write_shape
+from tests.support.runner_calls import collect, with_runner
 
 PROMPT = [5, 6, 7]
 MIB = 1 << 20

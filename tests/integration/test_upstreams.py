@@ -9,8 +9,9 @@ import threading
 
 import httpx2
 import pytest
-from fake_upstream import MODEL, FakeUpstream
-from servers import RunningServer, wait_for
+
+from tests.support.fakes.fake_upstream import MODEL, FakeUpstream
+from tests.support.servers import RunningServer, wait_for
 
 NAME = f"desk/{MODEL}"
 TOOL = {

@@ -10,17 +10,17 @@ from pathlib import Path
 import httpx2
 import numpy as np
 import pytest
-from servers import RunningServer
-from shapes import SHAPES, Shape, write_shape
-from vision_shapes import noise, png, write_projector
 
 from engine.core.errors import InputFault
 from engine.core.types import GenerationRequest, Image, SamplingParams
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
-from tests.runner_calls import answered
+from tests.support.models.shapes import SHAPES, Shape, write_shape
+from tests.support.models.vision_shapes import noise, png, write_projector
+from tests.support.runner_calls import answered
+from tests.support.servers import RunningServer
 
-REFERENCE = Path(__file__).resolve().parents[1] / "vision_reference.py"
+REFERENCE = Path(__file__).resolve().parents[1] / "support/models/vision_reference.py"
 GREEDY = SamplingParams(temperature=0)
 MROPE = Shape("qwen2vl", layers=4, rope_sections=(8, 12, 12, 0))
 

@@ -25,13 +25,12 @@ import httpx2
 import psutil
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
-
-from measured_model import HELD_OUT  # noqa: E402 - after sys.path
-from servers import RunningServer, wait_for  # noqa: E402
-from small_folder import first_layers, short_text  # noqa: E402
+sys.path.insert(0, str(ROOT))
 
 from app.cluster.types import ClusterFile, Deployed  # noqa: E402
+from tests.support.models.measured_model import HELD_OUT  # noqa: E402 - after sys.path
+from tests.support.models.small_folder import first_layers, short_text  # noqa: E402
+from tests.support.servers import RunningServer, wait_for  # noqa: E402
 
 MODEL = ROOT / "assets" / "models" / "spark-f16.gguf"
 NODE_BYTES = 2 << 30

@@ -20,10 +20,10 @@ from pathlib import Path
 import httpx2
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "optin")]
+sys.path.insert(0, str(ROOT))
 
-from servers import RunningServer, wait_for  # noqa: E402 - after sys.path
-from two_hosts import HERE, HERE_IP, THERE, Report, enter, namespaces  # noqa: E402
+from tests.optin.two_hosts import HERE, HERE_IP, THERE, Report, enter, namespaces  # noqa: E402
+from tests.support.servers import RunningServer, wait_for  # noqa: E402 - after sys.path
 
 MODEL = ROOT / "assets" / "models" / "spark-f16.gguf"
 PATIENCE_S = 300

@@ -26,10 +26,10 @@ import httpx2
 import msgspec
 import psutil
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from optin.fuzz_headers import Memory, gguf_seeds, mutate, safetensors_seeds
-from optin.hostile_readers import folders, single_files
-from servers import RunningServer
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from tests.optin.fuzz_headers import Memory, gguf_seeds, mutate, safetensors_seeds
+from tests.optin.hostile_readers import folders, single_files
+from tests.support.servers import RunningServer
 
 SLOWEST_S = 1.0
 BATCH = 20

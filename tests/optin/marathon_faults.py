@@ -16,7 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from marathon_liars import (
+
+from tests.optin.fuzz_headers import mutate
+from tests.optin.hostile_input import damaged
+from tests.optin.marathon_liars import (
     Skipped,
     abusers,
     hub_does,
@@ -24,10 +27,8 @@ from marathon_liars import (
     mcp_lies,
     upstream_is_cut,
 )
-from marathon_world import free_port
-from optin.fuzz_headers import mutate
-from optin.hostile_input import damaged
-from servers import ROOT, RunningServer
+from tests.optin.marathon_world import free_port
+from tests.support.servers import ROOT, RunningServer
 
 STATES = ROOT / "tests" / "data" / "states"
 SPARK = ROOT / "assets" / "models" / "spark-f16.gguf"

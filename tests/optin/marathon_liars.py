@@ -4,7 +4,7 @@ import asyncio
 import sys
 import time
 
-from bench.abuse import misuses
+from tests.bench.abuse import misuses
 
 
 class Skipped(Exception):
@@ -74,7 +74,7 @@ async def mcp_lies(world, traffic):
 
 
 async def upstream_is_cut(world, traffic):
-    from fake_upstream import MODEL, FakeUpstream
+    from tests.support.fakes.fake_upstream import MODEL, FakeUpstream
 
     far = FakeUpstream("vllm")
     try:

@@ -7,8 +7,9 @@ import time
 from collections import Counter
 
 import httpx2
-from servers import ROOT
-from soak_traffic import Shot, complete, draw_shot, golden_prompts, prose, refusal
+
+from tests.optin.soak_traffic import Shot, complete, draw_shot, golden_prompts, prose, refusal
+from tests.support.servers import ROOT
 
 # Seconds without a byte after which a request has no end: ticks of this process, for a machine may sleep.
 STUCK_TICKS = 300

@@ -15,7 +15,8 @@ from collections import Counter
 from pathlib import Path
 
 import psutil
-from servers import ROOT, RunningServer
+
+from tests.support.servers import ROOT, RunningServer
 
 # Says each message's number after the store has acknowledged it. A store that cannot write is asked again.
 WRITER = """

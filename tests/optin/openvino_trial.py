@@ -29,7 +29,7 @@ from engine.placement.device_checks import DeviceChecks  # noqa: E402
 from engine.placement.placer import read_shape  # noqa: E402
 from engine.runner.process import RunnerProcess  # noqa: E402
 from engine.runner.protocol import LoadSettings  # noqa: E402
-from tests.architectures import ARCHITECTURES, write_architecture  # noqa: E402
+from tests.support.models.architectures import ARCHITECTURES, write_architecture  # noqa: E402
 
 PROMPTS = (
     "The capital of France is", "Water boils at a temperature of", "Once upon a time, in a small village,",

@@ -23,11 +23,10 @@ from pathlib import Path
 import httpx2
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
-
-from against_recording import vector_features  # noqa: E402 - after sys.path
+sys.path.insert(0, str(ROOT))
 
 from installers.bootstrap import kernels, model  # noqa: E402 - the same
+from tests.support.models.against_recording import vector_features  # noqa: E402 - after sys.path
 
 DATA = ROOT / "tests" / "data" / "real"
 TOKENS = 24

@@ -25,11 +25,11 @@ import numpy as np
 import psutil
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "optin")]
+sys.path.insert(0, str(ROOT))
 
-from servers import RunningServer  # noqa: E402
-from soak_traffic import POISON, Shot, complete, draw_shot, golden_prompts, refusal  # noqa: E402
-from variants import write_poisoned  # noqa: E402 - after sys.path
+from tests.optin.soak_traffic import POISON, Shot, complete, draw_shot, golden_prompts, refusal  # noqa: E402
+from tests.support.models.variants import write_poisoned  # noqa: E402 - after sys.path
+from tests.support.servers import RunningServer  # noqa: E402
 
 BUNDLED = ROOT / "assets" / "models" / "spark-f16.gguf"
 POISONED = "poisoned-spark.gguf"

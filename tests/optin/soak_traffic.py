@@ -24,7 +24,7 @@ TOOL = {
         "parameters": {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]},
     },
 }
-# The token that is not a number in the poisoned model (see tests/variants.py).
+# The token that is not a number in the poisoned model (see tests/support/models/variants.py).
 POISON = 7777
 
 

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import httpx2
 import pytest
-from browser import Browser, Link, chromium
-from fake_upstream import MODEL, FakeUpstream
-from servers import RunningServer
+
+from tests.support.browser import Browser, Link, chromium
+from tests.support.fakes.fake_upstream import MODEL, FakeUpstream
+from tests.support.servers import RunningServer
 
 pytestmark = pytest.mark.skipif(chromium() is None, reason="no Chromium here: apt-get install chromium")
 NAME = f"desk/{MODEL}"

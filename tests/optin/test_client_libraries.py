@@ -12,7 +12,8 @@ from pathlib import Path
 
 import httpx2
 import pytest
-from scripted import TOKEN, ScriptedServer
+
+from tests.support.fakes.scripted import TOKEN, ScriptedServer
 
 pytestmark = pytest.mark.timeout(900)
 ROOT = Path(__file__).resolve().parents[2]

@@ -13,8 +13,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from scripted import TOKEN, ScriptedServer
-from servers import RunningServer
+
+from tests.support.fakes.scripted import TOKEN, ScriptedServer
+from tests.support.servers import RunningServer
 
 pytestmark = pytest.mark.timeout(900)
 ROOT = Path(__file__).resolve().parents[2]

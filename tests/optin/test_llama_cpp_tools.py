@@ -10,7 +10,6 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from measured_model import CALIBRATION, SOURCE, ignore, never
 
 from quantize.child import run_task
 from quantize.files.imatrix import read_imatrix
@@ -19,6 +18,7 @@ from quantize.job.round_plan import round_plan
 from quantize.measure.collect_hessians import MomentsRequest, write_importance
 from quantize.measurements import MeasureRequest, RoundRequest
 from quantize.native.libraries import library_dir
+from tests.support.models.measured_model import CALIBRATION, SOURCE, ignore, never
 
 TOOLS = os.environ.get("TESSERA_LLAMA_CPP")
 pytestmark = [pytest.mark.skipif(not TOOLS, reason="TESSERA_LLAMA_CPP is not set"), pytest.mark.timeout(600)]

@@ -17,9 +17,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from bert_shape import write_bert
 from onnx import helper, numpy_helper
-from onnx_bert import write_onnx_bert
 
 from engine.core.errors import BadModelFile
 from engine.core.types import Delta, GenerationRequest, SamplingParams
@@ -28,6 +26,8 @@ from engine.runner.protocol import LoadSettings
 from quantize.onnx.folder import convert_gguf
 from quantize.onnx.quark import export
 from quantize.onnx.request import FixedOptions
+from tests.support.models.bert_shape import write_bert
+from tests.support.models.onnx_bert import write_onnx_bert
 
 TEXTS = ["one two three", "tiles w1 w2 w3"]
 SITES = {"QNNExecutionProvider": "TESSERA_QNN_SITE", "OpenVINOExecutionProvider": "TESSERA_OPENVINO_SITE"}

@@ -17,8 +17,9 @@ from pathlib import Path
 
 import httpx2
 import pytest
-from servers import RunningServer, wait_for
-from ssh_hosts import free_port
+
+from tests.support.fakes.ssh_hosts import free_port
+from tests.support.servers import RunningServer, wait_for
 
 pytestmark = pytest.mark.timeout(1800)
 MODEL = "smollm2-135m-instruct"

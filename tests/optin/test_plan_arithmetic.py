@@ -37,8 +37,8 @@ JOB = """
 import sys
 from pathlib import Path
 import msgspec
-from measured_model import HELD_OUT, ignore, never
-from small_folder import short_text
+from tests.support.models.measured_model import HELD_OUT, ignore, never
+from tests.support.models.small_folder import short_text
 from quantize.job.execute import quantize
 from quantize.job.plan_file import read_plan
 from quantize.job.request import QuantizeRequest
@@ -62,8 +62,8 @@ print(quantize(request, ignore, never).warnings)
 
 @pytest.fixture(scope="module")
 def work(tmp_path_factory) -> Path:
-    sys.path.insert(0, str(ROOT / "tests"))
-    from small_folder import first_layers
+    sys.path.insert(0, str(ROOT))
+    from tests.support.models.small_folder import first_layers
 
     folder = tmp_path_factory.mktemp("plans")
     first_layers(folder / "source", 2)
@@ -86,7 +86,7 @@ def run(
 ) -> subprocess.CompletedProcess:
     out = work / name
     out.mkdir()
-    places = os.pathsep.join(map(str, (packages, ROOT, ROOT / "tests")))
+    places = os.pathsep.join(map(str, (packages, ROOT)))
     command = [sys.executable, "-c", JOB, str(work / "source"), str(out), plan, str(threads)]
     return subprocess.run(
         [*command, "force" if force else "strict"],

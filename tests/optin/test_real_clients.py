@@ -14,11 +14,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from scripted import ScriptedServer
 
 from app.code.integrations.registry import INTEGRATIONS
 from app.code.integrations.store import write_private
 from app.code.integrations.types import Endpoint
+from tests.support.fakes.scripted import ScriptedServer
 
 pytestmark = pytest.mark.timeout(900)
 ROOT = Path(__file__).resolve().parents[2]

@@ -12,9 +12,9 @@ import subprocess
 
 import httpx2
 import pytest
-from servers import ROOT, RunningServer, wait_for
 
 from engine.core.addresses import free_port
+from tests.support.servers import ROOT, RunningServer, wait_for
 
 PROGRAM = os.environ.get("LLAMA_SERVER") or shutil.which("llama-server")
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="there is no llama-server")

@@ -14,7 +14,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from servers import RunningServer
+
+from tests.support.servers import RunningServer
 
 pytestmark = pytest.mark.timeout(1800)
 PROGRAMS = Path(__file__).parent / "clients"

@@ -31,11 +31,11 @@ import httpx2
 import psutil
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+sys.path.insert(0, str(ROOT))
 
-from servers import RunningServer  # noqa: E402
-from shapes import scaled, write_shape  # noqa: E402
-from ssh_hosts import SshHost, Worker  # noqa: E402 - after sys.path
+from tests.support.fakes.ssh_hosts import SshHost, Worker  # noqa: E402 - after sys.path
+from tests.support.models.shapes import scaled, write_shape  # noqa: E402
+from tests.support.servers import RunningServer  # noqa: E402
 
 HERE, THERE = "tessera-a", "tessera-b"
 HERE_IP, THERE_IP = "10.77.0.1", "10.77.0.2"

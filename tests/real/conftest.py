@@ -2,7 +2,8 @@
 
 import httpx2
 import pytest
-from servers import RunningServer
+
+from tests.support.servers import RunningServer
 
 NAME = "smollm2-135m-instruct"
 

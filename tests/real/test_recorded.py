@@ -9,11 +9,11 @@ import math
 from pathlib import Path
 
 import pytest
-from against_recording import compare, vector_features
-from runner_calls import GREEDY, with_runner
 
 from engine.core.types import Delta, GenerationRequest
 from installers.bootstrap import kernels
+from tests.support.models.against_recording import compare, vector_features
+from tests.support.runner_calls import GREEDY, with_runner
 
 DATA = Path(__file__).resolve().parent.parent / "data" / "real"
 RECORDED = json.loads((DATA / "llama_server.json").read_text(encoding="utf-8"))

@@ -1,7 +1,8 @@
 """The same request gives the same answer on an idle server, in every protocol, whatever ran before."""
 
 import pytest
-from repeating import WAYS, answer, chat, greedy
+
+from tests.support.repeating import WAYS, answer, chat, greedy
 
 NAME = "smollm2-135m-instruct"
 QUESTION = "What is the capital of Italy, and what is it known for?"

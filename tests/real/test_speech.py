@@ -12,14 +12,14 @@ import httpx2
 import numpy as np
 import psutil
 import pytest
-from late import openai
-from servers import ROOT, RunningServer, wait_for
 
 from engine.runner.onnx.speech.audio import RATE, BadSound, read_sound, resampled
 from engine.runner.onnx.speech.vad import WINDOW, speech
 from installers.bootstrap import kernels
 from installers.bootstrap import model as fetched
 from installers.bootstrap import speech as files
+from tests.support.late import openai
+from tests.support.servers import ROOT, RunningServer, wait_for
 
 pytestmark = pytest.mark.timeout(900)  # servers start and a model is converted, on a crowded computer
 LOCK = str(ROOT / "installers" / "lock" / "speech.txt")

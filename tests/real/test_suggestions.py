@@ -4,9 +4,9 @@ import re
 
 import httpx2
 import pytest
-from servers import RunningServer
 
 from app.suggestions import FOR_A_MODEL, FOR_THE_TOY
+from tests.support.servers import RunningServer
 
 pytestmark = pytest.mark.timeout(900)  # some answers of a real model, on a crowded computer
 SEED = 1

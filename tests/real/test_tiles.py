@@ -1,12 +1,12 @@
 """The chat model by our own kernels, where start.py built them: chosen by the server, told, and right."""
 
 import pytest
-from against_recording import NEARLY_A_TIE
-from runner_calls import CHAT, GREEDY, answered, with_runner
 
 from devices.backends.cpu_kernels import ATTENTION, tiles_library
 from devices.backends.libraries import library_folder
 from engine.core.types import GenerationRequest
+from tests.support.models.against_recording import NEARLY_A_TIE
+from tests.support.runner_calls import CHAT, GREEDY, answered, with_runner
 
 NAME = "smollm2-135m-instruct"
 pytestmark = pytest.mark.skipif(tiles_library(library_folder()) is None, reason="the kernels were not built here")

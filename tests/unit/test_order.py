@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from order import APART, SECONDS, WITH
+from tests.support.plugins.order import APART, SECONDS, WITH
 
 ROOT = Path(__file__).resolve().parents[2]
 

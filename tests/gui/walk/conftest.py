@@ -4,9 +4,9 @@ import shutil
 
 import pytest
 
-from tests.fake_hub import FakeHub
 from tests.gui.walk.screen import PROGRAMS, Screen
 from tests.gui.walk.walker import ROOT, Walk
+from tests.support.fakes.fake_hub import FakeHub
 
 CROWDED_S = 1800  # a walk of half a minute, with three others on two processors that others use too
 

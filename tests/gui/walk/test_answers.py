@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from tests.gui.walk.walker import ROOT
-from tests.servers import wait_for
+from tests.support.servers import wait_for
 
 pytestmark = pytest.mark.timeout(1500)  # a real model on a crowded computer
 # Its answer must be long: it is stopped on the way, on fast machines too.

@@ -6,7 +6,7 @@ import zipfile
 
 import pytest
 
-from tests.servers import wait_for
+from tests.support.servers import wait_for
 
 OPTIONS = "chat.options"
 LAST = "chat.controller.tree.path()[-1]"

@@ -7,7 +7,7 @@ import urllib.request
 import pytest
 
 from tests.gui.walk.walker import ROOT
-from tests.servers import wait_for
+from tests.support.servers import wait_for
 
 SPARK = ROOT / "assets" / "models" / "spark-f16.gguf"
 LIBRARY, SERVER, SETTINGS = "window.page('library')", "window.page('server')", "window.page('settings')"

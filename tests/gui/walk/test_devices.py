@@ -5,8 +5,8 @@ import shutil
 import pytest
 
 from devices.backends.libraries import library_folder
-from tests.servers import wait_for
-from tests.ssh_hosts import SshHost, Worker
+from tests.support.fakes.ssh_hosts import SshHost, Worker
+from tests.support.servers import wait_for
 
 pytestmark = pytest.mark.timeout(400)  # a worker starts, on a crowded computer
 DEVICES = "window.page('devices')"

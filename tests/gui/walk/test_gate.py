@@ -3,7 +3,8 @@
 import json
 
 import pytest
-from small_folder import NARROW, small_file
+
+from tests.support.models.small_folder import NARROW, small_file
 
 pytestmark = pytest.mark.timeout(900)  # a model is made and asked, on a crowded computer
 FIT = "window.page('fit')"

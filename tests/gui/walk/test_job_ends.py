@@ -7,8 +7,8 @@ import psutil
 import pytest
 
 from tests.gui.walk.walker import ROOT
-from tests.hollow_model import HollowModel
-from tests.servers import wait_for
+from tests.support.models.hollow_model import HollowModel
+from tests.support.servers import wait_for
 
 pytestmark = pytest.mark.timeout(900)  # a model is measured, on a crowded computer
 SPARK = ROOT / "assets" / "models" / "spark-f16.gguf"

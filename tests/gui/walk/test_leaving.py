@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from tests.gui.walk.walker import WAIT_S
-from tests.servers import wait_for
+from tests.support.servers import wait_for
 
 pytestmark = pytest.mark.timeout(400)  # servers end and start, on a crowded computer
 FIT = "window.page('fit')"

@@ -5,7 +5,7 @@ import sqlite3
 
 import pytest
 
-from tests.servers import wait_for
+from tests.support.servers import wait_for
 
 OPTIONS = "chat.options"
 LAST = "chat.controller.tree.path()[-1]"

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from tests.gui.walk.walker import ROOT
-from tests.servers import wait_for
+from tests.support.servers import wait_for
 
 pytestmark = pytest.mark.timeout(900)  # a model is measured, on a crowded computer
 LIBRARY, MEASURE, DEVICES = "window.page('library')", "window.page('bench')", "window.page('devices')"

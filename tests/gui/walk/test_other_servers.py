@@ -7,10 +7,10 @@ import urllib.request
 
 import pytest
 
-from tests.fake_upstream import MODEL, FakeUpstream
 from tests.gui.walk.walker import free_port
-from tests.servers import RunningServer
-from tests.ssh_hosts import SshHost
+from tests.support.fakes.fake_upstream import MODEL, FakeUpstream
+from tests.support.fakes.ssh_hosts import SshHost
+from tests.support.servers import RunningServer
 
 SERVER = "window.page('server')"
 CLIPBOARD = "app.clipboard().text()"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.servers import wait_for
+from tests.support.servers import wait_for
 
 
 @pytest.fixture(scope="module")

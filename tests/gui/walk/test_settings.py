@@ -6,7 +6,7 @@ import tomllib
 import pytest
 
 from app.settings import BY_NAME
-from tests.servers import wait_for
+from tests.support.servers import wait_for
 
 SETTINGS = "window.page('settings')"
 

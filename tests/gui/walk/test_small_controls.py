@@ -4,10 +4,10 @@ import pytest
 
 from engine.library.recommended_models import starter_repo, starters
 from quantize.convert.folder import ConvertRequest, convert
-from tests.documents_made import pdf
 from tests.gui.walk.walker import ROOT
-from tests.servers import wait_for
-from tests.small_bert import write_bert_folder
+from tests.support.documents_made import pdf
+from tests.support.models.small_bert import write_bert_folder
+from tests.support.servers import wait_for
 
 pytestmark = pytest.mark.timeout(400)  # many dialogs, on a crowded computer
 CONNECT, FIT, LIBRARY = "window.page('connect')", "window.page('fit')", "window.page('library')"

@@ -4,10 +4,10 @@ import json
 import re
 
 import pytest
-from small_folder import NARROW, small_file
 
 from app.suggestions import FOR_A_MODEL
 from tests.gui.walk.walker import PAGES
+from tests.support.models.small_folder import NARROW, small_file
 
 pytestmark = pytest.mark.timeout(2400)  # a real model, and measuring, on a crowded computer
 PATIENCE_S = 300.0

@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from tests.fake_upstream import MODEL, FakeUpstream
-from tests.mcp_servers import DEMO
-from tests.servers import wait_for
+from tests.support.fakes.fake_upstream import MODEL, FakeUpstream
+from tests.support.fakes.mcp_servers import DEMO
+from tests.support.servers import wait_for
 
 CODE, LAST = "window.page('code')", "chat.controller.tree.path()[-1]"
 CONSENT = "chat.tools.card"

@@ -1,8 +1,8 @@
 """A model that has a newer version on the hub: told, fetched by one click, the older one kept until then."""
 
-from tests.fake_hub import FakeFile
 from tests.gui.walk.walker import ROOT
-from tests.servers import wait_for
+from tests.support.fakes.fake_hub import FakeFile
+from tests.support.servers import wait_for
 
 LIBRARY = "window.page('library')"
 NAME = "spark-Q4_K_M.gguf"

@@ -9,9 +9,9 @@ from click.testing import CliRunner
 from app.cli.main import cli
 from app.format import size
 from quantize.ggml_types import GgmlType
-from tests.fake_hub import FakeHub
-from tests.fake_models import remote_gguf
-from tests.machines import machines
+from tests.support.fakes.fake_hub import FakeHub
+from tests.support.machines.machines import machines
+from tests.support.models.fake_models import remote_gguf
 
 ROOT = Path(__file__).resolve().parents[3]
 SPARK = str(ROOT / "assets/models/spark-f16.gguf")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.golden_tasks import golden_tasks
+from tests.support.models.golden_tasks import golden_tasks
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 ROOT = Path(__file__).resolve().parents[3]

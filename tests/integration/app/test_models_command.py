@@ -14,8 +14,8 @@ from app.format import duration
 from engine.core.errors import InputFault
 from engine.library.hub.names import HubName, parse_hub_name
 from engine.library.recommended_models import propose, starter_repo, starters
-from tests.fake_hub import FakeHub
-from tests.servers import RunningServer
+from tests.support.fakes.fake_hub import FakeHub
+from tests.support.servers import RunningServer
 
 SPARK = Path("assets/models/spark-f16.gguf")
 GIB = 1 << 30

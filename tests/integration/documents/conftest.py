@@ -1,10 +1,10 @@
 """One registry of collections for many tests, and one folder of known documents."""
 
-import documents_made as made
 import pytest
 
 from engine.core.paths import user_paths
 from engine.documents.registry import Collections
+from tests.support import documents_made as made
 
 
 @pytest.fixture

@@ -8,10 +8,7 @@ import sys
 import threading
 from pathlib import Path
 
-import documents_made as made
 import pytest
-from servers import ROOT, wait_for
-from starved import no_descriptors
 
 from devices import drives
 from engine.core.errors import InputFault
@@ -20,6 +17,9 @@ from engine.documents import registry, search, walk
 from engine.documents.errors import NoCollection
 from engine.documents.registry import Collections
 from engine.documents.vectors import packed
+from tests.support import documents_made as made
+from tests.support.servers import ROOT, wait_for
+from tests.support.starved import no_descriptors
 
 
 def settled(live):

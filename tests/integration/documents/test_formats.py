@@ -3,14 +3,14 @@
 import os
 import random
 
-import documents_made as made
 import pytest
-from servers import runs, wait_for
 
 from engine.chat import limited_child
 from engine.documents import reader_process
 from engine.documents.file_types import kind_of
 from engine.documents.reader_process import Reader
+from tests.support import documents_made as made
+from tests.support.servers import runs, wait_for
 
 
 @pytest.fixture(scope="module")

@@ -7,9 +7,7 @@ import sys
 import zipfile
 from pathlib import Path
 
-import documents_made as made
 import pytest
-from servers import wait_for
 
 from engine.core.paths import user_paths
 from engine.documents import file_types, indexing, registry
@@ -17,6 +15,8 @@ from engine.documents.reader_process import Reader
 from engine.documents.store import Store
 from engine.documents.types import Chunk, PageRead, ReadAnswer
 from engine.documents.walk import Walk
+from tests.support import documents_made as made
+from tests.support.servers import wait_for
 
 SECRET = "the password is herring"
 

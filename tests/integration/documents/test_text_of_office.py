@@ -3,13 +3,13 @@
 
 import zipfile
 
-import documents_made as made
 import openpyxl
 import pytest
 
 from engine.documents import file_types
 from engine.documents.formats import office
 from engine.documents.reader_process import Reader
+from tests.support import documents_made as made
 
 OFFICE = "http://schemas.openxmlformats.org/officeDocument/2006/relationships"
 WORD = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 from filelock import FileLock
-from hollow_model import HollowModel
-from measured_model import CALIBRATION, LAYERS, TYPES, ignore, never
-from small_folder import small_file
 
 from quantize.measure.run import measure
 from quantize.measurements import MeasureRequest
+from tests.support.models.hollow_model import HollowModel
+from tests.support.models.measured_model import CALIBRATION, LAYERS, TYPES, ignore, never
+from tests.support.models.small_folder import small_file
 
 
 @pytest.fixture(scope="session")

@@ -2,12 +2,12 @@
 
 import msgspec
 import pytest
-from measured_model import CALIBRATION, SOURCE, ignore, never
 
 from devices.errors import Cancelled
 from quantize.measure.kv_cache import KvDamage, KvRequest, kv_damage, with_damage
 from quantize.measurements import MeasureRequest
 from quantize.types import KvOption
+from tests.support.models.measured_model import CALIBRATION, SOURCE, ignore, never
 
 TYPES = ("f16", "q4_0", "q5_1", "q8_0")
 

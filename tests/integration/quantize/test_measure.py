@@ -15,8 +15,6 @@ import msgspec
 import numpy as np
 import psutil
 import pytest
-from measured_model import CALIBRATION, ROOT, ignore, never
-from servers import runs, wait_for
 from tokenizers import Tokenizer
 
 from devices.errors import Cancelled, TesseraError
@@ -28,6 +26,8 @@ from quantize.measure.collect_hessians import MomentsRequest
 from quantize.measure.run import measure
 from quantize.measurements import MeasureRequest
 from quantize.native.calibration import TextTooShort
+from tests.support.models.measured_model import CALIBRATION, ROOT, ignore, never
+from tests.support.servers import runs, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.usefixtures("kept")]
 

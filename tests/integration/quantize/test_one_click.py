@@ -5,14 +5,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from measured_model import HELD_OUT, ignore, never
-from small_folder import EXPERTS, NARROW, first_layers, short_text, with_experts
 
 from quantize.files.gguf_file import read_gguf
 from quantize.files.imatrix import read_imatrix
 from quantize.job.execute import quantize
 from quantize.job.request import QuantizeReport, QuantizeRequest
 from quantize.types import Goal
+from tests.support.models.measured_model import HELD_OUT, ignore, never
+from tests.support.models.small_folder import EXPERTS, NARROW, first_layers, short_text, with_experts
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.usefixtures("kept", "few_types")]
 

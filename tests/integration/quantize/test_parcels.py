@@ -3,8 +3,6 @@
 import msgspec
 import numpy as np
 import pytest
-from measured_model import HELD_OUT, SOURCE, ignore, never
-from small_folder import NARROW, first_layers, short_text, small_file
 
 from quantize.child import Executor, described, rebuilt
 from quantize.errors import BadFile
@@ -16,6 +14,8 @@ from quantize.job.remote_task import Parcel, pack, perform, unpack
 from quantize.job.request import QuantizeRequest
 from quantize.measurements import MeasureRequest, Progress, RoundRequest
 from quantize.types import Goal
+from tests.support.models.measured_model import HELD_OUT, SOURCE, ignore, never
+from tests.support.models.small_folder import NARROW, first_layers, short_text, small_file
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.usefixtures("kept", "few_types")]
 

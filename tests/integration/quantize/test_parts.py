@@ -8,9 +8,6 @@ import sys
 import msgspec
 import numpy as np
 import pytest
-from architectures import ARCHITECTURES
-from measured_model import LAYERS, ROOT, ignore, never
-from small_folder import short_text, small_file
 
 from quantize.child import run_task
 from quantize.files.measurement_folder import WorkFolder
@@ -18,6 +15,9 @@ from quantize.measure.collect_hessians import MomentsRequest
 from quantize.measure.hessians import partition
 from quantize.measure.run import measure_inputs
 from quantize.measure.sensitivity import AlphaRequest, swaps_file
+from tests.support.models.architectures import ARCHITECTURES
+from tests.support.models.measured_model import LAYERS, ROOT, ignore, never
+from tests.support.models.small_folder import short_text, small_file
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.usefixtures("kept")]
 
@@ -26,8 +26,8 @@ WHOLE = {"RWKV 7"}
 
 
 def test_every_architecture_gives_the_bits_of_the_whole(tmp_path):
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
-    command = [sys.executable, str(ROOT / "tests/parts_of_models.py"), str(tmp_path)]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, str(ROOT / "tests/support/models/parts_of_models.py"), str(tmp_path)]
 
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
 

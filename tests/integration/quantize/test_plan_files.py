@@ -2,8 +2,6 @@
 
 import msgspec
 import pytest
-from measured_model import HELD_OUT, SOURCE, TYPES, ignore, measured_types, never
-from small_folder import NARROW, short_text, small_file
 
 from quantize.errors import InvalidOption
 from quantize.files.measurement_folder import file_sha256
@@ -13,6 +11,8 @@ from quantize.job.execute import quantize
 from quantize.job.plan_file import check_claim, read_plan, write_plan
 from quantize.job.request import QuantizeRequest
 from quantize.types import Goal, Interval
+from tests.support.models.measured_model import HELD_OUT, SOURCE, TYPES, ignore, measured_types, never
+from tests.support.models.small_folder import NARROW, short_text, small_file
 
 # Points of eight values and of four, with an even number of minus signs and with any. ggml's tables for them take a
 # second of processor in each process, those of all types of two bits six.

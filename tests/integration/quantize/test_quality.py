@@ -2,7 +2,6 @@
 
 import msgspec
 import pytest
-from measured_model import HELD_OUT, SOURCE, ignore, never
 
 from quantize.files.gguf_file import read_gguf
 from quantize.files.gguf_write import GgufWriter, TensorSlot, copied_metadata, file_bytes
@@ -15,6 +14,7 @@ from quantize.plan.llama_cpp_presets import stock_types
 from quantize.plan.model_spec import model_spec
 from quantize.plan.plan import Question, make_plan
 from quantize.types import EvidenceRef, Goal
+from tests.support.models.measured_model import HELD_OUT, SOURCE, ignore, never
 
 TYPES = ("Q3_K", "Q4_K", "Q5_K", "Q6_K")  # enough to choose from at these sizes
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.usefixtures("kept")]

@@ -5,14 +5,14 @@ import signal
 
 import msgspec
 import pytest
-from measured_model import ROOT, ignore, never
-from servers import runs, wait_for
 
 from devices.errors import TesseraError
 from quantize import child
 from quantize.child import Child, ChildDied, reused_workers, run_task, run_tasks
 from quantize.convert.folder import ConvertRequest
 from quantize.measure.collect_hessians import MomentsRequest
+from tests.support.models.measured_model import ROOT, ignore, never
+from tests.support.servers import runs, wait_for
 
 FOLDER = ROOT / "tests/data/spark-hf"
 

@@ -5,9 +5,6 @@ import asyncio
 import msgspec
 import numpy as np
 import pytest
-from lora_adapter import write_adapter
-from measured_model import CALIBRATION, HELD_OUT, ignore, never
-from small_folder import NARROW, small_file
 
 from engine.core.types import GenerationRequest, SamplingParams
 from engine.runner.process import RunnerProcess
@@ -31,7 +28,10 @@ from quantize.native.source_weights import SourceWeights
 from quantize.plan.llama_cpp_presets import uniform_types
 from quantize.plan.model_spec import model_spec
 from quantize.types import Goal
-from tests.runner_calls import answered
+from tests.support.models.lora_adapter import write_adapter
+from tests.support.models.measured_model import CALIBRATION, HELD_OUT, ignore, never
+from tests.support.models.small_folder import NARROW, small_file
+from tests.support.runner_calls import answered
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.usefixtures("kept", "few_types")]
 

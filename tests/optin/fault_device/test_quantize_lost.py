@@ -11,11 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(Path(__file__).parent)]
-
-from measured_model import HELD_OUT, ignore, never  # noqa: E402
-from plugin import build  # noqa: E402
-from small_folder import first_layers, short_text  # noqa: E402
+sys.path.insert(0, str(ROOT))
 
 from quantize.child import Child, ChildDied  # noqa: E402
 from quantize.files.gguf_file import read_gguf  # noqa: E402
@@ -23,6 +19,9 @@ from quantize.job.execute import quantize  # noqa: E402
 from quantize.job.request import QuantizeRequest  # noqa: E402
 from quantize.native.eval_context import LoadFailed  # noqa: E402
 from quantize.types import Goal  # noqa: E402
+from tests.optin.fault_device.plugin import build  # noqa: E402
+from tests.support.models.measured_model import HELD_OUT, ignore, never  # noqa: E402
+from tests.support.models.small_folder import first_layers, short_text  # noqa: E402
 
 pytestmark = pytest.mark.timeout(1800)
 ALL_LAYERS = 99

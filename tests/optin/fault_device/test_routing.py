@@ -14,15 +14,14 @@ import msgspec
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(Path(__file__).parent)]
-
-from plugin import build  # noqa: E402
-from servers import RunningServer  # noqa: E402
+sys.path.insert(0, str(ROOT))
 
 from devices.backends.libraries import library_folder  # noqa: E402
 from devices.kernel_packs.abi import headers_hash, installed_abi  # noqa: E402
 from devices.kernel_packs.manifest import Manifest, PackFile, this_platform  # noqa: E402
 from devices.kernel_packs.store import PackStore  # noqa: E402
+from tests.optin.fault_device.plugin import build  # noqa: E402
+from tests.support.servers import RunningServer  # noqa: E402
 
 QUESTION = {"model": "spark", "messages": [{"role": "user", "content": "What is a token?"}], "temperature": 0}
 

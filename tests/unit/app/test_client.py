@@ -8,8 +8,6 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from servers import wait_for
-from unhindered import Stopwatch
 
 from app.client import (
     ApiError,
@@ -34,6 +32,8 @@ from engine.api.chat import (
 from engine.api.jobs import Job, Jobs
 from engine.core.paths import user_paths
 from engine.core.proof import proof
+from tests.support.servers import wait_for
+from tests.support.unhindered import Stopwatch
 
 GONE = 2**22 + 1  # a process; more than a system gives to one
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"

@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from app.cli.main import cli
-from tests.machines import machines
+from tests.support.machines.machines import machines
 
 RECORDINGS = machines()
 

@@ -5,12 +5,12 @@ from pathlib import Path
 import click
 import pytest
 from click.testing import CliRunner
-from minisign_signer import Signer
 
 from app.cli.calibration_option import calibration_of
 from app.cli.quantize import command
 from app.cli.quantize_options import Duration, check_plan
 from engine.services import Services
+from tests.support.fakes.minisign_signer import Signer
 
 
 @pytest.mark.parametrize(

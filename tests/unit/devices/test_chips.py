@@ -12,7 +12,7 @@ from devices.probes.ram import apple_bandwidth, gpu_cores
 from devices.recording import RecordedHost
 from devices.report import recorded_report
 from devices.types import Device, Memory, Runtime
-from tests.machines import machines
+from tests.support.machines.machines import machines
 
 MACHINES = {name: recorded_report(RecordedHost(recording)) for name, recording in machines().items()}
 # As llama.cpp's Vulkan backend writes it: an Arrow Lake-H on Linux beside a card, in two of the forms it had.

@@ -10,7 +10,7 @@ from app.cli.main import cli
 from devices.doctor import build_summary, diagnose
 from devices.merge import merged
 from devices.types import BackendDevice, BackendReport
-from tests.machines import machines, reports
+from tests.support.machines.machines import machines, reports
 
 RECORDINGS = machines()
 RANK = {"error": 0, "warning": 1, "advice": 2}

@@ -11,7 +11,7 @@ from devices.memory_ledger import Amount, Ledger
 from devices.pools import pools
 from devices.process_memory import process_memory
 from devices.types import ProcessMemory
-from tests.machines import reports
+from tests.support.machines.machines import reports
 
 GIB = 1 << 30
 MACHINES = reports()

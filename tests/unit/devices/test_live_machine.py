@@ -6,7 +6,6 @@ import sys
 
 import psutil
 import pytest
-from unhindered import Stopwatch
 
 from devices.as_json import to_json
 from devices.detect import detailed, inventory
@@ -14,6 +13,7 @@ from devices.errors import BadRecording
 from devices.host_real import RealHost
 from devices.recording import FORMAT, RecordedHost, RecordingHost, load_recording, redact, save_recording
 from devices.report import live_report, recorded_report
+from tests.support.unhindered import Stopwatch
 
 
 def test_inventory_reads_files_only_and_quickly():

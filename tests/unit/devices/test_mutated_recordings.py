@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from devices.detect import detailed
 from devices.recording import RecordedHost
 from devices.report import recorded_report
-from tests.machines import machines
+from tests.support.machines.machines import machines
 
 RECORDINGS = machines()
 SECTIONS = ("files", "links", "access", "commands", "registry", "sysctl", "api")

@@ -8,7 +8,7 @@ from devices.detect import inventory
 from devices.isa import ggml_cpu_variant
 from devices.recording import RecordedHost
 from devices.types import Machine
-from tests.machines import SOURCE, machines, reports
+from tests.support.machines.machines import SOURCE, machines, reports
 
 GIB = 1 << 30
 RECORDINGS = machines()

@@ -14,7 +14,7 @@ from devices.merge import merged
 from devices.recording import RecordedHost
 from devices.report import recorded_report
 from installers.packs.recipes import RECIPES
-from tests.machines import machines
+from tests.support.machines.machines import machines
 
 RECORDINGS = machines()
 # Words that mean nothing on the system, or would do harm there.

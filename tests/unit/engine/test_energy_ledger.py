@@ -1,9 +1,9 @@
 """Joules of requests, from a simulated computer whose meter is noisy: what each truly drew is known."""
 
 import pytest
-from simulated_computer import CORES, IDLE_W, Computer, Request
 
 from engine.energy.energy_accounting import Active, JouleLedger
+from tests.support.machines.simulated_computer import CORES, IDLE_W, Computer, Request
 
 
 def several():

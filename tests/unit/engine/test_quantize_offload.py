@@ -13,9 +13,9 @@ from engine.job_kinds.quantize.request import gpu_layers_for
 from engine.placement.machine_state import MachineState
 from engine.placement.resources import open_resources
 from quantize.ggml_types import GgmlType
-from tests.fake_models import shape
-from tests.machines import machines
-from tests.shapes import scaled, write_hollow
+from tests.support.machines.machines import machines
+from tests.support.models.fake_models import shape
+from tests.support.models.shapes import scaled, write_hollow
 
 LAYERS = 36
 RECORDING = machines()["nv-hybrid-addw4"]  # a laptop with an RTX 4060

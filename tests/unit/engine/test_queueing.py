@@ -4,7 +4,8 @@ import math
 import statistics
 
 import pytest
-from bench.queueing import Load, Speed, cost, simulate
+
+from tests.bench.queueing import Load, Speed, cost, simulate
 
 
 def repairmen(users, think_s, service_s):

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 import pytest
-from hollow_model import HollowModel
+
+from tests.support.models.hollow_model import HollowModel
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 import shutil
 
 import pytest
-from measured_model import SOURCE
 
 from quantize.errors import SourceChanged
 from quantize.files.gguf_file import read_gguf
@@ -11,6 +10,7 @@ from quantize.files.measurement_folder import WorkFolder, hash_is_cached, model_
 from quantize.gptq.tensors import TensorsRequest, packed_path, round_tensors
 from quantize.job.source import check_unchanged, identity
 from quantize.measurements import MeasureRequest, RoundRequest
+from tests.support.models.measured_model import SOURCE
 
 NAMES = ("blk.0.attn_q.weight", "blk.1.attn_q.weight", "blk.2.attn_q.weight")
 

@@ -18,7 +18,7 @@ from quantize.plan.model_spec import model_spec
 from quantize.plan.plan import Question, make_plan
 from quantize.plan.priors import prior_damage
 from quantize.types import EvidenceRef, FileReport, Goal, Interval, Rounding
-from tests.reports import read_report
+from tests.support.reports import read_report
 
 
 @pytest.fixture

@@ -1,5 +1,5 @@
 """The small project that tests of the coding agent work on."""
 
-from tests.code_project import index, project
+from tests.support.code_project import index, project
 
 __all__ = ["index", "project"]

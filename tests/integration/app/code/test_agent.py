@@ -4,7 +4,6 @@ import sys
 import threading
 
 import pytest
-from servers import runs, wait_for
 
 from app.code.agent import tools
 from app.code.agent.command import run_command
@@ -20,6 +19,7 @@ from app.tools.consent import Consent
 from app.tools.escape import shown_argv, shown_text
 from app.tools.mcp_config import BadMcpConfig, McpServerConfig, read_mcp_config
 from app.tools.types import ToolRefused
+from tests.support.servers import runs, wait_for
 
 
 class Scripted:

@@ -7,7 +7,7 @@ from app.code.context.search import _identifiers, named_symbols
 from app.code.git import Git
 from app.code.index.symbols import _words
 from app.code.tokens import TokenEstimate
-from tests.code_project import git
+from tests.support.code_project import git
 
 
 def by_words(text):

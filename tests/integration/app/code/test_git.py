@@ -5,7 +5,7 @@ import pytest
 
 from app.code.errors import GitFailed
 from app.code.git import Git
-from tests.code_project import git
+from tests.support.code_project import git
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from app.code.agent import nested_repos, sandbox
 from app.code.agent.command import run_command
 from app.code.agent.sandbox import Openings
 from devices import landlock
-from tests.code_project import git
+from tests.support.code_project import git
 
 pytestmark = pytest.mark.skipif(not landlock.version(), reason="no Landlock here")
 HIDDEN = "SSH_AUTH_SOCK"

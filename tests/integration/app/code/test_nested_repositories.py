@@ -8,7 +8,7 @@ import pytest
 from app.code.agent import nested_repos, sandbox
 from app.code.agent.command import run_command
 from app.code.agent.sandbox import Openings
-from tests.code_project import git
+from tests.support.code_project import git
 
 pytestmark = pytest.mark.skipif(sandbox.missing() is not None, reason=f"no sandbox: {sandbox.missing()}")
 

@@ -16,7 +16,7 @@ from app.code.agent.tools import Toolbox
 from app.code.edits.journal import Journal
 from app.code.edits.session import EditSession
 from app.tools.consent import Consent
-from tests.code_project import git
+from tests.support.code_project import git
 
 needs_sandbox = pytest.mark.skipif(sandbox.missing() is not None, reason=f"no sandbox: {sandbox.missing()}")
 

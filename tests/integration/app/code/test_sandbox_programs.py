@@ -14,7 +14,7 @@ from app.code.agent.sandbox import Openings
 from app.tools.mcp_stdio import stdio_pipes
 from devices import landlock
 from devices.environment import program_environment, without_secrets
-from tests.servers import wait_for
+from tests.support.servers import wait_for
 
 needs_sandbox = pytest.mark.skipif(sandbox.missing() is not None, reason=f"no sandbox: {sandbox.missing()}")
 PRIVATE = (

@@ -8,7 +8,6 @@ import threading
 import time
 
 import pytest
-from servers import free_port
 
 from app.tools import mcp_server
 from app.tools.consent import ConsentStore, ToolConsent
@@ -17,7 +16,8 @@ from app.tools.mcp_server import MAX_RESULT_CHARS, McpServer
 from app.tools.toolset import RunningServers, ServerSource, Toolset
 from app.tools.types import ToolRefused
 from engine.core.paths import user_paths
-from tests.mcp_servers import demo
+from tests.support.fakes.mcp_servers import demo
+from tests.support.servers import free_port
 
 ESCAPES = "esc\x1b[2J\x1b]52;c;aGk=\x07\u202e"
 HEAD = """

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 
 import pytest
-from scripted import TOKEN, home_paths
 
 from devices.backends.cpu_kernels import tiles_library
 from devices.backends.libraries import library_folder
@@ -25,7 +24,8 @@ from engine.server.idle_attention_bench import IdleAttention
 from engine.server.models import ServedModels
 from engine.server.state import ServerState
 from engine.server.utilization import Utilization
-from tests.free_pool import FreePool
+from tests.support.fakes.free_pool import FreePool
+from tests.support.fakes.scripted import TOKEN, home_paths
 
 
 @pytest.fixture(autouse=True)

@@ -20,8 +20,8 @@ from engine.server.app import create_app
 from engine.server.auth import Access
 from engine.server.models import ServedModels
 from engine.server.state import ServerState
-from tests.fake_hub import FakeHub
-from tests.free_pool import FreePool
+from tests.support.fakes.fake_hub import FakeHub
+from tests.support.fakes.free_pool import FreePool
 
 SPARK = Path("assets/models/spark-f16.gguf")
 MB = 1024 * 1024

@@ -1,21 +1,16 @@
 # ruff: noqa: E501, RUF001 - models' texts are kept on one line, with the full-width bars of DeepSeek
 """Reasoning, text and calls as models really write them: well, badly and not at all."""
 
-import sys
-from pathlib import Path
-
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-sys.path.insert(0, str(Path(__file__).parent))
-from conversations import TOOLS, collect
-
 from engine.chat.events import CallEnded, CallStarted
 from engine.chat.tools.dialects import BY_NAME, DIALECTS, choose
 from engine.chat.tools.parser import AnswerParser
 from engine.chat.types import ToolDefinition
+from tests.unit.engine.chat.conversations import TOOLS, collect
 
 CALL = ("get_weather", {"city": "Rome"})
 WELL = '{"name": "get_weather", "arguments": {"city": "Rome"}}'

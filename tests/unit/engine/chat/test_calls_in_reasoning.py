@@ -1,18 +1,13 @@
 """A call that a model only weighs in its reasoning is no call; one in reasoning that it forgot to close is."""
 
-import sys
-from pathlib import Path
-
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-from conversations import NAMES, TOOLS, collect, render, source, turn
 
 from engine.chat.reasoning import open_markers
 from engine.chat.tools.dialects import BY_NAME, DIALECTS, choose
 from engine.chat.tools.parser import AnswerParser
 from engine.chat.tools.parser_marks import marks_of
 from engine.chat.types import Message
+from tests.unit.engine.chat.conversations import NAMES, TOOLS, collect, render, source, turn
 
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>'
 WEATHER = [("get_weather", {"city": "Rome"})]

@@ -1,13 +1,8 @@
 """From runner events to chat events."""
 
 import asyncio
-import sys
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-from conversations import TOOLS
 
 from engine.chat.chat_pipeline import (
     Answer,
@@ -25,6 +20,7 @@ from engine.chat.types import Message, NamedTool, Rendered, ToolDefinition
 from engine.core.errors import InputFault
 from engine.core.sampling import choose
 from engine.core.types import Delta, Done, GenerationRequest, Started, Timings, TokenLogprob, Usage
+from tests.unit.engine.chat.conversations import TOOLS
 
 HELLO = (Message(role="user", content="hi"),)
 CALL = '<tool_call>{"name": "get_time", "arguments": {"city": "Rome"}}</tool_call>'

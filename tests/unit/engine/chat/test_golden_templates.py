@@ -2,17 +2,13 @@
 
 import json
 import random
-import sys
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-from conversations import NAMES, QUESTION, TEMPLATES, TOOLS, collect, render, source, turn
 
 from engine.chat.tools.dialects import choose
 from engine.chat.tools.parser import AnswerParser
 from engine.chat.types import Message, ToolCall
+from tests.unit.engine.chat.conversations import NAMES, QUESTION, TEMPLATES, TOOLS, collect, render, source, turn
 
 GOLDEN = json.loads((TEMPLATES / "golden.json").read_text(encoding="utf-8"))
 

@@ -1,16 +1,8 @@
 """A model that may only follow the grammar makes calls that the parser reads and the schema accepts."""
 
-import sys
-from pathlib import Path
-
 import jsonschema
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[1] / "runner"))
-from conversations import collect
-from test_constrain import BytesAndWords, generate
 
 from engine.chat.tools.dialect import NamedCalls, PythonCalls, TaggedCalls
 from engine.chat.tools.dialects import BY_NAME
@@ -19,6 +11,8 @@ from engine.chat.tools.parser import AnswerParser
 from engine.chat.types import ToolDefinition
 from engine.core.types import Constraint
 from engine.runner.generation.grammar_mask import ConstraintCompiler
+from tests.unit.engine.chat.conversations import collect
+from tests.unit.engine.runner.test_constrain import BytesAndWords, generate
 
 # No texts inside lists: the words that close a tag, which this test says often, would stand in them.
 PARAMETERS = {

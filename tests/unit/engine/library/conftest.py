@@ -6,8 +6,8 @@ import pytest
 from engine.core.paths import user_paths
 from engine.library.catalogue import Catalogue
 from engine.library.hub.client import HubClient
-from tests.downloads import SPARK
-from tests.fake_hub import FakeFile, FakeHub
+from tests.support.fakes.downloads import SPARK
+from tests.support.fakes.fake_hub import FakeFile, FakeHub
 
 
 def _text(value):

@@ -17,8 +17,8 @@ from engine.library.hub.download import Download, Request
 from engine.library.hub.file_selection import files_of
 from engine.library.hub.repository import choices_of
 from engine.library.hub.transfer import Patience
-from tests.downloads import MB, QUICK, SPARK, download, leftovers
-from tests.fake_hub import FakeFile
+from tests.support.fakes.downloads import MB, QUICK, SPARK, download, leftovers
+from tests.support.fakes.fake_hub import FakeFile
 
 
 def test_pull_verifies_places_and_lists(hub, client, catalogue, spark):

@@ -9,8 +9,8 @@ from engine.core.errors import InputFault
 from engine.library import errors
 from engine.library.hub.client import HubClient
 from engine.library.hub.repository import choices_of, is_safe_name, projectors_of
-from tests.downloads import SPARK
-from tests.fake_hub import FakeFile
+from tests.support.fakes.downloads import SPARK
+from tests.support.fakes.fake_hub import FakeFile
 
 
 def test_search_finds_and_follows_pages(hub, client):

@@ -7,9 +7,9 @@ import pytest
 from engine.library.hub.plan import plan_repository
 from engine.library.hub.types import FitEstimate
 from quantize.ggml_types import GgmlType
-from tests.downloads import MB
-from tests.fake_hub import FakeFile
-from tests.fake_models import Zeros, remote_gguf, repository_of_twenty
+from tests.support.fakes.downloads import MB
+from tests.support.fakes.fake_hub import FakeFile
+from tests.support.models.fake_models import Zeros, remote_gguf, repository_of_twenty
 
 GB = 10**9
 

@@ -7,8 +7,8 @@ from engine.jobs.jobs import Control, Paused
 from engine.library import errors
 from engine.library.hub.download import Download
 from engine.library.hub.newer import look_for_newer, newest
-from tests.downloads import MB, QUICK, SPARK, download, leftovers
-from tests.fake_hub import FakeFile
+from tests.support.fakes.downloads import MB, QUICK, SPARK, download, leftovers
+from tests.support.fakes.fake_hub import FakeFile
 
 NAME = "spark-F16.gguf"
 PLACE = ["hub/org/Spark-GGUF/.tessera.json", f"hub/org/Spark-GGUF/{NAME}"]

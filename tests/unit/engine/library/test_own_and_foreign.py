@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from starved import no_descriptors
 
 from engine.core.errors import BadModelFile, Cancelled, InputFault, OutOfResources
 from engine.jobs.jobs import Control
@@ -16,6 +15,7 @@ from engine.library import importing, other_apps
 from engine.library.errors import CannotWrite, NotEnoughDisk
 from engine.library.trash import Trash
 from engine.library.verify import verify
+from tests.support.starved import no_descriptors
 
 SPARK_HF = Path("tests/data/spark-hf")
 

@@ -211,13 +211,12 @@ def test_numpy_written_tensors_pass(folder):
 
 
 def test_importing_takes_the_pooling_of_an_encoder_along(tmp_path, tessera_home):
-    from bert_shape import write_bert
-    from onnx_bert import write_onnx_bert
-
     from engine.jobs.jobs import Control
     from engine.library.catalogue import Catalogue
     from engine.library.importing import import_copy
     from engine.onnx.folder import pooling
+    from tests.support.models.bert_shape import write_bert
+    from tests.support.models.onnx_bert import write_onnx_bert
 
     source = write_onnx_bert(write_bert(tmp_path / "b.gguf"), tmp_path / "encoder")
     catalogue = Catalogue()

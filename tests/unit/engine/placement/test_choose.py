@@ -25,9 +25,9 @@ from engine.placement.placer import read_shape
 from engine.placement.speed import bytes_per_token
 from engine.placement.types import NO_OVERRIDES, Overrides
 from engine.runner.protocol import LoadSettings
-from tests.machines import reports
-from tests.mtp_model import write_mtp_model
-from tests.shapes import scaled, write_hollow
+from tests.support.machines.machines import reports
+from tests.support.models.mtp_model import write_mtp_model
+from tests.support.models.shapes import scaled, write_hollow
 
 GIB = 1 << 30
 MACHINES = reports()

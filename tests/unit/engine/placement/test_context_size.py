@@ -15,8 +15,8 @@ from engine.placement.placer import read_shape
 from engine.placement.types import Overrides
 from engine.runner.engine_args import EngineArgs
 from engine.runner.protocol import LoadSettings
-from tests.machines import machines
-from tests.shapes import scaled, write_hollow
+from tests.support.machines.machines import machines
+from tests.support.models.shapes import scaled, write_hollow
 
 GIB = 1 << 30
 MACHINES = {name: recorded_report(RecordedHost(recording)) for name, recording in machines().items()}

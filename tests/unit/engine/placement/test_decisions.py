@@ -16,8 +16,8 @@ from engine.placement.types import NO_OVERRIDES, Overrides
 from engine.runner.engine_args import EngineArgs
 from engine.runner.protocol import LoadSettings
 from quantize.ggml_types import GgmlType
-from tests.opened_machines import GIB, names, opened, with_card, with_ram
-from tests.published_shapes import MODELS
+from tests.support.machines.opened_machines import GIB, names, opened, with_card, with_ram
+from tests.support.models.published_shapes import MODELS
 
 # Who says so. kyuz0: amd-strix-halo-toolboxes; lhl: strix-halo-testing; nix: noamsto/nix-amd-ai; lc: llama.cpp.
 HALO = "kyuz0, lhl: Vulkan (RADV) for short chats; all layers on the GPU; 16 cores read 118 of 256 GB/s"

@@ -11,8 +11,8 @@ from engine.placement.history import PlacementHistory
 from engine.placement.speed import expected
 from engine.runner.protocol import LoadSettings
 from tests.bench import depth_speeds
-from tests.opened_machines import opened
-from tests.published_shapes import MODELS
+from tests.support.machines.opened_machines import opened
+from tests.support.models.published_shapes import MODELS
 
 DEEP = 64_000
 

@@ -24,7 +24,7 @@ from engine.runner.engine_args import EngineArgs
 from engine.runner.protocol import LoadSettings
 from quantize.files.gguf_file import TensorInfo
 from quantize.ggml_types import BLOCK_SIZES, GgmlType
-from tests.machines import machines, reports
+from tests.support.machines.machines import machines, reports
 
 GIB = 1 << 30
 LAYERS, EMBEDDING, EXPERTS, VOCABULARY = 36, 2880, 128, 201_088

@@ -13,8 +13,8 @@ from engine.placement.types import Overrides
 from engine.runner.engine_args import EngineArgs
 from engine.runner.protocol import LoadSettings
 from quantize.ggml_types import GgmlType
-from tests.machines import reports
-from tests.shapes import scaled, write_hollow
+from tests.support.machines.machines import reports
+from tests.support.models.shapes import scaled, write_hollow
 
 HOST = reports()["sh-linux-amdvlk-vs-rocm"]
 

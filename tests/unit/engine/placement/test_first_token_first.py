@@ -5,7 +5,6 @@ import os
 
 import msgspec
 import pytest
-from starved import no_descriptors
 
 from engine.core.paths import Paths
 from engine.placement.memory_admission import MemoryAdmission
@@ -13,6 +12,7 @@ from engine.placement.placer import Placer
 from engine.placement.resources import open_resources
 from engine.runner.buffers import BufferLog
 from engine.runner.protocol import LoadSettings
+from tests.support.starved import no_descriptors
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from engine.placement.history import PlacementHistory
 from engine.placement.types import NO_OVERRIDES, Overrides
 from engine.runner.protocol import LoadSettings
 from quantize.ggml_types import GgmlType
-from tests.fake_models import shape
-from tests.machines import machines, reports
+from tests.support.machines.machines import machines, reports
+from tests.support.models.fake_models import shape
 
 GIB = 1 << 30
 LAYERS = 36

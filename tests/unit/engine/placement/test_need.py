@@ -17,8 +17,8 @@ from engine.runner.engine_args import EngineArgs
 from engine.runner.protocol import LoadSettings
 from quantize.files.gguf_file import TensorInfo, read_gguf
 from quantize.ggml_types import GgmlType
-from tests.mtp_model import MTP_MODELS, write_mtp_model
-from tests.shapes import SHAPES, scaled, write_hollow
+from tests.support.models.mtp_model import MTP_MODELS, write_mtp_model
+from tests.support.models.shapes import SHAPES, scaled, write_hollow
 
 MIB = 1 << 20
 AVX2 = frozenset({"avx2"})

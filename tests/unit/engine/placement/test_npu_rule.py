@@ -19,8 +19,8 @@ from engine.placement.npu_rule import PATIENCE_S, Offer, judge
 from engine.placement.placer import read_shape
 from engine.placement.types import NO_OVERRIDES, Overrides
 from engine.runner.protocol import LoadSettings
-from tests.machines import reports
-from tests.shapes import scaled, write_hollow
+from tests.support.machines.machines import reports
+from tests.support.models.shapes import scaled, write_hollow
 
 BATTERY = because("on_battery")
 

@@ -11,7 +11,7 @@ from engine.onnx.folder import OnnxFolder
 from engine.placement.onnx import choose_provider, onnx_need, place_folder
 from engine.placement.types import NO_OVERRIDES, Overrides
 from engine.runner.protocol import LoadSettings
-from tests.machines import reports
+from tests.support.machines.machines import reports
 
 MACHINES = reports()
 

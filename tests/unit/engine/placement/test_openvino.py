@@ -21,8 +21,8 @@ from engine.placement.types import NO_OVERRIDES, Overrides
 from engine.runner.llama.native.llama_api import KernelsMissing, start_backends
 from engine.runner.protocol import LoadSettings
 from quantize.ggml_types import GgmlType
-from tests.machines import reports
-from tests.shapes import scaled, write_hollow
+from tests.support.machines.machines import reports
+from tests.support.models.shapes import scaled, write_hollow
 
 
 def device(name, kind):

@@ -11,8 +11,8 @@ from engine.message_catalog import command, sentence
 from engine.placement.fit_report import fit_report, refusal
 from engine.placement.placer import read_shape
 from engine.runner.protocol import LoadSettings
-from tests.machines import machines
-from tests.shapes import scaled, write_hollow
+from tests.support.machines.machines import machines
+from tests.support.models.shapes import scaled, write_hollow
 
 MIB = 1 << 20
 RECORDING = machines()["vm-firecracker"]

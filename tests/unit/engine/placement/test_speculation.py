@@ -15,8 +15,8 @@ from engine.placement.placer import read_shape
 from engine.placement.types import Overrides
 from engine.runner.load_limits import rollback
 from engine.runner.protocol import LoadSettings
-from tests.architectures import ARCHITECTURES, write_architecture
-from tests.machines import reports
+from tests.support.machines.machines import reports
+from tests.support.models.architectures import ARCHITECTURES, write_architecture
 
 HALO = reports()["sh-linux-amdvlk-vs-rocm"]
 

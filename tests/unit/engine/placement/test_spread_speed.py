@@ -14,8 +14,8 @@ from engine.placement.rpc_layers import Spreading
 from engine.remotes.registry import RemoteRegistry
 from engine.remotes.types import Link, Remote, RemoteDevice, RemoteFacts, Seen
 from engine.runner.protocol import LoadSettings, RemoteLayers
-from tests.machines import reports
-from tests.shapes import scaled, write_hollow
+from tests.support.machines.machines import reports
+from tests.support.models.shapes import scaled, write_hollow
 
 HERE_GBS = 20.0
 

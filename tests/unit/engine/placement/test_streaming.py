@@ -21,7 +21,7 @@ from engine.runner.engine_args import EngineArgs
 from engine.runner.protocol import LoadSettings
 from quantize.files.gguf_file import TensorInfo
 from quantize.ggml_types import BLOCK_SIZES, GgmlType
-from tests.machines import reports
+from tests.support.machines.machines import reports
 
 GIB = 1 << 30
 LAYERS, EXPERTS, USED, WIDTH, EMBEDDING = 48, 128, 8, 768, 2048

@@ -15,7 +15,7 @@ from engine.placement.external import admit_external, external_report, place_ext
 from engine.placement.vllm import GPU_WORK_BYTES, HOST_BYTES
 from engine.runner.protocol import LoadSettings
 from engine.vllm.detect import describe
-from tests.machines import machines
+from tests.support.machines.machines import machines
 
 GB, GIB = 10**9, 1 << 30
 # Qwen3-8B's own numbers, and weights of 4 bits.

@@ -2,13 +2,13 @@
 
 import numpy as np
 import pytest
-from bert_shape import write_bert
 
 from engine.runner.llama.native.bfloat16 import write_bfloat16
 from quantize.convert.checkpoint import bf16_to_f32
 from quantize.errors import IncompleteFile
 from quantize.files.gguf_file import read_gguf
 from quantize.ggml_types import GgmlType
+from tests.support.models.bert_shape import write_bert
 
 
 def test_only_the_matrices_change_and_nothing_is_lost(tmp_path):

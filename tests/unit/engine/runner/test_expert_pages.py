@@ -6,7 +6,6 @@ import random
 import sys
 
 import pytest
-from hollow_model import HollowModel
 
 from engine.runner.expert_tensors import PAGE, STACK, stacks
 from engine.runner.llama.experts.expert_layout import FileChanged, Parts, Stack
@@ -14,6 +13,7 @@ from engine.runner.llama.experts.page_swap import _READ, _SHARED, Pages
 from quantize.files.gguf_file import TensorInfo
 from quantize.files.gguf_split import read_gguf_model
 from quantize.ggml_types import GgmlType
+from tests.support.models.hollow_model import HollowModel
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="pages are exchanged on Linux only")
 COUNT = 24

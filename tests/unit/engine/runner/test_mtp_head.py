@@ -4,14 +4,14 @@ import ctypes
 
 import numpy as np
 import pytest
-from mtp_model import write_mtp_model
-from runner_calls import EXACT
 
 from engine.runner.llama.native import model as llama_model
 from engine.runner.llama.native.batch import Batch, Logits
 from engine.runner.llama.native.llama_api import start_backends
 from engine.runner.llama.speculative.mtp import MtpHead
 from engine.runner.protocol import LoadSettings
+from tests.support.models.mtp_model import write_mtp_model
+from tests.support.runner_calls import EXACT
 
 pytestmark = pytest.mark.native
 

@@ -4,13 +4,13 @@ import time
 
 import numpy as np
 import pytest
-from bert_shape import write_bert
 
 from engine.runner.int8_embedder import NotQuick, QuickTexts
 from engine.runner.llama.batch.int8_choice import MIN_TEXTS, QuickChoice
 from engine.runner.onnx_libraries import onnxruntime
 from engine.runner.protocol import LoadSettings
 from quantize.onnx.folder import convert_gguf
+from tests.support.models.bert_shape import write_bert
 
 pytestmark = pytest.mark.native
 TEXTS = [[2, 5, 6, 7, 3], [2, *range(5, 45), 3], [2, 9, 3], [2, *range(40, 12, -1), 3]]

@@ -5,9 +5,9 @@ import math
 
 import numpy as np
 import pytest
-from long_texts import DATA, long_texts
 
 from engine.runner.generation.loop_guard import NoiseWatch, RepeatWatch
+from tests.support.long_texts import DATA, long_texts
 
 LOOPS = [json.loads(line) for line in (DATA / "loops.jsonl").read_text(encoding="utf-8").splitlines()]
 PASSAGE = (

@@ -27,7 +27,7 @@ from engine.server.body import Body
 from engine.server.models import ServedModels
 from engine.server.msgspec_routes import decode
 from engine.server.state import ServerState
-from tests.free_pool import FreePool
+from tests.support.fakes.free_pool import FreePool
 
 HEAVY = ("numpy", "llama_cpp", "onnxruntime", "fastapi", "starlette", "pydantic", "PySide6", "psutil", "httpx2")
 

@@ -19,7 +19,7 @@ from engine.server.auth import Access
 from engine.server.lazy_app import LateRoutes
 from engine.server.models import ServedModels
 from engine.server.state import ServerState
-from tests.free_pool import FreePool
+from tests.support.fakes.free_pool import FreePool
 
 pytestmark = pytest.mark.process
 

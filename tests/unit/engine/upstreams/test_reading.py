@@ -3,7 +3,6 @@
 import json
 
 import pytest
-from fake_upstream import MODEL, FakeUpstream
 
 from engine.chat.chat_pipeline import AnswerLogprobs
 from engine.chat.events import CallArguments, CallEnded, CallStarted, ReasoningDelta, TextDelta
@@ -18,6 +17,7 @@ from engine.upstreams.listing import NoList, read_list
 from engine.upstreams.registry import UpstreamRegistry, checked_url
 from engine.upstreams.stream import ChatReader
 from engine.upstreams.types import Rule
+from tests.support.fakes.fake_upstream import MODEL, FakeUpstream
 
 
 def recorded(kind, said, **body):

@@ -6,9 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import onnx
-import onnx_models
 import pytest
-from shapes import SHAPES, scaled, write_shape
 
 from engine.runner.onnx.static_shapes import FixedDecoder, read_facts
 from quantize.errors import BadFile, InvalidOption, UnsupportedModel
@@ -22,6 +20,8 @@ from quantize.onnx.request import EXACT
 from quantize.onnx.static_shapes import MASKED, FixedShape, FixedWeights
 from quantize.onnx.tokenizer import tokenizer_json
 from quantize.onnx.weights import blocks, dequantized
+from tests.support.models import onnx_models
+from tests.support.models.shapes import SHAPES, scaled, write_shape
 
 pytestmark = pytest.mark.native
 

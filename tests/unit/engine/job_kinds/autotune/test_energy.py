@@ -4,7 +4,6 @@ import asyncio
 
 import msgspec
 import pytest
-from simulated_computer import Computer, Request
 
 from devices.power import POWERCAP
 from devices.recording import FORMAT, RecordedHost
@@ -17,6 +16,7 @@ from engine.job_kinds.autotune.run import rounds_for
 from engine.job_kinds.autotune.search import Search
 from engine.job_kinds.autotune.space import Dimension
 from engine.placement.measurements.tuning import ANSWER_TOKENS, Budget, Knobs, Outcome, Trial
+from tests.support.machines.simulated_computer import Computer, Request
 
 DIMS = (
     Dimension(name="threads", levels=tuple({"n_threads": n} for n in (1, 2, 4))),

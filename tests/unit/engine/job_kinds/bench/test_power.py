@@ -3,14 +3,14 @@
 import asyncio
 
 import pytest
-from simulated_meter import MACHINE, REST_W, WORK_W, Metered
-from unhindered import Stopwatch
 
 from devices.power import HWMON
 from devices.recording import FORMAT, RecordedHost
 from engine.energy.meter import Drawn
 from engine.job_kinds.bench.run import _meter, bench
 from engine.runner.protocol import LoadSettings
+from tests.support.machines.simulated_meter import MACHINE, REST_W, WORK_W, Metered
+from tests.support.unhindered import Stopwatch
 
 
 def measured(model):

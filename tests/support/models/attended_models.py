@@ -1,6 +1,6 @@
 """Models of all architectures with attention by our own kernels and by llama.cpp's, in one process of their own.
 
-    python -m tests.attended_models FOLDER
+    python -m tests.support.models.attended_models FOLDER
 
 Prints JSON a line: an architecture, how far logits are from those of plain attention with a cache in 32 bits
 (largest root mean square over their spread, of a prompt and of tokens behind 600) with ours and with llama.cpp's
@@ -18,7 +18,7 @@ import numpy as np
 from devices.backends.cpu_kernels import take, tiles_library
 from engine.runner.llama.native.llama_api import library_folder, start_backends
 from engine.runner.llama.native.self_check import difference
-from tests.architectures import ARCHITECTURES, write_architecture
+from tests.support.models.architectures import ARCHITECTURES, write_architecture
 
 PROMPT, DEPTH, STEPS, CELLS = 150, 600, 3, 1024
 

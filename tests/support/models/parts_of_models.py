@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from architectures import ARCHITECTURES, write_architecture
 
 from quantize.native.partial_eval import NullTap, PartTap
 from quantize.native.reference import ReferenceModel
+from tests.support.models.architectures import ARCHITECTURES, write_architecture
 
 WINDOW = 64
 

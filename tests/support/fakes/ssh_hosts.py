@@ -9,8 +9,9 @@ import threading
 import time
 
 import psutil
-from late import asyncssh
-from servers import ROOT, free_port, wait_for
+
+from tests.support.late import asyncssh
+from tests.support.servers import ROOT, free_port, wait_for
 
 
 class Worker:

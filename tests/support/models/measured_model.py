@@ -7,7 +7,7 @@ from unittest import mock
 
 from quantize.job import effort
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[3]
 SOURCE = ROOT / "assets/models/spark-f16.gguf"
 CALIBRATION = ROOT / "assets/text/calibration.txt"
 HELD_OUT = ROOT / "assets/text/heldout.txt"

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from devices.recording import RecordedHost
 from devices.report import recorded_report
 from devices.types import Machine
-from tests.machines import machines
+from tests.support.machines.machines import machines
 
 GIB = 1 << 30
 OWN = {"AMD": "rocm", "NVIDIA": "cuda", "Apple": "metal", "Qualcomm": "opencl", "Intel": "sycl"}

@@ -12,8 +12,8 @@ import sys
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
-import fake_upstream
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+from tests.support.fakes import fake_upstream
 
 MODE = os.environ.get("VLLM_FAKE", "")
 # The engine is a process of its own: it holds the weights, and lives on for a while when its server dies.

@@ -7,7 +7,7 @@ from functools import cache
 from engine.placement.shape import shape_of
 from quantize.files.gguf_file import read_gguf_source
 from quantize.ggml_types import BLOCK_SIZES, GgmlType
-from tests.fake_hub import FakeFile
+from tests.support.fakes.fake_hub import FakeFile
 
 
 def _text(value):

@@ -3,8 +3,8 @@
 import re
 from typing import Any
 
-from tests.machine_cpus import CPUS
-from tests.machine_layout import GIB, Layout, logged_backends
+from tests.support.machines.machine_cpus import CPUS
+from tests.support.machines.machine_layout import GIB, Layout, logged_backends
 
 CLASS_KEY = r"SYSTEM\CurrentControlSet\Control\Class"
 ENUM_KEY = r"SYSTEM\CurrentControlSet\Enum"

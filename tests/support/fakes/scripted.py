@@ -22,7 +22,7 @@ from engine.server.app import create_app
 from engine.server.auth import Access
 from engine.server.models import ServedModels
 from engine.server.state import ServerState
-from tests.free_pool import FreePool
+from tests.support.fakes.free_pool import FreePool
 
 TOKEN = "management-token"
 HERE = Path(__file__).resolve().parent

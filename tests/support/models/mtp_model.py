@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Literal
 from unittest import mock
 
-import architectures
 import numpy as np
-from architectures import (
+
+from tests.support.models import architectures
+from tests.support.models.architectures import (
     DELTA_NET,
     DELTA_NET_META,
     EXPERTS,

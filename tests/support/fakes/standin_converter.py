@@ -11,7 +11,7 @@ import msgspec
 
 from engine.library.converter import environment
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[3]
 SPARK = ROOT / "assets" / "models" / "spark-f16.gguf"
 SPARK_HF = ROOT / "tests" / "data" / "spark-hf"
 # What the real script does last: a file at --outfile.

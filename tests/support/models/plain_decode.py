@@ -1,6 +1,6 @@
 """Greedy decoding with nothing around it: the answers that a runner's must equal. A process of its own.
 
-    python tests/plain_decode.py < JOBS > ANSWERS
+    python -m tests.support.models.plain_decode < JOBS > ANSWERS
 
 JOBS: a JSON list of {"path", "prompts": [[token]], "count", "after": [token]}. For each job the answer is a list
 of runs, one a prompt and one for the second turn (first prompt, its answer, `after`); a run is a list of

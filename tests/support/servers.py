@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # servers are compiled, as an installed program is
 START_S = 120  # a crowded machine imports for long; a server that ended is told at once
 

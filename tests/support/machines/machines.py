@@ -14,10 +14,10 @@ from typing import Any
 from devices.recording import RecordedHost
 from devices.report import recorded_report
 from devices.types import Machine
-from tests.linux_machines import linux, wsl
-from tests.other_machines import macos, windows
+from tests.support.machines.linux_machines import linux, wsl
+from tests.support.machines.other_machines import macos, windows
 
-SOURCE = Path(__file__).parent / "data" / "machines" / "machines.json"
+SOURCE = Path(__file__).parents[2] / "data" / "machines" / "machines.json"
 
 
 def machines() -> dict[str, dict[str, Any]]:

@@ -7,10 +7,9 @@ token, so that every token of every answer is checked on every machine.
 
 from dataclasses import dataclass, field
 
-from runner_calls import GREEDY, answered
-
 from engine.core.types import GenerationRequest
 from installers.bootstrap import kernels
+from tests.support.runner_calls import GREEDY, answered
 
 LENGTH = 16  # tokens of each answer: the recording has more, a test has less time
 END = 2  # <|im_end|>, which a recorded answer ends with

@@ -5,9 +5,9 @@ import shutil
 from pathlib import Path
 
 import numpy as np
-from measured_model import CALIBRATION, ROOT
 
 from quantize.convert.folder import ConvertRequest, convert
+from tests.support.models.measured_model import CALIBRATION, ROOT
 
 SPARK_HF = ROOT / "tests/data/spark-hf"
 # Of the 8192 tokens so many: the table would be two thirds of a layer's model, and most of the time it takes.

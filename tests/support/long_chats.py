@@ -1,6 +1,6 @@
 """A long chat in a store, compacted against a server; also a program of its own, to be killed on the way.
 
-python -m tests.long_chats URL TOKEN STORE CONVERSATION MODEL N_CTX
+python -m tests.support.long_chats URL TOKEN STORE CONVERSATION MODEL N_CTX
 """
 
 import sys

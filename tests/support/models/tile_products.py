@@ -1,6 +1,6 @@
 """Products of random weights by our own kernels for prompts, in a process of their own, against numpy.
 
-    python -m tests.tile_products TYPE ROWS LENGTH COLUMNS [copy]
+    python -m tests.support.models.tile_products TYPE ROWS LENGTH COLUMNS [copy]
 
 `copy`: the weights lie in the order into which llama.cpp rewrites them.
 

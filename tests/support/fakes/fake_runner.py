@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from engine.core.types import Delta, Done, ModelFacts, Started, Timings, Usage
 from engine.runner import protocol

@@ -4,8 +4,8 @@
 import re
 from typing import Any
 
-from tests.machine_cpus import CPUS, ZEN5
-from tests.machine_layout import GIB, Layout, logged_backends
+from tests.support.machines.machine_cpus import CPUS, ZEN5
+from tests.support.machines.machine_layout import GIB, Layout, logged_backends
 
 GPU_AT = {"1002": "0000:c3:00.0", "8086": "0000:00:02.0", "10de": "0000:01:00.0"}
 

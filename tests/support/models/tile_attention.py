@@ -1,6 +1,6 @@
 """Attention of random numbers by our own kernels, in a process of their own, against numpy.
 
-    python -m tests.tile_attention
+    python -m tests.support.models.tile_attention
 
 Reads a case as JSON a line (see `Case`), prints a JSON object a line. The backend stays in a process once it was
 loaded, so tests run this as a child.
@@ -17,7 +17,7 @@ from gguf import GGMLQuantizationType
 
 from devices.backends.cpu_kernels import take, tiles_library
 from engine.runner.llama.native.llama_api import library_folder
-from tests.tile_products import InitParams, opened
+from tests.support.models.tile_products import InitParams, opened
 
 F32, F16 = GGMLQuantizationType.F32, GGMLQuantizationType.F16
 

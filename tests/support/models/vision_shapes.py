@@ -1,4 +1,4 @@
-"""Small random projectors (mmproj files) that fit the random models of tests/shapes.py, and small pictures."""
+"""Small random projectors (mmproj files) that fit the random models of shapes.py, and small pictures."""
 
 import struct
 import zlib

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from http import HTTPStatus
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "tests" / "data" / "texts"
 LONG = 4000
 LONGEST = 16000

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-UNIT = Path(__file__).resolve().parent / "unit"
+UNIT = Path(__file__).resolve().parents[2] / "unit"
 STARTS = frozenset({"subprocess.Popen", "os.posix_spawn", "os.fork", "os.forkpty", "os.exec", "os.system"})
 NATIVE = ("PySide6", "ggml", "llama_cpp", "onnxruntime", "onnxruntime_genai", "openvino")
 STARTING, LOADING = "process", "native"
