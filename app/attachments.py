@@ -1,7 +1,9 @@
 """Text out of files that a user attaches to a chat. Formats that need a parser are read in a child process."""
 
+import base64
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from engine.documents.file_types import kind_of
 
@@ -30,6 +32,17 @@ class Document:
     mime: str
     text: str = ""
     data: bytes | None = None
+
+
+def document_text(name: str, text: str) -> str:
+    """A document as it enters the context."""
+    return f"[{name}]\n{text}\n[end of {name}]"
+
+
+def image_part(mime: str, data: bytes) -> dict[str, Any]:
+    """A picture as a part of a message."""
+    address = f"data:{mime};base64,{base64.b64encode(data).decode('ascii')}"
+    return {"type": "image_url", "image_url": {"url": address}}
 
 
 def read(path: Path) -> Document:

@@ -1,41 +1,43 @@
-"""`tessera chat`: one answer, or a conversation."""
+"""`tessera chat` and `tessera run`: one answer, or a conversation."""
 
-import json
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-import msgspec
 
 from app.cli.echo import echo
-from app.cli.phase_line import PhaseLine
 from app.cli.stdin_prompt import asked
-from app.tools.escape import shown_text
 
 if TYPE_CHECKING:
     from app.cli.chat_tools import ChatTools
-    from app.client import Answer, ChatClient, Client, ToolCall
-    from engine.api.chat import Runaway
+    from app.client import ChatClient, Client
 
-HELP = (
-    "Type a message. Ctrl-C stops an answer, /continue goes on with it, Ctrl-D leaves. /new starts over, "
-    "/help shows this."
-)
-_SHOWN_PASSAGE = 60
-# A model that wants more rounds of calls for one question is lost.
-MAX_ROUNDS = 12
+_FILES = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 @click.command(
-    help="Chat with MODEL (default: a loaded model, else one you got, else the one that comes with Tessera)."
+    help="Chat with MODEL (default: the setting chat.model, else a loaded model, else one you got, else the one "
+    "that comes along). With a PROMPT: answer it once, with text piped in below it, and leave."
 )
 @click.argument("model", required=False)
+@click.argument("words", nargs=-1, metavar="[PROMPT]")
 @click.option(
-    "--prompt", "-p", help="Ask this once, with text piped in below it, and leave; '-' is what is piped in alone."
+    "--prompt", "-p", help="The same as PROMPT, for the default model too; '-' is what is piped in alone."
 )
-@click.option("--system", "-s", help="System prompt.")
-@click.option("--max-tokens", type=click.IntRange(1), help="Tokens an answer may have.")
+@click.option("--system", "-s", help="System prompt.  [default: the setting chat.system_prompt]")
+@click.option("--file", "files", multiple=True, type=_FILES, help="Send this file with the first message.")
+@click.option("--image", "images", multiple=True, type=_FILES, help="Send this picture with the first message.")
+@click.option("--collection", metavar="NAME", help="Answer from this collection; see `tessera collections list`.")
+@click.option(
+    "--ctx", type=click.IntRange(16, 1 << 24), help="Context in tokens.  [default: as the model is loaded]"
+)
+@click.option(
+    "--max-tokens",
+    type=click.IntRange(1),
+    help="Tokens an answer may have.  [default: the setting chat.max_tokens]",
+)
 @click.option("--temperature", "-t", type=click.FloatRange(0, 5), help="0: always the likeliest token.")
 @click.option(
     "--seed",
@@ -68,8 +70,13 @@ MAX_ROUNDS = 12
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object: answer, usage, timings.")
 def command(
     model: str | None,
+    words: tuple[str, ...],
     prompt: str | None,
     system: str | None,
+    files: tuple[Path, ...],
+    images: tuple[Path, ...],
+    collection: str | None,
+    ctx: int | None,
     max_tokens: int | None,
     temperature: float | None,
     seed: int | None,
@@ -82,21 +89,33 @@ def command(
     receipt: Path | None,
     as_json: bool,
 ) -> None:
-    """Answer --prompt, or hold a conversation."""
+    """Answer a prompt, or hold a conversation."""
     from app.cli.connection import answering, connected  # noqa: PLC0415 - the command's own imports wait until it runs
+    from app.settings import load  # noqa: PLC0415 - as above
 
-    prompt = asked(prompt)
+    prompt = _prompt(model, words, prompt)
     if as_json and prompt is None:
-        raise click.UsageError("--json needs --prompt.")
+        raise click.UsageError("--json needs a prompt.")
+    settings = load()
+    model = model or settings.text("chat.model") or None
+    system = settings.text("chat.system_prompt") if system is None else system
+    max_tokens = max_tokens or settings.integer("chat.max_tokens") or None
     given: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
     given["lora"] = [_adapter(choice) for choice in lora] or None
     given |= {"deterministic": deterministic or receipt is not None or None, "receipt": receipt is not None or None}
+    given["collection"] = collection
     options = {k: v for k, v in given.items() if v is not None} | {"loop_guard": loop_guard}
 
     def converse(client: "ChatClient", chosen: str) -> None:
         opened = _opened(tools) if tools else None
         try:
+            from app.cli.conversation import Conversation  # noqa: PLC0415 - our own server starts beside it
+
             chat = Conversation(client, chosen, system, options, opened, receipt)
+            for path in (*files, *images):
+                chat.attach(path)
+            if ctx is not None:
+                chat.load_with(ctx)
             if prompt is not None:
                 chat.ask(prompt, as_json=as_json)
             else:
@@ -105,11 +124,11 @@ def command(
             if opened is not None:
                 opened.close()
 
-    if device is None and draft is None:
+    if device is None and draft is None and ctx is None:
         with answering(model or "default") as client:
             converse(client, model or default_model(client))
         return
-    # A model that is to be kept elsewhere, or with a draft, must not be loaded as it was before.
+    # A model that is to be kept elsewhere, or with a draft or more context, must not be loaded as it was before.
     with connected() as client:
         chosen = model or default_model(client)
         if device is not None:
@@ -119,6 +138,21 @@ def command(
 
             client.load(chosen, LoadRequest(draft="" if draft == "none" else draft))
         converse(client, chosen)
+
+
+def _prompt(model: str | None, words: tuple[str, ...], prompt: str | None) -> str | None:
+    """What is asked once; None: a conversation is held."""
+    if words and prompt is not None:
+        raise click.UsageError("The prompt is given twice: as PROMPT and with --prompt.")
+    if words or prompt is not None:
+        return asked(" ".join(words) if words else prompt)
+    if model is not None and len(model.split()) > 1:
+        raise click.UsageError(
+            f"{model!r} is no model. To ask the default model: tessera chat -p {shlex.quote(model)}"
+        )
+    # As in Ollama, all that is piped into `run` is one prompt; `chat` reads a message a line.
+    is_run = click.get_current_context().info_name == "run"
+    return asked("-") if is_run and not sys.stdin.isatty() else None
 
 
 def _opened(names: tuple[str, ...]) -> "ChatTools":
@@ -166,157 +200,3 @@ def _adapter(choice: str) -> dict[str, Any]:
         return {"name": name, "scale": float(scale or 1)}
     except ValueError:
         raise click.BadParameter(f"{choice!r} is not NAME or NAME=SCALE.", param_hint="--lora") from None
-
-
-def runaway_text(found: "Runaway") -> str:
-    """Why an answer was ended, and how to get more of it."""
-    if found.kind == "noise":
-        why = "The answer was ended: it had turned into noise. A lower --temperature helps."
-    else:
-        shown = found.passage
-        shown = shown if len(shown) <= _SHOWN_PASSAGE else shown[:_SHOWN_PASSAGE] + "…"
-        why = f"The answer was ended: it said the same {found.times} times (\u201c{shown}\u201d)."
-    return f"{why} /continue goes on with it; --no-loop-guard never ends one."
-
-
-class Conversation:
-    """A chat in the terminal. Answers go to stdout, everything about them to stderr."""
-
-    def __init__(
-        self,
-        client: "ChatClient",
-        model: str,
-        system: str | None,
-        options: dict[str, Any],
-        tools: "ChatTools | None" = None,
-        receipt_path: Path | None = None,
-    ) -> None:
-        self._client = client
-        self._model = model
-        self._system = system
-        self._options = options
-        self._tools = tools
-        self._receipt_path = receipt_path
-        self._messages = self._fresh()
-
-    def _fresh(self) -> list[dict[str, Any]]:
-        return [{"role": "system", "content": self._system}] if self._system else []
-
-    def talk(self) -> None:
-        """Read, answer, repeat."""
-        echo(f"{self._model}. {HELP}", err=True)
-        going_on = True
-        while going_on:
-            try:
-                going_on = self._turn()
-            except KeyboardInterrupt:  # at the prompt, or when an answer has just ended: the conversation goes on
-                echo(err=True)
-
-    def _turn(self) -> bool:
-        """Read a line and do what it says; False: it was the last."""
-        try:
-            line = input("> ") if sys.stdin.isatty() else sys.stdin.readline()
-        except EOFError:
-            echo(err=True)
-            return False
-        if not line and not sys.stdin.isatty():
-            return False
-        line = line.strip()
-        if line in ("/exit", "/quit", "/bye"):
-            return False
-        if line == "/new":
-            self._messages = self._fresh()
-        elif line == "/continue":
-            self.go_on()
-        elif line.startswith("/"):
-            echo(HELP, err=True)
-        elif line:
-            self.ask(line, as_json=False)
-        return True
-
-    def ask(self, text: str, *, as_json: bool) -> None:
-        """One turn."""
-        self._messages.append({"role": "user", "content": text})
-        self._answer("", as_json=as_json)
-
-    def go_on(self) -> None:
-        """More of the answer that was cut or stopped."""
-        if not self._messages or self._messages[-1]["role"] != "assistant" or not self._messages[-1]["content"]:
-            echo("There is no answer to continue.", err=True)
-            return
-        self._answer(self._messages[-1]["content"], as_json=False)
-
-    def _answer(self, answer: str, *, as_json: bool) -> None:
-        """Answer the last message, or go on where `answer` ended."""
-        for _ in range(MAX_ROUNDS):
-            calls = self._answer_once(answer, as_json=as_json)
-            if not calls or self._tools is None:
-                return
-            self._messages[-1:] = self._tools.carry_out(str(self._messages[-1]["content"]), calls)
-            answer = ""
-
-    def _answer_once(self, answer: str, *, as_json: bool) -> "list[ToolCall]":
-        """One answer; the calls it asks for, where it may make some."""
-        options = {**self._options, "continue_final_message": True} if answer else dict(self._options)
-        if self._tools is not None:
-            options["tools"] = self._tools.as_openai()
-        from app.client import ToolCalls  # noqa: PLC0415 - see command
-
-        calls = ToolCalls()
-        last: Answer | None = None
-        stopped = False
-        line = PhaseLine()
-        stream = self._client.chat(self._model, self._messages, **options)
-        try:
-            for chunk in stream:
-                answer += chunk.text
-                calls.take(chunk.tool_calls)
-                last = chunk
-                if not as_json:
-                    line.show(chunk.phase)
-                    echo(shown_text(chunk.text), nl=False)
-                    sys.stdout.flush()
-        except KeyboardInterrupt:
-            stopped = True
-        finally:
-            line.clear()
-            stream.close()
-        if self._messages[-1]["role"] == "assistant":
-            self._messages.pop()
-        self._messages.append({"role": "assistant", "content": answer})
-        if calls.calls and self._tools is not None and not stopped:
-            return calls.calls
-        self._print_end(answer, last, stopped=stopped, as_json=as_json)
-        return []
-
-    def _print_end(self, answer: str, last: "Answer | None", *, stopped: bool, as_json: bool) -> None:
-        """What is known at the end."""
-        if self._receipt_path is not None and last is not None and last.receipt is not None:
-            self._receipt_path.write_bytes(msgspec.json.format(msgspec.json.encode(last.receipt), indent=1))
-        usage = last.usage if last else None
-        timings = last.timings if last else None
-        finish = "cancelled" if stopped else last.finish_reason if last else None
-        if as_json:
-            fields = {
-                "model": self._model,
-                "answer": answer,
-                "finish_reason": finish,
-                "usage": msgspec.to_builtins(usage),
-                "timings": msgspec.to_builtins(timings),
-                **({"runaway": msgspec.to_builtins(last.runaway)} if last and last.runaway else {}),
-            }
-            click.echo(json.dumps(fields, ensure_ascii=False))
-            return
-        echo()
-        if last is not None and last.ran_on:
-            echo(shown_text(last.ran_on), dim=True, err=True)
-        if last is not None and last.runaway and not stopped:
-            echo(runaway_text(last.runaway), fg="yellow", err=True)
-        if stopped:
-            echo("stopped", dim=True, err=True)
-        elif usage and timings:
-            speed = f"{timings.tok_s:.1f} tok/s, first token after {timings.ttft_s * 1000:.0f} ms"
-            if timings.joules:
-                speed += f", {timings.joules:.1f} J ({timings.tokens_per_joule:.3g} tokens per joule)"
-            cut = ", cut at the limit" if finish == "length" and not (last and last.runaway) else ""
-            echo(f"{usage.completion_tokens} tokens, {speed}{cut}", dim=True, err=True)

@@ -2,8 +2,15 @@
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 import click
+
+if TYPE_CHECKING:
+    from app.client import Client
+
+# Source: the smallest model published with scores for editing code, Qwen2.5-Coder-0.5B, has 494 million.
+_LEAST_PARAMETERS: Final = 400_000_000
 
 
 @click.command(help="Ask about and edit the project in FOLDER (default: here) with a local model.")
@@ -54,12 +61,13 @@ def command(
 
     if prompt == "-":
         prompt = standard_input()
-    options: dict[str, object] = {"temperature": temperature}
+    options: dict[str, object] = {"temperature": temperature, "loop_guard": True}
     if max_tokens is not None:
         options["max_tokens"] = max_tokens
     try:
         with Project(folder or Path.cwd()) as project, connected() as client:
             endpoint = endpoint_of(client, model)
+            _warn_of_small(client, endpoint.model)
             conversation = Conversation(project, endpoint.model, endpoint.context, options)
             found = embedder(client, embed_model)
             if found is not None:
@@ -83,3 +91,22 @@ def command(
             session.talk(as_agent=as_agent)
     except (TesseraError, BadMcpConfig, ApiError, ServerUnreachable) as error:
         raise click.ClickException(str(error)) from error
+
+
+def _warn_of_small(client: "Client", model: str) -> None:
+    """Say that a model is too small for code; of one that this key may not ask about nothing is said."""
+    from app.cli.echo import echo  # noqa: PLC0415 - see command
+    from app.client import ApiError  # noqa: PLC0415 - see command
+    from app.format import parameters  # noqa: PLC0415 - see command
+
+    try:
+        count = client.model(model).details.n_params
+    except ApiError:
+        return
+    if 0 < count < _LEAST_PARAMETERS:
+        echo(
+            f"{model} has {parameters(count)} parameters, too few for code: expect wrong answers and few usable "
+            "edits. A model of 1.5 billion or more that was trained for code helps: tessera models search coder",
+            fg="yellow",
+            err=True,
+        )

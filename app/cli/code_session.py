@@ -8,9 +8,11 @@ from pathlib import Path
 
 import click
 
+from app.cli.answer_text import AnswerText, print_end
 from app.cli.echo import echo
+from app.cli.line_editor import command_of, line_reader, unknown_command, whole_text
 from app.cli.phase_line import PhaseLine
-from app.client import Answer
+from app.client import Answer, ApiError
 from app.code.agent.loop import Agent, ChatModel
 from app.code.agent.mcp_tools import McpTools
 from app.code.agent.models import ReplayedModel, ServerModel
@@ -36,6 +38,7 @@ HELP = """Ask anything; point at parts with @file, @folder, @symbol:name, @diff 
 /retry    send back the edits that have no place       /commit  suggest a commit message
 /agent TASK  let the model work with tools             /new  start over    /quit"""
 
+_RUNAWAY = "A larger model, or a smaller question, helps."
 _MARKS = {"open": "[ ]", "doing": "[>]", "done": "[x]"}
 
 
@@ -62,6 +65,18 @@ class CodeSession:
         self._excluded: frozenset[str] = frozenset()
         self._proposal: Proposal | None = None
         self._vector_problem = ""
+        self._commands: dict[str, Callable[[str], object]] = {
+            "help": lambda _: echo(HELP),
+            "context": lambda _: self._show_context(),
+            "drop": self._drop,
+            "diff": lambda _: self.diff(),
+            "apply": lambda text: self.apply(tuple(int(n) for n in shlex.split(text) if n.isdecimal())),
+            "undo": lambda _: self._undo(),
+            "retry": lambda _: self._retry(),
+            "commit": lambda _: self._stream(self._assistant.commit_message()),
+            "agent": self.agent,
+            "new": lambda _: self._new(),
+        }
 
     def index(self) -> None:
         """Bring the index up to date, saying so when it takes long."""
@@ -89,16 +104,20 @@ class CodeSession:
         self._show_proposal(self._proposal)
 
     def _stream(self, answers: Iterator[Answer]) -> None:
-        line = PhaseLine()
+        line, written = PhaseLine(), AnswerText()
+        last: Answer | None = None
+        stopped = False
         try:
             for answer in answers:
+                last = answer
                 line.show(answer.phase)
-                echo(shown_text(answer.text), nl=False)
+                written.write(answer.text)
         except KeyboardInterrupt:
-            echo(" [stopped]", nl=False)
+            stopped = True
         finally:
             line.clear()
         echo()
+        print_end(last, stopped=stopped, more=_RUNAWAY)
 
     def _show_proposal(self, proposal: Proposal) -> None:
         if proposal.applicable:
@@ -187,40 +206,27 @@ class CodeSession:
         """Read lines until the end of input."""
         self._interactive = True
         echo(f"{self._project.workspace.root} with {self._talk.model}. /help shows the commands.")
+        read = line_reader("code_history", {f"/{name}": None for name in (*self._commands, "quit")})
         while True:
             try:
-                line = input("> ").strip()
+                line = read().strip()
             except (EOFError, KeyboardInterrupt):
                 echo()
                 return
-            if line == "/quit":
+            command = command_of(line)
+            if command is not None and command[0] in {"quit", "exit", "bye"}:
                 return
             try:
-                if line.startswith("/"):
-                    self._command(line)
-                elif line:
-                    self.agent(line) if as_agent else self.ask(line)
-            except (TesseraError, BadMcpConfig) as error:
+                if command is None:
+                    text = whole_text(line)
+                    if text:
+                        self.agent(text) if as_agent else self.ask(text)
+                elif command[0] in self._commands:
+                    self._commands[command[0]](whole_text(command[1]))
+                else:
+                    echo(unknown_command(command[0], (*self._commands, "quit")), err=True)
+            except (TesseraError, BadMcpConfig, ApiError) as error:
                 echo(shown_text(str(error)), err=True)
-
-    def _command(self, line: str) -> None:
-        name, _, argument = line[1:].partition(" ")
-        commands: dict[str, Callable[[str], object]] = {
-            "help": lambda _: echo(HELP),
-            "context": lambda _: self._show_context(),
-            "drop": self._drop,
-            "diff": lambda _: self.diff(),
-            "apply": lambda text: self.apply(tuple(int(n) for n in shlex.split(text) if n.isdecimal())),
-            "undo": lambda _: self._undo(),
-            "retry": lambda _: self._retry(),
-            "commit": lambda _: self._stream(self._assistant.commit_message()),
-            "agent": self.agent,
-            "new": lambda _: self._new(),
-        }
-        if name in commands:
-            commands[name](argument.strip())
-        else:
-            echo(HELP)
 
     def _show_context(self) -> None:
         for number, item in enumerate(self._context.items if self._context else (), 1):

@@ -161,6 +161,7 @@ def search(name: str, question: str, limit: int, ways: str, *, as_json: bool) ->
 @click.option("--model", "-m", default="default", help="Model that answers.")
 def ask(name: str, question: str, model: str) -> None:
     """Ask a model a QUESTION about a collection; the answer tells its passages."""
+    from app.cli.conversation import print_grounds  # noqa: PLC0415 - keeps --help fast
     from app.tools.escape import shown_text  # noqa: PLC0415 - keeps --help fast
 
     messages = [{"role": "user", "content": question}]
@@ -171,14 +172,8 @@ def ask(name: str, question: str, model: str) -> None:
             if chunk.text:
                 echo(shown_text(chunk.text), nl=False)
         echo()
-    if grounds is None:
-        return
-    echo(f"\n{grounds.why}", err=True)
-    for number, passage in enumerate(grounds.passages, 1):
-        echo(shown_text(f"[{number}] {passage.path}, {passage.label or f'part {passage.page}'}"), err=True)
-    unsure = [c for c in grounds.checked if not c.carried]
-    if unsure:
-        echo(f"{len(unsure)} of {len(grounds.checked)} sentences are not carried by these passages.", err=True)
+    if grounds is not None:
+        print_grounds(grounds)
 
 
 @command.command("refresh")

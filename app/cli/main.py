@@ -5,8 +5,10 @@ import os
 import sys
 from importlib import import_module
 from importlib.util import find_spec
+from typing import Final
 
 import click
+from click.exceptions import NoSuchCommand
 
 from devices.child_command import CHILD_OPTION
 from engine.services import __version__
@@ -15,6 +17,7 @@ from engine.services import __version__
 COMMANDS: dict[str, tuple[str, str]] = {
     "window": ("app.cli.window", "Open the window (also: tessera without a command)."),
     "chat": ("app.cli.chat", "Chat with a model in the terminal."),
+    "run": ("app.cli.chat", "The same as chat: tessera run MODEL [PROMPT]."),
     "tools": ("app.cli.tools", "Add and remove tools (MCP servers) that chats may use."),
     "bench": ("app.cli.bench", "Measure a model, or a stand-in of one not downloaded, on this machine."),
     "autotune": (
@@ -51,6 +54,22 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "evaluate": ("app.cli.evaluate", "Measure how well a model writes programs, or compare two."),
 }
 
+# Commands of other programs, and where they are here.
+ELSEWHERE: Final[dict[str, str]] = {
+    "create": "tessera quantize, or tessera models import",
+    "list": "tessera models list",
+    "load": "tessera models load",
+    "ls": "tessera models list",
+    "ps": "tessera models loaded",
+    "pull": "tessera models pull",
+    "rm": "tessera models remove",
+    "show": "tessera models show",
+    "start": "tessera serve",
+    "status": "tessera doctor",
+    "stop": "tessera models unload",
+    "unload": "tessera models unload",
+}
+
 
 class LazyGroup(click.Group):
     """A group whose commands live in modules that are imported on first use."""
@@ -67,6 +86,17 @@ class LazyGroup(click.Group):
             return None
         command = import_module(COMMANDS[cmd_name][0]).command
         return command if isinstance(command, click.Command) else None
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command that is called; a name that is none comes with what was probably meant."""
+        name = args[0]
+        if name in COMMANDS or name.startswith("-"):
+            return super().resolve_command(ctx, args)
+        if name in ELSEWHERE:
+            raise NoSuchCommand(name, f"No such command {name!r}. Here it is: {ELSEWHERE[name]}.", ctx=ctx)
+        raise NoSuchCommand(name, possibilities=COMMANDS, ctx=ctx)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands from the table, without importing them."""

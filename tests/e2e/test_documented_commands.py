@@ -63,11 +63,11 @@ NOT_RUN = {
     r"tessera kernels (install|verify|rollback|remove).*": "a pack: integration/test_kernel_packs.py",
     r"tessera engine (install|use|verify|rollback|remove).*": "a build: integration/test_engine_versions.py",
     r"tessera models converter (install|remove)": "320 MB: optin/llama_cpp_door.py, e2e/test_converter_door.py",
-    r"tessera chat MODEL --device openvino:NPU": "an NPU",
     r"tessera models engine-args MODEL \S+=.*": "loads the model anew each time: e2e/test_machine_routes.py",
     r"tessera upstreams (check|key) desk": "another server: integration/test_upstreams.py; a key is asked for",
     r"tessera tools add (time|notes) .*": "other programs: unit/app/tools",
     r"tessera chat --tools .*": "other programs: unit/app/tools",
+    r"tessera (chat|run) (MODEL|-p).*": "a conversation or an answer: e2e/test_terminal_chat.py",
 }
 
 

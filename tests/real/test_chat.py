@@ -8,9 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from app.attachments import read
-from app.db.records import Attachment
-from app.gui.chat.request import document_text
+from app.attachments import document_text, read
 from engine.core.types import GenerationRequest
 from engine.runner.load_limits import STEADY_ROWS
 from tests.support.runner_calls import GREEDY, answered, with_runner
@@ -127,7 +125,7 @@ def test_a_question_about_a_document_is_answered_from_it(real_server, tmp_path):
         "The president is Ingrid Holm. Tournaments are held in the library."
     )
     document = read(file)
-    attached = document_text(Attachment(name=file.name, mime=document.mime, text=document.text))
+    attached = document_text(file.name, document.text)
     for question, fact in (
         ("On which day does the club meet?", "Thursday"),
         ("Who is the president?", "Ingrid Holm"),

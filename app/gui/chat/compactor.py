@@ -6,6 +6,7 @@ from typing import Any
 
 from PySide6.QtCore import QObject, QTimer, Signal
 
+from app.attachments import document_text
 from app.client import ApiError, Routes, chat_body
 from app.compaction.plan import FOLD_AT, KEEP, Part, Sent, in_force, sent, system_prompt, tokens_of
 from app.compaction.run import Compaction
@@ -13,7 +14,7 @@ from app.db import summaries as folds_table
 from app.db.records import Conversation, Fold, Message
 from app.gui.app_context import Services
 from app.gui.chat.project_of_chat import ProjectOfChat
-from app.gui.chat.request import branch_body, document_text, estimate_message, estimate_tokens, rendered
+from app.gui.chat.request import branch_body, estimate_message, estimate_tokens, rendered
 from app.gui.server_errors import error_message
 
 # A person who reads or thinks is not disturbed, and one who writes on at once is not slowed.
@@ -245,5 +246,5 @@ class Compactor(QObject):
 
 def _text(message: Message) -> str:
     """Everything of a message that enters the context as text."""
-    documents = [document_text(item) for item in message.attachments if item.text]
+    documents = [document_text(item.name, item.text) for item in message.attachments if item.text]
     return "\n\n".join([*documents, message.content])

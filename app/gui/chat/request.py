@@ -1,9 +1,9 @@
 """A branch of a conversation as the body of a chat request."""
 
-import base64
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from app.attachments import document_text, image_part
 from app.client import chat_body
 from app.db.records import Attachment, Message
 from app.tools.types import ToolSpec
@@ -128,7 +128,7 @@ def pictures(message: Message) -> list[Attachment]:
 def _message(message: Message, *, sees: bool) -> dict[str, Any]:
     """A picture that the model cannot take is named: one of them would end every answer of this branch."""
     images = pictures(message)
-    notes = [document_text(item) for item in message.attachments if item.text]
+    notes = [document_text(item.name, item.text) for item in message.attachments if item.text]
     if images and not sees:
         notes += [f"[{item.name}: a picture, which this model cannot see]" for item in images]
     elif images and message.facts.get(LEFT_OUT):
@@ -136,16 +136,5 @@ def _message(message: Message, *, sees: bool) -> dict[str, Any]:
     text = "\n\n".join([*notes, message.content])
     if not images or not sees or message.facts.get(LEFT_OUT):
         return {"role": message.role, "content": text}
-    parts: list[dict[str, Any]] = [
-        {"type": "image_url", "image_url": {"url": f"data:{item.mime};base64,{_base64(item)}"}} for item in images
-    ]
+    parts = [image_part(item.mime, item.data or b"") for item in images]
     return {"role": message.role, "content": [*parts, {"type": "text", "text": text}]}
-
-
-def document_text(item: Attachment) -> str:
-    """A document as it enters the context."""
-    return f"[{item.name}]\n{item.text}\n[end of {item.name}]"
-
-
-def _base64(item: Attachment) -> str:
-    return base64.b64encode(item.data or b"").decode("ascii")

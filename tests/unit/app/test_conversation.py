@@ -3,7 +3,7 @@
 import io
 import sys
 
-from app.cli.chat import Conversation
+from app.cli.conversation import Conversation
 from app.client import Answer
 
 

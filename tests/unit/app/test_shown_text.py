@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 
 from app.cli import main as cli_main
-from app.cli.chat import Conversation
 from app.cli.console import console, escape, table
+from app.cli.conversation import Conversation
 from app.cli.echo import echo
 from app.client import Answer
 

@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from app.cli import chat_tools
-from app.cli.chat import Conversation
+from app.cli.conversation import Conversation
 from app.cli.main import cli
 from app.client import Answer
 from engine.api.chat import FunctionDelta, ToolCallDelta

@@ -1,0 +1,124 @@
+"""Text of answers in the terminal: broken between words, and what is said at their end."""
+
+import shutil
+import sys
+import unicodedata
+from typing import TYPE_CHECKING
+
+import click
+
+from app.cli.echo import echo
+from app.tools.escape import shown_text
+
+if TYPE_CHECKING:
+    from app.client import Answer
+    from engine.api.chat import Runaway
+
+_TAB = 8
+_FENCE = "```"
+_SHOWN_PASSAGE = 60
+
+
+class WordWrap:
+    """Breaks streamed text between words.
+
+    Each word is written as it comes; one that turns out too long for its line is taken back and begins the next
+    line. Code between fences is left as it is.
+    """
+
+    def __init__(self) -> None:
+        self._column = 0
+        self._word = ""
+        self._line = ""
+        self._code = False
+
+    def feed(self, text: str, columns: int) -> str:
+        """What to write for this text on a terminal of so many columns."""
+        out: list[str] = []
+        limit = max(columns - 1, 1)  # the last column is left free: terminals differ in what they do there
+        for letter in text:
+            if letter == "\n":
+                self._end_line()
+                out.append(letter)
+                continue
+            if len(self._line) <= len(_FENCE):
+                self._line = (self._line + letter).lstrip()
+            if self._code or self._line.startswith(_FENCE):
+                out.append(letter)
+                continue
+            width = _TAB - self._column % _TAB if letter == "\t" else _cells(letter)
+            if self._column + width > limit and self._column:
+                if letter == " ":
+                    out.append("\n")
+                    self._column, self._word = 0, ""
+                    continue
+                out.append(self._broken(width, limit, _cells(self._word)))
+            out.append(letter)
+            self._column += width
+            # Scripts with wide letters break between any two of them.
+            self._word = "" if letter in " \t" or width > 1 else self._word + letter
+        return "".join(out)
+
+    def _broken(self, width: int, limit: int, word: int) -> str:
+        """The end of this line, with the word that is under way on the next one."""
+        moves = 0 < word < self._column and word + width <= limit
+        begun = self._word if moves else ""
+        self._column = word if moves else 0
+        self._word = begun
+        return f"\x1b[{word}D\x1b[K\n{begun}" if moves else "\n"
+
+    def _end_line(self) -> None:
+        if self._line.startswith(_FENCE):
+            self._code = not self._code
+        self._column, self._word, self._line = 0, "", ""
+
+
+def _cells(text: str) -> int:
+    """Columns that a text takes."""
+    return sum(
+        2 if unicodedata.east_asian_width(c) in "WF" else 0 if unicodedata.category(c) in {"Mn", "Me", "Cf"} else 1
+        for c in text
+    )
+
+
+class AnswerText:
+    """Writes an answer to standard output as it comes; words are kept whole where that is a terminal."""
+
+    def __init__(self) -> None:
+        self._wrap = WordWrap() if sys.stdout.isatty() else None
+
+    def write(self, text: str) -> None:
+        """Write a piece of it."""
+        shown = shown_text(text)
+        if self._wrap is not None:
+            shown = self._wrap.feed(shown, shutil.get_terminal_size().columns)
+        click.echo(shown, nl=False)
+        sys.stdout.flush()
+
+
+def runaway_text(found: "Runaway", more: str) -> str:
+    """Why an answer was ended; `more` says how to get more of it."""
+    if found.kind == "noise":
+        why = "The answer was ended: it had turned into noise. A lower --temperature helps."
+    else:
+        shown = found.passage
+        shown = shown if len(shown) <= _SHOWN_PASSAGE else shown[:_SHOWN_PASSAGE] + "…"
+        why = f"The answer was ended: it said the same {found.times} times (“{shown}”)."
+    return f"{why} {more}"
+
+
+def print_end(last: "Answer | None", *, stopped: bool, more: str) -> None:
+    """Say on standard error how an answer ended and how fast it was; `more` is said of one that went round."""
+    if last is not None and last.ran_on:
+        echo(shown_text(last.ran_on), dim=True, err=True)
+    if last is not None and last.runaway and not stopped:
+        echo(runaway_text(last.runaway, more), fg="yellow", err=True)
+    if stopped:
+        echo("stopped", dim=True, err=True)
+    elif last is not None and last.usage and last.timings:
+        timings = last.timings
+        speed = f"{timings.tok_s:.1f} tok/s, first token after {timings.ttft_s * 1000:.0f} ms"
+        if timings.joules:
+            speed += f", {timings.joules:.1f} J ({timings.tokens_per_joule:.3g} tokens per joule)"
+        cut = ", cut at the limit" if last.finish_reason == "length" and not last.runaway else ""
+        echo(f"{last.usage.completion_tokens} tokens, {speed}{cut}", dim=True, err=True)
