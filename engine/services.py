@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from engine.placement.device_verification import Row
     from engine.placement.engine_versions import Compared  # noqa: TC004 - for annotations elsewhere
     from engine.placement.measurements.reports import Report
+    from engine.placement.model_settings import ModelSettingsStore
     from engine.placement.placer import Placer
-    from engine.placement.settings.sampling import SamplingOverrides
     from quantize.job.request import QuantizeReport
 
 __all__ = [
@@ -224,18 +224,18 @@ class Services:
         return ProgramKeys(self.paths.config / "program-keys.json")
 
     @cached_property
-    def sampling_overrides(self) -> "SamplingOverrides":
-        """What the user wants models to sample with; a server that runs sees what is changed here."""
-        from engine.placement.settings.sampling import SamplingOverrides  # noqa: PLC0415 - see the top
+    def model_settings(self) -> "ModelSettingsStore":
+        """What the user set for models; a server that runs sees what is changed here."""
+        from engine.placement.model_settings import open_model_settings  # noqa: PLC0415 - see the top
 
-        return SamplingOverrides(self.paths.config / "sampling.json")
+        return open_model_settings(self.paths)
 
     def sampling(self, model: "ModelEntry") -> "tuple[Chosen, Chosen]":
         """What a model samples with where a request leaves it open; the second without reasoning."""
         from engine.core.sampling import choose  # noqa: PLC0415 - see the top
-        from engine.placement.settings.sampling import recommended_for  # noqa: PLC0415 - see the top
+        from engine.placement.load_settings import recommended_for  # noqa: PLC0415 - see the top
 
-        found = recommended_for(model, self.sampling_overrides)
+        found = recommended_for(model, self.model_settings.get(model.id))
         return choose({}, found.layers(None)), choose({}, found.plain)
 
     def fit(

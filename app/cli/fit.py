@@ -57,7 +57,7 @@ def command(
             projector,
             n_ctx=ctx,
             n_parallel=parallel,
-            kv_type=kv,
+            type_k=kv,
             device=device,
             n_gpu_layers=layers,
         )

@@ -33,11 +33,11 @@ def sampling_command(model: str, changes: tuple[str, ...], reset: bool, as_json:
         raise click.UsageError("--set and --reset exclude each other.")
     with closing(Services()) as services:
         entry = services.model(model)
-        overrides = services.sampling_overrides
+        settings = services.model_settings
         if reset:
-            overrides.set(entry.id, {})
+            settings.set_sampling(entry.id, {})
         elif changes:
-            overrides.set(entry.id, {**overrides.get(entry.id), **dict(map(_change, changes))})
+            settings.set_sampling(entry.id, {**settings.get(entry.id).sampling, **dict(map(_change, changes))})
         usual, plain = services.sampling(entry)
     if as_json:
         payload = {"id": entry.id, "sampling": usual.facts()}

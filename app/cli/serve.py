@@ -102,7 +102,7 @@ def command(
             local_pages=local_pages,
             context=context,
             model=model,
-            overrides=Overrides(n_parallel=parallel, kv_type=kv, device=device, mode=mode),
+            overrides=Overrides(n_parallel=parallel, type_k=kv, device=device, mode=mode),
             ttl_s=ttl_s or None,
             max_models=max_models,
             lora=tuple(_adapter(given) for given in lora),

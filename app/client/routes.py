@@ -41,9 +41,9 @@ from engine.api.machine import LedgerState, LiveDevices, Machine, Pinned, PinReq
 from engine.api.measuring import BenchResults, Shapes
 from engine.api.models import (
     EngineArgsRequest,
-    LoadChoices,
     LoadedModel,
     LoadedModels,
+    LoadOptions,
     LoadRequest,
     ModelEngineArgs,
     ModelLoadSettings,
@@ -188,7 +188,7 @@ class Routes(ChatRoutes, JobRoutes):
         """Pools of memory, and who holds what of them."""
         return self.get(f"{OURS}/ledger", LedgerState)
 
-    def placement(self, model: str, choices: LoadChoices | None = None) -> PlacementAnswer:
+    def placement(self, model: str, choices: LoadOptions | None = None) -> PlacementAnswer:
         """Where a model runs, or would run; with `choices`: if these were its load settings."""
         query: dict[str, Any] = {}
         if choices is not None:
@@ -197,7 +197,7 @@ class Routes(ChatRoutes, JobRoutes):
                 "parallel": choices.n_parallel,
                 "gpu_layers": choices.n_gpu_layers,
                 "threads": choices.n_threads,
-                "kv": choices.kv_type,
+                "kv": choices.type_k,
             }
             query = {"saved": False, **{name: value for name, value in named.items() if value is not None}}
         return self.get(f"{OURS}/models/{path_part(model)}/placement", PlacementAnswer, **query)
@@ -206,7 +206,7 @@ class Routes(ChatRoutes, JobRoutes):
         """What the user decided about the loads of a model."""
         return self.get(f"{OURS}/models/{path_part(model)}/load-settings", ModelLoadSettings)
 
-    def set_load_settings(self, model: str, choices: LoadChoices) -> ModelLoadSettings:
+    def set_load_settings(self, model: str, choices: LoadOptions) -> ModelLoadSettings:
         """Decide about the loads of a model; no choice at all leaves them to Tessera."""
         return self.put(f"{OURS}/models/{path_part(model)}/load-settings", ModelLoadSettings, choices)
 

@@ -5,7 +5,26 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from engine.placement.types import LoadOptions
 from engine.runner.engine_args import NO_ARGS, EngineArgs
+
+__all__ = [
+    "Alias",
+    "AliasRequest",
+    "Aliases",
+    "Decided",
+    "EngineArgsRequest",
+    "LoadOptions",
+    "LoadRequest",
+    "LoadedModel",
+    "LoadedModels",
+    "ModelEngineArgs",
+    "ModelLoadSettings",
+    "ModelSampling",
+    "Name",
+    "SamplingRequest",
+    "Unloaded",
+]
 
 Name = Annotated[str, Meta(min_length=1, max_length=200)]
 
@@ -61,26 +80,11 @@ class Unloaded(msgspec.Struct, frozen=True, kw_only=True):
     unloaded: bool
 
 
-class LoadChoices(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """PUT /tessera/v1/models/{id}/load-settings: what the user decided; a field left out is left to Tessera.
-
-    `n_ctx` is the longest sequence in tokens, `n_gpu_layers` -1 offloads all layers, `n_parallel` is how many
-    requests run at once, `keep_loaded` lets the model stay until it is unloaded by hand.
-    """
-
-    n_ctx: Annotated[int, Meta(ge=256, le=1 << 24)] | None = None
-    n_gpu_layers: Annotated[int, Meta(ge=-1, le=10_000)] | None = None
-    n_threads: Annotated[int, Meta(ge=1, le=1024)] | None = None
-    n_parallel: Annotated[int, Meta(ge=1, le=128)] | None = None
-    kv_type: Annotated[str, Meta(max_length=20)] | None = None
-    keep_loaded: bool = False
-
-
 class ModelLoadSettings(msgspec.Struct, frozen=True, kw_only=True):
     """GET /tessera/v1/models/{id}/load-settings; `unloaded`: it was idle, and its next request loads it again."""
 
     id: str
-    user: LoadChoices = LoadChoices()
+    user: LoadOptions = LoadOptions()
     context_train: int = 0
     unloaded: bool = False
 

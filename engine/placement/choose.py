@@ -122,12 +122,10 @@ def _by_formula(_settings: LoadSettings) -> None:
 def requested_settings(base: LoadSettings, overrides: Overrides) -> LoadSettings:
     """`base` with what the user asked for; a shared cache follows context and parallel requests."""
     settings = resize_context(base, overrides.n_ctx or base.n_ctx, overrides.n_parallel)
-    if overrides.kv_type and overrides.kv_type != "f16":
-        return msgspec.structs.replace(
-            settings, type_k=overrides.kv_type, type_v=overrides.kv_type, flash_attn="on"
-        )
+    if overrides.type_k and overrides.type_k != "f16":
+        return msgspec.structs.replace(settings, type_k=overrides.type_k, type_v=overrides.type_k, flash_attn="on")
     return msgspec.structs.replace(
-        settings, type_k=overrides.kv_type or base.type_k, type_v=overrides.kv_type or base.type_v
+        settings, type_k=overrides.type_k or base.type_k, type_v=overrides.type_k or base.type_v
     )
 
 

@@ -51,7 +51,10 @@ class Use(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Learnt(msgspec.Struct, kw_only=True):
-    """What the file of a `PlacementHistory` holds: tables, of which a damaged row costs that row only."""
+    """What the file of a `PlacementHistory` holds: tables, of which a damaged row costs that row only.
+
+    `pins` were stored here by earlier versions: they stay until `ModelSettingsStore` has taken them over.
+    """
 
     speeds: Any = None
     fallbacks: Any = msgspec.field(default=None, name="ladders")
@@ -62,13 +65,15 @@ class Learnt(msgspec.Struct, kw_only=True):
     disks: Any = None
 
 
+_TABLES: Final = tuple(name for name in Learnt.__struct_fields__ if name != "pins")
+
+
 class PlacementHistory:
-    """A small JSON file of `speeds`, `ladders`, `pins`, `uses`, `energies`, `attention` and `disks`.
+    """A small JSON file of `speeds`, `ladders`, `uses`, `energies`, `attention` and `disks`.
 
     `speeds`: device|backend → GB/s read while decoding. `ladders`: model → settings of the fallback that worked.
-    `pins`: model → device, or device/backend, that the user chose for it. `uses`: model → tokens, depth and
-    requests at once. `energies`: model|device|backend → tokens generated for a joule. `attention`: what
-    `attention_key` names → seconds of both ways of attention. `disks`: disk → GB/s.
+    `uses`: model → tokens, depth and requests at once. `energies`: model|device|backend → tokens generated for a
+    joule. `attention`: what `attention_key` names → seconds of both ways of attention. `disks`: disk → GB/s.
 
     Keys carry what the value depends on, so an update of a driver or a file simply asks anew.
     """
@@ -79,13 +84,12 @@ class PlacementHistory:
         found = self._store.get()
         self._speeds: dict[str, float] = _sound_rows(found.speeds, Annotated[float, msgspec.Meta(gt=0)])
         self._fallbacks: dict[str, dict[str, Any]] = _sound_rows(found.fallbacks, dict[str, Any])
-        self._pins: dict[str, str] = _sound_rows(found.pins, str)
         self._uses: dict[str, Use] = _sound_rows(found.uses, Use)
         self._energies: dict[str, float] = _sound_rows(found.energies, Annotated[float, msgspec.Meta(gt=0)])
         self._attention: dict[str, AttentionSpeed] = _sound_rows(found.attention, AttentionSpeed)
         self._disks: dict[str, float] = _sound_rows(found.disks, Annotated[float, msgspec.Meta(gt=0)])
         self._unsaved = 0
-        self._written = {name: dict(getattr(self, f"_{name}")) for name in Learnt.__struct_fields__}
+        self._written = {name: dict(getattr(self, f"_{name}")) for name in _TABLES}
 
     def speed_gbs(self, device: str, backend: str) -> float | None:
         """Measured bytes a second read while decoding, in GB/s."""
@@ -181,26 +185,11 @@ class PlacementHistory:
                 self._fallbacks.pop(model, None)
             self._save()
 
-    def pin(self, model: str) -> str | None:
-        """The device the user wants this model on."""
-        return self._pins.get(model)
-
-    def set_pin(self, model: str, device: str | None) -> None:
-        """Keep the user's choice, and forget what an earlier choice had to give up; None: no choice any more."""
-        with self._lock:
-            if device is None:
-                self._pins.pop(model, None)
-            else:
-                self._pins[model] = device
-            self._fallbacks.pop(model, None)
-            self._save()
-
     def _save(self) -> None:
         self._unsaved = 0
         learnt = Learnt(
             speeds=_newest(self._speeds),
             fallbacks=_newest(self._fallbacks),
-            pins=_newest(self._pins),
             uses=_newest(self._uses),
             energies=_newest(self._energies),
             attention=_newest(self._attention),
@@ -221,7 +210,7 @@ class PlacementHistory:
                 elif key not in written or written[key] != mine[name][key]:
                     merged[key] = mine[name][key]
             found[name] = _newest(merged)
-        return Learnt(**found)
+        return Learnt(**found, pins=kept.pins)
 
 
 def _sound_rows(table: Any, kind: Any) -> dict[str, Any]:
@@ -235,7 +224,7 @@ def _sound_rows(table: Any, kind: Any) -> dict[str, Any]:
 
 def _tables(learnt: Learnt) -> dict[str, dict[str, Any]]:
     """Copies of its tables by name; an empty one where there is something else."""
-    tables = {name: getattr(learnt, name) for name in Learnt.__struct_fields__}
+    tables = {name: getattr(learnt, name) for name in _TABLES}
     return {name: dict(table) if isinstance(table, dict) else {} for name, table in tables.items()}
 
 

@@ -1,4 +1,4 @@
-"""How a model of the library is loaded before dispatch chooses where: context, requests at once, caches, cores."""
+"""What holds for a model of the library before dispatch: context, parallel requests, caches, cores, sampling."""
 
 import os
 from pathlib import Path
@@ -8,7 +8,12 @@ import psutil
 
 from devices.cores import allowed_cores
 from engine.core.defaults import DEFAULT_CONTEXT
+from engine.core.errors import InputFault
+from engine.core.sampling import Recommended, recommended
+from engine.core.sampling_families import of_card
 from engine.library.types import ModelEntry
+from engine.placement.types import ModelSettings
+from engine.runner.engine_args import BadEngineArg, EngineArgs, check, given
 from engine.runner.protocol import LoadSettings
 
 # What one person uses: a chat, its title, an editor and one to spare. More come with use (dispatch/cells.py).
@@ -67,3 +72,26 @@ def usable_cores() -> int:
     """Physical cores this process may use: hyperthreads slow the kernels down."""
     allowed = allowed_cores()
     return max(1, min(psutil.cpu_count(logical=False) or allowed, allowed))
+
+
+def require_sound(entry: ModelEntry, args: EngineArgs) -> None:
+    """Raises: InputFault: the model is not run by llama.cpp, or an argument makes no sense."""
+    if given(args) and entry.format != "gguf":
+        raise InputFault(f"{entry.id} is not run by llama.cpp, which engine_args are for.", "engine_args")
+    try:
+        check(args)
+    except BadEngineArg as error:
+        raise InputFault(f"engine_args.{error.name}: {error}.", f"engine_args.{error.name}") from error
+
+
+def recommended_for(entry: ModelEntry, user: ModelSettings) -> Recommended:
+    """What the user, the file, the publisher and the card say about sampling from a model."""
+    names = (entry.id, entry.name, entry.details.title, entry.origin.repo or "")
+    chats = "chat" in entry.capabilities
+    return recommended(
+        user=user.sampling,
+        file=entry.details.sampling,
+        publisher=entry.details.publisher_sampling,
+        card=of_card(entry.architecture, names) if chats else None,
+        reasons="reasoning" in entry.capabilities,
+    )

@@ -9,8 +9,8 @@ from engine.library.lookup import require
 from engine.placement.engine_args import with_engine_args
 from engine.placement.hub_fit import fit_estimator
 from engine.placement.load_settings import default_context, load_settings
+from engine.placement.model_settings import open_model_settings
 from engine.placement.placer import Placer, read_shape
-from engine.placement.settings.engine_args import EngineArgsStore
 from engine.placement.shape import ModelShape
 from engine.runner.engine_args import NO_ARGS
 from engine.runner.protocol import LoadSettings
@@ -38,6 +38,6 @@ def _found(model: str, catalogue: Catalogue, placer: Placer) -> tuple[ModelShape
         shape = hub_shape(model, catalogue.paths, fit_estimator(placer))
         return shape, LoadSettings(path=model, n_ctx=default_context(shape.context_train))
     entry = entry or require(catalogue, model)
-    args = EngineArgsStore(catalogue.paths.config / "engine_args.json").get(entry.id)
+    args = open_model_settings(catalogue.paths).get(entry.id).engine_args
     settings = with_engine_args(load_settings(entry), args) if args != NO_ARGS else load_settings(entry)
     return read_shape(settings.path), settings

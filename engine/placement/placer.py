@@ -84,7 +84,7 @@ class Placer:
         if is_external(settings.path):
             return place_external(settings, self.machine_now(), self.ledger, model_id)
         if overrides.device is None:
-            overrides = msgspec.structs.replace(overrides, device=self.history.pin(model_id))
+            overrides = msgspec.structs.replace(overrides, device=self.resources.settings.get(model_id).device)
         if onnx.is_folder(settings.path):
             folder, machine = onnx.folder_at(settings.path), self.machine_now()
             return onnx.place_folder(folder, settings, onnx.with_power(overrides), machine, self.ledger, model_id)
@@ -213,6 +213,11 @@ class Placer:
             fits=overdraft(self.ledger, moved.need, model_id) is None,
             reasons=(*placement.reasons, because("engine_arguments", arguments=arguments)),
         )
+
+    def pin(self, model_id: str, device: str | None) -> None:
+        """Store the user's choice of a device, and forget what an earlier one had to give up. None: no choice."""
+        self.resources.settings.change(model_id, device=device)
+        self.history.remember(model_id, {})
 
     def try_engine_args(self, settings: LoadSettings) -> None:
         """Let llama.cpp itself try a load with the settings' raw arguments, in a child that allocates nothing.

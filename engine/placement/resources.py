@@ -11,6 +11,7 @@ from engine.placement.device_checks import DeviceChecks
 from engine.placement.history import PlacementHistory
 from engine.placement.machine_state import MachineState
 from engine.placement.measurements.results import Results
+from engine.placement.model_settings import ModelSettingsStore, open_model_settings
 from engine.placement.tuned import TunedStore
 from engine.remotes.registry import RemoteRegistry
 
@@ -29,6 +30,7 @@ class Resources(msgspec.Struct, frozen=True):
     results: Results
     checks: DeviceChecks
     dry_runs: Path
+    settings: ModelSettingsStore = msgspec.field(default_factory=ModelSettingsStore)
     remotes: RemoteRegistry = msgspec.field(default_factory=RemoteRegistry)
     models: Path | None = None
 
@@ -45,6 +47,7 @@ def open_resources(paths: Paths, machine: MachineState | None = None) -> Resourc
         tuned=TunedStore(paths.state / "autotune.json"),
         results=Results(paths.state / "bench.jsonl"),
         checks=DeviceChecks(paths.state / "device_checks.json", paths.cache / "references"),
+        settings=open_model_settings(paths),
         dry_runs=paths.cache / "dry_runs.json",
         remotes=remotes,
         models=paths.models if here else None,

@@ -119,7 +119,7 @@ class TunedStore:
 def tuned_settings(tuned: Tuned, settings: LoadSettings, overrides: Overrides) -> LoadSettings:
     """The knobs on top of dispatched settings; what the user asked for stays as it is."""
     knobs = tuned.knobs
-    if overrides.kv_type:
+    if overrides.type_k:
         keeps = settings.type_k in ("f32", "f16", "bf16")
         flash = knobs.flash_attn if keeps else settings.flash_attn
         knobs = msgspec.structs.replace(knobs, kv_type=settings.type_k, flash_attn=flash)

@@ -8,15 +8,10 @@ from engine.library.catalogue import Catalogue
 from engine.placement.memory_admission import MemoryAdmission
 from engine.placement.placer import Placer
 from engine.placement.resources import open_resources
-from engine.placement.settings.aliases import Aliases
-from engine.placement.settings.draft_models import Drafts
-from engine.placement.settings.engine_args import EngineArgsStore
-from engine.placement.settings.sampling import SamplingOverrides
 from engine.pool.loaded_model import REMOTE, SPREAD, VLLM, Runner
 from engine.pool.pool import Pool
 from engine.remotes.service import Remotes
 from engine.runner.warm_runner import ENGINE, SpareRunner
-from engine.server.load_overrides import LoadOverrides
 from engine.server.models import ServedModels
 from engine.server.options import ServeOptions
 from engine.upstreams.links import UpstreamLinks
@@ -36,24 +31,20 @@ class ModelSide(msgspec.Struct, frozen=True):
 
 def open_model_side(options: ServeOptions, spare: SpareRunner) -> ModelSide:
     """The models that `options` ask for; the first of them is loaded by `spare`."""
-    config = options.paths.config
     resources = open_resources(options.paths)
     placer = Placer(resources)
     remotes = Remotes(resources.remotes)
     admission = MemoryAdmission(placer)
-    links = UpstreamLinks(UpstreamRegistry(config))
+    links = UpstreamLinks(UpstreamRegistry(options.paths.config))
     models = ServedModels(
         partial(Catalogue, options.paths),
         options.context,
-        Aliases(config / "aliases.json"),
+        resources.settings,
         options.paths.cache,
         placer.choose,
         options.overrides,
         options.lora,
-        Drafts(config / "drafts.json", options.draft),
-        SamplingOverrides(config / "sampling.json"),
-        LoadOverrides(config / "load.json"),
-        EngineArgsStore(config / "engine_args.json"),
+        options.draft,
         links.registry,
     )
 

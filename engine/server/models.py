@@ -19,17 +19,13 @@ from engine.placement.context_size import open_context
 from engine.placement.engine_args import with_engine_args
 from engine.placement.external import place_remote
 from engine.placement.fit_context import resize_context
-from engine.placement.load_settings import load_settings
-from engine.placement.settings.aliases import Aliases
-from engine.placement.settings.draft_models import Drafts, unfit_draft
-from engine.placement.settings.engine_args import EngineArgsStore
-from engine.placement.settings.sampling import SamplingOverrides, recommended_for
+from engine.placement.load_settings import load_settings, recommended_for
+from engine.placement.model_settings import ModelSettingsStore, unfit_draft
 from engine.placement.types import NO_OVERRIDES, Overrides, Placement
 from engine.pool.loaded_model import REMOTE, VLLM
 from engine.pool.model_resolution import Resolved
 from engine.runner.engine_args import NO_ARGS
 from engine.runner.protocol import LoadSettings
-from engine.server.load_overrides import LoadOverrides, with_choices
 from engine.upstreams.errors import NoRule
 from engine.upstreams.registry import UpstreamRegistry
 from engine.upstreams.types import ASSUMED_CONTEXT, PREFIX, Way
@@ -48,34 +44,29 @@ class ServedModels:
     """The catalogue as the pool and the routes see it. Opened on first use, off the event loop.
 
     `choose` is the dispatcher's choice of where and how a model runs, `overrides` are those of this server's start.
+    `draft` names the draft model of all models of its vocabulary for which the user set none.
     """
 
     def __init__(
         self,
         open_catalogue: Callable[[], Catalogue],
         context: int | None = None,
-        aliases: Aliases | None = None,
+        user_settings: ModelSettingsStore | None = None,
         cache: Path | None = None,
         choose: Callable[[str, LoadSettings, Overrides], Placement] | None = None,
         overrides: Overrides = NO_OVERRIDES,
         lora: tuple[tuple[str, str], ...] = (),
-        drafts: Drafts | None = None,
-        sampling_overrides: SamplingOverrides | None = None,
-        load_overrides: LoadOverrides | None = None,
-        engine_args: EngineArgsStore | None = None,
+        draft: str | None = None,
         upstreams: UpstreamRegistry | None = None,
     ) -> None:
         self.upstreams = upstreams or UpstreamRegistry()
         self._lora = lora
-        self.drafts = drafts or Drafts()
-        self.sampling_overrides = sampling_overrides or SamplingOverrides()
-        self.load_overrides = load_overrides or LoadOverrides()
-        self.engine_args = engine_args or EngineArgsStore()
+        self._draft = draft
+        self.user_settings = user_settings or ModelSettingsStore()
         self._entries: dict[str, ModelEntry] = {}
         self._cache = cache
         self._choose = choose
         self.overrides = overrides
-        self.aliases = aliases or Aliases()
         self._open = open_catalogue
         self._context = context
         self._catalogue: Catalogue | None = None
@@ -113,7 +104,7 @@ class ServedModels:
     def always(self, model: str) -> Resolved | None:
         """Where all requests for this name go by the user's rules; None: they are answered here. Raises: NoRule."""
         untagged = model.removesuffix(LATEST)
-        return self._away(untagged, self.upstreams.way(self.aliases.resolve(untagged)))
+        return self._away(untagged, self.upstreams.way(self.user_settings.resolve(untagged)))
 
     def relief(self, model_id: str, queued: int | None) -> Resolved | None:
         """Where a request goes that would wait behind `queued` others, or whose model does not fit (None)."""
@@ -163,7 +154,7 @@ class ServedModels:
 
     async def _found(self, name: str) -> ModelEntry | None:
         catalogue = await self.catalogue()
-        resolved = self.aliases.resolve(name)
+        resolved = self.user_settings.resolve(name)
         remote = self.upstreams.entry(resolved)
         if remote is not None:
             return remote
@@ -182,7 +173,7 @@ class ServedModels:
         n_ctx = min(min_ctx, entry.context_train or min_ctx)
         if n_ctx > settings.n_ctx:
             settings = resize_context(settings, n_ctx)
-        placement, chosen = None, self.load_overrides.get(entry.id)
+        placement, wanted = None, self.user_settings.get(entry.id)
         if self._choose is not None:
             overrides = self.overrides_for(entry, min_ctx=min_ctx)
             if overrides.n_ctx is not None and n_ctx > overrides.n_ctx:
@@ -194,7 +185,7 @@ class ServedModels:
             engine=ENGINES[entry.format],
             settings=settings,
             placement=placement,
-            keep=chosen.keep_loaded,
+            keep=wanted.keep_loaded,
         )
 
     def overrides_for(self, entry: ModelEntry, *, min_ctx: int = 0, saved: bool = True) -> Overrides:
@@ -204,7 +195,7 @@ class ServedModels:
         """
         overrides = self.overrides
         if saved:
-            overrides = with_choices(overrides, self.load_overrides.get(entry.id))
+            overrides = overrides.with_options(self.user_settings.get(entry.id))
         asked = bool(min_ctx or self._context or overrides.n_ctx)
         chats = not {"embedding", "rerank"} & set(entry.capabilities)
         return msgspec.structs.replace(overrides, max_ctx=open_context(asked=asked or not chats))
@@ -229,7 +220,7 @@ class ServedModels:
 
     def recommended_for(self, entry: ModelEntry) -> Recommended:
         """The same for any model of the library."""
-        return recommended_for(entry, self.sampling_overrides)
+        return recommended_for(entry, self.user_settings.get(entry.id))
 
     async def choose_draft(self, entry: ModelEntry, name: str | None) -> None:
         """Let another model draft for this one; None: no longer.
@@ -237,22 +228,22 @@ class ServedModels:
         Raises: ModelNotFound, BadModelFile; InputFault: it is of another vocabulary.
         """
         if name is None:
-            self.drafts.set(entry.id, None)
+            self.user_settings.change(entry.id, draft=None)
             return
         draft = await self.entry(name)
         problem = await asyncio.to_thread(unfit_draft, entry.path, draft.path)
         if problem is not None:
             raise InputFault(f"{draft.id} cannot draft for {entry.id}: {problem}.", "draft")
-        self.drafts.set(entry.id, draft.id)
+        self.user_settings.change(entry.id, draft=draft.id)
 
     async def draft_path(self, entry: ModelEntry) -> str | None:
         """The file of the model that drafts: the chosen one, or the server's if it fits."""
-        chosen = self.drafts.get(entry.id)
+        chosen = self.user_settings.get(entry.id).draft
         if chosen is not None:
             return str((await self.entry(chosen)).path)
-        if self.drafts.default is None:
+        if self._draft is None:
             return None
-        draft = await self.entry(self.drafts.default)
+        draft = await self.entry(self._draft)
         problem = await asyncio.to_thread(unfit_draft, entry.path, draft.path)
         if problem is not None:
             log.info("model=%s runs without draft model %s: %s", entry.id, draft.id, problem)
@@ -263,12 +254,12 @@ class ServedModels:
         """How the model is loaded, before the dispatcher chooses."""
         if entry.format == "remote":
             return _remote_settings(str(entry.folder), entry.context_train)
-        settings, args = self.usual_settings(entry), self.engine_args.get(entry.id)
+        settings, args = self.usual_settings(entry), self.user_settings.get(entry.id).engine_args
         return settings if args == NO_ARGS or entry.format != "gguf" else with_engine_args(settings, args)
 
     def usual_settings(self, entry: ModelEntry) -> LoadSettings:
         """The same without the model's own engine arguments."""
-        lora = tuple(path for name, path in self._lora if self.aliases.resolve(name) == entry.id)
+        lora = tuple(path for name, path in self._lora if self.user_settings.resolve(name) == entry.id)
         return load_settings(entry, self._context, self._cache, lora)
 
 

@@ -18,7 +18,7 @@ from app.db import conversations, messages, summaries
 from app.db.connection import open_store
 from app.db.search import search
 from app.gui.chat.request import rendered
-from engine.placement.settings.engine_args import EngineArgsStore
+from engine.placement.model_settings import ModelSettingsStore
 from engine.runner.engine_args import EngineArgs
 from tests.support.long_chats import FACTS, compaction, fill
 from tests.support.servers import RunningServer
@@ -45,7 +45,7 @@ def prepared(given, threads):
     if not file.exists():
         file.symlink_to(source)
     args = EngineArgs(threads=threads, threads_batch=threads) if threads else EngineArgs()
-    EngineArgsStore(home / "config" / "engine_args.json").set(MODEL, args)
+    ModelSettingsStore(home / "config" / "model_settings.json").change(MODEL, engine_args=args)
     (home / "state" / "server.json").unlink(missing_ok=True)  # a run that was killed leaves it
     return home
 

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from app.client import Client  # noqa: E402
-from engine.api.models import LoadChoices  # noqa: E402
+from engine.api.models import LoadOptions  # noqa: E402
 from tests.bench.against_llama_server import Sides, fresh, report  # noqa: E402 - after sys.path
 from tests.bench.clients import together  # noqa: E402
 from tests.bench.starting import spent  # noqa: E402
@@ -79,7 +79,7 @@ def main() -> None:
         sides = Sides(str(options.model.resolve()), options.tools, Path(home), 1, 16)
         try:
             with Client(sides.ours.url, sides.ours.token) as client:
-                client.set_load_settings(sides.name, LoadChoices(n_threads=1))
+                client.set_load_settings(sides.name, LoadOptions(n_threads=1))
             for side in ("ours", "rival"):
                 sides.ask(side, [300] * 8, 8)
             time.sleep(SETTLED_S)

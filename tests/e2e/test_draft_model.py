@@ -62,7 +62,7 @@ def test_it_is_loaded_counted_and_used(running):
         c["message"]["content"] for c in plain["choices"]
     ]
     assert guessed["timings"]["draft_n"] > 5
-    assert json.loads((running.home / "config" / "drafts.json").read_text())
+    assert json.loads((running.home / "config" / "model_settings.json").read_text())
     manage(running, "POST", "models/spark/unload")
     chat(running)  # the choice is kept
     assert manage(running, "GET", "loaded").json()["models"][0]["draft"] == "weaker.gguf"

@@ -13,7 +13,6 @@ from app.settings import load, save
 from app.tools.consent import ConsentStore, StoredDecision
 from app.tools.mcp_config import McpServerConfig, ServerList
 from devices.llama_cpp_versions.store import VersionStore
-from engine.api.models import LoadChoices
 from engine.core.keys import KeyStore
 from engine.core.program_keys import ProgramKeys
 from engine.documents.collection_config import Definitions
@@ -22,14 +21,11 @@ from engine.jobs.job_types import JobKind
 from engine.jobs.jobs import JobRegistry
 from engine.placement.history import PlacementHistory
 from engine.placement.measurements.reports import TypePrices
-from engine.placement.settings.aliases import Aliases
-from engine.placement.settings.draft_models import Drafts
-from engine.placement.settings.engine_args import EngineArgsStore
-from engine.placement.settings.sampling import SamplingOverrides
+from engine.placement.model_settings import ModelSettingsStore
+from engine.placement.types import LoadOptions
 from engine.remotes.registry import RemoteRegistry
 from engine.remotes.types import Remote
 from engine.runner.engine_args import EngineArgs
-from engine.server.load_overrides import LoadOverrides
 from engine.upstreams.keys import UpstreamKeys
 from engine.upstreams.registry import UpstreamRegistry
 from engine.upstreams.types import Health, Rule, UpstreamModel
@@ -117,21 +113,29 @@ def prices(number):
 
 # Each: a store over a folder, a change of it that `number` names, and what must be there of it afterwards.
 STORES = {
-    "aliases": (lambda at: Aliases(at / "f"), lambda s, n: s.set(f"a{n}", "m"), lambda s, n: f"a{n}" in s.all()),
-    "drafts": (lambda at: Drafts(at / "f"), lambda s, n: s.set(f"a{n}", "m"), lambda s, n: s.get(f"a{n}")),
+    "aliases": (
+        lambda at: ModelSettingsStore(at / "f"),
+        lambda s, n: s.set_alias(f"a{n}", "m"),
+        lambda s, n: f"a{n}" in s.aliases(),
+    ),
+    "drafts": (
+        lambda at: ModelSettingsStore(at / "f"),
+        lambda s, n: s.change(f"a{n}", draft="m"),
+        lambda s, n: s.get(f"a{n}").draft,
+    ),
     "sampling": (
-        lambda at: SamplingOverrides(at / "f"),
-        lambda s, n: s.set(f"a{n}", {"top_k": 3}),
-        lambda s, n: s.get(f"a{n}"),
+        lambda at: ModelSettingsStore(at / "f"),
+        lambda s, n: s.set_sampling(f"a{n}", {"top_k": 3}),
+        lambda s, n: s.get(f"a{n}").sampling,
     ),
     "engine args": (
-        lambda at: EngineArgsStore(at / "f"),
-        lambda s, n: s.set(f"a{n}", EngineArgs(repack=False)),
-        lambda s, n: s.get(f"a{n}").repack is False,
+        lambda at: ModelSettingsStore(at / "f"),
+        lambda s, n: s.change(f"a{n}", engine_args=EngineArgs(repack=False)),
+        lambda s, n: s.get(f"a{n}").engine_args.repack is False,
     ),
     "load settings": (
-        lambda at: LoadOverrides(at / "f"),
-        lambda s, n: s.set(f"a{n}", LoadChoices(n_ctx=512)),
+        lambda at: ModelSettingsStore(at / "f"),
+        lambda s, n: s.set_load(f"a{n}", LoadOptions(n_ctx=512)),
         lambda s, n: s.get(f"a{n}").n_ctx == 512,
     ),
     "upstreams": (
@@ -166,9 +170,14 @@ STORES = {
         lambda s, n: s.newest(f"m{n}", gpu=False),
     ),
     "pins": (
+        lambda at: ModelSettingsStore(at / "f"),
+        lambda s, n: s.change(f"a{n}", device="cpu"),
+        lambda s, n: s.get(f"a{n}").device,
+    ),
+    "fallbacks that worked": (
         lambda at: PlacementHistory(at / "f"),
-        lambda s, n: s.set_pin(f"a{n}", "cpu"),
-        lambda s, n: s.pin(f"a{n}"),
+        lambda s, n: s.remember(f"a{n}", {"repack": False}),
+        lambda s, n: s.remembered(f"a{n}"),
     ),
     "tool servers": (
         lambda at: ServerList(home_paths(at)),

@@ -91,7 +91,7 @@ def test_what_is_shown_as_loaded_is_what_was_loaded(server):
     before = placement(server)["loaded"]
     assert before["settings"]["n_ctx"] == 65536
     assert any(reason.startswith("64k of context") for reason in before["reasons"])
-    server.state.placer.history.set_pin("long", "cpu/cpu")
+    server.state.placer.pin("long", "cpu/cpu")
     asked = placement(server, "?ctx=512&parallel=1")
     assert "you pinned cpu/cpu" in asked["placement"]["reasons"]
     assert asked["placement"]["n_ctx"] == 512

@@ -9,7 +9,7 @@ import httpx2
 import pytest
 
 from engine.core.errors import InputFault, NotEnoughMemory
-from engine.placement.settings.aliases import Aliases
+from engine.placement.model_settings import ModelSettingsStore
 from engine.pool.model_resolution import Resolved
 from engine.runner.protocol import LoadSettings
 from engine.server import sse
@@ -41,18 +41,18 @@ def test_an_alias_of_nothing_is_refused(scripted):
 
 
 def test_aliases_survive_and_follow_the_file(tmp_path):
-    path = tmp_path / "config" / "aliases.json"
-    one, other = Aliases(path), Aliases(path)
-    one.set("GPT-4o", "spark")
-    one.set("gpt-*", "other")
+    path = tmp_path / "config" / "model_settings.json"
+    one, other = ModelSettingsStore(path), ModelSettingsStore(path)
+    one.set_alias("GPT-4o", "spark")
+    one.set_alias("gpt-*", "other")
     assert other.resolve("gpt-4o") == "spark"
     assert other.resolve("gpt-5-mini") == "other"
     assert other.resolve("llama") == "llama"
-    other.remove("gpt-4o")
+    other.remove_alias("gpt-4o")
     path.write_text("{ damaged")
-    assert Aliases(path).all() == {}
+    assert ModelSettingsStore(path).aliases() == {}
     with pytest.raises(InputFault):
-        one.set(" ", "spark")
+        one.set_alias(" ", "spark")
 
 
 def test_load_and_unload_by_hand(scripted):

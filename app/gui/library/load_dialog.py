@@ -15,7 +15,7 @@ from app.gui.widgets.basics import Banner, button, label, row, rule, stack
 from app.gui.widgets.memory_bar import MemoryUse, Share
 from app.gui.widgets.popups import Choice
 from engine.api.machine import PlacementAnswer
-from engine.api.models import LoadChoices, ModelLoadSettings
+from engine.api.models import LoadOptions, ModelLoadSettings
 
 _DELAY_MS = 150
 _SMALLEST = 512
@@ -132,18 +132,18 @@ class LoadDialog(QDialog):
         self.cache.currentIndexChanged.connect(self._on_changed)
 
     @property
-    def choices(self) -> LoadChoices:
+    def choices(self) -> LoadOptions:
         """What is chosen now."""
 
         def of(field: QSpinBox) -> int | None:
             return None if field.value() == field.minimum() else field.value()
 
-        return LoadChoices(
+        return LoadOptions(
             n_ctx=None if self.own_context.isChecked() else self._context,
             n_gpu_layers=of(self.layers),
             n_threads=of(self.threads),
             n_parallel=of(self.parallel),
-            kv_type=self.cache.currentData(),
+            type_k=self.cache.currentData(),
             keep_loaded=self.keep.isChecked(),
         )
 
@@ -170,7 +170,7 @@ class LoadDialog(QDialog):
             (self.parallel, user.n_parallel),
         ):
             field.setValue(field.minimum() if value is None else value)
-        self.cache.setCurrentIndex(max(0, self.cache.findData(user.kv_type)))
+        self.cache.setCurrentIndex(max(0, self.cache.findData(user.type_k)))
         self.keep.setChecked(user.keep_loaded)
         self._showing = False
         self._on_changed()
@@ -183,7 +183,7 @@ class LoadDialog(QDialog):
     def _on_changed(self) -> None:
         if self._showing:
             return
-        self.reset.setEnabled(self.choices != LoadChoices())
+        self.reset.setEnabled(self.choices != LoadOptions())
         if not self.own_context.isChecked():
             self._context_words.setText(self.tr("{n} tokens").format(n=formatted.whole(self._context)))
         self._delay.start()

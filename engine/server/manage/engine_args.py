@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request
 from engine.api.models import EngineArgsRequest, ModelEngineArgs
 from engine.library.types import ModelEntry
 from engine.placement.engine_args import with_engine_args
-from engine.placement.settings.engine_args import require_sound
+from engine.placement.load_settings import require_sound
 from engine.runner.engine_args import NO_ARGS, EngineArgs
 from engine.server.msgspec_routes import TypedRoute
 from engine.server.state import ServerState, server_state
@@ -21,7 +21,7 @@ async def engine_args(request: Request, model: str) -> ModelEngineArgs:
     """The raw engine arguments of a model."""
     models = server_state(request).models
     entry = await models.entry(model)
-    return ModelEngineArgs(id=entry.id, engine_args=models.engine_args.get(entry.id))
+    return ModelEngineArgs(id=entry.id, engine_args=models.user_settings.get(entry.id).engine_args)
 
 
 @router.put("/models/{model:path}/engine_args")
@@ -54,5 +54,5 @@ async def keep_engine_args(state: ServerState, entry: ModelEntry, args: EngineAr
         await asyncio.to_thread(state.placer.try_engine_args, placed.settings)
         needed = placed.need.total_bytes
     await asyncio.to_thread(state.placer.history.remember, entry.id, {})  # what worked was tried without them
-    state.models.engine_args.set(entry.id, args)
+    state.models.user_settings.change(entry.id, engine_args=args)
     return needed

@@ -18,9 +18,9 @@ from engine.api import machine as api
 from engine.api.placing import fit_report, model_placement
 from engine.core.errors import InputFault
 from engine.onnx.providers import ADAPTERS
+from engine.placement.model_settings import check_kv_type
 from engine.placement.placer import Placer
 from engine.remotes.registry import remote_of
-from engine.runner.load_limits import KV_TYPES
 from engine.server.msgspec_routes import TypedRoute
 from engine.server.state import server_state
 
@@ -52,7 +52,7 @@ async def pin(request: Request, name: str, body: api.PinRequest) -> api.Pinned:
     if body.device is not None:
         machine = await asyncio.to_thread(placer.machine.full)
         _check_pin(machine, body.device)
-    await asyncio.to_thread(placer.history.set_pin, entry.id, body.device)
+    await asyncio.to_thread(placer.pin, entry.id, body.device)
     loaded = state.pool.get(entry.id)
     unloaded = bool(loaded and loaded.idle) and await state.pool.unload(entry.id)
     return api.Pinned(id=entry.id, device=body.device, unloaded=unloaded)
@@ -81,8 +81,7 @@ async def placement(
 
     `saved=false` leaves the user's load settings out, so that what is given here alone decides.
     """
-    if kv is not None and kv not in KV_TYPES:
-        raise InputFault(f"{kv!r} is not a cache type; use one of {', '.join(KV_TYPES)}.", "kv")
+    check_kv_type(kv, "kv")
     state = server_state(request)
     entry, settings = await state.models.unplaced(name)
     placer = _placer(request)
@@ -91,7 +90,7 @@ async def placement(
         "n_parallel": parallel,
         "n_gpu_layers": gpu_layers,
         "n_threads": threads,
-        "kv_type": kv,
+        "type_k": kv,
         "device": device,
     }
     given = {field: value for field, value in asked.items() if value is not None}
@@ -105,7 +104,7 @@ async def placement(
         placement=model_placement(placed),
         fit=fit_report(report),
         loaded=model_placement(loaded) if loaded else None,
-        pinned=placer.history.pin(entry.id),
+        pinned=placer.resources.settings.get(entry.id).device,
     )
 
 

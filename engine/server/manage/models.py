@@ -11,9 +11,9 @@ from engine.api.models import (
     Alias,
     Aliases,
     AliasRequest,
-    LoadChoices,
     LoadedModel,
     LoadedModels,
+    LoadOptions,
     LoadRequest,
     ModelLoadSettings,
     Unloaded,
@@ -87,7 +87,7 @@ async def _reload(state: ServerState, entry: ModelEntry, changed: str) -> None:
     loaded = state.pool.get(entry.id)
     if loaded is None or not loaded.ready:
         return
-    now = (await state.models.draft_path(entry), state.models.engine_args.get(entry.id))
+    now = (await state.models.draft_path(entry), state.models.user_settings.get(entry.id).engine_args)
     if now == (loaded.settings.draft_path, loaded.settings.engine_args):
         return
     if not loaded.idle:
@@ -103,11 +103,11 @@ async def load_settings(request: Request, model: str) -> ModelLoadSettings:
 
 
 @router.put("/models/{model:path}/load-settings")
-async def set_load_settings(request: Request, model: str, body: LoadChoices) -> ModelLoadSettings:
+async def set_load_settings(request: Request, model: str, body: LoadOptions) -> ModelLoadSettings:
     """Decide about the loads of a model; nothing at all leaves them to Tessera. An idle model is unloaded."""
     state = server_state(request)
     entry = await state.models.entry(model)
-    state.models.load_overrides.set(entry.id, body, entry.context_train)
+    state.models.user_settings.set_load(entry.id, body, entry.context_train)
     loaded = state.pool.get(entry.id)
     if loaded is not None:
         loaded.pinned = body.keep_loaded
@@ -117,7 +117,7 @@ async def set_load_settings(request: Request, model: str, body: LoadChoices) -> 
 
 
 def _load_settings(models: ServedModels, entry: ModelEntry) -> ModelLoadSettings:
-    user = models.load_overrides.get(entry.id)
+    user = models.user_settings.get(entry.id).load_options
     return ModelLoadSettings(id=entry.id, user=user, context_train=entry.context_train)
 
 
@@ -132,7 +132,7 @@ async def unload(request: Request, model: str) -> Unloaded:
 @router.get("/aliases")
 async def aliases(request: Request) -> Aliases:
     """Other names of models."""
-    return Aliases(aliases=server_state(request).models.aliases.all())
+    return Aliases(aliases=server_state(request).models.user_settings.aliases())
 
 
 @router.put("/aliases/{alias:path}")
@@ -140,7 +140,7 @@ async def set_alias(request: Request, alias: str, body: AliasRequest) -> Alias:
     """Let a name, or a pattern such as `claude-*`, stand for a model."""
     state = server_state(request)
     entry = await state.models.entry(body.model)
-    state.models.aliases.set(alias, entry.id)
+    state.models.user_settings.set_alias(alias, entry.id)
     state.pool.forget_names()
     return Alias(alias=alias.casefold(), model=entry.id)
 
@@ -149,6 +149,6 @@ async def set_alias(request: Request, alias: str, body: AliasRequest) -> Alias:
 async def remove_alias(request: Request, alias: str) -> None:
     """Forget an alias."""
     state = server_state(request)
-    if not state.models.aliases.remove(alias):
-        raise ModelNotFound(alias, tuple(state.models.aliases.all())[:8])
+    if not state.models.user_settings.remove_alias(alias):
+        raise ModelNotFound(alias, tuple(state.models.user_settings.aliases())[:8])
     state.pool.forget_names()

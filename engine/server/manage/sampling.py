@@ -24,7 +24,7 @@ async def set_model_sampling(request: Request, model: str, body: SamplingRequest
     """Set the user's own values for a model; none at all goes back to what is recommended."""
     models = server_state(request).models
     entry = await models.entry(model)
-    models.sampling_overrides.set(entry.id, body.values)
+    models.user_settings.set_sampling(entry.id, body.values)
     return describe(models, entry)
 
 
@@ -34,7 +34,7 @@ def describe(models: ServedModels, entry: ModelEntry) -> ModelSampling:
     usual, plain = found.layers(None), found.plain
     return ModelSampling(
         id=entry.id,
-        user=models.sampling_overrides.get(entry.id),
+        user=models.user_settings.get(entry.id).sampling,
         in_force=decided(choose({}, usual)),
         recommended=decided(choose({}, _without_user(usual))),
         in_force_without_reasoning=decided(choose({}, plain)),

@@ -98,7 +98,7 @@ async def tags(request: Request) -> dict[str, Any]:
     by_id = {e.id: e for e in entries}
     named = [
         (alias, by_id[model])
-        for alias, model in state.models.aliases.all().items()
+        for alias, model in state.models.user_settings.aliases().items()
         if model in by_id and not set(alias) & set("*?[")
     ]
     return {"models": [_tag(tagged(name), e) for name, e in [*((e.id, e) for e in entries), *named]]}
@@ -266,7 +266,7 @@ async def _name(state: ServerState, model: str, name: str) -> None:
     catalogue = await state.models.catalogue()
     if await asyncio.to_thread(catalogue.get, name) is not None:
         raise InputFault(f"There is already a model named {name!r}.", "destination")
-    state.models.aliases.set(name, entry.id)
+    state.models.user_settings.set_alias(name, entry.id)
     state.pool.forget_names()
 
 
@@ -277,7 +277,7 @@ async def delete(request: Request) -> Response:
     body = await parse(request, Named)
     headers = ignored_header(body.ignored())
     name = plain(body.wanted)
-    if state.models.aliases.remove(name):
+    if state.models.user_settings.remove_alias(name):
         state.pool.forget_names()
         return Response(headers=headers)
     catalogue = await state.models.catalogue()

@@ -24,5 +24,5 @@ def test_the_context_is_slid_and_the_model_is_loaded_with_it(open_window):
     walk.until("app.activeModalWidget() is None")
     walk.until("any(c.loaded for c in desktop.services.models.choices)")
     assert '"n_ctx":512' in told(walk, "/tessera/v1/loaded").replace(" ", "")
-    assert '"n_ctx": 512' in (walk.home / "config" / "load.json").read_text().replace('":512', '": 512')
+    assert '"n_ctx": 512' in (walk.home / "config" / "model_settings.json").read_text().replace('":512', '": 512')
     walk.close()

@@ -56,7 +56,7 @@ def test_the_hub_is_asked_with_its_filters_and_a_repository_is_opened_and_left(w
 
 def test_every_load_setting_is_kept_and_taken_back(walk):
     walk.go("Library")
-    file = walk.home / "config" / "load.json"
+    file = walk.home / "config" / "model_settings.json"
     walk.click("More about Spark (demo)", LIBRARY)
     walk.click("Load settings…")
     walk.until("app.activeModalWidget() is not None and 'Runs on' in says()")
@@ -71,8 +71,12 @@ def test_every_load_setting_is_kept_and_taken_back(walk):
     walk.until(f"{automatic}.isChecked()")
     walk.click("Save")
     walk.dialog_closed()
-    wait_for(lambda: file.exists() and "spark" in json.loads(file.read_text())["data"], 60, "what is kept")
-    kept = json.loads(file.read_text())["data"]["spark"]
+
+    def stored():
+        return json.loads(file.read_text())["data"]["models"]
+
+    wait_for(lambda: file.exists() and "spark" in stored(), 60, "what is kept")
+    kept = stored()["spark"]
     assert (kept["n_threads"], kept["n_parallel"]) == (1, 2)
     assert kept["keep_loaded"]
     assert "q8_0" in json.dumps(kept)
@@ -83,7 +87,7 @@ def test_every_load_setting_is_kept_and_taken_back(walk):
     walk.click("All automatic")
     walk.click("Save")
     walk.dialog_closed()
-    wait_for(lambda: "spark" not in json.loads(file.read_text())["data"], 60, "the end of what was kept")
+    wait_for(lambda: "spark" not in stored(), 60, "the end of what was kept")
 
 
 def test_new_files_are_found_and_a_model_is_chatted_with(walk):

@@ -15,7 +15,6 @@ from engine.library.catalogue import Catalogue
 from engine.placement.memory_admission import MemoryAdmission
 from engine.placement.placer import Placer
 from engine.placement.resources import open_resources
-from engine.placement.settings.aliases import Aliases
 from engine.runner.command import runner_environment
 from engine.runner.process import RunnerProcess
 from engine.server.app import create_app
@@ -73,7 +72,7 @@ class ScriptedServer:
         placer = Placer(open_resources(paths))
         models = ServedModels(
             lambda: Catalogue(paths),
-            aliases=Aliases(paths.config / "aliases.json"),
+            user_settings=placer.resources.settings,
             choose=placer.choose if dispatched else None,
         )
         admission = MemoryAdmission(placer) if dispatched else None

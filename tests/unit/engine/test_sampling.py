@@ -11,7 +11,7 @@ from engine.core.sampling import LLAMA_CPP, Layer, Recommended, choose, recommen
 from engine.core.sampling_families import families, of_card
 from engine.library.catalogue import Catalogue
 from engine.library.inspect_files import inspect_onnx
-from engine.placement.settings.sampling import SamplingOverrides
+from engine.placement.model_settings import ModelSettingsStore
 from engine.server.models import ServedModels
 from quantize.convert.folder import ConvertRequest, convert
 from quantize.files.gguf_split import read_gguf_model
@@ -132,16 +132,16 @@ def test_a_broken_publishers_file_stops_nothing(tmp_path, tessera_home):
 
 
 def test_the_users_values_are_kept_shared_and_checked(tmp_path):
-    file = tmp_path / "config" / "sampling.json"
-    one, other = SamplingOverrides(file), SamplingOverrides(file)
-    one.set("m", {"temperature": 0.25, "top_k": 3})
-    assert other.get("m") == {"temperature": 0.25, "top_k": 3}
+    file = tmp_path / "config" / "model_settings.json"
+    one, other = ModelSettingsStore(file), ModelSettingsStore(file)
+    one.set_sampling("m", {"temperature": 0.25, "top_k": 3})
+    assert other.get("m").sampling == {"temperature": 0.25, "top_k": 3}
     with pytest.raises(InputFault, match="temperature must be a number from 0 to 5, not 9"):
-        other.set("m", {"temperature": 9})
+        other.set_sampling("m", {"temperature": 9})
     with pytest.raises(InputFault, match="heat is not known"):
-        other.set("m", {"heat": 1})
-    assert one.get("m")["temperature"] == 0.25
-    other.set("m", {})
-    assert one.get("m") == {}
+        other.set_sampling("m", {"heat": 1})
+    assert one.get("m").sampling["temperature"] == 0.25
+    other.set_sampling("m", {})
+    assert one.get("m").sampling == {}
     file.write_text("[broken")
-    assert one.get("m") == {}
+    assert one.get("m").sampling == {}

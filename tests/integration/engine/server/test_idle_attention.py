@@ -17,7 +17,6 @@ from engine.placement.measurements.keys import machine_key
 from engine.placement.memory_admission import MemoryAdmission
 from engine.placement.placer import Placer, read_shape
 from engine.placement.resources import open_resources
-from engine.placement.settings.aliases import Aliases
 from engine.server import idle_attention_bench
 from engine.server.auth import Access
 from engine.server.idle_attention_bench import IdleAttention
@@ -39,9 +38,7 @@ async def resting(home, model):
     """A server's parts with the bundled model loaded by a real runner, and the measuring of its idle time."""
     paths = home_paths(home)
     placer = Placer(open_resources(paths))
-    models = ServedModels(
-        lambda: Catalogue(paths), aliases=Aliases(paths.config / "aliases.json"), choose=placer.choose
-    )
+    models = ServedModels(lambda: Catalogue(paths), user_settings=placer.resources.settings, choose=placer.choose)
     pool = FreePool(models, admission=MemoryAdmission(placer))
     usage = Utilization(placer.machine_now, every_s=0.1)
     state = ServerState(

@@ -179,7 +179,7 @@ def test_threads_follow_fast_cores_affinity_quota_and_mode(shape, path):
 
 
 def test_wishes_reach_the_settings(shape, path):
-    overrides = Overrides(n_ctx=1024, n_parallel=2, kv_type="q8_0")
+    overrides = Overrides(n_ctx=1024, n_parallel=2, type_k="q8_0")
     settings = placed(shape, path, HALO, overrides, settings=base(path, kv_cells=16384)).settings
     assert (settings.n_ctx, settings.n_parallel, settings.kv_cells) == (1024, 2, 2048)
     assert (settings.type_k, settings.type_v, settings.flash_attn) == ("q8_0", "q8_0", "on")
@@ -192,7 +192,7 @@ def test_processors_attend_plainly_where_that_is_faster_and_fits(shape, path):
     assert placed(shape, path, HALO).settings.flash_attn == "on"
     assert placed(shape, path, HALO, Overrides(device="cpu", n_parallel=4)).settings.flash_attn == "auto"
     assert (
-        placed(shape, path, HALO, Overrides(device="cpu", n_parallel=2, kv_type="q8_0")).settings.flash_attn == "on"
+        placed(shape, path, HALO, Overrides(device="cpu", n_parallel=2, type_k="q8_0")).settings.flash_attn == "on"
     )
     kept = placed(shape, path, HALO, Overrides(device="cpu", n_parallel=2), settings=base(path, flash_attn="on"))
     assert kept.settings.flash_attn == "on"

@@ -266,7 +266,7 @@ def test_fused_attention_is_forced_only_where_the_backend_is_known_to_have_it():
     assert placed(halo, mixed, Overrides(device="vulkan")).settings.flash_attn == "auto"
     assert placed(snapdragon, "8B", Overrides(device="opencl")).settings.flash_attn == "auto"
     assert placed(halo, "8B", Overrides(device="vulkan"), flash_attn="off").settings.flash_attn == "off"
-    assert placed(snapdragon, "8B", Overrides(device="opencl", kv_type="q8_0")).settings.flash_attn == "on"
+    assert placed(snapdragon, "8B", Overrides(device="opencl", type_k="q8_0")).settings.flash_attn == "on"
 
 
 def test_sycl_stays_behind_vulkan_until_it_was_measured():

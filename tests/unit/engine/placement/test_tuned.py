@@ -81,7 +81,7 @@ def test_what_the_user_asked_for_stays(placer, bundled_model):
     settings = LoadSettings(path=str(bundled_model), n_ctx=1024, n_threads=2)
     quiet = placer.placement("m", settings, Overrides(mode="quiet"), exact=False)
     assert quiet.settings.n_threads == 1
-    exact = placer.placement("m", settings, Overrides(kv_type="q4_0"), exact=False)
+    exact = placer.placement("m", settings, Overrides(type_k="q4_0"), exact=False)
     assert (exact.settings.type_k, exact.settings.flash_attn) == ("q4_0", "on")
     assert exact.settings.repack is False
 

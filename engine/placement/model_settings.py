@@ -1,0 +1,266 @@
+"""What the user set for models, in one file that the terminal and the server share."""
+
+import contextlib
+import logging
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from devices.errors import TesseraError
+from devices.msgspec_lock import learned
+from engine.core.errors import BadModelFile, InputFault
+from engine.core.json_store import Damaged, JsonStore, with_row
+from engine.core.paths import Paths
+from engine.placement.types import LoadOptions, ModelSettings
+from engine.runner.engine_args import EngineArgs
+from engine.runner.load_limits import KV_TYPES
+from quantize.files.gguf_header import LazyArray
+from quantize.files.gguf_split import read_gguf_model
+from quantize.files.sampling_keys import BOUNDS, Value, checked
+
+log = logging.getLogger(__name__)
+MAX_ALIASES: Final = 1000
+MAX_NAME: Final = 200
+# As the runner has it (draft_model.py): unused entries at the end may differ.
+MAX_SIZE_DIFFERENCE: Final = 128
+# Where earlier versions stored this, one table of models each, and the field that a row became. A row of
+# load.json holds several fields by their names, and aliases.json is a table of aliases.
+_ALIASES: Final = "aliases.json"
+_LOADS: Final = "load.json"
+_TABLES: Final = {"drafts.json": "draft", "sampling.json": "sampling", "engine_args.json": "engine_args"}
+_PINS: Final = "pins"
+_FIELDS: Final = {field.name: field for field in msgspec.structs.fields(ModelSettings)}
+_SAME: Final = {name: name for name in BOUNDS}
+
+
+class _File(msgspec.Struct, frozen=True):
+    """The rows stay as they are written, so that a damaged or newer field costs that field only."""
+
+    models: dict[str, Any] = {}
+    aliases: dict[str, Any] = {}
+
+
+class ModelSettingsStore:
+    """A JSON file of `models` (id to `ModelSettings`) and `aliases` (name or pattern to model id).
+
+    `history` is the file in which earlier versions stored pins. Their other files are next to `path`. The first use
+    copies all of them into the new file, which is written whole; only then are they renamed.
+    """
+
+    def __init__(self, path: Path | None = None, history: Path | None = None) -> None:
+        self._store = JsonStore(path, _File, _File)
+        self._history = history
+        self._is_migrated = path is None
+
+    def get(self, model_id: str) -> ModelSettings:
+        """What the user set for this model; a field that is damaged or of a newer program counts as not set."""
+        row, found = _row(self._read(), model_id), {}
+        for field in _FIELDS.values():
+            if field.encode_name in row:
+                with contextlib.suppress(msgspec.ValidationError):
+                    strict = field.type is not EngineArgs
+                    found[field.name] = msgspec.convert(row[field.encode_name], learned(field.type), strict=strict)
+        if "sampling" in found:
+            found["sampling"] = checked(found["sampling"], _SAME)
+        return ModelSettings(**found)
+
+    def change(self, model_id: str, **values: Any) -> None:
+        """Replace some fields; the default of a field leaves it to Tessera again. Raises: OSError."""
+
+        def changed(old: _File) -> _File:
+            row = dict(_row(old, model_id))
+            for name, value in values.items():
+                field = _FIELDS[name]
+                row.pop(field.encode_name, None)
+                if value != _default(field):
+                    row[field.encode_name] = msgspec.to_builtins(value)
+            return msgspec.structs.replace(old, models=with_row(old.models, model_id, row or None))
+
+        self._migrate()
+        self._store.change(changed)
+
+    def set_load(self, model_id: str, options: LoadOptions, context_train: int = 0) -> None:
+        """Replace the options of a model's loads.
+
+        Raises: InputFault: an unknown cache type, or more context than the model was trained for.
+        """
+        check_kv_type(options.type_k)
+        if context_train and (options.n_ctx or 0) > context_train:
+            raise InputFault(
+                f"{model_id} was trained for {context_train} tokens of context, not {options.n_ctx}.", "n_ctx"
+            )
+        self.change(model_id, **msgspec.structs.asdict(options))
+
+    def set_sampling(self, model_id: str, values: Mapping[str, Value]) -> None:
+        """Replace the sampling of a model; none at all goes back to its recommendation.
+
+        Raises: InputFault: an unknown field or a value out of bounds.
+        """
+        fit = checked(values, _SAME)
+        wrong = next((name for name in values if name not in fit), None)
+        if wrong is not None:
+            if wrong not in BOUNDS:
+                raise InputFault(f"{wrong} is not known; there are {', '.join(BOUNDS)}.", wrong)
+            low, high = BOUNDS[wrong]
+            raise InputFault(f"{wrong} must be a number from {low:g} to {high:g}, not {values[wrong]}.", wrong)
+        self.change(model_id, sampling=fit)
+
+    def aliases(self) -> dict[str, str]:
+        """Every alias and its model."""
+        found = self._read().aliases
+        return {name.casefold(): model for name, model in found.items() if isinstance(model, str)}
+
+    def resolve(self, name: str) -> str:
+        """The model that `name` stands for, or `name` itself. `*` and `?` match as in file names.
+
+        An exact alias comes before patterns, and the longest pattern first.
+        """
+        names, folded = self.aliases(), name.casefold()
+        if folded in names:
+            return names[folded]
+        for pattern in sorted(names, key=len, reverse=True):
+            if fnmatchcase(folded, pattern):
+                return names[pattern]
+        return name
+
+    def set_alias(self, name: str, model: str) -> None:
+        """Let `name` stand for `model`. Raises: InputFault: an empty or overlong name, or too many."""
+        key = name.strip().casefold()
+        if not key or len(key) > MAX_NAME or not model or len(model) > MAX_NAME:
+            raise InputFault(f"An alias and its model need 1 to {MAX_NAME} characters.", "alias")
+
+        def changed(old: _File) -> _File:
+            names = {name.casefold(): model for name, model in old.aliases.items()}
+            if key not in names and len(names) >= MAX_ALIASES:
+                raise InputFault(f"There are already {MAX_ALIASES} aliases.", "alias")
+            return msgspec.structs.replace(old, aliases={**names, key: model})
+
+        self._migrate()
+        self._store.change(changed)
+
+    def remove_alias(self, name: str) -> bool:
+        """Forget an alias; False when there was none."""
+        key = name.strip().casefold()
+        self._migrate()
+        with self._store.locked():
+            old = self._store.get()
+            names = {name.casefold(): model for name, model in old.aliases.items()}
+            if names.pop(key, None) is None:
+                return False
+            self._store.put(msgspec.structs.replace(old, aliases=names))
+        return True
+
+    def _read(self) -> _File:
+        if not self._is_migrated:
+            try:
+                self._migrate()
+            except OSError as error:
+                log.warning("the settings of models are not in one file yet: %s", error)
+                with contextlib.suppress(OSError):
+                    return self._earlier()
+        return self._store.get()
+
+    def _migrate(self) -> None:
+        """Make the file of what earlier versions stored, once. Raises: OSError: nothing has changed then."""
+        path = self._store.path
+        if self._is_migrated or path is None:
+            return
+        if not path.exists() and (self._earlier() != _File() or any(map(Path.exists, self._earlier_files()))):
+            with self._store.locked():
+                if not path.exists():
+                    self._store.put(self._earlier())
+            self._set_aside()
+        self._is_migrated = True
+
+    def _earlier_files(self) -> list[Path]:
+        folder = self._store.path.parent if self._store.path is not None else Path()
+        return [folder / name for name in (_ALIASES, _LOADS, *_TABLES)]
+
+    def _earlier(self) -> _File:
+        """What earlier versions stored. Raises: OSError: a file is there and cannot be read now."""
+        aliases, loads, *tables = map(_table, self._earlier_files())
+        models: dict[str, dict[str, Any]] = {}
+        for model_id, row in loads.items():
+            models.setdefault(model_id, {}).update(row if isinstance(row, dict) else {})
+        for name, table in zip(_TABLES.values(), tables, strict=True):
+            for model_id, value in table.items():
+                models.setdefault(model_id, {})[name] = value
+        pins = _table(self._history).get(_PINS) if self._history is not None else None
+        for model_id, device in pins.items() if isinstance(pins, dict) else ():
+            models.setdefault(model_id, {})["device"] = device
+        return _File(models={name: row for name, row in models.items() if row}, aliases=aliases)
+
+    def _set_aside(self) -> None:
+        """What was copied is not read again, and stays where a person can find it."""
+        for file in self._earlier_files():
+            if file.exists() and not _is_damaged(file):
+                with contextlib.suppress(OSError):
+                    file.replace(file.with_name(f"{file.name}.migrated"))
+        if self._history is not None and _PINS in _table(self._history):
+            store = JsonStore(self._history, dict[str, Any], dict)
+            with contextlib.suppress(OSError):
+                store.change(lambda old: {name: table for name, table in old.items() if name != _PINS})
+
+
+def open_model_settings(paths: Paths) -> ModelSettingsStore:
+    """This user's file."""
+    return ModelSettingsStore(paths.config / "model_settings.json", paths.state / "dispatch.json")
+
+
+def _row(file: _File, model_id: str) -> dict[str, Any]:
+    row = file.models.get(model_id)
+    return row if isinstance(row, dict) else {}
+
+
+def _default(field: Any) -> Any:
+    return field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
+
+
+def _table(path: Path) -> dict[str, Any]:
+    """A table that an earlier version wrote; empty where there is none or it is damaged. Raises: OSError."""
+    with contextlib.suppress(FileNotFoundError):
+        path.read_bytes()  # where the file cannot be read at this moment, nothing may be concluded from that
+        with contextlib.suppress(Damaged):
+            return JsonStore(path, dict[str, Any], dict).read()
+    return {}
+
+
+def _is_damaged(path: Path) -> bool:
+    try:
+        JsonStore(path, dict[str, Any], dict).read()
+    except Damaged:
+        return True
+    return False
+
+
+def check_kv_type(name: str | None, field: str = "kv_type") -> None:
+    """Raises: InputFault: no type of cache goes by that name."""
+    if name is not None and name not in KV_TYPES:
+        raise InputFault(f"{name!r} is not a cache type; use one of {', '.join(KV_TYPES)}.", field)
+
+
+def unfit_draft(target: Path, draft: Path) -> str | None:
+    """Why one file cannot draft for the other, from their headers; None when it can. The runner checks each token.
+
+    Raises: BadModelFile.
+    """
+    if target.resolve() == draft.resolve():
+        return "a model cannot draft for itself"
+    facts = []
+    for path in (target, draft):
+        try:
+            metadata = read_gguf_model(str(path)).metadata
+        except TesseraError as error:
+            raise BadModelFile(str(path), str(error)) from error
+        tokens = metadata.get("tokenizer.ggml.tokens")
+        size = len(tokens) if isinstance(tokens, LazyArray | tuple) else 0
+        facts.append((metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre"), size))
+    (kind, pre, size), (draft_kind, draft_pre, draft_size) = facts
+    if (kind, pre) != (draft_kind, draft_pre):
+        return f"its tokenizer is {draft_kind}/{draft_pre}, this model's {kind}/{pre}"
+    if abs(size - draft_size) > MAX_SIZE_DIFFERENCE:
+        return f"its vocabulary has {draft_size} tokens, this model's {size}"
+    return None
