@@ -11,7 +11,7 @@ from app.cli.echo import echo
 from app.tools.escape import shown_text
 
 if TYPE_CHECKING:
-    from app.client import Answer
+    from app.answer_facts import AnswerFacts
     from engine.api.chat import Runaway
 
 _TAB = 8
@@ -107,18 +107,18 @@ def runaway_text(found: "Runaway", more: str) -> str:
     return f"{why} {more}"
 
 
-def print_end(last: "Answer | None", *, stopped: bool, more: str) -> None:
+def print_end(facts: "AnswerFacts", *, stopped: bool, more: str) -> None:
     """Say on standard error how an answer ended and how fast it was; `more` is said of one that went round."""
-    if last is not None and last.ran_on:
-        echo(shown_text(last.ran_on), dim=True, err=True)
-    if last is not None and last.runaway and not stopped:
-        echo(runaway_text(last.runaway, more), fg="yellow", err=True)
+    if facts.ran_on:
+        echo(shown_text(facts.ran_on), dim=True, err=True)
+    if facts.runaway and not stopped:
+        echo(runaway_text(facts.runaway, more), fg="yellow", err=True)
     if stopped:
         echo("stopped", dim=True, err=True)
-    elif last is not None and last.usage and last.timings:
-        timings = last.timings
+    elif facts.usage and facts.timings:
+        timings = facts.timings
         speed = f"{timings.tok_s:.1f} tok/s, first token after {timings.ttft_s * 1000:.0f} ms"
         if timings.joules:
             speed += f", {timings.joules:.1f} J ({timings.tokens_per_joule:.3g} tokens per joule)"
-        cut = ", cut at the limit" if last.finish_reason == "length" and not last.runaway else ""
-        echo(f"{last.usage.completion_tokens} tokens, {speed}{cut}", dim=True, err=True)
+        cut = ", cut at the limit" if facts.finish_reason == "length" and not facts.runaway else ""
+        echo(f"{facts.usage.completion_tokens} tokens, {speed}{cut}", dim=True, err=True)

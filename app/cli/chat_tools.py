@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from app.answer_facts import ToolCall
 from app.cli.echo import echo
 from app.cli.tools import ask_person
-from app.client import ToolCall
 from app.tools.catalogue import offered, open_sources
 from app.tools.consent import ConsentStore, ToolConsent
 from app.tools.escape import shown_text

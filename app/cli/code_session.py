@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from app.answer_facts import NO_FACTS
 from app.cli.answer_text import AnswerText, print_end
 from app.cli.echo import echo
 from app.cli.line_editor import command_of, line_reader, unknown_command, whole_text
@@ -105,11 +106,11 @@ class CodeSession:
 
     def _stream(self, answers: Iterator[Answer]) -> None:
         line, written = PhaseLine(), AnswerText()
-        last: Answer | None = None
+        facts = NO_FACTS
         stopped = False
         try:
             for answer in answers:
-                last = answer
+                facts = facts.updated(answer.facts)
                 line.show(answer.phase)
                 written.write(answer.text)
         except KeyboardInterrupt:
@@ -117,7 +118,7 @@ class CodeSession:
         finally:
             line.clear()
         echo()
-        print_end(last, stopped=stopped, more=_RUNAWAY)
+        print_end(facts, stopped=stopped, more=_RUNAWAY)
 
     def _show_proposal(self, proposal: Proposal) -> None:
         if proposal.applicable:

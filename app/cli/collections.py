@@ -168,7 +168,7 @@ def ask(name: str, question: str, model: str) -> None:
     grounds = None
     with connected() as client, closing(client.chat(model, messages, collection=name)) as answer:
         for chunk in answer:
-            grounds = chunk.grounds or grounds
+            grounds = chunk.facts.grounds or grounds
             if chunk.text:
                 echo(shown_text(chunk.text), nl=False)
         echo()

@@ -15,9 +15,10 @@ from app.cli.phase_line import PhaseLine
 from app.tools.escape import shown_text
 
 if TYPE_CHECKING:
+    from app.answer_facts import AnswerFacts, ToolCall
     from app.attachments import Document
     from app.cli.chat_tools import ChatTools
-    from app.client import Answer, ChatClient, ToolCall
+    from app.client import ChatClient
     from engine.api.collections import Grounds
 
 HELP = """Type a message. Ctrl-C stops an answer; Ctrl-D, /bye or /quit leave. Alt-Enter begins a line.
@@ -307,11 +308,11 @@ class Conversation:
         options = {**self._options, "continue_final_message": True} if answer else dict(self._options)
         if self._tools is not None:
             options["tools"] = self._tools.as_openai()
+        from app.answer_facts import NO_FACTS  # noqa: PLC0415 - see _turn
         from app.client import ToolCalls  # noqa: PLC0415 - see _turn
 
         calls = ToolCalls()
-        last: Answer | None = None
-        grounds: Grounds | None = None
+        facts = NO_FACTS
         stopped = False
         line, written = PhaseLine(), AnswerText()
         stream = self._client.chat(self._model, self._messages, **options)
@@ -319,8 +320,7 @@ class Conversation:
             for chunk in stream:
                 answer += chunk.text
                 calls.take(chunk.tool_calls)
-                last = chunk
-                grounds = chunk.grounds or grounds
+                facts = facts.updated(chunk.facts)
                 if not as_json:
                     line.show(chunk.phase)
                     written.write(chunk.text)
@@ -334,26 +334,26 @@ class Conversation:
         self._messages.append({"role": "assistant", "content": answer})
         if calls.calls and self._tools is not None and not stopped:
             return calls.calls
-        self._print_end(answer, last, stopped=stopped, as_json=as_json)
-        if grounds is not None and not as_json:
-            print_grounds(grounds)
+        self._print_end(answer, facts, stopped=stopped, as_json=as_json)
+        if facts.grounds is not None and not as_json:
+            print_grounds(facts.grounds)
         return []
 
-    def _print_end(self, answer: str, last: "Answer | None", *, stopped: bool, as_json: bool) -> None:
+    def _print_end(self, answer: str, facts: "AnswerFacts", *, stopped: bool, as_json: bool) -> None:
         """What is known at the end."""
-        if self._receipt_path is not None and last is not None and last.receipt is not None:
-            self._receipt_path.write_bytes(msgspec.json.format(msgspec.json.encode(last.receipt), indent=1))
+        if self._receipt_path is not None and facts.receipt is not None:
+            self._receipt_path.write_bytes(msgspec.json.format(msgspec.json.encode(facts.receipt), indent=1))
         if not as_json:
             echo()
-            print_end(last, stopped=stopped, more=MORE)
+            print_end(facts, stopped=stopped, more=MORE)
             return
         fields = {
             "model": self._model,
             "answer": answer,
-            "finish_reason": "cancelled" if stopped else last.finish_reason if last else None,
-            "usage": msgspec.to_builtins(last.usage if last else None),
-            "timings": msgspec.to_builtins(last.timings if last else None),
-            **({"runaway": msgspec.to_builtins(last.runaway)} if last and last.runaway else {}),
+            "finish_reason": "cancelled" if stopped else facts.finish_reason or None,
+            "usage": msgspec.to_builtins(facts.usage),
+            "timings": msgspec.to_builtins(facts.timings),
+            **({"runaway": msgspec.to_builtins(facts.runaway)} if facts.runaway else {}),
         }
         click.echo(json.dumps(fields, ensure_ascii=False))
 

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from app.client.chat_client import ChatClient
-from app.client.chat_stream import Answer, AnswerStream, ToolCall, ToolCalls, WholeAnswer, answers, chat_body
+from app.client.chat_stream import Answer, AnswerStream, ToolCalls, WholeAnswer, answers, chat_body
 from app.client.errors import ApiError, JobFailed, ServerNotStarted, ServerUnreachable, UnexpectedAnswer
 from app.client.stream import Stream
 
@@ -22,7 +22,6 @@ __all__ = [
     "ServerNotStarted",
     "ServerUnreachable",
     "Stream",
-    "ToolCall",
     "ToolCalls",
     "UnexpectedAnswer",
     "WholeAnswer",

@@ -2,44 +2,26 @@
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
+from msgspec.structs import replace
 
+from app.answer_facts import NO_FACTS, AnswerFacts, ToolCall
 from app.client.stream import Stream
 from app.generation_phase import WAITING, Phase, phase_of
-from engine.api.chat import ChatChunk, Runaway, Timings, ToolCallDelta, Usage
-from engine.api.collections import Grounds
-from engine.api.receipts import Receipt
-from engine.message_catalog.reasons import Reason
+from engine.api.chat import ChatChunk, ToolCallDelta
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A piece of a streamed answer; `phase` says where it is. The last one has what is known at the end."""
+    """A piece of a streamed answer; `phase` says where it is. The last one has the facts known at the end."""
 
     text: str = ""
     reasoning: str = ""
     tool_calls: tuple[ToolCallDelta, ...] = ()
-    finish_reason: str | None = None
-    usage: Usage | None = None
-    timings: Timings | None = None
-    runaway: Runaway | None = None
-    ran_on: str = ""
-    ran_on_detail: Reason | None = None
     phase: Phase | None = None
-    grounds: Grounds | None = None
-    receipt: Receipt | None = None
-
-
-@dataclass
-class ToolCall:
-    """A call the model wants made; `arguments` is JSON text, complete at the end."""
-
-    name: str = ""
-    arguments: str = ""
-    id: str = ""
+    facts: AnswerFacts = NO_FACTS
 
 
 class ToolCalls:
@@ -67,18 +49,11 @@ class WholeAnswer:
 
     content: str = ""
     reasoning: str = ""
-    finish_reason: str = ""
-    usage: Usage | None = None
-    timings: Timings | None = None
-    runaway: Runaway | None = None
-    ran_on: str = ""
-    ran_on_detail: Reason | None = None
-    grounds: Grounds | None = None
+    known: AnswerFacts = NO_FACTS
     tools: ToolCalls = field(default_factory=ToolCalls)
-    receipt: Receipt | None = None
     phase: Phase = WAITING
     began: float = field(default_factory=time.monotonic)
-    first_s: float = 0.0  # from the question to the first word, the start of the model included
+    first_s: float = 0.0  # see AnswerFacts
     last_s: float = 0.0
 
     def take(self, chunk: Answer) -> None:
@@ -90,30 +65,11 @@ class WholeAnswer:
         self.content += chunk.text
         self.reasoning += chunk.reasoning
         self.tools.take(chunk.tool_calls)
-        self.finish_reason = chunk.finish_reason or self.finish_reason
-        self.usage = chunk.usage or self.usage
-        self.timings = chunk.timings or self.timings
-        self.runaway = chunk.runaway or self.runaway
-        self.ran_on = chunk.ran_on or self.ran_on
-        self.ran_on_detail = chunk.ran_on_detail or self.ran_on_detail
-        self.grounds = chunk.grounds or self.grounds
-        self.receipt = chunk.receipt or self.receipt
+        self.known = self.known.updated(chunk.facts)
 
-    def facts(self) -> dict[str, object]:
-        """What is kept beside the text, as plain values."""
-        facts: dict[str, object] = {
-            "usage": msgspec.to_builtins(self.usage),
-            "timings": msgspec.to_builtins(self.timings),
-            "first_s": round(self.first_s, 3),
-            "finish_reason": self.finish_reason,
-            "runaway": msgspec.to_builtins(self.runaway),
-            "ran_on": self.ran_on,
-            "ran_on_detail": msgspec.to_builtins(self.ran_on_detail),
-            "grounds": msgspec.to_builtins(self.grounds),
-            "receipt": msgspec.to_builtins(self.receipt),
-            "tool_calls": [vars(call) for call in self.tools.calls],
-        }
-        return {name: value for name, value in facts.items() if value}
+    def facts(self) -> AnswerFacts:
+        """What is stored beside the text."""
+        return replace(self.known, first_s=round(self.first_s, 3), tool_calls=tuple(self.tools.calls))
 
 
 class AnswerStream:
@@ -139,32 +95,28 @@ def chat_body(model: str, messages: list[dict[str, Any]], options: Mapping[str, 
 
 def answers(chunks: Iterable[ChatChunk]) -> Iterator[Answer]:
     """The pieces of an answer out of the chunks of its stream."""
-    finish: str | None = None
-    runaway: Runaway | None = None
-    receipt: Receipt | None = None
-    ran_on, ran_on_detail = "", None
+    known = NO_FACTS
     for chunk in chunks:
-        if chunk.tessera is not None:
-            runaway = chunk.tessera.runaway[0] if chunk.tessera.runaway else runaway
-            receipt = chunk.tessera.receipt or receipt
-            ran_on = chunk.tessera.ran_on or ran_on
-            ran_on_detail = chunk.tessera.ran_on_detail or ran_on_detail
-        if chunk.tessera is not None and chunk.tessera.collection is not None:
-            yield Answer(grounds=chunk.tessera.collection)
+        extras = chunk.tessera
+        if extras is not None:
+            runaway = extras.runaway[0] if extras.runaway else None
+            ran_on, detail = extras.ran_on, extras.ran_on_detail
+            known = known.updated(
+                AnswerFacts(runaway=runaway, receipt=extras.receipt, ran_on=ran_on, ran_on_detail=detail)
+            )
+            if extras.collection is not None:
+                yield Answer(facts=AnswerFacts(grounds=extras.collection))
         phase = phase_of(chunk)
         if phase is not None and phase.name in {"loading", "reading"}:
             yield Answer(phase=phase)
         for choice in chunk.choices:
             delta = choice.delta
-            finish = choice.finish_reason or finish
+            known = replace(known, finish_reason=choice.finish_reason) if choice.finish_reason else known
             text, reasoning, calls = delta.content or "", delta.reasoning_content or "", delta.tool_calls or ()
             if text or reasoning or calls:
                 yield Answer(text=text, reasoning=reasoning, tool_calls=calls, phase=phase)
         if chunk.usage is not None:
-            end = Answer(finish_reason=finish, usage=chunk.usage, timings=chunk.timings, runaway=runaway)
-            yield replace(end, receipt=receipt, ran_on=ran_on, ran_on_detail=ran_on_detail)
-            finish = runaway = None
-    if finish is not None or runaway is not None:  # a server that counts nothing
-        yield Answer(
-            finish_reason=finish, runaway=runaway, receipt=receipt, ran_on=ran_on, ran_on_detail=ran_on_detail
-        )
+            yield Answer(facts=replace(known, usage=chunk.usage, timings=chunk.timings))
+            known = replace(known, finish_reason="", runaway=None)
+    if known.finish_reason or known.runaway is not None:  # a server that counts nothing
+        yield Answer(facts=known)

@@ -117,7 +117,7 @@ class Assistant:
         usage: Usage | None = None
         for answer in self.client.chat(self.conversation.model, asked, **self.conversation.options):
             text.append(answer.text)
-            usage = answer.usage or usage
+            usage = answer.facts.usage or usage
             yield answer
         self.conversation.keep(asked, "".join(text), usage)
 

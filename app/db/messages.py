@@ -1,11 +1,11 @@
 """Reading and writing messages. Every function runs on the store's one thread."""
 
-import json
 import time
 from collections.abc import Iterable
 
 import apsw
 
+from app.answer_facts import NO_FACTS, AnswerFacts, decoded, encoded
 from app.db import conversations, summaries
 from app.db.records import Attachment, Conversation, Fold, Message, Role, Status
 
@@ -22,12 +22,11 @@ def add(
     status: Status = "complete",
     model: str = "",
     reasoning: str = "",
-    facts: dict[str, object] | None = None,
+    facts: AnswerFacts = NO_FACTS,
     attachments: Iterable[Attachment] = (),
 ) -> Message:
     """Write a message and make it the end of the branch shown. When this returns, it is on the disk."""
     created_s = time.time()
-    facts = facts or {}
     stored: list[Attachment] = []
     with connection:
         connection.execute(
@@ -41,7 +40,7 @@ def add(
                 reasoning,
                 status,
                 model,
-                json.dumps(facts),
+                encoded(facts),
                 created_s,
             ),
         )
@@ -86,12 +85,12 @@ def finish(
     content: str,
     reasoning: str,
     status: Status,
-    facts: dict[str, object],
+    facts: AnswerFacts,
 ) -> None:
     """Write the last state of a generated message."""
     connection.execute(
         "UPDATE messages SET content = ?, reasoning = ?, status = ?, facts = ? WHERE id = ?",
-        (content, reasoning, status, json.dumps(facts), message_id),
+        (content, reasoning, status, encoded(facts), message_id),
     )
 
 
@@ -122,7 +121,7 @@ def of_conversation(connection: apsw.Connection, conversation_id: int) -> list[M
         (conversation_id,),
     )
     return [
-        Message(*(message_id, *plain, json.loads(facts), tuple(attached.get(message_id, ())), created_s))
+        Message(*(message_id, *plain, decoded(facts), tuple(attached.get(message_id, ())), created_s))
         for message_id, *plain, facts, created_s in rows
     ]
 

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from app.answer_facts import NO_FACTS, AnswerFacts
+
 Role = Literal["user", "assistant", "tool"]
 Status = Literal["complete", "streaming", "stopped", "interrupted", "error"]
 
@@ -20,7 +22,7 @@ class Attachment:
 
 @dataclass(frozen=True)
 class Message:
-    """One node of a conversation's tree. `facts` holds usage, timings, tool calls and errors as JSON."""
+    """One node of a conversation's tree."""
 
     id: int
     conversation_id: int
@@ -30,7 +32,7 @@ class Message:
     reasoning: str = ""
     status: Status = "complete"
     model: str = ""
-    facts: dict[str, object] = field(default_factory=dict)
+    facts: AnswerFacts = NO_FACTS
     attachments: tuple[Attachment, ...] = ()
     created_s: float = 0.0
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import apsw
 
+from app.answer_facts import AnswerFacts
 from app.db import conversations, messages
 from app.db.records import Attachment
 from app.imports.types import Chat
@@ -35,7 +36,7 @@ def _add(connection: apsw.Connection, chat: Chat) -> None:
             message.text,
             reasoning=message.reasoning,
             model=message.model or chat.model if message.role == "assistant" else "",
-            facts={"left_out": list(message.left_out)} if message.left_out else {},
+            facts=AnswerFacts(left_out=message.left_out),
             attachments=[Attachment(name, "text/plain", text) for name, text in message.documents]
             + [Attachment(f"{name} (not in the export)", "") for name in message.left_out],
         )

@@ -10,7 +10,8 @@ import threading
 import time
 
 import pytest
-from servers import ROOT
+
+from tests.support.servers import ROOT
 
 pytestmark = [
     pytest.mark.e2e,

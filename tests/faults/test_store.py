@@ -35,7 +35,7 @@ while True:
     for k in range(3):
         store.submit(messages.write_text, answer.id, content="word " * k, reasoning="", status="streaming")
     store.submit(messages.finish, answer.id, content="done", reasoning="", status="complete",
-                 facts={}).result()
+                 facts=NO_FACTS).result()
     n += 1
 """
 
@@ -76,7 +76,7 @@ def test_t2_no_acknowledged_message_is_lost_by_200_kills(tmp_path):
                 store.submit(messages.write_text, answer.id, content="w " * 50, reasoning="",
                              status="streaming")
                 store.submit(messages.finish, answer.id, content="done", reasoning="",
-                             status="complete", facts={}).result()
+                             status="complete", facts=NO_FACTS).result()
         os.close(write_end)
         with os.fdopen(read_end) as acknowledged:
             for _ in range(rng.randint(1, 6)):

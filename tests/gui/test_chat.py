@@ -6,6 +6,7 @@ import msgspec
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QLabel, QPushButton
 
+from app.answer_facts import ToolCall
 from app.db import conversations, messages
 from app.db.records import Attachment
 from app.gui.chat.message_widget import MessageWidget
@@ -31,7 +32,7 @@ def test_enter_sends_and_the_answer_is_shown_and_kept(qtbot, services, page, ser
     question, answer = stored(services, page)
     assert (question.role, question.content) == ("user", "Hi there")
     assert (answer.content, answer.status, answer.parent_id) == ("Hello **world**", "complete", question.id)
-    assert answer.facts["usage"]["total_tokens"] == 15
+    assert answer.facts.usage.total_tokens == 15
     assert shown(page)[-1].text_view.toPlainText() == "Hello world"
     assert page.composer.text == ""
     assert page.controller.conversation.title == "Hi there"
@@ -120,7 +121,7 @@ def test_an_error_before_the_stream_is_shown_with_what_to_do(qtbot, services, pa
     ask(qtbot, page)
     answer = stored(services, page)[1]
     assert answer.status == "error"
-    assert answer.facts["error_code"] == "context_length_exceeded"
+    assert answer.facts.error_code == "context_length_exceeded"
     words = [b.text() for b in shown(page)[-1].findChildren(QPushButton)]
     assert words == ["Shorten the question"], "there is nothing before it that could be left out"
     next(b for b in shown(page)[-1].findChildren(QPushButton)).click()
@@ -193,7 +194,7 @@ def test_an_answer_that_the_loop_guard_ended_says_so_and_offers_to_continue(qtbo
     qtbot.mouseClick(go_on, Qt.MouseButton.LeftButton)
     qtbot.waitUntil(lambda: len(server.bodies) == 2 and not page.controller.busy)
     assert stored(services, page)[1].content == "Hello **world**, and more"
-    assert "runaway" not in stored(services, page)[1].facts
+    assert stored(services, page)[1].facts.runaway is None
     assert not any("58 times" in text for text in texts_of(shown(page)[-1]))
 
 
@@ -226,7 +227,7 @@ def test_tool_calls_are_cards(qtbot, page, server):
     ]
     ask(qtbot, page)
     message = page.controller.tree.path()[-1]
-    assert message.facts["tool_calls"] == [{"name": "look_up", "arguments": '{"city": "Bern"}', "id": "c1"}]
+    assert message.facts.tool_calls == (ToolCall("look_up", '{"city": "Bern"}', "c1"),)
     texts = [view.toPlainText() for view, _ in shown(page)[-1]._views]
     assert any("Bern" in text for text in texts)
 

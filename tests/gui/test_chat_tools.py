@@ -97,7 +97,7 @@ def test_a_declined_call_is_told_to_the_model_and_stop_takes_the_question_back(q
     decide(qtbot, page.tools.card.decline)
     qtbot.waitUntil(ended(page))
     declined = page.controller.tree.path()[-2]
-    assert (declined.content, declined.facts["ok"]) == ("The person declined this call.", False)
+    assert (declined.content, declined.facts.ok) == ("The person declined this call.", False)
 
     server.tool_calls, server.pieces = call("mcp__demo__wait"), []
     ask(qtbot, page)

@@ -6,10 +6,11 @@ import msgspec
 import pytest
 from PySide6.QtWidgets import QPushButton, QToolButton
 
+from app.answer_facts import facts_of
 from app.db.records import Conversation, Message
 from app.gui.chat.options import ChatOptions
 from app.gui.chat.request import branch_body
-from app.gui.documents.citations import GroundsCard, PageDialog, grounds_of
+from app.gui.documents.citations import GroundsCard, PageDialog
 from app.gui.documents.page import DocumentsPage
 from engine.api.collections import Collection, Collections, PageText
 from engine.library.recommended_models import starter_repo
@@ -165,8 +166,8 @@ def test_a_chat_keeps_what_it_asks_while_the_list_of_collections_has_not_come(se
 
 
 def test_a_passage_opens_its_page_and_is_marked_and_the_rest_is_told(services, server, show, qtbot):
-    message = Message(1, 1, None, "assistant", ANSWER, facts={"grounds": GROUNDS})
-    card = show(GroundsCard(services, grounds_of(message), ANSWER))
+    message = Message(1, 1, None, "assistant", ANSWER, facts=facts_of({"grounds": GROUNDS}))
+    card = show(GroundsCard(services, message.facts.grounds, ANSWER))
     assert "It is made of cheese and wine." in words_in(card)
     assert "High water" not in words_in(card)
     server.routes["GET", "/tessera/v1/collections/col_1/documents/2/pages/3"] = PageText(
@@ -179,7 +180,3 @@ def test_a_passage_opens_its_page_and_is_marked_and_the_rest_is_told(services, s
     (dialog,) = card.findChildren(PageDialog)
     assert dialog.passage == "Low water."
     dialog.close()
-
-
-def test_damaged_facts_are_no_grounds():
-    assert grounds_of(Message(1, 1, None, "assistant", "x", facts={"grounds": {"id": 3}})) is None

@@ -116,8 +116,8 @@ def test_from_the_first_start_to_a_connected_editor(qtbot, desktop, tmp_path):
     answer = chat.controller.tree.path()[-1]
     assert answer.status == "complete"
     assert answer.content
-    assert answer.facts["usage"]["completion_tokens"] > 0
-    assert answer.facts["timings"]["tok_s"] > 0
+    assert answer.facts.usage.completion_tokens > 0
+    assert answer.facts.timings.tok_s > 0
 
     # A model made to fit: three clicks.
     library = go(qtbot, window, "library")

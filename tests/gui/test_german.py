@@ -125,23 +125,23 @@ def test_a_damaged_file_is_told_in_german(german):
 
 def test_what_the_system_says_and_shares_are_german_too(german):
     from app.gui.reasons import translated
+    from engine.core.errors import fact_of
     from engine.library.errors import CannotWrite
 
-    denied = CannotWrite("/m", "Permission denied").detail
+    denied = fact_of(CannotWrite("/m", "Permission denied"))
     assert translated(denied, "") == "/m lässt sich nicht schreiben: keine Berechtigung"
     assert translated(because("gain_faster", gain=0.125), "") == "12\u00a0% schneller als die Vorgaben"
 
 
 def test_an_answer_of_another_server_is_named_in_german(german):
-    import msgspec
-
+    from app.answer_facts import AnswerFacts
     from app.db.records import Message
     from app.gui.chat.answer_stats import answer_facts
     from engine.upstreams.types import Rule, Upstream, Way
 
     rule = Rule(model="m", upstream="desk", queue=2)
     fact = Way(upstream=Upstream(name="desk", url="http://d"), model="big", rule=rule).fact()
-    facts = {"ran_on": sentence(fact), "ran_on_detail": msgspec.to_builtins(fact)}
+    facts = AnswerFacts(ran_on=sentence(fact), ran_on_detail=fact)
     told = answer_facts(Message(id=1, conversation_id=1, parent_id=None, role="assistant", content="", facts=facts))
     assert told == ["Beantwortet von desk (http://d) als big; Ihre Regel: m zu desk, wenn hier mehr als 2 warten"]
 

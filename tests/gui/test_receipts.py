@@ -4,12 +4,17 @@ import json
 
 from PySide6.QtGui import QGuiApplication
 
+from app.answer_facts import facts_of
 from app.db.records import Message
 from app.gui.chat.message_widget import MessageWidget
 from app.gui.chat.output_options import OutputOptions
 from app.gui.chat.request import branch_body
 
-RECEIPT = {"version": 1, "model": "m", "answer": {"num_chars": 1, "sha256": "0"}}
+RECEIPT = {
+    "version": 1, "model": "m", "plan": {}, "asked": {}, "format": {}, "route": "chat", "body": {},
+    "parts": dict.fromkeys(("file", "template", "plan", "adapters", "engine", "kernels", "driver", "device"), "0"),
+    "answer": {"num_chars": 1, "sha256": "0"},
+}  # fmt: skip
 
 
 def test_the_option_asks_for_a_deterministic_answer_with_a_receipt(qtbot):
@@ -29,7 +34,7 @@ def test_the_option_asks_for_a_deterministic_answer_with_a_receipt(qtbot):
 def answer(theme, qtbot, **facts):
     message = Message(
         id=2, conversation_id=1, parent_id=1, role="assistant", content="a", reasoning="", status="complete",
-        model="m", facts=facts, created_s=0.0,
+        model="m", facts=facts_of(facts), created_s=0.0,
     )  # fmt: skip
     widget = MessageWidget(theme, message, [2], last=True, title="m")
     qtbot.addWidget(widget)

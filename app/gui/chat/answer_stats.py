@@ -2,9 +2,11 @@
 
 from PySide6.QtCore import QCoreApplication, QLocale
 
+from app.answer_facts import AnswerFacts
 from app.client import WholeAnswer
 from app.db.records import Message
 from app.gui.reasons import translated
+from engine.api.chat import Timings, Usage
 
 _EXACT_BELOW = 100  # tokens/s; above, a decimal says nothing
 _SHOWN_PASSAGE = 60
@@ -17,21 +19,17 @@ def number(value: float, decimals: int = 0) -> str:
 
 def used_tokens(message: Message) -> int:
     """Tokens of context in use after this answer; 0 when nobody counted."""
-    usage = message.facts.get("usage")
-    return int(usage.get("total_tokens", 0)) if isinstance(usage, dict) else 0
+    usage = message.facts.usage
+    return usage.total_tokens if usage is not None else 0
 
 
 def answer_facts(message: Message, n_ctx: int = 0) -> list[str]:
     """Speed, time to the first token and context used, as far as they are known; what matters most first."""
-    usage, timings = message.facts.get("usage"), message.facts.get("timings")
-    parts: list[str] = []
-    if isinstance(timings, dict):
+    facts, parts = message.facts, list[str]()
+    usage, timings = facts.usage, facts.timings
+    if timings is not None:
         # What the person waited, the start of the model and the queue included, where it was measured.
-        waited = message.facts.get("first_s")
-        speed, first = (
-            timings.get("tok_s") or 0,
-            waited if isinstance(waited, float) else timings.get("ttft_s") or 0,
-        )
+        speed, first = timings.tok_s, facts.first_s or timings.ttft_s
         if speed:
             parts.append(_tr("{n} tokens/s").format(n=number(speed, 1 if speed < _EXACT_BELOW else 0)))
         if first:
@@ -40,41 +38,41 @@ def answer_facts(message: Message, n_ctx: int = 0) -> list[str]:
                 if first >= 1
                 else _tr("first after {n} ms").format(n=number(first * 1000))
             )
-    parts += _energy(timings)
-    if isinstance(usage, dict) and usage.get("completion_tokens"):
-        parts.append(_tr("{n} tokens").format(n=number(usage["completion_tokens"])))
+        parts += _energy(timings)
+    if usage is not None and usage.completion_tokens:
+        parts.append(_tr("{n} tokens").format(n=number(usage.completion_tokens)))
     total = used_tokens(message)
     if total and n_ctx:
         parts.append(_tr("context {n} %").format(n=number(100 * total / n_ctx)))
-    if message.facts.get("finish_reason") == "length" and not message.facts.get("runaway"):
+    if facts.finish_reason == "length" and facts.runaway is None:
         parts.append(_tr("stopped at the length limit"))
-    if isinstance(ran_on := message.facts.get("ran_on"), str):
-        parts.append(translated(message.facts.get("ran_on_detail"), ran_on).rstrip("."))
-    if message.facts.get("edited"):
+    if facts.ran_on:
+        parts.append(translated(facts.ran_on_detail, facts.ran_on).rstrip("."))
+    if facts.edited:
         parts.append(_tr("edited by you"))
     if message.status == "stopped":
         parts.append(_tr("stopped by you"))
     return parts
 
 
-def _energy(timings: object) -> list[str]:
+def _energy(timings: Timings) -> list[str]:
     """What the answer drew, where a meter tells."""
-    joules = timings.get("joules") if isinstance(timings, dict) else None
-    if not isinstance(joules, int | float) or joules <= 0:
+    joules = timings.joules or 0
+    if joules <= 0:
         return []
     return [_tr("{n} J").format(n=number(joules, 1 if joules < _EXACT_BELOW else 0))]
 
 
 def runaway_words(message: Message) -> str:
     """Why the loop guard ended this answer; empty when it did not."""
-    found = message.facts.get("runaway")
-    if not isinstance(found, dict):
+    found = message.facts.runaway
+    if found is None:
         return ""
-    if found.get("kind") == "noise":
+    if found.kind == "noise":
         return _tr("Ended here: the answer had turned into noise. A lower temperature helps.")
-    passage = str(found.get("passage", ""))
+    passage = found.passage
     shown = passage if len(passage) <= _SHOWN_PASSAGE else passage[:_SHOWN_PASSAGE] + "…"
-    times = number(int(found.get("times", 0)))
+    times = number(found.times)
     return _tr("Ended here: the answer said the same {n} times (\u201c{passage}\u201d).").format(
         n=times, passage=shown
     )
@@ -84,8 +82,8 @@ def _tr(text: str) -> str:
     return QCoreApplication.translate("facts", text)
 
 
-def speed_facts(answer: WholeAnswer, count: int) -> dict[str, object]:
+def speed_facts(answer: WholeAnswer, count: int) -> AnswerFacts:
     """Usage and speed of an answer whose tokens were counted here."""
     seconds = answer.last_s - answer.first_s
     speed = round((count - 1) / seconds, 2) if seconds > 0 and count > 1 else 0.0
-    return {"usage": {"completion_tokens": count}, "timings": {"tok_s": speed}}
+    return AnswerFacts(usage=Usage(completion_tokens=count), timings=Timings(tok_s=speed))

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import apsw
+import msgspec
 
+from app.answer_facts import facts_of
 from app.db import conversations, messages
 from app.db.records import Attachment, Conversation, Message
 from app.gui.chat.tree import MessageTree
@@ -126,7 +128,7 @@ def _message(message: Message) -> dict[str, Any]:
         "reasoning": message.reasoning,
         "status": message.status,
         "model": message.model,
-        "facts": message.facts,
+        "facts": msgspec.to_builtins(message.facts),
         "attachments": [
             {
                 "name": item.name,
@@ -158,7 +160,6 @@ def _import_chat(connection: apsw.Connection, chat: Any) -> None:
         if parent is not None and parent not in ids:
             raise ImportFailed("a message follows one that is not before it")
         status = row.get("status")
-        facts = row.get("facts")
         written = messages.add(
             connection,
             made.id,
@@ -168,7 +169,7 @@ def _import_chat(connection: apsw.Connection, chat: Any) -> None:
             reasoning=_text(row, "reasoning"),
             status=status if status in _STATUSES else "complete",
             model=_text(row, "model"),
-            facts=facts if isinstance(facts, dict) else {},
+            facts=facts_of(row.get("facts")),
             attachments=[_attachment(item) for item in row.get("attachments") or ()],
         )
         ids[row.get("id")] = written.id

@@ -110,5 +110,5 @@ def rounds(path: Sequence[Message]) -> int:
     for message in reversed(path):
         if message.role == "user":
             break
-        count += message.role == "assistant" and bool(message.facts.get("tool_calls"))
+        count += message.role == "assistant" and bool(message.facts.tool_calls)
     return count

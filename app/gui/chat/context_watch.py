@@ -40,7 +40,7 @@ class ContextWatch(QObject):
         warn = self._services.settings.now.integer("chat.context_warn_percent") / 100
         meter = self._composer.meter
         meter.show_counts(used, self._composer.draft_tokens(), self.n_ctx(), warn)
-        overflow = path and path[-1].facts.get("error_code") == "context_length_exceeded"
+        overflow = path and path[-1].facts.error_code == "context_length_exceeded"
         if meter.level != "ok" and not self._controller.busy and not overflow:
             self._warn(used, meter.level, alone=not path)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from PySide6.QtCore import QObject, Signal
 
+from app.answer_facts import NO_FACTS, AnswerFacts
 from app.client import WholeAnswer
 from app.db import conversations, messages
 from app.db.records import Attachment, Conversation, Fold, Message, Status
@@ -15,7 +16,7 @@ from app.gui.chat import chat_transactions
 from app.gui.chat.answer_stats import speed_facts, used_tokens
 from app.gui.chat.compactor import Compactor
 from app.gui.chat.project_of_chat import ProjectOfChat
-from app.gui.chat.request import LEFT_OUT, SENT, branch_body, pictures
+from app.gui.chat.request import branch_body, pictures
 from app.gui.chat.streaming_answer import ArrivingAnswer
 from app.gui.chat.tool_call_loop import MAX_ROUNDS, ToolTurns
 from app.gui.chat.tree import MessageTree, pair_of
@@ -138,7 +139,7 @@ class ChatController(QObject):
         asked = [message for message in self.tree.path() if pictures(message)]
         question = self.tree[message_id].parent_id
         for message in [message for message in asked if message.id == question] or asked:
-            self._write(replace(message, facts={**message.facts, LEFT_OUT: True}))
+            self._write(replace(message, facts=message.facts.updated(AnswerFacts(pictures_left_out=True))))
         self.regenerate(message_id)
 
     def regenerate(self, message_id: int) -> None:
@@ -149,7 +150,7 @@ class ChatController(QObject):
             return
         if message.status == "error" and not (message.content or message.reasoning):
             self.tree.switch(message_id)
-            self.tree.replace(replace(message, status="streaming", facts={}))
+            self.tree.replace(replace(message, status="streaming", facts=NO_FACTS))
             self._generate(message_id, WholeAnswer(), continue_last=False)
             self.message_changed.emit(message_id)
             return
@@ -182,7 +183,8 @@ class ChatController(QObject):
         if self.busy or message_id not in self.tree:
             return
         message = self.tree[message_id]
-        self._write(replace(message, content=text, status="complete", facts={**message.facts, "edited": True}))
+        facts = message.facts.updated(AnswerFacts(edited=True))
+        self._write(replace(message, content=text, status="complete", facts=facts))
         self.message_changed.emit(message_id)
 
     def remove(self, message_id: int) -> None:
@@ -272,7 +274,7 @@ class ChatController(QObject):
         model = self._model_of(message_id)
         sees = self._services.models.sees(model)
         self._sent_pictures = sees and any(
-            pictures(sent) and not sent.facts.get(LEFT_OUT) for sent in what.messages
+            pictures(sent) and not sent.facts.pictures_left_out for sent in what.messages
         )
         body = branch_body(
             model,
@@ -285,12 +287,12 @@ class ChatController(QObject):
         )
         self.answer.begin(message_id, answer, body)
 
-    def _finish(self, message_id: int, answer: WholeAnswer, status: Status, facts: dict[str, object]) -> None:
-        all_facts = {**answer.facts(), **facts}
+    def _finish(self, message_id: int, answer: WholeAnswer, status: Status, end: AnswerFacts) -> None:
+        facts = answer.facts().updated(end)
         if status == "error" and self._sent_pictures:
-            all_facts[SENT] = True
+            facts = facts.updated(AnswerFacts(pictures_sent=True))
         text, thought = answer.content, answer.reasoning
-        message = replace(self.tree[message_id], content=text, reasoning=thought, status=status, facts=all_facts)
+        message = replace(self.tree[message_id], content=text, reasoning=thought, status=status, facts=facts)
         self._write(message)
         if status == "stopped" and answer.content:
             self._count(message, answer)
@@ -341,7 +343,7 @@ class ChatController(QObject):
         model, text = self._model_of(message.id), message.reasoning + message.content
 
         def counted(count: int) -> None:
-            self._write(replace(message, facts={**message.facts, **speed_facts(answer, count)}))
+            self._write(replace(message, facts=message.facts.updated(speed_facts(answer, count))))
             if message.id in self.tree:
                 self.message_changed.emit(message.id)
 

@@ -9,7 +9,7 @@ from app.gui.chat.controller import ChatController
 from app.gui.chat.message_actions import MessageActions
 from app.gui.chat.message_widget import MessageWidget
 from app.gui.chat.summary_item import FoldItem
-from app.gui.documents.citations import GroundsCard, grounds_of
+from app.gui.documents.citations import GroundsCard
 from app.gui.widgets.virtual_list import ColumnItem
 
 
@@ -101,7 +101,7 @@ class MessageItems:
             first=len(chat.tree.path()) <= 2,  # noqa: PLR2004 - a question and its answer
             narrow=narrow,
         )
-        grounds = grounds_of(message)
+        grounds = message.facts.grounds
         if grounds is not None:
             made.add_below_text(GroundsCard(self._services, grounds, message.content))
         if message_id == chat.answering_id or message.status == "streaming":

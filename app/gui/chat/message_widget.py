@@ -3,16 +3,17 @@
 import json
 from functools import partial
 
+import msgspec
 from PySide6.QtCore import QEvent, Qt, QTimer, Signal
 from PySide6.QtGui import QEnterEvent, QGuiApplication
 from PySide6.QtWidgets import QFrame, QVBoxLayout, QWidget
 
+from app.answer_facts import ToolCall
 from app.db.records import Message
 from app.generation_phase import Phase
 from app.gui.chat.answer_stats import answer_facts, runaway_words
 from app.gui.chat.message_editor import MessageEditor
 from app.gui.chat.phase_label import PhaseLabel
-from app.gui.chat.request import SENT
 from app.gui.markdown.view import MarkdownView
 from app.gui.theme import Theme
 from app.gui.widgets.basics import IconButton, button, label, row, stack
@@ -226,8 +227,7 @@ class MessageWidget(ColumnItem):
         self._body = self._add_view(message.content)
         self._body.setVisible(bool(message.content))
         self._column.addWidget(self._body)
-        calls = message.facts.get("tool_calls")
-        for call in calls if isinstance(calls, list) else []:
+        for call in message.facts.tool_calls:
             self._column.addWidget(self._tool_card(call))
         if message.status == "streaming":
             self._phase = PhaseLabel()
@@ -273,19 +273,19 @@ class MessageWidget(ColumnItem):
             return
         frame = QFrame()
         frame.setProperty("kind", "banner-bad")
-        words = label(str(message.facts.get("error", self.tr("The answer failed."))), wrap=True, selectable=True)
+        words = label(message.facts.error or self.tr("The answer failed."), wrap=True, selectable=True)
         column = stack(words, margins=(16, 12, 16, 12))
         remedies = [("retry", self.tr("Try again"))]
-        if message.facts.get("error_code") == "unreachable":
+        if message.facts.error_code == "unreachable":
             remedies.append(("restart", self.tr("Start the server and try again")))
-        if message.facts.get("error_code") == "context_length_exceeded":
+        if message.facts.error_code == "context_length_exceeded":
             remedies = [("edit", self.tr("Shorten the question"))]
             if not self._first:
                 remedies = [
                     ("shorten", self.tr("Summarize the older messages")),
                     ("new", self.tr("Start a new chat with this question")),
                 ]
-        elif message.facts.get(SENT) and message.facts.get("error_code") != "unreachable":
+        elif message.facts.pictures_sent and message.facts.error_code != "unreachable":
             remedies.append(("without_pictures", self.tr("Answer without the pictures")))
         buttons = row(1)
         for remedy, text in remedies:
@@ -313,10 +313,10 @@ class MessageWidget(ColumnItem):
         self._reasoning_layout.addWidget(fold)
         self._reasoning_layout.addLayout(row(view, margins=(inset, 0, 0, 0)))
 
-    def _tool_card(self, call: dict[str, str]) -> QFrame:
+    def _tool_card(self, call: ToolCall) -> QFrame:
         frame = QFrame()
         frame.setProperty("kind", "note")
-        arguments = call.get("arguments", "")
+        arguments = call.arguments
         try:
             arguments = json.dumps(json.loads(arguments), indent=2, ensure_ascii=False)
         except (ValueError, RecursionError):
@@ -324,7 +324,7 @@ class MessageWidget(ColumnItem):
         view = self._add_view(f"```json\n{arguments}\n```", 4 * self._theme.tokens.unit)
         frame.setLayout(
             stack(
-                label(self.tr("Wants to call {name}").format(name=call.get("name", "?")), "strong"),
+                label(self.tr("Wants to call {name}").format(name=call.name or "?"), "strong"),
                 view,
                 margins=(16, 12, 16, 12),
             )
@@ -354,8 +354,8 @@ class MessageWidget(ColumnItem):
         menu, number = Menu(self._theme, self), self.message.id
         if self.message.role == "assistant":
             menu.add("edit", self.tr("Edit this answer"), self.start_edit)
-        if receipt := self.message.facts.get("receipt"):
-            text = json.dumps(receipt, indent=1)
+        if receipt := self.message.facts.receipt:
+            text = msgspec.json.format(msgspec.json.encode(receipt), indent=1).decode()
             menu.add("copy", self.tr("Copy the receipt"), lambda: QGuiApplication.clipboard().setText(text))
         menu.add("split", self.tr("New chat from here"), lambda: self.forked.emit(number))
         menu.add("trash", self.tr("Delete from here on"), lambda: self.removed.emit(number), "bad")

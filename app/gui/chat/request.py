@@ -25,9 +25,6 @@ _CARRIED = frozenset(
     }
 )
 
-LEFT_OUT = "pictures_left_out"  # fact of a question: the server refused its pictures, and answers without them
-SENT = "pictures_sent"  # fact of an answer that failed
-
 
 def estimate_tokens(text: str) -> int:
     """About how many tokens a text has, when nobody has counted yet."""
@@ -93,7 +90,7 @@ def rendered(path: Sequence[Message], *, sees: bool = True) -> list[dict[str, An
         if message.role == "tool":
             result = {
                 "role": "tool",
-                "tool_call_id": str(message.facts.get("call_id", "")),
+                "tool_call_id": message.facts.call_id,
                 "content": message.content,
             }
             made.append(result)
@@ -102,13 +99,13 @@ def rendered(path: Sequence[Message], *, sees: bool = True) -> list[dict[str, An
         results = 0
         while number + 1 + results < len(path) and path[number + 1 + results].role == "tool":
             results += 1
-        calls = message.facts.get("tool_calls")
-        if results and isinstance(calls, list):
+        calls = message.facts.tool_calls
+        if results and calls:
             made[-1]["tool_calls"] = [
                 {
-                    "id": call_id(str(call.get("id", "")), at),
+                    "id": call_id(call.id, at),
                     "type": "function",
-                    "function": {"name": str(call.get("name", "")), "arguments": str(call.get("arguments", "{}"))},
+                    "function": {"name": call.name, "arguments": call.arguments},
                 }
                 for at, call in enumerate(calls[:results])
             ]
@@ -131,10 +128,10 @@ def _message(message: Message, *, sees: bool) -> dict[str, Any]:
     notes = [document_text(item.name, item.text) for item in message.attachments if item.text]
     if images and not sees:
         notes += [f"[{item.name}: a picture, which this model cannot see]" for item in images]
-    elif images and message.facts.get(LEFT_OUT):
+    elif images and message.facts.pictures_left_out:
         notes += [f"[{item.name}: a picture, which could not be read]" for item in images]
     text = "\n\n".join([*notes, message.content])
-    if not images or not sees or message.facts.get(LEFT_OUT):
+    if not images or not sees or message.facts.pictures_left_out:
         return {"role": message.role, "content": text}
     parts = [image_part(item.mime, item.data or b"") for item in images]
     return {"role": message.role, "content": [*parts, {"type": "text", "text": text}]}

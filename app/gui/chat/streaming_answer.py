@@ -4,6 +4,7 @@ from typing import Any
 
 from PySide6.QtCore import QObject, QTimer, Signal
 
+from app.answer_facts import NO_FACTS, AnswerFacts
 from app.client import Answer, ApiError, WholeAnswer
 from app.db import messages
 from app.gui.app_context import Services
@@ -18,7 +19,7 @@ class ArrivingAnswer(QObject):
 
     text_arrived = Signal(int, str, str)  # id, content, reasoning
     phase_changed = Signal(int, object)  # id, Phase
-    ended = Signal(int, object, str, dict)  # id, WholeAnswer, Status, facts beside those of the answer
+    ended = Signal(int, object, str, object)  # id, WholeAnswer, Status, AnswerFacts of how it ended
     failed = Signal(object)  # ApiError: the answer ended with it
     save_failed = Signal(str)
 
@@ -38,7 +39,7 @@ class ArrivingAnswer(QObject):
         self._job = self._services.background.stream(
             lambda: self._services.api.answer(body),
             self._on_chunks,
-            lambda _: self._end("complete", {}),
+            lambda _: self._end("complete"),
             self._on_error,
             self,
         )
@@ -49,7 +50,7 @@ class ArrivingAnswer(QObject):
         if self._job is not None:
             self._job.flush()
             self._job.cancel()
-            self._end("stopped", {})
+            self._end("stopped")
 
     def _on_chunks(self, chunks: list[Answer]) -> None:
         if self.so_far is None:
@@ -65,14 +66,11 @@ class ArrivingAnswer(QObject):
             self.phase_changed.emit(self.message_id, self.so_far.phase)
 
     def _on_error(self, error: Exception) -> None:
-        facts: dict[str, object] = {"error": error_message(error)}
-        if isinstance(error, ApiError):
-            facts["error_code"] = error.code
-            facts["error_facts"] = {k: v for k, v in error.facts.items() if isinstance(v, int | str)}
-        self._end("error", facts)
+        code = error.code if isinstance(error, ApiError) else ""
+        self._end("error", AnswerFacts(error=error_message(error), error_code=code))
         self.failed.emit(error)
 
-    def _end(self, status: str, facts: dict[str, object]) -> None:
+    def _end(self, status: str, facts: AnswerFacts = NO_FACTS) -> None:
         answer, message_id = self.so_far, self.message_id
         self.so_far, self._job, self.message_id = None, None, 0
         self._save_timer.stop()

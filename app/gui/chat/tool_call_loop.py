@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QObject, Signal
 
-from app.client.chat_stream import ToolCall
+from app.answer_facts import AnswerFacts, ToolCall
 from app.db import messages
 from app.db.records import Message
 from app.gui.app_context import Services
@@ -106,12 +106,12 @@ class ToolTurns(QObject):
             def done(outcome: ToolOutcome) -> None:
                 if cancelled.is_set():
                     return
-                facts = {
-                    "tool": toolset.title(call.name),
-                    "call_id": call_id(call.id, number),
-                    "ok": outcome.ok,
-                    "seconds": round(time.monotonic() - begun, 2),
-                }
+                facts = AnswerFacts(
+                    tool=toolset.title(call.name),
+                    call_id=call_id(call.id, number),
+                    ok=outcome.ok,
+                    seconds=round(time.monotonic() - begun, 2),
+                )
                 future = self._services.store.submit(
                     messages.add, message.conversation_id, parent_id, "tool", outcome.text, facts=facts
                 )

@@ -43,10 +43,9 @@ class ToolItem(ColumnItem):
 
     def _title(self) -> str:
         facts = self.message.facts
-        name, seconds = str(facts.get("tool", "?")), facts.get("seconds")
-        took = self.tr("{n} s").format(n=seconds) if isinstance(seconds, float | int) else ""
-        state = "" if facts.get("ok", True) else self.tr("failed or declined")
-        return " · ".join(filter(None, (name, took, state)))
+        took = self.tr("{n} s").format(n=facts.seconds) if facts.seconds is not None else ""
+        state = "" if facts.ok else self.tr("failed or declined")
+        return " · ".join(filter(None, (facts.tool or "?", took, state)))
 
     def _show(self, *, opened: bool) -> None:
         self.text.setVisible(opened)

@@ -278,7 +278,7 @@ class CodeController(QObject):
         def done(_: object) -> None:
             self._stream = None
             self._set_busy(False)
-            usage = next((item.usage for item in self._answer if item.usage), None)
+            usage = next((item.facts.usage for item in self._answer if item.facts.usage), None)
             on_done("".join(item.text for item in self._answer), usage)
 
         def error(problem: Exception) -> None:

@@ -3,29 +3,17 @@
 from functools import partial
 from pathlib import Path
 
-import msgspec
 from PySide6.QtGui import QTextCharFormat, QTextCursor
 from PySide6.QtWidgets import QDialog, QFrame, QPlainTextEdit, QTextEdit, QVBoxLayout, QWidget
 
-from app.db.records import Message
 from app.gui.app_context import Services
 from app.gui.reasons import translated
 from app.gui.server_errors import error_message
 from app.gui.widgets.basics import button, label, stack
-from devices.msgspec_lock import learned
 from engine.api.collections import Grounds, PageText, Passage
 
 _SENTENCE_CHARS = 120
 _SHOWN_PASSAGES = 12
-
-
-def grounds_of(message: Message) -> Grounds | None:
-    """What an answer was made from; None where no collection was asked."""
-    found = message.facts.get("grounds")
-    try:
-        return msgspec.convert(found, learned(Grounds)) if found else None
-    except msgspec.ValidationError:
-        return None
 
 
 class GroundsCard(QFrame):

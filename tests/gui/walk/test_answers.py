@@ -83,7 +83,7 @@ def test_the_window_says_where_an_answer_is_and_lists_its_chat_at_once(walk, tmp
     walk.click("Stop (Esc)", "chat")
     walk.until("not chat.controller.busy")
     walk.until("'tokens/s' in says(chat.transcript) and 'stopped by you' in says(chat.transcript)")
-    assert walk.ask("chat.controller.tree.path()[-1].facts['first_s']") > 1
+    assert walk.ask("chat.controller.tree.path()[-1].facts.first_s") > 1
 
 
 def unloaded(walk):

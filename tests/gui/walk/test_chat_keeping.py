@@ -169,7 +169,7 @@ def test_sampling_is_set_kept_for_the_model_and_given_back(walk):
     walk.key("Tab")
     walk.until(f"{SAMPLING}.get('max_tokens') == 48")
     walk.say("What is Tessera?")
-    assert walk.ask(f"{LAST}.facts['usage']['completion_tokens']") <= 48
+    assert walk.ask(f"{LAST}.facts.usage.completion_tokens") <= 48
 
 
 def test_an_answer_carries_a_receipt_that_can_be_copied(walk):

@@ -217,10 +217,10 @@ def test_the_pieces_of_an_answer_become_the_whole():
     for piece in answers(chunks):
         whole.take(piece)
         phases.append(whole.phase.name)
-    assert (whole.content, whole.reasoning, whole.finish_reason) == ("Yes", "Hm. ", "stop")
+    assert (whole.content, whole.reasoning, whole.facts().finish_reason) == ("Yes", "Hm. ", "stop")
     assert list(dict.fromkeys(phases)) == ["loading", "reading", "thinking", "writing"]
-    assert whole.facts()["usage"]["total_tokens"] == 5
-    assert "tool_calls" not in whole.facts()
+    assert whole.facts().usage.total_tokens == 5
+    assert not whole.facts().tool_calls
 
 
 class Impostor(BaseHTTPRequestHandler):

@@ -3,6 +3,7 @@
 import io
 import sys
 
+from app.answer_facts import AnswerFacts
 from app.cli.conversation import Conversation
 from app.client import Answer
 
@@ -20,7 +21,7 @@ class Server:
 
 class _Pieces:
     def __iter__(self):
-        yield Answer(text="Yes.", finish_reason="stop")
+        yield Answer(text="Yes.", facts=AnswerFacts(finish_reason="stop"))
 
     def close(self):
         pass

@@ -3,6 +3,7 @@ import random
 import apsw
 import pytest
 
+from app.answer_facts import NO_FACTS, AnswerFacts, ToolCall
 from app.db import backup, conversations, messages
 from app.db.connection import open_in_memory, open_store
 from app.db.errors import StoreFromNewerVersion
@@ -10,6 +11,7 @@ from app.db.records import Attachment
 from app.db.schema import MIGRATIONS
 from app.db.search import search
 from app.db.store import Store
+from engine.api.chat import Usage
 
 
 @pytest.fixture
@@ -51,10 +53,11 @@ def test_messages_make_a_tree_with_attachments(db):
     )
     answer = messages.add(db, chat, root.id, "assistant", "", status="streaming", model="m")
     messages.write_text(db, answer.id, content="hal", reasoning="hm", status="streaming")
-    messages.finish(db, answer.id, content="half", reasoning="hm", status="complete", facts={"usage": {"total": 3}})
+    facts = AnswerFacts(usage=Usage(total_tokens=3), tool_calls=(ToolCall("add", "{}", "c1"),), ok=False)
+    messages.finish(db, answer.id, content="half", reasoning="hm", status="complete", facts=facts)
     first, second = messages.of_conversation(db, chat)
     assert first.attachments[0].text == "inside"
-    assert (second.parent_id, second.content, second.facts) == (root.id, "half", {"usage": {"total": 3}})
+    assert (second.parent_id, second.content, second.facts) == (root.id, "half", facts)
     assert conversations.get(db, chat).leaf_id == answer.id
 
 
@@ -78,11 +81,11 @@ def test_the_index_follows_streaming_edits_and_deletes(db):
     for text in ("alpha", "alpha beta"):
         messages.write_text(db, m.id, content=text, reasoning="", status="streaming")
     assert search(db, "beta") == []
-    messages.finish(db, m.id, content="alpha beta gamma", reasoning="", status="complete", facts={})
+    messages.finish(db, m.id, content="alpha beta gamma", reasoning="", status="complete", facts=NO_FACTS)
     assert len(search(db, "gamma")) == 1
     messages.write_text(db, m.id, content="alpha", reasoning="", status="streaming")
     assert search(db, "gamma") == []
-    messages.finish(db, m.id, content="delta", reasoning="", status="stopped", facts={})
+    messages.finish(db, m.id, content="delta", reasoning="", status="stopped", facts=NO_FACTS)
     assert len(search(db, "delta")) == 1
     db.execute("INSERT INTO messages_index(messages_index) VALUES ('integrity-check')")
     conversations.trash(db, [chat])

@@ -5,6 +5,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
+from app.answer_facts import AnswerFacts
 from app.cli import chat_tools
 from app.cli.conversation import Conversation
 from app.cli.main import cli
@@ -32,7 +33,7 @@ class _Pieces:
             function = FunctionDelta(name="calculate", arguments='{"expression": "6*7"}')
             yield Answer(text="Let me see.", tool_calls=(ToolCallDelta(index=0, id="c1", function=function),))
         else:
-            yield Answer(text="It is 42.", finish_reason="stop")
+            yield Answer(text="It is 42.", facts=AnswerFacts(finish_reason="stop"))
 
     def close(self):
         pass
