@@ -1,10 +1,14 @@
 """One quantization from end to end: convert, measure, plan, write, prove, publish. Native work is in children."""
 
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 
-from quantize.child import HERE, Executor, answer_of, reused_workers
+from devices.errors import Cancelled
+from quantize.child import HERE, Executor, answer_of, reused_workers, run_task
 from quantize.convert.folder import Converted, ConvertRequest, Prepared
 from quantize.errors import InvalidOption
 from quantize.files.gguf_split import read_gguf_model
@@ -12,18 +16,33 @@ from quantize.files.measurement_cache import bounded
 from quantize.files.measurement_folder import file_sha256, hash_is_cached, model_sha256
 from quantize.files.output_file import Output
 from quantize.files.provenance import provenance_bytes
-from quantize.job.baseline_comparison import no_rival, stock_rival, verdict, verify_request
-from quantize.job.cache_choice import has_choice, measured_cache
 from quantize.job.effort import Spent, effort_of, job_shape, spend, types_to_measure
 from quantize.job.forecast import JobShape, forecast, learn_rates, learned_rates, seconds_by_phase
 from quantize.job.gate import GateReport, Mix, cautions
-from quantize.job.gate_run import NOT_THE_SOURCE, Judge, ask_gate, nearly_exact
-from quantize.job.phases import Phases
-from quantize.job.plan_file import applied, arithmetic_for, check_claim, check_source, check_texts
-from quantize.job.plan_input import question_of
-from quantize.job.publish import publish
+from quantize.job.gate_run import (
+    NOT_THE_SOURCE,
+    Judge,
+    ask_gate,
+    nearly_exact,
+    no_rival,
+    stock_rival,
+    verdict,
+    verify_request,
+)
+from quantize.job.plan_file import (
+    NO_PLAN,
+    applied,
+    arithmetic_for,
+    check_claim,
+    check_source,
+    check_texts,
+    plan_of,
+    same_or_not,
+    write_plan,
+)
+from quantize.job.report import provenance_of, report_path, write_report
 from quantize.job.request import QuantizeReport, QuantizeRequest, Shipped
-from quantize.job.round_plan import types_to_round
+from quantize.job.round_plan import round_plan, types_to_round
 from quantize.job.smoothed import (
     Basis,
     CachedMeasurement,
@@ -42,14 +61,89 @@ from quantize.job.source import (
     watched,
     whole_spec,
 )
-from quantize.job.write_model import WriteRequest
-from quantize.job.writing import Writing
-from quantize.measure.kv_cache import KvDamage
+from quantize.job.write_model import WriteRequest, plain_types, stamp
+from quantize.measure.kv_cache import LONGEST, USUAL, KvDamage, KvRequest, kv_damage, with_damage
 from quantize.measure.run import measure, measure_inputs, never_measured
 from quantize.measure.verify import verify
-from quantize.measurements import CancelCheck, Measured, MeasureRequest, OnProgress
+from quantize.measurements import (
+    CancelCheck,
+    Measured,
+    MeasureRequest,
+    OnProgress,
+    Progress,
+    RoundRequest,
+)
 from quantize.plan.plan import Question, given_plan, make_plan
-from quantize.types import FileReport, ModelSpec, Rounding
+from quantize.plan.priors import prior_damage
+from quantize.types import EvidenceRef, FileReport, ModelSpec, Rounding
+
+# The phases of a job: what they report, what ends them, how long they took.
+
+
+class Phases:
+    """`seconds` by phase, for as long as each took in all."""
+
+    def __init__(self, on_progress: OnProgress, cancelled: CancelCheck) -> None:
+        self.on_progress = Bar(on_progress)
+        self.cancelled = cancelled
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Time a phase. Raises: Cancelled, before it."""
+        if self.cancelled():
+            raise Cancelled
+        self.on_progress(Progress(phase=name, done=0.0, total=1.0))
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds[name] = round(self.seconds.get(name, 0.0) + time.monotonic() - started, 3)
+
+
+# Phases of the workers inside a phase of the job, with their part of it.
+# Measured: docs/log.md, "Quantization in minutes" ("Phases").
+_INSIDE: dict[str, tuple[str, float, float]] = {
+    "smooth": ("measure", 0.0, 0.02),
+    "survey": ("measure", 0.0, 0.02),
+    "moments": ("measure", 0.02, 0.36),
+    "errors": ("measure", 0.38, 0.18),
+    "alpha": ("measure", 0.56, 0.44),
+    "prepare": ("convert", 0.0, 1.0),
+}
+# What the forecast weighs against the pace so far, as a share of the whole.
+_TRUST_FRAC = 0.1
+
+
+class Bar:
+    """Passes progress on with the share of the whole and the seconds left; `expect` says what is to come."""
+
+    def __init__(self, on_progress: OnProgress) -> None:
+        self._on_progress = on_progress
+        self._phases: dict[str, float] = {}
+        self._done = 0.0
+        self._started = time.monotonic()
+
+    def expect(self, phases: Mapping[str, float]) -> None:
+        """Seconds by phase, in the order in which they come."""
+        self._phases = dict(phases)
+
+    def __call__(self, progress: Progress) -> None:
+        """Tell how far the whole is; it never goes back."""
+        total = sum(self._phases.values())
+        if total <= 0:  # what a worker says is left is of its own phase
+            self._on_progress(msgspec.structs.replace(progress, left_s=None))
+            return
+        phase, first, part = _INSIDE.get(progress.phase, (progress.phase, 0.0, 1.0))
+        if phase in self._phases:
+            within = first + part * min(1.0, progress.done / progress.total if progress.total else 0.0)
+            before = sum(s for p, s in list(self._phases.items())[: list(self._phases).index(phase)])
+            self._done = max(self._done, before + within * self._phases[phase])
+        trust = _TRUST_FRAC * total
+        pace = (time.monotonic() - self._started + trust) / (self._done + trust)
+        left = (total - self._done) * pace
+        self._on_progress(msgspec.structs.replace(progress, share=self._done / total, left_s=left))
+
 
 _EXPECTED = "nothing was measured yet: the mix and its figures are expectations, and will change"
 
@@ -378,3 +472,117 @@ class _Job:
             )
         self.warnings += cautions(gate)
         return gate
+
+
+# Which ways to store the KV cache a job chooses among, and what each of them costs the model in hand.
+
+
+def has_choice(request: QuantizeRequest) -> bool:
+    """Whether there is anything to measure, and time for it."""
+    return request.tier != "instant" and not request.plan_only and len(request.kv) > 1
+
+
+def measured_cache(
+    request: QuantizeRequest, measure: MeasureRequest, on_progress: OnProgress, cancelled: CancelCheck
+) -> tuple[QuantizeRequest, tuple[KvDamage, ...]]:
+    """The request with what was measured in place of expectations, and the table of it.
+
+    Tier max looks at contexts as long as the one that is promised. Raises: as `kv_damage`.
+    """
+    n_ctx = request.goal.n_ctx or 0
+    types = {t for o in request.kv for t in (o.type_k, o.type_v)}
+    longest = min(LONGEST, max(USUAL, n_ctx)) if request.tier == "max" else USUAL
+    task = KvRequest(measure=measure, types=tuple(sorted(types)), longest=longest)
+    found = kv_damage(task, on_progress, cancelled)
+    return msgspec.structs.replace(request, kv=with_damage(request.kv, found, n_ctx)), found
+
+
+class Writing:
+    """`measure` says how a file of weights is measured, whose cache has what rounding needs."""
+
+    def __init__(self, phases: Phases, executor: Executor, measure: Callable[[Path], MeasureRequest]) -> None:
+        self._phases, self._executor, self._measure = phases, executor, measure
+
+    def packed(
+        self, source: Path, types: dict[str, str], imatrix: Path | None, rounding: Rounding
+    ) -> dict[str, Path]:
+        """Finished blocks by tensor; the rest is rounded while the file is written."""
+        if not types:
+            return {}
+        task = RoundRequest(measure=self._measure(source), types=types, rounding=rounding, imatrix=imatrix)
+        with self._phases.phase("round"):
+            tensors = list(round_plan(task, self._phases.on_progress, self._phases.cancelled, self._executor))
+        return {t.name: Path(str(getattr(t.blocks, "filename", ""))) for t in tensors}
+
+    def written(self, task: WriteRequest) -> Path:
+        """The file that was asked for."""
+        if self._executor is not HERE:  # what writing would round by itself
+            packed = self.packed(task.source, plain_types(task), task.imatrix, Rounding.STOCK)
+            task = msgspec.structs.replace(task, packed={**packed, **task.packed})
+        with self._phases.phase("write"):
+            run_task("write", task, self._phases.on_progress, self._phases.cancelled)
+        return task.out
+
+
+def question_of(
+    request: QuantizeRequest,
+    rounding: Rounding,
+    spec: ModelSpec,
+    header_bytes: int,
+    measured: Measured | None,
+    imatrix: Path | None,
+) -> Question:
+    """The question for a plan; what was not measured (None) is taken from priors."""
+    reference = EvidenceRef(
+        tier=request.tier,
+        # A plan before measuring counts on the importance matrix that measuring will give.
+        has_imatrix=imatrix is not None or request.tier != "instant",
+        imatrix_sha256=file_sha256(imatrix) if imatrix else "",
+        sensitivity_sha256=measured.evidence.sha256 if measured else "",
+        gptq=rounding == Rounding.GPTQ,
+    )
+    evidence = measured.evidence if measured else None
+    return Question(
+        model=spec,
+        damage=evidence.damage(rounding) if evidence else prior_damage(spec),
+        stock_damage=evidence.damage(Rounding.STOCK) if evidence else None,
+        evidence=reference,
+        header_bytes=header_bytes,
+        kv=request.kv,
+        locks=request.locks,
+        doubled_head_types=frozenset(request.doubled_head_types),
+        device=request.device,
+        speeds=request.speeds or None,
+    )
+
+
+def publish(
+    request: QuantizeRequest,
+    output: Output,
+    report: QuantizeReport,
+    chosen: Path,
+    types: dict[str, str],
+    rounded: Collection[str],
+    source: Identity,
+) -> QuantizeReport:
+    """Stamp the `chosen` file, check it and give it its name; the report with what was found on the way.
+
+    Raises: SourceChanged: it is no longer what it was. BadFile, InvalidOption: as `Output.publish`; other bytes
+    than those of the plan that was followed. OSError.
+    """
+    given, exports = request.plan, request.export_plan
+    provenance = given.provenance if given and report.shipped == "ours" else provenance_of(report, request.tier)
+    stamp(chosen, provenance)
+    digest = file_sha256(chosen) if given or exports else ""
+    if given and report.shipped == "ours":
+        note = same_or_not(given, digest, force=request.force)
+        report = msgspec.structs.replace(report, warnings=(*report.warnings, note))
+    exported = plan_of(request, report, rounded, provenance, digest) if exports else None
+    if exports and not exported:
+        report = msgspec.structs.replace(report, warnings=(*report.warnings, NO_PLAN))
+    check_unchanged(request.source, source)
+    output.publish(chosen, types)
+    write_report(report_path(output.path), report)
+    if exports and exported:
+        write_plan(exports, exported)
+    return report

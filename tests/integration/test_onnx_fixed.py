@@ -15,8 +15,7 @@ from engine.runner.protocol import LoadSettings
 from quantize.errors import InvalidOption
 from quantize.files.gguf_split import read_gguf_model
 from quantize.onnx.decoder import decoder_shape
-from quantize.onnx.fixed_folder import CHUNK_TOKENS, GRAPHS
-from quantize.onnx.fixed_numbers import FixedNumbers
+from quantize.onnx.fixed_folder import CHUNK_TOKENS, GRAPHS, FixedNumbers
 from quantize.onnx.folder import convert_gguf
 from quantize.onnx.request import FixedOptions
 from quantize.onnx.static_shapes import MASKED, FixedShape, FixedWeights

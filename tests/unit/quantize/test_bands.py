@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from quantize.files.measurement_folder import Group
-from quantize.job.baseline_comparison import verdict
+from quantize.job.execute import verdict
 from quantize.measure.kl_divergence import Comparison
 from quantize.measure.probe_groups import alphas, probe_units, representatives
 from quantize.measure.rounding_error import filled

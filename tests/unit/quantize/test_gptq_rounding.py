@@ -5,12 +5,20 @@ import itertools
 import numpy as np
 import pytest
 
-from quantize.gptq.grid import make_grid
 from quantize.gptq.hessian import make_curvature
 from quantize.gptq.packing import LAYOUTS, pack
-from quantize.gptq.rounding import SWEEPS, descend, feed_forward
-from quantize.gptq.rows import EXPONENTS, best_rows, choices, gptq_rows, plain_rows
-from quantize.gptq.scales import fit_scales
+from quantize.gptq.rows import (
+    EXPONENTS,
+    SWEEPS,
+    best_rows,
+    choices,
+    descend,
+    feed_forward,
+    fit_scales,
+    gptq_rows,
+    make_grid,
+    plain_rows,
+)
 from quantize.native.blocks import dequantize_rows, quantize_rows
 
 pytestmark = pytest.mark.native

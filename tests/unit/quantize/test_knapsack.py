@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quantize.plan.knapsack import solve
+from quantize.plan.plan import solve
 
 item = st.lists(
     st.tuples(st.integers(1, 60), st.floats(0, 1, allow_subnormal=False) | st.sampled_from([0.0, 0.25, 0.5])),

@@ -5,12 +5,10 @@ import itertools
 import numpy as np
 import pytest
 
-from quantize.gptq.codebook_rows import gptq_octet_rows
 from quantize.gptq.codebook_search import descend_octets, feed_octets_forward, in_octets, make_octet_grid
 from quantize.gptq.codebooks import LATTICES, OCTET, pack_points, table
 from quantize.gptq.hessian import make_curvature
-from quantize.gptq.rows import EXPONENTS, best_rows, choices, gptq_rows
-from quantize.gptq.scales import fit_factors, fit_scales
+from quantize.gptq.rows import EXPONENTS, best_rows, choices, fit_factors, fit_scales, gptq_octet_rows, gptq_rows
 from quantize.native.blocks import dequantize_rows, quantize_rows
 
 pytestmark = pytest.mark.native

@@ -10,8 +10,15 @@ from quantize.files.gguf_file import read_gguf
 from quantize.files.provenance import Provenance, blank, read_provenance
 from quantize.job import forecast as forecasting
 from quantize.job.effort import EFFORTS, Spent, effort_of, spend
-from quantize.job.forecast import JobShape, forecast, learn_rates, learned_rates, seconds_by_phase
-from quantize.job.machine_speed import _threads, slower_than_table
+from quantize.job.forecast import (
+    JobShape,
+    _threads,
+    forecast,
+    learn_rates,
+    learned_rates,
+    seconds_by_phase,
+    slower_than_table,
+)
 from quantize.job.report import report_path, summary, write_report
 from quantize.job.request import QuantizeReport
 from quantize.plan.model_spec import model_spec

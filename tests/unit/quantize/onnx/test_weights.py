@@ -13,8 +13,7 @@ from quantize.errors import BadFile, InvalidOption, UnsupportedModel
 from quantize.files.gguf_split import read_gguf_model
 from quantize.native.blocks import quantize_rows
 from quantize.onnx.decoder import decoder_shape
-from quantize.onnx.fixed_folder import GRAPHS, write_fixed
-from quantize.onnx.fixed_numbers import FixedNumbers
+from quantize.onnx.fixed_folder import GRAPHS, FixedNumbers, write_fixed
 from quantize.onnx.folder import convert_gguf
 from quantize.onnx.request import EXACT
 from quantize.onnx.static_shapes import MASKED, FixedShape, FixedWeights
