@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from app.cli.kv_choices import KV_CHOICES
 from app.cli.settings_defaults import obey_offline
+from quantize.kv_cache_types import CACHE_TYPES
 
 if TYPE_CHECKING:
     from engine.services import FitReport, ModelPlacement
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @click.argument("model")
 @click.option("--ctx", type=click.IntRange(1, 1 << 24), help="Context in tokens.")
 @click.option("--parallel", type=click.IntRange(1, 128), help="Requests answered at the same time.")
-@click.option("--kv", type=click.Choice(KV_CHOICES), help="Type the context is kept in.")
+@click.option("--kv", type=click.Choice(tuple(CACHE_TYPES)), help="Type the context is kept in.")
 @click.option("--device", help="Pin a device id, a kind (cpu, igpu, dgpu) or a backend.")
 @click.option("--layers", type=click.IntRange(0, 10000), help="Layers on the GPU.")
 @click.option(

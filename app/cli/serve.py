@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from app.cli.kv_choices import KV_CHOICES
 from app.cli.settings_defaults import obey_offline, setting
+from quantize.kv_cache_types import CACHE_TYPES
 
 if TYPE_CHECKING:
     from engine.placement.types import Mode
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 )
 @click.option("--ctx", "context", type=click.IntRange(16, 1 << 24), help="Context in tokens for loaded models.")
 @click.option("--parallel", type=click.IntRange(1, 128), help="Requests a model answers at the same time.")
-@click.option("--kv", type=click.Choice(KV_CHOICES), help="Type the context is kept in.")
+@click.option("--kv", type=click.Choice(tuple(CACHE_TYPES)), help="Type the context is kept in.")
 @click.option("--device", help="Pin a device id, a kind (cpu, igpu, dgpu) or a backend (vulkan, cuda, ...).")
 @click.option("--mode", type=click.Choice(["quiet", "balanced", "fast"]), default="balanced", show_default=True)
 @click.option("--ttl", "ttl_s", default=3600.0, show_default=True, help="Seconds an idle model stays; 0: for good.")

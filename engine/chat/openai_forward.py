@@ -15,13 +15,12 @@ from engine.chat.query import ChatQuery
 from engine.chat.types import ImagePart, Message, NamedTool
 from engine.core.errors import InputFault
 from engine.core.types import Constraint, GenerationRequest
+from quantize.files.sampling_keys import SAMPLING
 
 # Sampling fields of OpenAI's protocol; all servers take them.
-_STANDARD: Final = frozenset(
-    {"temperature", "top_p", "presence_penalty", "frequency_penalty", "logit_bias", "seed"}
-)
-# Others under the names of each kind. Source: vLLM SamplingParams, SGLang sampling_params.md, llama-server README.
-_GPU: Final = {"top_k": "top_k", "min_p": "min_p", "repeat_penalty": "repetition_penalty"}
+_STANDARD: Final = {"logit_bias", "seed"} | {name for name, row in SAMPLING.items() if row.openai}
+# Others under the names of each kind.
+_GPU: Final = {name: row.vllm for name, row in SAMPLING.items() if row.vllm}
 _SAMPLING: Final[dict[str, dict[str, str] | None]] = {"openai": {}, "vllm": _GPU, "sglang": _GPU}
 _KINDS: Final = frozenset({"openai", "vllm", "sglang", "llama-server", "tessera"})
 # Grammars each kind takes, and where they stand.

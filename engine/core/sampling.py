@@ -10,11 +10,10 @@ from typing import Any, Final, Literal
 import msgspec
 
 from engine.core.types import SamplingParams
-from quantize.files.sampling_keys import BOUNDS, Value
+from quantize.files.sampling_keys import BOUNDS, SAMPLING, Value
 
 Source = Literal["request", "user", "file", "generation_config", "model_card", "llama.cpp", "ollama"]
-# Source: common/common.h of llama.cpp, struct common_params_sampling.
-LLAMA_CPP: Final[Mapping[str, Value]] = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
+LLAMA_CPP: Final = {name: row.llama_cpp for name, row in SAMPLING.items() if row.llama_cpp is not None}
 
 
 class Layer(msgspec.Struct, frozen=True, kw_only=True):

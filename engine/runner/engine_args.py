@@ -2,10 +2,12 @@
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta
+
+from quantize.kv_cache_types import CACHE_TYPES
 
 # Source: llama.cpp, common/common.h, LLM_FFN_EXPS_REGEX (2026-11): the weights of experts.
 EXPERTS: Final = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
@@ -18,7 +20,10 @@ _REPEATED_GROUP: Final = re.compile(r"\)[*+?{]")
 _REPETITION: Final = re.compile(r"(?<!\\)[*+{]")
 MAX_REPETITIONS: Final = 4
 
-CacheType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"]
+if TYPE_CHECKING:
+    CacheType = str
+else:
+    CacheType = Literal[tuple(CACHE_TYPES)]
 Tokens = Annotated[int, Meta(ge=1, lt=1 << 24)]
 Threads = Annotated[int, Meta(ge=1, le=512)]
 Scale = Annotated[float, Meta(gt=0, le=1e9)]

@@ -7,19 +7,10 @@ import msgspec
 from devices.backends.cpu_kernels import ATTENTION
 from engine.runner.engine_args import NO_ARGS
 from engine.runner.protocol import LoadSettings
+from quantize.kv_cache_types import CACHE_TYPES
 
 # llama.cpp's own names, `ggml_type` values of the cache types it accepts.
-KV_TYPES: Final = {
-    "f32": 0,
-    "f16": 1,
-    "bf16": 30,
-    "q8_0": 8,
-    "q5_1": 7,
-    "q5_0": 6,
-    "q4_1": 3,
-    "q4_0": 2,
-    "iq4_nl": 20,
-}
+KV_TYPES: Final = {name: row.ggml_type for name, row in CACHE_TYPES.items()}
 # Hard limit of llama.cpp (LLAMA_MAX_SEQ).
 MAX_SEQUENCES: Final = 256
 # Longest draft that is verified in one step; llama.cpp sizes its output buffer by it.

@@ -1,28 +1,33 @@
 """Sampling fields that the OpenAI and the Ollama protocol have under the same names and bounds."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from engine.server.body import Body
+from quantize.files.sampling_keys import SAMPLING
 
-Probability = Annotated[float, Field(ge=0, le=1)]
+
+def bounds(name: str) -> Any:
+    """The bounds of a field of sampling."""
+    row = SAMPLING[name]
+    return Field(gt=row.minimum, le=row.maximum) if row.above else Field(ge=row.minimum, le=row.maximum)
 
 
 class SharedSampling(Body):
     """How tokens are drawn and where an answer ends. None and absence: the default."""
 
-    temperature: Annotated[float, Field(ge=0, le=5)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=0, le=1 << 20)] | None = None
-    min_p: Probability | None = None
-    typical_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    repeat_penalty: Annotated[float, Field(ge=0.01, le=10)] | None = None
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    temperature: Annotated[float, bounds("temperature")] | None = None
+    top_p: Annotated[float, bounds("top_p")] | None = None
+    top_k: Annotated[int, bounds("top_k")] | None = None
+    min_p: Annotated[float, bounds("min_p")] | None = None
+    typical_p: Annotated[float, bounds("typical_p")] | None = None
+    repeat_penalty: Annotated[float, bounds("repeat_penalty")] | None = None
+    presence_penalty: Annotated[float, bounds("presence_penalty")] | None = None
+    frequency_penalty: Annotated[float, bounds("frequency_penalty")] | None = None
     mirostat: Literal[0, 1, 2] | None = None
-    mirostat_tau: Annotated[float, Field(gt=0, le=100)] | None = None
-    mirostat_eta: Annotated[float, Field(gt=0, le=1)] | None = None
+    mirostat_tau: Annotated[float, bounds("mirostat_tau")] | None = None
+    mirostat_eta: Annotated[float, bounds("mirostat_eta")] | None = None
     seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
     stop: str | Annotated[list[str], Field(max_length=16)] | None = None
 

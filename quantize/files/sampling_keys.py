@@ -1,51 +1,64 @@
-"""What model files recommend for sampling: the keys of GGUF and of transformers' generation_config.json."""
+"""The fields of sampling, one row each: bounds, defaults of other programs, names in files and on other servers."""
 
 import math
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 Value = float | int
+# A field whose lower bound is excluded is at least this where a file or the user decides it.
+_LEAST: Final = 0.001
 
-# What others than the request may decide, with the bounds of the request's own fields.
+
+class SamplingField(NamedTuple):
+    """`above`: the minimum itself is excluded; `neutral` switches the field off.
+
+    `gguf` is its name in a GGUF file (`general.sampling.*`), `hf` in transformers' generation_config.json, `vllm`
+    in requests to vLLM and SGLang; `openai`: it is in OpenAI's protocol, so that every server takes it. `llama_cpp`
+    and `ollama` are their defaults.
+    """
+
+    minimum: float
+    maximum: float
+    above: bool = False
+    whole: bool = False
+    neutral: float = 0
+    gguf: str = ""
+    hf: str = ""
+    vllm: str = ""
+    openai: bool = False
+    llama_cpp: Value | None = None
+    ollama: Value | None = None
+
+
+# Those that others than a request may decide, in the order in which they are shown.
+# Source: llama.cpp, common/common.h, struct common_params_sampling; vLLM SamplingParams; SGLang sampling_params.md.
+SAMPLING: Final[Mapping[str, SamplingField]] = {
+    "temperature": SamplingField(
+        0, 5, neutral=1, gguf="temp", hf="temperature", openai=True, llama_cpp=0.8, ollama=0.8
+    ),
+    "top_k": SamplingField(0, 1 << 20, whole=True, gguf="top_k", hf="top_k", vllm="top_k", llama_cpp=40, ollama=40),
+    "top_p": SamplingField(
+        0, 1, above=True, neutral=1, gguf="top_p", hf="top_p", openai=True, llama_cpp=0.95, ollama=0.9
+    ),
+    "min_p": SamplingField(0, 1, gguf="min_p", hf="min_p", vllm="min_p", llama_cpp=0.05, ollama=0.0),
+    "typical_p": SamplingField(0, 1, above=True, neutral=1, hf="typical_p"),
+    "repeat_penalty": SamplingField(
+        0.01, 10, neutral=1, gguf="penalty_repeat", hf="repetition_penalty", vllm="repetition_penalty", ollama=1.1
+    ),
+    "repeat_last_n": SamplingField(0, 1 << 20, whole=True, neutral=64, gguf="penalty_last_n"),
+    "presence_penalty": SamplingField(-2, 2, openai=True),
+    "frequency_penalty": SamplingField(-2, 2, openai=True),
+    "xtc_probability": SamplingField(0, 1, gguf="xtc_probability"),
+    "xtc_threshold": SamplingField(0, 1, neutral=0.1, gguf="xtc_threshold"),
+    "mirostat": SamplingField(0, 2, whole=True, gguf="mirostat"),
+    "mirostat_tau": SamplingField(0, 100, above=True, neutral=5, gguf="mirostat_tau"),
+    "mirostat_eta": SamplingField(0, 1, above=True, neutral=0.1, gguf="mirostat_eta"),
+}
 BOUNDS: Final[Mapping[str, tuple[float, float]]] = {
-    "temperature": (0, 5),
-    "top_k": (0, 1 << 20),
-    "top_p": (0.001, 1),
-    "min_p": (0, 1),
-    "typical_p": (0.001, 1),
-    "repeat_penalty": (0.001, 10),
-    "repeat_last_n": (0, 1 << 20),
-    "presence_penalty": (-2, 2),
-    "frequency_penalty": (-2, 2),
-    "xtc_probability": (0, 1),
-    "xtc_threshold": (0, 1),
-    "mirostat": (0, 2),
-    "mirostat_tau": (0.001, 100),
-    "mirostat_eta": (0.001, 1),
+    name: (_LEAST if row.above else row.minimum, row.maximum) for name, row in SAMPLING.items()
 }
-_WHOLE: Final = frozenset({"top_k", "repeat_last_n", "mirostat"})
-# Names in a GGUF file (`general.sampling.*`) and in transformers' generation_config.json.
-GGUF_NAMES: Final = {
-    "temp": "temperature",
-    "top_k": "top_k",
-    "top_p": "top_p",
-    "min_p": "min_p",
-    "xtc_probability": "xtc_probability",
-    "xtc_threshold": "xtc_threshold",
-    "penalty_last_n": "repeat_last_n",
-    "penalty_repeat": "repeat_penalty",
-    "mirostat": "mirostat",
-    "mirostat_tau": "mirostat_tau",
-    "mirostat_eta": "mirostat_eta",
-}
-GENERATION_CONFIG_NAMES: Final = {
-    "temperature": "temperature",
-    "top_k": "top_k",
-    "top_p": "top_p",
-    "min_p": "min_p",
-    "typical_p": "typical_p",
-    "repetition_penalty": "repeat_penalty",
-}
+GGUF_NAMES: Final = {row.gguf: name for name, row in SAMPLING.items() if row.gguf}
+GENERATION_CONFIG_NAMES: Final = {row.hf: name for name, row in SAMPLING.items() if row.hf}
 
 
 def checked(values: Mapping[str, object], names: Mapping[str, str]) -> dict[str, Value]:
@@ -59,7 +72,7 @@ def checked(values: Mapping[str, object], names: Mapping[str, str]) -> dict[str,
             value = BOUNDS[ours][1]
         low, high = BOUNDS[ours]
         if low <= value <= high:
-            found[ours] = int(value) if ours in _WHOLE else round(float(value), 6)
+            found[ours] = int(value) if SAMPLING[ours].whole else round(float(value), 6)
     return found
 
 

@@ -7,23 +7,12 @@ from app.attachments import document_text, image_part
 from app.client import chat_body
 from app.db.records import Attachment, Message
 from app.tools.types import ToolSpec
+from quantize.files.sampling_keys import SAMPLING
 
 # Characters of English a token holds, rounded down so that estimates err on the full side.
 CHARACTERS_PER_TOKEN = 3.5
 # Fields of a chat that its requests carry as they are.
-_CARRIED = frozenset(
-    {
-        "collection",
-        "temperature",
-        "top_p",
-        "min_p",
-        "top_k",
-        "repeat_penalty",
-        "presence_penalty",
-        "frequency_penalty",
-        "seed",
-    }
-)
+_CARRIED = {"collection", "seed"} | {name for name, row in SAMPLING.items() if row.openai or row.vllm}
 
 
 def estimate_tokens(text: str) -> int:

@@ -11,27 +11,31 @@ from app.gui import formatted
 from app.gui.theme import Theme
 from app.gui.widgets.basics import IconButton, button, label, row, stack
 from engine.api.models import Decided
+from quantize.files.sampling_keys import SAMPLING, SamplingField
 
 
 @dataclass(frozen=True)
 class Knob:
-    """One field; `neutral` is in force where nobody says anything."""
+    """One field of the table of sampling as the window offers it, whose bounds may be narrower."""
 
     name: str
     title: str
     description: str
-    neutral: float
-    maximum: float
-    minimum: float = 0.0
-    whole: bool = False
+    maximum: float = 1
+    minimum: float = 0
+
+    @property
+    def row(self) -> SamplingField:
+        """Its facts."""
+        return SAMPLING[self.name]
 
 
 KNOBS = (
-    Knob("temperature", "Temperature", "0 always takes the likeliest word; higher is more varied.", 1, 2),
-    Knob("top_p", "Top P", "Only the likeliest words that have this probability together. 1: all.", 1, 1, 0.01),
-    Knob("min_p", "Min P", "Drops words less likely than this share of the likeliest. 0 keeps all.", 0, 1),
-    Knob("top_k", "Top K", "Only this many words. 0 keeps all.", 0, 1000, whole=True),
-    Knob("repeat_penalty", "Repeat penalty", "Above 1 discourages words used shortly before.", 1, 2, 0.5),
+    Knob("temperature", "Temperature", "0 always takes the likeliest word; higher is more varied.", 2),
+    Knob("top_p", "Top P", "Only the likeliest words that have this probability together. 1: all.", 1, 0.01),
+    Knob("min_p", "Min P", "Drops words less likely than this share of the likeliest. 0 keeps all."),
+    Knob("top_k", "Top K", "Only this many words. 0 keeps all.", 1000),
+    Knob("repeat_penalty", "Repeat penalty", "Above 1 discourages words used shortly before.", 2, 0.5),
 )
 
 
@@ -87,12 +91,12 @@ class SamplingFields(QWidget):
         self._showing = True
         for knob in KNOBS:
             recommended = self._recommended.get(knob.name)
-            usual = float(recommended.value if recommended is not None else knob.neutral)
+            usual = float(recommended.value if recommended is not None else knob.row.neutral)
             is_own = knob.name in self.own
             value = self.own.get(knob.name, usual)
             field = self.fields[knob.name]
             if field.value() != value:  # setting it writes its text again, also while somebody types there
-                field.setValue(int(value) if knob.whole else value)  # type: ignore[arg-type]
+                field.setValue(int(value) if knob.row.whole else value)  # type: ignore[arg-type]
             source = formatted.source(recommended.source if recommended is not None else "")
             form = self.tr("This chat's own; otherwise {value} ({source})") if is_own else "{source}"
             self.states[knob.name].setText(form.format(value=f"{usual:g}", source=source))
@@ -103,7 +107,7 @@ class SamplingFields(QWidget):
 
     def _field(self, knob: Knob) -> QSpinBox | QDoubleSpinBox:
         field: QSpinBox | QDoubleSpinBox
-        if knob.whole:
+        if knob.row.whole:
             field = QSpinBox()
             field.setRange(int(knob.minimum), int(knob.maximum))
         else:

@@ -16,14 +16,13 @@ from app.gui.widgets.memory_bar import MemoryUse, Share
 from app.gui.widgets.popups import Choice
 from engine.api.machine import PlacementAnswer
 from engine.api.models import LoadOptions, ModelLoadSettings
+from quantize.kv_cache_types import CACHE_TYPES, K_DAMAGE
 
 _DELAY_MS = 150
 _SMALLEST = 512
 _FIELD = 148  # pixels of a field
 _UNKNOWN_TRAIN = 1 << 17  # the longest that is offered where a file does not say what it was trained for
 _MOST_LAYERS, _MOST_THREADS, _MOST_PARALLEL = 512, 256, 64
-# Types of the cache with the bits a value takes in them.
-_CACHE = (("f16", 16.0), ("q8_0", 8.5), ("q5_1", 6.0), ("q4_0", 4.5))
 
 
 class LoadDialog(QDialog):
@@ -49,8 +48,9 @@ class LoadDialog(QDialog):
         self.cache = Choice()
         self.cache.setAccessibleName(self.tr("Type of the cache"))
         self.cache.addItem(self.tr("Automatic"), None)
-        for name, bits in _CACHE:
-            self.cache.addItem(self.tr("{name} ({n} bits)").format(name=name, n=formatted.decimal(bits)), name)
+        for name in K_DAMAGE:
+            bits = formatted.decimal(float(CACHE_TYPES[name].bits))
+            self.cache.addItem(self.tr("{name} ({n} bits)").format(name=name, n=bits), name)
         self.cache.setFixedWidth(_FIELD)
         self.keep = QCheckBox(self.tr("Keep it loaded until it is ejected"))
         self.own_context = QCheckBox(self.tr("Automatic"))

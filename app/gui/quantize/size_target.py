@@ -9,16 +9,11 @@ from app.gui.widgets.basics import label, row
 from app.gui.widgets.flow import FlowLayout
 from app.gui.widgets.popups import Choice
 from engine.api.quantizing import DEFAULT_CONTEXT, QuantizeOptions
+from quantize.kv_cache_types import K_DAMAGE
 
 _CONTEXTS = (2048, 4096, 8192, 16384, 32768, 65536, 131072)
-# The types engine.job_kinds.quantize.fit weighs; None leaves the choice to the solver.
-_CACHES: tuple[tuple[str | None, str], ...] = (
-    (None, "the best for it"),
-    ("f16", "f16, exact"),
-    ("q8_0", "q8_0, half as large"),
-    ("q5_1", "q5_1"),
-    ("q4_0", "q4_0, smallest"),
-)
+# What is worth saying of some of the types that engine.job_kinds.quantize.fit weighs.
+_CACHE_NAMES = {"f16": "f16, exact", "q8_0": "q8_0, half as large", "q4_0": "q4_0, smallest"}
 
 
 class Aim(QWidget):
@@ -39,8 +34,9 @@ class Aim(QWidget):
         self.context.setCurrentIndex(self.context.findData(DEFAULT_CONTEXT))
         self.cache = Choice()
         self.cache.setAccessibleName(self.tr("How the context is stored"))
-        for value, name in _CACHES:
-            self.cache.addItem(self.tr(name), value)
+        self.cache.addItem(self.tr("the best for it"), None)
+        for name in K_DAMAGE:
+            self.cache.addItem(self.tr(_CACHE_NAMES.get(name, name)), name)
         self._more = QWidget()
         stored = label(self.tr("stored in"), "small")
         self._more.setLayout(row(self.context, stored, self.cache))

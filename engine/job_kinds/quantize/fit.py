@@ -12,12 +12,8 @@ from engine.placement.shape import ModelShape
 from engine.runner.protocol import LoadSettings
 from quantize.files.gguf_file import TensorInfo
 from quantize.ggml_types import MEASURED
+from quantize.kv_cache_types import K_DAMAGE, V_DAMAGE
 from quantize.types import Goal, KvOption
-
-# Damage of K and of V in a type, mean KL divergence in nats a token up to 1,024 tokens: before a model is measured.
-# Measured: docs/log.md, "Quantization in minutes" ("KV cache"), on the bundled model.
-K_DAMAGE = {"f16": 0.0, "q8_0": 0.00004, "q5_1": 0.00095, "q4_0": 0.0059}
-V_DAMAGE = {"f16": 0.0, "q8_0": 0.00002, "q5_1": 0.00092, "q4_0": 0.0054}
 
 
 class FitGoal(msgspec.Struct, frozen=True):

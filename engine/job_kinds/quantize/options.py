@@ -1,7 +1,7 @@
 """What can be asked of the quantizer, by the terminal and over HTTP alike."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -10,7 +10,13 @@ from engine.core.defaults import DEFAULT_CONTEXT
 from engine.core.errors import InputFault
 from engine.core.paths import whole_path
 from engine.library.types import ServerPath
+from quantize.kv_cache_types import K_DAMAGE
 from quantize.types import DeviceKind, Goal, Lock, Rounding, Tier
+
+if TYPE_CHECKING:
+    FittedCache = str
+else:
+    FittedCache = Literal[tuple(K_DAMAGE)]
 
 _MIB, _GIB = 1 << 20, 1 << 30
 # The tasks that a gate may name; any other is a file.
@@ -53,7 +59,7 @@ class QuantizeOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     memory_bytes: Bytes | None = None
     n_ctx: Annotated[int, Meta(ge=256, le=1 << 24)] = DEFAULT_CONTEXT
     n_seq: Annotated[int, Meta(ge=1, le=256)] = 1
-    kv_type: Literal["f16", "q8_0", "q5_1", "q4_0"] | None = None
+    kv_type: FittedCache | None = None
     locks: Annotated[tuple[LockRequest, ...], Meta(max_length=100)] = ()
     rounding: Rounding | None = None
     time_s: Annotated[float, Meta(gt=0, le=1e7)] | None = None

@@ -8,6 +8,7 @@ from engine.core.errors import InputFault
 from engine.server.body import Body
 from engine.server.known_keys import ANY
 from engine.server.sampling_fields import SharedSampling
+from quantize.files.sampling_keys import SAMPLING
 
 
 class Options(SharedSampling):
@@ -18,8 +19,8 @@ class Options(SharedSampling):
     repeat_last_n: Annotated[int, Field(ge=-1, le=1 << 20)] | None = None
 
     def sampling(self) -> dict[str, Any]:
-        """Ollama's defaults: temperature 0.8, the 40 likeliest, nucleus 0.9, repetition 1.1."""
-        given: dict[str, Any] = {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "min_p": 0.0, "repeat_penalty": 1.1}
+        """What the request says, over Ollama's own defaults."""
+        given: dict[str, Any] = {name: row.ollama for name, row in SAMPLING.items() if row.ollama is not None}
         shared = SharedSampling.model_fields.keys() - {"seed", "stop"}
         given |= {name: v for name in shared if (v := getattr(self, name)) is not None}
         if self.repeat_last_n is not None and self.repeat_last_n >= 0:

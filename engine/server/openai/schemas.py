@@ -9,7 +9,7 @@ from engine.core.errors import InputFault
 from engine.core.types import SamplingParams
 from engine.server.body import Body
 from engine.server.known_keys import ANY, ByType
-from engine.server.sampling_fields import Probability, SharedSampling
+from engine.server.sampling_fields import SharedSampling, bounds
 
 MAX_CHOICES = 16
 # OpenAI's documented default of /v1/completions.
@@ -76,10 +76,10 @@ class SamplerFields(SharedSampling):
     """How tokens are drawn and where an answer ends, in all of OpenAI's routes. None and absence: the default."""
 
     top_n_sigma: Annotated[float, Field(ge=-1, le=100)] | None = None
-    repetition_penalty: Annotated[float, Field(ge=0.01, le=10)] | None = None
-    repeat_last_n: Annotated[int, Field(ge=0, le=1 << 20)] | None = None
-    xtc_probability: Probability | None = None
-    xtc_threshold: Probability | None = None
+    repetition_penalty: Annotated[float, bounds("repeat_penalty")] | None = None
+    repeat_last_n: Annotated[int, bounds("repeat_last_n")] | None = None
+    xtc_probability: Annotated[float, bounds("xtc_probability")] | None = None
+    xtc_threshold: Annotated[float, bounds("xtc_threshold")] | None = None
     dry_multiplier: Annotated[float, Field(ge=0, le=10)] | None = None
     dry_base: Annotated[float, Field(ge=1, le=10)] | None = None
     dry_allowed_length: Annotated[int, Field(ge=1, le=1000)] | None = None
