@@ -1,7 +1,7 @@
 """Draws formulas: a child process that reads one request a line and answers with a picture in SVG, or with nothing.
 
 A formula is text of a model: a long or nested one takes seconds and may end the process, so it is never drawn in
-the window's own. Source of the time it takes: docs/window.md.
+the window's own. Source of the time it takes: docs/dev/window.md.
 """
 
 import json

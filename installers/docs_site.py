@@ -1,7 +1,9 @@
 """Build the documentation as a site: `python3 installers/docs_site.py [FOLDER]`, default build/site.
 
-Makes an environment with the locked tools on first use. mkdocs takes this file as its hook: the front page comes
-from README.md and the page of remedies from the texts that `tessera doctor` prints, so that neither is kept twice.
+Creates an environment with the locked tools on first use. mkdocs uses this file as its hook: the front page is
+README.md. `python installers/docs_site.py --pages`, in the program's own environment, writes the generated pages:
+the command line from Click, settings and environment variables from their tables, troubleshooting from the texts of
+`tessera doctor` and the table of errors.
 """
 
 import importlib
@@ -33,17 +35,120 @@ def front_page() -> str:
     return REPOSITORY_ONLY.sub(lambda found: found[0] if (ROOT / "docs" / found[1]).exists() else "]", text)
 
 
+def command_page() -> str:
+    """docs/cli.md: every command with its options, from Click."""
+    sys.path.insert(0, str(ROOT))
+    import click
+
+    from app.cli.main import cli
+
+    def section(command: click.Command, path: str, depth: int) -> list[str]:
+        context = click.Context(command, info_name=path.rsplit(maxsplit=1)[-1])
+        help_text = " ".join((command.help or "").split("\f")[0].split())
+        usage = " ".join(command.collect_usage_pieces(context))
+        lines = [f"{'#' * depth} {path}", "", help_text.replace("<", "&lt;"), "", f"`{path} {usage}`", ""]
+        rows = [record for each in command.params if (record := each.get_help_record(context))]
+        if rows:
+            cells = [
+                [" ".join(cell.split()).replace("|", "\\|").replace("<", "&lt;") for cell in row] for row in rows
+            ]
+            lines += ["| Option | Meaning |", "|---|---|", *(f"| `{name}` | {text} |" for name, text in cells), ""]
+        if isinstance(command, click.Group):
+            for name in command.list_commands(context):
+                inner = command.get_command(context, name)
+                if inner is not None and not inner.hidden:
+                    lines += section(inner, f"{path} {name}", min(depth + 1, 3))
+        return lines
+
+    start = [
+        "# Command line",
+        "",
+        "Generated from the program. `--json` is for programs; `-h` works everywhere.",
+        "",
+    ]
+    root = click.Context(cli, info_name="tessera")
+    for name in cli.list_commands(root):
+        command = cli.get_command(root, name)
+        if command is not None and not command.hidden:
+            start += section(command, f"tessera {name}", 2)
+    return "\n".join(start).rstrip() + "\n"
+
+
+# Variables that are no settings: name and meaning.
+VARIABLES: Final = (
+    ("TESSERA_HOME", "the folder for settings, models, chats, cache and logs"),
+    ("TESSERA_API_KEY", "the key that a public server asks for, and that clients of Tessera send"),
+    ("TESSERA_SERVER", "the address of the server that the terminal and the window use"),
+    (
+        "TESSERA_ENGINE_VERSION",
+        "the installed version of llama.cpp for one start; `shipped` is the one that came along",
+    ),
+    ("TESSERA_ONNX_PYTHON", "the Python that runs ONNX models, for makers' builds of ONNX Runtime"),
+    ("TESSERA_QUARK_PYTHON", "the Python with AMD Quark, for `tessera onnx`"),
+    ("HF_ENDPOINT", "another hub with Hugging Face's API"),
+    ("HF_TOKEN", "the token for gated repositories"),
+    ("HF_HUB_OFFLINE", "1: no request to the hub"),
+    ("HTTPS_PROXY, NO_PROXY", "the proxy for downloads, as usual"),
+)
+
+
+def settings_page() -> str:
+    """docs/settings.md: every setting with its variable, values and default, and the other variables."""
+    sys.path.insert(0, str(ROOT))
+    from app.settings import SETTINGS
+
+    lines = [
+        "# Settings and environment variables",
+        "",
+        "Generated from the program. The Settings page, `tessera settings set NAME VALUE` and the file that",
+        "`tessera settings path` prints hold the same settings. An environment variable comes before the file.",
+        "",
+        "| Setting | Variable | Values | Default | Meaning |",
+        "|---|---|---|---|---|",
+    ]
+    for each in SETTINGS:
+        low, high = ("" if bound is None else f"{bound:g}" for bound in (each.minimum, each.maximum))
+        bounds = f"{low or 'any'} to {high or 'any'}" if low or high else ""
+        kind = {bool: "true, false", str: "text"}.get(each.kind, f"number{f', {bounds}' if bounds else ''}")
+        values = ", ".join(each.choices) or kind
+        default = str(each.default).lower() if each.kind is bool else str(each.default) or "empty"
+        meaning = f"{each.title}. {each.description}".replace("|", "\\|")
+        lines.append(f"| `{each.name}` | `{each.environment}` | {values} | {default} | {meaning} |")
+    lines += ["", "## Other environment variables", "", "| Variable | Meaning |", "|---|---|"]
+    lines += [f"| `{name}` | {meaning} |" for name, meaning in VARIABLES]
+    return "\n".join(lines) + "\n"
+
+
+def errors_table() -> list[str]:
+    """Each error code of the HTTP API: status, meaning, and whether a retry can help."""
+    from engine.server.errors import STATUS
+
+    rows = {}
+    for kind in STATUS:
+        code = getattr(kind, "code", "")
+        if code and kind.__doc__:
+            status, _, again = STATUS[kind]
+            rows[code] = (status, " ".join(kind.__doc__.split("\n\n")[0].split()), again)
+    lines = ["## Errors of the API", "", "| Status | `code` | Meaning | Retry |", "|---|---|---|---|"]
+    for code, (status, meaning, again) in sorted(rows.items(), key=lambda row: (row[1][0], row[0])):
+        lines.append(f"| {status} | `{code}` | {meaning} | {'can help' if again else 'no'} |")
+    return [*lines, ""]
+
+
 def remedies_page() -> str:
     """What keeps a backend from running, and the step that helps, on each system."""
     sys.path.insert(0, str(ROOT))
     from devices.install_hints import missing_backend, no_device
 
     lines = [
-        "# When something does not run",
+        "# Troubleshooting",
         "",
-        "`tessera doctor` looks at this computer and says what is missing and the one step that helps.",
-        "The texts below are its own. `tessera doctor --json` is for programs, and for bug reports.",
+        "`tessera doctor` checks this computer and prints each problem with the step that helps.",
+        "`tessera doctor --json` is for programs, and for bug reports.",
         "",
+        *(ROOT / "docs" / "dev" / "troubleshooting.md.in").read_text(encoding="utf-8").splitlines(),
+        "",
+        *errors_table(),
     ]
     for system, name in _SYSTEMS:
         lines += [
@@ -58,15 +163,13 @@ def remedies_page() -> str:
             missing = missing_backend(backend, system, "x86_64", frozen=False)
             lines.append(f"| {title} | {missing} | {no_device(backend, system) or ''} |".replace("|| ", "\\|\\| "))
         lines.append("")
-    lines += (ROOT / "docs" / "troubleshooting.md.in").read_text(encoding="utf-8").splitlines()
     return "\n".join(lines) + "\n"
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """A hook of mkdocs: the two pages that are made."""
+    """A hook of mkdocs: the front page."""
     files_of = importlib.import_module("mkdocs.structure.files").File  # nothing but mkdocs' own environment has it
-    for name, text in (("index.md", front_page()), ("troubleshooting.md", remedies_page())):
-        files.append(files_of.generated(config, name, content=text))
+    files.append(files_of.generated(config, "index.md", content=front_page()))
     for name in (SHIM, "iframe-worker-LICENSE"):
         text = (ROOT / "installers" / "site" / name).read_text(encoding="utf-8")
         files.append(files_of.generated(config, f"assets/{name}", content=text))
@@ -80,8 +183,15 @@ def on_post_page(output: str, page: Any, config: Any) -> str:
     return re.sub(r"https://[^\"' ]*iframe-worker[^\"' ]*", f"{up}assets/{SHIM}", output)
 
 
+PAGES: Final = {"cli.md": command_page, "settings.md": settings_page, "troubleshooting.md": remedies_page}
+
+
 def main() -> int:
-    """Build, and fail on a dead link."""
+    """Build, and fail on a dead link; with --pages write the generated pages."""
+    if sys.argv[1:] == ["--pages"]:
+        for name, page in PAGES.items():
+            (ROOT / "docs" / name).write_text(page(), encoding="utf-8")
+        return 0
     out = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "build" / "site"
     folder = ROOT / "build" / "site-tools"
     python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")

@@ -65,7 +65,7 @@ class GgmlType(IntEnum):
     src/llama-quant.cpp. Repacking: ggml-cpu/repack.cpp and amx/common.h. All at the commit of llama-cpp-python
     0.3.36. GPU times: llama.cpp, pull request 11595. Tiles: docs/log.md, "tiles for prompts".
     Measured: errors, geometric mean over the tensors of a trained model (docs/log.md, plan, "Errors by type"); CPU
-    times, AVX-512, one thread, in cache (docs/log.md, plan). Which types: docs/quantization.md, "Types", "Alpha".
+    times, AVX-512, one thread, in cache (docs/log.md, plan). Types: docs/dev/quantization.md, "Types", "Alpha".
     """
 
     traits: Traits

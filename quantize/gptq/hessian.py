@@ -15,7 +15,7 @@ DAMPING = 0.05
 # Measured: docs/log.md, "Quantization in minutes" ("Tokens").
 _DOUBT = 0.2
 # What a tied table's second moments get on top, as a share of their mean: its rows are inputs too, and there every
-# column counts alike. Source: docs/quantization.md, "Tied heads".
+# column counts alike. Source: docs/dev/quantization.md, "Tied heads".
 TIED_FRACTION = 0.1
 
 

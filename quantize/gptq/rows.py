@@ -158,7 +158,7 @@ def _expand(base: Bytes, qtype: str, codes: Bytes, order: npt.NDArray[np.intp]) 
 
 
 # Exponents of the importance that ggml's own search for scales is tried with; each row keeps the best.
-# Source: docs/quantization.md, "GPTQ rounding".
+# Source: docs/dev/quantization.md, "GPTQ rounding".
 EXPONENTS = (1.0, 0.5, 0.0)
 # Weights on their way through one pass: bounds memory to about ten times as many float32.
 _PASS_VALUES = 1 << 22

@@ -14,7 +14,7 @@ from quantize.native.source_weights import SourceWeights
 from quantize.types import QuantPlan, Rounding
 
 # What one weight costs beside its share of the matrix products, in units of a multiply-add.
-# Measured: docs/quantization.md, "What it costs".
+# Measured: docs/dev/quantization.md, "What it costs".
 _COLUMN_WORK = 400.0
 
 

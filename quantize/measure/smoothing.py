@@ -36,7 +36,7 @@ _STRENGTHS = (0.0, 0.125, 0.25, 0.375, 0.5)
 _BLOCK = 32  # values that share a step. Source: ggml-common.h, block_q8_0
 _STEPS = 127
 _JUDGE = SCALES_JUDGE.name
-_LEFT_FRACTION = 0.37  # of that type's error, what GPTQ leaves. Source: docs/quantization.md, "GPTQ rounding"
+_LEFT_FRACTION = 0.37  # of that type's error, what GPTQ leaves. Source: docs/dev/quantization.md, "GPTQ rounding"
 _ROWS = 128
 _LEAST = 1e-3  # of the mean channel, what a silent one counts as
 # Types whose values can be multiplied by a power of two.

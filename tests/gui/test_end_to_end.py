@@ -1,4 +1,4 @@
-"""The whole window with a real server process and the bundled model: the path of docs/first-run.md, by clicks."""
+"""The whole window with a real server process and the bundled model: the path of docs/first-chat.md, by clicks."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""The matrix of architectures: each is run in real runners, and docs/architectures.md says what was seen.
+"""The matrix of architectures: each is run in real runners, and docs/dev/architectures.md says what was seen.
 
 The reference is a decode of one sequence with nothing around it (tests/support/models/plain_decode.py). Weights and
 caches are f32 and flash attention is off, so that only the order of sums differs; an answer counts as equal when it
@@ -35,7 +35,7 @@ from tests.support.models.architectures import ARCHITECTURES, write_architecture
 from tests.support.runner_calls import answered
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "architectures.md"
+PAGE = ROOT / "docs" / "dev" / "architectures.md"
 # Two best logits this close may swap with the batch's shape. Measured: docs/log.md, architectures (up to 0.0012).
 TIE = 0.005
 COUNT = 16

@@ -1,4 +1,4 @@
-"""The changes that docs/extending.md shows do what it says, in a copy of the source, and each touches few files."""
+"""The changes that docs/dev/extending.md shows do what it says, in a copy of the source; each touches few files."""
 
 import os
 import re
@@ -11,7 +11,7 @@ import pytest
 
 pytestmark = pytest.mark.timeout(400)
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs" / "extending.md").read_text("utf-8")
+PAGE = (ROOT / "docs" / "dev" / "extending.md").read_text("utf-8")
 DIFFS = re.findall(r"```diff\n(.*?)```", PAGE, re.DOTALL)
 CHECKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 MOST_FILES = 3

@@ -10,7 +10,7 @@ from engine.message_catalog.fit import COMMANDS as WAYS
 
 ROOT = Path(__file__).resolve().parents[3]
 SOURCES = [p for package in ("app", "devices", "engine", "quantize") for p in (ROOT / package).rglob("*.py")]
-PAGES = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+PAGES = [ROOT / "README.md", *(page for page in (ROOT / "docs").rglob("*.md") if page.parent.name != "adr")]
 NAMED = re.compile(r"(?:`|: |\btype |\bwith |, or |: \")tessera ([a-z][a-z-]*)((?: [^\s`\"';,)]+)*)")
 PROSE = {"without"}
 

@@ -4,10 +4,11 @@ import re
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
 import yaml
 
 from devices.install_hints import missing_backend, no_device
-from installers.docs_site import SHIM, front_page, on_post_page, remedies_page
+from installers.docs_site import PAGES, SHIM, front_page, on_post_page, remedies_page
 
 ROOT = Path(__file__).resolve().parents[3]
 DOCS = ROOT / "docs"
@@ -21,12 +22,75 @@ def named(entry) -> set[str]:
 
 def test_every_page_has_its_place():
     pages = named(yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"])
-    assert pages == {path.name for path in DOCS.glob("*.md")} | {"index.md", "troubleshooting.md"}
+    there = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")}
+    assert pages == {page for page in there if not page.startswith("adr/") and page != "log.md"} | {"index.md"}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_generated_pages_are_of_this_program(name):
+    """Written by `python installers/docs_site.py --pages`."""
+    assert (DOCS / name).read_text(encoding="utf-8") == PAGES[name]()
+
+
+TARGET = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
+
+
+def dead_links(page: Path) -> list[str]:
+    """Targets of links and pictures that are not there."""
+    text = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    dead = []
+    for target, anchor in TARGET.findall(text):
+        file = (page.parent / target).resolve() if target else page
+        here = target.startswith(("http", "mailto")) or file.exists()
+        if not here or (anchor and file.suffix == ".md" and anchor not in anchors(file)):
+            dead.append(f"{page.name}: {target}#{anchor}")
+    return dead
+
+
+def test_links_and_pictures_of_all_pages_lead_somewhere():
+    pages = [
+        ROOT / "README.md",
+        ROOT / "CONTRIBUTING.md",
+        *(page for page in DOCS.rglob("*.md") if page.name != "log.md"),
+    ]
+    assert [dead for page in pages for dead in dead_links(page)] == []
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as Markdown renderers make them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+USER_PAGES = sorted(
+    [page for page in DOCS.glob("*.md") if page.name != "log.md"] + [*(DOCS / "integrations").glob("*.md")]
+)
+WRITTEN = [page for page in USER_PAGES if page.name not in {*PAGES, "api.md"}]  # not generated, no reference
+
+
+def words(page: Path) -> int:
+    """Words of a page as a reader counts them: without code, rules of tables and addresses."""
+    text = re.sub(
+        r"```.*?```|\]\([^)]*\)|^[|\- ]+$", " ", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE
+    )
+    return len(re.findall(r"[\w'-]+", text))
+
+
+def test_pages_are_short():
+    assert words(ROOT / "README.md") < 700
+    assert {page.name: count for page in WRITTEN if (count := words(page)) > 1500} == {}
+    assert sum(words(page) for page in WRITTEN) < 25_000
+
+
+def test_pages_for_users_name_no_source_file():
+    source = re.compile(r"(?:engine|app|quantize|devices|tests)/[\w/]+\.(?:py|toml|cpp)")
+    named = {page.name: source.findall(page.read_text(encoding="utf-8")) for page in WRITTEN}
+    assert {name: found for name, found in named.items() if found} == {}
 
 
 def test_the_front_page_links_only_to_what_is_in_the_site():
     links = re.findall(r"\]\(([^)#]+)", front_page())
-    assert "kernels.md" in links
+    assert "gpu.md" in links
     assert [link for link in links if not link.startswith("http") and not (DOCS / link).exists()] == []
 
 
@@ -34,7 +98,7 @@ def test_remedies_are_doctors_own_words():
     page = remedies_page()
     assert missing_backend("vulkan", "linux", "x86_64", frozen=False).replace("|| ", "\\|\\| ") in page
     assert no_device("cuda", "windows") in page
-    rows = [line for line in page.splitlines() if line.startswith("|")]
+    rows = [line for line in page.split("## Linux", 1)[1].splitlines() if line.startswith("|")]
     assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} <= {3, 4}
 
 
