@@ -2,16 +2,18 @@
 
 import math
 import os
-import time
+import re
 import tomllib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from engine.core.defaults import DEFAULT_HOST, DEFAULT_PORT
 from engine.core.paths import user_paths
+from quantize.kv_cache_types import CACHE_TYPES
 
 if TYPE_CHECKING:
     from tomlkit import TOMLDocument
@@ -22,17 +24,18 @@ _FALSE = frozenset({"0", "false", "no", "off"})
 
 
 class SettingsError(Exception):
-    """A setting cannot be used as given; `name` is the setting, `reason` what is wrong with it."""
+    """A setting cannot be used as given; `name` is the setting, `reason` what is wrong, `where` file and line."""
 
-    def __init__(self, name: str, reason: str) -> None:
-        super().__init__(f"{name}: {reason}")
+    def __init__(self, name: str, reason: str, where: str = "") -> None:
+        super().__init__(": ".join(part for part in (where, name, reason) if part))
         self.name = name
         self.reason = reason
+        self.where = where
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One row of the table. `minimum` and `maximum` bound numbers; `choices` bound text."""
+    """One row of the table. `minimum` and `maximum` bound numbers, `choices` text; a `folder` is a whole path."""
 
     name: str
     default: Value
@@ -43,6 +46,7 @@ class Setting:
     minimum: float | None = None
     maximum: float | None = None
     restart: bool = False
+    folder: bool = False
 
     @property
     def kind(self) -> type[bool] | type[int] | type[float] | type[str]:
@@ -62,6 +66,8 @@ class Setting:
         converted = self._convert(value)
         if self.choices and converted not in self.choices:
             raise SettingsError(self.name, f"must be one of {', '.join(self.choices)}, not {value!r}")
+        if self.folder and converted and not Path(str(converted)).expanduser().is_absolute():
+            raise SettingsError(self.name, f"must be a whole path such as /data/models, not {value!r}")
         if isinstance(converted, int | float) and not isinstance(converted, bool):
             if not math.isfinite(converted):
                 raise SettingsError(self.name, "must be a finite number")
@@ -192,6 +198,72 @@ SETTINGS: tuple[Setting, ...] = (
         minimum=1,
         maximum=90,
     ),
+    Setting(
+        "models.context",
+        0,
+        "Context",
+        "Tokens a model is loaded with unless it was trained for fewer. 0: Tessera chooses what fits.",
+        "Models",
+        minimum=0,
+        maximum=1 << 24,
+        restart=True,
+    ),
+    Setting(
+        "models.parallel",
+        0,
+        "Requests at the same time",
+        "How many requests a loaded model answers at once. 0: Tessera chooses what fits.",
+        "Models",
+        minimum=0,
+        maximum=128,
+        restart=True,
+    ),
+    Setting(
+        "models.cache_type",
+        "auto",
+        "KV cache type",
+        "Type that the context is stored in. Smaller types need less memory and are less exact.",
+        "Models",
+        choices=("auto", *CACHE_TYPES),
+        restart=True,
+    ),
+    Setting(
+        "models.device",
+        "",
+        "Device",
+        "A device id, a kind (cpu, igpu, dgpu) or a backend (vulkan, cuda). Empty: Tessera chooses.",
+        "Models",
+        restart=True,
+    ),
+    Setting(
+        "models.keep_alive",
+        3600,
+        "Unload idle models after",
+        "In seconds. 0: never.",
+        "Models",
+        minimum=0,
+        maximum=1_000_000_000,
+        restart=True,
+    ),
+    Setting(
+        "models.max_loaded",
+        0,
+        "Models loaded at once",
+        "Idle ones make room for others. 0: as many as fit.",
+        "Models",
+        minimum=0,
+        maximum=1000,
+        restart=True,
+    ),
+    Setting(
+        "models.folder",
+        "",
+        "Folder of the models",
+        "Where models are stored. Empty: the usual folder. Files that are there already are not moved.",
+        "Models",
+        restart=True,
+        folder=True,
+    ),
     Setting("server.host", DEFAULT_HOST, "Address", "127.0.0.1 serves this computer only.", "Server", restart=True),
     Setting(
         "server.port",
@@ -283,35 +355,51 @@ def settings_file() -> Path:
 
 
 def load(path: Path | None = None, environ: Mapping[str, str] | None = None) -> Settings:
-    """Read the settings: environment over file over defaults. A bad row costs that row only."""
+    """Read the settings: environment over file over defaults. A bad row costs that row only and is a problem."""
     path = settings_file() if path is None else path
     environ = os.environ if environ is None else environ
     values: dict[str, Value] = {row.name: row.default for row in SETTINGS}
     problems: list[SettingsError] = []
     fixed: set[str] = set()
-    for name, raw in _read(path, problems).items():
+    text = _text(path, problems)
+    for name, raw in _rows(text, path, problems):
         row = BY_NAME.get(name)
-        if row is None:
-            continue  # written by a newer version: kept out of the way, not an error
         try:
-            values[name] = row.parse(raw)
+            if row is not None:
+                values[name] = row.parse(raw)
+                continue
+            reason = unknown(name)
         except SettingsError as error:
-            problems.append(error)
+            reason = error.reason
+        problems.append(SettingsError(name, reason, _where(path, text, name)))
     for row in SETTINGS:
         if row.environment in environ:
             try:
                 values[row.name] = row.parse(environ[row.environment])
                 fixed.add(row.name)
             except SettingsError as error:
-                problems.append(error)
+                problems.append(SettingsError(row.name, error.reason, f"environment variable {row.environment}"))
     return Settings(values, tuple(problems), frozenset(fixed))
+
+
+def unknown(name: str) -> str:
+    """What is said of a name that is no setting."""
+    near = get_close_matches(name, BY_NAME, 1, 0.4)
+    return "there is no such setting" + (f"; did you mean {near[0]}?" if near else "")
+
+
+def use_models_folder(settings: Settings) -> None:
+    """Let this process and its children store models in the folder of the settings."""
+    row = BY_NAME["models.folder"]
+    if folder := settings.text(row.name):
+        os.environ[row.environment] = folder
 
 
 def save(settings: Settings, path: Path | None = None, names: Collection[str] | None = None) -> None:
     """Write what changed, atomically: comments, order and rows unknown here stay as they are. Raises OSError.
 
     `names` are those that were changed here (None: all): others may have been changed by another program meanwhile.
-    What the environment decides is not written. A file that is no TOML is kept aside.
+    What the environment decides is not written. Raises: SettingsError: the file is no TOML; it stays as it is.
     """
     from devices.atomic_file import locked, write_atomically  # noqa: PLC0415 - every command reads, few write
 
@@ -333,9 +421,8 @@ def _document(path: Path) -> "TOMLDocument":
         return tomlkit.parse(path.read_bytes().decode("utf-8"))
     except FileNotFoundError:
         return tomlkit.document()
-    except (UnicodeDecodeError, tomlkit.exceptions.ParseError):
-        path.replace(path.with_name(f"{path.name}.corrupt-{int(time.time())}"))
-        return tomlkit.document()
+    except (UnicodeDecodeError, tomlkit.exceptions.ParseError) as error:
+        raise _unreadable(path, error) from error
 
 
 def _put(document: "TOMLDocument", section: str, key: str, value: Value, row: Setting) -> None:
@@ -362,21 +449,64 @@ def _put(document: "TOMLDocument", section: str, key: str, value: Value, row: Se
     table[key] = value
 
 
-def _read(path: Path, problems: list[SettingsError]) -> dict[str, object]:
+def _unreadable(path: Path, error: Exception) -> SettingsError:
+    """A file that is no TOML, with the line."""
+    lines = 0
+    if isinstance(error, UnicodeDecodeError):
+        lines = error.object.count(b"\n", 0, error.start) + 1
+    elif "line" not in str(error):  # something is opened and not closed
+        lines = path.read_bytes().rstrip().count(b"\n") + 1
+    reason = f"not readable as TOML: {error}. Correct that line, or move the file away"
+    return SettingsError("", reason, f"{path}, line {lines}" if lines else str(path))
+
+
+def _text(path: Path, problems: list[SettingsError]) -> str:
     try:
-        raw = path.read_bytes()
+        return path.read_bytes().decode("utf-8")
     except FileNotFoundError:
-        return {}
+        pass
     except OSError as error:
-        problems.append(SettingsError(str(path), error.strerror or str(error)))
-        return {}
+        problems.append(SettingsError("", error.strerror or str(error), str(path)))
+    except UnicodeDecodeError as error:
+        problems.append(_unreadable(path, error))
+    return ""
+
+
+def _rows(text: str, path: Path, problems: list[SettingsError]) -> Iterator[tuple[str, object]]:
+    """The names in the file with their values; a section that is none comes as a name."""
     try:
-        document = tomllib.loads(raw.decode("utf-8"))
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        problems.append(SettingsError(str(path), f"is not readable as TOML ({error}); defaults are used"))
-        return {}
-    flat: dict[str, object] = {}
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        problems.append(_unreadable(path, error))
+        return
     for section, rows in document.items():
         if isinstance(rows, dict):
-            flat.update({f"{section}.{key}": value for key, value in rows.items()})
-    return flat
+            yield from ((f"{section}.{key}", value) for key, value in rows.items())
+        else:
+            yield section, rows
+
+
+_HEADER: Final = re.compile(r"\s*\[+([^\]]+)\]")
+_KEY: Final = re.compile(r"\s*([\w.\-\"' ]+?)\s*=")
+
+
+def _where(path: Path, text: str, name: str) -> str:
+    """The file, with the line that the name stands in where it is found."""
+    section, inline = "", 0
+    for number, line in enumerate(text.splitlines(), 1):
+        if header := _HEADER.match(line):
+            section = _plain(header[1])
+            found = section
+        elif key := _KEY.match(line):
+            found = f"{section}.{_plain(key[1])}" if section else _plain(key[1])
+        else:
+            continue
+        if found == name or found.startswith(f"{name}."):
+            return f"{path}, line {number}"
+        if name.startswith(f"{found}."):
+            inline = number
+    return f"{path}, line {inline}" if inline else str(path)
+
+
+def _plain(key: str) -> str:
+    return re.sub(r"[\"' ]", "", key)

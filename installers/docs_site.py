@@ -43,7 +43,7 @@ def command_page() -> str:
     from app.cli.main import cli
 
     def section(command: click.Command, path: str, depth: int) -> list[str]:
-        context = click.Context(command, info_name=path.rsplit(maxsplit=1)[-1])
+        context = click.Context(command, info_name=path.rsplit(maxsplit=1)[-1], show_default=True)
         help_text = " ".join((command.help or "").split("\f")[0].split())
         usage = " ".join(command.collect_usage_pieces(context))
         lines = [f"{'#' * depth} {path}", "", help_text.replace("<", "&lt;"), "", f"`{path} {usage}`", ""]

@@ -56,7 +56,7 @@ _FILES = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option(
     "--loop-guard/--no-loop-guard",
     default=True,
-    help="End an answer that repeats the same passage again and again, or turns into noise.  [default: on]",
+    help="End an answer that repeats the same passage again and again, or turns into noise.",
 )
 @click.option(
     "--tools", multiple=True, metavar="NAME", help="Let the model use these tools, or 'all'; `tessera tools list`."
@@ -91,12 +91,12 @@ def command(
 ) -> None:
     """Answer a prompt, or hold a conversation."""
     from app.cli.connection import answering, connected  # noqa: PLC0415 - the command's own imports wait until it runs
-    from app.settings import load  # noqa: PLC0415 - as above
+    from app.cli.settings_defaults import checked_settings  # noqa: PLC0415 - as above
 
     prompt = _prompt(model, words, prompt)
     if as_json and prompt is None:
         raise click.UsageError("--json needs a prompt.")
-    settings = load()
+    settings = checked_settings()
     model = model or settings.text("chat.model") or None
     system = settings.text("chat.system_prompt") if system is None else system
     max_tokens = max_tokens or settings.integer("chat.max_tokens") or None

@@ -24,7 +24,7 @@ _CONSENT = (
     "--against", metavar="OTHER", help="Solve them with OTHER too and show the difference, with its interval."
 )
 @click.option(
-    "--cases", type=click.IntRange(1, 164), default=164, help="How many, spread over the set.  [default: all 164]"
+    "--cases", type=click.IntRange(1, 164), default=164, help="How many, spread over the set; 164 are all."
 )
 @click.option(
     "--data", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="The wheel with the problems."

@@ -135,7 +135,7 @@ def _store() -> "PackStore":
 
 
 def _fetched(name: str) -> Path:
+    from app.cli.settings_defaults import checked_settings  # noqa: PLC0415 - see above
     from app.kernel_pack_index import fetch  # noqa: PLC0415 - see above
-    from app.settings import load  # noqa: PLC0415 - see above
 
-    return fetch(name, load())
+    return fetch(name, checked_settings())

@@ -86,9 +86,9 @@ def _key(name: str, *, dry_run: bool) -> str:
 
 def _later(endpoint: "Endpoint") -> "Endpoint":
     """The endpoint at the address where a server will be: the one that answers now ends with this command."""
-    from app import settings  # noqa: PLC0415 - with the command's own imports
+    from app.cli.settings_defaults import checked_settings  # noqa: PLC0415 - with the command's own imports
 
-    now = settings.load()
+    now = checked_settings()
     host = now.text("server.host")
     host = "127.0.0.1" if host in {"0.0.0.0", "::"} else f"[{host}]" if ":" in host else host  # noqa: S104 - not a binding
     url = f"http://{host}:{now.integer('server.port')}"

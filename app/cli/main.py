@@ -58,7 +58,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
 ELSEWHERE: Final[dict[str, str]] = {
     "create": "tessera quantize, or tessera models import",
     "list": "tessera models list",
-    "load": "tessera models load",
     "ls": "tessera models list",
     "ps": "tessera models loaded",
     "pull": "tessera models pull",
@@ -105,13 +104,23 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 
 
-@click.group(cls=LazyGroup, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=LazyGroup,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
+)
 @click.version_option(__version__, prog_name="tessera")
 @click.option("--debug", is_flag=True, help="Show tracebacks and debug logs on stderr.")
 @click.pass_context
 def cli(ctx: click.Context, debug: bool) -> None:
     """Tessera: run open models on this computer, fitted tensor by tensor."""
+    from app.cli.settings_defaults import checked_settings  # noqa: PLC0415 - not for --help
+    from app.settings import load, use_models_folder  # noqa: PLC0415 - not for --help
+
     ctx.obj = {"debug": debug}
+    shows_window = ctx.invoked_subcommand == "window" or (ctx.invoked_subcommand is None and has_display())
+    lenient = shows_window or ctx.invoked_subcommand == "settings"  # which show what is wrong, and where
+    use_models_folder(load() if lenient else checked_settings())
     if ctx.invoked_subcommand is None:
         command = cli.get_command(ctx, "window" if has_display() else "chat")
         assert command is not None

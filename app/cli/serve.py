@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from app.cli.settings_defaults import obey_offline, setting
+from app.cli.settings_defaults import SettingDefault, obey_offline
 from quantize.kv_cache_types import CACHE_TYPES
 
 if TYPE_CHECKING:
@@ -13,11 +13,10 @@ if TYPE_CHECKING:
 
 
 @click.command(help="Serve models over HTTP: OpenAI's protocol at /v1, see /docs.")
-@click.option("--host", default=setting("server.host"), show_default="server.host", help="Address to listen on.")
+@click.option("--host", default=SettingDefault("server.host"), help="Address to listen on.")
 @click.option(
     "--port",
-    default=setting("server.port"),
-    show_default="server.port",
+    default=SettingDefault("server.port"),
     type=click.IntRange(0, 65535),
     help="Port; 0 picks one.",
 )
@@ -37,13 +36,46 @@ if TYPE_CHECKING:
 @click.option(
     "--model", help="Load this model at once, while the server starts; 'default': the one chats begin with."
 )
-@click.option("--ctx", "context", type=click.IntRange(16, 1 << 24), help="Context in tokens for loaded models.")
-@click.option("--parallel", type=click.IntRange(1, 128), help="Requests a model answers at the same time.")
-@click.option("--kv", type=click.Choice(tuple(CACHE_TYPES)), help="Type the context is kept in.")
-@click.option("--device", help="Pin a device id, a kind (cpu, igpu, dgpu) or a backend (vulkan, cuda, ...).")
-@click.option("--mode", type=click.Choice(["quiet", "balanced", "fast"]), default="balanced", show_default=True)
-@click.option("--ttl", "ttl_s", default=3600.0, show_default=True, help="Seconds an idle model stays; 0: for good.")
-@click.option("--max-models", type=click.IntRange(1, 1000), help="Models loaded at once; idle ones make room.")
+@click.option(
+    "--ctx",
+    "context",
+    type=click.IntRange(16, 1 << 24),
+    default=SettingDefault("models.context", "as fits"),
+    help="Context in tokens for loaded models.",
+)
+@click.option(
+    "--parallel",
+    type=click.IntRange(1, 128),
+    default=SettingDefault("models.parallel", "as fits"),
+    help="Requests a model answers at the same time.",
+)
+@click.option(
+    "--kv",
+    type=click.Choice(tuple(CACHE_TYPES)),
+    default=SettingDefault("models.cache_type", "as fits"),
+    help="Type the context is kept in.",
+)
+@click.option(
+    "--device",
+    default=SettingDefault("models.device", "Tessera chooses"),
+    help="Pin a device id, a kind (cpu, igpu, dgpu) or a backend (vulkan, cuda, ...).",
+)
+@click.option(
+    "--mode", type=click.Choice(["quiet", "balanced", "fast"]), default="balanced", help="How much to use."
+)
+@click.option(
+    "--ttl",
+    "ttl_s",
+    type=click.FloatRange(0, 1e9),
+    default=SettingDefault("models.keep_alive"),
+    help="Seconds an idle model stays; 0: for good.",
+)
+@click.option(
+    "--max-models",
+    type=click.IntRange(1, 1000),
+    default=SettingDefault("models.max_loaded", "as fit"),
+    help="Models loaded at once; idle ones make room.",
+)
 @click.option(
     "--lora", "lora", multiple=True, metavar="MODEL=FILE", help="LoRA adapter (GGUF) loaded with a model."
 )

@@ -1,10 +1,15 @@
 """`tessera settings`: the same table as the window's page."""
 
 import json
+import sys
+from typing import TYPE_CHECKING
 
 import click
 
 from app.cli.echo import echo
+
+if TYPE_CHECKING:
+    from app.settings import Setting
 
 
 @click.group("settings")
@@ -25,20 +30,34 @@ def list_command(as_json: bool) -> None:
     for row in SETTINGS:
         origin = f" (from {row.environment})" if row.name in now.fixed else ""
         click.echo(f"{row.name} = {json.dumps(now[row.name])}{origin}")
-        echo(f"    {row.description}")
+        echo(f"    {row.description} {_values(row)}")
     for problem in now.problems:
         echo(f"not usable, default in force: {problem}", err=True)
+    if now.problems:
+        sys.exit(2)
+
+
+def _values(row: "Setting") -> str:
+    """What may be set, what is there where nothing is set, and the variable that comes first."""
+    if row.choices:
+        values = ", ".join(row.choices)
+    elif row.minimum is not None and row.maximum is not None:
+        values = f"{row.minimum:g} to {row.maximum:.0f}"
+    else:
+        values = "true, false" if row.kind is bool else "a whole path" if row.folder else "text"
+    return f"[{values}; default {json.dumps(row.default)}; {row.environment}]"
 
 
 @command.command("get")
 @click.argument("name")
 def get_command(name: str) -> None:
     """Print the value of NAME."""
-    from app.settings import BY_NAME, load  # noqa: PLC0415 - see list
+    from app.cli.settings_defaults import checked_settings  # noqa: PLC0415 - see list
+    from app.settings import BY_NAME, unknown  # noqa: PLC0415 - see list
 
     if name not in BY_NAME:
-        raise click.BadParameter(_unknown(name), param_hint="NAME")
-    echo(load()[name])
+        raise click.BadParameter(f"{name}: {unknown(name)}", param_hint="NAME")
+    echo(checked_settings()[name])
 
 
 @command.command("set")
@@ -46,16 +65,18 @@ def get_command(name: str) -> None:
 @click.argument("value")
 def set_command(name: str, value: str) -> None:
     """Set NAME to VALUE. A window that is open takes it at its next start."""
-    from app.settings import BY_NAME, SettingsError, load, save  # noqa: PLC0415 - see list
+    from app.settings import BY_NAME, SettingsError, load, save, unknown  # noqa: PLC0415 - see list
 
     if name not in BY_NAME:
-        raise click.BadParameter(_unknown(name), param_hint="NAME")
+        raise click.BadParameter(f"{name}: {unknown(name)}", param_hint="NAME")
     now = load()
     if name in now.fixed:
         raise click.UsageError(f"{name} is set by the environment variable {BY_NAME[name].environment}.")
     try:
         save(now.changed(name, value), names={name})
     except SettingsError as error:
+        if error.where:  # the file itself
+            raise click.UsageError(str(error)) from error
         raise click.BadParameter(error.reason, param_hint=name) from error
 
 
@@ -65,12 +86,3 @@ def path_command() -> None:
     from app.settings import settings_file  # noqa: PLC0415 - see list
 
     echo(settings_file())
-
-
-def _unknown(name: str) -> str:
-    from difflib import get_close_matches  # noqa: PLC0415 - see list
-
-    from app.settings import BY_NAME  # noqa: PLC0415 - see list
-
-    near = get_close_matches(name, BY_NAME, 1, 0.4)
-    return f"there is no setting {name!r}" + (f"; did you mean {near[0]}?" if near else "")

@@ -48,7 +48,7 @@ class LiveSettings(QObject):
         """Write what no worker came to write."""
         try:
             self._save()
-        except OSError as error:
+        except (OSError, table.SettingsError) as error:
             log.warning("the settings could not be saved: %s", error)
 
     def _save(self) -> None:

@@ -26,6 +26,7 @@ from app.gui.widgets.popups import Choice, entries_of
 from app.settings import SETTINGS, Setting, SettingsError, Value, settings_file
 from engine.core.paths import user_paths
 from engine.core.version import __version__
+from quantize.kv_cache_types import CACHE_TYPES
 
 _DELAY_MS = 400
 _CODE = 2  # letters of a language's code
@@ -150,9 +151,7 @@ class SettingsPage(Page):
         if setting.choices:
             choice = Choice()
             for name in setting.choices:
-                is_language = setting.name == "window.language" and len(name) == _CODE
-                own_name = QLocale(name).nativeLanguageName().partition(" ")
-                choice.addItem(own_name[-1] or own_name[0] if is_language else self.tr(name.capitalize()), name)
+                choice.addItem(self._choice_label(setting, name), name)
             choice.setCurrentIndex(choice.findData(value))
             choice.setMinimumWidth(160)
             choice.activated.connect(lambda position: save(choice.itemData(position)))
@@ -162,6 +161,12 @@ class SettingsPage(Page):
         if setting.kind is str:
             return self._text_editor(setting, str(value))
         return self._number_editor(setting, value)
+
+    def _choice_label(self, setting: Setting, name: str) -> str:
+        if setting.name == "window.language" and len(name) == _CODE:
+            own_name = QLocale(name).nativeLanguageName().partition(" ")
+            return own_name[-1] or own_name[0]
+        return name if name in CACHE_TYPES else self.tr(name.capitalize())
 
     def _model_editor(self, value: str) -> QWidget:
         """The models there are; one that is not here now stays chosen."""

@@ -1,4 +1,4 @@
-"""Where Tessera keeps things. `TESSERA_HOME` moves every folder at once."""
+"""Where Tessera keeps things. `TESSERA_HOME` moves every folder, `TESSERA_MODELS_FOLDER` that of the models."""
 
 import os
 import sys
@@ -61,14 +61,15 @@ class Paths:
 def user_paths() -> Paths:
     """The folders for this user: below TESSERA_HOME if set, else where the system keeps such things."""
     home = os.environ.get("TESSERA_HOME")
+    named = os.environ.get("TESSERA_MODELS_FOLDER")
+    models = Path(named).expanduser().absolute() if named else None
     if home:
         root = Path(home).expanduser().absolute()
-        return Paths(root / "config", root / "models", root / "state", root / "cache", root / "logs")
+        return Paths(root / "config", models or root / "models", root / "state", root / "cache", root / "logs")
     dirs = platformdirs.PlatformDirs("tessera", appauthor=False)
-    data = Path(dirs.user_data_dir)
     return Paths(
         config=Path(dirs.user_config_dir),
-        models=data / "models",
+        models=models or Path(dirs.user_data_dir) / "models",
         state=Path(dirs.user_state_dir),
         cache=Path(dirs.user_cache_dir),
         logs=Path(dirs.user_log_dir),

@@ -50,6 +50,9 @@ RUN = {
     "tessera connect --off": "",
     "tessera tools add --from servers.json": "clock",
     "tessera tools list": "clock",
+    "tessera settings list": "models.context",
+    "tessera settings set models.context 16384": "",
+    "tessera settings path": "settings.toml",
 }
 # Typed but not run: only their words and options are checked. A pattern, and what keeps it from running.
 NOT_RUN = {

@@ -15,7 +15,7 @@ from app.gui.quantize.calibration_choice import _TEXTS
 from app.gui.quantize.gate import _GATES
 from app.gui.quantize.page import _LOSS_WORDS, _TIERS
 from app.gui.quantize.report import _MEASURES
-from app.gui.quantize.size_target import _CACHES
+from app.gui.quantize.size_target import _CACHE_NAMES
 from app.gui.quantize_steps import _STEPS
 from app.gui.reasons import SYSTEM_TEXTS
 from app.gui.server.snippets import SNIPPETS
@@ -26,6 +26,7 @@ from devices import unusable_reasons
 from devices.probes import fix_hints
 from engine.api.jobs import JobKind
 from engine.message_catalog import CHECKS, TEMPLATES
+from quantize.kv_cache_types import CACHE_TYPES
 
 ROOT = Path(__file__).resolve().parents[2]
 CALLS = {"tr": 0, "_tr": 0, "translate": 1}
@@ -59,7 +60,8 @@ def tables():
     """Texts of tables, which are translated by name."""
     found = {text for row in SETTINGS for text in (row.title, row.description, row.group)}
     # Languages are named in themselves.
-    found |= {name.capitalize() for row in SETTINGS for name in row.choices if len(name) > 2}
+    choices = {name for row in SETTINGS for name in row.choices if len(name) > 2} - CACHE_TYPES.keys()
+    found |= {name.capitalize() for name in choices}
     found |= {text for knob in KNOBS for text in (knob.title, knob.description)}
     found |= {*KINDS.values(), *PARTS.values(), *_CAN.values(), *(words for words, _ in _STATES.values())}
     found |= {text for _, name, words in (*_TIERS, *_GATES, *_TEXTS) for text in (name, words)}
@@ -68,7 +70,7 @@ def tables():
     found |= {words for table in (_SIZES, _SORTS, _TASKS) for _, words in table}
     found |= {shortcut.words for shortcut in SHORTCUTS} | {item.question for item in (*FOR_A_MODEL, *FOR_THE_TOY)}
     found |= {*BACKENDS.values(), *JOBS.values()}
-    found |= {kind.title for kind in JobKind} | {name for _, name in _CACHES} | {item.hint for item in SNIPPETS}
+    found |= {kind.title for kind in JobKind} | set(_CACHE_NAMES.values()) | {item.hint for item in SNIPPETS}
     found |= {source(name) for name in ("", "user", "file", "generation_config", "model_card", "llama.cpp")}
     found |= {template for kind, template in TEMPLATES.items() if kind not in CHECKS}  # the terminal's alone
     found |= {*plain_texts(unusable_reasons), *plain_texts(fix_hints), *SYSTEM_TEXTS}

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.settings import BY_NAME, SETTINGS, SettingsError, load, save
+from app.settings import BY_NAME, SETTINGS, SettingsError, load, save, use_models_folder
+from engine.core.paths import user_paths
 
 
 def test_defaults_are_valid_and_named_once():
@@ -73,7 +74,7 @@ def test_one_bad_row_costs_that_row_only(tmp_path):
     settings = load(file, {})
     assert settings["window.theme"] == "system"
     assert settings["window.text_percent"] == 150
-    assert [problem.name for problem in settings.problems] == ["window.theme"]
+    assert [problem.name for problem in settings.problems] == ["window.theme", "future.thing"]
     save(settings.changed("window.theme", "dark"), file)
     assert "thing = 3" in file.read_text(), "rows of a newer version are kept"
 
@@ -111,13 +112,46 @@ def test_what_the_environment_decides_stays_in_the_file_as_it_is(tmp_path):
     assert load(file, {}).integer("server.port") == 9000
 
 
-def test_a_file_that_is_no_toml_is_kept_aside(tmp_path):
+def test_a_file_that_is_no_toml_stays_and_the_line_is_named(tmp_path):
     file = tmp_path / "settings.toml"
-    file.write_bytes(b"[window\ntheme = 'dark'")
-    save(load(file, {}).changed("window.theme", "light"), file)
-    assert load(file, {})["window.theme"] == "light"
-    (aside,) = tmp_path.glob("settings.toml.corrupt-*")
-    assert aside.read_bytes() == b"[window\ntheme = 'dark'"
+    file.write_bytes(b"[window]\ntheme = 'dark\n")
+    now = load(file, {})
+    assert "line 2" in str(now.problems[0])
+    with pytest.raises(SettingsError, match="line 2"):
+        save(now.changed("window.theme", "light"), file)
+    assert file.read_bytes() == b"[window]\ntheme = 'dark\n"
+    assert list(tmp_path.glob("*corrupt*")) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "name", "line"),
+    [
+        ("# mine\n[server]\nprot = 3\n", "server.prot", 3),
+        ("[server]\nport = 9000\n\n[ future ]\n'thing' = 3\n", "future.thing", 5),
+        ("port = 9000\n", "port", 1),
+        ("server.prot = 9000\n", "server.prot", 1),
+        ("\nserver = { port = 9000, prot = 1 }\n", "server.prot", 2),
+        ("[server]\n[server.tls]\nkey = 'x'\n", "server.tls", 2),
+        ("[window]\ntheme = 'plaid'\n", "window.theme", 2),
+        ("[models]\nfolder = 'relative/folder'\n", "models.folder", 2),
+    ],
+)
+def test_what_cannot_be_used_is_named_with_its_line(tmp_path, content, name, line):
+    file = tmp_path / "settings.toml"
+    file.write_text(content)
+    (problem,) = load(file, {}).problems
+    assert problem.name == name
+    assert problem.where == f"{file}, line {line}"
+
+
+def test_a_folder_of_models_is_used_by_this_process_and_its_children(tmp_path, monkeypatch):
+    monkeypatch.setenv("TESSERA_MODELS_FOLDER", str(tmp_path / "by-environment"))
+    assert user_paths().models == tmp_path / "by-environment"
+    assert load(tmp_path / "none.toml").text("models.folder") == str(tmp_path / "by-environment")
+    monkeypatch.delenv("TESSERA_MODELS_FOLDER")
+    use_models_folder(load(tmp_path / "none.toml", {}).changed("models.folder", str(tmp_path / "by-file")))
+    assert user_paths().models == tmp_path / "by-file"
+    monkeypatch.delenv("TESSERA_MODELS_FOLDER")
 
 
 @settings(deadline=None)

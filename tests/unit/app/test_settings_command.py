@@ -1,8 +1,10 @@
 import json
 
+import click
 import pytest
 from click.testing import CliRunner
 
+from app.cli.main import cli
 from app.cli.settings import command
 
 
@@ -27,6 +29,80 @@ def test_a_wrong_name_or_value_says_what_is_right(run, monkeypatch):
     result = run("set", "server.port", "9001")
     assert result.exit_code != 0
     assert "TESSERA_SERVER_PORT" in result.output
+
+
+def test_the_list_shows_values_default_and_variable(run):
+    shown = run("list").output
+    assert '[system, light, dark; default "system"; TESSERA_WINDOW_THEME]' in shown
+    assert "[1024 to 65535; default 7373; TESSERA_SERVER_PORT]" in shown
+    assert "[true, false; default false; TESSERA_NETWORK_OFFLINE]" in shown
+
+
+@pytest.mark.parametrize(
+    "words", [("models", "list"), ("serve", "--port", "0"), ("settings", "get", "server.port")]
+)
+def test_a_file_with_a_mistake_is_an_error_with_its_line(tmp_path, monkeypatch, words):
+    monkeypatch.setenv("TESSERA_HOME", str(tmp_path))
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "settings.toml").write_text("[server]\nport = 9000\nprot = 3\n")
+    result = CliRunner().invoke(cli, words)
+    assert result.exit_code == 2
+    assert (
+        "settings.toml, line 3: server.prot: there is no such setting; did you mean server.port?" in result.output
+    )
+
+
+def test_a_file_that_is_no_toml_is_not_overwritten(run, tmp_path):
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "settings.toml").write_text("[server\n")
+    result = run("set", "server.port", "9000")
+    assert result.exit_code == 2
+    assert "line 1" in result.output
+    assert (tmp_path / "config" / "settings.toml").read_text() == "[server\n"
+
+
+def test_options_of_serve_come_from_settings_and_environment(tmp_path, monkeypatch):
+    monkeypatch.setenv("TESSERA_HOME", str(tmp_path))
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "settings.toml").write_text(
+        "[models]\ncontext = 512\nparallel = 2\nkeep_alive = 0\ncache_type = 'q8_0'\n"
+    )
+    monkeypatch.setenv("TESSERA_MODELS_PARALLEL", "3")
+    seen = []
+    monkeypatch.setattr("engine.server.run.serve", seen.append)
+    assert CliRunner().invoke(cli, ["serve", "--kv", "f16"]).exit_code == 0
+    assert seen[0].context == 512
+    assert seen[0].overrides.n_parallel == 3
+    assert seen[0].overrides.type_k == "f16"
+    assert seen[0].ttl_s is None
+    assert seen[0].overrides.device is None
+    assert seen[0].max_models is None
+    assert "[default: 512; setting models.context" in " ".join(
+        CliRunner().invoke(cli, ["serve", "--help"]).output.split()
+    )
+
+
+def commands(group, path=()):
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        if isinstance(command, click.Group):
+            yield from commands(command, (*path, name))
+        else:
+            yield (*path, name), command
+
+
+def test_every_option_with_a_default_shows_it():
+    missing = []
+    for path, found in commands(cli):
+        context = click.Context(found, show_default=True)
+        for option in found.params:
+            if not isinstance(option, click.Option) or option.hidden or option.multiple:
+                continue
+            default = option.to_info_dict()["default"]
+            if default not in {None, False, ""} and "default" not in option.get_help_record(context)[1]:
+                missing.append((" ".join(path), option.name, default))
+    assert missing == []
 
 
 def test_the_window_without_a_display_says_so(monkeypatch):
