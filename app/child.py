@@ -30,7 +30,7 @@ CHILDREN: Final = frozenset(
         "engine.runner.onnx.probe",
         "engine.runner.onnx.speech.child",
         "engine.runner.onnx.speech.convert",
-        "engine.vllm.guard",
+        "engine.upstreams.guard",
         "quantize.files.cleanup_child",
         "quantize.job.worker",
     }

@@ -40,16 +40,6 @@ def process_memory(pid: int) -> ProcessMemory | None:
     )
 
 
-def first_child(pid: int) -> int:
-    """The first process that this one started, or itself where there is none."""
-    import psutil  # noqa: PLC0415 - dry runs weigh what runners weigh, which do without
-
-    try:
-        return next((child.pid for child in psutil.Process(pid).children()), pid)
-    except psutil.Error:
-        return pid
-
-
 def heaviest_descendant(pid: int) -> int:
     """Of a process and all that it started, the one with most memory; itself where it is gone."""
     import psutil  # noqa: PLC0415 - dry runs weigh what runners weigh, which do without

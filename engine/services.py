@@ -88,12 +88,11 @@ class Services:
         return self._placer or Placer(open_resources(self.paths))
 
     def models(self) -> "tuple[ModelEntry, ...]":
-        """Every model on this computer, those of FastFlowLM and for vLLM too."""
-        from engine.flm.entries import flm_entries  # noqa: PLC0415 - see the top
-        from engine.vllm.entries import vllm_entries  # noqa: PLC0415 - see the top
+        """Every model on this computer, those that other programs here could serve too."""
+        from engine.upstreams.registry import external_entries  # noqa: PLC0415 - see the top
 
         entries = self.catalogue.entries()
-        return (*entries, *flm_entries(), *vllm_entries(entries))
+        return (*entries, *external_entries(entries))
 
     def model(self, name: str) -> "ModelEntry":
         """One model. Raises: ModelNotFound."""

@@ -44,8 +44,8 @@ def _accelerators(machine: "Machine") -> "tuple[Finding, ...]":
     from app.code.agent import sandbox  # noqa: PLC0415 - see command
     from devices.types import Finding  # noqa: PLC0415 - see command
     from engine.core.paths import user_paths  # noqa: PLC0415 - see command
-    from engine.flm import detect  # noqa: PLC0415 - see command
     from engine.onnx import discovery  # noqa: PLC0415 - see command
+    from engine.placement import fastflowlm  # noqa: PLC0415 - see command
     from engine.remotes import findings as remotes  # noqa: PLC0415 - see command
     from engine.remotes.registry import RemoteRegistry  # noqa: PLC0415 - see command
 
@@ -56,7 +56,7 @@ def _accelerators(machine: "Machine") -> "tuple[Finding, ...]":
         (Finding("no_sandbox", "advice", title, f"{lacking[:1].upper()}{lacking[1:]}.", fix),) if lacking else ()
     )
     workers = remotes.findings(RemoteRegistry(user_paths().config / "remotes.json"))
-    return (*unboxed, *discovery.findings(discovery.discover(), machine), *detect.findings(machine), *workers)
+    return (*unboxed, *discovery.findings(discovery.discover(), machine), *fastflowlm.findings(machine), *workers)
 
 
 def _print(findings: tuple[object, ...], summary: str) -> None:

@@ -1,11 +1,15 @@
 """`tessera upstreams`: other servers (vLLM, SGLang, llama-server, another Tessera), and what may go there."""
 
+from typing import get_args
+
 import click
 
 from app.cli.connection import connected
 from app.cli.console import console, table
 from app.cli.echo import echo
-from engine.api.upstreams import UpstreamRequest, UpstreamRow, UpstreamRule
+from engine.api.upstreams import Kind, UpstreamRequest, UpstreamRow, UpstreamRule
+
+KINDS = get_args(Kind)
 
 
 @click.group(help="Use models of other servers, by your rules only.")
@@ -16,7 +20,7 @@ def command() -> None:
 @command.command("add")
 @click.argument("name")
 @click.argument("url")
-@click.option("--kind", type=click.Choice(["openai", "vllm", "sglang", "llama-server", "tessera"]), default=None)
+@click.option("--kind", type=click.Choice(KINDS), default=None)
 @click.option("--key", "ask_key", is_flag=True, help="Ask for a key; `tessera upstreams key` gives one later.")
 @click.option("--use-all", is_flag=True, help="Also add the rule that lets its models be used by their full names.")
 def add(name: str, url: str, kind: str | None, *, ask_key: bool, use_all: bool) -> None:

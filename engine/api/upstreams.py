@@ -7,7 +7,7 @@ from msgspec import Meta
 
 from engine.message_catalog.reasons import Reason
 
-Kind = Literal["openai", "vllm", "sglang", "llama-server", "tessera"]
+Kind = Literal["openai", "vllm", "sglang", "llama-server", "tessera", "flm"]
 Name = Annotated[str, Meta(min_length=1, max_length=40)]
 ModelName = Annotated[str, Meta(min_length=1, max_length=200)]
 

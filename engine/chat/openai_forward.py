@@ -15,23 +15,72 @@ from engine.chat.query import ChatQuery
 from engine.chat.types import ImagePart, Message, NamedTool
 from engine.core.errors import InputFault
 from engine.core.types import Constraint, GenerationRequest
+from engine.message_catalog.reasons import because
 from quantize.files.sampling_keys import SAMPLING
 
 # Sampling fields of OpenAI's protocol; all servers take them.
 _STANDARD: Final = {"logit_bias", "seed"} | {name for name, row in SAMPLING.items() if row.openai}
-# Others under the names of each kind.
+# Others under the names of vLLM, which SGLang and FastFlowLM share.
 _GPU: Final = {name: row.vllm for name, row in SAMPLING.items() if row.vllm}
-_SAMPLING: Final[dict[str, dict[str, str] | None]] = {"openai": {}, "vllm": _GPU, "sglang": _GPU}
-_KINDS: Final = frozenset({"openai", "vllm", "sglang", "llama-server", "tessera"})
-# Grammars each kind takes, and where they stand.
-_GRAMMARS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
-    "vllm": {"regex": ("structured_outputs", "regex"), "gbnf": ("structured_outputs", "grammar")},
-    "sglang": {"regex": ("regex",), "gbnf": ("ebnf",)},
-    "llama-server": {"gbnf": ("grammar",)},
-    "tessera": {"regex": ("structured_outputs", "regex"), "gbnf": ("grammar",), "lark": ("grammar",)},
+
+
+class ServerKind(msgspec.Struct, frozen=True, kw_only=True):
+    """What a kind of server takes beside the fields of OpenAI's protocol that all take, and what it refuses.
+
+    `sampling`: its names of ours (None: it takes them all, under our names). `grammars`: where each kind of grammar
+    stands. `is_templated`: it renders the model's template and takes variables for it and beginnings of answers;
+    `takes_template`: also another template. `has_extensions`: `min_tokens` and its like. `is_salted`: it keeps the
+    cached prefixes of each `cache_salt` apart. `counts_tokens`: it has /tokenize. `refuses`: what it cannot do,
+    in the names of OpenAI's fields (`prompt`: a bare prompt; `images`). `streams_usage`: it has `stream_options`.
+    """
+
+    sampling: dict[str, str] | None = {}
+    grammars: dict[str, tuple[str, ...]] = {}
+    is_templated: bool = True
+    takes_template: bool = False
+    has_extensions: bool = False
+    is_salted: bool = False
+    counts_tokens: bool = True
+    streams_usage: bool = True
+    limit: str = "max_tokens"
+    refuses: frozenset[str] = frozenset()
+
+
+_VLLM_GRAMMARS: Final[dict[str, tuple[str, ...]]] = {
+    "regex": ("structured_outputs", "regex"),
+    "gbnf": ("structured_outputs", "grammar"),
 }
-# Servers that render a template of the model's, and so take variables for it and beginnings of answers.
-_TEMPLATED: Final = frozenset({"vllm", "sglang", "llama-server", "tessera"})
+KINDS: Final = {
+    "openai": ServerKind(is_templated=False, counts_tokens=False, limit="max_completion_tokens"),
+    "vllm": ServerKind(
+        sampling=_GPU, grammars=_VLLM_GRAMMARS, takes_template=True, has_extensions=True, is_salted=True
+    ),
+    "sglang": ServerKind(
+        sampling=_GPU,
+        grammars={"regex": ("regex",), "gbnf": ("ebnf",)},
+        has_extensions=True,
+        counts_tokens=False,
+    ),
+    "llama-server": ServerKind(sampling=None, grammars={"gbnf": ("grammar",)}),
+    "tessera": ServerKind(
+        sampling=None,
+        grammars={"regex": ("structured_outputs", "regex"), "gbnf": ("grammar",), "lark": ("grammar",)},
+        takes_template=True,
+        has_extensions=True,
+    ),
+    "flm": ServerKind(
+        sampling=_GPU,
+        is_templated=False,
+        counts_tokens=False,
+        streams_usage=False,
+        refuses=frozenset({"response_format", "logprobs", "logit_bias", "images", "prompt"}),
+    ),
+}
+
+
+def server_kind(name: str) -> ServerKind:
+    """The row of a kind of server; of one that nobody knows, OpenAI's own."""
+    return KINDS.get(name, KINDS["openai"])
 
 
 class ForwardedChat(GenerationRequest, frozen=True, kw_only=True):
@@ -45,7 +94,16 @@ def forward(query: ChatQuery, flavour: str) -> tuple[ForwardedChat, tuple[str, .
 
     Raises: InputFault: the answer could not be what was asked for.
     """
-    kind = flavour if flavour in _KINDS else "openai"
+    kind = flavour if flavour in KINDS else "openai"
+    _refuse(
+        kind,
+        {
+            query.output_param: ("response_format", query.output is not None),
+            "logprobs": ("logprobs", query.logprobs is not None),
+            "logit_bias": ("logit_bias", bool(query.sampling.get("logit_bias"))),
+            "messages": ("images", any(map(_has_images, query.messages))),
+        },
+    )
     body: dict[str, Any] = {"messages": [_message(m, kind) for m in query.messages]}
     silent: list[str] = []
     _tools(query, body)
@@ -56,7 +114,7 @@ def forward(query: ChatQuery, flavour: str) -> tuple[ForwardedChat, tuple[str, .
     if query.logprobs is not None:
         body |= {"logprobs": True, "top_logprobs": query.logprobs}
     _form(query, kind, body)
-    _length(query, kind, body, silent, "max_completion_tokens" if kind == "openai" else "max_tokens")
+    _length(query, kind, body, silent, server_kind(kind).limit)
     # The prompt's text lets whoever counts by length count.
     return ForwardedChat(prompt="", add_special=False, max_tokens=query.max_tokens, body=body), _notes(silent)
 
@@ -75,7 +133,8 @@ def forward_text(request: GenerationRequest, flavour: str) -> tuple[dict[str, An
     for param, value in refused.items():
         if value:
             raise InputFault(f"{param} is not passed on with a bare prompt to an upstream.", param)
-    kind = flavour if flavour in _KINDS else "openai"
+    kind = flavour if flavour in KINDS else "openai"
+    _refuse(kind, {"prompt": ("prompt", True)})
     body: dict[str, Any] = {"prompt": request.prompt}
     silent: list[str] = []
     _sampling({name: getattr(request.sampling, name) for name in request.explicit}, kind, body, silent)
@@ -83,6 +142,18 @@ def forward_text(request: GenerationRequest, flavour: str) -> tuple[dict[str, An
         body["seed"] = request.sampling.seed
     _length(request, kind, body, silent, "max_tokens")
     return body, _notes(silent)
+
+
+def _refuse(kind: str, wanted: dict[str, tuple[str, bool]]) -> None:
+    """Refuse what a kind of server cannot do; `wanted` maps a parameter to its name there, if set.
+
+    Raises: InputFault.
+    """
+    refuses = server_kind(kind).refuses
+    for param, (name, is_set) in wanted.items():
+        if is_set and name in refuses:
+            what = {"images": "images", "prompt": "bare prompts, only chats"}.get(name, param)
+            raise InputFault(because("server_cannot", kind=kind, what=what), param)
 
 
 def _notes(silent: list[str]) -> tuple[str, ...]:
@@ -114,6 +185,10 @@ def _message(message: Message, kind: str) -> dict[str, Any]:
     if message.name is not None:
         out["name"] = message.name
     return out
+
+
+def _has_images(message: Message) -> bool:
+    return not isinstance(message.content, str) and any(isinstance(part, ImagePart) for part in message.content)
 
 
 def _data_url(image: ImagePart) -> str:
@@ -151,7 +226,7 @@ def _output(output: Constraint, kind: str, param: str, body: dict[str, Any]) -> 
         schema = {"name": "answer", "schema": json.loads(output.source), "strict": output.strict}
         body["response_format"] = {"type": "json_schema", "json_schema": schema}
         return
-    path = _GRAMMARS.get(kind, {}).get(output.kind)
+    path = server_kind(kind).grammars.get(output.kind)
     if path is None:
         raise InputFault(f"{param}: a server of kind {kind} takes no {output.kind}; use a JSON schema.", param)
     body[path[0]] = output.source if len(path) == 1 else {path[1]: output.source}
@@ -161,7 +236,7 @@ def _reasoning(query: ChatQuery, kind: str, body: dict[str, Any], silent: list[s
     variables = dict(query.template_variables)
     if query.thinking is not None:
         variables |= {"enable_thinking": query.thinking, "thinking": query.thinking}
-    if variables and kind in _TEMPLATED:
+    if variables and server_kind(kind).is_templated:
         body["chat_template_kwargs"] = variables
     elif variables:
         silent.extend(variables)
@@ -175,7 +250,7 @@ def _reasoning(query: ChatQuery, kind: str, body: dict[str, Any], silent: list[s
 
 
 def _sampling(explicit: Mapping[str, Any], kind: str, body: dict[str, Any], silent: list[str]) -> None:
-    names = _SAMPLING.get(kind)  # None: it takes ours
+    names = server_kind(kind).sampling
     for name, value in explicit.items():
         if value is None:
             continue
@@ -191,12 +266,12 @@ def _sampling(explicit: Mapping[str, Any], kind: str, body: dict[str, Any], sile
 
 def _form(query: ChatQuery, kind: str, body: dict[str, Any]) -> None:
     if query.template is not None:
-        if kind not in {"vllm", "tessera"}:
+        if not server_kind(kind).takes_template:
             raise InputFault(f"chat_template: a server of kind {kind} takes none.", "chat_template")
         body["chat_template"] = query.template
     if query.continue_final:
-        if kind not in _TEMPLATED:
-            raise InputFault("messages: a server of kind openai does not go on with an answer.", "messages")
+        if not server_kind(kind).is_templated:
+            raise InputFault(f"messages: a server of kind {kind} does not go on with an answer.", "messages")
         body |= {"continue_final_message": True, "add_generation_prompt": False}
     if query.lora:
         raise InputFault("lora: adapters are chosen here only; name the adapter's model there instead.", "lora")
@@ -222,7 +297,7 @@ def _length(
     for name, value in (extensions | ours).items():
         if value is None:
             continue
-        if kind == "tessera" or (name in extensions and kind in {"vllm", "sglang"}):
+        if kind == "tessera" or (name in extensions and server_kind(kind).has_extensions):
             body[name] = value
         elif name != "loop_guard":  # nothing changes where no answer goes round in circles
             silent.append(name)

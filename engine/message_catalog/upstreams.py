@@ -1,4 +1,4 @@
-"""Sentences of engine.upstreams: what is wrong with another server, or with vLLM where it is started here."""
+"""Sentences of engine.upstreams: what is wrong with another server, or with a program that is started here."""
 
 from typing import Final
 
@@ -41,9 +41,10 @@ UPSTREAMS: Final = {
     "no_address": "{url!r} is no address: {why}.",
     "no_such_address": "{url!r} is no address such as http://10.0.0.2:8000.",
     "address_with_secret": "The address must hold no password, query or fragment; keys are given apart.",
-    "vllm_not_installed": "vLLM is not installed: there is no `vllm` on the search path.",
-    "vllm_ended": "vLLM ended with code {code}: {said}",
-    "vllm_ended_itself": "vLLM ended: {said}",
-    "vllm_broke_off": "vLLM ended in the middle of the answer: {said}",
-    "vllm_silent": "vLLM gave no answer within {seconds:.0f} s; it said last: {said}",
+    "server_cannot": "A server of kind {kind} cannot do {what}; choose a model that runs in Tessera itself.",
+    "external_not_installed": "{engine} is not installed: there is no `{program}` on the search path.",
+    "external_ended": "{engine} ended with code {code}: {said}",
+    "external_broke_off": "{engine} ended with code {code} in the middle of the answer: {said}",
+    "external_silent": "{engine} gave no answer within {seconds:.0f} s; its last output: {said}",
+    "external_advice": "{what}. {advice}",
 }

@@ -12,6 +12,7 @@ from engine.core.errors import InputFault
 from engine.core.sampling import Recommended, recommended
 from engine.core.sampling_families import of_card
 from engine.library.types import ModelEntry
+from engine.placement.external import external_settings
 from engine.placement.types import ModelSettings
 from engine.runner.engine_args import BadEngineArg, EngineArgs, check, given
 from engine.runner.protocol import LoadSettings
@@ -36,12 +37,9 @@ def load_settings(
     """
     n_ctx = default_context(entry.context_train, context)
     embeds = bool({"embedding", "rerank"} & set(entry.capabilities))
-    if entry.format == "flm":
-        return LoadSettings(path=entry.folder or "", n_ctx=n_ctx, n_parallel=1)
-    if entry.format == "vllm":
-        return LoadSettings(
-            path=entry.folder or "", n_ctx=n_ctx, kv_cells=n_ctx * DEFAULT_PARALLEL, n_parallel=DEFAULT_PARALLEL
-        )
+    external = external_settings(entry.format, entry.folder or "", n_ctx)
+    if external is not None:
+        return external
     onnx = entry.format == "onnx"  # one generator a sequence, each with a cache of its full length
     # Passages to embed are wide batches, which threads share well; a question takes one (runner/llama/batch).
     wide = embeds and entry.format == "gguf"

@@ -9,7 +9,7 @@ import msgspec
 from devices.errors import Overdrawn, TesseraError
 from devices.memory_ledger import Amount
 from devices.msgspec_lock import learned
-from devices.process_memory import first_child, process_memory
+from devices.process_memory import process_memory
 from devices.types import ProcessMemory
 from engine.core.errors import (
     BadModelFile,
@@ -21,12 +21,11 @@ from engine.core.errors import (
     exhausted,
 )
 from engine.core.types import DeviceCheck
-from engine.flm.detect import PREFIX
 from engine.message_catalog.reasons import because
 from engine.placement import onnx
 from engine.placement.candidates import audit_key
 from engine.placement.estimate import exact_parts
-from engine.placement.external import admit_external, is_external
+from engine.placement.external import admit_external, kind_of
 from engine.placement.fallbacks import (
     FLASH_ATTENTION,
     as_in_file,
@@ -43,7 +42,6 @@ from engine.placement.types import Fallback
 from engine.runner.buffers import BufferLog
 from engine.runner.engine_args import NO_ARGS
 from engine.runner.protocol import LoadSettings
-from engine.vllm.detect import PREFIX as VLLM
 
 log = logging.getLogger(__name__)
 # llama.cpp is asked what a load really takes when the first answer has ended, or after this time without one: the
@@ -88,7 +86,7 @@ class MemoryAdmission:
         InputFault: llama.cpp refuses the raw engine arguments.
         """
         self._loads[model_id] = _Load(settings=settings)
-        if is_external(settings.path):
+        if settings.external is not None:
             admit_external(model_id, settings, self._placer.machine_now(), self._ledger)
             return
         machine = self._placer.machine_now()
@@ -122,7 +120,7 @@ class MemoryAdmission:
 
     async def widen(self, model_id: str, settings: LoadSettings) -> None:
         """Set aside what the context of deterministic requests takes. Raises: NotEnoughMemory."""
-        if not is_external(settings.path) and not onnx.is_folder(settings.path):
+        if _in_llama_cpp(settings):
             await asyncio.to_thread(self._widen_now, model_id, settings)
 
     def _widen_now(self, model_id: str, settings: LoadSettings) -> None:
@@ -140,15 +138,12 @@ class MemoryAdmission:
         `buffers` is what its log says it allocated.
         """
         load = self._loads.get(model_id)
-        if load is not None and load.settings.path.startswith(PREFIX):
-            # What the NPU holds may not show in a process, so nothing is learnt from what is measured.
-            self._ledger.attach(model_id, first_child(pid))
-            return
-        if load is not None and load.settings.path.startswith(VLLM):
-            self._ledger.attach(model_id, pid)
-            self._ledger.record_measured(model_id)
-            return
         self._ledger.attach(model_id, pid)
+        external = kind_of(load.settings) if load is not None else None
+        if external is not None:
+            if external.is_measured:
+                self._ledger.record_measured(model_id)
+            return
         tried = self._tried.get(model_id)
         if tried:  # a write of a kilobyte, at once: the next crash may come before any task runs
             first, used = tried[0], tried[-1]
@@ -193,7 +188,7 @@ class MemoryAdmission:
 
     def _refine(self, model_id: str, settings: LoadSettings) -> None:
         """Replace what formulas reserved by what llama.cpp says it takes."""
-        if is_external(settings.path) or onnx.is_folder(settings.path):
+        if not _in_llama_cpp(settings):
             return
         machine = self._placer.machine_now()
         gpu, backend = offload_target(settings, machine)
@@ -240,8 +235,10 @@ class MemoryAdmission:
         `cached_bytes` of that are prefixes kept for later.
         """
         load = self._loads.get(model_id)
-        if load is not None and (load.settings.path.startswith(PREFIX) or load.settings.expert_bytes):
-            return
+        if load is not None:
+            external = kind_of(load.settings)
+            if load.settings.expert_bytes or (external is not None and not external.is_measured):
+                return
         await asyncio.to_thread(self._ledger.record_measured, model_id, moment="unload", cached_bytes=cached_bytes)
 
     def release(self, model_id: str) -> None:
@@ -254,7 +251,9 @@ class MemoryAdmission:
 
     async def to_load(self, settings: LoadSettings) -> LoadSettings:
         """With the CPU's answers to compare with, where this device was not compared yet: computed once a file."""
-        if not settings.devices or settings.remotes:  # what lies elsewhere was chosen because it does not fit here
+        if (
+            not settings.devices or settings.remotes or settings.external is not None
+        ):  # what lies elsewhere was chosen because it does not fit here
             return settings
         return await asyncio.to_thread(self._to_compare, settings)
 
@@ -322,6 +321,11 @@ class MemoryAdmission:
             log.warning("model=%s failed, next: %s", model_id, fallback.change.kind)
             tried.append(fallback.settings)
         return fallback
+
+
+def _in_llama_cpp(settings: LoadSettings) -> bool:
+    """A runner of ours loads it with llama.cpp, which tells what it takes."""
+    return settings.external is None and not onnx.is_folder(settings.path)
 
 
 def _widened(model_id: str) -> str:

@@ -18,7 +18,7 @@ from engine.placement.choose import place
 from engine.placement.dry_run import DryRunFailed, dry_run
 from engine.placement.engine_args import decided, refused
 from engine.placement.expert_offload import disk_gbs
-from engine.placement.external import external_report, is_external, place_external
+from engine.placement.external import external_report, place_external
 from engine.placement.fallbacks import sound_fallbacks
 from engine.placement.fit_context import largest_context, need_at
 from engine.placement.fit_report import fit_report, machine_isa, overdraft
@@ -81,7 +81,7 @@ class Placer:
         What the user pinned the model to counts unless the overrides name a device.
         Raises: BadModelFile.
         """
-        if is_external(settings.path):
+        if settings.external is not None:
             return place_external(settings, self.machine_now(), self.ledger, model_id)
         if overrides.device is None:
             overrides = msgspec.structs.replace(overrides, device=self.resources.settings.get(model_id).device)
@@ -286,7 +286,7 @@ class Placer:
 
     def report(self, model_id: str, placement: Placement, shape: ModelShape | None = None) -> FitReport:
         """Whether that placement fits now, the largest context, and what to give up if not."""
-        if is_external(placement.settings.path):
+        if placement.settings.external is not None:
             return external_report(model_id, placement, self.machine.now(), self.ledger)
         if placement.device == WORKERS or placement.settings.remotes:
             fits, machine = placement.fits, self.machine.now()

@@ -19,8 +19,8 @@ MAX_CRASHES: Final = 3
 
 # The engine of models that another server runs: no memory here, and no process.
 REMOTE: Final = "remote"
-# That of folders that vLLM runs: a server of its own here, reached as an upstream is.
-VLLM: Final = "vllm"
+# That of models that another program here runs: a server that is started for the model, reached as an upstream is.
+EXTERNAL: Final = "external"
 # That of loads some of whose layers lie on workers: a runner here, and links that it lives and ends with.
 SPREAD: Final = "spread"
 

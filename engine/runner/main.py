@@ -25,10 +25,6 @@ def main() -> int:
         from engine.runner.onnx.service import OnnxRunner  # noqa: PLC0415 - only this engine's libraries
 
         return OnnxRunner(channel).run()
-    if engine == "flm":
-        from engine.runner.flm.service import FlmRunner  # noqa: PLC0415 - only this engine's libraries
-
-        return FlmRunner(channel).run()
     sys.stderr.write(f"unknown engine {engine}\n")
     return 2
 

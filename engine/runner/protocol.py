@@ -30,6 +30,19 @@ class RemoteLayers(msgspec.Struct, frozen=True, kw_only=True):
     index: int = 0
 
 
+class ExternalProgram(msgspec.Struct, frozen=True, kw_only=True):
+    """A program that serves a model in place of a runner of ours.
+
+    `kind` is its row in engine/placement/external.py, `program` the file that is started (empty: it is not
+    installed, or runs elsewhere), `arguments` what the user adds to its command line.
+    """
+
+    name: str
+    kind: str
+    program: str = ""
+    arguments: tuple[str, ...] = ()
+
+
 def layer_shares(remotes: tuple[RemoteLayers, ...]) -> tuple[float, ...]:
     """Shares that llama.cpp divides layers by: it compares fractions, so borders lie between two of them."""
     if len(remotes) < 2:  # noqa: PLR2004 - one device has all
@@ -48,7 +61,8 @@ class LoadSettings(msgspec.Struct, frozen=True, kw_only=True):
     experts may take where the file is larger than memory (0: they are all in memory, or the kernel's concern).
     `path` is the first file of a split model, or a folder. `provider` names the execution provider of an ONNX model
     (empty: the folder's own choice, else the CPU); `allow_fallback` lets operators it does not take run on the CPU.
-    `gpu_frac` is the part of its GPU's memory that vLLM may take; `provider` then names it (`cuda:` and a number).
+    `external` is the program that serves the model instead of a runner of ours. `gpu_frac` is the part of its GPU's
+    memory that vLLM may take; `provider` then names it (`cuda:` and a number).
     `max_draft` is the longest draft that one step verifies (0: none). `mtp` loads the file's own draft head.
     `max_rollback` tokens can be taken back from a recurrent state, by so many copies of it for each sequence.
     `tiles` names what our own kernels compute: types of weights, in products with prompts, and `attention`
@@ -87,6 +101,7 @@ class LoadSettings(msgspec.Struct, frozen=True, kw_only=True):
     embeddings: bool = False
     provider: str = ""
     allow_fallback: bool = False
+    external: ExternalProgram | None = None
     gpu_frac: float = 0.0
     cache_dir: str | None = None
     cache_ram_bytes: int = 0

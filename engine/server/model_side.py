@@ -8,7 +8,7 @@ from engine.library.catalogue import Catalogue
 from engine.placement.memory_admission import MemoryAdmission
 from engine.placement.placer import Placer
 from engine.placement.resources import open_resources
-from engine.pool.loaded_model import REMOTE, SPREAD, VLLM, Runner
+from engine.pool.loaded_model import EXTERNAL, REMOTE, SPREAD, Runner
 from engine.pool.pool import Pool
 from engine.remotes.service import Remotes
 from engine.runner.warm_runner import ENGINE, SpareRunner
@@ -51,10 +51,10 @@ def open_model_side(options: ServeOptions, spare: SpareRunner) -> ModelSide:
     async def start(engine: str, path: str) -> Runner:
         if engine == REMOTE:
             return links.runner(path)
-        if engine == VLLM:
-            from engine.upstreams.local_vllm import VllmRunner  # noqa: PLC0415 - only where vLLM is installed
+        if engine == EXTERNAL:
+            from engine.upstreams.external import ExternalRunner  # noqa: PLC0415 - few models have such a program
 
-            return VllmRunner(path)
+            return ExternalRunner()
         if engine == SPREAD:
             from engine.remotes.runner import RemoteRunner  # noqa: PLC0415 - only where layers lie on workers
 

@@ -10,32 +10,30 @@ import msgspec
 
 from engine.core.errors import BadModelFile, InputFault, ModelNotFound
 from engine.core.sampling import NOTHING_RECOMMENDED, Recommended
-from engine.flm.entries import flm_entries
 from engine.library.catalogue import Catalogue
 from engine.library.default_model import default_model
 from engine.library.types import ModelEntry
 from engine.message_catalog.reasons import because
 from engine.placement.context_size import open_context
 from engine.placement.engine_args import with_engine_args
-from engine.placement.external import place_remote
+from engine.placement.external import place_upstream, upstream_settings
 from engine.placement.fit_context import resize_context
 from engine.placement.load_settings import load_settings, recommended_for
 from engine.placement.model_settings import ModelSettingsStore, unfit_draft
 from engine.placement.types import NO_OVERRIDES, Overrides, Placement
-from engine.pool.loaded_model import REMOTE, VLLM
+from engine.pool.loaded_model import EXTERNAL, REMOTE
 from engine.pool.model_resolution import Resolved
 from engine.runner.engine_args import NO_ARGS
 from engine.runner.protocol import LoadSettings
 from engine.upstreams.errors import NoRule
-from engine.upstreams.registry import UpstreamRegistry
+from engine.upstreams.registry import UpstreamRegistry, external_entries
 from engine.upstreams.types import ASSUMED_CONTEXT, PREFIX, Way
-from engine.vllm.entries import vllm_entries
 
 # The name of whatever model answers when a client names none, unless an alias says otherwise.
 DEFAULT_NAME: Final = "default"
 log = logging.getLogger(__name__)
 
-ENGINES: Final = {"gguf": "llama", "onnx": "onnx", "flm": "flm", "vllm": VLLM, "remote": REMOTE}
+ENGINES: Final = {"gguf": "llama", "onnx": "onnx", "remote": REMOTE}
 # The tag that Ollama's lists put behind names without one.
 LATEST: Final = ":latest"
 
@@ -70,7 +68,6 @@ class ServedModels:
         self._open = open_catalogue
         self._context = context
         self._catalogue: Catalogue | None = None
-        self._flm: tuple[ModelEntry, ...] | None = None
         self._lock = asyncio.Lock()
 
     async def catalogue(self) -> Catalogue:
@@ -115,23 +112,23 @@ class ServedModels:
             return None
         name = way.upstream.name
         listed = self.upstreams.model(name, way.model)
-        settings = _remote_settings(f"{PREFIX}{name}/{way.model}", listed.n_ctx if listed else 0)
+        settings = upstream_settings(name, way.model, (listed.n_ctx if listed else 0) or ASSUMED_CONTEXT)
+        placed = place_upstream(settings)
+        rule = because("upstream_rule", rule=way.rule.fact())
         return Resolved(
             model_id=model if model == f"{name}/{way.model}" else f"{model}@{name}",
             engine=REMOTE,
             settings=settings,
-            placement=place_remote(settings, because("upstream_rule", rule=way.rule.fact())),
+            placement=msgspec.structs.replace(placed, reasons=(rule, *placed.reasons)),
             server=way.upstream.url,
             ran_on=way.fact(),
         )
 
     async def external(self, *, fresh: bool = False) -> tuple[ModelEntry, ...]:
-        """Models that FastFlowLM has, its program asked once, and again with `fresh`; and folders for vLLM."""
+        """Models that other programs here could serve; the programs are asked once, and again with `fresh`."""
         catalogue = await self.catalogue()
         async with self._lock:
-            if self._flm is None or fresh:
-                self._flm = await asyncio.to_thread(flm_entries)
-            return (*self._flm, *await asyncio.to_thread(lambda: vllm_entries(catalogue.entries())))
+            return await asyncio.to_thread(lambda: external_entries(catalogue.entries(), fresh=fresh))
 
     async def entry(self, name: str) -> ModelEntry:
         """The model of that name or alias, known to be on disk and sound; Ollama's tag `:latest` may follow it.
@@ -182,7 +179,7 @@ class ServedModels:
             settings = placement.settings
         return Resolved(
             model_id=entry.id,
-            engine=ENGINES[entry.format],
+            engine=ENGINES.get(entry.format, EXTERNAL),
             settings=settings,
             placement=placement,
             keep=wanted.keep_loaded,
@@ -253,7 +250,8 @@ class ServedModels:
     def settings(self, entry: ModelEntry) -> LoadSettings:
         """How the model is loaded, before the dispatcher chooses."""
         if entry.format == "remote":
-            return _remote_settings(str(entry.folder), entry.context_train)
+            name, _, model = str(entry.folder).removeprefix(PREFIX).partition("/")
+            return upstream_settings(name, model, entry.context_train or ASSUMED_CONTEXT)
         settings, args = self.usual_settings(entry), self.user_settings.get(entry.id).engine_args
         return settings if args == NO_ARGS or entry.format != "gguf" else with_engine_args(settings, args)
 
@@ -261,8 +259,3 @@ class ServedModels:
         """The same without the model's own engine arguments."""
         lora = tuple(path for name, path in self._lora if self.user_settings.resolve(name) == entry.id)
         return load_settings(entry, self._context, self._cache, lora)
-
-
-def _remote_settings(path: str, n_ctx: int) -> LoadSettings:
-    """Another server chose its own; here they name the model and what is known of its context."""
-    return LoadSettings(path=path, n_ctx=n_ctx or ASSUMED_CONTEXT)

@@ -1,10 +1,10 @@
 """The upstreams of this installation, the user's rules for them, and what was seen of them."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, cast
 from urllib.parse import urlsplit
 
 import msgspec
@@ -14,6 +14,8 @@ from engine.core.json_store import JsonStore
 from engine.library.types import Details, ModelEntry, Origin
 from engine.message_catalog import sentence
 from engine.message_catalog.reasons import because
+from engine.placement.external import KINDS
+from engine.placement.fastflowlm import FlmModel
 from engine.upstreams.errors import NoRule
 from engine.upstreams.keys import UpstreamKeys
 from engine.upstreams.types import PREFIX, Health, Kind, Rule, SavedUpstreams, Upstream, UpstreamModel, Way
@@ -199,6 +201,53 @@ class UpstreamRegistry:
             folder=f"{PREFIX}{upstream.name}/{model.name}",
             problem=sentence(health.reason) if down else None,
         )
+
+
+def external_entries(entries: Iterable[ModelEntry], *, fresh: bool = False) -> tuple[ModelEntry, ...]:
+    """Models that programs found here could serve, in addition to the library's `entries`.
+
+    A program is asked for its models once, and again with `fresh`. Blocks.
+    """
+    known, found = tuple(entries), []
+    for name, kind in KINDS.items():
+        if kind.reads and kind.program():
+            fitting = (e for e in known if e.format == kind.reads and e.state == "online")
+            found += [_served_by(name, kind.title, entry) for entry in fitting]
+        if kind.models is not None:
+            found += [_own_model(name, kind.title, model) for model in kind.models(fresh)]
+    return tuple(found)
+
+
+def _served_by(name: str, title: str, entry: ModelEntry) -> ModelEntry:
+    """A model of the library under the id that asks for this program; its files are those of its own entry."""
+    return msgspec.structs.replace(
+        entry,
+        id=f"{name}:{entry.id}",
+        name=f"{entry.name} ({title})",
+        format=name,
+        files=(),
+    )
+
+
+def _own_model(name: str, title: str, model: FlmModel) -> ModelEntry:
+    """A model that only the program has."""
+    return ModelEntry(
+        id=f"{name}:{model.tag}",
+        name=f"{model.tag} ({title})",
+        format=cast("Any", name),  # each kind is one of the library's formats
+        files=(),
+        origin=Origin(kind="linked", app=title.lower()),
+        details=Details(
+            architecture=model.family or name,
+            title=" ".join(filter(None, (model.tag, model.parameters, model.quantization))),
+            n_params=model.num_params,
+            context_train=model.context,
+            quantization=model.quantization or "NPU",
+            capabilities=("chat",),
+        ),
+        added_at=0.0,
+        folder=model.tag,
+    )
 
 
 def checked_url(url: str) -> str:

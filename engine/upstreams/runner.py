@@ -4,13 +4,13 @@ import struct
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
 from engine.chat.chat_pipeline import AnswerLogprobs
 from engine.chat.events import AnswerEvent, TextDelta
-from engine.chat.openai_forward import ForwardedChat, forward_text
+from engine.chat.openai_forward import ForwardedChat, forward_text, server_kind
 from engine.core.errors import InputFault, RunnerDied
 from engine.core.types import Delta, Done, Event, GenerationRequest, ModelFacts, Started, Timings, Usage
 from engine.message_catalog import sentence
@@ -24,8 +24,6 @@ from engine.upstreams.registry import UpstreamRegistry
 from engine.upstreams.stream import ChatReader
 from engine.upstreams.types import ASSUMED_CONTEXT, Health, UpstreamModel
 
-# Kinds of servers that keep the prefixes of each salt apart. Source: vLLM, `cache_salt` of its OpenAI requests.
-_SALTED: Final = frozenset({"vllm"})
 # What an answer of another server is made of.
 Piece = Event | AnswerEvent | AnswerLogprobs
 
@@ -73,7 +71,7 @@ class UpstreamRunner:
         if listed is None and health.models:
             there = tuple(m.name for m in health.models[:8])
             raise InputFault(because("upstream_no_model", upstream=name, model=self._model, there=there), "model")
-        self.facts = _facts(listed or UpstreamModel(name=self._model), health, settings)
+        self.facts = facts_of(listed or UpstreamModel(name=self._model), health.kind, settings)
         return self.facts
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Piece, None]:
@@ -81,8 +79,10 @@ class UpstreamRunner:
         chat = isinstance(request, ForwardedChat)
         kind = self.facts.forwards if self.facts is not None else ""
         body = _chat_body(request) if isinstance(request, ForwardedChat) else forward_text(request, kind)[0]
-        body |= {"model": self._model, "stream": True, "stream_options": {"include_usage": True}}
-        salted = kind in _SALTED
+        body |= {"model": self._model, "stream": True}
+        if server_kind(kind).streams_usage:
+            body["stream_options"] = {"include_usage": True}
+        salted = server_kind(kind).is_salted
         if request.owner and salted:
             body["cache_salt"] = request.owner
         reader = ChatReader(self._link.upstream.name)
@@ -132,7 +132,7 @@ class UpstreamRunner:
         )
 
     async def _tokens(self, asked: dict[str, Any]) -> list[int]:
-        if self.facts is None or self.facts.forwards in {"openai", "sglang"}:
+        if self.facts is None or not server_kind(self.facts.forwards).counts_tokens:
             raise InputFault(f"{self._link.upstream.name} does not tell how it counts tokens.", "model")
         answer = await self._link.post("/tokenize", {"model": self._model, **asked})
         tokens = answer.get("tokens") if isinstance(answer, dict) else None
@@ -209,11 +209,12 @@ def _chat_body(request: ForwardedChat) -> dict[str, Any]:
     return body
 
 
-def _facts(listed: UpstreamModel, health: Health, settings: LoadSettings) -> ModelFacts:
+def facts_of(listed: UpstreamModel, kind: str, settings: LoadSettings) -> ModelFacts:
+    """What is known of a model that a server of this kind runs."""
     n_ctx = listed.n_ctx or max(settings.n_ctx, ASSUMED_CONTEXT)
     return ModelFacts(
         architecture="remote",
-        description=f"{listed.name} ({health.kind})",
+        description=f"{listed.name} ({kind})",
         n_params=0,
         size_bytes=0,
         n_vocab=0,
@@ -229,5 +230,5 @@ def _facts(listed: UpstreamModel, health: Health, settings: LoadSettings) -> Mod
         metadata={},
         capabilities=listed.capabilities,
         backend="remote",
-        forwards=health.kind,
+        forwards=kind,
     )

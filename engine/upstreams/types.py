@@ -5,12 +5,12 @@ from typing import Final, Literal
 import msgspec
 
 from engine.message_catalog.reasons import Reason, because
-from engine.placement.external import UPSTREAM
+from engine.placement.external import UPSTREAM_PREFIX
 
 # What answers there; each takes other fields beside OpenAI's.
-Kind = Literal["openai", "vllm", "sglang", "llama-server", "tessera"]
+Kind = Literal["openai", "vllm", "sglang", "llama-server", "tessera", "flm"]
 # What a runner gets as a path: PREFIX, the upstream's name, a slash, the model's name there.
-PREFIX: Final = UPSTREAM
+PREFIX: Final = UPSTREAM_PREFIX
 # What is assumed of a model whose context nobody tells: its server refuses what is too long.
 ASSUMED_CONTEXT: Final = 131_072
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from engine.flm import detect
+from engine.placement import fastflowlm as detect
 from tests.support.late import openai
 from tests.support.servers import RunningServer, runs, wait_for
 
@@ -130,13 +130,14 @@ def test_chat_crash_and_restart(flm_server):
         answer = ask(server, "hello there")
         assert answer.choices[0].message.content == "NPU says: hello there"
         assert answer.usage.completion_tokens == 4
-        first = server.runners()[0].pid
-        with pytest.raises(openai.APIError, match="flm ended with code 134: xrt: firmware timed out"):
+        first = server.runners("engine.upstreams.guard")[0].pid
+        ended = "FastFlowLM ended with code 134 in the middle of the answer: xrt: firmware timed out"
+        with pytest.raises(openai.APIError, match=ended):
             ask(server, "please crash now")
-        with pytest.raises(openai.APIError, match="it hung up in the middle"):
+        with pytest.raises(openai.APIError, match="FastFlowLM broke off the answer"):
             ask(server, "please hangup now")
         assert ask(server, "again").choices[0].message.content == "NPU says: again"
-        second = server.runners()[0]
+        second = server.runners("engine.upstreams.guard")[0]
         assert second.pid != first
         flm = [p.pid for p in second.children(recursive=True)]
     server.stop()
@@ -147,14 +148,16 @@ def test_chat_crash_and_restart(flm_server):
 def test_what_it_cannot_do_is_refused(flm_server):
     server = flm_server()
     schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
-    with pytest.raises(openai.BadRequestError, match="FastFlowLM does not do response_format"):
+    with pytest.raises(openai.BadRequestError, match="kind flm cannot do response_format"):
         ask(server, "hello", response_format=schema)
 
 
 @pytest.mark.e2e
 def test_a_server_that_does_not_come_up(flm_server):
     server = flm_server("dies")
-    with pytest.raises(openai.APIStatusError, match=r"flm ended with code 1: \[ERROR\] No NPU device found"):
+    with pytest.raises(
+        openai.APIStatusError, match=r"FastFlowLM ended with code 1: \[ERROR\] No NPU device found.*flm validate"
+    ):
         ask(server, "hello")
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0) as client:
         spark = client.chat.completions.create(model="spark", messages=[{"role": "user", "content": "hi"}])

@@ -99,7 +99,7 @@ def test_nobody_is_left_behind(give_up):
     async def work(spare, start):
         await until(lambda: start.started)
         if give_up == "another engine":
-            await spare.take("flm", "a")
+            await spare.take("onnx", "a")
         elif give_up == "the server's end":
             spare.end()
         await until(lambda: not start.started[0].alive)

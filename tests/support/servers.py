@@ -53,12 +53,12 @@ class RunningServer:
     def log(self) -> str:
         return self.log_path.read_text(errors="replace")
 
-    def runners(self) -> list[psutil.Process]:
-        """The live runner processes of this server."""
+    def runners(self, module: str = "engine.runner.main") -> list[psutil.Process]:
+        """The live runner processes of this server, or those that run another module."""
         found = []
         for child in psutil.Process(self.process.pid).children(recursive=True):
             try:
-                if "engine.runner.main" in child.cmdline() and child.status() != psutil.STATUS_ZOMBIE:
+                if module in child.cmdline() and child.status() != psutil.STATUS_ZOMBIE:
                     found.append(child)
             except psutil.Error:
                 continue

@@ -120,9 +120,6 @@ BANNED_IN = {
         "pictures": "image",
     },
     **dict.fromkeys(_MEMORY_FILES, _MEMORY_WORDS),
-    "engine/flm": {
-        "told": "fields, entry, config",
-    },
     "engine/library": {
         "kept": "cached, existing, retained, measured: what it is",
         "known": "cached, existing, retained, measured: what it is",
@@ -212,9 +209,6 @@ BANNED_IN = {
     "engine/upstreams": {
         "kept": "saved, stored",
         "tell": "saved, stored",
-    },
-    "engine/vllm": {
-        "told": "fields, entry, config",
     },
     "quantize": {
         "guess": "assumed",

@@ -27,6 +27,7 @@ _PRODUCTS = {
     "hip": "ROCm",
     "flm": "FastFlowLM",
     "vllm": "vLLM",
+    "llama-server": "llama-server",
 }
 _PARAMETERS_AT_4_BITS = 8 / 4.5  # parameters a byte holds at the usual 4.5 bits
 _USABLE_FRACTION = 0.8  # room for the cache and the system

@@ -18,7 +18,7 @@ from engine.placement.history import PlacementHistory
 from engine.placement.npu_rule import PATIENCE_S, Offer, judge
 from engine.placement.placer import read_shape
 from engine.placement.types import NO_OVERRIDES, Overrides
-from engine.runner.protocol import LoadSettings
+from engine.runner.protocol import ExternalProgram, LoadSettings
 from tests.support.machines.machines import reports
 from tests.support.models.shapes import scaled, write_hollow
 
@@ -171,7 +171,7 @@ def test_dictation_and_embeddings_go_to_recorded_npus_beside_a_busy_gpu(name, pr
 def test_strix_halos_npu_gets_fastflowlms_models_and_says_that_it_was_not_tried(monkeypatch):
     monkeypatch.setenv("TESSERA_FLM", "/nowhere")
     machine = reports()["sh-flow-z13-linux-gtt96"]
-    settings = LoadSettings(path="flm:llama3.2:1b", n_ctx=4096)
+    settings = LoadSettings(path="llama3.2:1b", n_ctx=4096, external=ExternalProgram(name="flm", kind="flm"))
     found = place_external(settings, machine, Ledger(lambda: machine), "m")
     assert found.device == npu_of(machine).id
     assert "not tried on hardware by this project" in sentences(found.reasons)

@@ -11,10 +11,15 @@ from devices.recording import RecordedHost
 from devices.report import recorded_report
 from engine.core.errors import BadModelFile, NotEnoughMemory
 from engine.message_catalog import sentences
-from engine.placement.external import admit_external, external_report, place_external
-from engine.placement.vllm import GPU_WORK_BYTES, HOST_BYTES
-from engine.runner.protocol import LoadSettings
-from engine.vllm.detect import describe
+from engine.placement.external import (
+    GPU_WORK_BYTES,
+    HOST_BYTES,
+    admit_external,
+    external_report,
+    place_external,
+)
+from engine.placement.external import describe_folder as describe
+from engine.runner.protocol import ExternalProgram, LoadSettings
 from tests.support.machines.machines import machines
 
 GB, GIB = 10**9, 1 << 30
@@ -22,6 +27,7 @@ GB, GIB = 10**9, 1 << 30
 CONFIG = {"num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128}
 TOKEN = 2 * 2 * 36 * 8 * 128
 WEIGHTS = 4 * GB
+VLLM = ExternalProgram(name="vllm", kind="vllm", program="/usr/bin/vllm")
 CUDA = {"name": "CUDA0", "description": "NVIDIA GeForce RTX 4060 Laptop GPU", "kind": "gpu"}
 
 
@@ -52,7 +58,7 @@ def machine(*vram):
 
 
 def settings(folder, cells=16_384):
-    return LoadSettings(path=f"vllm:{folder}", n_ctx=4096, kv_cells=cells, n_parallel=4)
+    return LoadSettings(path=str(folder), n_ctx=4096, kv_cells=cells, n_parallel=4, external=VLLM)
 
 
 def test_the_cache_of_a_token_is_read_from_the_configuration(folder):

@@ -1,7 +1,7 @@
-"""Child process between the server and vLLM, so that vLLM and its own children never outlive the server.
+"""Child process between the server and an external program, so that it and its children never outlive the server.
 
-Usage: python -m engine.vllm.guard PROGRAM [ARGUMENT ...]. Starts the program as the head of a process group and
-ends the whole group when its own input ends, which happens however the server ends. Exits as the program did.
+Usage: python -m engine.upstreams.guard PROGRAM [ARGUMENT ...]. Starts the program as the head of a process group
+and ends the whole group when its own input ends, which happens however the server ends. Exits as the program did.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ import sys
 import threading
 from typing import Final
 
-# vLLM stops its engine's process and frees the GPU in this time; then it is killed.
+# vLLM stops its engine's process and frees the GPU in this time; then the program is killed.
 STOP_S: Final = 10.0
 _NOT_STARTED: Final = 127
 
@@ -26,25 +26,26 @@ def main(command: list[str]) -> int:
         return _NOT_STARTED
     threading.Thread(target=_end_with_input, args=(process,), daemon=True).start()
     code = process.wait()
-    _signal(process.pid, kill=True)  # its engine may live on for a while when it crashed
+    _signal(process, kill=True)  # its engine may live on for a while when it crashed
     return code if code >= 0 else 128 - code
 
 
 def _end_with_input(process: subprocess.Popen[bytes]) -> None:
     while os.read(sys.stdin.fileno(), 1 << 12):  # not its buffer, whose lock would be held when this process ends
         pass
-    _signal(process.pid, kill=False)
+    _signal(process, kill=False)
     try:
         process.wait(STOP_S)
     except subprocess.TimeoutExpired:
-        _signal(process.pid, kill=True)
+        _signal(process, kill=True)
 
 
-def _signal(group: int, *, kill: bool) -> None:
+def _signal(process: subprocess.Popen[bytes], *, kill: bool) -> None:
     if sys.platform == "win32":
-        return  # vLLM does not run there
+        process.kill()  # there is no group of processes, and no signal that asks
+        return
     with contextlib.suppress(ProcessLookupError):  # all of them are gone
-        os.killpg(group, signal.SIGKILL if kill else signal.SIGTERM)
+        os.killpg(process.pid, signal.SIGKILL if kill else signal.SIGTERM)
 
 
 if __name__ == "__main__":

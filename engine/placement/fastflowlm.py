@@ -13,10 +13,6 @@ from devices.environment import without_secrets
 from devices.programs import installed_program
 from devices.types import Finding, Machine
 
-# Ids of its models in the library, and what a runner gets as a path.
-PREFIX: Final = "flm:"
-# Messages and tools as they are: FastFlowLM applies the model's own template.
-TEMPLATE: Final = '{{ {"messages": messages, "tools": tools if tools else []} | tojson }}'
 TIMEOUT_S: Final = 10.0
 _MAX_OUTPUT: Final = 1 << 20
 _MAX_TAG: Final = 100
@@ -72,9 +68,14 @@ def executable() -> str | None:
     return installed_program("flm")
 
 
-def tag_of(path: str) -> str:
-    """FastFlowLM's own name of a model."""
-    return path.removeprefix(PREFIX)
+def installed_models(*, fresh: bool = False) -> tuple[FlmModel, ...]:
+    """Its installed models that chat. The program is asked once, and again with `fresh`. Blocks."""
+    program = executable()
+    if program is None:
+        return ()
+    if fresh:
+        _installed.cache_clear()
+    return tuple(model for model in _installed(program, Path(program).stat().st_mtime_ns) if model.chats)
 
 
 def detect(timeout_s: float = TIMEOUT_S) -> FlmReport:

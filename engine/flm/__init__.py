@@ -1,1 +1,0 @@
-"""FastFlowLM, an NPU server of its own: whether it is here and what it has."""
