@@ -1,24 +1,16 @@
-"""Machines as JSON for programs, recordings and the management API."""
+"""Machines as JSON for programs and recordings."""
 
 from typing import Any
 
 import msgspec
 
 from devices.msgspec_lock import learned
-from devices.types import BackendReport, Device, Machine
+from devices.types import BackendReport
 
 
 def to_json(value: object) -> Any:
-    """Dataclasses as plain JSON values, sets sorted; a device and a machine carry what follows from them too."""
-    built = msgspec.to_builtins(value, enc_hook=str, order="deterministic")
-    if isinstance(value, Machine):
-        built["devices"] = [to_json(device) for device in value.devices]
-    if isinstance(value, Device):
-        built["isa"] = sorted(value.isa)
-        built["memory"]["budget_bytes"] = value.memory.budget_bytes
-        if value.cores is not None:
-            built["cores"]["threads"] = value.cores.threads
-    return built
+    """Structs as plain JSON values, sets sorted."""
+    return msgspec.to_builtins(value, enc_hook=str, order="deterministic")
 
 
 def backend_reports(value: object) -> tuple[BackendReport, ...]:

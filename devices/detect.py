@@ -104,7 +104,7 @@ def _cpu_device(cpu: Cpu, ram: SystemMemory) -> Device:
             bandwidth_source=ram.bandwidth_source,
         ),
         arch=cpu.arch or None,
-        isa=cpu.isa,
+        isa=tuple(sorted(cpu.isa)),
         cores=cpu.cores,
         cache_bytes=cpu.caches,
         reason=unusable_reasons.NOT_TRIED,

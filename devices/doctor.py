@@ -77,7 +77,7 @@ def _kernels(machine: Machine) -> list[Finding]:
         reason = cpu.reason if cpu else "llama-cpp-python is not installed"
         fix = install_hints.rebuild(machine.system)
         return [Finding("no_kernels", "error", "No model can run: the CPU kernels do not load", reason, fix, "cpu")]
-    isa = machine.devices[0].isa
+    isa = frozenset(machine.devices[0].isa)
     best = ggml_cpu_variant(isa, machine.arch, machine.system)
     used = {feature.lower() for feature in cpu.features}
     wanted = VARIANT_MARKS.get(best or "")

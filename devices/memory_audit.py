@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from msgspec.structs import asdict
+from msgspec.structs import asdict, force_setattr
 
 from devices.atomic_file import write_atomically
 
@@ -25,6 +25,8 @@ class Audit(msgspec.Struct, frozen=True):
     """One look at a loaded model: bytes predicted and measured, backend buffers by name, seconds since the epoch.
 
     `moment` is `load`, just after it, when not everything reserved was touched yet, or `unload`, after use.
+    `error_frac`, which follows, is how far the prediction was off, as a share of what was measured; positive: too
+    much was predicted.
     """
 
     owner: str
@@ -34,11 +36,11 @@ class Audit(msgspec.Struct, frozen=True):
     at: float
     buffers: Mapping[str, int] = msgspec.field(default_factory=dict)
     moment: str = "load"
+    error_frac: float = 0.0
 
-    @property
-    def error_frac(self) -> float:
-        """How far the prediction was off, as a share of what was measured; positive: predicted too much."""
-        return (self.predicted_bytes - self.measured_bytes) / self.measured_bytes if self.measured_bytes else 0.0
+    def __post_init__(self) -> None:
+        off = self.predicted_bytes - self.measured_bytes
+        force_setattr(self, "error_frac", off / self.measured_bytes if self.measured_bytes else 0.0)
 
 
 class AuditLog:

@@ -28,7 +28,7 @@ def merged(machine: Machine) -> Machine:
     features = next((r.features for r in machine.backends if r.backend == "cpu" and r.state == "usable"), ())
     if cpu is not None and features:
         names = canonical(CPU_FEATURES.get(f.lower(), f.lower()) for f in features)
-        devices["cpu"] = replace(cpu, isa=cpu.isa | names)
+        devices["cpu"] = replace(cpu, isa=tuple(sorted({*cpu.isa, *names})))
     return with_chips(replace(machine, devices=tuple(_settled(device, machine) for device in devices.values())))
 
 

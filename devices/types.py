@@ -3,6 +3,7 @@
 from typing import Literal
 
 import msgspec
+from msgspec.structs import force_setattr
 
 System = Literal["linux", "windows", "macos", "unknown"]
 # "remote": a device of another computer, which holds layers through a tunnel.
@@ -28,7 +29,8 @@ class Memory(msgspec.Struct, frozen=True):
     `physical_bytes` is the pool the device draws on (installed RAM for a unified device, VRAM otherwise).
     `dedicated_bytes` is VRAM, or the firmware carve-out of an integrated GPU. `shared_limit_bytes` is the
     system RAM the driver lets the device map (GTT, DXGI shared memory). `available_bytes` is free now,
-    clamped to what physically exists.
+    clamped to what physically exists. `budget_bytes`, which follows from them, is the most this device could ever
+    hold: dedicated plus shared, clamped to what physically exists.
     """
 
     physical_bytes: int | None = None
@@ -40,15 +42,14 @@ class Memory(msgspec.Struct, frozen=True):
     unified: bool = False
     bandwidth_gbs: float | None = None
     bandwidth_source: str = ""
+    budget_bytes: int | None = None
 
-    @property
-    def budget_bytes(self) -> int | None:
-        """The most this device could ever hold: dedicated plus shared, clamped to what physically exists."""
+    def __post_init__(self) -> None:
         parts = [b for b in (self.dedicated_bytes, self.shared_limit_bytes) if b is not None]
         total = sum(parts) if parts else self.physical_bytes
-        if total is None or self.physical_bytes is None:
-            return total
-        return min(total, self.physical_bytes)
+        if total is not None and self.physical_bytes is not None:
+            total = min(total, self.physical_bytes)
+        force_setattr(self, "budget_bytes", total)
 
 
 class Runtime(msgspec.Struct, frozen=True):
@@ -74,7 +75,8 @@ class CoreCounts(msgspec.Struct, frozen=True):
     """Processor cores. `performance` counts physical cores of the fastest class.
 
     `allowed_logical` are those the affinity mask leaves, `allowed_performance` the performance cores among
-    them; `quota_cores` is the cgroup's CPU limit in cores, None when there is none.
+    them; `quota_cores` is the cgroup's CPU limit in cores, None when there is none. `threads`, which follows, are
+    those worth starting: one a performance core, within affinity and quota, at least one.
     """
 
     physical: int
@@ -84,20 +86,19 @@ class CoreCounts(msgspec.Struct, frozen=True):
     allowed_logical: int
     allowed_performance: int
     quota_cores: float | None = None
+    threads: int = 1
 
-    @property
-    def threads(self) -> int:
-        """Threads worth starting: one a performance core, within affinity and quota, at least one."""
+    def __post_init__(self) -> None:
         limit = self.allowed_performance or self.allowed_logical
         if self.quota_cores is not None:
             limit = min(limit, max(1, int(self.quota_cores)))
-        return max(1, limit)
+        force_setattr(self, "threads", max(1, limit))
 
 
 class Device(msgspec.Struct, frozen=True):
     """One processor that could run a model. `id` is its PCI address, LUID or a fixed name such as `cpu`.
 
-    `chip` is its row in the table of chips (devices/chips.py); None where it is in none.
+    `isa` is sorted. `chip` is its row in the table of chips (devices/chips.py); None where it is in none.
     """
 
     id: str
@@ -109,7 +110,7 @@ class Device(msgspec.Struct, frozen=True):
     pci: str | None = None
     pci_id: str | None = None
     arch: str | None = None
-    isa: frozenset[str] = frozenset()
+    isa: tuple[str, ...] = ()
     cores: CoreCounts | None = None
     cache_bytes: tuple[tuple[str, int], ...] = ()
     driver: str | None = None
@@ -252,3 +253,22 @@ class LiveDevice(msgspec.Struct, frozen=True):
     temperature_c: float | None = None
     power_w: float | None = None
     asleep: bool = False
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """How busy the machine was in one second; `at` is seconds since the epoch.
+
+    `cpu_frac` is the share of all processors' time since the last sample. `cpu_power_w` is the processor packages,
+    `battery_w` what is drawn from a battery that discharges; None where not readable. `parts` are the watts by part
+    (`cpu`, `system` for the whole computer, a device's id), nothing twice; `power_w` is all that can be read.
+    """
+
+    at: float
+    cpu_frac: float
+    memory_used_bytes: int = 0
+    memory_total_bytes: int = 0
+    cpu_power_w: float | None = None
+    battery_w: float | None = None
+    devices: tuple[DeviceUsage, ...] = ()
+    parts: tuple[tuple[str, float], ...] = ()
+    power_w: float | None = None

@@ -3,12 +3,11 @@
 import time
 from collections.abc import Callable, Sequence
 
-import msgspec
 import psutil
 
 from devices.host import Host, read_number, suspended
 from devices.power import CPU, Counter, PowerMeters, parts_w, short_address, whole_w
-from devices.types import Device, DeviceUsage
+from devices.types import Device, DeviceUsage, Usage
 
 # nvidia-smi takes up to half a second, so it is asked seldom.
 NVIDIA_EVERY_S = 5.0
@@ -18,29 +17,6 @@ NVIDIA = (
     "--query-gpu=pci.bus_id,utilization.gpu,memory.used,power.draw",
     "--format=csv,noheader,nounits",
 )
-
-
-class Usage(msgspec.Struct, frozen=True):
-    """One sample; `at` is seconds since the epoch.
-
-    `cpu_frac` is the share of all processors' time since the last sample. `cpu_power_w` is the processor packages,
-    `battery_w` what is drawn from a battery that discharges; None where not readable. `parts` are the watts by part
-    (`cpu`, `system` for the whole computer, a device's id), nothing twice.
-    """
-
-    at: float
-    cpu_frac: float
-    memory_used_bytes: int
-    memory_total_bytes: int
-    cpu_power_w: float | None = None
-    battery_w: float | None = None
-    devices: tuple[DeviceUsage, ...] = ()
-    parts: tuple[tuple[str, float], ...] = ()
-
-    @property
-    def power_w(self) -> float | None:
-        """Everything that can be read: that of the whole computer, or the sum of the parts."""
-        return whole_w(dict(self.parts))
 
 
 class UsageSampler:
@@ -77,6 +53,7 @@ class UsageSampler:
             battery_w=next((draw.watts for draw in draws if draw.meter == "battery"), None),
             devices=devices,
             parts=tuple(parts.items()),
+            power_w=whole_w(parts),
         )
 
     def _cpu_frac(self) -> float:

@@ -5,18 +5,22 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from devices import types
+from devices.memory_audit import Audit
 from devices.types import (
     BackendReport,
+    CoreCounts,
+    Device,
     Evidence,
     Finding,
     Kind,
     LiveDevice,
+    Memory,
     Meter,
     Pool,
     ProcessMemory,
     Runtime,
     State,
-    System,
     SystemMemory,
 )
 from engine.core.types import DeviceCheck
@@ -30,9 +34,8 @@ __all__ = [
     "Audit",
     "BackendReport",
     "ComparedDevice",
+    "CoreCounts",
     "Device",
-    "DeviceCores",
-    "DeviceMemory",
     "Evidence",
     "Finding",
     "FitOption",
@@ -42,6 +45,7 @@ __all__ = [
     "LiveDevice",
     "LiveDevices",
     "Machine",
+    "Memory",
     "Meter",
     "ModelPlacement",
     "Need",
@@ -59,74 +63,9 @@ __all__ = [
 ]
 
 
-class DeviceMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """Memory a device can use, in bytes; None means unknown. `budget_bytes` is the most it could ever hold.
-
-    The other fields are explained at `devices.types.Memory`.
-    """
-
-    physical_bytes: int | None = None
-    dedicated_bytes: int | None = None
-    dedicated_used_bytes: int | None = None
-    shared_limit_bytes: int | None = None
-    shared_used_bytes: int | None = None
-    available_bytes: int | None = None
-    unified: bool = False
-    bandwidth_gbs: float | None = None
-    bandwidth_source: str = ""
-    budget_bytes: int | None = None
-
-
-class DeviceCores(msgspec.Struct, frozen=True, kw_only=True):
-    """Processor cores; `threads` are those worth starting. The others are as in `devices.types.CoreCounts`."""
-
-    physical: int
-    logical: int
-    performance: int = 0
-    efficiency: int = 0
-    allowed_logical: int = 0
-    allowed_performance: int = 0
-    quota_cores: float | None = None
-    threads: int = 1
-
-
-class Device(msgspec.Struct, frozen=True, kw_only=True):
-    """One processor that could run a model, as `devices.types.Device` has it."""
-
-    id: str
-    kind: Kind
-    vendor: str = ""
-    name: str = ""
-    state: State = "unknown"
-    memory: DeviceMemory = DeviceMemory()
-    pci: str | None = None
-    pci_id: str | None = None
-    arch: str | None = None
-    isa: tuple[str, ...] = ()
-    cores: DeviceCores | None = None
-    cache_bytes: tuple[tuple[str, int], ...] = ()
-    driver: str | None = None
-    driver_version: str | None = None
-    asleep: bool = False
-    reason: str = ""
-    fix_hint: str | None = None
-    runtimes: tuple[Runtime, ...] = ()
-    evidence: tuple[Evidence, ...] = ()
-
-
-class Machine(msgspec.Struct, frozen=True, kw_only=True):
+class Machine(types.Machine, frozen=True, kw_only=True):
     """GET /tessera/v1/devices: everything known about this machine; `build` says which kernels are installed."""
 
-    system: System = "unknown"
-    kernel: str = ""
-    arch: str = ""
-    environment: str = ""
-    product: str = ""
-    memory: SystemMemory = SystemMemory()
-    devices: tuple[Device, ...] = ()
-    backends: tuple[BackendReport, ...] = ()
-    findings: tuple[Finding, ...] = ()
-    meters: tuple[Meter, ...] = ()
     build: str = ""
 
 
@@ -161,19 +100,6 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True):
     buffers: dict[str, int] = {}
     pid: int | None = None
     parts: dict[str, int] = {}
-
-
-class Audit(msgspec.Struct, frozen=True, kw_only=True):
-    """A prediction beside what was measured; `error_frac` is positive where too much was predicted."""
-
-    owner: str
-    key: str
-    predicted_bytes: int
-    measured_bytes: int
-    at: float
-    buffers: dict[str, int] = {}
-    moment: str = "load"
-    error_frac: float = 0.0
 
 
 class LedgerState(msgspec.Struct, frozen=True, kw_only=True):

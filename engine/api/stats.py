@@ -2,7 +2,7 @@
 
 import msgspec
 
-from devices.types import DeviceUsage
+from devices.types import DeviceUsage, Usage
 from engine.api.models import LoadedModel
 from engine.core.request_timing import TimeSpent
 from engine.core.startup_timing import Phase
@@ -46,19 +46,6 @@ class ModelStats(LoadedModel, frozen=True, kw_only=True):
     experts: ExpertStats | None = None
     load: tuple[Phase, ...] = ()
     runner: tuple[Phase, ...] = ()
-
-
-class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """How busy the machine was in one second; `at` is seconds since the epoch. See `devices.utilization.Usage`."""
-
-    at: float
-    cpu_frac: float
-    memory_used_bytes: int = 0
-    memory_total_bytes: int = 0
-    cpu_power_w: float | None = None
-    battery_w: float | None = None
-    devices: tuple[DeviceUsage, ...] = ()
-    power_w: float | None = None
 
 
 class UsageSamples(msgspec.Struct, frozen=True, kw_only=True):

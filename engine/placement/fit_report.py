@@ -27,7 +27,7 @@ def ledger_amounts(need: Need) -> dict[str, Amount]:
 def machine_isa(machine: Machine) -> frozenset[str]:
     """Instruction sets of the machine's processor."""
     cpu = machine.device("cpu")
-    return cpu.isa if cpu else frozenset()
+    return frozenset(cpu.isa) if cpu else frozenset()
 
 
 def fit_report(

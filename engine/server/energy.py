@@ -9,7 +9,7 @@ import psutil
 
 from devices.power import whole_w
 from devices.process_memory import cpu_seconds
-from devices.utilization import Usage
+from devices.types import Usage
 from engine.api import stats as api
 from engine.core.types import Done
 from engine.energy.energy_accounting import Active, JouleLedger

@@ -10,7 +10,7 @@ from devices.host import Host
 from devices.host_real import RealHost
 from devices.power import whole_w
 from devices.power_saver import PowerSaver
-from devices.utilization import Usage
+from devices.types import Usage
 from engine.api.power import Mode, PowerLimits, PowerState
 from engine.core.errors import BatterySpent
 from engine.core.json_store import JsonStore

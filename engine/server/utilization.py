@@ -7,16 +7,13 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
-import msgspec
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from devices.host import Host
 from devices.host_real import RealHost
-from devices.msgspec_lock import learned
-from devices.types import Machine
-from devices.utilization import Usage, UsageSampler
-from engine.api import stats as api
+from devices.types import Machine, Usage
+from devices.utilization import UsageSampler
 
 log = logging.getLogger(__name__)
 EVERY_S: Final = 1.0
@@ -87,14 +84,14 @@ class Utilization(Collector):
             self.on_sample(usage, self._looked - before)
             return usage
 
-    def newest(self) -> api.Usage | None:
+    def newest(self) -> Usage | None:
         """The last sample; None in the first second."""
-        return _on_wire(self._ring[-1]) if self._ring else None
+        return self._ring[-1] if self._ring else None
 
-    def last(self, seconds: int) -> tuple[api.Usage, ...]:
+    def last(self, seconds: int) -> tuple[Usage, ...]:
         """Samples of so many seconds, oldest first."""
         samples = list(self._ring)
-        return tuple(_on_wire(s) for s in samples if s.at >= samples[-1].at - seconds)
+        return tuple(s for s in samples if s.at >= samples[-1].at - seconds)
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
         """The last sample as Prometheus' gauges; what is not readable here is left out."""
@@ -126,7 +123,3 @@ class Utilization(Collector):
 
 def _gauge(name: str, words: str, value: float) -> GaugeMetricFamily:
     return GaugeMetricFamily(f"tessera_{name}", words, value=value)
-
-
-def _on_wire(usage: Usage) -> api.Usage:
-    return msgspec.convert(usage, learned(api.Usage), from_attributes=True)

@@ -66,7 +66,7 @@ def measure(
         n_ubatch=DENSE_UBATCH if plain else 512,
         repack=repack,
     )
-    isa = inventory(RealHost()).devices[0].isa
+    isa = frozenset(inventory(RealHost()).devices[0].isa)
     need = estimate(read_shape(path), settings, isa, dry_run=dry_run(settings))
     return Row(Path(path).stem, n_ctx, kv_type, need, asyncio.run(_filled(settings)))
 

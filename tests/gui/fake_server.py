@@ -9,6 +9,7 @@ import msgspec
 
 from app.client import Client
 from app.gui.server_link import ServerLink
+from devices.types import SystemMemory
 from engine.api.chat import (
     ChatChunk,
     ChunkChoice,
@@ -24,6 +25,12 @@ from engine.api.chat import (
 from engine.api.hub import Starters
 from engine.api.library import Models
 from engine.api.machine import Machine
+
+
+def machine(**known):
+    """A computer of which nothing else is known."""
+    known = {"memory": SystemMemory(), "devices": (), **known}
+    return Machine(system="unknown", kernel="", arch="", environment="", product="", **known)
 
 
 class FakeServer:
@@ -176,6 +183,6 @@ class Health(msgspec.Struct):
 EMPTY = {
     "/tessera/v1/models": Models(models=()),
     "/tessera/v1/jobs/events": Events([]),
-    "/tessera/v1/devices": Machine(),
+    "/tessera/v1/devices": machine(),
     "/tessera/v1/hub/starters": Starters(proposals=()),
 }

@@ -26,14 +26,13 @@ from engine.api.library import Models
 from engine.api.machine import (
     Alternative,
     BackendReport,
+    CoreCounts,
     Device,
-    DeviceCores,
-    DeviceMemory,
     Finding,
     LedgerState,
     LiveDevice,
     LiveDevices,
-    Machine,
+    Memory,
     ModelPlacement,
     Pinned,
     PlacementAnswer,
@@ -44,19 +43,19 @@ from engine.api.machine import (
 from engine.api.models import LoadedModel, LoadedModels
 from engine.api.requests import Program, RecentActivity, RequestRecord
 from engine.api.stats import ModelUse, Stats, Work, WorkSamples
-from tests.gui.fake_server import Events
+from tests.gui.fake_server import Events, machine
 from tests.gui.hands import press, texts
 from tests.gui.wire import starter
 
-MACHINE = Machine(
+MACHINE = machine(
     memory=SystemMemory(total_bytes=24 << 30),
     devices=(
         Device(
-            id="cpu", kind="cpu", name="EPYC", state="usable", memory=DeviceMemory(physical_bytes=24 << 30),
-            cores=DeviceCores(physical=2, logical=2, threads=2), isa=("avx512_vnni",),
+            id="cpu", kind="cpu", vendor="AMD", name="EPYC", state="usable", memory=Memory(physical_bytes=24 << 30),
+            cores=CoreCounts(2, 2, 2, 0, 2, 2), isa=("avx512_vnni",),
         ),
         Device(
-            id="0000:01", kind="dgpu", name="RX 9070", state="no_permission",
+            id="0000:01", kind="dgpu", vendor="AMD", name="RX 9070", state="no_permission", memory=Memory(),
             reason="You are not in the group render.", fix_hint="sudo usermod -aG render $USER",
         ),
     ),
@@ -127,7 +126,7 @@ def test_what_a_device_does_now_in_words():
 
 def test_the_machine_in_one_sentence():
     assert summary(MACHINE) == "EPYC, 24.0 GiB for models: up to about 36.7 B parameters at 4 bits."
-    assert "not known" in summary(Machine())
+    assert "not known" in summary(machine())
 
 
 def test_memory_adds_up_to_what_is_used():

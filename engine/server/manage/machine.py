@@ -7,12 +7,10 @@ from typing import Annotated
 import msgspec
 from fastapi import APIRouter, Query, Request
 
-from devices.as_json import to_json
 from devices.backends import openvino
 from devices.backends.cpu_kernels import BACKEND as TILES
 from devices.doctor import build_summary, diagnose
 from devices.memory_ledger import Reservation
-from devices.msgspec_lock import learned
 from devices.types import Machine
 from engine.api import machine as api
 from engine.api.placing import fit_report, model_placement
@@ -33,8 +31,8 @@ async def devices(request: Request, *, fresh: bool = False) -> api.Machine:
     """Devices, memory, backends and findings; `fresh` tries every backend again."""
     placer = _placer(request)
     machine = await asyncio.to_thread(placer.machine.full, fresh=fresh)
-    found = {**to_json(machine), "findings": to_json(list(diagnose(machine))), "build": build_summary(machine)}
-    return msgspec.convert(found, learned(api.Machine))
+    found = msgspec.structs.asdict(machine) | {"findings": tuple(diagnose(machine))}
+    return api.Machine(**found, build=build_summary(machine))
 
 
 @router.get("/devices/live")
@@ -141,7 +139,7 @@ def _ledger(placer: Placer) -> api.LedgerState:
         available_bytes={d.id: registry.available(d.id, machine) for d in machine.devices if d.kind != "npu"},
         other_programs_bytes=_others(machine, ours),
         reservations=tuple(_reservation(r) for r in held),
-        audits=msgspec.convert(audits, learned(tuple[api.Audit, ...]), from_attributes=True),
+        audits=audits,
     )
 
 

@@ -55,8 +55,8 @@ def test_the_whole_report_is_quick_once_warm(tmp_path):
 @pytest.mark.process
 def test_the_kernels_report_the_instruction_sets_the_inventory_found():
     machine = live_report(RealHost(), None)
-    inventory_isa = inventory(RealHost()).devices[0].isa
-    assert machine.devices[0].isa >= inventory_isa
+    inventory_isa = set(inventory(RealHost()).devices[0].isa)
+    assert inventory_isa <= set(machine.devices[0].isa)
     features = {f.lower() for r in machine.backends if r.backend == "cpu" for f in r.features}
     if "avx2" in inventory_isa:
         assert "avx2" in features

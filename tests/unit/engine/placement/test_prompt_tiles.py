@@ -28,7 +28,7 @@ from tests.support.machines.machines import reports
 from tests.support.models.shapes import scaled, write_hollow
 
 HOST = reports()["sh-linux-amdvlk-vs-rocm"]
-ISA = HOST.devices[0].isa
+ISA = frozenset(HOST.devices[0].isa)
 OLDER = frozenset({"avx2", "fma", "f16c"})
 
 

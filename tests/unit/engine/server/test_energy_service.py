@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from devices.utilization import Usage
+from devices.types import Usage
 from engine.core.types import Done, StepTime, Timings
 from engine.core.types import Usage as Tokens
 from engine.energy.words import NO_METER
