@@ -2,16 +2,18 @@
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, NoReturn
 
-from jinja2 import Template, TemplateError, TemplateSyntaxError
+from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes
 from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from engine.chat import child_service, template_messages
 from engine.chat.builtin import CHATML, function_schema
-from engine.chat.jinja_env import TemplateRefusal, environment
 from engine.chat.reasoning import close_open_reasoning
 from engine.chat.render_protocol import (
     MAX_PROMPT_CHARS,
@@ -21,7 +23,6 @@ from engine.chat.render_protocol import (
     decode_job,
     encode,
 )
-from engine.chat.template_features import probe
 from engine.chat.tools.dialects import choose
 from engine.chat.types import Message, Rendered, TemplateTraits
 
@@ -225,6 +226,199 @@ def _template_line(error: BaseException) -> int:
             line = trace.tb_lineno
         trace = trace.tb_next
     return line
+
+
+Render = Callable[..., str]
+
+_SYSTEM, _USER, _ANSWER, _THOUGHT = "qzsystemqz", "qzuserqz", "qzanswerqz", "qzthoughtqz"
+_TOOL, _KEY, _VALUE, _RESULT, _OTHER = "qztoolqz", "qzkeyqz", "qzvalueqz", "qzresultqz", "qzotherqz"
+_ID = "qzcallid1"  # nine letters and digits: Mistral's templates insist
+_ID_2 = "qzcallid2"
+
+
+def _tool(name: str) -> dict[str, Any]:
+    parameters = {
+        "type": "object",
+        "properties": {_KEY: {"type": "string", "description": "probe"}},
+        "required": [_KEY],
+    }
+    function = {"name": name, "description": "probe", "parameters": parameters}
+    return {"type": "function", "function": function}
+
+
+def _call(call_id: str, name: str, arguments: object) -> dict[str, Any]:
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _try(render: Render, messages: Sequence[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> str:
+    """The rendering, or nothing where the template refuses or breaks."""
+    try:
+        return render(messages, tools, add_generation_prompt=False)
+    except (TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError, ArithmeticError):
+        return ""
+
+
+def probe(render: Render, *, indexed_ids: bool = False) -> TemplateTraits:
+    """Learn the traits of a template.
+
+    `render(messages, tools, add_generation_prompt=False)` renders it; a dozen short renders are made.
+    `indexed_ids`: the template reads the function's name out of the call's id.
+    """
+    first_id, second_id = (f"functions.{_TOOL}:0", f"functions.{_OTHER}:1") if indexed_ids else (_ID, _ID_2)
+    user: dict[str, Any] = {"role": "user", "content": _USER}
+    typed = [{"type": "text", "text": _USER}]
+    typed_content = _USER not in _try(render, [user]) and _USER in _try(
+        render, [{"role": "user", "content": typed}]
+    )
+    if typed_content:
+        user = {"role": "user", "content": typed}
+
+    def content(text: str) -> Any:
+        return [{"type": "text", "text": text}] if typed_content else text
+
+    def turn(arguments: object, *more: dict[str, Any]) -> list[dict[str, Any]]:
+        calls = [_call(first_id, _TOOL, arguments), *more]
+        return [user, {"role": "assistant", "content": content(""), "tool_calls": calls}]
+
+    tools = [_tool(_TOOL)]
+    as_object = _try(render, turn({_KEY: _VALUE}), tools)
+    as_text = _try(render, turn(f'{{"{_KEY}": "{_VALUE}"}}'), tools)
+    arguments_as_text = not _shows_call(as_object) and _shows_call(as_text)
+    arguments: object = f'{{"{_KEY}": "{_VALUE}"}}' if arguments_as_text else {_KEY: _VALUE}
+    tool_calls = _shows_call(as_text if arguments_as_text else as_object)
+    answers = [{"role": "tool", "tool_call_id": first_id, "name": _TOOL, "content": content(_RESULT)}]
+    system = {"role": "system", "content": content(_SYSTEM)}
+    thought = {
+        "role": "assistant",
+        "content": content(_ANSWER),
+        "reasoning_content": _THOUGHT,
+        "reasoning": _THOUGHT,
+        "thinking": _THOUGHT,
+    }
+    return TemplateTraits(
+        # Some templates are written for conversations with tools only.
+        system_role=any(_SYSTEM in _try(render, [system, user], given) for given in (None, tools)),
+        tools=_TOOL in _try(render, [user], tools),
+        tool_calls=tool_calls,
+        tool_results=_RESULT in _try(render, [*turn(arguments), *answers], tools),
+        parallel_calls=tool_calls
+        and _shows_both(
+            _try(render, turn(arguments, _call(second_id, _OTHER, arguments)), [*tools, _tool(_OTHER)])
+        ),
+        arguments_as_text=arguments_as_text,
+        typed_content=typed_content,
+        reasoning=_THOUGHT in _try(render, [user, thought]) or _THOUGHT in _try(render, [user, thought, user]),
+    )
+
+
+def _shows_call(text: str) -> bool:
+    """Whether a call is there with its argument, and not as Python's own notation of a dictionary."""
+    start = text.rfind(_TOOL)
+    tail = text[start:]
+    return start >= 0 and _KEY in tail and _VALUE in tail and f"'{_KEY}'" not in tail and '\\"' not in tail
+
+
+def _shows_both(text: str) -> bool:
+    """Whether both calls of one turn are there, beyond their definitions."""
+    return text.count(_TOOL) > 1 and text.rfind(_OTHER) > text.rfind(_VALUE, 0, text.rfind(_OTHER)) > 0
+
+
+# The Jinja environment that untrusted templates render in. Used only inside the render child.
+#
+# Templates expect what Hugging Face transformers gives them: trimmed blocks, loop controls, a `generation`
+# tag, a `tojson` that neither escapes HTML nor sorts keys, `strftime_now` and `raise_exception`.
+
+# Longest text one `*` or one format may make, in characters. Real templates repeat a few dozen.
+MAX_REPEAT_CHARS = 1 << 20
+
+
+class TemplateRefusal(TemplateError):
+    """The template itself called `raise_exception`."""
+
+
+class GenerationTag(Extension):
+    """`{% generation %}…{% endgeneration %}` marks text for training; here it is transparent."""
+
+    tags = {"generation"}  # noqa: RUF012 - Jinja reads a plain class attribute
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        """Keep the body as an ordinary block."""
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=line)
+
+
+class BoundedSandbox(ImmutableSandboxedEnvironment):
+    """An immutable sandbox that also refuses to multiply text or numbers without limit."""
+
+    intercepted_binops = frozenset(["*", "**", "%"])
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        """Lists may grow and shrink: templates keep queues in them, and all data of a render is its own."""
+        if isinstance(obj, list) and attr in {"append", "extend", "pop"}:
+            return True
+        return super().is_safe_attribute(obj, attr, value)
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        """Refuse `'A' * 1e9`, huge powers and `%` with a giant field width."""
+        if operator == "*":
+            for text, count in ((left, right), (right, left)):
+                repeats = isinstance(text, (str, bytes, list, tuple)) and isinstance(count, int)
+                if repeats and len(text) * count > MAX_REPEAT_CHARS:
+                    raise SecurityError(f"a repetition of {len(text)} x {count} elements")
+        elif operator == "**":
+            if isinstance(right, (int, float)) and abs(right) > 64:  # noqa: PLR2004 - beyond any date or size
+                raise SecurityError(f"a power of {right}")
+        elif isinstance(left, str) and _widest_number(left) > MAX_REPEAT_CHARS:
+            raise SecurityError("a format with a giant field width")
+        return super().call_binop(context, operator, left, right)
+
+
+def _widest_number(text: str) -> int:
+    """The largest run of digits in a format, as a number; `*` widths count as too wide."""
+    widest = 0
+    digits = ""
+    for char in text + " ":
+        if char.isdigit():
+            digits += char
+        elif digits:
+            widest = max(widest, int(digits[:12]))
+            digits = ""
+    return MAX_REPEAT_CHARS + 1 if "%*" in text else widest
+
+
+def to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON as transformers' `tojson` writes it."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _refuse(message: str) -> NoReturn:
+    raise TemplateRefusal(message)
+
+
+def _strftime_now(layout: str) -> str:
+    return datetime.now().astimezone().strftime(layout)
+
+
+def environment() -> BoundedSandbox:
+    """A fresh environment with everything chat templates use."""
+    env = BoundedSandbox(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, GenerationTag])
+    env.filters["tojson"] = to_json
+    env.filters["from_json"] = json.loads
+    # Nothing is escaped here; Jinja's own `safe` would make what is added to its result escape itself.
+    env.filters["safe"] = str
+    helpers: dict[str, Callable[..., Any]] = {
+        "raise_exception": _refuse,
+        "strftime_now": _strftime_now,
+    }
+    env.globals.update(helpers)
+    return env
 
 
 if __name__ == "__main__":

@@ -6,24 +6,175 @@ import os
 import shutil
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, Literal, NamedTuple, Protocol
 
 import apsw
+import msgspec
 from filelock import FileLock, Timeout
 
 from engine.core.errors import exhausted
 from engine.core.paths import Paths
-from engine.documents import indexing
 from engine.documents.collection_config import Definition, Definitions
-from engine.documents.file_watcher import Follower
-from engine.documents.indexing import Progress
+from engine.documents.file_types import size_limit
 from engine.documents.reader_process import Reader
-from engine.documents.store import Store
+from engine.documents.store import READING, Store
 from engine.documents.vectors import Vectors, packed
 from engine.documents.walk import Found, Walk, is_below, is_wanted
 from engine.message_catalog.reasons import Reason, because
+
+# Bringing a collection's index up to what is on disk: new, changed, unfinished and deleted files.
+
+# A file of some kB can say that it has any amount of text; twenty times the longest novel are no document.
+MAX_CHARS: Final = 64_000_000
+# After this the next file is read first.
+TURN_S: Final = 20.0
+Outcome = Literal["done", "later", "stopped"]
+
+
+class Progress(msgspec.Struct, kw_only=True):
+    """How far a pass over the files is; counts of files that need work."""
+
+    files: int = 0
+    done: int = 0
+    current: str = ""
+
+
+def update(
+    store: Store,
+    walk: Walk,
+    reader: Reader,
+    progress: Progress,
+    stopped: Callable[[], bool],
+) -> bool:
+    """Read what is new, changed or unfinished, and forget what is gone. False: it was stopped before the end.
+
+    What the walk could not look at stays as it is known.
+    """
+    indexed = store.indexed_files()
+    waiting: list[Found] = []
+    for file in walk.files():
+        if stopped():
+            return False
+        size, mtime, state = indexed.pop(file.path, (-1, -1, ""))
+        if (size, mtime) != (file.size_bytes, file.mtime_ns) or state == READING:
+            waiting.append(file)
+    store.remove([path for path in indexed if not walk.hid(path)])
+    progress.files, progress.done = len(waiting), 0
+    queue, turns = deque(waiting), dict.fromkeys((file.path for file in waiting), TURN_S)
+    while queue:
+        if stopped():
+            return False
+        file = queue.popleft()
+        progress.current = file.path
+        outcome = read_file(store, file, reader, stopped, turns[file.path] if queue else None)
+        if outcome == "stopped":
+            return False
+        if outcome == "later":
+            turns[file.path] *= 2  # some formats begin again at their first page
+            queue.append(file)
+        else:
+            progress.done += 1
+    progress.current = ""
+    return True
+
+
+def read_file(
+    store: Store, file: Found, reader: Reader, stopped: Callable[[], bool], turn_s: float | None = None
+) -> Outcome:
+    """Read one file, from where an earlier reading of the same state of it ended; after `turn_s` others go first.
+
+    Of a document with more than MAX_CHARS the beginning is kept, and the reason stands beside its name.
+    """
+    begun = time.monotonic()
+    row = store.document(file.path)
+    same = row is not None and (row.size_bytes, row.mtime_ns) == (file.size_bytes, file.mtime_ns)
+    if same and row is not None and row.state == READING:
+        ticket, size = store.resume(file.path), row.num_chars
+    else:
+        title = Path(file.path).stem.replace("_", " ")
+        ticket, size = store.begin(file.path, file.kind, file.size_bytes, file.mtime_ns, title), 0
+    if file.size_bytes > size_limit(file.kind):
+        limit = size_limit(file.kind) >> 20
+        store.add_pages(ticket, (), done=True, problem=f"it has {file.size_bytes >> 20} MiB, more than {limit}")
+        return "done"
+    for answer in reader.read(Path(file.path), file.kind, ticket.first):
+        size += sum(len(chunk.text) for page in answer.pages for chunk in page.chunks)
+        done, problem = answer.done, answer.problem
+        if size > MAX_CHARS and not done:
+            done, problem = True, f"it has more than {MAX_CHARS:,} characters; what follows is not read"
+        if not store.add_pages(ticket, answer.pages, done=done, problem=problem):
+            log.info("reading given up: it is read anew, or removed")
+            return "done"
+        if done:
+            return "done"
+        if stopped():
+            return "stopped"
+        if turn_s is not None and time.monotonic() - begun > turn_s:
+            return "later"
+    return "done"
+
+
+# Changes that come together (a program that saves writes several times) are told together.
+_GATHER_MS: Final = 300
+_STEP_MS: Final = 50
+_WAKE_MS: Final = 1000
+
+
+class Follower:
+    """Calls `changed` with paths below the sources, on a thread of its own. `problem` says why it cannot follow."""
+
+    def __init__(self, changed: Callable[[set[str]], None]) -> None:
+        self._changed = changed
+        self._sources: tuple[str, ...] = ()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.problem: Reason | None = None
+
+    def follow(self, sources: Sequence[str]) -> None:
+        """Follow these from now on; sources that are not there are left out until this is called again."""
+        wanted = tuple(sorted({source for source in sources if Path(source).exists()}))
+        if wanted == self._sources:
+            return
+        self.stop()
+        self._sources = wanted
+        if wanted:
+            self._stop = threading.Event()
+            self._thread = threading.Thread(
+                target=self._run, args=(wanted, self._stop), name="documents-follow", daemon=True
+            )
+            self._thread.start()
+
+    def _run(self, sources: tuple[str, ...], stop: threading.Event) -> None:
+        from watchfiles import watch  # noqa: PLC0415 - only where something is followed
+
+        self.problem = None
+        try:
+            for changes in watch(
+                *sources,
+                watch_filter=None,
+                debounce=_GATHER_MS,
+                step=_STEP_MS,
+                rust_timeout=_WAKE_MS,
+                stop_event=stop,
+                ignore_permission_denied=True,
+                raise_interrupt=False,
+            ):
+                self._changed({path for _, path in changes})
+        except (OSError, RuntimeError) as error:  # the system's limit of watches; a source that went away
+            self.problem = because("looked_for_every_minute", why=str(error))
+            log.warning("documents are not followed: %s", error)
+            self._sources = ()
+
+    def stop(self) -> None:
+        """Follow nothing any more."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+        self._thread, self._sources = None, ()
+
 
 log = logging.getLogger(__name__)
 
@@ -291,7 +442,7 @@ class Collections:
         try:
             walk = Walk(live.definition.sources, images=live.definition.ocr)
             reader = self._readers[live.definition.ocr]
-            indexing.update(live.store, walk, reader, live.progress, self._interrupted(live))
+            update(live.store, walk, reader, live.progress, self._interrupted(live))
             live.unseen = tuple(walk.unseen)
             if walk.unseen:
                 log.warning(
@@ -341,7 +492,7 @@ class Collections:
             elif file is None:
                 live.store.remove([path])
             else:
-                indexing.read_file(live.store, file, self._reader_of_changed(file, live), self._interrupted(live))
+                read_file(live.store, file, self._reader_of_changed(file, live), self._interrupted(live))
 
     def _reader_of_changed(self, file: Found, live: Live) -> Reader:
         ocr = live.definition.ocr and file.kind in _SCANNED

@@ -9,7 +9,7 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -19,10 +19,67 @@ import msgspec
 from devices.errors import TesseraError
 from engine.core.errors import Cancelled, InputFault, exhausted, fact_of
 from engine.core.json_store import JsonStore
-from engine.jobs.job_changes import Subscription
 from engine.jobs.job_types import Fault, Job, JobKind, JobState, Progress
 from engine.message_catalog import sentence
 from engine.message_catalog.reasons import Reason
+
+
+class Subscription:
+    """Changes of one job or of all, newest state of each, in order; nothing is ever blocked by a slow reader."""
+
+    def __init__(self, job_id: str | None) -> None:
+        self.job_id = job_id
+        self._latest: dict[str, Job] = {}
+        self._ready = threading.Condition()
+        self._wake: Callable[[], None] | None = None
+        self._over = False
+
+    def push(self, job: Job) -> None:
+        """Called by the registry."""
+        if self.job_id not in {None, job.id}:
+            return
+        with self._ready:
+            self._latest[job.id] = job
+            self._ready.notify_all()
+            if self._wake:
+                self._wake()
+
+    def take(self, timeout_s: float = 0.0) -> list[Job]:
+        """States that are new since the last call; waits up to `timeout_s` for the first."""
+        with self._ready:
+            self._ready.wait_for(lambda: bool(self._latest), timeout=timeout_s)
+            taken = list(self._latest.values())
+            self._latest.clear()
+        return taken
+
+    def end(self) -> None:
+        """Called by the registry: what was pushed is the last."""
+        with self._ready:
+            self._over = True
+            if self._wake:
+                self._wake()
+
+    async def changes(self) -> AsyncIterator[Job]:
+        """The same for asyncio; ends with a single job that ended, or when no more come."""
+        import asyncio  # noqa: PLC0415 the terminal has no use for it
+
+        loop, event = asyncio.get_running_loop(), asyncio.Event()
+
+        def wake() -> None:
+            loop.call_soon_threadsafe(event.set)
+
+        self._wake = wake
+        while True:
+            over = self._over  # looked at first: what is pushed before the end is told
+            for job in self.take():
+                yield job
+                if self.job_id is not None and job.ended:
+                    return
+            if over:
+                return
+            await event.wait()
+            event.clear()
+
 
 __all__ = ["Control", "Fault", "Job", "JobKind", "JobRegistry", "JobState", "Paused", "Progress"]
 

@@ -1,24 +1,256 @@
 """The catalogue: every model this computer has, found again after a restart without reading the disk again."""
 
 import logging
+import re
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import apsw
 import msgspec
 
 from devices.drives import drive_is_here
 from devices.errors import TesseraError
+from devices.msgspec_lock import learned
 from engine.core.errors import BadModelFile, OutOfResources, exhausted, why_of
 from engine.core.paths import BUNDLED_MODELS, Paths, installed_models, is_installed, user_paths
-from engine.library import ollama, origins
+from engine.library import origins
 from engine.library.inspect_files import inspect_gguf, inspect_onnx, inspect_safetensors
 from engine.library.model_ids import file_title, folder_name, model_id, slug, stem_of
-from engine.library.scan import Candidate, candidate_at, find_models
-from engine.library.store import Store
+from engine.library.scan import Candidate, candidate_at, find_models, model_file
 from engine.library.types import Details, ModelEntry, Origin, State
 from engine.message_catalog import sentence
 from engine.message_catalog.reasons import Reason, because
 from quantize.files.gguf_split import parse_split_name
+
+_BUSY_MS = 10_000
+_SCHEMA_VERSION = 1
+# Source: SQLite's documentation of PRAGMA synchronous. With a write-ahead log the first can lose the last
+# transactions in a power cut, the second the file; neither loses anything when a process is killed.
+_NORMAL, _OFF = 1, 0
+_SCHEMA = """
+CREATE TABLE models (id TEXT PRIMARY KEY, key TEXT NOT NULL UNIQUE, entry BLOB NOT NULL) STRICT;
+CREATE TABLE folders (path TEXT PRIMARY KEY, app TEXT) STRICT;
+CREATE TABLE hidden (key TEXT PRIMARY KEY) STRICT;
+"""
+
+
+class _Newer(Exception):
+    """The file has a form of a newer program."""
+
+
+class Store:
+    """Entries by key (where the model lies), folders to watch, and keys that were removed and stay hidden.
+
+    A damaged file is kept beside as `.corrupt-<time>` and a new one begun: the disk can be scanned again, so
+    nothing of worth is lost but manual links. Where the folder cannot be written, or the file is a newer program's,
+    it works in memory.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = threading.RLock()
+        self._decoder = msgspec.json.Decoder(learned(ModelEntry))
+        self._encoder = msgspec.json.Encoder()
+        self._decoded: dict[str, ModelEntry] = {}
+        self._decoded_at: tuple[object, int] | None = None
+        self._db = self._open()
+
+    def _open(self) -> apsw.Connection:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            return self._prepare(str(self.path))
+        except (apsw.NotADBError, apsw.CorruptError):
+            damaged = self.path.with_name(f"{self.path.name}.corrupt-{int(time.time())}")
+            self.path.replace(damaged)
+            _log.warning("the library's catalogue was damaged; kept as %s, scanning again", damaged)
+            return self._prepare(str(self.path))
+        except _Newer:
+            _log.warning(
+                "the library's catalogue %s is a newer program's: left as it is, works in memory", self.path
+            )
+            return self._prepare(":memory:")
+        except (apsw.CantOpenError, apsw.ReadOnlyError, apsw.IOError, OSError) as error:
+            _log.warning("the library cannot keep its catalogue at %s (%s); it works in memory", self.path, error)
+            return self._prepare(":memory:")
+
+    @staticmethod
+    def _prepare(name: str) -> apsw.Connection:
+        db = apsw.Connection(name)
+        db.set_busy_timeout(_BUSY_MS)
+        if db.pragma("user_version") > _SCHEMA_VERSION:
+            db.close()
+            raise _Newer
+        if db.pragma("user_version") == _SCHEMA_VERSION:
+            db.execute("PRAGMA journal_mode=WAL")
+            return db
+        # A first start waits for this file. Nothing is in it yet, and a damaged one is begun again.
+        safe = db.pragma("synchronous")
+        db.pragma("synchronous", _OFF)
+        db.execute("PRAGMA journal_mode=WAL")
+        db.execute("BEGIN IMMEDIATE")  # two processes may both be first
+        try:
+            if db.pragma("user_version") == 0:
+                db.execute(_SCHEMA)
+                db.pragma("user_version", _SCHEMA_VERSION)
+        except BaseException:
+            db.execute("ROLLBACK")
+            raise
+        db.execute("COMMIT")
+        db.pragma("synchronous", safe)
+        return db
+
+    @contextmanager
+    def writing(self, *, found: bool = False) -> Iterator[None]:
+        """One transaction that excludes writers in other threads and processes.
+
+        What a scan `found` is not waited for until it is on the disk: after a power cut it is found again.
+        """
+        with self._lock:
+            safe = self._db.pragma("synchronous")
+            self._db.pragma("synchronous", _NORMAL if found else safe)
+            try:
+                self._db.execute("BEGIN IMMEDIATE")
+                try:
+                    yield
+                except BaseException:
+                    self._db.execute("ROLLBACK")
+                    self._decoded_at = None
+                    raise
+                self._db.execute("COMMIT")
+            finally:
+                self._db.pragma("synchronous", safe)
+
+    def entries(self) -> dict[str, ModelEntry]:
+        """Every entry by key, in the order of ids; decoded again only when somebody changed the database.
+
+        An entry that cannot be decoded is left out and scanned again.
+        """
+        with self._lock:
+            # The first counts changes by other connections, the second those by this one.
+            version = (self._db.pragma("data_version"), self._db.total_changes())
+            if version == self._decoded_at:
+                return dict(self._decoded)
+            rows: list[Any] = self._db.execute("SELECT key, entry FROM models ORDER BY id").fetchall()
+            self._decoded = self._decode(rows)
+            self._decoded_at = version
+            return dict(self._decoded)
+
+    def _decode(self, rows: list[Any]) -> dict[str, ModelEntry]:
+        result = {}
+        for key, raw in rows:
+            try:
+                result[str(key)] = self._decoder.decode(raw)
+            except (ValueError, RecursionError) as error:
+                _log.warning("unreadable catalogue entry key=%s error=%s", key, error)
+        return result
+
+    def put(self, key: str, entry: ModelEntry) -> None:
+        """Add or replace the entry of `key`."""
+        with self._lock:
+            self._db.execute(
+                "INSERT INTO models (id, key, entry) VALUES (?, ?, ?)"
+                " ON CONFLICT (key) DO UPDATE SET id = excluded.id, entry = excluded.entry",
+                (entry.id, key, self._encoder.encode(entry)),
+            )
+
+    def forget(self, key: str) -> None:
+        """Drop the entry of `key`."""
+        with self._lock:
+            self._db.execute("DELETE FROM models WHERE key = ?", (key,))
+
+    def hide(self, key: str, *, hidden: bool) -> None:
+        """Remember (or no longer) that a scan must not bring `key` back."""
+        with self._lock:
+            if hidden:
+                self._db.execute("INSERT OR IGNORE INTO hidden (key) VALUES (?)", (key,))
+            else:
+                self._db.execute("DELETE FROM hidden WHERE key = ?", (key,))
+
+    def hidden(self) -> set[str]:
+        """Keys a scan must not bring back."""
+        with self._lock:
+            return {str(key) for (key,) in self._db.execute("SELECT key FROM hidden").fetchall()}
+
+    def watch(self, folder: str, app: str | None) -> None:
+        """Scan `folder` from now on; `app` names the application it belongs to."""
+        with self._lock:
+            self._db.execute("INSERT OR REPLACE INTO folders (path, app) VALUES (?, ?)", (folder, app))
+
+    def folders(self) -> dict[str, str | None]:
+        """Folders that were linked, with the application each belongs to."""
+        with self._lock:
+            rows: list[Any] = self._db.execute("SELECT path, app FROM folders ORDER BY path").fetchall()
+        return dict(rows)
+
+    def close(self) -> None:
+        """Give the file back."""
+        with self._lock:
+            self._db.close()
+
+
+# Models of an Ollama store: named by manifests, kept as blobs without a name.
+
+_MODEL = "application/vnd.ollama.image.model"
+_PROJECTOR = "application/vnd.ollama.image.projector"
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_MAX_MANIFEST_BYTES = 1024 * 1024
+_MAX_MANIFESTS = 10_000
+
+
+class _Layer(msgspec.Struct):
+    media_type: str = msgspec.field(name="mediaType")
+    digest: str
+
+
+class _Manifest(msgspec.Struct):
+    layers: list[_Layer] = []
+
+
+def is_store(root: Path) -> bool:
+    """Whether a folder is laid out as an Ollama store."""
+    return (root / "manifests").is_dir() and (root / "blobs").is_dir()
+
+
+def find_ollama_models(root: Path) -> Iterator[Candidate]:
+    """Every model that a manifest names and whose blobs are there. A digest is checked before it becomes a path."""
+    manifests = sorted(p for p in (root / "manifests").glob("*/*/*/*"))[:_MAX_MANIFESTS]
+    for path in manifests:
+        layers = _layers(path)
+        if _MODEL not in layers:
+            continue
+        blob = root / "blobs" / layers[_MODEL].replace(":", "-")
+        projector = root / "blobs" / layers[_PROJECTOR].replace(":", "-") if _PROJECTOR in layers else None
+        try:
+            file = model_file(blob)
+        except OSError:
+            continue  # still being pulled, or pruned
+        _, namespace, model, tag = path.parts[-4:]
+        owner = "" if namespace == "library" else f"{namespace}/"
+        yield Candidate(
+            "gguf",
+            str(blob),
+            (file,),
+            title=f"{owner}{model}:{tag}",
+            projector=str(projector) if projector and projector.is_file() else None,
+            expected={blob.name: layers[_MODEL].removeprefix("sha256:")},
+        )
+
+
+def _layers(path: Path) -> dict[str, str]:
+    """Digest by media type of the layers a manifest lists; empty if it is no manifest."""
+    try:
+        if path.is_symlink() or not path.is_file() or path.stat().st_size > _MAX_MANIFEST_BYTES:
+            return {}
+        manifest = msgspec.json.decode(path.read_bytes(), type=learned(_Manifest))
+    except (OSError, ValueError, RecursionError) as error:
+        _log.info("no manifest path=%s error=%s", path, type(error).__name__)
+        return {}
+    return {layer.media_type: layer.digest for layer in manifest.layers if _DIGEST.fullmatch(layer.digest)}
+
 
 _log = logging.getLogger(__name__)
 _INSTALLATION = ("bundled", "installed")
@@ -88,7 +320,7 @@ class Catalogue:
         found: dict[str, tuple[Candidate, str | None]] = {}
         blobs: set[Path] = set()
         for root, app in self._roots():
-            for candidate in ollama.find_models(root) if ollama.is_store(root) else find_models(root):
+            for candidate in find_ollama_models(root) if is_store(root) else find_models(root):
                 # Snapshots of a Hugging Face cache are links: two commits may share one file.
                 same = Path(candidate.files[0].path).resolve() if app == "huggingface" else None
                 if same is None or same not in blobs:

@@ -1,14 +1,14 @@
 """From files to facts, by the bounded readers only: no native code, no imports from a model's folder."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import msgspec
 
 from devices.errors import TesseraError
 from engine.core.hf_folder import chat_template, links_root, read_json, text
-from engine.library import capabilities, quant_names
+from engine.library import quant_names
 from engine.library.types import Details
 from engine.onnx.folder import read_folder
 from quantize.files.gguf_file import GgufFile, TensorInfo
@@ -42,7 +42,7 @@ def gguf_details(head: GgufFile, tensors: list[TensorInfo]) -> Details:
         quantization=quant_names.from_header(metadata.get("general.file_type"), type_bytes),
         type_bytes=dict(type_bytes),
         chat_template=text(metadata.get("tokenizer.chat_template")),
-        capabilities=() if is_projector else capabilities.from_gguf(metadata, (t.name for t in tensors)),
+        capabilities=() if is_projector else capabilities_of(metadata, (t.name for t in tensors)),
         license=text(metadata.get("general.license")),
         is_projector=is_projector,
         sampling=from_gguf(metadata),
@@ -72,7 +72,7 @@ def inspect_safetensors(folder: Path) -> Details:
     template = chat_template(folder, root)
     architectures = config.get("architectures")
     context = text_config.get("max_position_embeddings")
-    found = ["completion", *capabilities.from_template(template)]
+    found = ["completion", *from_template(template)]
     if "vision_config" in config:
         found.append("vision")
     return Details(
@@ -96,7 +96,7 @@ def inspect_onnx(folder: Path) -> Details:
     found = read_folder(folder)
     own = found.own
     n_params, mix = own.get("n_params"), own.get("quantization")
-    can = ("completion", *capabilities.from_template(found.template)) if found.kind == "generate" else (found.kind,)
+    can = ("completion", *from_template(found.template)) if found.kind == "generate" else (found.kind,)
     return Details(
         architecture=found.architecture,
         title=str(own.get("title") or ""),
@@ -111,3 +111,41 @@ def inspect_onnx(folder: Path) -> Details:
 
 def _first_text(values: object) -> str | None:
     return next((v for v in values if isinstance(v, str)), None) if isinstance(values, Iterable) else None
+
+
+# What a model can be used for, read from its header; nothing is claimed that the file does not show.
+
+# Architectures that only encode. Source: llama.cpp's llm_arch names whose models have no causal head.
+_ENCODERS = frozenset({
+    "bert", "modern-bert", "nomic-bert", "nomic-bert-moe", "neo-bert", "jina-bert-v2", "jina-bert-v3", "eurobert",
+    "gemma-embedding", "t5encoder", "llama-embed",
+})  # fmt: skip
+_POOLING_RANK = 4  # llama.h, LLAMA_POOLING_TYPE_RANK
+_THINK_MARKS = ("<think>", "enable_thinking", "reasoning_content", "reasoning_effort", "<|channel|>")
+
+
+def capabilities_of(metadata: Mapping[str, object], tensor_names: Iterable[str]) -> tuple[str, ...]:
+    """Capabilities of a GGUF model, from metadata and the names of its tensors."""
+    architecture = metadata.get("general.architecture", "")
+    pooling = metadata.get(f"{architecture}.pooling_type")
+    names = set(tensor_names)
+    if pooling == _POOLING_RANK or {"cls.weight", "cls.output.weight"} & names:
+        return ("rerank",)
+    if architecture in _ENCODERS or (isinstance(pooling, int) and pooling > 0):
+        return ("embedding",)
+    found = ["completion", *from_template(metadata.get("tokenizer.chat_template"))]
+    if any(metadata.get(f"tokenizer.ggml.{k}_token_id") is not None for k in ("fim_pre", "prefix")):
+        found.append("fim")
+    return tuple(found)
+
+
+def from_template(template: object) -> tuple[str, ...]:
+    """chat, tools and reasoning, as far as a chat template shows them."""
+    if not isinstance(template, str) or not template.strip():
+        return ()
+    found = ["chat"]
+    if "tools" in template or "tool_calls" in template:
+        found.append("tools")
+    if any(mark in template for mark in _THINK_MARKS):
+        found.append("reasoning")
+    return tuple(found)

@@ -1,33 +1,357 @@
 """Put a server together: its models, routes, and uvicorn around them."""
 
 import asyncio
+import contextlib
 import gc
 import json
 import logging
 import os
+import secrets
 import socket
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+import psutil
 import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from devices.process_memory import give_back_freed
+from engine.api.requests import RequestRecord
+from engine.core.keys import BadKeyFile
+from engine.core.prefix_owner import prefix_owner
+from engine.core.proof import proof
+from engine.core.request_timing import TimeLog, start_clock
 from engine.core.startup_timing import Phases
 from engine.jobs.jobs import JobRegistry
-from engine.server.app import create_app
-from engine.server.auth import Access, remove_server_file, running_server_url, write_server_file
+from engine.message_catalog import sentence
+from engine.server.auth import (
+    Access,
+    Forbidden,
+    TooManyFailures,
+    Unauthorized,
+    manages,
+    remove_server_file,
+    running_server_url,
+    write_server_file,
+)
 from engine.server.connections import connection_class, connection_limit, quieten
-from engine.server.event_loop_watchdog import LoopWatch
+from engine.server.error_middleware import LastResort
+from engine.server.event_loop_watchdog import LoopWatch, start_threads
+from engine.server.guard import NOBODY_ELSE, Guard, refuse
+from engine.server.handlers import HANDLERS
 from engine.server.log_rate_limit import Sparing, bound_log
+from engine.server.metrics import Metrics
 from engine.server.model_side import ModelSide
+from engine.server.openai import completions, models
+from engine.server.openai import routes as chat
 from engine.server.options import BACKLOG, ServeOptions
 from engine.server.origin_check import Callers
-from engine.server.state import ServerState
+from engine.server.recent import RecentRequests, current, program_of
+from engine.server.root import health, root
+from engine.server.routing import EarlyRoute
+from engine.server.state import ServerState, server_state
 from engine.server.utilization import Utilization
 
+# A program that starts a server asks it for something at once; importing beside that would take a core from it.
+AFTER_S: Final = 1.0
+IDLE_LOOK_S: Final = 0.2
+AGAIN_S: Final = 5.0
+
 log = logging.getLogger(__name__)
+
+
+class LateRoutes:
+    """An application that `build` makes, in a thread, when it is first asked for something or made `ready`."""
+
+    def __init__(self, build: Callable[[], ASGIApp]) -> None:
+        self._build = build
+        self._app: ASGIApp | None = None
+        self._lock = asyncio.Lock()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app = self._app or await self.ready()
+        await app(scope, receive, send)
+
+    async def ready(self) -> ASGIApp:
+        """The application, made now if it was not."""
+        async with self._lock:
+            if self._app is None:
+                self._app = await asyncio.to_thread(self._build)
+            return self._app
+
+    async def ready_when_idle(self, busy: Callable[[], bool]) -> None:
+        """Make it as soon as nobody waits for anything else."""
+        await asyncio.sleep(AFTER_S)
+        while busy():  # noqa: ASYNC110 - several things end it, none of which should know of this
+            await asyncio.sleep(IDLE_LOOK_S)
+        while True:
+            try:
+                await self.ready()
+            except OSError as error:  # no descriptor for a module: whoever asks tries again, and so does this
+                log.warning("the other routes are not there yet: %s", error)
+                await asyncio.sleep(AGAIN_S)
+            else:
+                return
+
+
+# The HTTP application: middleware, error answers, the routes a first answer needs, and all others behind them.
+
+LOOK_S: Final = 5.0
+# A body of 60 MB left 52 MB in the C library's heap for good, 500,000 messages 20 more (docs/log.md, marathons).
+WORTH_BYTES: Final = 16 << 20
+# What a request that is still read holds cannot go back yet: so many looks in a row without a gain, and it is kept.
+LOOKS: Final = 12
+
+
+async def give_back_when_idle(busy: Callable[[], bool]) -> None:
+    """Until it is cancelled: whenever the process has grown by so much and nobody waits for a model."""
+    least = looks = 0
+    while True:
+        try:
+            held = psutil.Process().memory_info().rss
+            if least and held - least >= WORTH_BYTES and not busy():
+                await asyncio.to_thread(give_back_freed)
+                left = psutil.Process().memory_info().rss
+                log.info("memory given back: %d MB", (held - left) // 1_000_000)
+                looks = looks + 1 if held - left < WORTH_BYTES else 0
+                if left - least < WORTH_BYTES or looks >= LOOKS:
+                    least, looks = left, 0
+            else:
+                least = min(held, least) or held
+        except OSError as error:  # no descriptor to look with
+            log.debug("memory could not be looked at: %s", error)
+        await asyncio.sleep(LOOK_S)
+
+
+# Nothing that can wait is imported while people begin to work.
+MEASURE_AFTER_S: Final = 60.0
+
+
+class AccessCheck:
+    """ASGI middleware that asks `Access` before any route, and notes whose request it is."""
+
+    def __init__(self, app: ASGIApp, access: Access) -> None:
+        self._app = app
+        self._access = access
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            headers = {k.decode("latin-1").lower(): v.decode("latin-1") for k, v in scope["headers"]}
+            try:
+                client = scope.get("client")
+                prefix_owner.set(self._access.check(scope["path"], headers, client[0] if client else ""))
+            except Unauthorized as error:
+                await refuse(scope, receive, send, 401, error.code, str(error))
+                return
+            except Forbidden as error:
+                await refuse(scope, receive, send, 403, error.code, str(error))
+                return
+            except TooManyFailures as error:
+                wait = (b"retry-after", str(error.retry_after_s).encode())
+                await refuse(scope, receive, send, 429, error.code, str(error), wait)
+                return
+            except BadKeyFile as error:
+                log.error("%s", error)  # noqa: TRY400 - the words say all; a trace would only bury them
+                await refuse(scope, receive, send, 503, error.code, "The server's file of API keys cannot be read.")
+                return
+        await self._app(scope, receive, send)
+
+
+def create_app(
+    state: ServerState, callers: Callers = NOBODY_ELSE, before_late: Callable[[], None] = lambda: None
+) -> Starlette:
+    """The application around `state`; closing it stops every runner.
+
+    `before_late` is called once, in a thread, before a route that is not needed early is served.
+    """
+
+    def build() -> ASGIApp:
+        gc.disable()  # what is imported is no garbage: looking for some is a sixth of this
+        try:
+            from engine.server.all_routes import every_route  # noqa: PLC0415 - must not hold up a first answer
+
+            before_late()
+            return every_route(state)
+        finally:
+            gc.enable()
+
+    late = LateRoutes(build)
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        state.renderer.warm()
+        if state.utilization is not None:
+            state.utilization.start()
+        preparation = asyncio.create_task(_make_ready(state, late))
+        memory = asyncio.create_task(give_back_when_idle(lambda: state.pool.busy))
+        attention = asyncio.create_task(_measure_attention(state))
+        yield
+        for task in (attention, memory, preparation):
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        if state.utilization is not None:
+            await state.utilization.stop()
+        await state.streams.close()
+        await state.close_collections()
+        await asyncio.to_thread(state.jobs.close)
+        await state.pool.close()
+        state.links.close()
+        state.power.close()
+        await state.remotes.close()
+        await state.speech.close()
+        state.renderer.close()
+        state.checker.close()
+
+    early = [
+        EarlyRoute("/health", _health, methods=["GET"]),
+        EarlyRoute("/", root, methods=["GET", "HEAD"]),
+        *(route for module in (models, chat, completions) for route in module.router.plain()),
+    ]
+    app = Starlette(routes=early, exception_handlers=HANDLERS, lifespan=lifespan)
+    app.router.redirect_slashes = False
+    app.router.default = late
+    app.state.server = state
+    app.add_middleware(AccessCheck, access=state.access)
+    app.add_middleware(Guard, callers=callers)
+    app.add_middleware(LastResort)
+    app.add_middleware(RequestLog, metrics=state.metrics, times=state.times, recent=state.recent)
+    return app
+
+
+async def _make_ready(state: ServerState, late: LateRoutes) -> None:
+    """Once nobody waits for an answer: what later requests would otherwise wait for."""
+    await late.ready_when_idle(lambda: state.pool.busy)
+    await start_threads()
+    try:
+        state.checker.warm()
+        if state.has_collections:
+            await state.collection_service()
+    except OSError as error:  # whoever asks for them tries again
+        log.warning("collections or grammars are not ready yet: %s", error)
+
+
+async def _measure_attention(state: ServerState) -> None:
+    await asyncio.sleep(MEASURE_AFTER_S)  # what measures is imported long after a first answer
+    from engine.server.idle_attention_bench import IdleAttention  # noqa: PLC0415
+
+    await IdleAttention(state).run()
+
+
+async def _health(request: Request) -> Response:
+    """This user's own programs first ask who listens here: see `engine.core.proof`."""
+    proven = proof(server_state(request).access.token, request.query_params.get("challenge", ""))
+    return JSONResponse({**await health(), **({"proof": proven} if proven is not None else {})})
+
+
+access_log = logging.getLogger("engine.access")
+
+# Routes that programs poll; their lines would bury the others.
+_QUIET: Final = frozenset({"/health", "/metrics"})
+# Only these methods run a model on a route that is not of the management.
+_ASKING: Final = frozenset({"POST"})
+_MOST_PATH: Final = 60
+
+
+class RequestLog:
+    """ASGI middleware, outermost. Neither query strings nor headers are written: they may carry secrets."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, times: TimeLog, recent: RecentRequests) -> None:
+        self._app = app
+        self._metrics = metrics
+        self._times = times
+        self._recent = recent
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = f"req_{secrets.token_hex(8)}"
+        clock = start_clock(request_id)
+        status, sent = 0, 0
+        receiving = True
+
+        async def timed() -> Message:
+            """The body's pieces count as time on the network; what comes after it only tells that a client left."""
+            nonlocal receiving
+            before = time.monotonic()
+            message = await receive()
+            if receiving:
+                clock.network_s += time.monotonic() - before
+                receiving = bool(message.get("more_body"))
+            return message
+
+        async def counted(message: Message) -> None:
+            nonlocal status, sent
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
+                if clock.ran_on:
+                    message["headers"].append(
+                        (b"x-tessera-ran-on", sentence(clock.ran_on).encode("ascii", "replace"))
+                    )
+            else:
+                sent += len(message.get("body", b""))
+            before = time.monotonic()
+            await send(message)
+            clock.network_s += time.monotonic() - before
+
+        record = self._begin(scope, request_id)
+        token = current.set(record)
+        try:
+            await self._app(scope, timed, counted)
+        finally:
+            current.reset(token)
+            elapsed = time.monotonic() - clock.began
+            if clock.model:
+                self._times.add(clock, getattr(scope.get("route"), "path", "unknown"))
+            if record is not None:
+                self._recent.ended(record, status=status, seconds=elapsed, sent_bytes=sent)
+            self._write(scope, request_id, status, sent, elapsed)
+
+    def _begin(self, scope: Scope, request_id: str) -> RequestRecord | None:
+        path = scope["path"]
+        if path in _QUIET or path == "/" or manages(path):
+            return None
+        client = scope.get("client")
+        record = RequestRecord(
+            id=request_id,
+            time=time.time(),
+            route=path if path.isprintable() and len(path) <= _MOST_PATH else "unknown",
+            program=program_of(dict(scope["headers"])),
+            address=client[0] if client else "-",
+        )
+        self._recent.began(record, counts=scope["method"] in _ASKING)
+        return record
+
+    def _write(self, scope: Scope, request_id: str, status: int, sent: int, elapsed: float) -> None:
+        route: Any = scope.get("route")
+        # The pattern of the route, never the path as it came: a label for each path would fill the memory.
+        template = getattr(route, "path", "unknown")
+        self._metrics.requests.labels(template, f"{status // 100}xx" if status else "left").inc()
+        if template in _QUIET:
+            return
+        client = scope.get("client")
+        access_log.info(
+            "id=%s method=%s route=%s status=%s ms=%d bytes=%d from=%s",
+            request_id,
+            scope["method"][:16],
+            template,
+            status or "-",
+            elapsed * 1000,
+            sent,
+            client[0] if client else "-",
+        )
+
+
 _LATE_S: Final = 0.1
 
 

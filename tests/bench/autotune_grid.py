@@ -21,9 +21,8 @@ import msgspec
 from devices.types import Machine
 from engine.core.paths import user_paths
 from engine.job_kinds.autotune.journal import Journal
-from engine.job_kinds.autotune.run import rounds_for, tune
+from engine.job_kinds.autotune.run import proof, rounds_for, trial, tune
 from engine.job_kinds.autotune.space import dimensions, thread_counts, valid
-from engine.job_kinds.autotune.trial import proof, trial
 from engine.job_kinds.bench import dummy_model
 from engine.placement.machine_state import MachineState
 from engine.placement.measurements.tuning import Budget, Knobs, Outcome, Trial, TuneReport, knobs_of

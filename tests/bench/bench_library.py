@@ -14,7 +14,7 @@ os.environ["HF_TOKEN"] = ""
 from engine.core.errors import Cancelled
 from engine.core.paths import Paths
 from engine.jobs.jobs import Control
-from engine.library import verify
+from engine.library import work as verify
 from engine.library.catalogue import Catalogue
 from engine.library.hub.client import HubClient
 from engine.library.hub.plan import plan_repository

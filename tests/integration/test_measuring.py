@@ -15,7 +15,7 @@ from engine.core.errors import NotEnoughMemory
 from engine.core.paths import Paths
 from engine.energy.meter import EnergyMeter
 from engine.job_kinds.autotune.journal import Journal
-from engine.job_kinds.autotune.trial import proof, trial, trial_settings
+from engine.job_kinds.autotune.run import proof, trial, trial_settings
 from engine.job_kinds.bench import shapes
 from engine.job_kinds.bench.qtype_speed import PriceStore, measure_prices, planner_speeds
 from engine.job_kinds.quantize.request import measured_speeds

@@ -9,7 +9,7 @@ import pytest
 
 from engine.core.types import Delta, GenerationRequest, SamplingParams
 from engine.runner.onnx.errors import LoadFailed
-from engine.runner.onnx.static_shapes import FixedDecoder, read_facts
+from engine.runner.onnx.service import FixedDecoder, read_facts
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
 from quantize.errors import InvalidOption

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from engine.runner.onnx.speech.audio import RATE
-from engine.runner.onnx.speech.fixed import FixedMoonshine
+from engine.runner.onnx.speech.child import FixedMoonshine
 from engine.runner.onnx.speech.moonshine import BadSpeechModel
 from quantize.errors import UnsupportedModel
 from quantize.onnx.speech import frames_of, layer_weights, rotary_rows, write_speech

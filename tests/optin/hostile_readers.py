@@ -158,8 +158,8 @@ def single_files():
     from devices.errors import TesseraError
     from engine.library.origins import NOTE_NAME, DownloadNote, read_note
     from engine.runner.onnx.errors import LoadFailed
+    from engine.runner.onnx.service import read_facts
     from engine.runner.onnx.speech.audio import BadSound, read_sound
-    from engine.runner.onnx.static_shapes import read_facts
     from engine.upstreams.listing import NoList, read_list
     from quantize.job.plan_file import read_plan
     from quantize.onnx.fixed_folder import FACTS

@@ -271,6 +271,32 @@ def needs_now(module: Module, names: set[str]) -> bool:
     return any(visit(node) for node in module.code)
 
 
+def calls_now(module: Module) -> set[str]:
+    """Names that the module's own functions read where they are called while it is imported."""
+    inner: dict[str, set[str]] = {}
+    for node in module.code:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            inner[node.name] = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+    todo = [
+        n.func.id
+        for node in module.code
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not is_program(node)
+        for n in walk_scope([node])
+        if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)
+    ]
+    found: set[str] = set()
+    while todo:
+        name = todo.pop()
+        if name not in found:
+            found.add(name)
+            todo += inner.get(name, ())
+    return found
+
+
+def is_program(node: ast.stmt) -> bool:
+    return isinstance(node, ast.If) and "__name__" in ast.unparse(node.test)
+
+
 def section(module: Module) -> str:
     """The docstring of a module as a comment above its part of the merged one."""
     public = [n for n in module.code if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)]
@@ -285,7 +311,9 @@ def section(module: Module) -> str:
     return "\n".join(f"# {line}".rstrip() for line in lines) + "\n\n"
 
 
-def merged(source_text: str, target_text: str, source_module: str, target_module: str) -> tuple[str, list[str]]:  # noqa: C901
+def merged(  # noqa: C901, PLR0912
+    source_text: str, target_text: str, source_module: str, target_module: str
+) -> tuple[str, list[str]]:
     """The merged file, and what a person looks at."""
     before = Module(source_text)
     if re.search(r"^if __name__ ==", source_text, flags=re.MULTILINE):
@@ -318,18 +346,32 @@ def merged(source_text: str, target_text: str, source_module: str, target_module
             else:
                 types[f"    {ast.unparse(node)}"] = None
     head = "".join(target.lines[: target.head_start]).rstrip("\n")
+    for line in source_text.splitlines():
+        if line.startswith("# ruff: noqa") and line not in target_text:
+            head = f"{line}\n{head}"
     rows = [target.source_of(n) for n in target.imports] + [source.source_of(n) for n in source.imports]
     left += [f"comment between imports: {line.strip()}" for line in target.head_comments()]
     imports = "\n".join(dict.fromkeys(rows))
     if types:
         imports += "\n\nif TYPE_CHECKING:\n" + "\n".join(types)
-    own = target.body(set())
-    new = section(source) + source.body(double)
-    first_source = needs_now(target, before.defined) or bool(same & before.defined)
-    if first_source and needs_now(source, target.defined):
+    first_source = (
+        needs_now(target, before.defined) or bool(same & before.defined) or bool(calls_now(target) & before.defined)
+    )
+    backwards = {
+        a.name
+        for n in ast.walk(before.tree)
+        if isinstance(n, ast.ImportFrom)
+        for a in n.names
+        if n.module == target_module
+    }
+    if first_source and needs_now(source, backwards):
         raise CannotMerge("each needs the other while it is imported")
+    own = target.body(double if first_source else set())
+    new = section(source) + source.body(set() if first_source else double)
+    own, program, rest = own.partition('\n\nif __name__ == "__main__":\n')
     parts = [new, own] if first_source else [own, new]
-    return "\n\n".join(filter(None, [head, imports, "\n\n".join(p for p in parts if p)])) + "\n", left
+    parts.append((program + rest).strip("\n"))
+    return "\n\n".join(filter(None, [head, imports, "\n\n\n".join(p for p in parts if p)])) + "\n", left
 
 
 @dataclass

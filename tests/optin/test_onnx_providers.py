@@ -170,9 +170,9 @@ def test_a_fixed_encoder_runs_on_the_emulator_whole(tmp_path):
 HEARD = """
 import sys, wave, zipfile, io
 from pathlib import Path
-from engine.runner.onnx.speech.fixed import FixedMoonshine
+from engine.runner.onnx.speech.child import FixedMoonshine
 from engine.runner.onnx.speech.audio import read_sound
-from engine.runner.onnx.speech.vad import VoiceDetector, speech
+from engine.runner.onnx.speech.child import VoiceDetector, speech
 folder, provider, name = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
 detector, model = VoiceDetector(folder / "silero_vad.onnx"), FixedMoonshine(folder, 2, provider=provider)
 print(*model.notes, sep="\\n", file=sys.stderr)

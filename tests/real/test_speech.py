@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from engine.runner.onnx.speech.audio import RATE, BadSound, read_sound, resampled
-from engine.runner.onnx.speech.vad import WINDOW, speech
+from engine.runner.onnx.speech.child import WINDOW, speech
 from installers.bootstrap import kernels
 from installers.bootstrap import model as fetched
 from installers.bootstrap import speech as files

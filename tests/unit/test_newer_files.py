@@ -5,7 +5,7 @@ import pytest
 
 from app.code.edits.journal import FileChange, Journal
 from app.code.errors import JournalFromNewerVersion
-from engine.library.store import Store
+from engine.library.catalogue import Store
 
 CHANGE = FileChange(path="a", before=b"1", before_sha="x", after_sha="y")
 

@@ -4,12 +4,16 @@ It is fed text in pieces of any size and gives the same events (up to where delt
 cutting. What may still become a marker is withheld; nothing that was sent is ever taken back.
 """
 
+import re
 from collections.abc import Sequence
 from enum import Enum, auto
+from functools import lru_cache
 from typing import Final
 
+import msgspec
+
 from engine.chat.events import AnswerEvent, ReasoningDelta, TextDelta
-from engine.chat.reasoning import open_markers
+from engine.chat.reasoning import Markers, open_markers
 from engine.chat.tools.call_events import CallSink
 from engine.chat.tools.call_parsers import (
     MAX_HEADER_CHARS,
@@ -19,11 +23,19 @@ from engine.chat.tools.call_parsers import (
     Payload,
     PythonPayload,
 )
-from engine.chat.tools.dialect import Dialect, JsonCalls, NamedCalls, PythonCalls, Section, TaggedCalls
+from engine.chat.tools.dialect import (
+    ARGUMENT_KEYS,
+    NAME_KEYS,
+    Dialect,
+    JsonCalls,
+    NamedCalls,
+    PythonCalls,
+    Section,
+    TaggedCalls,
+)
+from engine.chat.tools.lenient_json import LenientJson
 from engine.chat.tools.marks import Marks
-from engine.chat.tools.parser_marks import FENCES, marks_of
 from engine.chat.tools.tagged import TaggedPayload
-from engine.chat.tools.unmarked_json import BareJson
 from engine.chat.types import ToolDefinition
 
 # Between the calls of a section these mean nothing.
@@ -440,3 +452,134 @@ class AnswerParser:
             self._enter(_IMPLICIT)
             self._section_calls = 1
         self._bare = None
+
+
+# Which markers the parser of a dialect looks for in which place; made once for each dialect.
+
+# Code fences that models put around calls.
+FENCES: Final = ("```json", "```tool_call", "```")
+
+
+class ParserMarks(msgspec.Struct, frozen=True):
+    """`starts` maps the mark of each section to it, `loose` are call marks outside of sections.
+
+    `ends` close sections, `headers` begin a message's header, `stops` end a call that was not closed, `breakers`
+    begin a call inside reasoning. `text`, `reasoning`, `section` and `closing` (behind such a call) are everything
+    that means something in that place.
+    """
+
+    starts: dict[str, Section]
+    loose: tuple[str, ...]
+    ends: frozenset[str]
+    headers: tuple[str, ...]
+    stops: tuple[str, ...]
+    breakers: frozenset[str]
+    text: Marks
+    reasoning: Marks
+    section: Marks
+    closing: Marks
+
+
+@lru_cache(maxsize=256)
+def marks_of(dialect: Dialect, *, calls: bool, reasoning: Markers | None) -> ParserMarks:
+    """The marks of a dialect; without `calls` none that has to do with calls."""
+    named = tuple(f for f in dialect.forms if calls and isinstance(f, (NamedCalls, TaggedCalls)))
+    sections = dialect.sections if calls else ()
+    starts = {section.start: section for section in sections}
+    loose = tuple(form.start for form in named if form.loose and form.start)
+    ends = tuple(end for section in sections for end in section.ends)
+    form_ends = tuple(end for f in named for end in (f.ends if isinstance(f, NamedCalls) else (f.end,)))
+    headers = dialect.headers.starts if dialect.headers else ()
+    body_ends = dialect.headers.body_ends if dialect.headers else ()
+    opening = (reasoning.start,) if reasoning else ()
+    closing = (reasoning.end,) if reasoning else ()
+    breakers = (*starts, *loose) if dialect.breaks_reasoning else ()
+    return ParserMarks(
+        starts=starts,
+        loose=loose,
+        ends=frozenset(ends),
+        headers=headers,
+        stops=(*ends, *starts),
+        breakers=frozenset(breakers),
+        text=Marks((*starts, *loose, *dialect.drops, *ends, *form_ends, *headers, *opening, *closing)),
+        reasoning=Marks((*closing, *breakers, *headers, *body_ends)),
+        section=Marks((*starts, *ends, *(f.start for f in named), *form_ends, *body_ends, *FENCES)),
+        closing=Marks((*closing, *headers, *body_ends)),
+    )
+
+
+_BEGIN: Final = re.compile(r"\s*+(?:```(?:json|tool_call|tool_code)?+\s*+)?+\[?+\s*+\{")
+_FENCES: Final = ("```json", "```tool_call", "```tool_code")
+_CALL_KEYS: Final = NAME_KEYS | ARGUMENT_KEYS | {"type", "function", "id"}
+
+
+class BareJson:
+    """Holds text back until it is certain whether it is a call of one of the request's tools."""
+
+    def __init__(self, sink: CallSink) -> None:
+        self._sink = sink
+        self._probe = LenientJson()
+        self._name = ""
+        self._payload: JsonPayload | None = None
+        self._begin = -1  # where the brace is in what is held
+        self.held = ""
+        self.is_text = False
+
+    @staticmethod
+    def begins(text: str) -> bool | None:
+        """Whether an answer that begins so may be a bare call; None: not yet known."""
+        if _BEGIN.match(text):
+            return True
+        head = text.lstrip()
+        if not head or head == "[" or (head.startswith("[") and not head[1:].strip()):
+            return None
+        fence = next((f for f in _FENCES if f.startswith(head) or head.startswith(f)), None)
+        if fence is None and not (head.startswith("```") and not head[3:].strip("` \n\t[")):
+            return False
+        remaining = head[len(fence) :] if fence and head.startswith(fence) else ""
+        return None if not remaining.strip(" \t\r\n[") else False
+
+    @property
+    def is_call(self) -> bool:
+        """It is certain that this is a call."""
+        return self._payload is not None
+
+    def feed(self, text: str) -> str | None:
+        """Consume text. A text that follows the call, or None: more is needed or `is_text` was found."""
+        if self._payload is not None:
+            return self._payload.feed(text)
+        self.held += text
+        if self._begin < 0:
+            match = _BEGIN.match(self.held)
+            if match is None:
+                return None
+            self._begin = match.end() - 1
+            text = self.held[self._begin :]
+        self._probe.feed(text)
+        payload = self._look()
+        if payload is None:
+            self.is_text |= self._probe.done
+            return None
+        self._payload = payload
+        return payload.feed(self.held[self._begin :])
+
+    def finish(self, *, cut: bool) -> None:
+        """The answer ends here."""
+        if self._payload is None:
+            self.is_text = True
+        elif not cut:
+            self._payload.finish()
+
+    def _look(self) -> JsonPayload | None:
+        """The call's parser once its name turned out to be a tool's; `is_text` is set when it cannot be."""
+        for member, text in self._probe.take():
+            if member is None and self._name:
+                if self._sink.is_tool(self._name.strip('"')):
+                    return JsonPayload(JsonCalls(), self._sink)
+                self.is_text = True
+            if self.is_text or (member is not None and member not in _CALL_KEYS):
+                self.is_text = True
+                return None
+            if member in NAME_KEYS or (member == "function" and text.startswith('"')):
+                self._name += text
+        return None

@@ -1,6 +1,9 @@
 """PDF by pdfium: the text of each page; pages that are only pictures are read by OCR where it is there."""
 
+import os
+import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -111,7 +114,6 @@ def render(page: Any, dpi: int) -> Any:
 
 
 def _recognized(page: Any, number: int, label: str) -> Page:
-    from engine.documents.formats.ocr import read_image  # noqa: PLC0415 - its models take a second to load
 
     try:
         blocks = read_image(render(page, OCR_DPI))
@@ -119,3 +121,106 @@ def _recognized(page: Any, number: int, label: str) -> Page:
         return Page(number, label=label, problem=str(error))
     problem = "" if blocks else "the page is a picture without text that OCR could read"
     return Page(number, blocks, label, problem)
+
+
+# Text of pictures by PP-OCRv6 on ONNX Runtime, from the package rapidocr with its models (the extra `ocr`).
+
+# A recognized line is kept from this confidence on. Source: the package's own default.
+_LEAST_CONFIDENCE: Final = 0.5
+# The mean confidence of a page the right way up is above .95, of one upside down below .8.
+_SURE: Final = 0.85
+_MAX_PIXELS: Final = 40_000_000
+# ONNX Runtime tells it in words only: "Failed to allocate memory", "bad allocation", "std::bad_alloc".
+_OUT_OF_MEMORY: Final = re.compile("alloc", re.IGNORECASE)
+
+
+def image_pages(path: Path) -> Iterator[Page]:
+    """A picture as a document of one page. Raises: Unreadable: it cannot be opened, or OCR is not installed."""
+    try:
+        from PIL import Image, UnidentifiedImageError  # noqa: PLC0415 - comes with the extra
+    except ImportError as error:
+        raise Unreadable("reading pictures needs OCR, which is not installed here") from error
+
+    Image.MAX_IMAGE_PIXELS = _MAX_PIXELS
+    try:
+        import numpy as np  # noqa: PLC0415 - see above
+
+        with Image.open(path) as image:
+            pixels = np.asarray(image.convert("RGB"))[:, :, ::-1]
+    except (UnidentifiedImageError, Image.DecompressionBombError, OSError, ValueError) as error:
+        raise Unreadable(f"the picture cannot be opened ({type(error).__name__})") from error
+    blocks = read_image(pixels)
+    yield Page(1, blocks, "picture", "" if blocks else "there is no text in the picture that OCR could read")
+
+
+@cache
+def _recognizer() -> Any:
+    os.environ["ORT_DISABLE_TELEMETRY"] = "1"
+    try:
+        from rapidocr import RapidOCR  # noqa: PLC0415 - a second, for scans only
+    except ImportError as error:
+        raise Unreadable("it is a picture, and OCR is not installed here (pip install 'tessera[ocr]')") from error
+
+    threads = max(1, (os.cpu_count() or 2) // 2)
+    runtime = "EngineConfig.onnxruntime"
+    return RapidOCR(
+        params={
+            f"{runtime}.intra_op_num_threads": threads,
+            f"{runtime}.inter_op_num_threads": 1,
+            "Global.text_score": _LEAST_CONFIDENCE,
+            "Global.log_level": "error",
+        }
+    )
+
+
+def read_image(pixels: Any) -> tuple[Block, ...]:
+    """Lines of text from top to bottom. pixels: (height, width, 3) uint8 in the order blue, green, red."""
+    # The model that tells a line's direction takes some upright lines for turned ones, which costs the line. So it
+    # is asked only where the page as a whole cannot be read without it.
+    found = _read(pixels, turned=False)
+    if found and _sureness(found) < _SURE:
+        found = max(found, _read(pixels, turned=True), key=_sureness)
+    lines = _lines([(box, text) for box, text, _ in found])
+    return (Block("text", "\n".join(lines)),) if lines else ()
+
+
+def _read(pixels: Any, *, turned: bool) -> list[tuple[Any, str, float]]:
+    """Corners, text and confidence of each line; with `turned` lines that look upside down are turned."""
+    try:
+        read = _recognizer()(pixels, use_cls=turned)
+    except Unreadable:
+        raise
+    except Exception as error:  # the package wraps what ONNX Runtime raises in a class of its own
+        if _OUT_OF_MEMORY.search(str(error)):
+            raise MemoryError from error
+        raise Unreadable(f"OCR could not read it ({type(error).__name__})") from error
+    if read.boxes is None:
+        return []
+    return [(box, text, float(sure)) for box, text, sure in zip(read.boxes, read.txts, read.scores, strict=True)]
+
+
+def _sureness(found: list[tuple[Any, str, float]]) -> float:
+    """The mean confidence of a page, long lines counting more."""
+    return sum(sure * len(text) for _, text, sure in found) / max(sum(len(text) for _, text, _ in found), 1)
+
+
+def _lines(boxes: list[tuple[Any, str]]) -> list[str]:
+    """Boxes whose middles are within half a height of each other stand on one line, from left to right."""
+    placed = sorted((_middle(box), _height(box), min(x for x, _ in box), text) for box, text in boxes)
+    lines: list[list[tuple[float, str]]] = []
+    last_middle, last_height = -1e9, 0.0
+    for middle, height, left, text in placed:
+        if lines and abs(middle - last_middle) < 0.5 * max(height, last_height):
+            lines[-1].append((left, text))
+        else:
+            lines.append([(left, text)])
+            last_middle, last_height = middle, height
+    return [" ".join(text for _, text in sorted(line)) for line in lines]
+
+
+def _middle(box: Any) -> float:
+    return float(sum(y for _, y in box) / len(box))
+
+
+def _height(box: Any) -> float:
+    return float(max(y for _, y in box) - min(y for _, y in box))

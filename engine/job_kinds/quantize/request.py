@@ -7,29 +7,110 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Final
 
 import msgspec
 import psutil
 
+from devices.types import Machine
 from engine.core.paths import Paths, is_installed, whole_path
 from engine.job_kinds.bench.qtype_speed import PriceStore, planner_speeds
-from engine.job_kinds.quantize.fit import FitGoal, fit_goal, promised, source_dry_run
-from engine.job_kinds.quantize.offload import has_gpu, layers_on_gpu
 from engine.job_kinds.quantize.options import QuantizeOptions
 from engine.library.errors import CannotWrite
+from engine.placement.dry_run import DryRunFailed, dry_run
+from engine.placement.estimate import estimate, kv_layer_bytes
 from engine.placement.fit_report import machine_isa
 from engine.placement.machine_state import MachineState
 from engine.placement.measurements.keys import machine_key
+from engine.placement.need_types import DryRun
+from engine.placement.placer import Placer
+from engine.placement.repack import is_repacked
 from engine.placement.resources import Resources
-from engine.placement.shape import model_shape
+from engine.placement.shape import ModelShape, model_shape
+from engine.runner.protocol import LoadSettings
 from quantize.calibration_texts import CALIBRATION, HELD_OUT
 from quantize.child import run_task
 from quantize.convert.folder import ConvertRequest
+from quantize.files.gguf_file import TensorInfo
 from quantize.files.gguf_split import read_gguf_model
+from quantize.ggml_types import MEASURED
 from quantize.job.gate import GateTask
 from quantize.job.plan_file import read_plan
 from quantize.job.request import QuantizeRequest
-from quantize.types import DeviceKind
+from quantize.kv_cache_types import K_DAMAGE, V_DAMAGE
+from quantize.types import DeviceKind, Goal, KvOption
+
+# What "fits this machine at this context" means in bytes: what weights and cache may share.
+
+
+class FitGoal(msgspec.Struct, frozen=True):
+    """The goal and the ways to store the cache, as `quantize.job.QuantizeRequest` takes them.
+
+    `doubled_head_types`: kept a second time for the head, where the embedding is the head.
+    """
+
+    goal: Goal
+    kv: tuple[KvOption, ...]
+    doubled_head_types: tuple[str, ...] = ()
+
+
+def promised(path: Path | str, n_ctx: int, n_seq: int) -> LoadSettings:
+    """The load that a fitted file is for: every sequence has the whole context to itself."""
+    return LoadSettings(path=str(path), n_ctx=n_ctx, kv_cells=n_ctx * n_seq, n_parallel=n_seq)
+
+
+def fit_goal(
+    shape: ModelShape,
+    memory_bytes: int,
+    settings: LoadSettings,
+    isa: frozenset[str] = frozenset(),
+    *,
+    dry: DryRun | None = None,
+    apart: bool = False,
+) -> FitGoal:
+    """Divide memory between what no plan can change and what it can.
+
+    `settings` are the load that is promised (see `promised`); `dry` a dry run of the unquantized source at them.
+    `apart`: K and V may differ, which processors can; on GPUs llama.cpp's kernels want them alike.
+    """
+    fixed = _fixed_bytes(shape, settings, isa, dry)
+    n_seq = max(1, settings.n_parallel)
+    goal = Goal(kind="fit", limit_bytes=memory_bytes, fixed_bytes=fixed, n_ctx=settings.n_ctx, n_seq=n_seq)
+    kv = tuple(
+        KvOption(k, v, sum(kv_layer_bytes(shape, _with_kv(settings, k, v))), K_DAMAGE[k] + V_DAMAGE[v])
+        for k in K_DAMAGE
+        for v in V_DAMAGE
+        if apart or k == v
+    )
+    return FitGoal(goal, kv, _doubled(shape, isa) if shape.tied else ())
+
+
+def source_dry_run(settings: LoadSettings, cache: Path | None = None) -> DryRun | None:
+    """What llama.cpp says the source takes beside weights and cache; None where it does not load."""
+    try:
+        return dry_run(settings, cache)
+    except DryRunFailed:
+        return None
+
+
+def _fixed_bytes(shape: ModelShape, settings: LoadSettings, isa: frozenset[str], dry: DryRun | None) -> int:
+    """Scratch memory, logits, recurrent states and the process itself, at the cache type that needs most."""
+    alike = [(k, k) for k in K_DAMAGE]
+    needs = (estimate(shape, _with_kv(settings, k, v), isa, dry_run=dry) for k, v in alike)
+    return max(n.total_bytes - n.part_bytes("weights") - n.part_bytes("kv") for n in needs)
+
+
+def _with_kv(settings: LoadSettings, type_k: str, type_v: str) -> LoadSettings:
+    return msgspec.structs.replace(settings, type_k=type_k, type_v=type_v)
+
+
+def _doubled(shape: ModelShape, isa: frozenset[str]) -> tuple[str, ...]:
+    embedding = next((t for t in shape.tensors if t.name == "token_embd.weight"), None)
+    if embedding is None:
+        return ()
+    tensors = (TensorInfo(embedding.name, embedding.shape, qtype, 0, 0) for qtype in MEASURED)
+    return tuple(t.ggml_type.name for t in tensors if is_repacked(t, isa, as_head=True))
+
 
 _SOURCE_SUFFIX = re.compile(r"[-.](f16|bf16|f32|fp16|q8_0)$", re.IGNORECASE)
 _MAKING_S = 0.02  # many times what making a folder takes
@@ -167,3 +248,35 @@ def machine_fit(source: Path, options: QuantizeOptions, resources: Resources) ->
         shape = model_shape(read_gguf_model(path))
         apart = options.kv_type is None and not has_gpu(machine)
         return fit_goal(shape, memory, settings, machine_isa(machine), dry=dry, apart=apart)
+
+
+# How much of a model the GPU evaluates while it is measured and compared: what a load of it would get.
+
+GPUS: Final = frozenset({"dgpu", "igpu"})  # kinds of device, as `devices.types` has them
+_OWNER: Final = "measuring a model"
+_WINDOW: Final = 512  # tokens evaluated at a time. Source: quantize.native.calibration, WINDOW
+# A comparison holds the source, a file of ours and a stock mix at once: those two take a third of 16 bits each.
+_AT_ONCE: Final = 1.7
+
+
+def has_gpu(machine: Machine) -> bool:
+    """Whether there is one, sound or not."""
+    return any(d.kind in GPUS for d in machine.devices)
+
+
+def layers_on_gpu(path: str, shape: ModelShape, resources: Resources) -> int:
+    """The layers, the head counted as one; 0 where the processor is quicker, or no GPU was found sound."""
+    machine = resources.machine.settled()
+    if not has_gpu(machine):
+        return 0
+    settings = LoadSettings(
+        path=path, n_ctx=_WINDOW, kv_cells=_WINDOW, n_parallel=1, n_batch=_WINDOW, n_ubatch=_WINDOW
+    )
+    placement = Placer(resources).judge_shape(_OWNER, shape, settings)
+    device = machine.device(placement.device)
+    if device is None or device.kind not in GPUS or placement.settings.remotes:
+        return 0
+    layers = max(0, placement.settings.n_gpu_layers)
+    wanted = _AT_ONCE * placement.need.device_bytes(placement.device)
+    free = resources.ledger.available(placement.device, machine)
+    return layers if wanted <= free else int(layers * free / wanted)

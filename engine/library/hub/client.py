@@ -1,5 +1,6 @@
 """The hub's answers as our own records and errors. Everything goes through huggingface-hub's own session."""
 
+import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,7 +25,6 @@ from huggingface_hub.utils import (  # type: ignore[attr-defined]  # its re-expo
 from engine.core.errors import InputFault
 from engine.library.errors import GatedRepository, HubUnreachable, Offline, RateLimited, RepositoryNotFound
 from engine.library.hub.repository import is_safe_name
-from engine.library.hub.tokens import hub_token
 from engine.library.hub.types import RepoFile, RepoHit, Repository
 from engine.message_catalog.reasons import because
 
@@ -258,3 +258,22 @@ def _hit(model: huggingface_hub.ModelInfo) -> RepoHit:
         context_train=context if isinstance(context, int) else None,
         license=next((tag.removeprefix(_LICENSE) for tag in model.tags or () if tag.startswith(_LICENSE)), None),
     )
+
+
+_log = logging.getLogger(__name__)
+_SERVICE = "tessera"
+_ACCOUNT = "huggingface"
+
+
+def hub_token() -> str | None:
+    """The token to send, or None. HF_TOKEN wins over the keyring; an empty HF_TOKEN means: none."""
+    if "HF_TOKEN" in os.environ:
+        return os.environ["HF_TOKEN"].strip() or None
+    import keyring  # noqa: PLC0415 takes 60 ms and is needed only here
+    import keyring.errors  # noqa: PLC0415 the same
+
+    try:
+        return keyring.get_password(_SERVICE, _ACCOUNT)
+    except (keyring.errors.KeyringError, OSError) as error:
+        _log.info("no keyring: %s", type(error).__name__)
+        return None

@@ -1,27 +1,111 @@
 """What every quantization of a repository would need, and how fast it would run, before it is fetched."""
 
+import hashlib
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol
 
+import httpx2
 import msgspec
 
 from devices.errors import TesseraError
 from devices.msgspec_lock import learned
+from engine.core.errors import InputFault
 from engine.core.paths import Paths
+from engine.library.errors import HubUnreachable
 from engine.library.hub import header_cache
 from engine.library.hub.client import HubClient
-from engine.library.hub.local_quant_offer import own_build, remembered
-from engine.library.hub.remote_file import RemoteFile
 from engine.library.hub.repository import choices_of
 from engine.library.hub.types import Choice, FitEstimate, Option, OwnBuild, RepoFile, RepoPlan, Repository
 from engine.library.inspect_files import gguf_details
 from engine.library.types import Details
+from engine.message_catalog.reasons import because
 from quantize.errors import BadFile
 from quantize.files.gguf_file import Entry, GgufFile, TensorInfo, read_gguf_source
+from quantize.ggml_types import GgmlType
+from quantize.plan.model_spec import model_spec
+from quantize.plan.plan import Question, make_plan, model_damage
+from quantize.plan.priors import prior_damage
+from quantize.types import EvidenceRef, Goal, ModelSpec, TensorSpec
+
+# The file Tessera would quantize itself instead of fetching a ready one: its size and the damage to expect.
+
+# Where no ready file sets the size: bits a weight of Q6_K, whose damage is close to what can be measured at all.
+_BITS_WITHOUT_A_RIVAL = 6.6
+# Raised when the priors or the solver change, so that kept builds are made again.
+VERSION = 1
+NOTE = "shipped priors; nothing of this model was measured"
+
+
+def own_build(
+    source: str,
+    unquantized: Sequence[GgufFile],
+    rival: tuple[str, Sequence[GgufFile]] | None,
+    limit_bytes: int | None,
+) -> OwnBuild | None:
+    """The best mix within `limit_bytes` of the whole file; None where no mix is that small.
+
+    `unquantized` are headers of the model in its source's types, or of any quantization of it: names and shapes are
+    the same, and what is quantized there counts as F16. `rival` is the ready file to compare with.
+    """
+    tensors = [tensor for part in unquantized for tensor in part.tensors]
+    spec = msgspec.structs.replace(model_spec(unquantized[0]), tensors=tuple(map(_as_source, tensors)))
+    header_bytes = sum(part.file_bytes for part in unquantized) - sum(t.nbytes for t in tensors)
+    damage = prior_damage(spec)
+    evidence = EvidenceRef(tier="instant", has_imatrix=False, note=NOTE)
+    question = Question(
+        model=spec, damage=damage, evidence=evidence, header_bytes=max(0, header_bytes), with_stock=False
+    )
+    goal = (
+        Goal(kind="budget", limit_bytes=limit_bytes) if limit_bytes else Goal(kind="bpw", bpw=_BITS_WITHOUT_A_RIVAL)
+    )
+    try:
+        plan = make_plan(question, goal)
+    except (TesseraError, KeyError, ValueError) as error:
+        _log.info("no own build of %s: %s", unquantized[0].name, error)
+        return None
+    return OwnBuild(
+        based_on=NOTE,
+        source=source,
+        file_bytes=plan.file_bytes,
+        bits_per_weight=plan.bpw,
+        kld=plan.damage,
+        instead_of=rival[0] if rival else None,
+        ready_kld=_ready_damage(spec, rival[1], damage) if rival else None,
+    )
+
+
+def remembered(folder: Path, facts: tuple[object, ...], build: Callable[[], OwnBuild | None]) -> OwnBuild | None:
+    """The build kept in `folder` for these facts (hashes of files, a limit), or a new one, then kept."""
+    path = folder / f"{hashlib.sha256(repr((VERSION, *facts)).encode()).hexdigest()}.json"
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=learned(OwnBuild | None))
+    except (OSError, ValueError, RecursionError):
+        made = build()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(msgspec.json.encode(made))
+    except OSError as error:
+        _log.info("own build not kept: %s", error)
+    return made
+
+
+def _as_source(tensor: TensorInfo) -> TensorSpec:
+    is_float = tensor.ggml_type in {GgmlType.F32, GgmlType.F16, GgmlType.BF16}
+    return TensorSpec(tensor.name, tensor.shape, tensor.ggml_type.name if is_float else GgmlType.F16.name)
+
+
+def _ready_damage(
+    spec: ModelSpec, parts: Sequence[GgufFile], damage: Mapping[str, Mapping[str, float]]
+) -> float | None:
+    types = {tensor.name: tensor.ggml_type for part in parts for tensor in part.tensors}
+    if types.keys() != {tensor.name for tensor in spec.tensors}:
+        return None
+    return model_damage(spec, types, damage)
+
 
 _log = logging.getLogger(__name__)
 _AT_ONCE = 12
@@ -223,3 +307,60 @@ def _available_bytes(options: list[Option]) -> int | None:
     available_bytes = smallest.verdict.available_bytes - beside_bytes
     enough_bytes = smallest.details.n_params * _ENOUGH_BITS / 8 if smallest.details else 0
     return None if smallest.verdict.fits and available_bytes >= enough_bytes else available_bytes
+
+
+_ATTEMPTS = 3
+
+
+class RemoteFile:
+    """Reads spans by HTTP ranges; `fetched_bytes` counts what crossed the network."""
+
+    def __init__(self, client: HubClient, repository: Repository, file: RepoFile) -> None:
+        self._client = client
+        self._repo = repository.repo
+        self._url = client.file_url(repository.repo, repository.revision, file.name)
+        self._file = file
+        self.fetched_bytes = 0
+
+    @property
+    def name(self) -> str:
+        """Repository and file name."""
+        return f"{self._repo}/{self._file.name}"
+
+    @property
+    def size(self) -> int:
+        """Size as the hub lists it."""
+        return self._file.size_bytes
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        """Bytes [offset, offset + length), less at the end.
+
+        Raises: HubUnreachable, Offline, RateLimited, GatedRepository, RepositoryNotFound.
+        """
+        end = min(offset + length, self.size)
+        if offset >= end:
+            return b""
+        problem = ""
+        for _ in range(_ATTEMPTS):
+            try:
+                return self._fetch(offset, end)
+            except httpx2.TransportError as error:
+                problem = type(error).__name__
+        raise HubUnreachable(self._client.endpoint, problem)
+
+    def _fetch(self, start: int, end: int) -> bytes:
+        with self._client.stream(self._url, self._repo, start, end) as response:
+            self._url = str(response.url)  # storage, after the redirect: the next read goes there at once
+            if response.status_code != httpx2.codes.PARTIAL_CONTENT and (start, end) != (0, self.size):
+                raise InputFault(because("no_ranges", file=self.name), "repo")
+            chunks = []
+            missing = end - start
+            for chunk in response.iter_raw():
+                chunks.append(chunk[:missing])
+                self.fetched_bytes += len(chunk)
+                missing -= len(chunks[-1])
+                if missing <= 0:
+                    break
+            if missing:
+                raise httpx2.RemoteProtocolError("the answer ended early")
+        return b"".join(chunks)

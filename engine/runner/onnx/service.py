@@ -1,22 +1,36 @@
 """The ONNX runner: one folder in this process, its scheduler or its encoder."""
 
+import mmap
 import os
 import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
 
+import msgspec
+import numpy as np
 import psutil
 
+from devices.msgspec_lock import learned
+from engine.onnx.folder import OnnxFolder
 from engine.runner import onnx_libraries as libraries
 from engine.runner import protocol
 from engine.runner.channel import Channel
 from engine.runner.generation.grammar_mask import ConstraintCompiler
-from engine.runner.onnx import fixed_load, model
+from engine.runner.onnx import model
 from engine.runner.onnx.encoder import Encoder
 from engine.runner.onnx.errors import LoadFailed
+from engine.runner.onnx.full_graph_session import compiled_at, whole_session
 from engine.runner.onnx.model import LoadedFolder
+from engine.runner.onnx.providers import QNN, ProviderChoice, chosen_provider
 from engine.runner.onnx.scheduler import Scheduler
 from engine.runner.onnx.vocabulary import FolderVocabulary
+from engine.runner.protocol import LoadSettings
 from engine.runner.service import RunnerService
 from engine.runner.tokenizer_threads import Prompt
+from quantize.onnx.fixed_folder import FACTS, GRAPHS, FixedFacts
+from quantize.onnx.static_shapes import MASKED
 
 
 class OnnxRunner(RunnerService[FolderVocabulary]):
@@ -48,7 +62,7 @@ class OnnxRunner(RunnerService[FolderVocabulary]):
             self._channel.send(protocol.Progress(phase="weights", fraction=0.1))
             if folder.kind == "generate":
                 if folder.own.get("fixed"):
-                    loaded: LoadedFolder = fixed_load.load(settings, folder, graphs, self._compiling)
+                    loaded: LoadedFolder = load(settings, folder, graphs, self._compiling)
                 else:
                     loaded = model.load(settings, folder, graphs)
                 self._scheduler = Scheduler(loaded)
@@ -143,3 +157,226 @@ class OnnxRunner(RunnerService[FolderVocabulary]):
             all_s=s.step_times.all_s if s else 0.0,
             own_s=dict(s.step_times.own_s) if s else {},
         )
+
+
+# Load a folder of fixed-shape graphs, on the CPU or on Qualcomm's NPU with its compiled graphs kept.
+
+# Chaining fixed-shape graphs: pieces of a prompt, then one token a step, over a cache that the caller keeps.
+#
+# Graphs of an NPU have no open sizes: a prompt goes through `prefill` in pieces of the same length, the last one
+# filled up and masked; the last token and every further one go through `decode`. Keys and values are 8-bit codes.
+
+_MAX_FACTS_BYTES: Final = 8 << 20
+
+
+def read_facts(folder: Path) -> FixedFacts:
+    """The folder's facts. Raises: LoadFailed."""
+    try:
+        with (folder / FACTS).open("rb") as file:
+            found = msgspec.json.decode(file.read(_MAX_FACTS_BYTES), type=learned(FixedFacts))
+    except (OSError, ValueError, RecursionError) as error:
+        raise LoadFailed(f"{FACTS} cannot be read: {error}") from error
+    sizes = (found.piece, found.past, found.layers, found.embd, found.vocab, found.kv_heads, found.head_dim)
+    if min(sizes) < 1 or max(sizes) > 1 << 24 or not 0 <= found.begin < found.vocab:
+        raise LoadFailed(f"{FACTS} has impossible sizes {sizes}")
+    return found
+
+
+class FixedDecoder:
+    """One sequence. `sessions` are those of GRAPHS; `room` tokens fit in all, the first of them the model's own."""
+
+    def __init__(self, folder: Path, facts: FixedFacts, sessions: Sequence[Any]) -> None:
+        """Raises: LoadFailed: a file is missing or has another size than the facts say."""
+        self._facts = f = facts
+        self._sessions = dict(zip(GRAPHS, sessions, strict=True))
+        self._names = {g: [o.name for o in s.get_outputs()] for g, s in self._sessions.items()}
+        self._table = _mapped(folder / "embedding.bin", np.float16, (f.vocab, f.embd))
+        first = _mapped(folder / "first.bin", np.uint8, (f.layers, 2, f.kv_heads * f.head_dim))
+        self._cache: dict[str, Any] = {}
+        for layer in range(f.layers):
+            for at, which in enumerate(("key", "value")):
+                name = f"past.{layer}.{which}"
+                dims = (f.kv_heads, f.head_dim, f.past) if which == "key" else (f.kv_heads, f.past, f.head_dim)
+                cells = np.full((1, *dims), f.scales[name].zero, np.uint8)
+                codes = first[layer, at].reshape(f.kv_heads, f.head_dim)
+                if which == "key":
+                    cells[0, :, :, 0] = codes
+                else:
+                    cells[0, :, 0, :] = codes
+                self._cache[name] = cells
+        self.length = 1
+
+    @property
+    def room(self) -> int:
+        """Tokens that still fit behind what is there."""
+        return self._facts.past - self.length
+
+    def rewind(self, length: int) -> None:
+        """Keep the first `length` tokens; the model's own first one always stays."""
+        self.length = max(1, min(length, self.length))
+
+    def read(self, ids: Sequence[int]) -> None:
+        """Take tokens into the cache. At most `room`."""
+        piece = self._facts.piece
+        for at in range(0, len(ids), piece):
+            self._run("prefill", ids[at : at + piece], piece)
+
+    def step(self, token: int) -> Any:
+        """Take one token; returns the logits behind it, (vocabulary,) float32."""
+        return self._facts.scales["logits"].values(self._run("decode", [token], 1)["logits"][0, 0])
+
+    def _run(self, graph: str, ids: Sequence[int], width: int) -> dict[str, Any]:
+        f, n, past = self._facts, len(ids), self.length
+        hidden = np.zeros((1, width, f.embd), np.float32)
+        hidden[0, :n] = self._table[list(ids)]
+        mask = np.full((width, f.past + width), MASKED, np.float32)
+        mask[:, :past] = 0
+        mask[:, f.past :] = np.triu(np.full((width, width), MASKED, np.float32), 1)
+        feeds = {
+            "hidden": f.scales["hidden"].codes(hidden),
+            "mask": f.scales["mask"].codes(np.tile(mask, (f.group, 1))[None, None]),
+            "positions": np.minimum(np.arange(past, past + width), f.past - 1).astype(np.int32),
+            **self._cache,
+        }
+        found = dict(zip(self._names[graph], self._sessions[graph].run(self._names[graph], feeds), strict=True))
+        for layer in range(f.layers):
+            self._cache[f"past.{layer}.key"][..., past : past + n] = found[f"new.{layer}.key"][..., :n]
+            self._cache[f"past.{layer}.value"][:, :, past : past + n] = found[f"new.{layer}.value"][:, :, :n]
+        self.length += n
+        return found
+
+
+def _mapped(path: Path, kind: Any, shape: tuple[int, ...]) -> Any:
+    """A file as an array of this shape. Raises: LoadFailed."""
+    try:
+        with path.open("rb") as file:
+            held = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        return np.frombuffer(held, kind).reshape(shape)
+    except (OSError, ValueError) as error:
+        raise LoadFailed(f"{path.name} is not what {FACTS} says: {error}") from error
+
+
+class FixedGenerator:
+    """A sequence as the scheduler wants it: tokens are appended, the last one's logits read, and taken back."""
+
+    def __init__(self, decoder: FixedDecoder, begin: int) -> None:
+        self._decoder = decoder
+        self._begin = begin
+        self._tokens: list[int] = []
+        self._row: Any = None
+
+    def append_tokens(self, ids: Any) -> None:
+        """Take tokens. The model's own first one is in the cache already. Raises: ValueError: they do not fit."""
+        self._tokens += [int(i) for i in ids]
+        fresh = self._tokens[self._decoder.length - self._before :]
+        if len(fresh) > self._decoder.room:
+            raise ValueError("the context is full")
+        if not fresh:  # nothing but the first token: its own logits were never kept
+            self._row = self._decoder.step(self._begin)
+            self._decoder.rewind(1)
+            return
+        self._decoder.read(fresh[:-1])
+        self._row = self._decoder.step(fresh[-1])
+
+    @property
+    def _before(self) -> int:
+        """Cells before the text's own tokens: one, unless the text begins as every sequence does."""
+        return int(self._tokens[:1] != [self._begin])
+
+    def get_logits(self) -> Any:
+        """Logits behind the last token, (1, 1, vocabulary)."""
+        return self._row[None, None]
+
+    def rewind_to(self, count: int) -> None:
+        """Keep the first `count` tokens."""
+        before, self._tokens = self._before, self._tokens[:count]
+        self._decoder.rewind(count + before)
+
+    def set_runtime_option(self, _name: str, _value: str) -> None:
+        """A piece is short; it is not interrupted."""
+
+
+@dataclass
+class LoadedFixed(LoadedFolder):
+    """A loaded folder of fixed graphs. Every sequence has a cache of its own over the same two sessions."""
+
+    facts: FixedFacts | None = None
+    sessions: list[Any] = field(default_factory=list)
+
+    def generator(self, max_length: int) -> Any:  # noqa: ARG002 - its cache always has the graphs' length
+        """A sequence with a cache of its own."""
+        assert self.facts is not None
+        return FixedGenerator(FixedDecoder(self.folder.path, self.facts, self.sessions), self.facts.begin)
+
+
+def load(
+    settings: LoadSettings,
+    folder: OnnxFolder,
+    _graphs: list[Any],
+    compiling: Callable[[float], None] = lambda _: None,
+) -> LoadedFixed:
+    """Load the folder and sample one token from it. `compiling` gets how far a first compile is, 0 to 1.
+
+    Raises: LoadFailed.
+    """
+    facts = read_facts(folder.path)
+    choice = chosen_provider(settings, folder)
+    notes: list[str] = []
+    try:
+        ort = libraries.onnxruntime()
+        sessions = [_session(ort, settings, folder, choice, name, notes, compiling) for name in GRAPHS]
+    except LoadFailed:
+        raise
+    except Exception as error:
+        raise LoadFailed(choice.explain(libraries.reason(error))) from error
+    vocabulary = FolderVocabulary(folder.path / "tokenizer.json", list(folder.ends), folder.vocab)
+    loaded = LoadedFixed(
+        og=None,
+        model=None,
+        folder=folder,
+        vocabulary=vocabulary,
+        settings=settings,
+        # One cell is the first token's, which may not be among the text's.
+        n_ctx=min(settings.n_ctx, facts.past - 1),
+        n_params=int(folder.own.get("n_params") or 0),
+        all_logits=False,
+        provider=choice.name,
+        notes=notes,
+        facts=facts,
+        sessions=sessions,
+    )
+    generator = loaded.generator(facts.past)
+    generator.append_tokens([facts.begin, facts.begin])
+    if not np.isfinite(generator.get_logits()).all():
+        raise LoadFailed("its output is not a number; the weights are damaged")
+    return loaded
+
+
+def _session(
+    ort: Any,
+    settings: LoadSettings,
+    folder: OnnxFolder,
+    choice: ProviderChoice,
+    name: str,
+    notes: list[str],
+    compiling: Callable[[float], None],
+) -> Any:
+    """One graph's session. On the NPU nothing may stay behind, and what was compiled is kept and taken again."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = settings.n_threads or 1
+    if choice.adapter is None:
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    elif choice.name != QNN:
+        raise LoadFailed(f"graphs of fixed shapes run on the CPU or on {QNN}, not on {choice.name}")
+    cache = Path(settings.cache_dir).parent if settings.cache_dir is not None else None
+    compiled = compiled_at(cache, (folder.own.get("key"), folder.path.name), choice, name)
+    session, note = whole_session(
+        ort,
+        options,
+        folder.path / f"{name}.onnx",
+        choice,
+        compiled=compiled,
+        on_compile=lambda graph: compiling(GRAPHS.index(graph) / len(GRAPHS)),
+    )
+    notes += [note] if note else []
+    return session

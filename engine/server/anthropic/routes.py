@@ -1,22 +1,39 @@
 """POST /v1/messages and /v1/messages/count_tokens."""
 
+import base64
+import binascii
+import json
+import re
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any
+from typing import Any, Final
 
+import msgspec
 from fastapi import Request
 from fastapi.responses import JSONResponse
+from pydantic_core import from_json
 from starlette.responses import Response
 
-from engine.chat.chat_pipeline import AnswerFinished
+from engine.chat import structured
+from engine.chat.chat_pipeline import AnswerFinished, AnswerStarted, ChatEvent, is_begun
+from engine.chat.events import (
+    CallArguments,
+    CallEnded,
+    CallStarted,
+    ReasoningDelta,
+    TextDelta,
+)
 from engine.chat.query import ChatQuery
+from engine.chat.types import ImagePart, Message, NamedTool, Part, TextPart, ToolCall, ToolChoice, ToolDefinition
+from engine.core.errors import InputFault
+from engine.core.types import Constraint, Usage
 from engine.server.anthropic.errors import SHAPE
-from engine.server.anthropic.schemas import CountRequest, MessagesRequest
-from engine.server.anthropic.stream import BlockStream
-from engine.server.anthropic.translate import to_query
+from engine.server.anthropic.schemas import Choice, CountRequest, InputMessage, MessagesRequest, Tool
+from engine.server.anthropic_tools import SERVER_TOOLS, client_tool
 from engine.server.body import openapi_body, parse
 from engine.server.ids import new_id
 from engine.server.ignored import ignored_header
+from engine.server.images import MAX_IMAGE_BYTES
 from engine.server.protocol_router import protocol_router
 from engine.server.sse import EventStream, while_connected
 from engine.server.state import ServerState, server_state
@@ -69,3 +86,344 @@ async def _whole(state: ServerState, model: str, query: ChatQuery) -> dict[str, 
                 end = item
     assert end is not None
     return blocks.whole(end)
+
+
+# Answers in Anthropic's form: content blocks, whole or as named server-sent events.
+
+_encode = msgspec.json.encode
+
+
+def event(name: str, body: dict[str, Any]) -> bytes:
+    """One named event. Clients drop events without a name."""
+    return b"event: " + name.encode() + b"\ndata: " + _encode({"type": name, **body}) + b"\n\n"
+
+
+def usage(counts: Usage) -> dict[str, int]:
+    """Usage: what came from the prefix cache is not input."""
+    return {
+        "input_tokens": counts.prompt_tokens - counts.cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": counts.cached_tokens,
+        "output_tokens": counts.completion_tokens,
+    }
+
+
+def stop_reason(end: AnswerFinished) -> str:
+    """Why the answer ended, in Anthropic's words."""
+    if end.finish_reason == "tool_calls":
+        return "tool_use"
+    if end.finish_reason == "length":
+        return "max_tokens"
+    return "stop_sequence" if end.stop is not None else "end_turn"
+
+
+def _arguments(text: str) -> dict[str, Any]:
+    """The arguments of a call; of one that was cut, those that are whole."""
+    try:
+        value = from_json(text or "{}", allow_partial=True)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+class BlockStream:
+    """Turns a turn's events into Anthropic's. `blocks` holds the answer so far, for the whole form."""
+
+    def __init__(self, message_id: str, model: str) -> None:
+        self._id = message_id
+        self._model = model
+        self._kind = ""
+        self.blocks: list[dict[str, Any]] = []
+
+    def message(self, counts: Usage) -> dict[str, Any]:
+        """The message around its blocks."""
+        return {
+            "id": self._id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._model,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": usage(counts),
+        }
+
+    def feed(self, item: ChatEvent) -> bytes:  # noqa: PLR0911 - one return for each kind of event
+        """The events that this one becomes."""
+        if isinstance(item, TextDelta):
+            return self._grow("text", "text", "text_delta", item.text)
+        if isinstance(item, ReasoningDelta):
+            return self._grow("thinking", "thinking", "thinking_delta", item.text)
+        if isinstance(item, CallArguments):
+            self.blocks[-1]["input"] += item.delta
+            return self._delta({"type": "input_json_delta", "partial_json": item.delta})
+        if isinstance(item, CallStarted):
+            # Ids of some dialects repeat from turn to turn; templates that need theirs make them from the name.
+            block = {"type": "tool_use", "id": new_id("toolu", "_"), "name": item.name, "input": {}}
+            return self._close() + self._open("tool_use", block, {**block, "input": ""})
+        if isinstance(item, CallEnded):
+            return self._close()
+        if isinstance(item, AnswerStarted):
+            counts = Usage(prompt_tokens=item.prompt_tokens, cached_tokens=item.cached_tokens)
+            return event("message_start", {"message": self.message(counts)})
+        return self._close() + self._end(item) if isinstance(item, AnswerFinished) else b""
+
+    def whole(self, end: AnswerFinished) -> dict[str, Any]:
+        """The answer as one object."""
+        content = []
+        for block in self.blocks:
+            made = dict(block)
+            if made["type"] == "tool_use":
+                made["input"] = _arguments(made["input"])
+            content.append(made)
+        return {**self.message(end.usage), "content": content, **self._stopped(end)}
+
+    def _stopped(self, end: AnswerFinished) -> dict[str, Any]:
+        stopped: dict[str, Any] = {"stop_reason": stop_reason(end), "stop_sequence": end.stop}
+        if end.malformed:  # said, never shown as the answer's text
+            stopped["malformed_tool_calls"] = list(end.malformed)
+        if end.notes:
+            stopped["tessera"] = {"notes": list(end.notes)}
+        return stopped
+
+    def _grow(self, kind: str, field: str, delta: str, text: str) -> bytes:
+        out = b""
+        if self._kind != kind:
+            block = {"type": kind, field: ""}
+            if kind == "thinking":
+                block["signature"] = ""
+            out = self._close() + self._open(kind, block, dict(block))
+        self.blocks[-1][field] += text
+        return out + self._delta({"type": delta, field: text})
+
+    def _open(self, kind: str, shown: dict[str, Any], block: dict[str, Any]) -> bytes:
+        self._kind = kind
+        self.blocks.append(block)
+        return event("content_block_start", {"index": len(self.blocks) - 1, "content_block": shown})
+
+    def _delta(self, delta: dict[str, Any]) -> bytes:
+        return event("content_block_delta", {"index": len(self.blocks) - 1, "delta": delta})
+
+    def _close(self) -> bytes:
+        if not self._kind:
+            return b""
+        kind, self._kind = self._kind, ""
+        out = b""
+        if kind == "thinking":
+            out = self._delta({"type": "signature_delta", "signature": ""})
+        return out + event("content_block_stop", {"index": len(self.blocks) - 1})
+
+    def _end(self, end: AnswerFinished) -> bytes:
+        delta = self._stopped(end)
+        return event("message_delta", {"delta": delta, "usage": usage(end.usage)}) + event("message_stop", {})
+
+
+# Anthropic's requests as the engine's own conversation.
+
+# Claude Code writes a hash that changes with every request at the very start of the system prompt; left there
+# no prefix would ever be found in the cache.
+_BILLING: Final = re.compile(r"^x-anthropic-billing-header:[^\n]*\n?", re.MULTILINE)
+
+
+def to_query(body: CountRequest) -> ChatQuery:
+    """The turn that a request asks for.
+
+    Raises: InputFault: a block, tool or field that cannot be honoured.
+    """
+    messages = _system(body.system)
+    for index, message in enumerate(body.messages):
+        messages.extend(_messages(message, f"messages[{index}]"))
+    if not any(m.content or m.tool_calls for m in messages):
+        raise InputFault("messages: every message is empty; say something.", "messages")
+    effort = (body.output_config or {}).get("effort")
+    form, param = _form(body)
+    query = ChatQuery(
+        messages=tuple(messages),
+        tools=tuple(_tool(tool, f"tools[{i}]") for i, tool in enumerate(body.tools or ())),
+        tool_choice=_choice(body.tool_choice),
+        parallel_tool_calls=not (body.tool_choice and body.tool_choice.disable_parallel_tool_use),
+        output=form,
+        output_param=param,
+        thinking=body.thinking is not None and body.thinking.type != "disabled",
+        reasoning_effort=effort if isinstance(effort, str) else None,
+        reasoning_budget=body.thinking.budget_tokens if body.thinking and body.thinking.type == "enabled" else None,
+        continue_final=is_begun(messages),
+    )
+    if not isinstance(body, MessagesRequest):
+        return query
+    given = {k: v for k in ("temperature", "top_p", "top_k") if (v := getattr(body, k)) is not None}
+    return msgspec.structs.replace(
+        query,
+        sampling=given,
+        max_tokens=body.max_tokens,
+        stop=tuple(s for s in body.stop_sequences or () if s),
+    )
+
+
+def _form(body: CountRequest) -> tuple[Constraint | None, str]:
+    config, param = (body.output_config or {}).get("format"), "output_config.format"
+    if config is None:
+        config, param = body.output_format, "output_format"
+    if config is None:
+        return None, param
+    if not isinstance(config, dict) or config.get("type") != "json_schema":
+        raise InputFault(f'{param}.type must be "json_schema".', f"{param}.type")
+    return structured.of_schema(config.get("schema"), f"{param}.schema", strict=False), f"{param}.schema"
+
+
+def neutral(text: str) -> str:
+    """The system text without the header that changes with every request."""
+    return _BILLING.sub("", text)
+
+
+def _system(system: str | list[dict[str, Any]] | None) -> list[Message]:
+    if system is None:
+        return []
+    if isinstance(system, list):
+        texts = [_text(block, f"system[{i}]") for i, block in enumerate(system)]
+        system = "\n\n".join(filter(None, map(neutral, texts)))
+    system = neutral(system)
+    return [Message(role="system", content=system)] if system else []
+
+
+def _text(block: dict[str, Any], param: str) -> str:
+    if block.get("type") != "text" or not isinstance(block.get("text"), str):
+        raise InputFault(f"{param} must be a text block.", param)
+    return str(block["text"])
+
+
+def _messages(message: InputMessage, param: str) -> list[Message]:
+    """One of theirs is one or several of ours: tool results are messages of their own."""
+    role = "system" if message.role == "developer" else message.role
+    if isinstance(message.content, str):
+        text = neutral(message.content) if role == "system" else message.content
+        return [Message(role=role, content=text)] if text else []
+    if role == "assistant":
+        return [_assistant(message.content, param)]
+    out: list[Message] = []
+    parts: list[Part] = []
+    for index, block in enumerate(message.content):
+        where = f"{param}.content[{index}]"
+        if block.get("type") == "tool_result":
+            if parts:
+                out.append(Message(role=role, content=_joined(parts)))
+                parts = []
+            out.append(_result(block, where))
+        else:
+            parts.extend(_parts(block, where))
+    if parts:
+        out.append(Message(role=role, content=_joined(parts)))
+    return out
+
+
+def _joined(parts: list[Part]) -> str | tuple[Part, ...]:
+    if all(isinstance(p, TextPart) for p in parts):
+        return "\n\n".join(p.text for p in parts if isinstance(p, TextPart))
+    return tuple(parts)
+
+
+def _parts(block: dict[str, Any], param: str) -> list[Part]:
+    kind = block.get("type")
+    if kind == "text":
+        return [TextPart(text=_text(block, param))]
+    if kind == "image":
+        return [_image(block.get("source"), f"{param}.source")]
+    if kind == "document":
+        source = block.get("source")
+        if isinstance(source, dict) and source.get("type") == "text" and isinstance(source.get("data"), str):
+            heads = [str(block[name]) for name in ("title", "context") if block.get(name)]
+            return [TextPart(text="\n\n".join([*heads, source["data"]]))]
+        raise InputFault(f"{param}: only documents of plain text are supported.", f"{param}.source")
+    if kind == "search_result":
+        head = ", ".join(str(block[name]) for name in ("title", "source") if block.get(name))
+        texts = [_text(b, f"{param}.content[{i}]") for i, b in enumerate(block.get("content") or ())]
+        return [TextPart(text=text) for text in ([head] if head else []) + texts]
+    raise InputFault(f"{param}.type {kind!r} is not supported.", f"{param}.type")
+
+
+def _image(source: object, param: str) -> ImagePart:
+    if not isinstance(source, dict) or source.get("type") != "base64":
+        raise InputFault(f"{param}: only base64 images are accepted; the server opens no addresses.", param)
+    data = source.get("data")
+    if not isinstance(data, str) or len(data) > MAX_IMAGE_BYTES * 4 // 3:
+        raise InputFault(f"{param}.data must be base64 of at most {MAX_IMAGE_BYTES} bytes.", f"{param}.data")
+    try:
+        decoded = base64.b64decode(data, validate=True)
+    except binascii.Error as error:
+        raise InputFault(f"{param}.data is not valid base64: {error}.", f"{param}.data") from None
+    return ImagePart(data=decoded, media_type=str(source.get("media_type", "image/png")))
+
+
+def _result(block: dict[str, Any], param: str) -> Message:
+    call_id = block.get("tool_use_id")
+    if not isinstance(call_id, str):
+        raise InputFault(f"{param}.tool_use_id is missing.", f"{param}.tool_use_id")
+    content = block.get("content") or ""
+    if isinstance(content, str):
+        body: str | tuple[Part, ...] = content
+    elif isinstance(content, list):
+        parts = [p for i, b in enumerate(content) for p in _parts(_dict(b, param), f"{param}.content[{i}]")]
+        body = _joined(parts)
+    else:
+        raise InputFault(f"{param}.content must be text or blocks.", f"{param}.content")
+    if block.get("is_error") and isinstance(body, str):
+        body = f"Error: {body}"
+    return Message(role="tool", content=body, tool_call_id=call_id)
+
+
+def _dict(value: object, param: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise InputFault(f"{param}.content must hold blocks.", f"{param}.content")
+    return value
+
+
+def _assistant(blocks: list[dict[str, Any]], param: str) -> Message:
+    texts: list[str] = []
+    reasoning: list[str] = []
+    calls: list[ToolCall] = []
+    for index, block in enumerate(blocks):
+        where, kind = f"{param}.content[{index}]", block.get("type")
+        if kind == "text":
+            texts.append(_text(block, where))
+        elif kind == "thinking":
+            reasoning.append(str(block.get("thinking", "")))
+        elif kind == "tool_use":
+            name, arguments = block.get("name"), block.get("input", {})
+            if not isinstance(name, str) or not isinstance(arguments, dict):
+                raise InputFault(f"{where} needs a name and an input object.", where)
+            text = json.dumps(arguments, ensure_ascii=False)
+            calls.append(ToolCall(id=str(block.get("id", "")), name=name, arguments=text))
+        elif kind != "redacted_thinking":  # only its maker can read that
+            raise InputFault(f"{where}.type {kind!r} is not supported.", f"{where}.type")
+    return Message(
+        role="assistant",
+        content="".join(texts),
+        reasoning="".join(reasoning) or None,
+        tool_calls=tuple(calls),
+    )
+
+
+def _tool(tool: Tool, param: str) -> ToolDefinition:
+    words, schema = tool.description or "", tool.input_schema
+    if tool.type not in {None, "custom"}:
+        defined = client_tool(str(tool.type), tool.model_extra or {})
+        if defined is None:
+            where = "is run by Anthropic's servers" if tool.type.startswith(SERVER_TOOLS) else "is not known here"
+            raise InputFault(f"{param}.type {tool.type!r} {where}; offer tools the client runs.", f"{param}.type")
+        words, schema = words or defined[0], schema or defined[1]
+    return ToolDefinition(
+        name=tool.name,
+        description=words,
+        parameters=schema if schema is not None else {"type": "object", "properties": {}},
+        strict=bool(tool.strict),
+    )
+
+
+def _choice(choice: Choice | None) -> ToolChoice:
+    if choice is None or choice.type == "auto":
+        return "auto"
+    if choice.type == "tool":
+        if not choice.name:
+            raise InputFault("tool_choice.name is missing.", "tool_choice.name")
+        return NamedTool(name=choice.name)
+    return "required" if choice.type == "any" else "none"

@@ -5,13 +5,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from devices.errors import TesseraError
 from engine.chat.chat_pipeline import AnswerFinished, ChatEvent
 from engine.chat.events import CallArguments, CallEnded, CallStarted, ReasoningDelta, TextDelta
 from engine.chat.types import Message, ToolCall
+from engine.core.errors import ContextOverflow, InputFault
 from engine.core.types import Usage
 from engine.server.custom_tools import custom_input
 from engine.server.ids import new_id
-from engine.server.responses.errors import failure
 from engine.server.responses.tools import Toolbox
 
 if TYPE_CHECKING:
@@ -206,3 +207,18 @@ class ItemStream:
             self.response["malformed_tool_calls"] = list(end.malformed)
         kind = "response.incomplete" if cut else "response.completed"
         return self._event(kind, response=self.snapshot())
+
+
+def failure(error: Exception) -> dict[str, str]:
+    """The `error` of a failed response."""
+    known = isinstance(error, TesseraError)
+    message = str(error) if known else "An internal error; the server's log has the details."
+    return {"code": _code(error), "message": message}
+
+
+def _code(error: Exception) -> str:
+    if isinstance(error, ContextOverflow):
+        return "context_length_exceeded"
+    if isinstance(error, InputFault):
+        return "invalid_prompt" if error.code == "invalid_request" else error.code
+    return "server_error"

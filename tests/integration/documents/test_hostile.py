@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from engine.core.paths import user_paths
-from engine.documents import file_types, indexing, registry
+from engine.documents import file_types, registry
+from engine.documents import registry as indexing
 from engine.documents.reader_process import Reader
 from engine.documents.store import Store
 from engine.documents.types import Chunk, PageRead, ReadAnswer

@@ -17,8 +17,8 @@ from engine.placement.placer import Placer
 from engine.placement.resources import open_resources
 from engine.runner.command import runner_environment
 from engine.runner.process import RunnerProcess
-from engine.server.app import create_app
 from engine.server.auth import Access
+from engine.server.build_server import create_app
 from engine.server.models import ServedModels
 from engine.server.state import ServerState
 from tests.support.fakes.free_pool import FreePool

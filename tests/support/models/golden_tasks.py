@@ -3,7 +3,7 @@
 import asyncio
 import json
 
-from engine.job_kinds.quantize.eval_runner import ask_all
+from engine.job_kinds.quantize.gate import ask_all
 from engine.job_kinds.quantize.tasks import own_tasks
 from engine.runner.protocol import LoadSettings
 

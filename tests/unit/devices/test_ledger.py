@@ -7,8 +7,7 @@ from msgspec.structs import replace
 
 from devices.errors import Overdrawn
 from devices.memory_audit import AuditLog
-from devices.memory_ledger import Amount, Ledger
-from devices.pools import pools
+from devices.memory_ledger import Amount, Ledger, pools
 from devices.process_memory import process_memory
 from devices.types import ProcessMemory
 from tests.support.machines.machines import reports

@@ -9,8 +9,7 @@ import pytest
 
 from devices.errors import Cancelled as QuantizeCancelled
 from engine.core.errors import EnvironmentFault, InputFault
-from engine.jobs.job_changes import Subscription
-from engine.jobs.jobs import _KEPT, Control, JobKind, JobRegistry, Paused
+from engine.jobs.jobs import _KEPT, Control, JobKind, JobRegistry, Paused, Subscription
 from quantize.errors import BadFile
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.job_kinds.quantize.fit import fit_goal, promised
+from engine.job_kinds.quantize.request import fit_goal, promised
 from engine.placement.shape import model_shape
 from quantize.calibration_texts import CALIBRATION
 from quantize.files.gguf_split import read_gguf_model

@@ -7,9 +7,8 @@ from gguf import GGMLQuantizationType
 
 from devices.recording import RecordedHost
 from engine.core.paths import Paths
-from engine.job_kinds.quantize.offload import layers_on_gpu
 from engine.job_kinds.quantize.options import QuantizeOptions
-from engine.job_kinds.quantize.request import gpu_layers_for
+from engine.job_kinds.quantize.request import gpu_layers_for, layers_on_gpu
 from engine.placement.machine_state import MachineState
 from engine.placement.resources import open_resources
 from quantize.ggml_types import GgmlType

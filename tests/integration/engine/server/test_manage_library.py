@@ -16,8 +16,8 @@ from engine.library import work
 from engine.library.catalogue import Catalogue
 from engine.placement.placer import Placer
 from engine.placement.resources import open_resources
-from engine.server.app import create_app
 from engine.server.auth import Access
+from engine.server.build_server import create_app
 from engine.server.models import ServedModels
 from engine.server.state import ServerState
 from tests.support.fakes.fake_hub import FakeHub

@@ -2,7 +2,7 @@
 
 import time
 
-from engine.documents.chunking import MOST_CHARS, Cutter
+from engine.documents.reader_child import MOST_CHARS, Cutter
 from engine.documents.types import Block, Page
 
 LONG_CHARS = 40_000_000

@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.documents.formats import ocr
+from engine.documents.formats import pdf
 from engine.documents.types import Unreadable
 
 
@@ -11,15 +11,15 @@ def test_memory_that_ran_out_is_no_fault_of_the_page(monkeypatch, said):
     def recognize(*_, **__):
         raise RuntimeError(said)
 
-    monkeypatch.setattr(ocr, "_recognizer", lambda: recognize)
+    monkeypatch.setattr(pdf, "_recognizer", lambda: recognize)
     with pytest.raises(MemoryError):
-        ocr.read_image(None)
+        pdf.read_image(None)
 
 
 def test_another_fault_is_one_of_the_page(monkeypatch):
     def recognize(*_, **__):
         raise RuntimeError("Non-zero status code while running Conv")
 
-    monkeypatch.setattr(ocr, "_recognizer", lambda: recognize)
+    monkeypatch.setattr(pdf, "_recognizer", lambda: recognize)
     with pytest.raises(Unreadable, match="OCR could not read it"):
-        ocr.read_image(None)
+        pdf.read_image(None)

@@ -13,8 +13,7 @@ import pytest
 from devices import drives
 from engine.core.errors import BadModelFile
 from engine.library import catalogue as catalogue_module
-from engine.library.catalogue import Catalogue
-from engine.library.store import Store
+from engine.library.catalogue import Catalogue, Store
 
 SPARK_HF = Path("tests/data/spark-hf")
 

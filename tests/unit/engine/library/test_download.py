@@ -13,10 +13,9 @@ from engine.core.errors import Cancelled
 from engine.jobs.jobs import Control, Paused
 from engine.library import errors
 from engine.library.catalogue import Catalogue
-from engine.library.hub.download import Download, Request
+from engine.library.hub.download import Download, Patience, Request
 from engine.library.hub.file_selection import files_of
 from engine.library.hub.repository import choices_of
-from engine.library.hub.transfer import Patience
 from tests.support.fakes.downloads import MB, QUICK, SPARK, download, leftovers
 from tests.support.fakes.fake_hub import FakeFile
 

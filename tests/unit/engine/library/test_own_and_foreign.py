@@ -14,7 +14,7 @@ from engine.library import catalogue as catalogue_module
 from engine.library import importing, other_apps
 from engine.library.errors import CannotWrite, NotEnoughDisk
 from engine.library.trash import Trash
-from engine.library.verify import verify
+from engine.library.work import verify
 from tests.support.starved import no_descriptors
 
 SPARK_HF = Path("tests/data/spark-hf")

@@ -14,9 +14,8 @@ from starlette.responses import PlainTextResponse
 from engine.core.paths import user_paths
 from engine.placement.placer import Placer
 from engine.placement.resources import open_resources
-from engine.server.app import create_app
 from engine.server.auth import Access
-from engine.server.lazy_app import LateRoutes
+from engine.server.build_server import LateRoutes, create_app
 from engine.server.models import ServedModels
 from engine.server.state import ServerState
 from tests.support.fakes.free_pool import FreePool
@@ -65,8 +64,8 @@ def test_late_routes_are_made_once_however_many_ask():
 
 
 def test_they_wait_for_a_first_answer(monkeypatch):
-    monkeypatch.setattr("engine.server.lazy_app.AFTER_S", 0.01)
-    monkeypatch.setattr("engine.server.lazy_app.LOOK_S", 0.01)
+    monkeypatch.setattr("engine.server.build_server.AFTER_S", 0.01)
+    monkeypatch.setattr("engine.server.build_server.IDLE_LOOK_S", 0.01)
     made, looks = [], iter([True, True, True, False])
 
     def busy():
@@ -79,8 +78,8 @@ def test_they_wait_for_a_first_answer(monkeypatch):
 
 
 def test_a_moment_without_descriptors_does_not_leave_them_out(monkeypatch):
-    monkeypatch.setattr("engine.server.lazy_app.AFTER_S", 0.01)
-    monkeypatch.setattr("engine.server.lazy_app.AGAIN_S", 0.01)
+    monkeypatch.setattr("engine.server.build_server.AFTER_S", 0.01)
+    monkeypatch.setattr("engine.server.build_server.AGAIN_S", 0.01)
     tries = []
 
     def build():

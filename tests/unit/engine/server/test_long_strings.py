@@ -7,8 +7,8 @@ import pytest
 from pydantic import ValidationError
 
 from engine.core.errors import InputFault
-from engine.server import long_strings
-from engine.server.long_strings import MAX_SHORT_BYTES, Cut
+from engine.server import body as long_strings
+from engine.server.body import MAX_SHORT_BYTES, Cut
 from engine.server.openai.schemas import ChatRequest
 
 CHARACTERS = ["a", " ", "\\", '"', "\n", "\u0007", "ä", "€", "𝄞", "{", ",", "<", "0"]

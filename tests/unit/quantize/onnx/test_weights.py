@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import pytest
 
-from engine.runner.onnx.static_shapes import FixedDecoder, read_facts
+from engine.runner.onnx.service import FixedDecoder, read_facts
 from quantize.errors import BadFile, InvalidOption, UnsupportedModel
 from quantize.files.gguf_split import read_gguf_model
 from quantize.native.blocks import quantize_rows
