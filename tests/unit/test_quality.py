@@ -70,6 +70,15 @@ def test_nothing_is_left_unfinished():
     assert found == []
 
 
+def test_helpers_of_tests_are_imported_by_their_full_path():
+    """Only that works in every program and process: `from tests.support.servers import RunningServer`."""
+    names = "|".join(p.stem for p in (ROOT / "tests" / "support").rglob("*.py"))
+    bare = re.compile(rf"^\s*(?:from|import) (?:tests\.)?(?:{names})(?: |$)", re.MULTILINE)
+    files = (p for p in (ROOT / "tests").rglob("*.py") if "data" not in p.parts)
+    found = {str(p.relative_to(ROOT)): lines for p in files if (lines := bare.findall(p.read_text("utf-8")))}
+    assert found == {}
+
+
 def test_lock_files_hold_hashes_and_no_addresses():
     for lock in (ROOT / "installers" / "lock").glob("*.txt"):
         text = lock.read_text()
