@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tests.support.plugins.order import APART, SECONDS, WITH
+from tests.support.plugins.order import SECONDS, WITH
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -10,7 +10,3 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_every_file_that_is_named_is_there():
     named = {*SECONDS, *WITH, *WITH.values()}
     assert [file for file in sorted(named) if not (ROOT / file).is_file()] == []
-
-
-def test_files_whose_tests_run_apart_are_among_the_long_ones():
-    assert SECONDS.keys() >= APART

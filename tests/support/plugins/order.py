@@ -8,9 +8,8 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 from xdist.workermanage import WorkerController
 
-# Seconds of a file in a whole run, two at a time on two cores beside other work, 2026-11-24, or by itself where the
-# file was changed since; the rest take a few.
-# Source: `python3 start.py test --durations=150`.
+# Seconds of a file in a whole run on two cores, 2026-11-25, or by itself where the file was changed since; the rest
+# take a few. Source: `python3 start.py test --durations=150`.
 SECONDS = {
     "tests/e2e/test_collections.py": 10,
     "tests/e2e/test_connect.py": 12,
@@ -32,7 +31,7 @@ SECONDS = {
     "tests/faults/test_not_finite.py": 14,
     "tests/faults/test_onnx_providers.py": 10,
     "tests/faults/test_quantize.py": 29,
-    "tests/faults/test_quantize_killed.py": 80,
+    "tests/faults/test_quantize_killed.py": 40,
     "tests/faults/test_store.py": 19,
     "tests/gui/test_chat.py": 19,
     "tests/gui/test_code.py": 13,
@@ -41,27 +40,25 @@ SECONDS = {
     "tests/gui/test_seen_by_everyone.py": 10,
     "tests/gui/walk/test_answers.py": 10,
     "tests/gui/walk/test_blockers.py": 37,
-    "tests/gui/walk/test_chat_keeping.py": 22,
-    "tests/gui/walk/test_chats.py": 12,
-    "tests/gui/walk/test_connect.py": 10,
+    "tests/gui/walk/test_chat_keeping.py": 30,
+    "tests/gui/walk/test_connect.py": 22,
     "tests/gui/walk/test_controls.py": 13,
     "tests/gui/walk/test_devices.py": 12,
-    "tests/gui/walk/test_gate.py": 43,
+    "tests/gui/walk/test_gate.py": 25,
     "tests/gui/walk/test_job_ends.py": 16,
     "tests/gui/walk/test_jobs.py": 27,
     "tests/gui/walk/test_leaving.py": 16,
     "tests/gui/walk/test_long_chats.py": 12,
     "tests/gui/walk/test_mends.py": 20,
-    "tests/gui/walk/test_models.py": 23,
+    "tests/gui/walk/test_models.py": 33,
     "tests/gui/walk/test_one_name.py": 17,
-    "tests/gui/walk/test_other_servers.py": 14,
     "tests/gui/walk/test_phases.py": 44,
-    "tests/gui/walk/test_prompts.py": 12,
+    "tests/gui/walk/test_prompts.py": 28,
     "tests/gui/walk/test_room.py": 16,
     "tests/gui/walk/test_settings.py": 15,
-    "tests/gui/walk/test_sizes.py": 59,
+    "tests/gui/walk/test_sizes.py": 40,
     "tests/gui/walk/test_small_controls.py": 25,
-    "tests/gui/walk/test_stranger.py": 59,
+    "tests/gui/walk/test_stranger.py": 27,
     "tests/gui/walk/test_tools.py": 24,
     "tests/integration/app/code/test_agent.py": 16,
     "tests/integration/app/code/test_mcp_hostile.py": 22,
@@ -76,14 +73,14 @@ SECONDS = {
     "tests/integration/quantize/test_one_click.py": 10,
     "tests/integration/quantize/test_parts.py": 13,
     "tests/integration/quantize/test_plan_files.py": 22,
-    "tests/integration/quantize/test_quality.py": 44,
+    "tests/integration/quantize/test_quality.py": 20,
     "tests/integration/quantize/test_smoothing.py": 24,
     "tests/integration/test_architectures.py": 37,
     "tests/integration/test_chat_tools.py": 16,
     "tests/integration/test_deterministic.py": 10,
     "tests/integration/test_draft_model.py": 22,
     "tests/integration/test_engine_versions.py": 13,
-    "tests/integration/test_going_back.py": 24,
+    "tests/integration/test_going_back.py": 15,
     "tests/integration/test_llama_cpp_converter.py": 14,
     "tests/integration/test_measuring.py": 24,
     "tests/integration/test_memory_prediction.py": 14,
@@ -101,13 +98,13 @@ SECONDS = {
     "tests/integration/test_side_by_side.py": 12,
     "tests/integration/test_tiles.py": 14,
     "tests/integration/test_vision.py": 13,
-    "tests/real/test_chat.py": 75,
+    "tests/real/test_chat.py": 20,
     "tests/real/test_embeddings.py": 22,
     "tests/real/test_evals.py": 14,
-    "tests/real/test_recorded.py": 29,
+    "tests/real/test_recorded.py": 16,
     "tests/real/test_speech.py": 20,
-    "tests/real/test_suggestions.py": 32,
-    "tests/real/test_tiles.py": 24,
+    "tests/real/test_suggestions.py": 12,
+    "tests/real/test_tiles.py": 8,
     "tests/unit/engine/job_kinds/bench/test_bench.py": 13,
     "tests/unit/engine/job_kinds/bench/test_power.py": 12,
     "tests/unit/engine/chat/test_bounded_child.py": 27,
@@ -120,17 +117,14 @@ SECONDS = {
     "tests/unit/quantize/test_write_identity.py": 12,
     "tests/unit/test_quality.py": 27,
 }
-# Long files whose tests share nothing that is dear to make; each test may run in another process.
-APART = frozenset({
-    "tests/faults/test_quantize_killed.py",
-    "tests/integration/quantize/test_one_click.py",
-    "tests/real/test_chat.py",
-    "tests/real/test_recorded.py",
-})  # fmt: skip
-
-# Files that follow others in the same process, which has then made what theirs would make anew: ggml's tables for
-# types of two bits are 6.5 s of processor.
-WITH = {"tests/unit/quantize/test_lattices.py": "tests/unit/quantize/test_native_blocks.py"}
+# Files that follow others in the same process and use what theirs have made: a server with the real model; ggml's
+# tables for types of two bits, which are 6.5 s of CPU.
+WITH = {
+    "tests/real/test_evals.py": "tests/real/test_chat.py",
+    "tests/real/test_repeating.py": "tests/real/test_chat.py",
+    "tests/real/test_tiles.py": "tests/real/test_chat.py",
+    "tests/unit/quantize/test_lattices.py": "tests/unit/quantize/test_native_blocks.py",
+}
 
 
 class LongestFirst(LoadFileScheduling):
@@ -138,7 +132,7 @@ class LongestFirst(LoadFileScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
-        return nodeid if file in APART else WITH.get(file, file)
+        return WITH.get(file, file)
 
     def _assign_work_unit(self, node: WorkerController) -> None:
         longest = max(
