@@ -9,6 +9,7 @@ import httpx2
 import pytest
 
 from tests.support.models.lora_adapter import write_adapter
+from tests.support.repeating import WAYS, answer, chat
 from tests.support.servers import ROOT, RunningServer
 
 MODEL = "spark"
@@ -96,3 +97,14 @@ def test_serve_refuses_an_adapter_that_is_no_file(tmp_path):
     )
     assert done.returncode == 2
     assert "none.gguf" in done.stderr
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+def test_the_same_request_gives_the_same_answer_in_every_protocol(server, way):
+    found = set()
+    with httpx2.Client(base_url=server.url, timeout=60) as http:
+        for i in range(4):
+            found.add(answer(http, MODEL, way, "Tell me a story."))
+            if i % 2:  # another one whose beginning is the same
+                answer(http, MODEL, chat, "Tell me a story of a horse.")
+    assert len(found) == 1

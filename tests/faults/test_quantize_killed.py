@@ -9,7 +9,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-from filelock import FileLock
 
 from quantize.child import Child, ChildDied
 from quantize.errors import DiskFull, SourceChanged
@@ -168,46 +167,33 @@ def test_a_source_or_text_that_changes_in_the_middle_is_told_and_nothing_is_kept
     assert quantize(wanted, ignore, never).shipped == "ours"
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory) -> str:
-    """The digest of what becomes of the small file where nobody touches it; one of several processes finds it."""
-    folder = tmp_path_factory.mktemp("undisturbed")
-    shared = tmp_path_factory.getbasetemp().parent if "PYTEST_XDIST_WORKER" in os.environ else folder
-    told = shared / "undisturbed.sha256"
-    with FileLock(told.with_suffix(".lock")):
-        if not told.exists():
-            whole = small_file(folder / "source.gguf", 1, NARROW)
-            assert quantize(request(folder, whole), ignore, never).shipped == "ours"
-            told.write_text(digest_of(folder / "out.gguf"))
-    return told.read_text()
-
-
-@pytest.mark.parametrize("phase", ["moments", "errors", "round", "verify"])
-def test_a_file_that_is_written_to_in_the_middle_leaves_nothing_of_the_other_in_the_cache(
-    tmp_path, undisturbed, phase
-):
-    """Children map the file: what they read meanwhile is of the changed one, though its hash was the old one's."""
-    whole = small_file(tmp_path / "source.gguf", 1, NARROW)
+# In the order in which a job comes to them: each run goes on with what the one before had measured.
+def test_a_file_that_is_written_to_in_the_middle_leaves_nothing_of_the_other_in_the_cache(tmp_path):
+    """Children map the file, so they read the changed weights, though the hash was taken before the change."""
+    (tmp_path / "undisturbed").mkdir()
+    whole = small_file(tmp_path / "undisturbed" / "source.gguf", 1, NARROW)
+    assert quantize(request(tmp_path / "undisturbed", whole), ignore, never).shipped == "ours"
     wanted = request(tmp_path, whole)
-    before, changed = whole.read_bytes(), []
+    before = whole.read_bytes()
+    for phase in ("smooth", "moments", "round", "verify"):
+        changed = []
 
-    def change(progress):
-        if progress.phase == phase and progress.total > 1 and not changed:
-            changed.append(phase)
-            with whole.open("r+b") as file:
-                for tensor in read_gguf(whole).tensors:
-                    if tensor.ggml_type.name == "F16":
-                        file.seek(tensor.offset)
-                        file.write(bytes(tensor.nbytes))
+        def change(progress, phase=phase, changed=changed):
+            if progress.phase == phase and progress.total > 1 and not changed:
+                changed.append(phase)
+                with whole.open("r+b") as file:
+                    for tensor in read_gguf(whole).tensors:
+                        if tensor.ggml_type.name == "F16":
+                            file.seek(tensor.offset)
+                            file.write(bytes(tensor.nbytes))
 
-    with pytest.raises(SourceChanged, match=whole.name):
-        quantize(wanted, change, never)
-    assert changed
-    assert left(tmp_path) == {"source.gguf"}
-    whole.write_bytes(before)
-    made = quantize(wanted, ignore, never)
-    assert made.shipped == "ours"
-    assert digest_of(tmp_path / "out.gguf") == undisturbed
+        with pytest.raises(SourceChanged, match=whole.name):
+            quantize(wanted, change, never)
+        assert changed, phase
+        assert left(tmp_path) == {"undisturbed"}, phase
+        whole.write_bytes(before)
+    assert quantize(wanted, ignore, never).shipped == "ours"
+    assert digest_of(tmp_path / "out.gguf") == digest_of(tmp_path / "undisturbed" / "out.gguf")
 
 
 def test_two_jobs_measure_one_source_at_once(tmp_path, source):

@@ -9,15 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from app.attachments import document_text, read
-from engine.core.types import GenerationRequest
-from engine.runner.load_limits import STEADY_ROWS
-from tests.support.runner_calls import GREEDY, answered, with_runner
 from tests.support.servers import ROOT
 
 NAME = "smollm2-135m-instruct"
 pytestmark = pytest.mark.timeout(900)  # some 10 s each where nothing else runs
-TURNS = ("Hello! My name is Ada.", "Name one large animal.", "What does it eat?")
-SYSTEM = "You are a helpful assistant. Answer in one short sentence, in plain words. " * 6  # more than a step
 CITY = {
     "type": "object",
     "properties": {
@@ -40,28 +35,6 @@ WEATHER = {
         },
     },
 }
-
-
-def test_turns_with_computed_prefixes_are_the_same_as_without(real_model):
-    async def talk(runner):
-        history, cached = f"<|im_start|>system\n{SYSTEM}<|im_end|>\n", []
-        for turn in TURNS:
-            history += f"<|im_start|>user\n{turn}<|im_end|>\n<|im_start|>assistant\n"
-            asked = {"prompt": history, "max_tokens": 24, "sampling": GREEDY}
-            kept = await answered(runner, GenerationRequest(**asked))
-            fresh = await answered(runner, GenerationRequest(**asked, cache_prompt=False))
-            assert fresh.started.cached_tokens == 0
-            cached.append(kept.started.cached_tokens)
-            assert kept.ids == fresh.ids, turn
-            history += f"{kept.text}<|im_end|>\n"
-        return cached
-
-    cells = {"n_ctx": 2048, "kv_cells": 8192, "cache_ram_bytes": 256 << 20}
-    cached = with_runner(real_model, talk, n_threads=2, flash_attn="off", **cells)
-    assert cached[0] == 0
-    assert cached == sorted(cached)
-    assert cached[1] >= STEADY_ROWS
-    assert all(count % STEADY_ROWS == 0 for count in cached)
 
 
 def at_once(ten):

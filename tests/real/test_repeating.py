@@ -1,8 +1,11 @@
-"""The same request gives the same answer on an idle server, in every protocol, whatever ran before."""
+"""The same request gives the same answer on an idle server, whatever ran before.
+
+tests/e2e/test_request_options.py has every protocol, tests/integration/test_repeating.py every kind of cache.
+"""
 
 import pytest
 
-from tests.support.repeating import WAYS, answer, chat, greedy
+from tests.support.repeating import answer, chat, greedy
 
 NAME = "smollm2-135m-instruct"
 QUESTION = "What is the capital of Italy, and what is it known for?"
@@ -14,7 +17,7 @@ TURNS = [
 ]
 
 
-@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+@pytest.mark.parametrize("way", [chat, greedy], ids=lambda way: way.__name__)
 def test_the_answer_is_the_same_each_time(real_server, way):
     found = set()
     for i in range(4):
