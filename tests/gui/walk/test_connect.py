@@ -1,11 +1,23 @@
-"""Programs connected by the Connect page, each by its button: the change shown, written, and taken back."""
+"""Programs connected by the Connect page, each by its button: the change shown, written, and taken back.
+
+Then the Server page's cards: keys, other servers, layers elsewhere, another Tessera, and what programs paste.
+"""
 
 import json
+import shutil
 import tomllib
+import urllib.error
+import urllib.request
 
 import pytest
 
-CONNECT = "window.page('connect')"
+from tests.gui.walk.walker import free_port
+from tests.support.fakes.fake_upstream import MODEL, FakeUpstream
+from tests.support.fakes.ssh_hosts import SshHost
+from tests.support.servers import RunningServer
+
+CONNECT, SERVER = "window.page('connect')", "window.page('server')"
+CLIPBOARD = "app.clipboard().text()"
 # The file each program reads, below the user's folder; None: its settings are for its owner to type.
 WRITTEN = {
     "Connect Claude Code": (".claude/settings.json", lambda text: json.loads(text)["env"]["ANTHROPIC_BASE_URL"]),
@@ -77,3 +89,121 @@ def test_a_program_whose_settings_nobody_may_write_says_what_to_enter(walk):
     walk.picture("connect-by-hand")
     walk.click("Cancel", f"{CONNECT}.review")
     walk.until(f"not {CONNECT}.review.isVisible()")
+
+
+@pytest.fixture
+def upstream():
+    running = FakeUpstream(key="sk-desk")
+    yield running
+    running.stop()
+
+
+def test_another_server_is_added_checked_used_and_forgotten(walk, upstream):
+    walk.go("Server")
+    card = f"{SERVER}.upstreams"
+    walk.fill("Name of the other server", "desk", card)
+    walk.fill("Address of the other server", upstream.url, card)
+    walk.fill("Key of the other server", "sk-wrong", card)
+    walk.click("Add", card)
+    walk.until(f"'Refuses the key' in says({card})")
+    walk.fill("Name of the other server", "desk", card)
+    walk.fill("Address of the other server", upstream.url, card)
+    walk.fill("Key of the other server", "sk-desk", card)
+    walk.click("Add", card)
+    walk.until(f"'Answers in' in says({card})")
+    walk.click("Check desk", card)
+    walk.until(f"'Answers in' in says({card}) and {MODEL!r} in says({card})")
+    assert upstream.seen == [], "nothing was asked of its models"
+    assert walk.manage("upstreams")["rules"] == []
+    walk.click("Use desk", card)
+    walk.until(f"'in use' in says({card})")
+    assert [rule["upstream"] for rule in walk.manage("upstreams")["rules"]] == ["desk"]
+    walk.until(f"any({MODEL!r} in c.id for c in desktop.services.models.choices)")
+    walk.picture("upstream")
+    walk.click("Stop using desk", card)
+    walk.until(f"'in use' not in says({card})")
+    assert walk.manage("upstreams")["rules"] == []
+    walk.manage("upstream-rules", {"model": "big", "upstream": "desk", "as_model": MODEL, "queue": 2}, "PUT")
+    walk.go("Connect")
+    walk.go("Server")
+    walk.click("Remove the rule for big", card)
+    walk.until(f"'big goes to' not in says({card})")
+    assert walk.manage("upstreams")["rules"] == []
+    walk.click("Forget desk", card)
+    walk.until(f"'can stand beside the local ones' in says({card})")
+    assert walk.manage("upstreams")["upstreams"] == []
+
+
+def test_a_computer_for_layers_is_added_once_its_host_key_was_seen(walk, tmp_path):
+    card = f"{SERVER}.remotes"
+    host = SshHost(tmp_path)
+    keys = walk.home / "user" / ".ssh"
+    keys.mkdir(mode=0o700)
+    shutil.copy(host.identity, keys / "id_ed25519")
+    try:
+        for answer in ("Do not add it", "It is the right computer"):
+            walk.fill("Name of the other computer", "desk", card)
+            walk.fill("User and address for SSH", f"you@127.0.0.1:{host.port}", card)
+            walk.choose("When layers go there", "also when it is faster", card)
+            walk.click("Add", card)
+            walk.until(f"{host.fingerprint!r} in says({card})")
+            assert walk.manage("remotes")["remotes"] == [], "nothing is kept before it was looked at"
+            walk.click(answer, card)
+            walk.until(f"{host.fingerprint!r} not in says({card}) or spot('Forget desk', {card})")
+        walk.until(f"spot('Forget desk', {card})")
+        (kept,) = walk.manage("remotes")["remotes"]
+        assert (kept["name"], kept["use"], kept["port"]) == ("desk", "faster", host.port)
+        walk.picture("remote")
+        walk.click("Check desk", card)
+        walk.until(f"spot('Check desk', {card})")
+        walk.click("Forget desk", card)
+        walk.until(f"not spot('Forget desk', {card})")
+        assert walk.manage("remotes")["remotes"] == []
+    finally:
+        host.stop()
+
+
+def test_what_programs_paste_is_chosen_and_copied(walk):
+    walk.choose("Program to connect", "curl", SERVER)
+    walk.until(f"'curl' in {SERVER}.snippet.toPlainText()")
+    walk.click("Copy", SERVER)
+    walk.until(f"{CLIPBOARD} == {SERVER}.snippet.toPlainText()")
+    assert walk.server()["url"] in walk.ask(CLIPBOARD)
+
+
+def test_a_key_that_may_manage_is_made_and_does(walk):
+    walk.fill("Name of the new key", "phone", f"{SERVER}.keys")
+    walk.choose("What the new key may do", "May also manage models", f"{SERVER}.keys")
+    walk.click("Make a key", f"{SERVER}.keys")
+    walk.until(f"{SERVER}.keys.key.isVisible() and {SERVER}.keys.key.text()")
+    key = walk.ask(f"{SERVER}.keys.key.text()")
+    asked = urllib.request.Request(f"{walk.server()['url']}/tessera/v1/loaded", headers={"x-api-key": key})
+    with urllib.request.urlopen(asked, timeout=120) as answer:
+        assert json.load(answer) == {"models": []}
+    walk.click("Revoke phone", f"{SERVER}.keys")
+    walk.until("not spot('Revoke phone', window)")
+    with pytest.raises(urllib.error.HTTPError):
+        urllib.request.urlopen(asked, timeout=120)
+
+
+def test_another_tessera_is_used_and_left(walk, tmp_path):
+    card = f"{SERVER}.elsewhere"
+    own = walk.server()["url"]
+    assert not walk.ask(f"{card}.show_code.isEnabled()"), "only this computer reaches this server"
+    other = RunningServer(tmp_path, "--port", str(free_port()))
+    try:
+        walk.fill("Address of another Tessera, or its link", other.url, card)
+        walk.fill("Key of the other Tessera", other.token, card)
+        walk.click("Use it", card)
+        walk.until(f"'is used now' in {SERVER}.banner.text")
+        walk.until(f"desktop.link.url == {other.url!r} and desktop.services.models.reachable")
+        walk.go("Chat")
+        walk.say("What is Tessera?")
+        assert walk.ask("chat.controller.tree.path()[-1].status") == "complete"
+        assert walk.loaded() == [], "it was answered over there"
+        walk.go("Server")
+        walk.click("Use this computer's own", card)
+        walk.until(f"desktop.link.url == {own!r} and desktop.services.models.reachable")
+        walk.picture("elsewhere")
+    finally:
+        other.stop()

@@ -1,4 +1,4 @@
-"""Finding, loading, measuring: filters of the hub, every load setting, the power card, what was measured saved."""
+"""Finding, updating, loading, measuring: filters of the hub, every load setting, the power card, figures saved."""
 
 import csv
 import json
@@ -7,11 +7,13 @@ from functools import partial
 import pytest
 
 from tests.gui.walk.walker import ROOT
+from tests.support.fakes.fake_hub import FakeFile
 from tests.support.servers import wait_for
 
 pytestmark = pytest.mark.timeout(900)  # a model is measured, on a crowded computer
 LIBRARY, MEASURE, DEVICES = "window.page('library')", "window.page('bench')", "window.page('devices')"
 CLIPBOARD = "app.clipboard().text()"
+NAME = "spark-Q4_K_M.gguf"
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +54,35 @@ def test_the_hub_is_asked_with_its_filters_and_a_repository_is_opened_and_left(w
     walk.click("All sizes", LIBRARY)
     walk.until(f"'has no repository' in {LIBRARY}.hub.banner.text")  # this hub has two, and no starter's
     walk.click("On this computer")
+
+
+def test_a_newer_version_is_told_and_fetched_by_one_click(walk, hub):
+    raw = (ROOT / "assets" / "models" / "spark-f16.gguf").read_bytes()
+    repo = hub.repos["org/Spark-GGUF"]
+    first = repo.files[NAME]
+    try:
+        walk.go("Library")
+        walk.click("Find models")
+        walk.fill("Search models", "Spark")
+        walk.key("Return")
+        walk.until("'Spark-GGUF' in says()")
+        walk.click("What fits?")
+        walk.click("Download")
+        walk.until(f"{LIBRARY}.isVisible() and any(c.model.origin.kind == 'hub' for c in {LIBRARY}.cards)")
+        repo.files[NAME], repo.sha = FakeFile(raw[:-64] + bytes(64)), "d" * 40
+        walk.click("On this computer")
+        walk.click("Check for updates", LIBRARY)
+        walk.until(f"'Newer version on the hub' in says({LIBRARY})")
+        walk.picture("newer")
+        walk.click("Update", LIBRARY)
+        walk.until(f"'is ready' in {LIBRARY}.banner.text")
+        walk.until(f"any(c.model.origin.revision == 'd' * 40 for c in {LIBRARY}.cards)")
+        walk.until(f"'Newer version' not in says({LIBRARY})")
+        placed = next((walk.home / "models").rglob(NAME))
+        assert placed.read_bytes() == raw[:-64] + bytes(64)
+        wait_for(lambda: not list((walk.home / "models").rglob("*.previous")), 60, "the end of the older one")
+    finally:
+        repo.files[NAME], repo.sha = first, "c" * 40
 
 
 def test_every_load_setting_is_kept_and_taken_back(walk):
@@ -148,3 +179,19 @@ def test_the_power_that_work_may_draw_is_bounded(walk):
     walk.click("Apply", f"{DEVICES}.power")
     walk.until(f"not {DEVICES}.power.use.isEnabled()")
     wait_for(lambda: not any(walk.manage("power")["limits"].values()), 60, "no limits on the server")
+
+
+def test_the_context_is_slid_and_the_model_is_loaded_with_it(walk):
+    walk.new_chat()
+    walk.click("Model", "chat.bar")
+    walk.click("Load settings: Spark (demo)")
+    walk.until("app.activeModalWidget() is not None and 'Runs on' in says()")
+    walk.until("'1,024 tokens' in says() or '1024 tokens' in says()")
+    walk.picture("load-settings")
+    walk.click("Context length")
+    walk.key("Home")
+    walk.until("'512 tokens' in says()")
+    walk.click("Save and load")
+    walk.until("app.activeModalWidget() is None")
+    wait_for(lambda: '"n_ctx": 512' in json.dumps(walk.manage("loaded")), 60, "the model with that context")
+    assert '"n_ctx": 512' in (walk.home / "config" / "model_settings.json").read_text().replace('":512', '": 512')

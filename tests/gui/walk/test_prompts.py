@@ -1,6 +1,13 @@
-"""Prompts are saved, found with a slash, filled in and sent; chats are archived by the menu under the pointer."""
+"""Prompts: saved, found with a slash, filled in, sent. Ctrl+K: pages, commands, chats, models. A second start."""
 
+import subprocess
+import sys
+
+import psutil
 import pytest
+
+from tests.gui.walk.walker import ROOT
+from tests.support.servers import wait_for
 
 
 @pytest.fixture(scope="module")
@@ -98,3 +105,128 @@ def test_a_preset_is_a_persona_whose_places_are_asked_for(walk):
     walk.key("Return")
     walk.until("chat.controller.conversation.system_prompt == 'You are Berta, a keeper of lighthouses.'")
     walk.click("System prompt and sampling", "chat.bar")
+
+
+def commands(walk):
+    walk.until("window.isActiveWindow()")  # again, after the list before closed
+    walk.key("ctrl+k")
+    walk.until("app.focusWidget() is not None and app.focusWidget().accessibleName().startswith('Type a command')")
+
+
+def test_a_page_a_theme_and_a_chat_are_found_by_typing(walk):
+    walk.new_chat()
+    walk.say("Why do lighthouses shine?")
+    number = walk.ask("chat.controller.conversation.id")
+
+    commands(walk)
+    walk.type("dashb")
+    walk.until("spot('Go to Server: Dashboard') and not spot('New chat')")
+    walk.picture("palette")
+    walk.key("Return")
+    walk.until("window.page('dashboard').isVisible()")
+
+    commands(walk)
+    walk.type("dark")
+    walk.until("spot('Appearance: Dark')")
+    walk.key("Return")
+    walk.until("desktop.services.theme.tokens.dark")
+    file = walk.home / "config" / "settings.toml"  # written after the window knows it
+    wait_for(lambda: file.exists() and "dark" in file.read_text(), 60, "the theme in the file")
+
+    walk.key("ctrl+n")
+    walk.until("chat.isVisible() and not len(chat.controller.tree)")
+    commands(walk)
+    walk.type("why do light")
+    walk.until("spot('Why do lighthouses shine?')")
+    walk.key("Return")
+    walk.until(f"chat.controller.conversation.id == {number}")
+
+    commands(walk)
+    walk.key("Escape")
+    walk.until("app.activeModalWidget() is None")
+
+
+def command(walk, words):
+    """Choose that command by typing its beginning."""
+    commands(walk)
+    walk.type(words)
+    walk.until(f"spot({words!r})")
+    walk.key("Return")
+
+
+def closed(walk):
+    walk.key("Escape")
+    walk.dialog_closed()
+
+
+def test_every_command_does_what_its_button_does(walk):
+    command(walk, "New chat")
+    walk.until("chat.isVisible() and len(chat.controller.tree) == 0")
+    walk.say("What is Tessera?")
+    command(walk, "Choose a model")
+    walk.until("app.focusWidget() is not None and app.focusWidget().accessibleName() == 'Search models'")
+    closed(walk)
+    command(walk, "Saved prompts")
+    walk.until("app.focusWidget() is not None and app.focusWidget().accessibleName() == 'Search prompts'")
+    closed(walk)
+    command(walk, "System prompt and sampling")
+    walk.until("chat.options.isVisible()")
+    for words, there in (
+        ("Keyboard shortcuts", "'Ctrl+K' in says()"),
+        ("About Tessera and its licences", "'Copy version' in says()"),
+        ("Export this chat…", "app.activeModalWidget().windowTitle() == 'Export chat'"),
+        ("Import chats…", "app.activeModalWidget().windowTitle() == 'Import chats'"),
+    ):
+        command(walk, words)
+        walk.until(f"app.activeModalWidget() is not None and {there}")
+        closed(walk)
+    command(walk, "Appearance: Light")
+    walk.until("not desktop.services.theme.tokens.dark")
+    command(walk, "Chat with Spark (demo)")
+    walk.until("chat.isVisible() and chat.controller.conversation.model == 'spark'")
+    command(walk, "Go to Settings")
+    walk.until("window.page('settings').isVisible()")
+
+
+def test_the_models_are_told_with_size_place_and_more(walk):
+    walk.key("ctrl+n")
+    walk.click("Model", "chat.bar")
+    walk.until("'16.3 MiB' in says() and ' on ' in says()")
+    walk.picture("picker")
+    walk.click("Get more models…")
+    walk.until("window.page('library').isVisible() and window.page('library').tabs.currentIndex() == 1")
+
+
+def program(walk, *arguments):
+    """The program from a terminal, with the folders of that window."""
+    return subprocess.run(
+        [sys.executable, "-m", "app", *map(str, arguments)],
+        cwd=ROOT,
+        env={**walk.env, "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+    )
+
+
+def test_a_second_start_brings_its_file_to_the_window_there_is(walk, tmp_path):
+    walk.new_chat()
+    walk.go("Server")
+    notes = tmp_path / "notes.txt"
+    notes.write_text("The keeper is Berta Quill.")
+    second = program(walk, "window", notes)
+    assert second.returncode == 0, second.stderr
+    walk.until("chat.isVisible() and 'notes.txt' in says(chat.composer)")
+    walk.until("window.isActiveWindow()")
+
+    server = walk.server()
+    again = program(walk, "serve", "--port", walk.env["TESSERA_SERVER_PORT"])
+    assert again.returncode != 0
+    assert walk.env["TESSERA_SERVER_PORT"] in again.stderr
+    assert "Traceback" not in again.stderr
+    assert psutil.pid_exists(server["pid"])
+    assert walk.server() == server, "the one that runs is left alone"
+    walk.say("What is Tessera?")
+    assert walk.ask("chat.controller.tree.path()[-1].status") == "complete"
