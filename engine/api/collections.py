@@ -5,7 +5,30 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from engine.documents.types import CheckedSentence, Document, Passage
 from engine.message_catalog.reasons import Reason
+
+__all__ = [
+    "CheckedSentence",
+    "Collection",
+    "CollectionChange",
+    "CollectionRequest",
+    "Collections",
+    "Document",
+    "DocumentPages",
+    "Documents",
+    "Grounds",
+    "ModelChoice",
+    "Name",
+    "PageState",
+    "PageText",
+    "Passage",
+    "Removed",
+    "SearchAnswer",
+    "SearchRequest",
+    "SentTo",
+    "Source",
+]
 
 Name = Annotated[str, Meta(min_length=1, max_length=120)]
 Source = Annotated[str, Meta(min_length=1, max_length=4096)]
@@ -102,22 +125,6 @@ class Removed(msgspec.Struct, frozen=True, kw_only=True):
     name: str
 
 
-class Document(msgspec.Struct, frozen=True, kw_only=True):
-    """One document. `state`: reading, ready, failed; `unread_pages` could not be read."""
-
-    id: int
-    path: str
-    kind: str
-    title: str
-    state: str
-    size_bytes: int
-    pages: int = 0
-    unread_pages: int = 0
-    chars: int = 0
-    problem: str = ""
-    read_at: float = 0.0
-
-
 class Documents(msgspec.Struct, frozen=True, kw_only=True):
     """GET /tessera/v1/collections/{collection}/documents, by path; `after` begins the next call."""
 
@@ -138,30 +145,6 @@ class DocumentPages(msgspec.Struct, frozen=True, kw_only=True):
 
     document: Document
     pages: tuple[PageState, ...]
-
-
-class Passage(msgspec.Struct, frozen=True, kw_only=True):
-    """A passage that was found, and where it is: `start` to `end` of the page's text, in characters.
-
-    `line` is its first line in formats that have lines (0: none). Ranks say by which way it was found.
-    """
-
-    id: int
-    document: int
-    path: str
-    title: str
-    page: int
-    label: str = ""
-    heading: str = ""
-    text: str = ""
-    line: int = 0
-    start: int = 0
-    end: int = 0
-    score: float = 0.0
-    words_rank: int | None = None
-    meaning_rank: int | None = None
-    cosine: float | None = None
-    relevance: float | None = None
 
 
 class PageText(msgspec.Struct, frozen=True, kw_only=True):
@@ -204,22 +187,6 @@ class SearchAnswer(msgspec.Struct, frozen=True, kw_only=True):
     reranked_by: str = ""
     seconds: float = 0.0
     notes: tuple[str, ...] = ()
-
-
-class CheckedSentence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A sentence of an answer (`start` to `end`, in characters) and whether a passage carries it.
-
-    `passage` is the number of the one that fits best (from 1). `overlap`: the share of its telling words that stand
-    there; `cosine` of both; `missing`: names and numbers of the sentence that are in no passage.
-    """
-
-    start: int
-    end: int
-    carried: bool
-    passage: int = 0
-    overlap: float = 0.0
-    cosine: float | None = None
-    missing: tuple[str, ...] = ()
 
 
 class Grounds(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

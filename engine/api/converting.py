@@ -6,6 +6,7 @@ import msgspec
 from msgspec import Meta
 
 from engine.library.types import ServerPath
+from quantize.onnx.request import Converted
 
 
 class ConvertRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -83,16 +84,8 @@ class ConvertedFile(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
 
 
-class ConvertedFolder(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of a job of kind `convert` that made an ONNX folder; `notices` say what is not as in the file.
-
-    `cached`: it had been made of the same file before.
-    """
+class ConvertedFolder(Converted, frozen=True, kw_only=True):
+    """Result of a job of kind `convert` that made an ONNX folder."""
 
     model: str
     path: str
-    folder: str
-    architecture: str
-    data_bytes: int
-    notices: tuple[str, ...] = ()
-    cached: bool = False

@@ -11,6 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from engine.documents.query_terms import STOP, WORD
+from engine.documents.types import CheckedSentence
 from engine.documents.vectors import above
 
 # An end of a sentence, or of a line; not after an initial or a number ("No. 5", "J. Smith").
@@ -33,17 +34,6 @@ class Sentence(msgspec.Struct, frozen=True):
     start: int
     end: int
     text: str
-
-
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether a passage carries a sentence; `passage` (from 1) fits best, 0: none has a word of it."""
-
-    sentence: Sentence
-    carried: bool
-    passage: int
-    overlap: float
-    cosine: float | None
-    missing: tuple[str, ...]
 
 
 def sentences(text: str) -> list[Sentence]:
@@ -75,7 +65,7 @@ def check(
     stems: Callable[[str], list[str]],
     vectors: tuple[Any, Any] | None = None,
     floor: float = 0.0,
-) -> list[Verdict]:
+) -> list[CheckedSentence]:
     """A verdict on each sentence.
 
     vectors: unit vectors of the sentences and of the pieces, float32 of (n, width) each; None: words decide alone.
@@ -97,20 +87,21 @@ def _verdict(
     everything: set[str],
     stems: Callable[[str], list[str]],
     cosines: Any | None,
-) -> Verdict:
+) -> CheckedSentence:
     telling = [word for word in WORD.findall(sentence.text) if word.lower() not in STOP]
     wanted = {stem for word in telling for stem in stems(word)[:1]}
     overlaps = [len(wanted & own) / max(len(wanted), 1) for own in held]
     both = overlaps if cosines is None else [o + float(c) for o, c in zip(overlaps, cosines, strict=True)]
     best = max(range(len(pieces)), key=both.__getitem__, default=None)
     if best is None:
-        return Verdict(sentence=sentence, carried=False, passage=0, overlap=0.0, cosine=None, missing=())
+        return CheckedSentence(start=sentence.start, end=sentence.end, carried=False)
     overlap, cosine = overlaps[best], None if cosines is None else float(cosines[best])
     missing = _missing(sentence.text, telling, everything, stems)
     by_meaning = cosine is not None and cosine >= _COSINE and overlap >= _OVERLAP_WITH_MEANING
     carried = (overlap >= _OVERLAP or by_meaning) and not missing
-    return Verdict(
-        sentence=sentence,
+    return CheckedSentence(
+        start=sentence.start,
+        end=sentence.end,
         carried=carried,
         passage=pieces[best][0] if both[best] > 0 else 0,
         overlap=round(overlap, 3),

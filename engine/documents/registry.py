@@ -92,7 +92,7 @@ def read_file(
     row = store.document(file.path)
     same = row is not None and (row.size_bytes, row.mtime_ns) == (file.size_bytes, file.mtime_ns)
     if same and row is not None and row.state == READING:
-        ticket, size = store.resume(file.path), row.num_chars
+        ticket, size = store.resume(file.path), row.chars
     else:
         title = Path(file.path).stem.replace("_", " ")
         ticket, size = store.begin(file.path, file.kind, file.size_bytes, file.mtime_ns, title), 0

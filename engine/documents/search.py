@@ -5,8 +5,10 @@ from collections.abc import Sequence
 from typing import Any, Final, Literal
 
 import msgspec
+from msgspec.structs import replace
 
-from engine.documents.store import ChunkRow, Store
+from engine.documents.store import Store
+from engine.documents.types import Passage
 from engine.documents.vectors import Vectors
 
 Ways = Literal["both", "words", "meaning"]
@@ -22,20 +24,6 @@ _MANY: Final = 20_000
 _PAGE_PASSAGES: Final = 6
 # Weights of the columns for bm25: title, heading, body.
 _WEIGHTS: Final = "1.0, 1.0, 1.0"
-
-
-class Hit(msgspec.Struct, kw_only=True):
-    """A passage that was found. Ranks count from 1; None: this way did not find it.
-
-    `score`, at most 1, orders hits of one question and says nothing across questions.
-    """
-
-    chunk: ChunkRow
-    score: float
-    words_rank: int | None = None
-    meaning_rank: int | None = None
-    cosine: float | None = None
-    relevance: float | None = None
 
 
 def by_words(store: Store, question: str, limit: int = CANDIDATES) -> list[tuple[int, float]]:
@@ -78,7 +66,7 @@ def find(
     ways: Ways = "both",
     limit: int = 8,
     floor: float = 0.0,
-) -> list[Hit]:
+) -> list[Passage]:
     """The best passages. `vector` is the question's unit vector; without one only words are looked for.
 
     `floor` is the cosine of unrelated texts by the model; cosines of hits are counted from there.
@@ -90,7 +78,7 @@ def find(
 
 def fused(
     store: Store, words: Sequence[tuple[int, float]], meaning: Sequence[tuple[int, float]], limit: int
-) -> list[Hit]:
+) -> list[Passage]:
     """Both lists as one, by the share of the best BM25 and the cosine. Each page's best passage comes first."""
     shares = _shares(words)
     cosines = dict(meaning)
@@ -106,8 +94,8 @@ def fused(
     word_ranks = {chunk_id: rank for rank, (chunk_id, _) in enumerate(words, 1)}
     meaning_ranks = {chunk_id: rank for rank, (chunk_id, _) in enumerate(meaning, 1)}
     hits = [
-        Hit(
-            chunk=rows[chunk_id],
+        replace(
+            rows[chunk_id],
             score=scores[chunk_id],
             words_rank=word_ranks.get(chunk_id),
             meaning_rank=meaning_ranks.get(chunk_id),
@@ -125,13 +113,13 @@ def _shares(words: Sequence[tuple[int, float]]) -> dict[int, float]:
     return {chunk_id: score / top for chunk_id, score in words}
 
 
-def _by_page(hits: Sequence[Hit]) -> list[Hit]:
+def _by_page(hits: Sequence[Passage]) -> list[Passage]:
     """The best passage of each page, then what is left of them: more of the same page answers less than another."""
     seen: set[tuple[int, int]] = set()
-    first: list[Hit] = []
-    rest: list[Hit] = []
+    first: list[Passage] = []
+    rest: list[Passage] = []
     for hit in hits:
-        page = hit.chunk.document_id, hit.chunk.page
+        page = hit.document, hit.page
         (rest if page in seen else first).append(hit)
         seen.add(page)
     return first + rest
@@ -158,7 +146,7 @@ _WORDS_ALONE: Final = 0.6
 _LOOKED_AT: Final = 5
 
 
-def evidence(store: Store, question: str, hits: Sequence[Hit]) -> Evidence:
+def evidence(store: Store, question: str, hits: Sequence[Passage]) -> Evidence:
     """Whether the passages bear on the question at all; a guess, right as often as the log says."""
     with store.lock:
         # All parts of `autovacuum_moon_phase` count: those that no passage knows tell most.
@@ -167,7 +155,7 @@ def evidence(store: Store, question: str, hits: Sequence[Hit]) -> Evidence:
         counts = document_counts(store, stems)
         weights = {stem: math.log(1 + (total + _UNSEEN) / (count + 5)) for stem, count in counts.items()}
         whole = sum(weights.values()) or 1.0
-        texts = [f"{hit.chunk.title} {hit.chunk.heading} {hit.chunk.text}" for hit in hits[:_LOOKED_AT]]
+        texts = [f"{hit.title} {hit.heading} {hit.text}" for hit in hits[:_LOOKED_AT]]
         held = [stems.intersection(store.stemmer.stems(text)) for text in texts]
         pairs = (first | second for first in held for second in held)
         best = max((sum(weights[stem] for stem in both) for both in pairs), default=0.0) / whole

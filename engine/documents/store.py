@@ -18,7 +18,7 @@ from devices.msgspec_lock import learned
 from engine.core.index_database import open_index
 from engine.documents.errors import CollectionUnusable
 from engine.documents.query_terms import TOKENIZER, Stemmer
-from engine.documents.types import PageRead
+from engine.documents.types import DocumentRow, PageRead, Passage
 
 _VERSION: Final = 1
 _SCHEMA: Final = f"""
@@ -51,39 +51,6 @@ class Ticket(msgspec.Struct, frozen=True):
     first: int
 
 
-class DocumentRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One document as far as it was read. `state`: reading (not all yet), ready, failed (`problem` says why)."""
-
-    id: int
-    path: str
-    kind: str
-    size_bytes: int
-    mtime_ns: int
-    title: str
-    state: str
-    num_pages: int
-    next_page: int
-    num_chars: int
-    problem: str
-    read_at: float
-    unread_pages: int = 0
-
-
-class ChunkRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A passage and where it is."""
-
-    id: int
-    document_id: int
-    path: str
-    title: str
-    page: int
-    label: str
-    heading: str
-    kind: str
-    text: str
-    line: int
-
-
 class Counts(msgspec.Struct, frozen=True, kw_only=True):
     """How much a collection holds; `embedded` passages have a vector, `unread_pages` could not be read."""
 
@@ -97,11 +64,12 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _DOCUMENT: Final = (
-    "SELECT id, path, kind, size_bytes, mtime_ns, title, state, num_pages, next_page, num_chars, problem, read_at,"
-    " (SELECT count(*) FROM page WHERE document_id=document.id AND problem <> '') FROM document"
+    "SELECT id, path, kind, title, state, size_bytes, num_pages,"
+    " (SELECT count(*) FROM page WHERE document_id=document.id AND problem <> ''),"
+    " num_chars, problem, read_at, mtime_ns, next_page FROM document"
 )
 _CHUNK: Final = (
-    "SELECT chunk.id, chunk.document_id, path, title, page, label, heading, chunk.kind, text, line FROM chunk"
+    "SELECT chunk.id, chunk.document_id, path, title, page, label, heading, text, line FROM chunk"
     " JOIN document ON document.id=chunk.document_id JOIN page ON page.document_id=document.id"
     " AND page.number=chunk.page"
 )
@@ -332,21 +300,21 @@ class Store:
             )
             return list(rows)
 
-    def chunks_of(self, document_id: int, page: int | None = None) -> list[ChunkRow]:
+    def chunks_of(self, document_id: int, page: int | None = None) -> list[Passage]:
         """The passages of a document, or of one page, in order: together they are its text."""
         only, values = ("", (document_id,)) if page is None else (" AND chunk.page=?", (document_id, page))
         with self.lock:
             rows = self._db.execute(f"{_CHUNK} WHERE chunk.document_id=?{only} ORDER BY chunk.id", values)
             return [_chunk(row) for row in rows]
 
-    def chunks(self, ids: Sequence[int]) -> dict[int, ChunkRow]:
+    def chunks(self, ids: Sequence[int]) -> dict[int, Passage]:
         """Passages by id; those that went are left out."""
         with self.lock:
             marks = ",".join("?" * len(ids))
             rows = self._db.execute(f"{_CHUNK} WHERE chunk.id IN ({marks})", tuple(ids))
             return {row[0]: _chunk(row) for row in rows}
 
-    def first_chunks(self, limit: int) -> list[ChunkRow]:
+    def first_chunks(self, limit: int) -> list[Passage]:
         """The first passage of each of the first documents by their paths."""
         with self.lock:
             rows = self._db.execute(
@@ -418,5 +386,5 @@ def _document(row: tuple[object, ...]) -> DocumentRow:
     return msgspec.convert(dict(zip(DocumentRow.__struct_fields__, row, strict=True)), learned(DocumentRow))
 
 
-def _chunk(row: tuple[object, ...]) -> ChunkRow:
-    return msgspec.convert(dict(zip(ChunkRow.__struct_fields__, row, strict=True)), learned(ChunkRow))
+def _chunk(row: tuple[object, ...]) -> Passage:
+    return msgspec.convert(dict(zip(Passage.__struct_fields__, row, strict=False)), learned(Passage))

@@ -48,6 +48,70 @@ class PageRead(msgspec.Struct, frozen=True):
     problem: str = ""
 
 
+class Document(msgspec.Struct, frozen=True, kw_only=True):
+    """One document. `state`: reading, ready, failed; `unread_pages` could not be read."""
+
+    id: int
+    path: str
+    kind: str
+    title: str
+    state: str
+    size_bytes: int
+    pages: int = 0
+    unread_pages: int = 0
+    chars: int = 0
+    problem: str = ""
+    read_at: float = 0.0
+
+
+class DocumentRow(Document, frozen=True, kw_only=True):
+    """A document as the index has it: what its file was like, and the page at which reading goes on."""
+
+    mtime_ns: int
+    next_page: int
+
+
+class Passage(msgspec.Struct, frozen=True, kw_only=True):
+    """A passage, and where it is: `start` to `end` of the page's text, in characters.
+
+    `line` is its first line in formats that have lines (0: none). `score`, at most 1, orders the passages found for
+    one question and says nothing across questions. Ranks count from 1 and say by which way a passage was found.
+    """
+
+    id: int
+    document: int
+    path: str
+    title: str
+    page: int
+    label: str = ""
+    heading: str = ""
+    text: str = ""
+    line: int = 0
+    start: int = 0
+    end: int = 0
+    score: float = 0.0
+    words_rank: int | None = None
+    meaning_rank: int | None = None
+    cosine: float | None = None
+    relevance: float | None = None
+
+
+class CheckedSentence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A sentence of an answer (`start` to `end`, in characters) and whether a passage carries it.
+
+    `passage` is the number of the one that fits best (from 1). `overlap`: the share of its telling words that stand
+    there; `cosine` of both; `missing`: names and numbers of the sentence that are in no passage.
+    """
+
+    start: int
+    end: int
+    carried: bool
+    passage: int = 0
+    overlap: float = 0.0
+    cosine: float | None = None
+    missing: tuple[str, ...] = ()
+
+
 class ReadRequest(msgspec.Struct, frozen=True):
     """Read on from page `first` (from 1), at most `limit` pages. With `ocr` scanned pages are read as pictures.
 

@@ -49,5 +49,5 @@ class Converted(msgspec.Struct, frozen=True, kw_only=True):
     folder: str
     architecture: str
     data_bytes: int
-    notices: tuple[str, ...]
+    notices: tuple[str, ...] = ()
     cached: bool = False

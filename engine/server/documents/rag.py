@@ -75,20 +75,8 @@ class Grounded:
         windows = citation_check.windows(passages)
         vectors = await self._vectors([s.text for s in asked], [text for _, text in windows])
         floor = await self._service.side_work.floor(self._live.store.fact("embedding_model"))
-        verdicts = await asyncio.to_thread(self._check, asked, windows, vectors, floor)
-        found = tuple(
-            CheckedSentence(
-                start=v.sentence.start,
-                end=v.sentence.end,
-                carried=v.carried,
-                passage=v.passage,
-                overlap=v.overlap,
-                cosine=v.cosine,
-                missing=v.missing,
-            )
-            for v in verdicts
-        )
-        self.grounds = msgspec.structs.replace(self.grounds, checked=found)
+        found = await asyncio.to_thread(self._check, asked, windows, vectors, floor)
+        self.grounds = msgspec.structs.replace(self.grounds, checked=tuple(found))
         return self.report()
 
     def _check(
@@ -97,7 +85,7 @@ class Grounded:
         windows: list[tuple[int, str]],
         vectors: tuple[Any, Any] | None,
         floor: float,
-    ) -> list[citation_check.Verdict]:
+    ) -> list[CheckedSentence]:
         with self._live.store.lock:
             return citation_check.check(asked, windows, self._live.store.stemmer.stems, vectors, floor)
 

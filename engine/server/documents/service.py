@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
+from msgspec.structs import asdict, replace
 
 from devices.errors import TesseraError
 from devices.msgspec_lock import learned
@@ -19,7 +20,7 @@ from engine.core.paths import Paths
 from engine.documents.collection_config import Definition
 from engine.documents.errors import CollectionUnusable, NoCollection, NoDocument, NotAgreed
 from engine.documents.registry import NONE, Collections, EmbeddingModel, Live, NotNow
-from engine.documents.search import Hit, Ways, evidence, find
+from engine.documents.search import Ways, evidence, find
 from engine.library.embedding_prompts import RetrievalPrompts, retrieval_prompts
 from engine.message_catalog import sentence, sentences
 from engine.message_catalog.reasons import because
@@ -251,7 +252,7 @@ class CollectionService:
         away = self._away(definition)
         if not allows and (strange := self._strange(definition)):
             raise NotAgreed(*strange[0])
-        return msgspec.structs.replace(definition, agreed=away)
+        return replace(definition, agreed=away)
 
     def _away(self, definition: Definition) -> dict[str, str]:
         """The models of a collection that other servers run, with their addresses."""
@@ -302,8 +303,7 @@ class CollectionService:
 
     async def beginnings(self, live: Live, limit: int) -> tuple[Passage, ...]:
         """The first passages of the first documents: what says most about them where no word of a question does."""
-        chunks = await asyncio.to_thread(live.store.first_chunks, limit)
-        return await asyncio.to_thread(self._passages, live, [Hit(chunk=chunk, score=0.0) for chunk in chunks])
+        return await asyncio.to_thread(lambda: self._passages(live, live.store.first_chunks(limit)))
 
     async def question_vector(self, live: Live, question: str, notes: list[str]) -> Any | None:
         """The unit vector of a question, by the model of the collection's vectors; None, and a note, without."""
@@ -331,46 +331,27 @@ class CollectionService:
             notes.append(str(error))
             return None
 
-    async def _reranked(self, model: Chosen, question: str, hits: list[Hit]) -> list[Hit]:
+    async def _reranked(self, model: Chosen, question: str, hits: list[Passage]) -> list[Passage]:
         loaded = await self._pool.acquire(model.id, only=model.server)
         assert loaded.runner is not None
-        texts: list[str | list[int]] = [f"{hit.chunk.heading}\n{hit.chunk.text}" for hit in hits]
+        texts: list[str | list[int]] = [f"{hit.heading}\n{hit.text}" for hit in hits]
         if not texts:
             return hits
         answer = await loaded.runner.embed(texts, query=question, truncate=True)
-        for hit, row in zip(hits, answer.vectors, strict=True):
-            hit.relevance = float(np.frombuffer(row, "<f4")[0])
-        return sorted(hits, key=lambda hit: -(hit.relevance or 0.0))
+        scores = (float(np.frombuffer(row, "<f4")[0]) for row in answer.vectors)
+        ranked = (replace(hit, relevance=score) for hit, score in zip(hits, scores, strict=True))
+        return sorted(ranked, key=lambda hit: -(hit.relevance or 0.0))
 
-    def _passages(self, live: Live, hits: list[Hit]) -> tuple[Passage, ...]:
+    def _passages(self, live: Live, hits: list[Passage]) -> tuple[Passage, ...]:
         pages: dict[tuple[int, int], dict[int, tuple[int, int]]] = {}
         found = []
         for hit in hits:
-            chunk = hit.chunk
-            key = chunk.document_id, chunk.page
+            key = hit.document, hit.page
             if key not in pages:
                 pages[key] = _spans(live, *key)
-            start, end = pages[key].get(chunk.id, (0, 0))
-            found.append(
-                Passage(
-                    id=chunk.id,
-                    document=chunk.document_id,
-                    path=chunk.path,
-                    title=chunk.title,
-                    page=chunk.page,
-                    label=chunk.label,
-                    heading=chunk.heading,
-                    text=chunk.text,
-                    line=chunk.line,
-                    start=start,
-                    end=end,
-                    score=round(hit.score, 6),
-                    words_rank=hit.words_rank,
-                    meaning_rank=hit.meaning_rank,
-                    cosine=None if hit.cosine is None else round(hit.cosine, 4),
-                    relevance=hit.relevance,
-                )
-            )
+            start, end = pages[key].get(hit.id, (0, 0))
+            cosine = None if hit.cosine is None else round(hit.cosine, 4)
+            found.append(replace(hit, start=start, end=end, score=round(hit.score, 6), cosine=cosine))
         return tuple(found)
 
     # ------------------------------------------------------------------ showing
@@ -393,7 +374,7 @@ class CollectionService:
             problem=problem,
             start=start,
             end=end,
-            num_pages=row.num_pages,
+            num_pages=row.pages,
         )
 
     def all_shown(self) -> tuple[Collection, ...]:
@@ -419,7 +400,7 @@ class CollectionService:
         return msgspec.convert(
             {
                 **{n: getattr(definition, n) for n in Definition.__struct_fields__ if n not in ("facts", "agreed")},
-                **msgspec.structs.asdict(counts),
+                **asdict(counts),
                 "state": state,
                 "files": progress.files,
                 "files_done": progress.done,
@@ -436,7 +417,7 @@ class CollectionService:
 
 def _look(
     live: Live, question: str, vector: Any | None, ways: Ways, limit: int, floor: float
-) -> tuple[list[Hit], Any]:
+) -> tuple[list[Passage], Any]:
     hits = find(live.store, live.vectors, question, vector, ways, limit, floor)
     return hits, evidence(live.store, question, hits)
 

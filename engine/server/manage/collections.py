@@ -7,6 +7,7 @@ import msgspec
 from fastapi import APIRouter, Query, Request
 from pydantic import Field
 
+from devices.msgspec_lock import learned
 from engine.api.collections import (
     Collection,
     CollectionChange,
@@ -25,7 +26,7 @@ from engine.core.errors import InputFault
 from engine.core.paths import whole_path
 from engine.documents.collection_config import Definition
 from engine.documents.errors import NoDocument
-from engine.documents.store import DocumentRow
+from engine.documents.types import DocumentRow
 from engine.server.msgspec_routes import TypedRoute
 from engine.server.state import server_state
 
@@ -165,16 +166,4 @@ def _sources(paths: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _document(row: DocumentRow) -> Document:
-    return Document(
-        id=row.id,
-        path=row.path,
-        kind=row.kind,
-        title=row.title,
-        state=row.state,
-        size_bytes=row.size_bytes,
-        pages=row.num_pages,
-        unread_pages=row.unread_pages,
-        chars=row.num_chars,
-        problem=row.problem,
-        read_at=row.read_at,
-    )
+    return msgspec.convert(row, learned(Document), from_attributes=True)

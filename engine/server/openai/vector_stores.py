@@ -19,7 +19,8 @@ from engine.documents.collection_config import Definition
 from engine.documents.errors import CollectionUnusable, FileNotFound, NoCollection
 from engine.documents.file_types import kind_of
 from engine.documents.registry import Live
-from engine.documents.store import FAILED, READING, DocumentRow
+from engine.documents.store import FAILED, READING
+from engine.documents.types import DocumentRow
 from engine.server.body import openapi_body, parse, parse_or
 from engine.server.documents.service import CollectionService
 from engine.server.ids import new_id

@@ -29,8 +29,7 @@ def settled(live):
 
 def found(live, question):
     return [
-        (Path(hit.chunk.path).name, hit.chunk.page)
-        for hit in search.find(live.store, live.vectors, question, None, "words")
+        (Path(hit.path).name, hit.page) for hit in search.find(live.store, live.vectors, question, None, "words")
     ]
 
 

@@ -162,7 +162,7 @@ def test_a_document_without_an_end_is_cut_and_the_others_are_read_before_that(tm
     found = {row.title: row for row in store.documents()}
     assert [row.state for row in found.values()] == ["ready"] * 3
     assert "more than 30,000 characters" in found["a"].problem
-    assert 30_000 < found["a"].num_chars < 32_500
+    assert 30_000 < found["a"].chars < 32_500
     store.close()
 
 

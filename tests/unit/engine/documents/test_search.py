@@ -34,9 +34,7 @@ def store(tmp_path):
 
 
 def pages(store, ways, limit=3, vector=(1.0, 0.0)):
-    return [
-        hit.chunk.page for hit in find(store, Vectors(store), "What does rust do?", np.array(vector), ways, limit)
-    ]
+    return [hit.page for hit in find(store, Vectors(store), "What does rust do?", np.array(vector), ways, limit)]
 
 
 def test_each_page_comes_before_more_of_one(store):
@@ -51,7 +49,7 @@ def test_both_ways_find_what_one_of_them_misses(store):
 
 def test_scores_are_shares_of_the_most_there_can_be(store):
     hits = find(store, Vectors(store), "What does rust do?", np.array((1.0, 0.0)), "both", 4)
-    scores = [hit.score for hit in hits if hit.chunk.page != 1]
+    scores = [hit.score for hit in hits if hit.page != 1]
     assert scores == sorted(scores, reverse=True)
     assert all(0 <= hit.score <= 1 for hit in hits)
     (best,) = find(store, Vectors(store), "rust", None, "words", 1)
@@ -74,7 +72,7 @@ def test_cosines_of_a_model_that_has_them_close_together_count_from_where_they_b
     seen_from = np.array((0.9, 0.436))
     plain = find(store, Vectors(store), "salt", seen_from, "both", 9)
     counted = find(store, Vectors(store), "salt", seen_from, "both", 9, 0.7)
-    assert [hit.chunk.id for hit in plain] == [hit.chunk.id for hit in counted]
+    assert [hit.id for hit in plain] == [hit.id for hit in counted]
     for before, after in zip(plain, counted, strict=True):
         assert after.cosine == pytest.approx((before.cosine - 0.7) / 0.3)
     question = "Who won the chess championship of 1972?"
