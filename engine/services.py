@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from engine.onnx.discovery import ProviderReport
     from engine.placement.device_verification import Row
     from engine.placement.engine_versions import Compared  # noqa: TC004 - for annotations elsewhere
+    from engine.placement.external import ProgramStore
     from engine.placement.measurements.reports import Report
     from engine.placement.model_settings import ModelSettingsStore
     from engine.placement.placer import Placer
@@ -360,6 +361,35 @@ class Services:
         """The bundled model's file, and those of these installed models. Raises: InputFault."""
         named = tuple(models)
         return [*sorted(BUNDLED_MODELS.glob("*.gguf"))[:1], *(self.gguf_files(named).values() if named else ())]
+
+    def add_program(self, name: str, program: "Path", arguments: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
+        """Add a build of llama-server; its version, and the devices it sees. Raises: InputFault, OSError."""
+        build = self.programs.add(name, program, arguments)
+        return build.version, build.devices
+
+    def remove_program(self, name: str) -> tuple[str, ...]:
+        """Forget a program; returns the models that it served until now. Raises: InputFault, OSError."""
+        from engine.placement.model_settings import open_model_settings  # noqa: PLC0415 - see the top
+
+        settings = open_model_settings(self.paths)
+        self.programs.remove(name)
+        served = settings.models_in(name)
+        for model in served:
+            settings.change(model, engine=None)
+        return served
+
+    def models_in(self, program: str) -> tuple[str, ...]:
+        """Models that the user lets a program serve."""
+        from engine.placement.model_settings import open_model_settings  # noqa: PLC0415 - see the top
+
+        return open_model_settings(self.paths).models_in(program)
+
+    @cached_property
+    def programs(self) -> "ProgramStore":
+        """Programs that the user added to serve models."""
+        from engine.placement.external import open_programs  # noqa: PLC0415 - see the top
+
+        return open_programs(self.paths)
 
     def close(self) -> None:
         """Close the library where it was opened here."""

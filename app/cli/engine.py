@@ -1,4 +1,4 @@
-"""`tessera engine`: other versions of llama-cpp-python beside the shipped one, checked before use."""
+"""`tessera engine`: other versions of llama-cpp-python, checked before use, and any build of llama-server."""
 
 import json
 import subprocess
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from app.cli.connection import connected
 from app.cli.echo import echo
 from app.tools.escape import shown_text
 from devices.child_command import interpreter
@@ -22,17 +23,34 @@ if TYPE_CHECKING:
     from engine.services import Compared, Services
 
 
-@click.group(help="Versions of llama-cpp-python beside the shipped one, for models that it does not know yet.")
+@click.group(help="Other builds of llama.cpp: versions of llama-cpp-python, and llama-server programs.")
 def command() -> None:
     """Never by themselves: a version is installed, checked and used when its owner says so."""
+
+
+@command.command("add", context_settings={"ignore_unknown_options": True})
+@click.argument("name")
+@click.argument("program", type=click.Path(path_type=Path))
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def add_program(name: str, program: Path, arguments: tuple[str, ...]) -> None:
+    """Add PROGRAM, any build of llama-server, under NAME: a fork for a chip, or one that knows a new model.
+
+    ARGUMENTS are added to its command line. Tessera starts it on loopback for a model that `tessera engine use NAME
+    --model MODEL` gives it, reserves its memory, starts it again after a crash and ends it when it is idle.
+    """
+    with _refusals(str(program)):
+        version, devices = _services().add_program(name, program, arguments)
+    seen = f"devices: {', '.join(devices)}" if devices else "it sees no device but the processor"
+    echo(f"{name}: llama-server {shown_text(version)}, {shown_text(seen)}.")
+    echo(f"Nothing uses it yet: tessera engine use {name} --model MODEL")
 
 
 @command.command("list")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 def list_versions(*, as_json: bool) -> None:
     """Installed versions; which is used, for all or for single models."""
-    store = _store()
-    versions, chosen, shipped_version = store.versions(), store.chosen(), _services().shipped_engine()
+    store, services = _store(), _services()
+    versions, chosen, shipped_version = store.versions(), store.chosen(), services.shipped_engine()
     if as_json:
         rows = [
             {
@@ -42,13 +60,21 @@ def list_versions(*, as_json: bool) -> None:
             for each in versions
         ]  # fmt: skip
         shipped = {"version": shipped_version, "in_use": chosen is None}
-        click.echo(json.dumps({"shipped": shipped, "versions": rows}, indent=2))
+        added = [
+            {"name": name, "program": row.program, "arguments": row.arguments, "models": services.models_in(name)}
+            for name, row in services.programs.all().items()
+        ]
+        click.echo(json.dumps({"shipped": shipped, "versions": rows, "programs": added}, indent=2))
         return
     echo(f"{shipped_version} ({SHIPPED}){': in use' if chosen is None else ''}")
     for each in versions:
         states = ["in use"] * each.in_use + ["kept to go back to"] * each.previous
         states += [f"used for {shown_text(path)}" for path in each.models]
         echo(f"{each.version}, {each.num_bytes >> 20} MiB: {', '.join(states) or 'not used'}")
+    for name, row in services.programs.all().items():
+        words = shown_text(" ".join((row.program, *row.arguments)))
+        served = ", ".join(f"used for {shown_text(model)}" for model in services.models_in(name))
+        echo(f"{name}, {row.kind} ({words}): {served or 'not used'}")
 
 
 @command.command("install")
@@ -79,7 +105,20 @@ def install_version(version: str, models: tuple[str, ...], *, use_now: bool) -> 
 @click.argument("version")
 @click.option("--model", help="For this installed model only.")
 def use_version(version: str, model: str | None) -> None:
-    """Use an installed VERSION, or `shipped`, from the next load of a model on. It is checked again before."""
+    """Use an installed VERSION, an added program, or `shipped`, from the next load of a model on.
+
+    A version is checked again before. A program is used for one model.
+    """
+    services = _services()
+    is_program = version in services.programs.all()
+    if is_program and model is None:
+        raise click.UsageError(f"{version} is a program: say for which model, with --model.")
+    if model is not None and (is_program or (version == SHIPPED and _in_program(services, model))):
+        with connected(here=True) as client:
+            done = client.set_engine(model, version if is_program else None)
+        where = "is unloaded and is" if done.unloaded else "is"
+        echo(f"{shown_text(done.id)} {where} served by {version} from its next load on.")
+        return
     with _refusals(version):
         _services().use_engine(_store(), version, model, _print_compared)
     echo(f"{shown_text(model) if model else 'Every model'} uses {version} from its next load on.")
@@ -107,10 +146,22 @@ def rollback() -> None:
 @command.command("remove")
 @click.argument("version")
 def remove(version: str) -> None:
-    """Remove a version; what used it uses the shipped one."""
+    """Remove a version, or forget an added program; what used it uses the shipped one."""
+    services = _services()
+    if version in services.programs.all():
+        with _refusals(version):
+            served = services.remove_program(version)
+        more = f" {', '.join(map(shown_text, served))}: Tessera's own engine again." if served else ""
+        echo(f"{version} is forgotten; its file stays.{more}")
+        return
     with _refusals(version):
         _store().remove(version)
     echo(f"{version} was removed. Models that are loaded keep it until they are unloaded.")
+
+
+def _in_program(services: "Services", model: str) -> bool:
+    """A program that the user added serves this model."""
+    return any(model in services.models_in(name) for name in services.programs.all())
 
 
 def _store() -> VersionStore:

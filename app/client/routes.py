@@ -41,10 +41,12 @@ from engine.api.machine import LedgerState, LiveDevices, Machine, Pinned, PinReq
 from engine.api.measuring import BenchResults, Shapes
 from engine.api.models import (
     EngineArgsRequest,
+    EngineRequest,
     LoadedModel,
     LoadedModels,
     LoadOptions,
     LoadRequest,
+    ModelEngine,
     ModelEngineArgs,
     ModelLoadSettings,
     ModelSampling,
@@ -213,6 +215,10 @@ class Routes(ChatRoutes, JobRoutes):
     def pin(self, model: str, device: str | None) -> Pinned:
         """Keep a model on a device; None lets the server choose again."""
         return self.post(f"{OURS}/models/{path_part(model)}/pin", Pinned, PinRequest(device=device))
+
+    def set_engine(self, model: str, engine: str | None) -> ModelEngine:
+        """Let an added program serve a model; None: Tessera's own engine."""
+        return self.put(f"{OURS}/models/{path_part(model)}/engine", ModelEngine, EngineRequest(engine=engine))
 
     def loaded(self) -> tuple[LoadedModel, ...]:
         """Models that are loaded, loading, or whose runner died."""

@@ -14,10 +14,12 @@ __all__ = [
     "Aliases",
     "Decided",
     "EngineArgsRequest",
+    "EngineRequest",
     "LoadOptions",
     "LoadRequest",
     "LoadedModel",
     "LoadedModels",
+    "ModelEngine",
     "ModelEngineArgs",
     "ModelLoadSettings",
     "ModelSampling",
@@ -86,6 +88,20 @@ class ModelLoadSettings(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     user: LoadOptions = LoadOptions()
     context_train: int = 0
+    unloaded: bool = False
+
+
+class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """PUT /tessera/v1/models/{id}/engine: an added program (`tessera engine add`); null: Tessera's own."""
+
+    engine: Annotated[str, Meta(min_length=1, max_length=40)] | None
+
+
+class ModelEngine(msgspec.Struct, frozen=True, kw_only=True):
+    """Its answer; `unloaded`: the model was idle, and its next request loads it there."""
+
+    id: str
+    engine: str | None
     unloaded: bool = False
 
 

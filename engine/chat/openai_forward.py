@@ -30,7 +30,8 @@ class ServerKind(msgspec.Struct, frozen=True, kw_only=True):
     `sampling`: its names of ours (None: it takes them all, under our names). `grammars`: where each kind of grammar
     stands. `is_templated`: it renders the model's template and takes variables for it and beginnings of answers;
     `takes_template`: also another template. `has_extensions`: `min_tokens` and its like. `is_salted`: it keeps the
-    cached prefixes of each `cache_salt` apart. `counts_tokens`: it has /tokenize. `refuses`: what it cannot do,
+    cached prefixes of each `cache_salt` apart. `counts_tokens`: it has /tokenize, which `counts_rendered` takes
+    the text that /apply-template makes of a chat. `refuses`: what it cannot do,
     in the names of OpenAI's fields (`prompt`: a bare prompt; `images`). `streams_usage`: it has `stream_options`.
     """
 
@@ -41,6 +42,7 @@ class ServerKind(msgspec.Struct, frozen=True, kw_only=True):
     has_extensions: bool = False
     is_salted: bool = False
     counts_tokens: bool = True
+    counts_rendered: bool = False
     streams_usage: bool = True
     limit: str = "max_tokens"
     refuses: frozenset[str] = frozenset()
@@ -61,7 +63,7 @@ KINDS: Final = {
         has_extensions=True,
         counts_tokens=False,
     ),
-    "llama-server": ServerKind(sampling=None, grammars={"gbnf": ("grammar",)}),
+    "llama-server": ServerKind(sampling=None, grammars={"gbnf": ("grammar",)}, counts_rendered=True),
     "tessera": ServerKind(
         sampling=None,
         grammars={"regex": ("structured_outputs", "regex"), "gbnf": ("grammar",), "lark": ("grammar",)},

@@ -109,6 +109,8 @@ _OTHERS: Final = {
     "flm_without_npu": "FastFlowLM runs it on its own, though no NPU was found here",
     "flm_memory": "its list says {gb:.1f} GB of memory, which are set aside; its cache is not told",
     "flm_memory_unknown": "its list does not say how much memory it takes; {gb:.0f} GB are set aside",
+    "llama_server": "{engine} runs it, a llama-server that you added ({version})",
+    "llama_server_devices": "it decides itself what goes to {devices}, which Tessera does not know; the memory is reserved in the processor's",
     "vllm": "vLLM runs it, started and ended by Tessera",
     "vllm_gpu": "vLLM takes {gb:.1f} GB of it",
     "vllm_processor": "no GPU of NVIDIA, so vLLM must be its CPU build",

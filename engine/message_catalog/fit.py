@@ -7,6 +7,7 @@ FIT: Final = {
     "no_layers": "The header names no layers: the cache could not be predicted.",
     "onnx_cache": "ONNX Runtime keeps the cache in 32 bits, allocated in full for each sequence.",
     "flm_cache": "FastFlowLM does not tell what its cache takes; its list tells the weights.",
+    "llama_server_memory": "Computed as for Tessera's own llama.cpp; another build may take more or less.",
     "vllm_memory": "What vLLM takes beside weights and cache is set aside by experience, not measured here.",
 }
 OPTIONS: Final = {

@@ -6,6 +6,7 @@ is in their rows. engine/upstreams/external.py starts them.
 
 import math
 import os
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final
@@ -16,10 +17,12 @@ from devices.errors import TesseraError
 from devices.memory_ledger import Ledger
 from devices.programs import installed_program
 from devices.types import Device, Machine
-from engine.core.errors import BadModelFile
+from engine.core.errors import BadModelFile, InputFault
 from engine.core.hf_folder import links_root, read_json
+from engine.core.json_store import JsonStore, with_row
+from engine.core.paths import Paths
 from engine.message_catalog.reasons import Reason, because
-from engine.placement import fastflowlm
+from engine.placement import fastflowlm, llama_server
 from engine.placement.estimate import CPU
 from engine.placement.fit_report import claim, overdraft
 from engine.placement.need_types import FitReport, Need, Part, PartName
@@ -29,6 +32,8 @@ from quantize.files.safetensors_file import safe_member
 
 # The kind of models that another server runs (engine/upstreams): nothing is started or reserved here.
 UPSTREAM: Final = "upstream"
+# Numbers first are versions of llama-cpp-python.
+_NAME: Final = re.compile(r"[a-z][a-z0-9._-]{0,39}")
 # Their path: this, the upstream's name, a slash, the model's name there.
 UPSTREAM_PREFIX: Final = "upstream:"
 # Requests that vLLM computes at once, as our runner does.
@@ -70,18 +75,21 @@ class ExternalKind(msgspec.Struct, frozen=True, kw_only=True):
     the library's models that it serves; `models` lists those of its own, again if asked to. It is ready when
     `health` is answered, and given up after `ready_s`; `advice` ends the report of a start that failed.
     `is_measured`: its process shows what the model takes. `memory_note` is what is not known of its memory.
+    Without `place` and `need` the program is llama.cpp, and its loads are placed as ours are, by the same formulas.
+    `facts` are fields of `ModelFacts` that are known here.
     """
 
     title: str
     speaks: str
-    place: Callable[[LoadSettings, Machine, Ledger, str], Placement]
-    need: Callable[[LoadSettings, Machine], Need]
+    place: Callable[[LoadSettings, Machine, Ledger, str], Placement] | None = None
+    need: Callable[[LoadSettings, Machine], Need] | None = None
     memory_note: Reason | None = None
     program: Callable[[], str] = lambda: ""
     reads: str = ""
     models: Callable[[bool], tuple[fastflowlm.FlmModel, ...]] | None = None
     settings: Callable[[ExternalProgram, str, int], LoadSettings] | None = None
     command: Callable[[LoadSettings, Address], Command] | None = None
+    facts: Callable[[LoadSettings], dict[str, Any]] = lambda _settings: {}
     model_name: Callable[[LoadSettings], str] = lambda settings: Path(settings.path).name
     health: str = "/health"
     ready_s: float = 300.0
@@ -104,23 +112,24 @@ def external_settings(kind_name: str, path: str, n_ctx: int) -> LoadSettings | N
 
 def place_external(settings: LoadSettings, machine: Machine, ledger: Ledger, owner: str = "") -> Placement:
     """Where its program runs the model. Raises: BadModelFile."""
-    assert settings.external is not None
-    return KINDS[settings.external.kind].place(settings, machine, ledger, owner)
+    place = KINDS[settings.external.kind].place if settings.external is not None else None
+    assert place is not None
+    return place(settings, machine, ledger, owner)
 
 
 def admit_external(model_id: str, settings: LoadSettings, machine: Machine, ledger: Ledger) -> None:
     """Reserve what a load takes here. Raises: NotEnoughMemory, BadModelFile."""
-    assert settings.external is not None
-    kind = KINDS[settings.external.kind]
-    need = kind.need(settings, machine)
+    external = settings.external
+    assert external is not None
+    need = _need_of(settings, machine)
     if not need.parts:
         return
 
     def report() -> FitReport:
-        placed = kind.place(settings, machine, ledger, model_id)
+        placed = place_external(settings, machine, ledger, model_id)
         return external_report(model_id, msgspec.structs.replace(placed, need=need, fits=False), machine, ledger)
 
-    claim(model_id, need, f"{settings.external.name}|{need.devices[0]}", machine, ledger, report)
+    claim(model_id, need, f"{external.name}|{need.devices[0]}", machine, ledger, report)
 
 
 def external_report(model_id: str, placement: Placement, machine: Machine, ledger: Ledger) -> FitReport:
@@ -150,8 +159,7 @@ def _placed(
     settings: LoadSettings, machine: Machine, ledger: Ledger, owner: str, device: str, reasons: tuple[Reason, ...]
 ) -> Placement:
     assert settings.external is not None
-    found, kind = machine.device(device), KINDS[settings.external.kind]
-    need = kind.need(settings, machine)
+    found, need = machine.device(device), _need_of(settings, machine)
     return Placement(
         device=device,
         device_name=found.name if found else device,
@@ -162,6 +170,13 @@ def _placed(
         fits=overdraft(ledger, need, owner) is None,
         reasons=reasons,
     )
+
+
+def _need_of(settings: LoadSettings, machine: Machine) -> Need:
+    kind = kind_of(settings)
+    assert kind is not None
+    assert kind.need is not None
+    return kind.need(settings, machine)
 
 
 def _need(settings: LoadSettings, sizes: Iterable[tuple[PartName, str, int]]) -> Need:
@@ -330,7 +345,68 @@ def _vllm_command(settings: LoadSettings, address: Address) -> Command:
     return Command(tuple(arguments), environment)
 
 
+# ---- llama-server, any build of it, which reads GGUF files
+
+
+class ProgramStore:
+    """Programs that the user added, by name, in a file that the terminal and the server share.
+
+    No route of the server adds one: whoever may ask it for models may not make it start a program.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._store = JsonStore(path, dict[str, ExternalProgram], dict)
+
+    def all(self) -> dict[str, ExternalProgram]:
+        """Every added program."""
+        return self._store.get()
+
+    def get(self, name: str) -> ExternalProgram:
+        """One of them. Raises: InputFault: there is none of that name."""
+        found = self.all().get(name)
+        if found is None:
+            raise InputFault(because("no_such_program", name=name, there=tuple(self.all()) or ("none",)), "engine")
+        return found
+
+    def add(self, name: str, program: Path, arguments: tuple[str, ...] = ()) -> llama_server.Build:
+        """Add a build of llama-server, or replace it; returns what it says of itself.
+
+        Raises: InputFault: a bad name, no such program, or arguments that are Tessera's to decide. OSError.
+        """
+        if not _NAME.fullmatch(name) or name in KINDS or name == "shipped":
+            raise InputFault(because("program_name", name=name), "name")
+        llama_server.check_arguments(arguments)
+        build = llama_server.inspect(str(program.absolute()))
+        kind = llama_server.NAME
+        row = ExternalProgram(name=name, kind=kind, program=str(program.absolute()), arguments=arguments)
+        self._store.change(lambda old: with_row(old, name, row))
+        return build
+
+    def remove(self, name: str) -> None:
+        """Forget a program; its file stays. Raises: InputFault: there is none of that name. OSError."""
+        self.get(name)
+        self._store.change(lambda old: with_row(old, name, None))
+
+
+def open_programs(paths: Paths) -> ProgramStore:
+    """This user's programs."""
+    return ProgramStore(paths.config / "programs.json")
+
+
 KINDS: Final = {
+    llama_server.NAME: ExternalKind(
+        title=llama_server.NAME,
+        speaks="llama-server",
+        memory_note=because("llama_server_memory"),
+        reads="gguf",
+        command=lambda settings, address: Command(
+            llama_server.arguments(settings, address.port), {"LLAMA_API_KEY": address.key}
+        ),
+        facts=llama_server.facts,
+        model_name=llama_server.model_name,
+        health="/health",
+        ready_s=1200.0,  # a large model from a slow disk
+    ),
     "vllm": ExternalKind(
         title="vLLM",
         speaks="vllm",

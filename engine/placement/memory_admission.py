@@ -86,7 +86,8 @@ class MemoryAdmission:
         InputFault: llama.cpp refuses the raw engine arguments.
         """
         self._loads[model_id] = _Load(settings=settings)
-        if settings.external is not None:
+        external = kind_of(settings)
+        if external is not None and external.need is not None:
             admit_external(model_id, settings, self._placer.machine_now(), self._ledger)
             return
         machine = self._placer.machine_now()
@@ -94,12 +95,12 @@ class MemoryAdmission:
             onnx.admit(model_id, settings, machine, self._ledger)
             return
         shape = read_shape(settings.path)
-        if settings.engine_args != NO_ARGS:
+        if external is None and settings.engine_args != NO_ARGS:
             self._placer.try_engine_args(settings)
         gpu, backend = offload_target(settings, machine)
         need, run = self._placer.need(shape, settings, machine, gpu, backend), None
         free = self._ledger.available("cpu", machine, exclude=model_id)
-        if settings.remotes or (gpu is None and need.total_bytes > PLENTY_FRAC * free):
+        if settings.remotes or (external is None and gpu is None and need.total_bytes > PLENTY_FRAC * free):
             run = self._placer.dry_run(settings)
             need = self._placer.need(shape, settings, machine, gpu, backend, run)
 
@@ -107,9 +108,11 @@ class MemoryAdmission:
             measured = (settings, run) if run else None
             return fit_report(model_id, shape, settings, machine, self._ledger, gpu=gpu, measured=measured)
 
-        key = audit_key(shape, backend)
+        key = audit_key(shape, backend if settings.external is None else settings.external.name)
         claim(model_id, need, key, machine, self._ledger, None if settings.remotes else report)
-        whole = not settings.remotes and (gpu is None or settings.n_gpu_layers > len(shape.layers))
+        whole = (
+            external is None and not settings.remotes and (gpu is None or settings.n_gpu_layers > len(shape.layers))
+        )
         self._loads[model_id] = _Load(
             settings=settings,
             device=(gpu or "cpu") if whole else None,

@@ -67,6 +67,10 @@ class ModelSettingsStore:
             found["sampling"] = checked(found["sampling"], _SAME)
         return ModelSettings(**found)
 
+    def models_in(self, engine: str) -> tuple[str, ...]:
+        """Models that the user lets this program serve."""
+        return tuple(model for model in self._read().models if self.get(model).engine == engine)
+
     def change(self, model_id: str, **values: Any) -> None:
         """Replace some fields; the default of a field leaves it to Tessera again. Raises: OSError."""
 

@@ -12,13 +12,13 @@ from devices.types import Machine
 from engine.core.errors import BadModelFile, InputFault, fact_of
 from engine.message_catalog.reasons import Reason, because
 from engine.onnx.folder import OnnxFolder
-from engine.placement import onnx, openvino, rpc_layers
+from engine.placement import llama_server, onnx, openvino, rpc_layers
 from engine.placement.candidates import audit_key
 from engine.placement.choose import place
 from engine.placement.dry_run import DryRunFailed, dry_run
 from engine.placement.engine_args import decided, refused
 from engine.placement.expert_offload import disk_gbs
-from engine.placement.external import external_report, place_external
+from engine.placement.external import external_report, kind_of, place_external
 from engine.placement.fallbacks import sound_fallbacks
 from engine.placement.fit_context import largest_context, need_at
 from engine.placement.fit_report import fit_report, machine_isa, overdraft
@@ -34,7 +34,7 @@ from engine.placement.tensor_split import shared_out
 from engine.placement.tuned import Tuned, pinned_elsewhere, tuned_settings
 from engine.placement.types import NO_OVERRIDES, Fallback, Overrides, Placement
 from engine.runner.engine_args import given
-from engine.runner.protocol import LoadSettings
+from engine.runner.protocol import ExternalProgram, LoadSettings
 from quantize.files.header_cache import cached_gguf_model
 
 log = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class Placer:
         Raises: BadModelFile.
         """
         placed = self._with_energy(model_id, self.placement(model_id, settings, overrides, exact=exact))
-        if placed.settings.remotes:
+        if placed.settings.remotes or placed.settings.external is not None:
             return placed
         remembered = self.history.remembered(model_id)
         changes = {k: tuple(v) if isinstance(v, list) else v for k, v in remembered.items() if k in FALLBACK_FIELDS}
@@ -81,7 +81,8 @@ class Placer:
         What the user pinned the model to counts unless the overrides name a device.
         Raises: BadModelFile.
         """
-        if settings.external is not None:
+        external = kind_of(settings)
+        if external is not None and external.place is not None:
             return place_external(settings, self.machine_now(), self.ledger, model_id)
         if overrides.device is None:
             overrides = msgspec.structs.replace(overrides, device=self.resources.settings.get(model_id).device)
@@ -89,7 +90,43 @@ class Placer:
             folder, machine = onnx.folder_at(settings.path), self.machine_now()
             return onnx.place_folder(folder, settings, onnx.with_power(overrides), machine, self.ledger, model_id)
         overrides = onnx.with_power(overrides)
+        if settings.external is not None:
+            return self._in_other_build(model_id, settings, settings.external, overrides)
         return self.judge_shape(model_id, read_shape(settings.path), settings, overrides, exact=exact)
+
+    def _in_other_build(
+        self, model_id: str, settings: LoadSettings, program: ExternalProgram, overrides: Overrides
+    ) -> Placement:
+        """In a llama-server that the user added: on a device that it sees, placed by the formulas of llama.cpp.
+
+        Raises: BadModelFile; InputFault: the program is gone.
+        """
+        build, machine, shape = llama_server.inspect(program.program), self.machine_now(), read_shape(settings.path)
+        usual = llama_server.plain(settings)
+
+        def on(device: str) -> Placement:
+            at = msgspec.structs.replace(overrides, device=device)
+            return self.defaults(model_id, shape, usual, at)
+
+        pins = (overrides.device,) if overrides.device else llama_server.pins(build, machine)
+        best = max(map(on, pins), key=lambda placed: (placed.fits, placed.decode_tok_s or 0.0))
+        if not set(best.settings.devices) <= set(build.devices):
+            best = on("cpu")
+        own = llama_server.own_devices(build, machine) if not best.settings.devices else ()
+        chosen = llama_server.plain(best.settings)
+        if own:  # it decides itself what goes there
+            chosen = msgspec.structs.replace(chosen, n_gpu_layers=-1)
+        moved = self._with_settings(best, shape, chosen, machine)
+        return msgspec.structs.replace(
+            moved,
+            backend=program.kind,
+            fits=overdraft(self.ledger, moved.need, model_id) is None,
+            decode_tok_s=None,
+            basis="unknown",
+            streaming=None,
+            reasons=llama_server.reasons(chosen, build, own),
+            alternatives=(),
+        )
 
     def side_work(self, folder: OnnxFolder, overrides: Overrides) -> onnx.Choice:
         """Where an encoder or a speech model of fixed shapes would run now, and why. Raises: BadModelFile."""
@@ -286,7 +323,8 @@ class Placer:
 
     def report(self, model_id: str, placement: Placement, shape: ModelShape | None = None) -> FitReport:
         """Whether that placement fits now, the largest context, and what to give up if not."""
-        if placement.settings.external is not None:
+        external = kind_of(placement.settings)
+        if external is not None and external.place is not None:
             return external_report(model_id, placement, self.machine.now(), self.ledger)
         if placement.device == WORKERS or placement.settings.remotes:
             fits, machine = placement.fits, self.machine.now()
@@ -298,8 +336,9 @@ class Placer:
             return onnx.folder_report(model_id, placement, self.machine.now(), self.ledger)
         shape = shape or read_shape(placement.settings.path)
         on_cpu = placement.device == "cpu"
-        run = self.dry_run(placement.settings) if on_cpu and Path(placement.settings.path).is_file() else None
-        return fit_report(
+        asked = on_cpu and external is None and Path(placement.settings.path).is_file()
+        run = self.dry_run(placement.settings) if asked else None
+        found = fit_report(
             model_id,
             shape,
             placement.settings,
@@ -310,6 +349,8 @@ class Placer:
             correction=self.ledger.audits.correction(audit_key(shape, placement.backend)),
             on_disk=Path(placement.settings.path).is_file(),
         )
+        note = external.memory_note if external is not None else None
+        return msgspec.structs.replace(found, notes=(*found.notes, note)) if note is not None else found
 
     def context_beside(self, settings: LoadSettings, weights_bytes: int) -> int:
         """Tokens of context that fit now, in the largest memory here, once the weights take `weights_bytes`.

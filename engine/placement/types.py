@@ -32,10 +32,12 @@ class LoadOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 class ModelSettings(LoadOptions, frozen=True, kw_only=True, omit_defaults=True):
     """Everything the user set for one model.
 
-    `device` pins it, `draft` is the id of its draft model, `engine_args` are llama.cpp's own arguments.
+    `device` pins it, `engine` names the added program that serves it (`tessera engine add`), `draft` is the id of
+    its draft model, `engine_args` are llama.cpp's own arguments.
     """
 
     device: str | None = None
+    engine: str | None = None
     draft: str | None = None
     engine_args: EngineArgs = NO_ARGS
     sampling: dict[str, float | int] = {}

@@ -196,7 +196,7 @@ class Pool:
                     await model.runner.stop()
                     model.runner = None
                 if not model.ready:
-                    model.settings, model.placement = found.settings, found.placement
+                    model.engine, model.settings, model.placement = found.engine, found.settings, found.placement
                     model.pinned = model.pinned or found.keep
                     model.phases = phases or Phases()
                     model.notes.clear()

@@ -5,6 +5,7 @@ from functools import partial
 import msgspec
 
 from engine.library.catalogue import Catalogue
+from engine.placement.external import open_programs
 from engine.placement.memory_admission import MemoryAdmission
 from engine.placement.placer import Placer
 from engine.placement.resources import open_resources
@@ -46,6 +47,7 @@ def open_model_side(options: ServeOptions, spare: SpareRunner) -> ModelSide:
         options.lora,
         options.draft,
         links.registry,
+        open_programs(options.paths),
     )
 
     async def start(engine: str, path: str) -> Runner:

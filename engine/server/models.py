@@ -16,7 +16,7 @@ from engine.library.types import ModelEntry
 from engine.message_catalog.reasons import because
 from engine.placement.context_size import open_context
 from engine.placement.engine_args import with_engine_args
-from engine.placement.external import place_upstream, upstream_settings
+from engine.placement.external import ProgramStore, place_upstream, upstream_settings
 from engine.placement.fit_context import resize_context
 from engine.placement.load_settings import load_settings, recommended_for
 from engine.placement.model_settings import ModelSettingsStore, unfit_draft
@@ -56,8 +56,10 @@ class ServedModels:
         lora: tuple[tuple[str, str], ...] = (),
         draft: str | None = None,
         upstreams: UpstreamRegistry | None = None,
+        programs: ProgramStore | None = None,
     ) -> None:
         self.upstreams = upstreams or UpstreamRegistry()
+        self.programs = programs or ProgramStore()
         self._lora = lora
         self._draft = draft
         self.user_settings = user_settings or ModelSettingsStore()
@@ -179,7 +181,7 @@ class ServedModels:
             settings = placement.settings
         return Resolved(
             model_id=entry.id,
-            engine=ENGINES.get(entry.format, EXTERNAL),
+            engine=REMOTE if entry.format == "remote" else EXTERNAL if settings.external else ENGINES[entry.format],
             settings=settings,
             placement=placement,
             keep=wanted.keep_loaded,
@@ -252,8 +254,31 @@ class ServedModels:
         if entry.format == "remote":
             name, _, model = str(entry.folder).removeprefix(PREFIX).partition("/")
             return upstream_settings(name, model, entry.context_train or ASSUMED_CONTEXT)
-        settings, args = self.usual_settings(entry), self.user_settings.get(entry.id).engine_args
+        settings, chosen = self.usual_settings(entry), self.user_settings.get(entry.id)
+        if chosen.engine is not None and entry.format == "gguf":
+            return self._in_program(settings, entry, chosen.engine)
+        args = chosen.engine_args
         return settings if args == NO_ARGS or entry.format != "gguf" else with_engine_args(settings, args)
+
+    def _in_program(self, settings: LoadSettings, entry: ModelEntry, name: str) -> LoadSettings:
+        """The settings of a load in a program that the user added. Raises: InputFault: it was removed."""
+        program = self.programs.get(name)
+        if "rerank" in entry.capabilities:
+            program = msgspec.structs.replace(program, arguments=(*program.arguments, "--reranking"))
+        return msgspec.structs.replace(settings, external=program)
+
+    async def choose_engine(self, entry: ModelEntry, name: str | None) -> None:
+        """Let an added program serve this model; None: Tessera's own engine.
+
+        Raises: InputFault: no such program, or it cannot serve this model. OSError.
+        """
+        if name is not None:
+            self.programs.get(name)
+            if entry.format != "gguf":
+                raise InputFault(because("engine_reads_gguf", engine=name, model=entry.id), "engine")
+            if self.user_settings.get(entry.id).engine_args != NO_ARGS:
+                raise InputFault(because("engine_has_args", engine=name, model=entry.id), "engine")
+        await asyncio.to_thread(self.user_settings.change, entry.id, engine=name)
 
     def usual_settings(self, entry: ModelEntry) -> LoadSettings:
         """The same without the model's own engine arguments."""

@@ -120,19 +120,23 @@ class ExternalRunner(UpstreamRunner):
         await self._ready(kind, program.kind, on_progress)
         self._model = kind.model_name(settings)
         listed = UpstreamModel(name=self._model, n_ctx=settings.n_ctx)
+        known = await asyncio.to_thread(kind.facts, settings)
         self.facts = msgspec.structs.replace(
             facts_of(listed, kind.speaks, settings),
             description=f"{self._model} ({self._title})",
             backend=program.kind,
             n_parallel=settings.n_parallel,
+            **known,
         )
         return self.facts
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Piece, None]:
         """The answer as it comes. Raises: ExternalFailed: it ended in the middle; else as an upstream's."""
+        begun = False
         try:
             async with aclosing(super().generate(request)) as events:
                 async for event in events:
+                    begun = True
                     yield event
         except UpstreamFault:
             assert self._process is not None
@@ -143,9 +147,8 @@ class ExternalRunner(UpstreamRunner):
                 if self._stopped:  # nothing answers there any more: a new one takes its place
                     self.kill()
                 raise
-            said = self._last_words()
-            broke_off = because("external_broke_off", engine=self._title, code=died.exit_code, said=said)
-            raise ExternalFailed(broke_off) from died
+            what, said = "external_broke_off" if begun else "external_ended", self._last_words()
+            raise ExternalFailed(because(what, engine=self._title, code=died.exit_code, said=said)) from died
 
     async def _ready(
         self, kind: ExternalKind, phase: str, on_progress: Callable[[str, float], None] | None
@@ -174,6 +177,7 @@ class ExternalRunner(UpstreamRunner):
             async for line in process.stdout:
                 if text := line.decode("utf-8", "replace").strip():
                     self._lines.append(text[:_MOST_LINE])
+                    self.buffers.read(text)
         while await process.stdout.read(1 << 16):
             pass
         await process.wait()

@@ -122,7 +122,11 @@ class UpstreamRunner:
             asked = {"model": self._model, "messages": request.body["messages"]}
             answer = await self._link.post("/v1/messages/count_tokens", asked)
             return int(answer["input_tokens"])
-        return len(await self._tokens({"messages": request.body["messages"]}))
+        chat = {"messages": request.body["messages"]}
+        if self.facts is not None and server_kind(self.facts.forwards).counts_rendered:
+            rendered = await self._link.post("/apply-template", {"model": self._model, **chat})
+            chat = {"content": str(rendered["prompt"]), "add_special": True}
+        return len(await self._tokens(chat))
 
     async def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
         """Text to token ids, as the upstream's model counts. Raises: InputFault: it does not tell."""

@@ -1,4 +1,4 @@
-"""A real llama-server as an upstream: through Tessera, in every protocol, it answers what it answers straight.
+"""A real llama-server as an upstream and as an added engine: through Tessera it answers what it answers straight.
 
     LLAMA_SERVER=/path/to/llama-server pytest -o addopts= tests/optin/test_real_llama_server.py
 
@@ -8,13 +8,15 @@ Without the variable, the `llama-server` of the search path is taken.
 import json
 import os
 import shutil
+import signal
 import subprocess
+import sys
 
 import httpx2
 import pytest
 
 from engine.core.addresses import free_port
-from tests.support.servers import ROOT, RunningServer, wait_for
+from tests.support.servers import ROOT, RunningServer, runs, wait_for
 
 PROGRAM = os.environ.get("LLAMA_SERVER") or shutil.which("llama-server")
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="there is no llama-server")
@@ -179,3 +181,32 @@ def test_killed_in_the_middle_of_an_answer(http, there):
     body = {"model": "desk/spark", "messages": [{"role": "user", "content": PROMPT}]}
     again = http.post("/v1/chat/completions", json=body)
     assert (again.status_code, again.json()["error"]["code"]) == (502, "upstream_unreachable")
+
+
+def test_as_an_added_engine_it_says_what_it_says_straight(tmp_path, there):
+    straight = ask(there.http, "spark")
+    add = [sys.executable, "-m", "app", "engine", "add", "build", PROGRAM]
+    env = {**os.environ, "TESSERA_HOME": str(tmp_path)}
+    print(subprocess.run(add, cwd=ROOT, env=env, check=True, capture_output=True, text=True).stdout)
+    running = RunningServer(tmp_path)
+    head = {"authorization": f"Bearer {running.token}"}
+    try:
+        with httpx2.Client(base_url=running.url, headers=head, timeout=90) as client:
+            client.put("/tessera/v1/models/spark/engine", json={"engine": "build"}).raise_for_status()
+            here = ask(client, "spark")
+            assert text(here) == text(straight)
+            assert here.json()["usage"]["prompt_tokens"] == straight.json()["usage"]["prompt_tokens"]
+            (loaded,) = [m for m in client.get("/tessera/v1/loaded").json()["models"] if m["id"] == "spark"]
+            assert loaded["backend"] == "llama-server"
+            (held,) = client.get("/tessera/v1/ledger").json()["reservations"]
+            assert held["measured"]["rss_bytes"] < 2 * held["predicted_bytes"]
+            talk = {"model": "spark", "messages": [{"role": "user", "content": PROMPT}]}
+            counted = client.post("/v1/messages/count_tokens", json=talk).json()["input_tokens"]
+            assert counted == straight.json()["usage"]["prompt_tokens"]
+            os.kill(loaded["pid"], signal.SIGKILL)
+            wait_for(lambda: not runs(loaded["pid"]), 20, "its end")
+            found = lambda: client.get("/tessera/v1/loaded").json()["models"][0]["state"]  # noqa: E731
+            wait_for(lambda: found() == "failed", 20, "that its end is noticed")
+            assert text(ask(client, "spark")) == text(straight), "it was started again"
+    finally:
+        running.stop()

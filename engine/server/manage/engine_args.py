@@ -6,7 +6,9 @@ import msgspec
 from fastapi import APIRouter, Request
 
 from engine.api.models import EngineArgsRequest, ModelEngineArgs
+from engine.core.errors import InputFault
 from engine.library.types import ModelEntry
+from engine.message_catalog.reasons import because
 from engine.placement.engine_args import with_engine_args
 from engine.placement.load_settings import require_sound
 from engine.runner.engine_args import NO_ARGS, EngineArgs
@@ -44,6 +46,9 @@ async def keep_engine_args(state: ServerState, entry: ModelEntry, args: EngineAr
     Raises: InputFault.
     """
     require_sound(entry, args)
+    engine = state.models.user_settings.get(entry.id).engine
+    if engine is not None and args != NO_ARGS:
+        raise InputFault(because("args_of_engine", engine=engine, model=entry.id), "engine_args")
     needed = None
     if args != NO_ARGS:
         _, before = await state.models.unplaced(entry.id)

@@ -11,10 +11,12 @@ from engine.api.models import (
     Alias,
     Aliases,
     AliasRequest,
+    EngineRequest,
     LoadedModel,
     LoadedModels,
     LoadOptions,
     LoadRequest,
+    ModelEngine,
     ModelLoadSettings,
     Unloaded,
 )
@@ -114,6 +116,17 @@ async def set_load_settings(request: Request, model: str, body: LoadOptions) -> 
     unloaded = bool(loaded and loaded.ready and loaded.idle) and await state.pool.unload(entry.id)
     found = _load_settings(state.models, entry)
     return msgspec.structs.replace(found, unloaded=unloaded)
+
+
+@router.put("/models/{model:path}/engine")
+async def set_engine(request: Request, model: str, body: EngineRequest) -> ModelEngine:
+    """Let an added program serve a model, or Tessera's own engine again. An idle model is unloaded."""
+    state = server_state(request)
+    entry = await state.models.entry(model)
+    await state.models.choose_engine(entry, body.engine)
+    loaded = state.pool.get(entry.id)
+    unloaded = bool(loaded and loaded.idle) and await state.pool.unload(entry.id)
+    return ModelEngine(id=entry.id, engine=body.engine, unloaded=unloaded)
 
 
 def _load_settings(models: ServedModels, entry: ModelEntry) -> ModelLoadSettings:
