@@ -93,6 +93,30 @@ class ContextOverflow(InputFault):
         self.context_tokens = context_tokens
 
 
+class ContextCannotGrow(ContextOverflow):
+    """The context would have to grow for a request, and there is no memory for that.
+
+    `context_tokens` is the largest size there is memory for now, `loaded_tokens` the present one; `unload` names
+    models that would have to go.
+    """
+
+    def __init__(
+        self, prompt_tokens: int, context_tokens: int, loaded_tokens: int, unload: tuple[str, ...] = ()
+    ) -> None:
+        super().__init__(prompt_tokens, context_tokens)
+        kind = "context_cannot_grow_but" if unload else "context_cannot_grow"
+        what = because(
+            kind,
+            prompt_tokens=prompt_tokens,
+            context_tokens=context_tokens,
+            loaded_tokens=loaded_tokens,
+            **({"models": unload} if unload else {}),
+        )
+        InputFault.__init__(self, what, "messages")
+        self.loaded_tokens = loaded_tokens
+        self.unload = unload
+
+
 class StaysHere(InputFault):
     """Another server runs the model, and nobody agreed that this text goes there. `server` is its address."""
 

@@ -11,5 +11,5 @@ def refuse_impossible(facts: ModelFacts, length: int, *, text: bool = True) -> N
     """
     per_token = facts.longest_token_bytes if text else 1
     least = -(-length // per_token) if per_token else 0
-    if least > facts.n_ctx:
-        raise ContextOverflow(least, facts.n_ctx, at_least=text)
+    if least > facts.largest_ctx:
+        raise ContextOverflow(least, facts.largest_ctx, at_least=text)

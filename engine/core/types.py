@@ -249,6 +249,7 @@ class DeviceCheck(msgspec.Struct, frozen=True, kw_only=True):
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What a runner knows about the model it loaded; `n_ctx` is the context really available.
 
+    `max_ctx` is how far it may grow where memory has room (0: it keeps its size).
     No token spells more than `longest_token_bytes` of a prompt (0: there is no such bound).
     `device_check` is how its device compared with the CPU at this load; None where it was not compared.
     `phases` are those of its process, from its start to the end of this load.
@@ -273,7 +274,13 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     capabilities: tuple[str, ...] = ("completion",)
     backend: str = "cpu"
     memory_bytes: dict[str, int] = {}
+    max_ctx: int = 0
     longest_token_bytes: int = 0
     device_check: DeviceCheck | None = None
     phases: tuple[Phase, ...] = ()
     forwards: str = ""
+
+    @property
+    def largest_ctx(self) -> int:
+        """The longest prompt that is not refused for its length alone."""
+        return max(self.n_ctx, self.max_ctx)

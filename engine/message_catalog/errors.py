@@ -15,6 +15,8 @@ ERRORS: Final = {
     "engine_args_device": "{device} of engine_args.devices is not a usable device here.",
     "engine_args_refused": "llama.cpp does not load the model with these engine_args: {why}.",
     "context_overflow": "The prompt has {prompt_tokens} tokens, but this model runs with a context of {context_tokens}. Shorten the prompt or load the model with a larger context.",
+    "context_cannot_grow": "The prompt has {prompt_tokens} tokens. The model's context has {loaded_tokens} and can grow to {context_tokens} in the memory that is free. Shorten the prompt, or take an 8-bit cache or a smaller model.",
+    "context_cannot_grow_but": "The prompt has {prompt_tokens} tokens. The model's context has {loaded_tokens} and can grow to {context_tokens} in the memory that is free. Unload {models} to make room, or shorten the prompt.",
     "context_overflow_at_least": "The prompt has at least {prompt_tokens} tokens, but this model runs with a context of {context_tokens}. Shorten the prompt or load the model with a larger context.",
     "model_not_loaded": '{model} is not loaded, and a request with "priority": "side" loads no model.',
     "stays_here": "{model} runs at {server}, and work in the background sends nothing to another server.",

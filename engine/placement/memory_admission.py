@@ -24,7 +24,7 @@ from engine.core.types import DeviceCheck
 from engine.message_catalog.reasons import because
 from engine.placement import onnx
 from engine.placement.candidates import audit_key
-from engine.placement.estimate import exact_parts
+from engine.placement.estimate import exact_parts, kv_layer_bytes
 from engine.placement.external import admit_external, kind_of
 from engine.placement.fallbacks import (
     FLASH_ATTENTION,
@@ -33,9 +33,10 @@ from engine.placement.fallbacks import (
     without_flash_attention,
     without_tiles,
 )
+from engine.placement.fit_context import largest_context
 from engine.placement.fit_report import claim, fit_report, ledger_amounts
 from engine.placement.history import FALLBACK_FIELDS
-from engine.placement.need_types import FitReport
+from engine.placement.need_types import FitReport, Need
 from engine.placement.placer import ENOUGH_TOKENS, LARGE_READ_BYTES, Placer, offload_target, read_shape
 from engine.placement.speed import weights_read
 from engine.placement.types import Fallback
@@ -134,6 +135,57 @@ class MemoryAdmission:
             self._ledger.reserve(_widened(model_id), {device: Amount(sum(parts.values()))}, parts=parts)
         except Overdrawn as error:
             raise NotEnoughMemory(error.needed_bytes, error.available_bytes, device) from error
+
+    async def shortage(
+        self, model_id: str, settings: LoadSettings, copied: LoadSettings | None
+    ) -> Overdrawn | None:
+        """What is missing for a loaded model to have these settings; None: there is room.
+
+        `copied` are those whose caches are copied to main memory for a moment; None: to disk.
+        """
+        return await asyncio.to_thread(self._shortage_now, model_id, settings, copied)
+
+    def _shortage_now(self, model_id: str, settings: LoadSettings, copied: LoadSettings | None) -> Overdrawn | None:
+        amounts = ledger_amounts(self._need_of(settings))
+        if copied is not None:
+            bytes_copied = sum(kv_layer_bytes(read_shape(copied.path), copied))
+            own = amounts.get("cpu", Amount(0))
+            amounts["cpu"] = Amount(own.anonymous_bytes + bytes_copied, own.mapped_bytes)
+        try:
+            self._ledger.check(amounts, exclude=model_id)
+        except Overdrawn as error:
+            return error
+        return None
+
+    def _need_of(self, settings: LoadSettings) -> Need:
+        machine = self._placer.machine_now()
+        gpu, backend = offload_target(settings, machine)
+        return self._placer.need(read_shape(settings.path), settings, machine, gpu, backend)
+
+    async def resized(self, model_id: str, settings: LoadSettings) -> None:
+        """The context of a loaded model has another size now."""
+        await asyncio.to_thread(self._resized_now, model_id, settings)
+
+    def _resized_now(self, model_id: str, settings: LoadSettings) -> None:
+        load = self._loads.get(model_id)
+        if load is not None:
+            self._loads[model_id] = msgspec.structs.replace(load, settings=settings)
+        need = self._need_of(settings)
+        self._ledger.refine(model_id, ledger_amounts(need), need.resident_bytes, need.by_purpose())
+
+    async def largest_context(self, model_id: str, settings: LoadSettings, limit: int) -> int:
+        """The largest context, up to `limit`, that this model could have in the memory that is free for it."""
+        return await asyncio.to_thread(
+            largest_context,
+            settings,
+            limit,
+            lambda at: self._shortage_now(model_id, _single(settings, at.n_ctx), None) is None,
+        )
+
+    def others(self, model_id: str) -> list[tuple[str, int]]:
+        """Who else holds memory, and how much, the largest first."""
+        held = [(r.owner, r.predicted_bytes) for r in self._ledger.reservations() if r.owner != model_id]
+        return sorted(held, key=lambda one: -one[1])
 
     def attach(self, model_id: str, pid: int, buffers: BufferLog) -> None:
         """The model is loaded in this process: audit it, and remember how if the first way had failed.
@@ -329,6 +381,11 @@ class MemoryAdmission:
 def _in_llama_cpp(settings: LoadSettings) -> bool:
     """A runner of ours loads it with llama.cpp, which tells what it takes."""
     return settings.external is None and not onnx.is_folder(settings.path)
+
+
+def _single(settings: LoadSettings, n_ctx: int) -> LoadSettings:
+    """A cache that one request of `n_ctx` tokens fills."""
+    return msgspec.structs.replace(settings, n_ctx=n_ctx, kv_cells=n_ctx)
 
 
 def _widened(model_id: str) -> str:

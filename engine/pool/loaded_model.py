@@ -65,6 +65,7 @@ class LoadedModel:
     `progress` of `phase` is 0 to 1; `waiting` requests wait for its load. It is unloaded after `ttl_s` without a
     request (None: never), or earlier when another model needs its room, unless it is `pinned`. `notes` tell what
     was changed because the first settings failed; `proven` are the last settings that generated a token.
+    `loaded_settings` are those of the load, before its context grew.
     `widened` is the runner whose deterministic requests have their memory. `placement` is what was chosen for this
     load, before anything failed; `phases` are those of the load, from the request for the model on.
     """
@@ -72,6 +73,7 @@ class LoadedModel:
     id: str
     engine: str
     settings: LoadSettings
+    loaded_settings: LoadSettings | None = None
     placement: Placement | None = None
     runner: Runner | None = None
     facts: ModelFacts | None = None

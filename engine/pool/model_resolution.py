@@ -31,6 +31,7 @@ class ModelSource(Protocol):
     async def resolve(self, model: str, min_ctx: int = 0) -> Resolved:
         """How to load it, with `min_ctx` tokens of context or as many as it was trained for. Keeps nothing.
 
+        What a person chose for the model, or for all, is the least; 0 leaves the number to the dispatcher.
         Raises: ModelNotFound or another TesseraError.
         """
         ...

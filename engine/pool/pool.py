@@ -14,6 +14,7 @@ import msgspec
 from devices.errors import TesseraError
 from engine.core.errors import (
     BadModelFile,
+    ContextOverflow,
     EnvironmentFault,
     ModelNotLoaded,
     NoLoadSurvived,
@@ -29,11 +30,13 @@ from engine.core.types import Event, GenerationRequest, Started
 from engine.message_catalog import sentence
 from engine.message_catalog.reasons import because
 from engine.placement.memory_admission import MemoryAdmission
+from engine.pool.context_growth import SHRINK_AFTER_S, ContextGrowth, GrowingRunner, has_grown
 from engine.pool.generation_hooks import GenerationHooks
 from engine.pool.loaded_model import MAX_CRASHES, REMOTE, SPREAD, LoadedModel, QueueTicket, Runner
 from engine.pool.model_resolution import Elsewhere, ModelSource, Resolved
 from engine.runner.exit_reasons import ended_itself
-from engine.runner.protocol import LoadSettings
+from engine.runner.faults import RequestFailed
+from engine.runner.protocol import ContextWanted, LoadSettings
 
 log = logging.getLogger(__name__)
 
@@ -78,6 +81,8 @@ class Pool:
         self._reaper: asyncio.Task[None] | None = None
         self.hooks = GenerationHooks()
         self._ending: set[asyncio.Task[None]] = set()
+        self._growth = ContextGrowth(admission, self._evict)
+        self._growing: set[asyncio.Task[None]] = set()
 
     @property
     def loaded(self) -> list[LoadedModel]:
@@ -110,8 +115,8 @@ class Pool:
     ) -> LoadedModel:
         """A loaded model, loading it first if need be and `loads`.
 
-        A model with less context than `min_ctx` tokens is loaded again if it was trained for more and nobody
-        uses it; otherwise it serves as it is, and `facts.n_ctx` tells. `ticket` is kept up to date meanwhile.
+        A model with less context than `min_ctx` tokens gets more, as far as it was trained for it and memory has
+        room; otherwise it serves as it is, and `facts.n_ctx` tells. `ticket` is kept up to date meanwhile.
 
         What a person asks for goes where the user's rules send it. Whatever nobody asked for passes `only`: the
         address of the one server that it may go to, or `HERE` for none. This is the one place that decides it.
@@ -192,9 +197,12 @@ class Pool:
         began = time.monotonic()
         try:
             async with model.lock:
-                if self._should_grow(model, min_ctx) and model.runner is not None:
-                    await model.runner.stop()
-                    model.runner = None
+                if self._should_grow(model, min_ctx) and model.runner is not None and model.facts is not None:
+                    if model.facts.max_ctx > model.facts.n_ctx:
+                        await self._try_to_grow(model, min(min_ctx, model.facts.max_ctx))
+                    elif not model.runner.active_requests:
+                        await model.runner.stop()
+                        model.runner = None
                 if not model.ready:
                     model.engine, model.settings, model.placement = found.engine, found.settings, found.placement
                     model.pinned = model.pinned or found.keep
@@ -210,10 +218,40 @@ class Pool:
 
     @staticmethod
     def _should_grow(model: LoadedModel, min_ctx: int) -> bool:
-        """The loaded model should be replaced by one with more context."""
-        if not model.ready or model.facts is None or model.runner is None or model.runner.active_requests:
+        """The loaded model should have more context."""
+        if not model.ready or model.facts is None:
             return False
         return min(min_ctx, model.facts.n_ctx_train) > model.facts.n_ctx
+
+    async def grow(self, model: LoadedModel, tokens: int) -> None:
+        """Let requests of `tokens` run on a loaded model, prompt and answer together.
+
+        Raises: ContextOverflow: it was trained for less. ContextCannotGrow: there is no memory for it.
+        """
+        async with model.lock, self._admitting:
+            await self._growth.grow(model, tokens)
+
+    async def _try_to_grow(self, model: LoadedModel, tokens: int) -> None:
+        """The same for a client that is served anyway. The caller holds the model's lock."""
+        try:
+            async with self._admitting:
+                await self._growth.grow(model, tokens)
+        except (ContextOverflow, RequestFailed) as error:
+            log.info("model=%s keeps its context: %s", model.id, error)
+
+    def _on_context_wanted(self, model: LoadedModel, runner: GrowingRunner, wanted: ContextWanted) -> None:
+        """A request of a runner needs a larger context."""
+        task = asyncio.create_task(self._grow_for(model, runner, wanted))
+        self._growing.add(task)
+        task.add_done_callback(self._growing.discard)
+
+    async def _grow_for(self, model: LoadedModel, runner: GrowingRunner, wanted: ContextWanted) -> None:
+        try:
+            await self.grow(model, wanted.tokens)
+        except RunnerDied:
+            return  # whoever waits was told
+        except TesseraError as error:
+            runner.keep_context(wanted, error)
 
     def forget_names(self) -> None:
         """What a name means may have changed: look it up again."""
@@ -270,6 +308,9 @@ class Pool:
                     settings = await self._admission.to_load(model.settings)
                     progress("", 0.0)
                     model.facts = await runner.load(settings, progress)
+                    model.loaded_settings = model.settings
+                    if isinstance(runner, GrowingRunner):
+                        runner.on_context_wanted = partial(self._on_context_wanted, model, runner)
                 except BaseException:
                     runner.kill()
                     raise
@@ -331,6 +372,16 @@ class Pool:
                         await self.unload(model.id)
                     except (TesseraError, OSError) as error:  # no descriptor, no disk: the next round may do it
                         log.warning("model=%s could not be unloaded: %s", model.id, error)
+                elif model.idle and has_grown(model) and time.monotonic() - model.last_used > SHRINK_AFTER_S:
+                    await self._shrink(model)
+
+    async def _shrink(self, model: LoadedModel) -> None:
+        async with model.lock:
+            try:
+                await self._growth.shrink(model)
+            except (TesseraError, OSError) as error:  # somebody came: it has time
+                model.last_used = time.monotonic()
+                log.info("model=%s keeps its context: %s", model.id, error)
 
     async def generate(self, model: LoadedModel, request: GenerationRequest) -> AsyncGenerator[Event, None]:
         """Run a request on a loaded model.

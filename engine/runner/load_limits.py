@@ -4,6 +4,7 @@ from typing import Final
 
 import msgspec
 
+from devices.backends import openvino
 from devices.backends.cpu_kernels import ATTENTION
 from engine.runner.engine_args import NO_ARGS
 from engine.runner.protocol import LoadSettings
@@ -26,6 +27,19 @@ EXACT_ROWS, EXACT_GPU_ROWS = 64, 512
 STEADY_ROWS: Final = 64
 # Tokens of a prompt that a draft model reads in one step of the engine: others wait no longer than this.
 DRAFT_CHUNK: Final = 512
+
+
+def growth_limit(settings: LoadSettings) -> int:
+    """How far the context of a load may grow; its own size where it cannot.
+
+    Not where a part of the cache lies on another machine, where a compiler has built the size in, or where a raw
+    argument names it. An embedding model has no cache.
+    """
+    args = settings.engine_args
+    fixed = settings.embeddings or settings.remotes or args.rpc or args.ctx_size is not None
+    if fixed or openvino.target_of(settings.devices):
+        return settings.n_ctx
+    return max(settings.n_ctx, settings.max_ctx)
 
 
 def draft_settings(settings: LoadSettings) -> LoadSettings:

@@ -7,10 +7,12 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Final
 
+import msgspec
+
 from devices.errors import TesseraError
 from devices.llama_cpp_versions.folder import child_variables
 from devices.process_memory import bound_memory
-from engine.core.errors import FileRefused, RunnerDied
+from engine.core.errors import ContextOverflow, FileRefused, RunnerDied
 from engine.core.prompt_limits import refuse_impossible
 from engine.core.types import Delta, Done, Event, GenerationRequest, ModelFacts
 from engine.message_catalog.reasons import Reason, because
@@ -59,6 +61,7 @@ class RunnerProcess:
         self._stopping = False
         self._stuck: Reason | None = None
         self._watchdog = Watchdog(process.pid, self._give_up)
+        self.on_context_wanted: Callable[[protocol.ContextWanted], None] = self._keep_context
         self.died: RunnerDied | None = None
         self.facts: ModelFacts | None = None
         self.last_message_at = time.monotonic()
@@ -208,6 +211,31 @@ class RunnerProcess:
         assert isinstance(reply, protocol.Stats)
         return reply
 
+    async def resize(self, n_ctx: int, kv_cells: int, *, through_disk: bool = False) -> protocol.Resized:
+        """Let sequences have `n_ctx` tokens in a cache of `kv_cells`; answers pause for it and continue.
+
+        `through_disk`: main memory has no room for copies of what was computed.
+
+        Raises: RequestFailed: it stays as it is. RunnerDied.
+        """
+        query = protocol.Resize(id=self._new_id(), n_ctx=n_ctx, kv_cells=kv_cells, through_disk=through_disk)
+        reply = await self._ask(query)
+        assert isinstance(reply, protocol.Resized)
+        if self.facts is not None:
+            self.facts = msgspec.structs.replace(self.facts, n_ctx=reply.n_ctx)
+        return reply
+
+    def keep_context(self, wanted: protocol.ContextWanted, error: TesseraError) -> None:
+        """The context does not grow for this request: `error` ends it, unless its answer has begun."""
+        self._post(protocol.ContextKept(id=wanted.id))
+        mailbox = self._mailboxes.get(wanted.id)
+        if mailbox is not None and not wanted.begun:
+            mailbox.put(error)
+
+    def _keep_context(self, wanted: protocol.ContextWanted) -> None:
+        n_ctx = self.facts.n_ctx if self.facts is not None else 0
+        self.keep_context(wanted, ContextOverflow(wanted.tokens - 1, n_ctx))
+
     def pace(self, pace: protocol.Pace) -> None:
         """Bound the threads of its steps, and the share of time that they run."""
         self._post(pace)
@@ -295,12 +323,11 @@ class RunnerProcess:
 
     def _dispatch(self, message: protocol.FromRunner) -> None:
         if isinstance(message, protocol.Events):
-            for request_id, event in message.items:
-                mailbox = self._mailboxes.get(request_id)
-                if mailbox is not None:
-                    mailbox.put(event)
+            self._deliver(message)
         elif isinstance(message, protocol.Fault):
             self._on_fault(message)
+        elif isinstance(message, protocol.ContextWanted):
+            self.on_context_wanted(message)
         elif isinstance(message, protocol.Heartbeat):
             self._watchdog.on_heartbeat(message.step_s)
         elif isinstance(message, protocol.Hello):
@@ -314,6 +341,12 @@ class RunnerProcess:
             reply = self._replies.get(message.id)
             if reply is not None:
                 _resolve(reply, message)
+
+    def _deliver(self, events: protocol.Events) -> None:
+        for request_id, event in events.items:
+            mailbox = self._mailboxes.get(request_id)
+            if mailbox is not None:
+                mailbox.put(event)
 
     def _report_progress(self, progress: protocol.Progress) -> None:
         self._phase = progress.phase

@@ -55,6 +55,7 @@ class LoadSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Everything a runner needs to load one model. Sizes are in tokens unless named otherwise.
 
     `n_ctx` is the longest sequence, `kv_cells` the whole cache that all sequences share (0: n_ctx).
+    `max_ctx` is how far the context may grow while the model serves (0: it keeps its size).
     `n_gpu_layers` -1 offloads all. `devices` names the backend devices to use (empty: the runner's choice).
     `tensor_split` are the shares of layers of several devices (empty: alike); the experts of the first
     `cpu_expert_layers` layers stay on the processor wherever those layers are. `expert_bytes` is the memory that
@@ -74,6 +75,7 @@ class LoadSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     path: str
     n_ctx: int = 4096
+    max_ctx: int = 0
     kv_cells: int = 0
     n_parallel: int = 4
     n_batch: int = 2048
@@ -258,6 +260,7 @@ class ExpertStats(msgspec.Struct, frozen=True, kw_only=True):
 class Stats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
     """Counters since the load, and the present state.
 
+    `computed_tokens` are the rows of all steps but of pictures, drafts included.
     `all_s` are the seconds of all steps, `own_s` what the newest requests had of them, by their numbers. `experts`
     where they are streamed.
     """
@@ -268,6 +271,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
     active: int
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    computed_tokens: int = 0
     waiting: int = 0
     kv_cells_used: int = 0
     kv_cells_total: int = 0
@@ -292,12 +296,57 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True, tag="pace"):
     duty: float = 1.0
 
 
+class ContextWanted(msgspec.Struct, frozen=True, kw_only=True, tag="context_wanted"):
+    """A request needs a context of so many tokens; it waits for `Resized` or `ContextKept`.
+
+    `begun`: its answer is on the way and nearly at the end of the context.
+    """
+
+    id: int
+    tokens: int
+    begun: bool = False
+
+
+class ContextKept(msgspec.Struct, frozen=True, kw_only=True, tag="context_kept"):
+    """The context does not grow for this request: if its answer has begun it ends where the context does."""
+
+    id: int
+
+
+class Resize(msgspec.Struct, frozen=True, kw_only=True, tag="resize"):
+    """Let sequences have `n_ctx` tokens in a cache of `kv_cells`; answered by `Resized`, or a `Fault`.
+
+    `through_disk`: main memory has no room for copies of what was computed.
+    """
+
+    id: int
+    n_ctx: int
+    kv_cells: int
+    through_disk: bool = False
+
+
+class Resized(msgspec.Struct, frozen=True, kw_only=True, tag="resized"):
+    """The context has these sizes now. Answers paused for `seconds`, while `state_bytes` were copied."""
+
+    id: int
+    n_ctx: int
+    kv_cells: int
+    state_bytes: int
+    seconds: float
+
+
 class Shutdown(msgspec.Struct, frozen=True, kw_only=True, tag="shutdown"):
     """Leave in good order."""
 
 
-ToRunner = Load | Submit | Cancel | Credit | Tokenize | Detokenize | Embed | StatsQuery | Pace | Shutdown
-FromRunner = Hello | Heartbeat | Progress | Loaded | Events | Tokens | Pieces | Embedded | Fault | Stats
+ToRunner = (
+    Load | Submit | Cancel | Credit | Tokenize | Detokenize | Embed | StatsQuery | Pace | ContextKept | Resize
+    | Shutdown
+)  # fmt: skip
+FromRunner = (
+    Hello | Heartbeat | Progress | Loaded | Events | Tokens | Pieces | Embedded | Fault | Stats | ContextWanted
+    | Resized
+)  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()
 decode_to_runner = msgspec.msgpack.Decoder(learned(ToRunner)).decode

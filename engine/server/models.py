@@ -170,7 +170,7 @@ class ServedModels:
         """
         entry, settings = await self.unplaced(model)
         n_ctx = min(min_ctx, entry.context_train or min_ctx)
-        if n_ctx > settings.n_ctx:
+        if n_ctx > settings.n_ctx or (n_ctx and self._context is None):
             settings = resize_context(settings, n_ctx)
         placement, wanted = None, self.user_settings.get(entry.id)
         if self._choose is not None:

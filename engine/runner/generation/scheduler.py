@@ -25,7 +25,7 @@ class BaseScheduler(abc.ABC, Generic[S]):
         self._waiting: deque[S] = deque()
         self._by_id: dict[int, S] = {}
         self.step_times = StepTimes()
-        self.steps = self.prompt_tokens = self.generated_tokens = self.cached_tokens = 0
+        self.steps = self.prompt_tokens = self.generated_tokens = self.cached_tokens = self.computed_tokens = 0
 
     @property
     def busy(self) -> bool:

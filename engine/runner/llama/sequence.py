@@ -14,6 +14,8 @@ from engine.runner.load_limits import STEADY_ROWS
 
 # How often the progress of a prefill is sent: what a person can follow.
 PROGRESS_S: Final = 0.2
+# An answer that comes this close to the end of a context asks for a larger one: what is decided takes milliseconds.
+ASK_AHEAD: Final = 64
 
 
 @dataclass(eq=False)  # as its parent
@@ -22,6 +24,7 @@ class LlamaSequence(Sequence):
 
     `cache` is set while the sequence holds cells; `len(cache.tokens)` of `tokens` are computed. `media` are the
     images among the prompt's tokens. `forgotten` tokens were taken out of the middle by a context shift.
+    `most` is what `limit` would be in the largest context that this model may have; `asked` for a larger one.
     `scored` rows of the running step, from `row` on, belong to its prompt. While it is `steady` it has run alone,
     in steps whose shapes depend on nothing but its own tokens.
     """
@@ -30,6 +33,8 @@ class LlamaSequence(Sequence):
     cache: CachedSequence | None = None
     flushed_at: float = 0.0
     forgotten: int = 0
+    most: int = 0
+    asked: bool = False
     skipped: bool = False
     row: int = -1
     scored: int = 0
@@ -63,6 +68,21 @@ class LlamaSequence(Sequence):
     def n_generated(self) -> int:
         """Tokens of the answer so far."""
         return len(self.tokens) + self.forgotten - self.n_prompt
+
+    @property
+    def over(self) -> bool:
+        """The answer has its full length, or leads nowhere; at the end of a context that may grow it waits."""
+        return self.runaway is not None if self.waits_for_room else super().over
+
+    @property
+    def waits_for_room(self) -> bool:
+        """The context is full, and whether it grows is not decided."""
+        return self.asked and self.limit <= len(self.tokens) < self.most
+
+    def lacks_room(self) -> bool:
+        """Whether it should ask for a larger context now, ahead of the end of this one."""
+        near = self.limit < self.most and len(self.tokens) >= self.limit - ASK_AHEAD and self.n_generated > 0
+        return near and not self.asked
 
     @property
     def shareable(self) -> list[int]:

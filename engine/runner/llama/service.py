@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 SETTLE_S: Final = 0.05
 # A conversation pauses this long between turns at least; its state is written to disk then.
 PERSIST_AFTER_S: Final = 1.0
+# While all answers wait for a larger context, which the server decides about, messages are looked for this often.
+STALLED_S: Final = 0.002
 
 
 def _sentence(error: Exception) -> str:
@@ -143,7 +145,7 @@ class LlamaRunner(RunnerService[LlamaVocabulary]):
             kind = "rerank" if self._embedder.ranks else "embedding"
             facts = msgspec.structs.replace(facts, n_ctx=self._embedder.limit, capabilities=(kind,))
         self._constraints = ConstraintCompiler(vocabulary)
-        self._take_texts(vocabulary, loaded.n_ctx, self._constraints.compile)
+        self._take_texts(vocabulary, loaded.max_ctx, self._constraints.compile)
         self._send_loaded(facts)
         return True
 
@@ -163,17 +165,18 @@ class LlamaRunner(RunnerService[LlamaVocabulary]):
             others = (self._exact, self._embedder)
             busy = scheduler.busy or any(other is not None and other.busy for other in others)
             message = self._duty_cycle.pause(self._inbox) if busy and self._inbox.empty() else self._wait(scheduler)
-            while message is not None:
-                if isinstance(message, protocol.Shutdown):
-                    self._keep_prefixes(scheduler)
-                    return 0
-                self._control(message, scheduler)
-                message = None if self._inbox.empty() else self._inbox.get()
-            if self._duty_cycle.owed_s > 0 and busy:
-                continue
-            abort.reset()
-            self._step_started = begun = time.monotonic()
+            begun = time.monotonic()
             try:
+                while message is not None:
+                    if isinstance(message, protocol.Shutdown):
+                        self._keep_prefixes(scheduler)
+                        return 0
+                    self._control(message, scheduler)
+                    message = None if self._inbox.empty() else self._inbox.get()
+                if self._duty_cycle.owed_s > 0 and busy:
+                    continue
+                abort.reset()
+                self._step_started = begun = time.monotonic()
                 self._send_outputs(scheduler.step())
                 if self._exact is not None:
                     self._send_outputs(self._exact.step())
@@ -182,12 +185,23 @@ class LlamaRunner(RunnerService[LlamaVocabulary]):
                 sys.stderr.write(f"{error}\n")  # the server tells the last line
                 return 5
             finally:
-                self._step_started = 0.0
-                self._duty_cycle.stepped(time.monotonic() - begun)
+                if self._step_started:
+                    self._step_started = 0.0
+                    self._duty_cycle.stepped(time.monotonic() - begun)
+            self._ask_for_room(scheduler)
             if self._embedder is not None and self._embedder.busy:
                 answer = self._embedder.step()
                 if answer is not None:
                     self._channel.send(answer)
+
+    def _ask_for_room(self, scheduler: Scheduler) -> None:
+        """Tell the server which requests need a larger context; where nothing else runs, wait for what it says."""
+        for worker in (scheduler, self._exact):
+            if worker is not None:
+                for wanted in worker.take_wanted():
+                    self._channel.send(wanted)
+        if scheduler.stalled and self._inbox.empty():
+            time.sleep(STALLED_S)
 
     def _wait(self, scheduler: Scheduler) -> protocol.ToRunner | Prompt:
         """The next message; pauses are used for what later requests need, longer ones to write prefixes to disk."""
@@ -220,16 +234,16 @@ class LlamaRunner(RunnerService[LlamaVocabulary]):
         elif isinstance(message, protocol.Submit):
             self._submit(message, None, None, scheduler)
         elif isinstance(message, protocol.Cancel):
-            for worker in (scheduler, self._exact, self._embedder):
-                if worker is not None:
-                    worker.cancel(message.id)
+            self._cancel(message.id, scheduler)
         elif isinstance(message, protocol.Embed):
             self._embed(message)
         elif isinstance(message, protocol.Credit):
             scheduler.credit(message.id, message.count)
             if self._exact is not None:
                 self._exact.credit(message.id, message.count)
-        elif isinstance(message, protocol.StatsQuery | protocol.Pace):
+        elif isinstance(message, protocol.Resize):
+            self._resize(message, scheduler)
+        elif isinstance(message, protocol.StatsQuery | protocol.Pace | protocol.ContextKept):
             self._manage(message, scheduler)
         else:
             self._channel.send(
@@ -240,12 +254,53 @@ class LlamaRunner(RunnerService[LlamaVocabulary]):
                 )
             )
 
-    def _manage(self, message: protocol.StatsQuery | protocol.Pace, scheduler: Scheduler) -> None:
+    def _cancel(self, request_id: int, scheduler: Scheduler) -> None:
+        for worker in (scheduler, self._exact, self._embedder):
+            if worker is not None:
+                worker.cancel(request_id)
+
+    def _manage(
+        self, message: protocol.StatsQuery | protocol.Pace | protocol.ContextKept, scheduler: Scheduler
+    ) -> None:
         if isinstance(message, protocol.StatsQuery):
             self._channel.send(self._stats(message.id, scheduler))
+        elif isinstance(message, protocol.Pace):
+            scheduler.pace.bound_threads(message.threads)
+            self._duty_cycle.set(message.duty)
+        else:
+            scheduler.keep_context(message.id)
+            if self._exact is not None:
+                self._exact.keep_context(message.id)
+
+    def _resize(self, message: protocol.Resize, scheduler: Scheduler) -> None:
+        """Make the context larger or smaller, between two steps; that of deterministic requests follows."""
+        assert self._loaded is not None
+        assert self._abort is not None
+        begun = time.monotonic()
+        try:
+            moved, faults = scheduler.resize(message.n_ctx, message.kv_cells, through_disk=message.through_disk)
+        except llama_model.LoadFailed as error:
+            self._channel.send(protocol.Fault(id=message.id, code="resize_failed", message=_sentence(error)))
             return
-        scheduler.pace.bound_threads(message.threads)
-        self._duty_cycle.set(message.duty)
+        finally:
+            self._abort.bind(self._loaded.context)
+        if self._exact is not None:
+            try:
+                faults += self._exact.resize(message.n_ctx, message.n_ctx)[1]
+            except llama_model.LoadFailed as error:
+                sys.stderr.write(f"the context of deterministic requests keeps its size: {error}\n")
+                faults += self._exact.refuse_parked()
+        self._channel.send(
+            protocol.Resized(
+                id=message.id,
+                n_ctx=self._loaded.n_ctx,
+                kv_cells=self._loaded.kv_cells,
+                state_bytes=moved.state_bytes,
+                seconds=time.monotonic() - begun,
+            )
+        )
+        for fault in faults:
+            self._channel.send(fault)
 
     def _submit(
         self,
@@ -272,7 +327,7 @@ class LlamaRunner(RunnerService[LlamaVocabulary]):
             try:
                 tokens, media = self._encode_images(request)
             except TooManyTokens as error:
-                self._channel.send(too_long(message.id, error.at_least, self._loaded.n_ctx))
+                self._channel.send(too_long(message.id, error.at_least, self._loaded.max_ctx))
                 return
             except ImageRefused as error:
                 fault = protocol.Fault(
@@ -313,7 +368,7 @@ class LlamaRunner(RunnerService[LlamaVocabulary]):
         assert self._vocabulary is not None
         assert self._loaded is not None
         if isinstance(request.prompt, str):
-            self._vocabulary.refuse_impossible(request.prompt, self._loaded.n_ctx)
+            self._vocabulary.refuse_impossible(request.prompt, self._loaded.max_ctx)
         return self._vision.read(request)
 
     def _embed(self, message: protocol.Embed) -> None:
@@ -340,6 +395,7 @@ class LlamaRunner(RunnerService[LlamaVocabulary]):
             prompt_tokens=sum(s.prompt_tokens for s in both),
             generated_tokens=sum(s.generated_tokens for s in both),
             cached_tokens=sum(s.cached_tokens for s in both),
+            computed_tokens=sum(s.computed_tokens for s in both),
             active=sum(s.active for s in both),
             waiting=sum(s.waiting for s in both),
             kv_cells_used=sum(s.kv.used_cells for s in both),

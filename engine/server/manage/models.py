@@ -77,6 +77,8 @@ async def load(request: Request, model: str, body: LoadRequest) -> LoadedModel:
         await keep_engine_args(state, entry, body.engine_args)
         await _reload(state, entry, "engine_args")
     found = await while_connected(request, state.pool.acquire(model, min_ctx=body.n_ctx or 0))
+    if body.n_ctx is not None and found.facts is not None and found.facts.max_ctx > found.facts.n_ctx:
+        await while_connected(request, state.pool.grow(found, min(body.n_ctx, found.facts.max_ctx)))
     if body.pinned is not None:
         found.pinned = body.pinned
     if body.ttl_s is not None:

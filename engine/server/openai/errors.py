@@ -44,6 +44,9 @@ def openai_body(error: Exception, path: str = "") -> dict[str, Any]:
         body["param"] = _PROMPT_FIELDS.get(path, error.param)
         body["prompt_tokens"] = error.prompt_tokens
         body["context_tokens"] = error.context_tokens
+    if isinstance(error, errors.ContextCannotGrow):
+        body["loaded_context_tokens"] = error.loaded_tokens
+        body["unload"] = list(error.unload)
     if isinstance(error, errors.NotEnoughMemory):
         body |= error.facts()
     if isinstance(error, errors.RunnerDied):

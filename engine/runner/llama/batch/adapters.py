@@ -19,7 +19,7 @@ class Adapters:
 
     def __init__(self, loaded: LoadedModel, paths: Iterable[str]) -> None:
         self._api = loaded.api
-        self._context = loaded.context
+        self._loaded = loaded
         self._handles: dict[str, Any] = {}
         self._active: Key = ()
         self._turn: Key = ()
@@ -63,6 +63,11 @@ class Adapters:
         self.activate(self._turn)
         return running
 
+    def rebind(self) -> None:
+        """The context was replaced: it has no adapters yet."""
+        active, self._active = self._active, ()
+        self.activate(active)
+
     def activate(self, key: Key) -> None:
         """Let the next steps have these adapters."""
         if key == self._active:
@@ -70,5 +75,5 @@ class Adapters:
         count = len(key)
         handles = (self._api.llama_adapter_lora_p_ctypes * max(count, 1))(*(self._handles[name] for name, _ in key))
         scales = (ctypes.c_float * max(count, 1))(*(scale for _, scale in key))
-        self._api.llama_set_adapters_lora(self._context, handles, count, scales)
+        self._api.llama_set_adapters_lora(self._loaded.context, handles, count, scales)
         self._active = key

@@ -49,6 +49,7 @@ def new_sequence(
         TextStream(request.stop),
         constraint,
         media=media,
+        most=answer_limit(request, len(tokens), loaded.max_ctx),
     )
     sequence.drafter.observe(text)
     return sequence

@@ -2,9 +2,11 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from engine.core.types import GenerationRequest
+from engine.runner.generation.admission import answer_limit, context_exceeded
 from engine.runner.generation.grammar_mask import TokenConstraint
 from engine.runner.generation.request_queue import enqueue_again, must_wait, to_preempt
 from engine.runner.generation.sample import ConstraintFailed, SamplingFailed, sample
@@ -18,15 +20,26 @@ from engine.runner.llama.batch.step_budget import Pace, flush_text, prefill_orde
 from engine.runner.llama.cache.cached_sequence import CachedSequence
 from engine.runner.llama.cache.kv import KVCache
 from engine.runner.llama.cache.prefix_store import PrefixStore
+from engine.runner.llama.cache.resize import Moved, resize
 from engine.runner.llama.native.batch import ABORTED, NO_ROOM, REFUSED, Batch, EngineBroken, Logits
-from engine.runner.llama.native.model import LoadedModel
+from engine.runner.llama.native.model import LoadedModel, LoadFailed
 from engine.runner.llama.native.vocabulary import LlamaVocabulary
 from engine.runner.llama.sequence import LlamaSequence, begun_for_watchers, prefill_progress
 from engine.runner.llama.speculative.model_drafter import ModelDrafter
 from engine.runner.llama.speculative.speculation import Speculation
 from engine.runner.llama.vision.vision import Media, Span, Vision
 from engine.runner.load_limits import STEADY_ROWS
-from engine.runner.protocol import Fault
+from engine.runner.protocol import ContextWanted, Fault
+
+
+@dataclass(frozen=True)
+class Parked:
+    """A request whose prompt waits for a larger context."""
+
+    request: GenerationRequest
+    tokens: list[int]
+    media: Media | None
+    constraint: TokenConstraint | None
 
 
 class Scheduler(BaseScheduler[LlamaSequence]):
@@ -55,6 +68,8 @@ class Scheduler(BaseScheduler[LlamaSequence]):
         self._speculation = Speculation(loaded, self.pace.cost, draft_model)
         self._following = Following(loaded, self._kv, self.pace)
         self._adapters = adapters
+        self._parked: dict[int, Parked] = {}
+        self._wanted: list[ContextWanted] = []
         self._can_be_steady = self._kv.truncatable and not loaded.settings.n_gpu_layers
 
     def on_idle(self, quiet: Callable[[], bool]) -> None:
@@ -104,13 +119,98 @@ class Scheduler(BaseScheduler[LlamaSequence]):
         media: Media | None = None,
         constraint: TokenConstraint | None = None,
     ) -> Fault | None:
-        """Queue a tokenized request; a Fault says why it cannot run."""
+        """Queue a tokenized request; a Fault says why it cannot run. One that the context may grow for waits."""
         n_ctx, size = self._loaded.n_ctx, self._vocabulary.size
+        if n_ctx <= len(tokens) < self._loaded.max_ctx:
+            self._parked[request_id] = Parked(request, tokens, media, constraint)
+            self._wanted.append(ContextWanted(id=request_id, tokens=len(tokens) + 1))
+            return None
         if (fault := admission.refusal(request_id, request, tokens, n_ctx, size, self._adapters)) is not None:
             return fault
         sequence = admission.new_sequence(self._loaded, request_id, request, tokens, constraint, media)
         self._enqueue(sequence)
         return None
+
+    def cancel(self, request_id: int) -> None:
+        """Mark a request; it ends before the next step."""
+        super().cancel(request_id)
+        self._drop_parked(request_id)
+
+    def _drop_parked(self, request_id: int) -> None:
+        parked = self._parked.pop(request_id, None)
+        if parked is not None and parked.media is not None:
+            parked.media.close()
+
+    def _ask_ahead(self) -> None:
+        for sequence in self._running:
+            if sequence.lacks_room():
+                sequence.asked = True
+                self._wanted.append(ContextWanted(id=sequence.id, tokens=sequence.limit + 1, begun=True))
+
+    def take_wanted(self) -> list[ContextWanted]:
+        """What was asked for since the last call."""
+        wanted, self._wanted = self._wanted, []
+        return wanted
+
+    @property
+    def stalled(self) -> bool:
+        """All that runs waits for a larger context."""
+        return bool(self._running) and all(s.waits_for_room for s in self._running) and not self._waiting
+
+    def resize(self, n_ctx: int, kv_cells: int, *, through_disk: bool = False) -> tuple[Moved, list[Fault]]:
+        """Let sequences have so many tokens. Requests that waited for it are queued; a Fault says why one cannot.
+
+        Raises: LoadFailed: as before. EngineBroken.
+        """
+        if kv_cells < self._kv.cells:
+            if self.busy:
+                raise LoadFailed("the context becomes smaller only while nothing runs")
+            self._kv.clear()
+        self._speculation.detach()
+        try:
+            moved = resize(self._loaded, n_ctx, kv_cells, through_disk=through_disk)
+        except LoadFailed:
+            self._rebind()
+            raise
+        self._rebind()
+        for sequence in self._by_id.values():
+            if not sequence.request.context_shift:
+                sequence.limit = answer_limit(sequence.request, sequence.n_prompt, self._loaded.n_ctx)
+            sequence.most = max(sequence.most, sequence.limit)
+            sequence.asked = False
+        fitting = {i: p for i, p in self._parked.items() if len(p.tokens) < self._loaded.n_ctx}
+        faults = []
+        for request_id, parked in fitting.items():
+            del self._parked[request_id]
+            fault = self.add(request_id, parked.request, parked.tokens, parked.media, parked.constraint)
+            if fault is not None:
+                faults.append(fault)
+                if parked.media is not None:
+                    parked.media.close()
+        return moved, faults
+
+    def _rebind(self) -> None:
+        """The context is another one now, of whatever size."""
+        self.pace.rebind()
+        self._adapters.rebind()
+        self._kv.moved()
+        self._speculation.attach(self._loaded.n_ctx)
+
+    def refuse_parked(self) -> list[Fault]:
+        """Faults of the requests that wait for a larger context, which nobody will make."""
+        parked, self._parked = self._parked, {}
+        for one in parked.values():
+            if one.media is not None:
+                one.media.close()
+        found = (context_exceeded(i, len(p.tokens), self._loaded.n_ctx) for i, p in parked.items())
+        return [fault for fault in found if fault is not None]
+
+    def keep_context(self, request_id: int) -> None:
+        """The context does not grow for this request: where it waits it is dropped, else its answer ends there."""
+        self._drop_parked(request_id)
+        sequence = self._by_id.get(request_id)
+        if sequence is not None:
+            sequence.most = sequence.limit
 
     def only_prefilling(self, request_id: int) -> bool:
         """This request is the only one running and still in prefill: aborting the decode hurts nobody."""
@@ -125,6 +225,8 @@ class Scheduler(BaseScheduler[LlamaSequence]):
         """Admit, decode one batch, sample; returns what to send to the server."""
         out: list[Output] = []
         self._end_cancelled(out)
+        for sequence in [s for s in self._by_id.values() if s.n_generated and s.over]:
+            self._end(sequence, "length", out)  # it waited for a larger context, which it does not get
         for sequence in to_preempt(self._running, self._waiting):
             self._set_aside(sequence)
         self._admit(out)
@@ -140,11 +242,13 @@ class Scheduler(BaseScheduler[LlamaSequence]):
         now, cpu = time.monotonic(), time.process_time() - cpu
         if code == 0:
             self.steps += 1
+            self.computed_tokens += self._batch.size
             self.pace.note(self._batch.size, self._batch.outputs, now - started, cpu, now)
             self._commit_batch(now - started)
             self.cached_tokens += self._following.step_done(self._running)
             out.extend(prefill_progress(self._running, now))
             self._sample(out)
+            self._ask_ahead()
             self._speculation.follow(self._batch, self._running)
             if self._batch.size == self._batch.outputs:
                 self._speculation.update_balances(now - begun)
@@ -209,7 +313,7 @@ class Scheduler(BaseScheduler[LlamaSequence]):
             if is_full(sequence, self._loaded.n_ctx):
                 shift(sequence, self._kv, self._loaded.n_ctx)
         members = self._adapters.members(self._running)
-        generating = [s for s in members if s.decoding]
+        generating = [s for s in members if s.decoding and not s.waits_for_room]
         prefilling = [s for s in members if not s.decoding]
         self._speculation.begin(len(generating), alone=len(members) == 1)
         for sequence in generating:

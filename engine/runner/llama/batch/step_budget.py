@@ -82,6 +82,10 @@ class Pace:
             self._threads_set = wanted
             self._loaded.api.llama_set_n_threads(self._loaded.context, wanted, wanted)
 
+    def rebind(self) -> None:
+        """The context was replaced: let it use as many threads as the one before."""
+        self._loaded.api.llama_set_n_threads(self._loaded.context, self._threads_set, self._threads_set)
+
     def note(self, rows: int, outputs: int, seconds: float, cpu_s: float, now: float) -> None:
         """A step of `rows`, of which `outputs` wanted logits, took so long, and so much processor time.
 

@@ -10,9 +10,13 @@ class Cells:
 
     def __init__(self, loaded: LoadedModel) -> None:
         self._api = loaded.api
-        self._memory = loaded.memory
-        self.total = loaded.kv_cells
+        self._loaded = loaded
         self.sequences = [CachedSequence(i) for i in range(loaded.n_seq_max)]
+
+    @property
+    def total(self) -> int:
+        """All cells there are."""
+        return self._loaded.kv_cells
 
     @property
     def used(self) -> int:
@@ -31,14 +35,14 @@ class Cells:
 
     def copy(self, source: CachedSequence, target: CachedSequence, begin: int, end: int) -> None:
         """Let `target` share the cells of tokens `begin` to `end` of another: metadata only."""
-        self._api.llama_memory_seq_cp(self._memory, source.seq_id, target.seq_id, begin, end)
+        self._api.llama_memory_seq_cp(self._loaded.memory, source.seq_id, target.seq_id, begin, end)
         target.tokens[begin:] = source.tokens[begin:end]
         if not begin:
             target.num_steady = min(source.num_steady, end)
 
     def cut(self, sequence: CachedSequence, length: int) -> bool:
         """Free the cells behind the first `length` tokens; False where this memory cannot do that."""
-        if not self._api.llama_memory_seq_rm(self._memory, sequence.seq_id, length, -1):
+        if not self._api.llama_memory_seq_rm(self._loaded.memory, sequence.seq_id, length, -1):
             return False
         del sequence.tokens[length:]
         sequence.shared = min(sequence.shared, length)
@@ -48,7 +52,7 @@ class Cells:
 
     def drop(self, sequence: CachedSequence) -> None:
         """Forget a sequence; its unshared cells become free."""
-        self._api.llama_memory_seq_rm(self._memory, sequence.seq_id, -1, -1)
+        self._api.llama_memory_seq_rm(self._loaded.memory, sequence.seq_id, -1, -1)
         if len(sequence.tokens) > sequence.shared:
             rebase(sequence, self.sequences)
         sequence.tokens, sequence.shared, sequence.num_steady = [], 0, 0
@@ -57,11 +61,11 @@ class Cells:
 
     def clear(self) -> None:
         """All sequences are empty: let the next cells that are taken be the first ones."""
-        self._api.llama_memory_clear(self._memory, False)
+        self._api.llama_memory_clear(self._loaded.memory, False)
 
     def wipe(self) -> None:
         """Overwrite every cell, freed ones too. No sequence may be in use."""
-        self._api.llama_memory_clear(self._memory, True)
+        self._api.llama_memory_clear(self._loaded.memory, True)
         for sequence in self.sequences:
             sequence.tokens, sequence.shared, sequence.checkpoints, sequence.planned = [], 0, [], []
             sequence.num_steady = 0

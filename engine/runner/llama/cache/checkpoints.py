@@ -62,7 +62,7 @@ class Checkpoints:
 
     def __init__(self, loaded: LoadedModel, budget_bytes: int) -> None:
         self._api = loaded.api
-        self._context = loaded.context
+        self._loaded = loaded
         self._flags = loaded.api.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
         self._budget = budget_bytes
         self._held: WeakValueDictionary[int, Checkpoint] = WeakValueDictionary()
@@ -75,11 +75,12 @@ class Checkpoints:
 
     def take(self, seq_id: int, length: int) -> Checkpoint | None:
         """Copy the present state of a sequence of `length` tokens; None when the budget has no room for one."""
-        size = int(self._api.llama_state_seq_get_size_ext(self._context, seq_id, self._flags))
+        size = int(self._api.llama_state_seq_get_size_ext(self._loaded.context, seq_id, self._flags))
         if not 0 < size <= self._budget:
             return None
         data = state_buffer(size)
-        if self._api.llama_state_seq_get_data_ext(self._context, pointer(data), size, seq_id, self._flags) != size:
+        context = self._loaded.context
+        if self._api.llama_state_seq_get_data_ext(context, pointer(data), size, seq_id, self._flags) != size:
             return None
         checkpoint = Checkpoint(length, data)
         self._note(checkpoint)
@@ -90,7 +91,7 @@ class Checkpoints:
         self._note(checkpoint)
         return bool(
             self._api.llama_state_seq_set_data_ext(
-                self._context, pointer(checkpoint.data), len(checkpoint.data), seq_id, self._flags
+                self._loaded.context, pointer(checkpoint.data), len(checkpoint.data), seq_id, self._flags
             )
         )
 

@@ -60,6 +60,17 @@ class KVCache:
         """A state can be truncated to any shorter prefix."""
         return self._rewinding.truncatable
 
+    def clear(self) -> None:
+        """Empty all sequences, none of which is in use; what they hold goes to the store."""
+        for sequence in self._cells.sequences:
+            self._evict(sequence)
+        self._cells.clear()
+
+    def moved(self) -> None:
+        """All sequences are in another context now: llama.cpp's own copies of the last step are gone."""
+        for sequence in self._cells.sequences:
+            sequence.rollback_tokens = 0
+
     # ------------------------------------------------------------------ acquire
 
     def acquire(self, tokens: list[int], key: Key) -> CachedSequence | None:

@@ -23,7 +23,7 @@ class Spilling:
 
     def __init__(self, loaded: LoadedModel, cells: Cells, rewinding: Rewinding, store: PrefixStore) -> None:
         self._api = loaded.api
-        self._context = loaded.context
+        self._loaded = loaded
         self._cells = cells
         self._rewinding = rewinding
         self._store = store
@@ -40,9 +40,9 @@ class Spilling:
         tokens, whole_only = _array(sequence.tokens), not self._rewinding.truncatable
         if self._store.covers(tokens, sequence.key, whole_only=whole_only, num_steady=sequence.num_steady):
             return
-        size = self._api.llama_state_seq_get_size(self._context, sequence.seq_id)
+        size = self._api.llama_state_seq_get_size(self._loaded.context, sequence.seq_id)
         data = state_buffer(size)
-        if self._api.llama_state_seq_get_data(self._context, pointer(data), size, sequence.seq_id) == size:
+        if self._api.llama_state_seq_get_data(self._loaded.context, pointer(data), size, sequence.seq_id) == size:
             marks = self._rewinding.marks(sequence)
             self._store.put(
                 sequence.key, tokens, data, marks, whole_only=whole_only, num_steady=sequence.num_steady
@@ -86,7 +86,8 @@ class Spilling:
         data = self._store.load(entry)
         if data is None:
             return False
-        if not self._api.llama_state_seq_set_data(self._context, pointer(data), entry.state_bytes, target.seq_id):
+        context, size = self._loaded.context, entry.state_bytes
+        if not self._api.llama_state_seq_set_data(context, pointer(data), size, target.seq_id):
             self._cells.drop(target)
             return False
         target.tokens, target.shared = entry.tokens.tolist(), 0

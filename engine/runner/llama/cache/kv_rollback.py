@@ -14,7 +14,7 @@ class Rewinding:
 
     def __init__(self, loaded: LoadedModel, cells: Cells) -> None:
         self._api = loaded.api
-        self._memory = loaded.memory
+        self._loaded = loaded
         self._cells = cells
         self._keeps_partial = loaded.keeps_partial
         self._max_rollback = loaded.max_rollback
@@ -41,7 +41,7 @@ class Rewinding:
         if not self._keeps_partial:
             return False
         if self._n_swa > 0:
-            oldest = int(self._api.llama_memory_seq_pos_min(self._memory, source.seq_id))
+            oldest = int(self._api.llama_memory_seq_pos_min(self._loaded.memory, source.seq_id))
             return 0 <= oldest <= max(0, length - self._n_swa)
         return True
 
@@ -105,7 +105,7 @@ class Rewinding:
         if not self._keeps_partial:  # some layers' states are further than others'
             saved = self._last_checkpoint(sequence, len(sequence.tokens))
             return saved is not None and self._restore_checkpoint(sequence, saved)
-        reached = int(self._api.llama_memory_seq_pos_max(self._memory, sequence.seq_id))
+        reached = int(self._api.llama_memory_seq_pos_max(self._loaded.memory, sequence.seq_id))
         sequence.tokens[:] = tokens[: reached + 1]
         # The last one was computed but never sampled from.
         return len(sequence.tokens) < len(tokens) or self.truncate(sequence, len(tokens) - 1)

@@ -16,7 +16,12 @@ class AbortSwitch:
         self._byte = ctypes.create_string_buffer(2)
         library = ctypes.CDLL("ucrtbase") if sys.platform == "win32" else ctypes.CDLL(None)
         self._callback = ctypes.cast(library.strlen, api.ggml_abort_callback)
-        api.llama_set_abort_callback(context, self._callback, ctypes.addressof(self._byte))
+        self._api = api
+        self.bind(context)
+
+    def bind(self, context: Any) -> None:
+        """Let it abort the decodes of this context."""
+        self._api.llama_set_abort_callback(context, self._callback, ctypes.addressof(self._byte))
 
     def pull(self) -> None:
         """Abort the decode that is running, or the next one."""

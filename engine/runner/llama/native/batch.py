@@ -40,8 +40,7 @@ class Batch:
         self._native = native
         self._decode = api.llama_decode
         self._synchronize = api.llama_synchronize
-        self._context = loaded.context
-        self._problem = loaded.problem
+        self._loaded = loaded
         self.size = 0
         self.outputs = 0
 
@@ -115,9 +114,10 @@ class Batch:
         if not 0 < self.size <= self.capacity or self.outputs > self.max_outputs:
             raise ValueError(f"batch of {self.size} rows, {self.outputs} outputs")
         self._native.n_tokens = self.size
-        code = int(self._decode(self._context, self._native))
-        self._synchronize(self._context)
-        if problem := self._problem():
+        context = self._loaded.context
+        code = int(self._decode(context, self._native))
+        self._synchronize(context)
+        if problem := self._loaded.problem():
             raise EngineBroken(problem)
         return code
 
@@ -127,14 +127,14 @@ class Logits:
 
     def __init__(self, loaded: LoadedModel) -> None:
         self._get = loaded.api.llama_get_logits
-        self._context = loaded.context
+        self._loaded = loaded
         self._n_vocab = loaded.n_vocab
         self._address = 0
         self._rows: Any = None
 
     def rows(self, count: int) -> Any:
         """The first `count` output rows, shape (count, n_vocab), in the order they were added to the batch."""
-        pointer = self._get(self._context)
+        pointer = self._get(self._loaded.context)
         if not pointer:
             raise ValueError("the last decode produced no logits")
         address = ctypes.addressof(pointer.contents)

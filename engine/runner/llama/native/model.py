@@ -23,6 +23,7 @@ from engine.runner.load_limits import (
     MAX_DRAFT,
     MAX_SEQUENCES,
     exact_settings,
+    growth_limit,
     mtp_settings,
     rollback,
     sequences,
@@ -47,6 +48,7 @@ class FileRefused(LoadFailed):
 class LoadedModel:
     """Native handles of one model and its context. Owned by the scheduler's thread.
 
+    `context`, `memory` and the sizes change while it serves (`resize`): whoever uses them asks here each time.
     `on_node` is what each of its contexts calls for every node, `problem` says why the last step is of no use
     (empty where it is).
     `keeps_partial`: sequences can be cut at any token; else the last `max_rollback` of a step can be taken back.
@@ -70,6 +72,11 @@ class LoadedModel:
     n_swa: int
     on_node: Any = None
     problem: Callable[[], str] = str
+
+    @property
+    def max_ctx(self) -> int:
+        """How far the context may grow."""
+        return max(self.n_ctx, growth_limit(self.settings))
 
     def close(self) -> None:
         """Free the context and the model."""
@@ -271,38 +278,54 @@ def load(
     kv_cells = MIN_CELLS if settings.embeddings else max(settings.kv_cells, settings.n_ctx)
     n_seq_max = sequences(settings, keeps_state=keeps_state)
     max_outputs = max(settings.n_parallel + spare_outputs, n_seq_max)  # fewer than sequences aborts
-    context_params = _context_params(api, settings, kv_cells, n_seq_max)
-    context_params.n_outputs_max = max(max_outputs, 1)
-    context_params.n_rs_seq = rollback(settings) if keeps_state and not n_swa else 0
-    context_params.n_outputs_max_per_seq = 1 + MAX_DRAFT
-    if on_node is not None:
-        context_params.cb_eval = on_node
     if not dry_run:
         leave_untouched(ggml(api))
-    context = api.llama_init_from_model(model, context_params)
-    phases.done("context")
-    if not context:
-        api.llama_model_free(model)
-        raise LoadFailed(log.explained(f"llama.cpp makes no context of {kv_cells} cells"))
-    return LoadedModel(
+    loaded = LoadedModel(
         api=api,
         model=model,
         vocab=api.llama_model_get_vocab(model),
-        context=context,
-        memory=api.llama_get_memory(context),
+        context=None,
+        memory=None,
         settings=settings,
         n_vocab=api.llama_vocab_n_tokens(api.llama_model_get_vocab(model)),
-        n_ctx=min(settings.n_ctx, api.llama_n_ctx(context)),
-        kv_cells=api.llama_n_ctx(context),
+        n_ctx=settings.n_ctx,
+        kv_cells=kv_cells,
         n_seq_max=n_seq_max,
-        n_batch=api.llama_n_batch(context),
-        n_ubatch=api.llama_n_ubatch(context),
+        n_batch=settings.n_batch,
+        n_ubatch=settings.n_ubatch,
         max_outputs=max_outputs,
         keeps_partial=not keeps_state,
-        max_rollback=api.llama_n_rs_seq(context),  # 0 where the architecture cannot
+        max_rollback=rollback(settings) if keeps_state and not n_swa else 0,
         n_swa=n_swa,
         on_node=on_node,
     )
+    try:
+        make_context(loaded)
+    except LoadFailed:
+        api.llama_model_free(model)
+        raise
+    finally:
+        phases.done("context")
+    loaded.max_rollback = api.llama_n_rs_seq(loaded.context)  # 0 where the architecture cannot
+    return loaded
+
+
+def make_context(loaded: LoadedModel) -> None:
+    """Give it a context of its sizes and settings; it has none. Raises: LoadFailed: there is no memory for it."""
+    api = loaded.api
+    params = _context_params(api, loaded.settings, loaded.kv_cells, loaded.n_seq_max)
+    params.n_outputs_max = max(loaded.max_outputs, 1)
+    params.n_rs_seq = loaded.max_rollback
+    params.n_outputs_max_per_seq = 1 + MAX_DRAFT
+    if loaded.on_node is not None:
+        params.cb_eval = loaded.on_node
+    context = api.llama_init_from_model(loaded.model, params)
+    if not context:
+        raise LoadFailed(log.explained(f"llama.cpp makes no context of {loaded.kv_cells} cells"))
+    loaded.context, loaded.memory = context, api.llama_get_memory(context)
+    loaded.kv_cells = api.llama_n_ctx(context)
+    loaded.n_ctx = min(loaded.settings.n_ctx, loaded.kv_cells)
+    loaded.n_batch, loaded.n_ubatch = api.llama_n_batch(context), api.llama_n_ubatch(context)
 
 
 def metadata_of(loaded: LoadedModel) -> dict[str, str]:
@@ -343,6 +366,7 @@ def facts(loaded: LoadedModel, pieces: Sequence[bytes], backend: str) -> ModelFa
         n_vocab=loaded.n_vocab,
         n_ctx=loaded.n_ctx,
         n_ctx_train=api.llama_model_n_ctx_train(loaded.model),
+        max_ctx=loaded.max_ctx,
         n_parallel=loaded.settings.n_parallel,
         n_embd=api.llama_model_n_embd(loaded.model),
         chat_template=template,

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from engine.runner.llama.cache.prefix_index import Key
+from engine.runner.llama.cache.resize import resize
 from engine.runner.llama.native import log
 from engine.runner.llama.native import model as llama_model
 from engine.runner.llama.native.batch import Batch, Logits
@@ -58,6 +59,10 @@ class DraftModel(ModelDrafter):
             raise LoadFailed(f"{wanted.path} cannot draft for this model: {problem}")
         llama_model.warm_up(loaded)
         return cls(loaded, target.size)
+
+    def resize(self, n_ctx: int) -> None:
+        """What it has computed goes along."""
+        resize(self._loaded, n_ctx, len(self._slots) * n_ctx)
 
     def propose(
         self, owner: int, tokens: list[int], length: int, key: Key = (), *, forced: bool = False

@@ -37,6 +37,10 @@ class ModelDrafter(abc.ABC):
         unless it is `forced`.
         """
 
+    @abc.abstractmethod
+    def resize(self, n_ctx: int) -> None:
+        """The target's context has so many tokens now. Raises: LoadFailed: there is no memory for as many here."""
+
     def _draft(self, length: int, read: Callable[[int], bool], *, forced: bool) -> list[int]:
         """A draft from the logits there are; `read` decodes one for the logits of the next, or says no."""
         found: list[int] = []

@@ -54,17 +54,27 @@ class MtpHead(ModelDrafter):
         # C++ functions without a C interface; the package knows their names in each compiler's spelling.
         self._ext = importlib.import_module("llama_cpp.llama_cpp_ext")
         self._api, self._target = api, target
+        self._n_embd = int(api.llama_model_n_embd(target.model))
+        self._clock = 0
+        self._last = 0
+        super().__init__(self._open(), target.n_vocab)
+
+    def _open(self) -> Logits:
+        """Make its context for the target's; returns where its logits are."""
+        api, target = self._api, self._target
         self._slots = [_Slot() for _ in range(min(MAX_DRAFTING, target.settings.n_parallel))]
         self._context = mtp_context(target, len(self._slots))
         self._most = int(api.llama_n_batch(self._context)) - 1  # and the newest token
         self._memory = api.llama_get_memory(self._context)
-        self._n_embd = int(api.llama_model_n_embd(target.model))
-        super().__init__(Logits(replace(target, context=self._context)), target.n_vocab)
         self._batch = api.llama_batch_ext_init(self._context)
         self._ext.llama_set_embeddings_nextn(target.context, True, False)
         self._ext.llama_set_embeddings_nextn(self._context, True, True)
-        self._clock = 0
-        self._last = 0
+        return Logits(replace(target, context=self._context))
+
+    def resize(self, n_ctx: int) -> None:
+        """It was closed before its target's context was, and begins anew at the next token of each request."""
+        del n_ctx  # its target knows
+        self._logits = self._open()
 
     def close(self) -> None:
         """Free the context; before its target's."""

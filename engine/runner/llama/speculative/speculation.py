@@ -1,12 +1,13 @@
 """Drafts beside the newest tokens: which drafter, how many tokens, and whether it pays."""
 
+import sys
 import time
 from collections.abc import Callable
 from typing import Final
 
 from engine.runner.generation.draft_length import Acceptance, AssumedCost, StepCost, best_draft_length
 from engine.runner.llama.native.batch import Batch
-from engine.runner.llama.native.model import LoadedModel
+from engine.runner.llama.native.model import LoadedModel, LoadFailed
 from engine.runner.llama.sequence import LlamaSequence
 from engine.runner.llama.speculative.model_drafter import ModelDrafter
 from engine.runner.llama.speculative.mtp import MtpHead
@@ -40,6 +41,21 @@ class Speculation:
         self._longest = 0
         self._rows = 0
         self._drafting: list[tuple[LlamaSequence, int, Recorder]] = []
+
+    def detach(self) -> None:
+        """The target's context is about to be replaced."""
+        if isinstance(self._draft_model, MtpHead):
+            self._draft_model.close()
+
+    def attach(self, n_ctx: int) -> None:
+        """The target has a context of so many tokens now. A drafter without memory for it drafts no further."""
+        try:
+            if self._draft_model is not None:
+                self._draft_model.resize(n_ctx)
+        except LoadFailed as error:
+            sys.stderr.write(f"drafts do not follow the larger context: {error}\n")
+            if isinstance(self._draft_model, MtpHead):
+                self._draft_model = None
 
     def begin(self, generating: int, *, alone: bool) -> None:
         """A new step, in which so many sequences generate; `alone`: one sequence, and no other is in prefill."""

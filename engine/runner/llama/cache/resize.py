@@ -1,0 +1,76 @@
+"""A context of another size on the same weights, with everything that was computed in the one before.
+
+States go to main memory first, or to a file where that has no room; then the old context is dropped and the new one
+made. With both there at once a GPU would have to hold two caches. Copies are as large as what is in use, no larger.
+Measured: docs/log.md, growing contexts.
+"""
+
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from engine.runner.llama.cache.state_buffer import file_buffer, pointer, state_buffer
+from engine.runner.llama.native.batch import EngineBroken
+from engine.runner.llama.native.model import LoadedModel, LoadFailed, make_context
+
+
+class Moved(msgspec.Struct, frozen=True):
+    """What a resize took: bytes of state that were copied, and seconds."""
+
+    state_bytes: int
+    seconds: float
+
+
+def resize(loaded: LoadedModel, n_ctx: int, kv_cells: int, *, through_disk: bool = False) -> Moved:
+    """Let sequences have `n_ctx` tokens in a cache of `kv_cells`, none of them computed again.
+
+    `through_disk`: copies lie in a file for as long as it takes, where main memory has no room for them.
+
+    Raises: LoadFailed: there is no memory for it; everything is as before. EngineBroken: nor for what was there.
+    """
+    begun, before = time.monotonic(), loaded.settings
+    sizes = n_ctx, max(n_ctx, kv_cells)
+    if sizes[1] == loaded.kv_cells:
+        loaded.settings = msgspec.structs.replace(before, n_ctx=n_ctx, kv_cells=sizes[1])
+        loaded.n_ctx = n_ctx
+        return Moved(0, time.monotonic() - begun)
+    states = _states(loaded, through_disk=through_disk)
+    cells_before = loaded.kv_cells
+    loaded.api.llama_free(loaded.context)
+    try:
+        _replace(loaded, *sizes, states)
+    except LoadFailed as error:
+        try:
+            _replace(loaded, before.n_ctx, cells_before, states)
+        except LoadFailed as again:
+            raise EngineBroken(f"the context could not be made again after it did not grow: {again}") from error
+        loaded.settings = before
+        raise
+    return Moved(states.nbytes, time.monotonic() - begun)
+
+
+def _states(loaded: LoadedModel, *, through_disk: bool) -> Any:
+    """All sequences' states as one array (n,) uint8: cells that several share are in it once."""
+    api = loaded.api
+    size = int(api.llama_state_get_size(loaded.context))
+    try:
+        folder = Path(loaded.settings.cache_dir or tempfile.gettempdir())
+        data = file_buffer(size, folder) if through_disk else state_buffer(size)
+    except (MemoryError, OSError) as error:
+        raise LoadFailed(f"there is no memory for {size} bytes of state: {error}") from error
+    written = int(api.llama_state_get_data(loaded.context, pointer(data), size))
+    if not 0 < written <= size:
+        raise LoadFailed("llama.cpp does not give the states of this model's sequences")
+    return data[:written]
+
+
+def _replace(loaded: LoadedModel, n_ctx: int, kv_cells: int, states: Any) -> None:
+    loaded.settings = msgspec.structs.replace(loaded.settings, n_ctx=n_ctx, kv_cells=kv_cells)
+    loaded.kv_cells = kv_cells
+    make_context(loaded)
+    if int(loaded.api.llama_state_set_data(loaded.context, pointer(states), len(states))) != len(states):
+        loaded.api.llama_free(loaded.context)
+        raise LoadFailed(f"llama.cpp does not take the states into a context of {kv_cells} cells")

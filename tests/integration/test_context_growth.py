@@ -1,0 +1,159 @@
+"""The context of a loaded model grows between two steps: nothing is computed again, and answers continue."""
+
+import asyncio
+import dataclasses
+import functools
+
+import pytest
+
+from engine.core.errors import ContextOverflow
+from engine.core.types import GenerationRequest
+from engine.runner.protocol import ContextWanted
+from tests.support import runner_calls
+from tests.support.models.architectures import ARCHITECTURES, write_architecture
+from tests.support.runner_calls import EXACT, LIKELIEST, answered
+
+TRAINED = 8192
+# Lengths in tokens, ids below that are bytes of the vocabulary.
+FIRST, LONG = 150, 700
+with_runner = functools.partial(
+    runner_calls.with_runner,
+    n_ctx=256,
+    kv_cells=0,
+    max_ctx=TRAINED,
+    n_parallel=2,
+    cache_ram_bytes=64 << 20,
+    **EXACT,
+)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """Writes models of an architecture that was trained for long texts."""
+    folder = tmp_path_factory.mktemp("long")
+
+    @functools.cache
+    def written(name):
+        kind = ARCHITECTURES[name]
+        longer = dataclasses.replace(kind, meta={**kind.meta, "context_length": TRAINED})
+        return write_architecture(folder / f"{kind.arch}.gguf", longer)
+
+    return written
+
+
+def text(length, seed=0):
+    return [3 + (seed * 31 + i * i * 7 + i) % 200 for i in range(length)]
+
+
+def asked(prompt, **options):
+    usual = {"sampling": LIKELIEST, "max_tokens": 24, "ignore_eos": True, "speculate": False}
+    return GenerationRequest(prompt=prompt, **{**usual, **options})
+
+
+def grown_by(runner, sizes):
+    """Let the runner grow as it asks, one size after the other; returns what was asked and what that took."""
+    asks, done = [], []
+
+    def on_wanted(wanted):
+        asks.append(wanted)
+        size = next(size for size in sizes if size >= wanted.tokens)
+        task = asyncio.ensure_future(runner.resize(size, size))
+        task.add_done_callback(lambda t: done.append(t.result()))
+
+    runner.on_context_wanted = on_wanted
+    return asks, done
+
+
+async def conversation(runner):
+    """Two turns; the second one is longer than the context. Beside it runs another stream."""
+    first = await answered(runner, asked(text(FIRST)))
+    other = asyncio.create_task(answered(runner, asked(text(40, seed=5), max_tokens=120)))
+    second = await answered(runner, asked([*text(FIRST), *first.ids, *text(LONG, seed=9)]))
+    return first, second, await other, await runner.stats()
+
+
+@pytest.mark.parametrize("name", ["Llama, Mistral", "Gemma 3", "Qwen 3.5"])
+def test_a_conversation_grows_out_of_its_context(model, name):
+    """Attention, sliding windows, recurrent and hybrid states: all move, and nothing is computed again."""
+    path = model(name)
+
+    async def growing(runner):
+        asks, done = grown_by(runner, (512, 1024, 2048))
+        return (*await conversation(runner), asks, done)
+
+    first, second, other, stats, asks, done = with_runner(path, growing)
+    alone = with_runner(path, conversation, n_ctx=2048)
+    assert [a.tokens for a in asks] == [FIRST + 24 + LONG + 1]
+    assert done[0].n_ctx == 1024
+    for mine, whole in zip((first, second, other), alone[:3], strict=True):
+        assert mine.ids == whole.ids
+        assert mine.started.cached_tokens == whole.started.cached_tokens
+    assert stats.computed_tokens == alone[3].computed_tokens
+
+
+def test_an_answer_continues_behind_the_end_of_its_context(model):
+    async def work(runner):
+        asks, _ = grown_by(runner, (512, 1024))
+        answer = await answered(runner, asked(text(200), max_tokens=600))
+        return answer, asks, await runner.stats()
+
+    answer, asks, stats = with_runner(model("Llama, Mistral"), work)
+    assert answer.done.finish_reason == "length"
+    assert len(answer.ids) == 600
+    assert [a.begun for a in asks] == [True, True]
+    assert stats.computed_tokens == 200 + 599
+    whole, *_ = with_runner(model("Llama, Mistral"), lambda r: answered_with(r, 200, 600), n_ctx=1024)
+    assert answer.ids == whole.ids
+
+
+async def answered_with(runner, length, max_tokens):
+    return await answered(runner, asked(text(length), max_tokens=max_tokens)), await runner.stats()
+
+
+def test_what_does_not_grow_ends_or_is_refused(model):
+    """A server that has no memory for it keeps the context; nobody waits for ever, and others go on."""
+
+    async def work(runner):
+        facts: list[ContextWanted] = []
+        refused = ContextOverflow(LONG, 300)
+
+        def on_wanted(wanted):
+            facts.append(wanted)
+            runner.keep_context(wanted, refused)
+
+        runner.on_context_wanted = on_wanted
+        with pytest.raises(ContextOverflow) as error:
+            await answered(runner, asked(text(LONG)))
+        assert error.value is refused
+        answer = await answered(runner, asked(text(200), max_tokens=600))
+        return answer, facts
+
+    answer, facts = with_runner(model("Llama, Mistral"), work)
+    assert len(answer.ids) == 256 - 200
+    assert answer.done.finish_reason == "length"
+    assert [f.begun for f in facts] == [False, True]
+
+
+def test_a_prompt_longer_than_any_context_is_refused_at_once(model):
+    async def work(runner):
+        asks, _ = grown_by(runner, (512,))
+        with pytest.raises(ContextOverflow) as error:
+            await answered(runner, asked(text(TRAINED)))
+        assert not asks
+        return error.value.context_tokens
+
+    assert with_runner(model("Llama, Mistral"), work) == 256
+
+
+def test_a_smaller_context_keeps_prefixes_in_memory(model):
+    async def work(runner):
+        grown_by(runner, (1024,))
+        first = await answered(runner, asked(text(LONG)))
+        await runner.resize(256, 256)
+        small = await answered(runner, asked(text(40, seed=3)))
+        again = await answered(runner, asked([*text(LONG), *first.ids]))
+        return small, again
+
+    small, again = with_runner(model("Llama, Mistral"), work)
+    assert len(small.ids) == 24
+    assert again.started.cached_tokens >= LONG
