@@ -10,6 +10,7 @@ from app.cli.tools import ask_person
 from app.tools.catalogue import offered, open_sources
 from app.tools.consent import ConsentStore, ToolConsent
 from app.tools.escape import shown_text
+from app.tools.loop import Called, answer_message, carried_out, result_message
 from app.tools.toolset import RunningServers, Toolset
 
 
@@ -31,18 +32,15 @@ class ChatTools:
 
     def carry_out(self, text: str, calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
         """Messages with the calls and their results."""
-        ids = [call.id or f"call_{number}" for number, call in enumerate(calls)]
-        results = []
-        for number, call in zip(ids, calls, strict=True):
-            outcome = self._tools.call(call.name, call.arguments)
-            state = "" if outcome.ok else " failed or declined"
-            echo(f"· {shown_text(self._tools.title(call.name))}{state}", fg="cyan", err=True)
-            results.append({"role": "tool", "tool_call_id": number, "content": outcome.text})
-        asked = [
-            {"id": number, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for number, call in zip(ids, calls, strict=True)
-        ]
-        return [{"role": "assistant", "content": text, "tool_calls": asked}, *results]
+        made = [answer_message(text, calls)]
+        for event in carried_out(self._tools, calls):
+            if isinstance(event, Called):
+                title = shown_text(self._tools.title(event.tool))
+                continue
+            state = "" if event.ok else " failed or declined"
+            echo(f"· {title}{state}", fg="cyan", err=True)
+            made.append(result_message(event.call_id, event.text))
+        return made
 
     def close(self) -> None:
         """End the servers."""

@@ -19,7 +19,7 @@ from app.code.agent.mcp_tools import McpTools
 from app.code.agent.models import ReplayedModel, ServerModel
 from app.code.agent.tools import Toolbox
 from app.code.agent.transcript import Transcript, read_transcript
-from app.code.agent.types import AgentEvent, Called, Edited, Ended, Planned, Returned, Thought, UserAsked
+from app.code.agent.types import AgentEvent, Edited, Ended, Planned, Thought, UserAsked
 from app.code.assistant import Assistant
 from app.code.context.items import Context
 from app.code.diff_rows import file_diff
@@ -29,6 +29,7 @@ from app.code.errors import GitFailed, UncommittedChanges
 from app.code.prompts import repair_request
 from app.tools.consent import Consent, ConsentRequest, Decision
 from app.tools.escape import shown_text
+from app.tools.loop import Called, Returned
 from app.tools.mcp_config import BadMcpConfig, read_mcp_config
 from app.tools.types import ToolRefused
 from devices.errors import TesseraError

@@ -13,6 +13,7 @@ from app.cli.echo import echo
 from app.cli.line_editor import command_of, line_reader, unknown_command, whole_text
 from app.cli.phase_line import PhaseLine
 from app.tools.escape import shown_text
+from app.tools.loop import MAX_ROUNDS
 
 if TYPE_CHECKING:
     from app.answer_facts import AnswerFacts, ToolCall
@@ -29,8 +30,6 @@ Put several lines between \"\"\" and \"\"\"; pasted text stays one message. Tab 
 /show           model, options and length    /help         this text
 /save FILE      save the conversation        /load FILE    go on with a saved one"""
 MORE = "/continue goes on with it; --no-loop-guard never ends one."
-# A model that wants more rounds of calls for one question is lost.
-MAX_ROUNDS: Final = 12
 _DEFAULT: Final = frozenset({"default", "none", "null"})
 # Options of /set: the field of the request, and what its value may be.
 OPTIONS: Final[Mapping[str, "click.ParamType[Any]"]] = {

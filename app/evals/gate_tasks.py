@@ -31,13 +31,14 @@ def _certify() -> "TaskSet":
 
 
 def _of_case(case: "Case") -> "Task":
+    from app.answer_facts import ToolCall  # noqa: PLC0415
     from app.code.certify.run import MAX_TOKENS, checked  # noqa: PLC0415
     from engine.job_kinds.quantize.tasks import Task  # noqa: PLC0415
     from engine.server.openai.schemas import ChatRequest  # noqa: PLC0415
     from engine.server.openai.translate import to_query  # noqa: PLC0415
 
     def check(answer: "TaskAnswer") -> str | None:
-        return checked(case, answer.text, [("", name, arguments) for name, arguments in answer.calls])
+        return checked(case, answer.text, [ToolCall(name, arguments) for name, arguments in answer.calls])
 
     body = {
         "model": "",

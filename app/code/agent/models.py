@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from app.answer_facts import ToolCall
 from app.client import Answer, WholeAnswer
 from app.code.agent.transcript import turns_of
 from app.code.agent.types import AgentEvent
@@ -14,7 +15,7 @@ class ModelTurn:
     """One answer."""
 
     text: str = ""
-    calls: Sequence[tuple[str, str, str]] = ()
+    calls: Sequence[ToolCall] = ()
 
 
 class Chats(Protocol):
@@ -38,8 +39,7 @@ class ServerModel:
         whole = WholeAnswer()
         for chunk in self.client.chat(self.model, messages, tools=tools, **self.options):
             whole.take(chunk)
-        calls = [(c.id or f"call_{i}", c.name, c.arguments) for i, c in enumerate(whole.tools.calls)]
-        return ModelTurn(whole.content, calls)
+        return ModelTurn(whole.content, whole.tools.calls)
 
 
 class ReplayedModel:
@@ -52,4 +52,4 @@ class ReplayedModel:
         """The next recorded answer; an empty one after the last."""
         del messages, tools
         text, calls = next(self._turns, ("", []))
-        return ModelTurn(text, [(call.call_id, call.tool, call.arguments) for call in calls])
+        return ModelTurn(text, [ToolCall(call.tool, call.arguments, call.call_id) for call in calls])

@@ -6,7 +6,8 @@ from typing import IO
 
 import msgspec
 
-from app.code.agent.types import AgentEvent, Called, Thought
+from app.code.agent.types import AgentEvent, Thought
+from app.tools.loop import Called
 from devices.msgspec_lock import learned
 
 _MAX_LINE_BYTES = 8 << 20

@@ -5,6 +5,8 @@ from typing import Literal
 
 import msgspec
 
+from app.tools.loop import Called, Returned
+
 PlanState = Literal["open", "doing", "done"]
 
 
@@ -25,22 +27,6 @@ class Thought(msgspec.Struct, frozen=True, tag="thought"):
     """Text of the model beside its calls, or its final answer."""
 
     text: str
-
-
-class Called(msgspec.Struct, frozen=True, tag="called"):
-    """A tool call as the model made it; `arguments` is the JSON text it wrote."""
-
-    call_id: str
-    tool: str
-    arguments: str
-
-
-class Returned(msgspec.Struct, frozen=True, tag="returned"):
-    """What the tool gave back to the model. `ok` False: refused, failed or not understood."""
-
-    call_id: str
-    text: str
-    ok: bool
 
 
 class Planned(msgspec.Struct, frozen=True, tag="planned"):

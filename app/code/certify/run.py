@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from app.answer_facts import ToolCall
 from app.client import ApiError, Client
 from app.code.agent.models import ServerModel
 from app.code.certify.cases import Case
@@ -118,14 +119,14 @@ def run_case(client: Client, model: str, case: Case) -> CaseResult:
     return CaseResult(case.name, case.category, reason is None, time.monotonic() - begun, reason)
 
 
-def checked(case: Case, text: str, made: Iterable[tuple[str, str, str]]) -> str | None:
-    """Why an answer with these (id, name, arguments) of calls is wrong, or None."""
+def checked(case: Case, text: str, made: Iterable[ToolCall]) -> str | None:
+    """Why an answer with these calls is wrong, or None."""
     calls = []
-    for _, name, arguments in made:
+    for call in made:
         try:
-            calls.append((name, decode_arguments(name, arguments)))
+            calls.append((call.name, decode_arguments(call.name, call.arguments)))
         except ToolRefused as error:
-            return f"{error} {arguments[:120]!r}"
+            return f"{error} {call.arguments[:120]!r}"
     return case.check(text, calls)
 
 

@@ -18,9 +18,10 @@ from app.gui.chat.compactor import Compactor
 from app.gui.chat.project_of_chat import ProjectOfChat
 from app.gui.chat.request import branch_body, pictures
 from app.gui.chat.streaming_answer import ArrivingAnswer
-from app.gui.chat.tool_call_loop import MAX_ROUNDS, ToolTurns
+from app.gui.chat.tool_call_loop import ToolTurns
 from app.gui.chat.tree import MessageTree, pair_of
 from app.gui.server_errors import error_message
+from app.tools.loop import MAX_ROUNDS
 from app.tools.types import ToolSpec
 
 

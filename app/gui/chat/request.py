@@ -6,6 +6,7 @@ from typing import Any
 from app.attachments import document_text, image_part
 from app.client import chat_body
 from app.db.records import Attachment, Message
+from app.tools.loop import answer_message, result_message
 from app.tools.types import ToolSpec
 from quantize.files.sampling_keys import SAMPLING
 
@@ -77,33 +78,15 @@ def rendered(path: Sequence[Message], *, sees: bool = True) -> list[dict[str, An
     made: list[dict[str, Any]] = []
     for number, message in enumerate(path):
         if message.role == "tool":
-            result = {
-                "role": "tool",
-                "tool_call_id": message.facts.call_id,
-                "content": message.content,
-            }
-            made.append(result)
+            made.append(result_message(message.facts.call_id, message.content))
             continue
         made.append(_message(message, sees=sees))
         results = 0
         while number + 1 + results < len(path) and path[number + 1 + results].role == "tool":
             results += 1
-        calls = message.facts.tool_calls
-        if results and calls:
-            made[-1]["tool_calls"] = [
-                {
-                    "id": call_id(call.id, at),
-                    "type": "function",
-                    "function": {"name": call.name, "arguments": call.arguments},
-                }
-                for at, call in enumerate(calls[:results])
-            ]
+        if results and message.facts.tool_calls:
+            made[-1] = answer_message(made[-1]["content"], message.facts.tool_calls[:results])
     return made
-
-
-def call_id(given: str, number: int) -> str:
-    """What links a call with its result, where the model gave nothing."""
-    return given or f"call_{number}"
 
 
 def pictures(message: Message) -> list[Attachment]:

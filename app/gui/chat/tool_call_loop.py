@@ -3,7 +3,7 @@
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,19 +12,16 @@ from PySide6.QtCore import QObject, Signal
 from app.answer_facts import AnswerFacts, ToolCall
 from app.db import messages
 from app.db.records import Message
+from app.db.store import Store
 from app.gui.app_context import Services
-from app.gui.chat.request import call_id
 from app.gui.server_errors import error_message
-from app.tools.types import ToolOutcome, ToolSpec
+from app.tools.loop import Called, carried_out
+from app.tools.types import ToolSpec
 
 # The tools themselves are imported when a chat first uses one: the window is shown sooner.
 if TYPE_CHECKING:
     from app.tools.consent import ConsentRequest, ToolConsent, ToolDecision
     from app.tools.toolset import RunningServers, Toolset
-
-# A model that wants more rounds of calls for one question is lost.
-MAX_ROUNDS = 12
-_MAX_CALLS = 16
 
 
 class ToolTurns(QObject):
@@ -93,38 +90,20 @@ class ToolTurns(QObject):
         toolset, cancelled = self._toolset, self._cancelled
         if toolset is None:
             return False
+        made = _Results(self._services.store, toolset, message, calls, cancelled)
+
+        def arrived(rows: list[Message]) -> None:
+            for row in rows if not cancelled.is_set() else ():
+                on_row(row)
+
+        def done(_: None) -> None:
+            if not cancelled.is_set():
+                on_end(made.last_id)
 
         def failed(error: Exception) -> None:
             self.not_started.emit(error_message(error))
 
-        def step(number: int, parent_id: int) -> None:
-            if number == len(calls):
-                on_end(parent_id)
-                return
-            call, begun = calls[number], time.monotonic()
-
-            def done(outcome: ToolOutcome) -> None:
-                if cancelled.is_set():
-                    return
-                facts = AnswerFacts(
-                    tool=toolset.title(call.name),
-                    call_id=call_id(call.id, number),
-                    ok=outcome.ok,
-                    seconds=round(time.monotonic() - begun, 2),
-                )
-                future = self._services.store.submit(
-                    messages.add, message.conversation_id, parent_id, "tool", outcome.text, facts=facts
-                )
-                self._services.background.watch(future, written, failed, self)
-
-            def written(row: Message) -> None:
-                if not cancelled.is_set():
-                    on_row(row)
-                    step(number + 1, row.id)
-
-            self._services.background.run(lambda: _called(toolset, call, number), done, failed, self)
-
-        step(0, message.id)
+        self._services.background.stream(lambda: made, arrived, done, failed, self)
         return True
 
     def decide(self, decision: "ToolDecision") -> None:
@@ -165,7 +144,39 @@ class ToolTurns(QObject):
         return self._decisions.get()
 
 
-def _called(toolset: "Toolset", call: ToolCall, number: int) -> ToolOutcome:
-    if number >= _MAX_CALLS:
-        return ToolOutcome(f"At most {_MAX_CALLS} calls are carried out in one turn.", ok=False)
-    return toolset.call(call.name, call.arguments)
+class _Results:
+    """The results of an answer's calls as rows of the store, made as they are read: on a worker."""
+
+    def __init__(
+        self,
+        store: Store,
+        tools: "Toolset",
+        message: Message,
+        calls: Sequence[ToolCall],
+        cancelled: threading.Event,
+    ) -> None:
+        self.last_id = message.id
+        self._store = store
+        self._tools = tools
+        self._chat = message.conversation_id
+        self._calls = calls
+        self._cancelled = cancelled
+
+    def __iter__(self) -> Iterator[Message]:
+        """Rows that are on the disk."""
+        for event in carried_out(self._tools, self._calls, self._cancelled):
+            if isinstance(event, Called):
+                title, begun = self._tools.title(event.tool), time.monotonic()
+                continue
+            if self._cancelled.is_set():
+                return
+            seconds = round(time.monotonic() - begun, 2)
+            facts = AnswerFacts(tool=title, call_id=event.call_id, ok=event.ok, seconds=seconds)
+            row = self._store.submit(
+                messages.add, self._chat, self.last_id, "tool", event.text, facts=facts
+            ).result()
+            self.last_id = row.id
+            yield row
+
+    def close(self) -> None:
+        """Nothing to end: `cancelled` does, and a reader closes what it has read."""

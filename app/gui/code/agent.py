@@ -14,12 +14,13 @@ from app.code.agent.loop import Agent
 from app.code.agent.models import ServerModel
 from app.code.agent.tools import Toolbox
 from app.code.agent.transcript import Transcript
-from app.code.agent.types import AgentEvent, Called, Edited, Ended, Planned, Returned, Thought
+from app.code.agent.types import AgentEvent, Edited, Ended, Planned, Thought
 from app.code.project import Project
 from app.generation_phase import Phase
 from app.gui.app_context import Services
 from app.tools.consent import Consent, ConsentRequest, Decision
 from app.tools.escape import shown_text
+from app.tools.loop import Called, Returned
 
 _MARKS = {"open": "☐", "doing": "▸", "done": "☑"}
 _SHOWN_CHARS = 300

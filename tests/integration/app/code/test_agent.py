@@ -5,6 +5,7 @@ import threading
 
 import pytest
 
+from app.answer_facts import ToolCall
 from app.code.agent import tools
 from app.code.agent.command import run_command
 from app.code.agent.loop import Agent
@@ -12,11 +13,12 @@ from app.code.agent.mcp_tools import McpTools
 from app.code.agent.models import ModelTurn, ReplayedModel
 from app.code.agent.tools import Toolbox
 from app.code.agent.transcript import Transcript, read_transcript
-from app.code.agent.types import Called, Edited, Ended, Planned, Returned, Thought
+from app.code.agent.types import Edited, Ended, Planned, Thought
 from app.code.edits.journal import Journal
 from app.code.edits.session import EditSession
 from app.tools.consent import Consent
 from app.tools.escape import shown_argv, shown_text
+from app.tools.loop import Called, Returned
 from app.tools.mcp_config import BadMcpConfig, McpServerConfig, read_mcp_config
 from app.tools.types import ToolRefused
 from tests.support.servers import runs, wait_for
@@ -36,7 +38,11 @@ class Scripted:
             return ModelTurn(self.answer)
         calls = self.turns.pop(0)
         return ModelTurn(
-            "", [(f"c{i}", name, a if isinstance(a, str) else json.dumps(a)) for i, (name, a) in enumerate(calls)]
+            "",
+            [
+                ToolCall(name, a if isinstance(a, str) else json.dumps(a), f"c{i}")
+                for i, (name, a) in enumerate(calls)
+            ],
         )
 
 

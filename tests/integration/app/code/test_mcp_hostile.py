@@ -8,9 +8,10 @@ import pytest
 
 from app.cli.code_session import _ask_person, _show_event
 from app.code.agent.mcp_tools import McpTools
-from app.code.agent.types import Called, Edited, Ended
+from app.code.agent.types import Edited, Ended
 from app.tools import mcp_server, mcp_stdio
 from app.tools.consent import Consent, ConsentRequest
+from app.tools.loop import Called
 from app.tools.mcp_config import McpServerConfig
 from app.tools.types import ToolRefused
 
