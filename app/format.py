@@ -51,3 +51,12 @@ def parameters(count: int) -> str:
         if count >= unit:
             return f"{count / unit:.3g} {name}"
     return str(count or "?")
+
+
+def setting(value: object) -> str:
+    """A setting as llama.cpp's flags have it."""
+    if isinstance(value, tuple | list):
+        return ",".join(map(str, value)) or "none"
+    if isinstance(value, bool) or value is None:
+        return {True: "on", False: "off", None: "none"}[value]
+    return str(value) or "none"

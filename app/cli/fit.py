@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 @click.option(
     "--from", "replay", type=click.Path(path_type=Path, dir_okay=False), help="Judge for a recorded machine."
 )
+@click.option("--explain", is_flag=True, help="Show which step set which setting, and why.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 def command(
     model: str,
@@ -37,6 +38,7 @@ def command(
     layers: int | None,
     projector: str | None,
     replay: Path | None,
+    explain: bool,
     as_json: bool,
 ) -> None:
     """Show the memory MODEL needs (a name, a file, or owner/name[:quant] on the hub) and where it would run."""
@@ -62,19 +64,36 @@ def command(
             n_gpu_layers=layers,
         )
     if as_json:
-        click.echo(json.dumps(_as_json(report, placement), indent=2))
+        click.echo(json.dumps(_as_json(report, placement, explain=explain), indent=2))
     else:
         _print(report, placement)
+        if explain:
+            _explain(placement)
     raise SystemExit(0 if report.fits else 1)
 
 
-def _as_json(report: "FitReport", placement: "ModelPlacement") -> dict[str, object]:
+def _as_json(report: "FitReport", placement: "ModelPlacement", *, explain: bool) -> dict[str, object]:
     import msgspec  # noqa: PLC0415 - see command
 
     built: dict[str, object] = msgspec.to_builtins(report)
     built["needed_bytes"] = {d: report.need.device_bytes(d) for d in report.need.devices}
-    built["placement"] = msgspec.to_builtins(placement)
+    built["placement"] = placed = msgspec.to_builtins(placement)
+    if not explain:
+        del placed["changes"]
     return built
+
+
+def _explain(placement: "ModelPlacement") -> None:
+    from app.cli.console import console, table  # noqa: PLC0415 - see command
+    from app.format import setting  # noqa: PLC0415 - see command
+
+    rows = [
+        (change.step, change.field, setting(change.old), setting(change.new), change.reason)
+        for change in placement.changes
+    ]
+    out = console()
+    out.print("\nWho set what of this load, in the order of the steps:")
+    out.print(table(("step", "setting", "before", "after", "because"), rows, cut="because"))
 
 
 def _print(report: "FitReport", placement: "ModelPlacement") -> None:

@@ -26,6 +26,7 @@ from devices.types import (
 from engine.core.types import DeviceCheck
 from engine.message_catalog.reasons import Reason
 from engine.placement.need_types import Need, OptionKind
+from engine.placement.setting_changes import Value
 from engine.placement.types import Streaming
 from engine.runner.protocol import LoadSettings
 
@@ -57,6 +58,7 @@ __all__ = [
     "Reason",
     "Reservation",
     "Runtime",
+    "SettingChange",
     "State",
     "Streaming",
     "SystemMemory",
@@ -123,6 +125,17 @@ class Alternative(msgspec.Struct, frozen=True, kw_only=True):
     reason_detail: Reason | None = None
 
 
+class SettingChange(msgspec.Struct, frozen=True, kw_only=True):
+    """A step of the placement set one field of `settings`; `reason` is a sentence of `reason_detail`."""
+
+    step: str
+    field: str
+    old: Value
+    new: Value
+    reason: str = ""
+    reason_detail: Reason | None = None
+
+
 class ModelPlacement(msgspec.Struct, frozen=True, kw_only=True):
     """Where a model runs and how; `engine.placement.types.Placement` explains the fields.
 
@@ -147,6 +160,7 @@ class ModelPlacement(msgspec.Struct, frozen=True, kw_only=True):
     reasons: tuple[str, ...] = ()
     reason_details: tuple[Reason, ...] = ()
     alternatives: tuple[Alternative, ...] = ()
+    changes: tuple[SettingChange, ...] = ()
     n_ctx: int = 0
     n_gpu_layers: int = 0
     n_threads: int = 0

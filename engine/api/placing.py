@@ -5,6 +5,7 @@ import msgspec
 from engine.api import machine as api
 from engine.message_catalog import command, sentence, sentences
 from engine.placement.need_types import FitOption, FitReport
+from engine.placement.setting_changes import SettingChange
 from engine.placement.types import Alternative, Placement
 
 
@@ -17,6 +18,7 @@ def model_placement(placed: Placement) -> api.ModelPlacement:
         "reasons": sentences(placed.reasons),
         "reason_details": placed.reasons,
         "alternatives": tuple(map(_alternative, placed.alternatives)),
+        "changes": tuple(map(_change, placed.changes)),
     }
     return api.ModelPlacement(
         **found,
@@ -41,6 +43,11 @@ def fit_report(report: FitReport) -> api.FitReport:
 def _alternative(other: Alternative) -> api.Alternative:
     found = msgspec.structs.asdict(other)
     return api.Alternative(**found | {"reason": sentence(other.reason), "reason_detail": other.reason})
+
+
+def _change(change: SettingChange) -> api.SettingChange:
+    found = msgspec.structs.asdict(change)
+    return api.SettingChange(**found | {"reason": sentence(change.reason), "reason_detail": change.reason})
 
 
 def _option(way: FitOption) -> api.FitOption:

@@ -10,24 +10,25 @@ from devices.backends.libraries import library_folder
 from devices.backends.openvino import BACKEND
 from devices.memory_ledger import Ledger
 from devices.types import Device, Machine, Runtime
-from engine.message_catalog.reasons import Reason
+from engine.message_catalog.reasons import Reason, because
 from engine.placement import expert_offload as streaming
 from engine.placement import openvino
 from engine.placement.chip_speeds import bandwidth
-from engine.placement.cpu_kernels import prompt_tiles, tile_attention
+from engine.placement.cpu_kernels import prompt_tiles, tile_attention, why_tiles
 from engine.placement.cpu_repack import file_weights
 from engine.placement.estimate import gpu_layer_start, kv_layer_bytes
-from engine.placement.fit_context import need_at
 from engine.placement.fit_report import machine_isa, overdraft
-from engine.placement.flash_attention import head_widths, heads_of, plain_attention, why_measured
+from engine.placement.flash_attention import head_widths, heads_of, plain_attention, why_measured, why_plain
 from engine.placement.history import PlacementHistory
+from engine.placement.load_need import need_on
 from engine.placement.measurements.attention import AttentionSpeed, attention_key
 from engine.placement.measurements.keys import machine_key
 from engine.placement.need_types import DryRun, Need
 from engine.placement.priors import BACKENDS, HOST_UBATCH
+from engine.placement.setting_changes import SettingChange, Step, changes_between, follow
 from engine.placement.shape import ModelShape
 from engine.placement.speed import Speed, expected
-from engine.placement.tensor_split import layer_bytes, layer_counts, shared_out
+from engine.placement.tensor_split import layer_bytes, layer_counts
 from engine.placement.types import Overrides, Streaming
 from engine.runner.engine_args import overrides
 from engine.runner.protocol import LoadSettings
@@ -66,7 +67,8 @@ class Question(msgspec.Struct, frozen=True):
 class Candidate(msgspec.Struct, frozen=True):
     """A place to run, whether it fits and how fast it is expected to be.
 
-    `others`: GPUs beside `device`; `attention`: what this machine measured of both ways of attention.
+    `others`: GPUs beside `device`; `attention`: what this machine measured of both ways of attention;
+    `changes`: what its steps changed, where it is more than one.
     """
 
     device: Device
@@ -78,6 +80,7 @@ class Candidate(msgspec.Struct, frozen=True):
     others: tuple[Device, ...] = ()
     attention: Reason | None = None
     streaming: Streaming | None = None
+    changes: tuple[SettingChange, ...] = ()
 
     @property
     def backend(self) -> str:
@@ -96,59 +99,78 @@ def threads(machine: Machine, overrides: Overrides, base: LoadSettings) -> int:
     return min(count, base.n_threads) if base.n_threads else count
 
 
-def audit_key(shape: ModelShape, backend: str) -> str:
-    """Loads whose predictions err alike."""
-    return f"{shape.architecture}|{backend}"
+def cpu_threads(asked: Question, settings: LoadSettings) -> tuple[LoadSettings, Reason | None]:
+    """All layers there, with a thread for each fast core."""
+    count = threads(asked.machine, asked.overrides, settings)
+    found = msgspec.structs.replace(settings, n_gpu_layers=0, devices=(), n_threads=count, n_threads_batch=count)
+    return found, because("one_thread") if count == 1 else because("threads", threads=count)
+
+
+def weights_of_the_file(asked: Question, settings: LoadSettings) -> tuple[LoadSettings, Reason | None]:
+    """Weights as the file has them, where a copy in another order does not pay."""
+    isa, speed = machine_isa(asked.machine), bandwidth(asked.machine.devices[0])
+    return file_weights(settings, asked.shape, isa, speed) or settings, because("file_weights")
+
+
+def own_kernels(asked: Question, settings: LoadSettings) -> tuple[LoadSettings, Reason | None]:
+    """Our kernels for products with prompts, and for attention."""
+    if tiles_library(library_folder()) is None:
+        return settings, None
+    isa = machine_isa(asked.machine)
+    found = prompt_tiles(settings, asked.shape, isa) or settings
+    found = tile_attention(found, asked.shape, isa) or found
+    return found, next(iter(why_tiles(found)), None)
+
+
+# What `on_cpu` decides before it looks whether that fits.
+CPU_STEPS: Final[tuple[Step[Question], ...]] = (cpu_threads, weights_of_the_file, own_kernels)
 
 
 def on_cpu(asked: Question, dry_run: DryRunner) -> Candidate:
     """llama.cpp's own kernels on the CPU: the faster ones for its types and use, spare cells where they fit."""
-    count = threads(asked.machine, asked.overrides, asked.settings)
-    settings = msgspec.structs.replace(
-        asked.settings, n_gpu_layers=0, devices=(), n_threads=count, n_threads_batch=count
-    )
+    settings, changes = follow(CPU_STEPS, asked, asked.settings)
     cpu, shape = asked.machine.devices[0], asked.shape
-    isa = machine_isa(asked.machine)
-    settings = file_weights(settings, shape, isa, bandwidth(cpu)) or settings
-    if tiles_library(library_folder()) is not None:
-        settings = prompt_tiles(settings, shape, isa) or settings
-        settings = tile_attention(settings, shape, isa) or settings
-    correction = asked.ledger.audits.correction(audit_key(shape, "cpu"))
+    use, measured = asked.memory.use(asked.owner), attention_speed(asked, settings.n_threads)
 
-    use, measured = asked.memory.use(asked.owner), attention_speed(asked, count)
-
-    def at(tried: LoadSettings) -> Candidate:
-        run = dry_run(tried)
-        need = need_at(shape, tried, isa, None, (tried, run) if run else None, correction)
+    def at(tried: LoadSettings, step: str = "", reason: Reason | None = None) -> Candidate:
+        need = need_on(shape, tried, asked.machine, asked.ledger, None, "cpu", dry_run(tried))
         speed = expected(shape, tried, ((cpu, "cpu", 1.0),), None, asked.memory, asked.owner)
+        attention = why_measured(tried, measured, use)
+        more = changes_between(step, settings, tried, reason or attention)
         return Candidate(
-            cpu, None, tried, need, asked.fits(need), speed, attention=why_measured(tried, measured, use)
+            cpu, None, tried, need, asked.fits(need), speed, attention=attention, changes=(*changes, *more)
         )
 
-    plain = plain_attention(settings, shape, isa, use, measured)
-    if plain is not None and (candidate := at(plain)).fits:
-        return candidate
+    plain = plain_attention(settings, shape, machine_isa(asked.machine), use, measured)
+    if plain is not None:
+        candidate = at(plain, "plain attention", None if measured else why_plain(plain))
+        if candidate.fits:
+            return candidate
     usual = at(settings)
     if usual.fits:
         return usual
     if settings.kv_cells <= settings.n_ctx:
         return _streamed(asked, at, settings) or usual
-    tight = at(msgspec.structs.replace(settings, kv_cells=0))
+    tight = at(msgspec.structs.replace(settings, kv_cells=0), "tight cells", because("spare_cells_fit_not"))
     return tight if tight.fits else _streamed(asked, at, settings) or usual
 
 
-def _streamed(asked: Question, at: Callable[[LoadSettings], Candidate], settings: LoadSettings) -> Candidate | None:
+def _streamed(asked: Question, at: Callable[..., Candidate], settings: LoadSettings) -> Candidate | None:
     """The same with the experts that memory has room for, the others read when they are asked for."""
     least = streaming.streamed_settings(asked.shape, settings)
     if least is None or asked.machine.system != "linux":
         return None
+
+    def by_use(tried: LoadSettings) -> Candidate:
+        return at(tried, "streamed experts", because("experts_too_large"))
+
     wide = msgspec.structs.replace(least, n_ubatch=least.n_batch)  # a prompt's piece asks for nearly all of them
-    found = next((tried for tried in map(at, (wide, least)) if tried.fits), None)
+    found = next((tried for tried in map(by_use, (wide, least)) if tried.fits), None)
     if found is None:
         return None
     free = asked.ledger.available("cpu", asked.machine, asked.owner)
     spare = free - found.need.device_bytes("cpu")
-    whole = at(streaming.with_spare(asked.shape, found.settings, spare))
+    whole = by_use(streaming.with_spare(asked.shape, found.settings, spare))
     found = whole if whole.fits else found  # what earlier loads took more than predicted counts for experts too
     speed, settings = found.speed, found.settings
     cost = streaming.forecast(
@@ -269,9 +291,7 @@ class _Offload:
 
     def _need(self, settings: LoadSettings) -> Need:
         asked = self._asked
-        correction = asked.ledger.audits.correction(audit_key(asked.shape, self._runtime.backend))
-        need = need_at(asked.shape, settings, machine_isa(asked.machine), self._gpu.id, None, correction)
-        return shared_out(need, asked.shape, settings, asked.machine, self._gpu.id)
+        return need_on(asked.shape, settings, asked.machine, asked.ledger, self._gpu.id, self._runtime.backend)
 
     def _fits(self, settings: LoadSettings) -> bool:
         return self._asked.fits(self._need(settings))
@@ -332,8 +352,7 @@ def through_openvino(asked: Question) -> list[Candidate]:
             settings = openvino.settings_for(asked.settings, runtime, device)
             settings = msgspec.structs.replace(settings, n_threads=count, n_threads_batch=count)
             gpu = device.id if device.kind in {"igpu", "dgpu"} else None
-            correction = asked.ledger.audits.correction(audit_key(shape, runtime.backend))
-            need = openvino.need(need_at(shape, settings, machine_isa(machine), gpu, None, correction))
+            need = need_on(shape, settings, machine, asked.ledger, gpu, runtime.backend)
             speed = expected(shape, settings, ((device, BACKEND, 1.0),), None, asked.memory, asked.owner)
             found.append(Candidate(device, runtime, settings, need, asked.fits(need), speed))
     return found

@@ -3,25 +3,19 @@
 import msgspec
 
 from devices.backends.openvino import BACKEND
-from devices.memory_ledger import Ledger
 from devices.types import Machine, Runtime
 from engine.message_catalog.reasons import Reason, because
 from engine.placement import expert_offload, openvino
 from engine.placement.candidates import Candidate, DryRunner, Question, on_cpu, on_gpus, through_openvino
 from engine.placement.chip_speeds import has_matrix
-from engine.placement.context_size import Capacity, capacity_for, larger_context
+from engine.placement.context_size import ContextChoice
 from engine.placement.cpu_kernels import why_tiles
-from engine.placement.draft_settings import with_speculation
-from engine.placement.fit_context import resize_context
 from engine.placement.flash_attention import why_plain
 from engine.placement.history import PlacementHistory
-from engine.placement.need_types import Need
 from engine.placement.npu_rule import Offer, Verdict, busy_igpu, judge, why_npu, why_power
-from engine.placement.parallel_slots import cap_kv_cells, grown
 from engine.placement.priors import BACKENDS, NPU_LARGEST_PARAMETERS
 from engine.placement.shape import ModelShape
 from engine.placement.types import Alternative, Overrides, Placement
-from engine.runner.protocol import LoadSettings
 
 # A GPU that is not at least this much faster than the CPU is not worth its driver's risks. Published pairs of small
 # integrated GPUs and their processors are often a tie, and forecasts are a fifth off: unmeasured, they need more.
@@ -32,72 +26,50 @@ WORTHWHILE_INTEGRATED_GAIN = 1.25
 BEHIND = {"sycl": "vulkan"}
 
 
-def place(
-    shape: ModelShape,
-    base: LoadSettings,
-    overrides: Overrides,
-    machine: Machine,
-    ledger: Ledger,
-    memory: PlacementHistory,
-    dry_run: DryRunner = lambda _settings: None,
-    owner: str = "",
-    disk_gbs: float | None = None,
-) -> Placement:
-    """Where the model runs. `base` has the path and what the server would use without an opinion of ours.
+class Found(msgspec.Struct, frozen=True):
+    """All places, the one that was chosen, whether the user pinned it, and what was judged of an NPU."""
 
-    A user's pin beats a stored measurement, which beats a prior; what does not fit loses to what does. `dry_run`
-    may return None, then formulas are used.
+    candidates: tuple[Candidate, ...]
+    chosen: Candidate
+    pinned: bool
+    verdict: Verdict | None = None
+
+
+def choose_candidate(asked: Question, dry_run: DryRunner) -> Found:
+    """A user's pin beats a stored measurement, which beats a prior; what does not fit loses to what does.
+
+    `dry_run` may return None, then formulas are used.
     """
+    found = [on_cpu(asked, dry_run), *on_gpus(asked)]
+    intel = through_openvino(asked)
+    pinned = [c for c in (*found, *intel) if _is_pinned(c, asked.overrides.device)]
+    usual = _best(pinned or found, found[0])
+    npu = next((c for c in intel if c.device.kind == "npu" and c.fits), None)
+    why = _why_npu(asked)
+    verdict = _judged(npu, usual, why, asked) if npu is not None and why is not None else None
+    chosen = npu if npu is not None and verdict is not None and verdict.take else usual
+    return Found((*found, *intel), chosen, bool(pinned), verdict)
 
-    def choose(
-        settings: LoadSettings, dry_run: DryRunner = dry_run
-    ) -> tuple[list[Candidate], bool, Candidate, Verdict | None]:
-        asked = Question(shape, settings, overrides, machine, ledger, memory, owner, disk_gbs)
-        found = [on_cpu(asked, dry_run), *on_gpus(asked)]
-        intel = through_openvino(asked)
-        pinned = [c for c in (*found, *intel) if _is_pinned(c, overrides.device)]
-        usual = _best(pinned or found, found[0])
-        npu = next((c for c in intel if c.device.kind == "npu" and c.fits), None)
-        why = _why_npu(asked)
-        verdict = _judged(npu, usual, why, asked) if npu is not None and why is not None else None
-        chosen = npu if npu is not None and verdict is not None and verdict.take else usual
-        return [*found, *intel], bool(pinned), chosen, verdict
 
-    use = memory.use(owner)
-    overrides = grown(overrides, use)
-
-    def with_context(n_ctx: int) -> LoadSettings:
-        return cap_kv_cells(requested_settings(resize_context(base, n_ctx), overrides), shape, overrides, use)
-
-    def at(n_ctx: int) -> Candidate:
-        return choose(with_speculation(with_context(n_ctx), shape), _by_formula)[2]
-
-    def capacity(need: Need) -> Capacity | None:
-        return capacity_for(need, machine, ledger, owner)
-
-    context = larger_context(base, overrides, shape, at, capacity)
-    wished = with_context(context.n_ctx if context is not None else base.n_ctx)
-    ahead = with_speculation(wished, shape)
-    candidates, pinned, chosen, verdict = choose(ahead)
-    if ahead != wished and not chosen.fits:
-        candidates, pinned, chosen, verdict = choose(wished)
-    if context is not None and not chosen.fits:  # llama.cpp itself says that it takes more than the formulas do
-        wished, context = with_context(base.n_ctx), None
-        candidates, pinned, chosen, verdict = choose(wished)
-    reasons = _reasons(chosen, overrides, machine, shape, pinned)
+def placement_of(asked: Question, found: Found, context: ContextChoice | None) -> Placement:
+    """The chosen place with its reasons, and why the others lost."""
+    shape, machine, overrides, chosen = asked.shape, asked.machine, asked.overrides, found.chosen
+    reasons = _reasons(chosen, overrides, machine, shape, found.pinned)
     if context is not None:
         reasons = (*reasons, context.reason)
     if chosen.backend == BACKEND and chosen.device.kind == "npu":
-        npu = _offer(chosen, memory, owner)
-        first = verdict.reasons if verdict is not None else (why_power(chosen.device.vendor, npu),)
+        npu = _offer(chosen, asked.memory, asked.owner)
+        first = found.verdict.reasons if found.verdict is not None else (why_power(chosen.device.vendor, npu),)
         reasons = (reasons[0], *first, *reasons[1:])
-    if overrides.device and not pinned:
-        why = openvino.pin_refused(shape, ahead, machine, overrides.device)
+    if overrides.device and not found.pinned:
+        why = openvino.pin_refused(shape, asked.settings, machine, overrides.device)
         refused = because("pin_refused", device=overrides.device, why=why) if why is not None else None
         reasons = (refused or because("pin_not_usable", device=overrides.device), *reasons)
-    fitting = [c for c in candidates if c.fits]
+    fitting = [c for c in found.candidates if c.fits]
     others = tuple(
-        _alternative(c, chosen, overrides, verdict, _set_aside(c, fitting)) for c in candidates if c is not chosen
+        _alternative(c, chosen, overrides, found.verdict, _set_aside(c, fitting))
+        for c in found.candidates
+        if c is not chosen
     )
     return Placement(
         device=chosen.device.id,
@@ -112,20 +84,6 @@ def place(
         streaming=chosen.streaming,
         reasons=reasons,
         alternatives=(*others, *_npus(machine, shape)),
-    )
-
-
-def _by_formula(_settings: LoadSettings) -> None:
-    """What llama.cpp would say is not asked for a context that is only tried."""
-
-
-def requested_settings(base: LoadSettings, overrides: Overrides) -> LoadSettings:
-    """`base` with what the user asked for; a shared cache follows context and parallel requests."""
-    settings = resize_context(base, overrides.n_ctx or base.n_ctx, overrides.n_parallel)
-    if overrides.type_k and overrides.type_k != "f16":
-        return msgspec.structs.replace(settings, type_k=overrides.type_k, type_v=overrides.type_k, flash_attn="on")
-    return msgspec.structs.replace(
-        settings, type_k=overrides.type_k or base.type_k, type_v=overrides.type_k or base.type_v
     )
 
 

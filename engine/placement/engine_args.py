@@ -13,7 +13,7 @@ from engine.runner.engine_args import EngineArgs
 from engine.runner.protocol import LoadSettings
 
 # Arguments that are settings of a load by other names.
-_SETTINGS: Final = {
+SETTINGS: Final = {
     "batch_size": "n_batch", "ubatch_size": "n_ubatch", "threads": "n_threads", "threads_batch": "n_threads_batch",
     "cache_type_k": "type_k", "cache_type_v": "type_v", "flash_attn": "flash_attn", "mmap": "use_mmap",
     "mlock": "use_mlock", "repack": "repack",
@@ -32,7 +32,7 @@ def decided(settings: LoadSettings) -> LoadSettings:
     """Settings in which the user's arguments stand before what was dispatched, tuned or measured."""
     args = settings.engine_args
     changes: dict[str, object] = {}
-    for name, field in _SETTINGS.items():
+    for name, field in SETTINGS.items():
         value = getattr(args, name)
         if value is not None:
             changes[field] = value

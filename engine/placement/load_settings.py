@@ -12,6 +12,7 @@ from engine.core.errors import InputFault
 from engine.core.sampling import Recommended, recommended
 from engine.core.sampling_families import of_card
 from engine.library.types import ModelEntry
+from engine.message_catalog.reasons import because
 from engine.placement.external import external_settings
 from engine.placement.types import ModelSettings
 from engine.runner.engine_args import BadEngineArg, EngineArgs, check, given
@@ -76,11 +77,12 @@ def usable_cores() -> int:
 def require_sound(entry: ModelEntry, args: EngineArgs) -> None:
     """Raises: InputFault: the model is not run by llama.cpp, or an argument makes no sense."""
     if given(args) and entry.format != "gguf":
-        raise InputFault(f"{entry.id} is not run by llama.cpp, which engine_args are for.", "engine_args")
+        raise InputFault(because("engine_args_not_for", model=entry.id), "engine_args")
     try:
         check(args)
     except BadEngineArg as error:
-        raise InputFault(f"engine_args.{error.name}: {error}.", f"engine_args.{error.name}") from error
+        reason = because("engine_args_wrong", name=error.name, why=str(error))
+        raise InputFault(reason, f"engine_args.{error.name}") from error
 
 
 def recommended_for(entry: ModelEntry, user: ModelSettings) -> Recommended:

@@ -23,7 +23,6 @@ from engine.core.errors import (
 from engine.core.types import DeviceCheck
 from engine.message_catalog.reasons import because
 from engine.placement import onnx
-from engine.placement.candidates import audit_key
 from engine.placement.estimate import exact_parts, kv_layer_bytes
 from engine.placement.external import admit_external, kind_of
 from engine.placement.fallbacks import (
@@ -36,10 +35,11 @@ from engine.placement.fallbacks import (
 from engine.placement.fit_context import largest_context
 from engine.placement.fit_report import claim, fit_report, ledger_amounts
 from engine.placement.history import FALLBACK_FIELDS
+from engine.placement.load_need import audit_key, offload_target
 from engine.placement.need_types import FitReport, Need
-from engine.placement.placer import ENOUGH_TOKENS, LARGE_READ_BYTES, Placer, offload_target, read_shape
+from engine.placement.placer import ENOUGH_TOKENS, LARGE_READ_BYTES, Placer, read_shape
 from engine.placement.speed import weights_read
-from engine.placement.types import Fallback
+from engine.placement.types import Fallback, Placement
 from engine.runner.buffers import BufferLog
 from engine.runner.engine_args import NO_ARGS
 from engine.runner.protocol import LoadSettings
@@ -75,12 +75,12 @@ class MemoryAdmission:
         self._audits: set[asyncio.Task[None]] = set()
         self._unanswered: dict[str, asyncio.Event] = {}
 
-    async def reserve(self, model_id: str, settings: LoadSettings) -> None:
+    async def reserve(self, model_id: str, settings: LoadSettings, placement: Placement | None = None) -> None:
         """Set memory aside. Raises: as `reserve_now`."""
-        await asyncio.to_thread(self.reserve_now, model_id, settings)
+        await asyncio.to_thread(self.reserve_now, model_id, settings, placement)
 
-    def reserve_now(self, model_id: str, settings: LoadSettings) -> None:
-        """Set aside what a load with these settings needs. Blocks.
+    def reserve_now(self, model_id: str, settings: LoadSettings, placement: Placement | None = None) -> None:
+        """Set aside what a load with these settings needs, as far as `placement` does not say it. Blocks.
 
         Where memory is plentiful the formulas decide at once; where it is not, llama.cpp is asked first.
         Raises: NotEnoughMemory: with needed, available and the three cheapest ways out. BadModelFile.
@@ -99,11 +99,14 @@ class MemoryAdmission:
         if external is None and settings.engine_args != NO_ARGS:
             self._placer.try_engine_args(settings)
         gpu, backend = offload_target(settings, machine)
-        need, run = self._placer.need(shape, settings, machine, gpu, backend), None
+        if placement is not None and placement.settings == settings:
+            need, run = placement.need, None
+        else:
+            need, run = self._placer.need(shape, settings, machine), None
         free = self._ledger.available("cpu", machine, exclude=model_id)
         if settings.remotes or (external is None and gpu is None and need.total_bytes > PLENTY_FRAC * free):
             run = self._placer.dry_run(settings)
-            need = self._placer.need(shape, settings, machine, gpu, backend, run)
+            need = self._placer.need(shape, settings, machine, run)
 
         def report() -> FitReport:
             measured = (settings, run) if run else None
@@ -158,9 +161,7 @@ class MemoryAdmission:
         return None
 
     def _need_of(self, settings: LoadSettings) -> Need:
-        machine = self._placer.machine_now()
-        gpu, backend = offload_target(settings, machine)
-        return self._placer.need(read_shape(settings.path), settings, machine, gpu, backend)
+        return self._placer.need(read_shape(settings.path), settings, self._placer.machine_now())
 
     async def resized(self, model_id: str, settings: LoadSettings) -> None:
         """The context of a loaded model has another size now."""
@@ -246,10 +247,10 @@ class MemoryAdmission:
         if not _in_llama_cpp(settings):
             return
         machine = self._placer.machine_now()
-        gpu, backend = offload_target(settings, machine)
+        gpu, _ = offload_target(settings, machine)
         run = self._placer.dry_run(settings) if gpu is None or settings.remotes else None
         if run is not None:
-            need = self._placer.need(read_shape(settings.path), settings, machine, gpu, backend, run)
+            need = self._placer.need(read_shape(settings.path), settings, machine, run)
             self._ledger.refine(model_id, ledger_amounts(need), need.resident_bytes, need.by_purpose())
 
     def proven(self, model_id: str) -> None:

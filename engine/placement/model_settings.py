@@ -14,6 +14,7 @@ from devices.msgspec_lock import learned
 from engine.core.errors import BadModelFile, InputFault
 from engine.core.json_store import Damaged, JsonStore, with_row
 from engine.core.paths import Paths
+from engine.message_catalog.reasons import Reason, because
 from engine.placement.types import LoadOptions, ModelSettings
 from engine.runner.engine_args import EngineArgs
 from engine.runner.load_limits import KV_TYPES
@@ -93,9 +94,8 @@ class ModelSettingsStore:
         """
         check_kv_type(options.type_k)
         if context_train and (options.n_ctx or 0) > context_train:
-            raise InputFault(
-                f"{model_id} was trained for {context_train} tokens of context, not {options.n_ctx}.", "n_ctx"
-            )
+            reason = because("context_beyond_training", model=model_id, trained=context_train, n_ctx=options.n_ctx)
+            raise InputFault(reason, "n_ctx")
         self.change(model_id, **msgspec.structs.asdict(options))
 
     def set_sampling(self, model_id: str, values: Mapping[str, Value]) -> None:
@@ -107,9 +107,10 @@ class ModelSettingsStore:
         wrong = next((name for name in values if name not in fit), None)
         if wrong is not None:
             if wrong not in BOUNDS:
-                raise InputFault(f"{wrong} is not known; there are {', '.join(BOUNDS)}.", wrong)
+                raise InputFault(because("sampling_unknown", name=wrong, names=tuple(BOUNDS)), wrong)
             low, high = BOUNDS[wrong]
-            raise InputFault(f"{wrong} must be a number from {low:g} to {high:g}, not {values[wrong]}.", wrong)
+            value = values[wrong]
+            raise InputFault(because("sampling_out_of_bounds", name=wrong, low=low, high=high, value=value), wrong)
         self.change(model_id, sampling=fit)
 
     def aliases(self) -> dict[str, str]:
@@ -134,12 +135,12 @@ class ModelSettingsStore:
         """Let `name` stand for `model`. Raises: InputFault: an empty or overlong name, or too many."""
         key = name.strip().casefold()
         if not key or len(key) > MAX_NAME or not model or len(model) > MAX_NAME:
-            raise InputFault(f"An alias and its model need 1 to {MAX_NAME} characters.", "alias")
+            raise InputFault(because("alias_length", longest=MAX_NAME), "alias")
 
         def changed(old: _File) -> _File:
             names = {name.casefold(): model for name, model in old.aliases.items()}
             if key not in names and len(names) >= MAX_ALIASES:
-                raise InputFault(f"There are already {MAX_ALIASES} aliases.", "alias")
+                raise InputFault(because("too_many_aliases", most=MAX_ALIASES), "alias")
             return msgspec.structs.replace(old, aliases={**names, key: model})
 
         self._migrate()
@@ -243,16 +244,16 @@ def _is_damaged(path: Path) -> bool:
 def check_kv_type(name: str | None, field: str = "kv_type") -> None:
     """Raises: InputFault: no type of cache goes by that name."""
     if name is not None and name not in KV_TYPES:
-        raise InputFault(f"{name!r} is not a cache type; use one of {', '.join(KV_TYPES)}.", field)
+        raise InputFault(because("cache_type_unknown", name=name, names=tuple(KV_TYPES)), field)
 
 
-def unfit_draft(target: Path, draft: Path) -> str | None:
+def unfit_draft(target: Path, draft: Path) -> Reason | None:
     """Why one file cannot draft for the other, from their headers; None when it can. The runner checks each token.
 
     Raises: BadModelFile.
     """
     if target.resolve() == draft.resolve():
-        return "a model cannot draft for itself"
+        return because("draft_is_itself")
     facts = []
     for path in (target, draft):
         try:
@@ -264,7 +265,7 @@ def unfit_draft(target: Path, draft: Path) -> str | None:
         facts.append((metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre"), size))
     (kind, pre, size), (draft_kind, draft_pre, draft_size) = facts
     if (kind, pre) != (draft_kind, draft_pre):
-        return f"its tokenizer is {draft_kind}/{draft_pre}, this model's {kind}/{pre}"
+        return because("draft_tokenizer", draft=f"{draft_kind}/{draft_pre}", model=f"{kind}/{pre}")
     if abs(size - draft_size) > MAX_SIZE_DIFFERENCE:
-        return f"its vocabulary has {draft_size} tokens, this model's {size}"
+        return because("draft_vocabulary", draft=draft_size, model=size)
     return None

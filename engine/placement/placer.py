@@ -6,40 +6,42 @@ from pathlib import Path
 
 import msgspec
 
-from devices.backends.openvino import BACKEND
 from devices.errors import TesseraError
 from devices.types import Machine
-from engine.core.errors import BadModelFile, InputFault, fact_of
-from engine.message_catalog.reasons import Reason, because
+from engine.core.errors import BadModelFile, fact_of
+from engine.message_catalog.reasons import because
 from engine.onnx.folder import OnnxFolder
 from engine.placement import llama_server, onnx, openvino, rpc_layers
-from engine.placement.candidates import audit_key
-from engine.placement.choose import place
 from engine.placement.dry_run import DryRunFailed, dry_run
-from engine.placement.engine_args import decided, refused
+from engine.placement.engine_args import refused
 from engine.placement.expert_offload import disk_gbs
 from engine.placement.external import external_report, kind_of, place_external
-from engine.placement.fallbacks import sound_fallbacks
 from engine.placement.fit_context import largest_context, need_at
 from engine.placement.fit_report import fit_report, machine_isa, overdraft
-from engine.placement.history import FALLBACK_FIELDS
-from engine.placement.measurements.keys import machine_key, shape_key
-from engine.placement.need_types import WORKERS, DryRun, FitReport, Need, Part
+from engine.placement.load_need import audit_key, load_need
+from engine.placement.need_types import WORKERS, DryRun, FitReport, Need
 from engine.placement.npu_rule import busy_igpu
 from engine.placement.priors import effective_gbs
 from engine.placement.resources import Resources
+from engine.placement.setting_changes import Step, changes_between
 from engine.placement.shape import ModelShape, model_shape
 from engine.placement.speed import weights_read
-from engine.placement.tensor_split import shared_out
-from engine.placement.tuned import Tuned, pinned_elsewhere, tuned_settings
+from engine.placement.steps import (
+    STEPS,
+    Load,
+    by_formula,
+    moved_to,
+    other_machines,
+    prefix_cache,
+    remembered,
+    run,
+    sound,
+)
 from engine.placement.types import NO_OVERRIDES, Fallback, Overrides, Placement
-from engine.runner.engine_args import given
 from engine.runner.protocol import ExternalProgram, LoadSettings
 from quantize.files.header_cache import cached_gguf_model
 
 log = logging.getLogger(__name__)
-# Cached prefixes get at most this part of the memory that a load leaves free.
-PREFIX_DIVISOR = 4
 # Answers with fewer tokens say little about the speed.
 ENOUGH_TOKENS = 64
 # Smaller models stay in caches: their speed says nothing about the memory.
@@ -65,12 +67,10 @@ class Placer:
 
         Raises: BadModelFile.
         """
-        placed = self._with_energy(model_id, self.placement(model_id, settings, overrides, exact=exact))
-        if placed.settings.remotes or placed.settings.external is not None:
+        placed = self._with_energy(model_id, self._placed(model_id, settings, overrides, exact=exact))
+        if placed.settings.remotes or placed.settings.external is not None or placed.changes:
             return placed
-        remembered = self.history.remembered(model_id)
-        changes = {k: tuple(v) if isinstance(v, list) else v for k, v in remembered.items() if k in FALLBACK_FIELDS}
-        return msgspec.structs.replace(placed, settings=msgspec.structs.replace(placed.settings, **changes))
+        return msgspec.structs.replace(placed, settings=remembered(self.history, model_id, placed.settings))
 
     def placement(
         self, model_id: str, settings: LoadSettings, overrides: Overrides = NO_OVERRIDES, *, exact: bool = True
@@ -81,6 +81,17 @@ class Placer:
         What the user pinned the model to counts unless the overrides name a device.
         Raises: BadModelFile.
         """
+        return self._placed(model_id, settings, overrides, exact=exact, last=prefix_cache)
+
+    def _placed(
+        self,
+        model_id: str,
+        settings: LoadSettings,
+        overrides: Overrides,
+        *,
+        exact: bool,
+        last: Step[Load] = STEPS[-1],
+    ) -> Placement:
         external = kind_of(settings)
         if external is not None and external.place is not None:
             return place_external(settings, self.machine_now(), self.ledger, model_id)
@@ -92,7 +103,25 @@ class Placer:
         overrides = onnx.with_power(overrides)
         if settings.external is not None:
             return self._in_other_build(model_id, settings, settings.external, overrides)
-        return self.judge_shape(model_id, read_shape(settings.path), settings, overrides, exact=exact)
+        return run(self._load(model_id, read_shape(settings.path), settings, overrides, exact=exact), last)
+
+    def _load(
+        self, model_id: str, shape: ModelShape, settings: LoadSettings, overrides: Overrides, *, exact: bool
+    ) -> Load:
+        return Load(
+            base=msgspec.structs.replace(settings, cache_ram_bytes=0),
+            shape=shape,
+            overrides=overrides,
+            machine=self.machine_now(),
+            ledger=self.ledger,
+            history=self.history,
+            owner=model_id,
+            disk_gbs=disk_gbs(self.resources, shape, settings.path, model_id),
+            dry_run=self.dry_run if exact else by_formula,
+            resources=self.resources,
+            pinned_remote=rpc_layers.pinned_to(self.resources.remotes, overrides.device),
+            prefix_bytes=settings.cache_ram_bytes,
+        )
 
     def _in_other_build(
         self, model_id: str, settings: LoadSettings, program: ExternalProgram, overrides: Overrides
@@ -116,7 +145,8 @@ class Placer:
         chosen = llama_server.plain(best.settings)
         if own:  # it decides itself what goes there
             chosen = msgspec.structs.replace(chosen, n_gpu_layers=-1)
-        moved = self._with_settings(best, shape, chosen, machine)
+        reasons = llama_server.reasons(chosen, build, own)
+        moved = moved_to(best, chosen, machine, self.need(shape, chosen, machine))
         return msgspec.structs.replace(
             moved,
             backend=program.kind,
@@ -124,8 +154,9 @@ class Placer:
             decode_tok_s=None,
             basis="unknown",
             streaming=None,
-            reasons=llama_server.reasons(chosen, build, own),
+            reasons=reasons,
             alternatives=(),
+            changes=(*best.changes, *changes_between(program.kind, best.settings, chosen, reasons[0])),
         )
 
     def side_work(self, folder: OnnxFolder, overrides: Overrides) -> onnx.Choice:
@@ -156,12 +187,7 @@ class Placer:
         exact: bool = False,
     ) -> Placement:
         """The same for a header that was read before, perhaps of a file that is not here."""
-        placement = self.defaults(model_id, shape, settings, overrides, exact=exact)
-        machine = self.machine_now()
-        placement = self._measured(model_id, shape, placement, overrides, machine)
-        placement = self._without_wrong(shape, placement, machine)
-        placement = self._as_asked(model_id, shape, placement, machine)
-        return self._with_prefixes(model_id, placement, settings.cache_ram_bytes, machine)
+        return run(self._load(model_id, shape, settings, overrides, exact=exact), prefix_cache)
 
     def defaults(
         self,
@@ -173,83 +199,7 @@ class Placer:
         exact: bool = False,
     ) -> Placement:
         """What dispatch chooses by itself, without what was tuned, and without memory for cached prefixes."""
-        machine = self.machine_now()
-
-        def ask(at: LoadSettings) -> DryRun | None:
-            return self.dry_run(at) if exact else None
-
-        without = msgspec.structs.replace(settings, cache_ram_bytes=0)
-        pinned = rpc_layers.pinned_to(self.resources.remotes, overrides.device)
-        here = msgspec.structs.replace(overrides, device=None) if pinned else overrides
-        disk = disk_gbs(self.resources, shape, settings.path, model_id)
-        placement = place(shape, without, here, machine, self.ledger, self.history, ask, model_id, disk)
-        if not self.resources.remotes.remotes:
-            return placement
-        far = rpc_layers.Spreading(self.resources, machine, model_id, self.dry_run if exact else None)
-        return far.instead_of(placement, shape, pinned)
-
-    def _measured(
-        self, model_id: str, shape: ModelShape, placement: Placement, overrides: Overrides, machine: Machine
-    ) -> Placement:
-        """The placement with what was tuned or measured here for a model of this shape."""
-        where, which = machine_key(machine), shape_key(shape)
-        if placement.settings.remotes or placement.streaming is not None:
-            return placement
-        tuned = self.tuned.get(where, which, placement.settings.n_ctx)
-        if tuned is not None and not pinned_elsewhere(tuned, placement, overrides):
-            return self._with_tuned(model_id, shape, placement, overrides, machine, tuned)
-        report = self.results.newest(where, which)
-        if report is None or report.backend != (",".join(placement.settings.devices) or "cpu"):
-            return placement
-        speed, kind = report.decode_tok_s, "measured_on_stand_in" if report.stand_in else "measured_on_model"
-        measured = msgspec.structs.replace(
-            placement,
-            decode_tok_s=round(speed, 1),
-            basis="measured",
-            measured_on="stand-in" if report.stand_in else "model",
-        )
-        return _because(measured, because(kind, tok_s=speed, tokens=report.points[0].length))
-
-    def _with_tuned(
-        self,
-        model_id: str,
-        shape: ModelShape,
-        placement: Placement,
-        overrides: Overrides,
-        machine: Machine,
-        tuned: Tuned,
-    ) -> Placement:
-        """The tuned settings where they fit now; else the placement says why not."""
-        settings = tuned_settings(tuned, placement.settings, overrides)
-        moved = self._with_settings(placement, shape, settings, machine)
-        if settings.devices and moved.device == "cpu":
-            return _because(placement, because("tuned_elsewhere", device=settings.devices[0]))
-        if overdraft(self.ledger, moved.need, model_id) is not None:
-            return _because(placement, because("tuned_fits_not"))
-        return msgspec.structs.replace(
-            moved,
-            fits=True,
-            decode_tok_s=round(tuned.decode_tok_s, 1),
-            basis="measured",
-            measured_on="stand-in" if tuned.stand_in else "model",
-            reasons=(*placement.reasons, *tuned.reasons()),
-        )
-
-    def _as_asked(self, model_id: str, shape: ModelShape, placement: Placement, machine: Machine) -> Placement:
-        """The placement as the user's raw engine arguments want it."""
-        args = given(placement.settings.engine_args)
-        if not args:
-            return placement
-        settings = decided(placement.settings)
-        moved = self._with_settings(placement, shape, settings, machine)
-        if settings.devices and moved.device == "cpu":
-            raise InputFault(because("engine_args_device", device=settings.devices[0]), "engine_args.devices")
-        arguments = tuple(f"{name} {value}" for name, value in args.items())
-        return msgspec.structs.replace(
-            moved,
-            fits=overdraft(self.ledger, moved.need, model_id) is None,
-            reasons=(*placement.reasons, because("engine_arguments", arguments=arguments)),
-        )
+        return run(self._load(model_id, shape, settings, overrides, exact=exact), other_machines)
 
     def pin(self, model_id: str, device: str | None) -> None:
         """Store the user's choice of a device, and forget what an earlier one had to give up. None: no choice."""
@@ -275,51 +225,7 @@ class Placer:
 
     def sound(self, settings: LoadSettings, shape: ModelShape) -> Fallback | None:
         """What to try instead of settings with which a device computes wrongly; None where they are the CPU's."""
-        machine, checks = self.machine_now(), self.resources.checks
-        for fallback in sound_fallbacks(settings, machine) if settings.devices else []:
-            verdict = checks.verdict(fallback.settings, shape, machine)
-            if verdict is None or not verdict.wrong:
-                return fallback
-        return None
-
-    def _without_wrong(self, shape: ModelShape, placement: Placement, machine: Machine) -> Placement:
-        """The placement, or the next one where its device is known to compute something else than the CPU."""
-        verdict = self.resources.checks.verdict(placement.settings, shape, machine)
-        fallback = self.sound(placement.settings, shape) if verdict is not None and verdict.wrong else None
-        if verdict is None or fallback is None:
-            return placement
-        reason = because("wrong_results", what=verdict.what, change=fallback.change)
-        if verdict.operations:
-            reason = because("wrong_results_of", **reason.values, operations=verdict.operations)
-        return _because(self._with_settings(placement, shape, fallback.settings, machine), reason)
-
-    def _with_settings(
-        self, placement: Placement, shape: ModelShape, settings: LoadSettings, machine: Machine
-    ) -> Placement:
-        """The placement with other settings, where they put the model and what that takes."""
-        gpu, backend = offload_target(settings, machine)
-        device = machine.device(gpu or "cpu")
-        return msgspec.structs.replace(
-            placement,
-            device=gpu or "cpu",
-            device_name=device.name if device else placement.device_name,
-            backend=backend,
-            settings=settings,
-            need=self.need(shape, settings, machine, gpu, backend),
-        )
-
-    def _with_prefixes(self, model_id: str, placement: Placement, wanted_bytes: int, machine: Machine) -> Placement:
-        """Prefixes may be cached in what is left over, never in what a model needs."""
-        if placement.settings.remotes:
-            return placement  # a prefix cached here would cross the link
-        spare = self.ledger.available("cpu", machine, exclude=model_id) - placement.need.device_bytes("cpu")
-        granted = min(wanted_bytes, max(0, spare) // PREFIX_DIVISOR)
-        if not granted:
-            return placement
-        part = Part(name="prefixes", device="cpu", num_bytes=granted)
-        need = msgspec.structs.replace(placement.need, parts=(*placement.need.parts, part))
-        settings = msgspec.structs.replace(placement.settings, cache_ram_bytes=granted)
-        return msgspec.structs.replace(placement, settings=settings, need=need)
+        return sound(self.resources, settings, shape, self.machine_now())
 
     def report(self, model_id: str, placement: Placement, shape: ModelShape | None = None) -> FitReport:
         """Whether that placement fits now, the largest context, and what to give up if not."""
@@ -378,24 +284,9 @@ class Placer:
         ]
         return max(speeds, default=0.0) * 1e9 / max(1, bytes_per_token)
 
-    def need(
-        self,
-        shape: ModelShape,
-        settings: LoadSettings,
-        machine: Machine,
-        gpu: str | None,
-        backend: str,
-        run: DryRun | None = None,
-    ) -> Need:
-        """What a load of `shape` takes on `gpu` (None: the CPU); measured by `run` where there is one."""
-        if settings.remotes:
-            return rpc_layers.need(shape, settings, machine, self.resources.remotes, run)
-        measured = (settings, run) if run else None
-        correction = self.ledger.audits.correction(audit_key(shape, backend))
-        need = need_at(shape, settings, machine_isa(machine), gpu, measured, correction)
-        if backend == BACKEND:
-            return openvino.need(need)
-        return shared_out(need, shape, settings, machine, gpu)
+    def need(self, shape: ModelShape, settings: LoadSettings, machine: Machine, run: DryRun | None = None) -> Need:
+        """What a load with these settings takes; measured by `run` where there is one."""
+        return load_need(shape, settings, machine, self.ledger, self.resources.remotes, run)
 
     def machine_now(self) -> Machine:
         """The machine with what dispatch needs to know of it."""
@@ -410,26 +301,6 @@ class Placer:
         except DryRunFailed as error:
             log.warning("no dry run of %s: %s", settings.path, error)
             return None
-
-
-def _because(placement: Placement, reason: Reason) -> Placement:
-    return msgspec.structs.replace(placement, reasons=(*placement.reasons, reason))
-
-
-def offload_target(settings: LoadSettings, machine: Machine) -> tuple[str | None, str]:
-    """Device id and backend that layers go to with these settings; None and `cpu` when nothing is offloaded."""
-    if not settings.devices or settings.n_gpu_layers == 0:
-        return None, "cpu"
-    if settings.remotes:
-        return rpc_layers.devices_of(settings, machine)[0], "rpc"
-    if settings.engine_args.rpc and not settings.engine_args.devices:
-        return WORKERS, "rpc"
-    for device in machine.devices:
-        for runtime in device.runtimes:
-            if runtime.device_name == settings.devices[0]:
-                # The CPU and NPUs have no memory of their own to count.
-                return (device.id if device.kind in {"igpu", "dgpu"} else None), runtime.backend
-    return None, "cpu"
 
 
 def read_shape(path: str) -> ModelShape:

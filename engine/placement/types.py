@@ -7,6 +7,7 @@ from msgspec import Meta
 
 from engine.message_catalog.reasons import Reason
 from engine.placement.need_types import Need
+from engine.placement.setting_changes import SettingChange
 from engine.runner.engine_args import NO_ARGS, EngineArgs
 from engine.runner.protocol import LoadSettings
 
@@ -111,7 +112,8 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
 
     `basis` says what the speed rests on: a measurement on this machine or a prior; `measured_on` whether this shape
     itself was measured. `tokens_per_joule` was measured here; `energy` has it, or why it is not known.
-    `streaming`: its experts are more than memory, and this is what that costs.
+    `streaming`: its experts are more than memory, and this is what that costs. `changes`: who set what of
+    `settings`.
     """
 
     device: str
@@ -129,6 +131,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
     streaming: Streaming | None = None
     reasons: tuple[Reason, ...] = ()
     alternatives: tuple[Alternative, ...] = ()
+    changes: tuple[SettingChange, ...] = ()
 
 
 class Fallback(msgspec.Struct, frozen=True, kw_only=True):

@@ -346,7 +346,7 @@ class Pool:
                     break
             while True:
                 try:
-                    await self._admission.reserve(model.id, model.settings)
+                    await self._admission.reserve(model.id, model.settings, model.placement)
                 except NotEnoughMemory:
                     if not await self._evict():
                         raise

@@ -38,6 +38,7 @@ from engine.api.machine import (
     PlacementAnswer,
     Pool,
     Reservation,
+    SettingChange,
     SystemMemory,
 )
 from engine.api.models import LoadedModel, LoadedModels
@@ -113,6 +114,21 @@ def test_a_pinned_model_says_so_and_can_be_let_go(qtbot):
     assert "1 thread" in texts(made)
     press(made, "Let Tessera choose")
     assert wanted == [("spark", None)]
+    made.close()
+
+
+def test_the_card_shows_which_step_set_what(qtbot):
+    change = SettingChange(step="requested", field="type_k", old="f16", new="q8_0", reason="it was asked for")
+    placed = ModelPlacement(device="cpu", backend="cpu", reasons=("one",), changes=(change,))
+    made = placement_card("spark", "Spark", PlacementAnswer(placement=placed), lambda *_: None)
+    qtbot.addWidget(made)
+    made.show()
+    line = "type_k: f16 → q8_0 (requested: it was asked for)"
+    assert line not in texts(made)
+    press(made, "Who set what")
+    assert line in texts(made)
+    press(made, "Who set what")
+    assert line not in texts(made)
     made.close()
 
 

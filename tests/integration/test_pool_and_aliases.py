@@ -101,7 +101,7 @@ class OneFits(Unlimited):
     def __init__(self):
         self.held = []
 
-    async def reserve(self, model_id, settings):
+    async def reserve(self, model_id, settings, placement=None):
         if self.held:
             raise NotEnoughMemory(2, 1, "cpu")
         self.held.append(model_id)

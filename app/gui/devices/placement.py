@@ -4,8 +4,9 @@ from collections.abc import Callable
 from functools import partial
 
 from PySide6.QtCore import QCoreApplication
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QPushButton
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QPushButton, QWidget
 
+from app.format import setting
 from app.gui import formatted
 from app.gui.reasons import all_translated, translated
 from app.gui.widgets.basics import button, card, label, row, stack
@@ -35,6 +36,8 @@ def placement_card(model: str, title: str, answer: PlacementAnswer, pin: Pin) ->
         column.addWidget(label(facts, "small", wrap=True))
     for reason in all_translated(placement.reason_details, placement.reasons):
         column.addWidget(label(f"• {_sentence(reason)}", "", wrap=True))
+    if placement.changes:
+        column.addWidget(_changes(model, placement))
     if placement.alternatives:
         column.addWidget(label(_tr("Also possible"), "small"))
     for item in placement.alternatives:
@@ -57,6 +60,22 @@ def _alternative(model: str, item: Alternative, pin: Pin) -> QHBoxLayout:
     made.setStretch(0, 1)
     if item.decode_tok_s:  # without a speed it cannot run there at all
         made.addWidget(_button(_tr("Pin"), f"{model}, {_where(item)}", partial(pin, model, pin_name(item)), "link"))
+    return made
+
+
+def _changes(model: str, placement: ModelPlacement) -> QWidget:
+    """A button that shows which step set which setting."""
+    rows = QWidget()
+    lines = []
+    for change in placement.changes:
+        reason = translated(change.reason_detail, change.reason)
+        values = f"{change.field}: {setting(change.old)} → {setting(change.new)}"
+        lines.append(label(f"{values} ({change.step}: {reason})", "small", wrap=True))
+    rows.setLayout(stack(*lines, spacing=2))
+    rows.hide()
+    shows = _button(_tr("Who set what"), model, lambda: rows.setVisible(rows.isHidden()), "link")
+    made = QWidget()
+    made.setLayout(stack(row(shows, 1), rows, spacing=4))
     return made
 
 

@@ -13,7 +13,6 @@ from devices.memory_ledger import Ledger
 from devices.types import CoreCounts, Runtime
 from engine.message_catalog import sentence, sentences
 from engine.placement import candidates
-from engine.placement.choose import place
 from engine.placement.estimate import kv_layer_bytes
 from engine.placement.fallbacks import next_fallback
 from engine.placement.flash_attention import heads_of
@@ -23,6 +22,7 @@ from engine.placement.measurements.keys import machine_key
 from engine.placement.parallel_slots import ROOMY_BYTES
 from engine.placement.placer import read_shape
 from engine.placement.speed import bytes_per_token
+from engine.placement.steps import place
 from engine.placement.types import NO_OVERRIDES, Overrides
 from engine.runner.protocol import LoadSettings
 from tests.support.machines.machines import reports

@@ -7,11 +7,11 @@ from devices.memory_ledger import Ledger
 from devices.recording import RecordedHost
 from devices.report import recorded_report
 from engine.message_catalog import sentence
-from engine.placement.choose import place
 from engine.placement.context_size import FREE_FRAC
 from engine.placement.history import PlacementHistory
 from engine.placement.need_types import DryRun
 from engine.placement.placer import read_shape
+from engine.placement.steps import place
 from engine.placement.types import Overrides
 from engine.runner.engine_args import EngineArgs
 from engine.runner.protocol import LoadSettings

@@ -6,9 +6,9 @@ from msgspec.structs import replace as replaced
 
 from devices.memory_ledger import Ledger
 from engine.message_catalog.reasons import because
-from engine.placement.choose import place
 from engine.placement.history import PlacementHistory
 from engine.placement.placer import read_shape
+from engine.placement.steps import place
 from engine.placement.types import Overrides
 from engine.runner.engine_args import EngineArgs
 from engine.runner.protocol import LoadSettings

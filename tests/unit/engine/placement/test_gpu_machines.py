@@ -9,9 +9,9 @@ from devices.memory_ledger import Ledger
 from devices.recording import RecordedHost
 from devices.report import recorded_report
 from engine.message_catalog import command, sentences
-from engine.placement.choose import place
 from engine.placement.fit_report import fit_report, ledger_amounts
 from engine.placement.history import PlacementHistory
+from engine.placement.steps import place
 from engine.placement.types import NO_OVERRIDES, Overrides
 from engine.runner.protocol import LoadSettings
 from quantize.ggml_types import GgmlType

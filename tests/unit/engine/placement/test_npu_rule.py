@@ -12,11 +12,11 @@ from engine.message_catalog.reasons import because
 from engine.onnx.folder import OnnxFolder
 from engine.placement import onnx, speed
 from engine.placement.chip_speeds import Rates
-from engine.placement.choose import place
 from engine.placement.external import place_external
 from engine.placement.history import PlacementHistory
 from engine.placement.npu_rule import PATIENCE_S, Offer, judge
 from engine.placement.placer import read_shape
+from engine.placement.steps import place
 from engine.placement.types import NO_OVERRIDES, Overrides
 from engine.runner.protocol import ExternalProgram, LoadSettings
 from tests.support.machines.machines import reports

@@ -13,10 +13,11 @@ from devices.merge import merged
 from devices.types import BackendDevice, BackendReport
 from engine.message_catalog import sentence, sentences
 from engine.placement import openvino
-from engine.placement.choose import place
 from engine.placement.fallbacks import next_fallback, sound_fallbacks
 from engine.placement.history import PlacementHistory
-from engine.placement.placer import offload_target, read_shape
+from engine.placement.load_need import offload_target
+from engine.placement.placer import read_shape
+from engine.placement.steps import place
 from engine.placement.types import NO_OVERRIDES, Overrides
 from engine.runner.llama.native.llama_api import KernelsMissing, start_backends
 from engine.runner.protocol import LoadSettings

@@ -11,7 +11,6 @@ from engine.job_kinds.autotune.space import dimensions
 from engine.message_catalog import sentence, sentences
 from engine.message_catalog.reasons import because
 from engine.placement import candidates
-from engine.placement.choose import place
 from engine.placement.cpu_kernels import TILE_KERNELS, prompt_tiles, tile_attention
 from engine.placement.engine_args import decided
 from engine.placement.estimate import tile_bytes
@@ -19,6 +18,7 @@ from engine.placement.fallbacks import next_fallback
 from engine.placement.history import PlacementHistory
 from engine.placement.measurements.tuning import knobs_of
 from engine.placement.placer import read_shape
+from engine.placement.steps import place
 from engine.placement.types import Overrides
 from engine.runner.engine_args import EngineArgs
 from engine.runner.protocol import LoadSettings

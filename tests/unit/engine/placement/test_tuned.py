@@ -100,7 +100,7 @@ def test_a_device_that_is_gone_is_not_used(placer, bundled_model):
 def test_settings_that_do_not_fit_now_are_not_used(placer, bundled_model, monkeypatch):
     where, which = keys(placer, bundled_model)
     placer.tuned.put(tuned(where, which))
-    monkeypatch.setattr("engine.placement.placer.overdraft", lambda *_: object())
+    monkeypatch.setattr("engine.placement.steps.overdraft", lambda *_: object())
     settings = LoadSettings(path=str(bundled_model), n_ctx=1024, n_threads=2)
     placed = placer.placement("m", settings, exact=False)
     assert placed.settings.n_ubatch != 96

@@ -1,0 +1,402 @@
+"""How a load gets its settings: all steps in their order, on one page.
+
+Each step reads what is known about the load and returns the settings, changed or not, and the reason. What they
+changed travels with the placement: the dispatch card, the API and `tessera fit --explain` show it. `device`
+compares places; what it does on the processor is a list of steps too, CPU_STEPS in engine/placement/candidates.py.
+"""
+
+from typing import Any, Final
+
+import msgspec
+
+from devices.memory_ledger import Ledger
+from devices.types import Machine
+from engine.core.errors import InputFault
+from engine.message_catalog.reasons import Reason, because
+from engine.placement import rpc_layers
+from engine.placement.candidates import Candidate, DryRunner, Question
+from engine.placement.choose import choose_candidate, placement_of
+from engine.placement.context_size import ContextChoice, capacity_for, larger_context
+from engine.placement.draft_settings import with_speculation
+from engine.placement.engine_args import SETTINGS, decided
+from engine.placement.fallbacks import sound_fallbacks
+from engine.placement.fit_context import resize_context
+from engine.placement.fit_report import overdraft
+from engine.placement.history import FALLBACK_FIELDS, PlacementHistory
+from engine.placement.load_need import load_need, offload_target
+from engine.placement.measurements.keys import machine_key, shape_key
+from engine.placement.need_types import Need, Part
+from engine.placement.parallel_slots import cap_kv_cells, grown
+from engine.placement.resources import Resources
+from engine.placement.setting_changes import SettingChange, Step, changes_between, name_of
+from engine.placement.shape import ModelShape
+from engine.placement.tuned import Tuned, pinned_elsewhere, tuned_settings
+from engine.placement.types import Fallback, Overrides, Placement
+from engine.runner.engine_args import given
+from engine.runner.protocol import LoadSettings
+
+# Cached prefixes get at most this part of the memory that a load leaves free.
+PREFIX_DIVISOR: Final = 4
+
+
+def by_formula(_settings: LoadSettings) -> None:
+    """llama.cpp is not asked."""
+
+
+class Load(msgspec.Struct, kw_only=True):
+    """One load on its way through the steps: what they may read, and what those before found.
+
+    `base` has the path and what holds for the model before dispatch. `here` are the overrides without a device of
+    another machine, whose name is `pinned_remote`. `prefix_bytes` is what cached prefixes may take at most.
+    """
+
+    base: LoadSettings
+    shape: ModelShape
+    overrides: Overrides
+    machine: Machine
+    ledger: Ledger
+    history: PlacementHistory
+    owner: str = ""
+    disk_gbs: float | None = None
+    dry_run: DryRunner = by_formula
+    resources: Resources | None = None
+    pinned_remote: str = ""
+    prefix_bytes: int = 0
+    placement: Placement | None = None
+    context: ContextChoice | None = None
+    changes: list[SettingChange] = []
+    reasons: dict[str, Reason] = {}
+
+    @property
+    def here(self) -> Overrides:
+        """The overrides as far as they are about this machine."""
+        return msgspec.structs.replace(self.overrides, device=None) if self.pinned_remote else self.overrides
+
+    @property
+    def placed(self) -> Placement:
+        """The placement, from `device` on."""
+        assert self.placement is not None
+        return self.placement
+
+    @property
+    def stores(self) -> Resources:
+        """What was learnt and set on this machine."""
+        assert self.resources is not None
+        return self.resources
+
+    def question(self, settings: LoadSettings) -> Question:
+        """Where these settings could run."""
+        return Question(
+            self.shape, settings, self.here, self.machine, self.ledger, self.history, self.owner, self.disk_gbs
+        )
+
+    def need(self, settings: LoadSettings) -> Need:
+        """What a load with these settings takes."""
+        return load_need(
+            self.shape, settings, self.machine, self.ledger, self.resources.remotes if self.resources else None
+        )
+
+    def moved(self, settings: LoadSettings) -> Placement:
+        """The placement with other settings."""
+        return moved_to(self.placed, settings, self.machine, self.need(settings))
+
+    def add_reasons(self, *reasons: Reason, **changes: Any) -> None:
+        """Say more about the placement."""
+        placed = self.placed
+        self.placement = msgspec.structs.replace(placed, reasons=(*placed.reasons, *reasons), **changes)
+
+
+def moved_to(placed: Placement, settings: LoadSettings, machine: Machine, need: Need) -> Placement:
+    """The placement with other settings, where they put the model and what that takes."""
+    gpu, backend = offload_target(settings, machine)
+    there = machine.device(gpu or "cpu")
+    return msgspec.structs.replace(
+        placed,
+        device=gpu or "cpu",
+        device_name=there.name if there else placed.device_name,
+        backend=backend,
+        settings=settings,
+        need=need,
+    )
+
+
+# ---- What the model, its user and its use ask for
+
+
+def context(load: Load, settings: LoadSettings) -> tuple[LoadSettings, Reason | None]:
+    """As many tokens as memory has room for, where nobody asked for a number."""
+
+    def place_with(n_ctx: int) -> Candidate:
+        tried = resize_context(settings, n_ctx)
+        for step in STEPS[STEPS.index(context) + 1 : STEPS.index(device)]:
+            tried, _ = step(load, tried)
+        return choose_candidate(load.question(tried), by_formula).chosen
+
+    def capacity(need: Need) -> Any:
+        return capacity_for(need, load.machine, load.ledger, load.owner)
+
+    load.context = larger_context(settings, load.overrides, load.shape, place_with, capacity)
+    if load.context is None:
+        return settings, None
+    return resize_context(settings, load.context.n_ctx), load.context.reason
+
+
+def requested(load: Load, settings: LoadSettings) -> tuple[LoadSettings, Reason | None]:
+    """What the user, the server's options or a client asked for; the cache follows context and requests."""
+    asked = load.overrides
+    settings = resize_context(settings, asked.n_ctx or settings.n_ctx, asked.n_parallel)
+    if asked.type_k:
+        flash = "on" if asked.type_k != "f16" else settings.flash_attn
+        settings = msgspec.structs.replace(settings, type_k=asked.type_k, type_v=asked.type_k, flash_attn=flash)
+    return settings, because("asked_for")
+
+
+def parallel_requests(load: Load, settings: LoadSettings) -> tuple[LoadSettings, Reason | None]:
+    """More requests at once, where the model's use asks for it and nobody chose a number."""
+    use = load.history.use(load.owner)
+    wide = grown(load.overrides, use)
+    if wide is load.overrides or use is None:
+        return settings, None
+    return resize_context(settings, settings.n_ctx, wide.n_parallel), because("busy_model", at_once=use.at_once)
+
+
+def cache_cells(load: Load, settings: LoadSettings) -> tuple[LoadSettings, Reason | None]:
+    """One whole context, which is what one person needs; more where several requests run at once."""
+    use = load.history.use(load.owner)
+    return cap_kv_cells(settings, load.shape, grown(load.overrides, use), use), because("cells_by_use")
+
+
+def speculation(load: Load, settings: LoadSettings) -> tuple[LoadSettings, Reason | None]:
+    """The file's own head, and copies of states that cannot be cut."""
+    found = with_speculation(settings, load.shape)
+    return found, because("own_head") if found.mtp else because("state_copies", tokens=found.max_rollback)
+
+
+# ---- Where it runs
+
+
+def device(load: Load, settings: LoadSettings) -> tuple[LoadSettings, Reason | None]:
+    """The place that is fastest of those where it fits: processor, GPUs, OpenVINO; a pin comes first."""
+    asked = load.question(settings)
+    found = choose_candidate(asked, load.dry_run)
+    load.placement = placement_of(asked, found, load.context)
+    load.changes += found.chosen.changes
+    return found.chosen.settings, load.placement.reasons[0]
+
+
+def other_machines(load: Load, settings: LoadSettings) -> tuple[LoadSettings, Reason | None]:
+    """Layers on workers, where they are faster, or the model does not fit here alone."""
+    if load.resources is None or not load.resources.remotes.remotes:
+        return settings, None
+    ask = None if load.dry_run is by_formula else load.dry_run
+    far = rpc_layers.Spreading(load.resources, load.machine, load.owner, ask)
+    load.placement = far.instead_of(load.placed, load.shape, load.pinned_remote)
+    return load.placed.settings, load.placed.reasons[0]
+
+
+# ---- What was learnt on this machine
+
+
+def tuned_or_measured(load: Load, settings: LoadSettings) -> tuple[LoadSettings, Reason | None]:
+    """What was tuned here for a model of this shape; else the speed that was measured."""
+    where, which, placed = machine_key(load.machine), shape_key(load.shape), load.placed
+    if settings.remotes or placed.streaming is not None:
+        return settings, None
+    tuned = load.stores.tuned.get(where, which, settings.n_ctx)
+    if tuned is not None and not pinned_elsewhere(tuned, placed, load.overrides):
+        return _tuned(load, settings, tuned)
+    report = load.stores.results.newest(where, which)
+    if report is not None and report.backend == (",".join(settings.devices) or "cpu"):
+        speed, kind = report.decode_tok_s, "measured_on_stand_in" if report.stand_in else "measured_on_model"
+        load.add_reasons(
+            because(kind, tok_s=speed, tokens=report.points[0].length),
+            decode_tok_s=round(speed, 1),
+            basis="measured",
+            measured_on="stand-in" if report.stand_in else "model",
+        )
+    return settings, None
+
+
+def _tuned(load: Load, settings: LoadSettings, tuned: Tuned) -> tuple[LoadSettings, Reason | None]:
+    """The tuned settings where they fit now; else the placement says why not."""
+    found = tuned_settings(tuned, settings, load.overrides)
+    moved = load.moved(found)
+    if found.devices and moved.device == "cpu":
+        load.add_reasons(because("tuned_elsewhere", device=found.devices[0]))
+        return settings, None
+    if overdraft(load.ledger, moved.need, load.owner) is not None:
+        load.add_reasons(because("tuned_fits_not"))
+        return settings, None
+    load.placement = moved
+    load.add_reasons(
+        *tuned.reasons(),
+        fits=True,
+        decode_tok_s=round(tuned.decode_tok_s, 1),
+        basis="measured",
+        measured_on="stand-in" if tuned.stand_in else "model",
+    )
+    return found, tuned.reasons()[0]
+
+
+def sound_device(load: Load, settings: LoadSettings) -> tuple[LoadSettings, Reason | None]:
+    """The next way where the device is known to compute something else than the processor."""
+    verdict = load.stores.checks.verdict(settings, load.shape, load.machine)
+    fallback = sound(load.stores, settings, load.shape, load.machine) if verdict and verdict.wrong else None
+    if verdict is None or fallback is None:
+        return settings, None
+    reason = because("wrong_results", what=verdict.what, change=fallback.change)
+    if verdict.operations:
+        reason = because("wrong_results_of", **reason.values, operations=verdict.operations)
+    load.placement = load.moved(fallback.settings)
+    load.add_reasons(reason)
+    return fallback.settings, reason
+
+
+# ---- What comes last
+
+
+def engine_arguments(load: Load, settings: LoadSettings) -> tuple[LoadSettings, Reason | None]:
+    """llama.cpp's own arguments, which the user set, come before what was chosen, tuned or measured."""
+    args = given(settings.engine_args)
+    if not args:
+        return settings, None
+    found, reason = decided(settings), _arguments(settings)
+    moved = load.moved(found)
+    if found.devices and moved.device == "cpu":
+        raise InputFault(because("engine_args_device", device=found.devices[0]), "engine_args.devices")
+    load.placement = msgspec.structs.replace(moved, fits=overdraft(load.ledger, moved.need, load.owner) is None)
+    load.add_reasons(reason)
+    return found, reason
+
+
+def prefix_cache(load: Load, settings: LoadSettings) -> tuple[LoadSettings, Reason | None]:
+    """Prefixes may be cached in what is left over, never in what a model needs."""
+    if settings.remotes:
+        return settings, None  # a prefix cached here would cross the link
+    need = load.placed.need
+    spare = load.ledger.available("cpu", load.machine, exclude=load.owner) - need.device_bytes("cpu")
+    granted = min(load.prefix_bytes, max(0, spare) // PREFIX_DIVISOR)
+    if not granted:
+        return settings, None
+    part = Part(name="prefixes", device="cpu", num_bytes=granted)
+    found = msgspec.structs.replace(settings, cache_ram_bytes=granted)
+    need = msgspec.structs.replace(need, parts=(*need.parts, part))
+    load.placement = msgspec.structs.replace(load.placed, settings=found, need=need)
+    return found, because("prefixes_by_room")
+
+
+def fallback_that_worked(load: Load, settings: LoadSettings) -> tuple[LoadSettings, Reason | None]:
+    """What worked before, after other settings had failed."""
+    if settings.remotes:
+        return settings, None
+    return remembered(load.history, load.owner, settings), because("worked_after_failure")
+
+
+# The order. Of a load that does not fit, the steps of the next row of LEFT_OUT are left out, if they changed
+# anything, and it goes through the list again.
+STEPS: Final[tuple[Step[Load], ...]] = (
+    context,
+    requested,
+    parallel_requests,
+    cache_cells,
+    speculation,
+    device,
+    other_machines,
+    tuned_or_measured,
+    sound_device,
+    engine_arguments,
+    prefix_cache,
+    fallback_that_worked,
+)
+LEFT_OUT: Final[tuple[tuple[Step[Load], ...], ...]] = ((), (speculation,), (speculation, context))
+
+
+def run(load: Load, last: Step[Load] = STEPS[-1]) -> Placement:
+    """The placement after all steps up to `last`. Raises: InputFault: engine arguments that cannot hold."""
+    for left_out in LEFT_OUT:
+        if left_out and name_of(left_out[-1]) not in load.reasons:
+            continue
+        load.changes, load.context = list(_before_dispatch(load.base)), None
+        settings = load.base
+        for step in STEPS[: STEPS.index(device) + 1]:
+            if step not in left_out:
+                settings = _take(load, step, settings)
+        if load.placed.fits:
+            break
+    for step in STEPS[STEPS.index(device) + 1 : STEPS.index(last) + 1]:
+        settings = _take(load, step, settings)
+    return msgspec.structs.replace(load.placed, changes=tuple(load.changes))
+
+
+def _take(load: Load, step: Step[Load], settings: LoadSettings) -> LoadSettings:
+    noted = len(load.changes)
+    found, reason = step(load, settings)
+    if reason is not None and (found != settings or step is context):
+        load.reasons[name_of(step)] = reason
+    if len(load.changes) == noted:  # else it was a list of steps, which noted them
+        load.changes += changes_between(name_of(step), settings, found, reason)
+    if load.placement is not None and load.placement.settings != found and step not in STEPS[: STEPS.index(device)]:
+        load.placement = load.moved(found)
+    return found
+
+
+def _before_dispatch(base: LoadSettings) -> list[SettingChange]:
+    """Who set what of the settings that dispatch begins with."""
+    args, found = base.engine_args, []
+    by_arguments = {field for name, field in SETTINGS.items() if getattr(args, name) is not None}
+    by_arguments |= {"engine_args"} | ({"n_ctx", "kv_cells"} if args.ctx_size is not None else set())
+    for change in changes_between("defaults", LoadSettings(path=base.path), base, because("before_dispatch")):
+        if change.field in by_arguments:
+            found.append(msgspec.structs.replace(change, step=name_of(engine_arguments), reason=_arguments(base)))
+        elif change.field == "draft_path":
+            found.append(msgspec.structs.replace(change, step="draft model", reason=because("asked_for")))
+        else:
+            found.append(change)
+    return found
+
+
+def _arguments(settings: LoadSettings) -> Reason:
+    args = given(settings.engine_args)
+    return because("engine_arguments", arguments=tuple(f"{name} {value}" for name, value in args.items()))
+
+
+def remembered(history: PlacementHistory, model_id: str, settings: LoadSettings) -> LoadSettings:
+    """The settings with those of the fallback that worked for this model, if there was one."""
+    stored = history.remembered(model_id)
+    changes = {k: tuple(v) if isinstance(v, list) else v for k, v in stored.items() if k in FALLBACK_FIELDS}
+    return msgspec.structs.replace(settings, **changes)
+
+
+def sound(stores: Resources, settings: LoadSettings, shape: ModelShape, machine: Machine) -> Fallback | None:
+    """What to try instead of settings with which a device computes wrongly; None where they are the CPU's."""
+    for fallback in sound_fallbacks(settings, machine) if settings.devices else []:
+        verdict = stores.checks.verdict(fallback.settings, shape, machine)
+        if verdict is None or not verdict.wrong:
+            return fallback
+    return None
+
+
+def place(
+    shape: ModelShape,
+    base: LoadSettings,
+    overrides: Overrides,
+    machine: Machine,
+    ledger: Ledger,
+    history: PlacementHistory,
+    dry_run: DryRunner = by_formula,
+    owner: str = "",
+    disk_gbs: float | None = None,
+) -> Placement:
+    """Where the model runs on this machine alone, without what was tuned or checked here."""
+    load = Load(
+        base=base,
+        shape=shape,
+        overrides=overrides,
+        machine=machine,
+        ledger=ledger,
+        history=history,
+        owner=owner,
+        disk_gbs=disk_gbs,
+        dry_run=dry_run,
+    )
+    return run(load, device)
