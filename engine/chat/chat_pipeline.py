@@ -22,7 +22,7 @@ from engine.chat.events import (
 from engine.chat.openai_forward import forward
 from engine.chat.query import ChatQuery
 from engine.chat.reasoning import Markers, open_markers
-from engine.chat.schemas import shape, tidy
+from engine.chat.schemas import closed, shape, tidy
 from engine.chat.structured import (
     ConstraintChecker,
     ConstraintImpossible,
@@ -287,7 +287,10 @@ class Conversations:
 
 
 def _tidied(tool: ToolDefinition) -> ToolDefinition:
-    schema = tidy(tool.parameters)
+    """With its arguments in an enforceable form, and none but the named ones."""
+    schema = closed(tidy(tool.parameters))
+    if isinstance(schema, dict) and schema.get("properties") == {} and schema.keys() <= {"type", "properties"}:
+        schema["additionalProperties"] = False  # a function without parameters is called without
     return msgspec.structs.replace(tool, parameters=schema) if isinstance(schema, dict) else tool
 
 

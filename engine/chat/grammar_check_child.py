@@ -9,7 +9,7 @@ import msgspec
 from devices.msgspec_lock import learned
 from engine.chat import child_service
 from engine.chat.constraint_protocol import Trial, Verdict
-from engine.chat.schemas import Loosening, Schema, readable, tidy
+from engine.chat.schemas import Loosening, Schema, closed, readable, tidy
 from engine.core.errors import ConstraintRefused
 from engine.core.grammar import grammar_of, lark_of_gbnf, limits
 
@@ -50,8 +50,8 @@ class Checker:
             problem = self._problem(kind, source)
         except ConstraintRefused as refusal:
             return Verdict(kind=kind, source=source, problem=str(refusal))
-        if problem and kind == "json_schema":
-            return self._made_to_fit(source, strict=trial.strict)
+        if kind == "json_schema":
+            return self._made_to_fit(source, strict=trial.strict) if problem else self._closed(source)
         return Verdict(kind=kind, source=source, problem=readable(problem))
 
     def _problem(self, kind: str, source: str) -> str:
@@ -73,9 +73,24 @@ class Checker:
         except ConstraintRefused as refusal:
             return str(refusal)
 
+    def _closed(self, source: str) -> Verdict:
+        """A schema that compiles, closed where that compiles too."""
+        schema = json.loads(source)
+        shut = closed(schema)
+        if shut != schema and not self._schema_problem(shut):
+            source = json.dumps(shut, ensure_ascii=False)
+        return Verdict(kind="json_schema", source=source)
+
     def _made_to_fit(self, source: str, *, strict: bool) -> Verdict:
         """A schema in an enforceable form; without `strict`, what of it can be enforced."""
         schema = tidy(json.loads(source))
+        shut = closed(schema)
+        verdict = self._enforceable(shut, strict=strict)
+        if not verdict.problem or shut == schema:
+            return verdict
+        return self._enforceable(schema, strict=strict)
+
+    def _enforceable(self, schema: Schema, *, strict: bool) -> Verdict:
         problem = self._schema_problem(schema)
         dropped: tuple[str, ...] = ()
         if problem:

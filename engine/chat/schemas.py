@@ -47,6 +47,17 @@ _SINGLE: Final = (
     "unevaluatedItems", "unevaluatedProperties",
 )  # fmt: skip
 _PATHS: Final = {"items": "[]", "prefixItems": "[]", "additionalProperties": "*"}
+# What speaks of members that `properties` does not name.
+_OPENING: Final = frozenset({"additionalProperties", "patternProperties", "unevaluatedProperties", *_APPLICATORS})
+# What says which members an object has.
+_MEMBER_RULES: Final = _OPENING | frozenset(
+    {
+        "properties", "required", "minProperties", "maxProperties", "propertyNames", "dependentRequired", "not",
+        "enum", "const", "then", "else", "$recursiveRef",
+    }
+)  # fmt: skip
+_MERGED: Final = frozenset({"properties", "required", "unevaluatedProperties"})
+_MAX_MERGED: Final = 2_000
 # More names than a grammar of them is worth.
 _MAX_NAMES: Final = 256
 _MAX_REFERENCES: Final = 16
@@ -67,7 +78,187 @@ def shape(schema: dict[str, Any]) -> dict[str, Any]:
     listed = schema.get("required")
     required = [name for name in listed if name in names] if isinstance(listed, list) else []
     shown = list(names) if len(names) <= _MAX_NAMES else required[:_MAX_NAMES]
-    return {"type": "object", "properties": {name: {} for name in shown}, "required": required[:_MAX_NAMES]}
+    whole = len(shown) == len(names) and len(required) == len(listed or ()) and not _OPENING & schema.keys()
+    closing = {"additionalProperties": False} if whole else {}
+    members: dict[str, Schema] = {name: {} for name in shown}
+    return {"type": "object", "properties": members, "required": required[:_MAX_NAMES], **closing}
+
+
+def closed(schema: Schema) -> Schema:
+    """The same schema, with no members but the named ones where an object names some and says nothing of others.
+
+    Every value of it is one of the schema that was given. Parts whose members other parts name too stay open.
+    """
+    if not isinstance(schema, dict):
+        return schema
+    return _Closing(schema).closed()
+
+
+class _Closing:
+    """Finds the objects whose members are all named in one place, and closes them."""
+
+    def __init__(self, schema: dict[str, Any]) -> None:
+        self._num_merged = 0
+        self._root = schema
+        self._merged_definitions: dict[str, Schema] = {}
+        self._root = self._merged(schema)
+        self._shared: set[str] = set()  # references whose target is only one part of an object
+
+    def closed(self) -> Schema:
+        """The schema with these objects closed; as it was where references lead into the middle of it."""
+        known = -1
+        while known < len(self._shared):
+            known = len(self._shared)
+            self._look(self._root, alone="#" not in self._shared)
+            for place, part in self._definitions():
+                self._look(part, alone=place not in self._shared)
+        if self._shared - {"#", *(place for place, _ in self._definitions())}:
+            return self._root
+        return self._close(self._root, alone="#" not in self._shared)
+
+    def _definitions(self) -> list[tuple[str, Schema]]:
+        return [
+            (f"#/{key}/{name}", part)
+            for key in ("$defs", "definitions")
+            if isinstance(self._root.get(key), dict)
+            for name, part in self._root[key].items()
+        ]
+
+    def _merged(self, node: Schema) -> Schema:
+        """Objects in several parts (allOf) as one, where each part only names members."""
+        if not isinstance(node, dict):
+            return node
+        out = dict(node)
+        places = {id(part): place for place, part in self._definitions()} if node is self._root else {}
+        _change_parts(
+            out, lambda part, _: self._definition(places[id(part)]) if id(part) in places else self._merged(part)
+        )
+        branches = out.get("allOf")
+        if not isinstance(branches, list) or not branches or out.keys() & (_MEMBER_RULES - _MERGED - {"allOf"}):
+            return out
+        own = {key: out[key] for key in ("type", "properties", "required") if key in out}
+        parts = [*(self._branch(branch) for branch in branches), own]  # members are written in this order
+        if not all(_only_names(part) for part in parts):
+            return out
+        members: dict[str, Schema] = {}
+        required: dict[str, None] = {}
+        for part in parts:
+            required.update(dict.fromkeys(part.get("required", ())))
+            for name, value in part.get("properties", {}).items():
+                same = name not in members or members[name] == value
+                members[name] = value if same else {"allOf": [members[name], value]}
+            self._num_merged += len(part.get("properties", ()))
+        if self._num_merged > _MAX_MERGED:
+            return out
+        del out["allOf"]
+        is_object = any("type" in part for part in parts)
+        out |= {"properties": members, "required": list(required), **({"type": "object"} if is_object else {})}
+        if out.get("unevaluatedProperties") is False:
+            out["additionalProperties"] = out.pop("unevaluatedProperties")
+        return out
+
+    def _branch(self, branch: Schema) -> Schema:
+        """What a part that is only a reference refers to; any other as it is."""
+        if not isinstance(branch, dict) or branch.keys() - _ANNOTATIONS != {"$ref"}:
+            return branch
+        return self._definition(str(branch["$ref"]))
+
+    def _definition(self, place: str) -> Schema:
+        """A definition whose own parts are merged, each once; True: there is none, or it is being merged."""
+        if place not in self._merged_definitions:
+            self._merged_definitions[place] = True
+            found = dict(self._definitions()).get(place, True)
+            self._merged_definitions[place] = self._merged(found)
+        return self._merged_definitions[place]
+
+    def _look(self, node: Schema, *, alone: bool) -> None:
+        """Find references to parts that are not the whole of an object."""
+        if not isinstance(node, dict):
+            return
+        rules = node.keys() & _MEMBER_RULES
+        reference = node.get("$ref")
+        if isinstance(reference, str) and not (alone and rules == {"$ref"}):
+            self._shared.add(reference)
+        for part, part_alone in self._parts(node, alone=alone):
+            self._look(part, alone=part_alone)
+
+    @staticmethod
+    def _parts(node: dict[str, Any], *, alone: bool) -> list[tuple[Schema, bool]]:
+        """The schemas directly in a schema but for its definitions, and whether each is the whole of its value."""
+        found: list[tuple[Schema, bool]] = []
+        rules = node.keys() & _MEMBER_RULES
+        for key in ("properties", "patternProperties"):
+            if isinstance(node.get(key), dict):
+                found += [(part, True) for part in node[key].values()]
+        for key in (
+            "additionalProperties",
+            "items",
+            "additionalItems",
+            "unevaluatedItems",
+            "unevaluatedProperties",
+        ):
+            value = node.get(key)
+            found += [(part, True) for part in (value if isinstance(value, list) else [value])]
+        if isinstance(node.get("prefixItems"), list):
+            found += [(part, True) for part in node["prefixItems"]]
+        for key in ("anyOf", "oneOf", "allOf"):
+            if isinstance(node.get(key), list):
+                whole = alone and rules == {key} and (key != "allOf" or len(node[key]) == 1)
+                found += [(part, whole) for part in node[key]]
+        found += [(node.get(key), False) for key in ("if", "then", "else", "not", "contains", "propertyNames")]
+        for key in ("dependentSchemas", "dependencies"):
+            if isinstance(node.get(key), dict):
+                found += [(part, False) for part in node[key].values()]
+        return found
+
+    def _close(self, node: Schema, *, alone: bool) -> Schema:
+        if not isinstance(node, dict):
+            return node
+        out = dict(node)
+        inner: dict[int, bool] = {}
+        for part, part_alone in self._parts(node, alone=alone):
+            inner[id(part)] = part_alone and inner.get(id(part), True)
+        if node is self._root:
+            inner |= {id(part): place not in self._shared for place, part in self._definitions()}
+        _change_parts(out, lambda part, _: self._close(part, alone=inner.get(id(part), False)))
+        names, required = out.get("properties"), _required(out)
+        if alone and isinstance(names, dict) and names and required is not None and _is_closable(out, names):
+            out["properties"] = {**names, **{name: {} for name in required if name not in names}}
+            out["additionalProperties"] = False
+        return out
+
+
+def _required(node: dict[str, Any]) -> list[str] | None:
+    """The members that must be there; None: that is no list of names."""
+    listed = node.get("required", [])
+    return listed if isinstance(listed, list) and all(isinstance(name, str) for name in listed) else None
+
+
+def _only_names(part: Schema) -> bool:
+    """An object's part that says nothing but which members there are, what they are, and which must be there."""
+    if not isinstance(part, dict) or part.keys() - _ANNOTATIONS - {"type", "properties", "required"}:
+        return False
+    is_plain = isinstance(part.get("properties", {}), dict) and _required(part) is not None
+    return is_plain and part.get("type", "object") == "object"
+
+
+def _is_closable(node: dict[str, Any], names: dict[str, Any]) -> bool:
+    """Nothing in it speaks of members that are not named."""
+    harmless = {"properties", "required", "minProperties", "maxProperties", "anyOf", "oneOf"}
+    least = node.get("minProperties", 0)
+    if node.keys() & (_MEMBER_RULES - harmless) or not isinstance(least, int) or least > len(names):
+        return False
+    branches = [node.get(key, []) for key in ("anyOf", "oneOf")]
+    return all(
+        isinstance(listed, list) and all(_only_requires(branch, names) for branch in listed) for listed in branches
+    )
+
+
+def _only_requires(branch: Schema, names: dict[str, Any]) -> bool:
+    if not isinstance(branch, dict) or branch.keys() - _ANNOTATIONS - {"required", "type"}:
+        return False
+    required = _required(branch)
+    return required is not None and all(name in names for name in required)
 
 
 def _tidy(schema: Schema, root: Schema) -> Schema:

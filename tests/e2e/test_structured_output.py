@@ -50,6 +50,29 @@ def test_every_complete_answer_validates(client, temperature):
         jsonschema.validate(json.loads(choice.message.content), PERSON)
 
 
+def test_members_that_a_schema_does_not_name_are_not_written(client):
+    """As a client's model class makes it: nothing is said of additionalProperties; tools likewise."""
+    schema = {
+        "type": "object",
+        "properties": {"name": {"type": "string", "maxLength": 8}, "at": {"$ref": "#/$defs/Place"}},
+        "required": ["name", "at"],
+        "$defs": {"Place": {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}}},
+    }
+    wanted = {"type": "json_schema", "json_schema": {"name": "person", "schema": schema}}
+    place = {"type": "function", "function": {"name": "keep", "parameters": schema}}
+    for seed in range(3):
+        choice = ask(client, response_format=wanted, temperature=2, seed=seed)
+        written = json.loads(choice.message.content)
+        assert list(written) == ["name", "at"]
+        assert set(written["at"]) <= {"city"}
+        called = ask(
+            client, tools=[place], tool_choice="required", parallel_tool_calls=False, temperature=2, seed=seed
+        )
+        arguments = json.loads(called.message.tool_calls[0].function.arguments)
+        assert list(arguments) == ["name", "at"]
+        assert set(arguments["at"]) <= {"city"}
+
+
 def test_a_regular_expression(client):
     choice = ask(client, response_format={"type": "regex", "regex": "[A-Z][a-z]{2,8}, [0-9]{1,3}"}, seed=1)
     assert re.fullmatch("[A-Z][a-z]{2,8}, [0-9]{1,3}", choice.message.content)

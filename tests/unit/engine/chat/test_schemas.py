@@ -4,14 +4,16 @@ import json
 import random
 
 import jsonschema
+import llguidance
 import pytest
 
 from engine.chat.constraint_protocol import Trial
 from engine.chat.grammar_check_child import Checker
-from engine.chat.schemas import FORMATS, shape, tidy
+from engine.chat.schemas import FORMATS, closed, shape, tidy
 from engine.chat.tools.dialects import BY_NAME
 from engine.chat.tools.grammar import tool_grammar
 from engine.chat.types import ToolDefinition
+from engine.core.grammar import grammar_of
 
 CHECKER = Checker()
 TEXT = {"type": "string"}
@@ -145,8 +147,9 @@ UNENFORCEABLE = {
                           {"type": "object", "patternProperties": {}}),
     "oneOf": ({"oneOf": [{"type": "object", "required": ["a"]}, {"type": "object", "required": ["b"]}]},
               {"anyOf": [{"type": "object", "required": ["a"]}, {"type": "object", "required": ["b"]}]}),
-    "minProperties": ({"type": "object", "properties": {"a": TEXT}, "minProperties": 1},
-                      {"type": "object", "properties": {"a": TEXT}}),
+    "minProperties": ({"type": "object", "properties": {"a": TEXT}, "additionalProperties": True,
+                       "minProperties": 1},
+                      {"type": "object", "properties": {"a": TEXT}, "additionalProperties": True}),
     "$ref": ({"$ref": "https://example.com/schema"}, {}),
     "type": ({"type": "any"}, {}),
     "minimum": ({"type": "integer", "minimum": "1"}, {"type": "integer"}),
@@ -166,6 +169,94 @@ def test_what_cannot_be_enforced_is_dropped_and_named_or_refused(name):
     assert "q: " in refused
     assert name in refused
     assert "coerce" not in refused
+
+
+ADDRESS = {"type": "object", "properties": {"city": TEXT}, "required": ["city"]}
+# A schema; values that may be written; values that may not, though the schema allows them.
+CLOSED = {
+    "plain": ({"properties": {"a": TEXT}}, [{}, {"a": "x"}], [{"b": 1}, {"a": "x", "b": 1}]),
+    "nested": ({"properties": {"at": ADDRESS}}, [{"at": {"city": "x"}}], [{"at": {"city": "x", "b": 1}}]),
+    "in a list": ({"properties": {"at": {"type": "array", "items": ADDRESS}}}, [{"at": [{"city": "x"}]}],
+                  [{"at": [{"city": "x", "b": 1}]}]),
+    "referred": ({"properties": {"at": {"$ref": "#/$defs/A"}}, "$defs": {"A": ADDRESS}}, [{"at": {"city": "x"}}],
+                 [{"at": {"city": "x", "b": 1}}]),
+    "recursive": ({"$ref": "#/$defs/N",
+                   "$defs": {"N": {"properties": {"n": TEXT, "next": {"$ref": "#/$defs/N"}}}}},
+                  [{"n": "x", "next": {"n": "y"}}], [{"n": "x", "next": {"m": 1}}, {"m": 1}]),
+    "as pydantic 1 refers": ({"properties": {"at": {"title": "At", "allOf": [{"$ref": "#/definitions/A"}]}},
+                              "definitions": {"A": ADDRESS}},
+                             [{"at": {"city": "x"}}], [{"at": {"city": "x", "b": 1}}]),
+    "optional": ({"properties": {"at": {"anyOf": [ADDRESS, {"type": "null"}]}}},
+                 [{"at": None}, {"at": {"city": "x"}}],
+                 [{"at": {"city": "x", "b": 1}}]),
+    "alternatives": ({"type": "object", "anyOf": [A, B]}, [{"kind": "a", "x": "1"}, {"kind": "b", "y": "1"}],
+                     [{"kind": "a", "z": 1}]),
+    "an heir": ({"allOf": [{"$ref": "#/$defs/A"}, {"properties": {"zip": TEXT}, "required": ["zip"]}],
+                 "$defs": {"A": ADDRESS}}, [{"city": "x", "zip": "1"}], [{"city": "x", "zip": "1", "b": 1}]),
+    "an heir of an heir": ({"$ref": "#/$defs/C", "$defs": {
+        "A": ADDRESS, "B": {"allOf": [{"$ref": "#/$defs/A"}], "properties": {"b": TEXT}},
+        "C": {"allOf": [{"$ref": "#/$defs/B"}], "properties": {"c": TEXT}}}},
+        [{"city": "x", "b": "1", "c": "1"}, {"city": "x"}], [{"city": "x", "d": 1}]),
+    "a name that is only required": ({"properties": {"a": TEXT}, "required": ["a", "b"]}, [{"a": "x", "b": 1}],
+                                     [{"a": "x", "b": 1, "c": 1}]),
+    "one of two must be there": ({"properties": {"a": TEXT, "b": TEXT},
+                                  "anyOf": [{"required": ["a"]}, {"required": ["b"]}]},
+                                 [{"a": "x"}, {"b": "x"}], [{"a": "x", "c": 1}]),
+    "a number of them": ({"properties": {"a": TEXT, "b": TEXT}, "minProperties": 1}, [{"a": "x"}], [{"c": 1}]),
+}  # fmt: skip
+# Schemas that speak of further members, with a value of such members.
+OPEN = {
+    "said so": ({"properties": {"a": TEXT}, "additionalProperties": True}, {"b": 1}),
+    "a type for others": ({"properties": {"a": TEXT}, "additionalProperties": {"type": "integer"}}, {"b": 1}),
+    "patterns": ({"properties": {"a": TEXT}, "patternProperties": {"^b": {"type": "integer"}}}, {"bc": 1}),
+    "no names": ({"type": "object"}, {"b": 1}),
+    "none at all": ({"type": "object", "properties": {}}, {"b": 1}),
+    "two parts that name different ones": (
+        {"properties": {"a": TEXT}, "anyOf": [{"properties": {"b": TEXT}, "required": ["b"]}]},
+        {"a": "x", "b": "y"},
+    ),
+    "a part that is referred to": (
+        {"$ref": "#/$defs/A", "properties": {"zip": TEXT}, "$defs": {"A": ADDRESS}}, {"city": "x", "zip": "1"},
+    ),
+    "more than are named": (
+        {"properties": {"a": TEXT}, "required": ["a"], "minProperties": 2}, {"a": "x", "b": 1},
+    ),
+    "whole values": ({"properties": {"a": TEXT}, "enum": [{"a": "x", "b": 1}]}, {"a": "x", "b": 1}),
+}  # fmt: skip
+
+
+def is_writable(schema, value):
+    """Whether an answer under that schema may be this value."""
+    verdict = CHECKER.check(Trial(kind="json_schema", source=json.dumps(schema)))
+    assert verdict.problem == ""
+    grammar = grammar_of("json_schema", verdict.source, {})
+    matcher = llguidance.LLMatcher(CHECKER._tokenizer, grammar, log_level=0)
+    return all(matcher.consume_token(byte) for byte in json.dumps(value).encode()) and matcher.is_accepting()
+
+
+@pytest.mark.parametrize("name", CLOSED)
+def test_only_members_that_a_schema_names_are_written(name):
+    schema, writable, extra = CLOSED[name]
+    for value in (*writable, *extra):
+        jsonschema.validate(value, schema)
+    assert [value for value in writable if not is_writable(schema, value)] == []
+    assert [value for value in extra if is_writable(schema, value)] == []
+
+
+@pytest.mark.parametrize("name", OPEN)
+def test_an_object_that_may_have_others_may_have_them(name):
+    schema, value = OPEN[name]
+    jsonschema.validate(value, schema)
+    assert is_writable(schema, value)
+
+
+def test_parts_that_grow_without_end_are_left_as_they_are():
+    names = {f"n{number}": TEXT for number in range(200)}
+    parts = {f"P{number}": {"allOf": [{"$ref": f"#/$defs/P{number - 1}"}] * 2} for number in range(1, 30)}
+    schema = {"$ref": "#/$defs/P29", "$defs": {"P0": {"properties": names}, **parts}}
+    assert len(json.dumps(closed(schema))) < 200_000
+    loop = {"$ref": "#/$defs/A", "$defs": {"A": {"allOf": [{"$ref": "#/$defs/A"}], "properties": {"a": TEXT}}}}
+    assert "A" in closed(loop)["$defs"]
 
 
 def test_only_the_part_that_fails_is_dropped():
