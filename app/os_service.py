@@ -54,6 +54,7 @@ class Manager:
     install: tuple[tuple[str, ...], ...]
     remove: tuple[tuple[str, ...], ...]
     running: tuple[str, ...]
+    restart: tuple[tuple[str, ...], ...] = ()
     running_words: str = ""
     tried: bool = False
     notes: tuple[str, ...] = field(default=())
@@ -127,6 +128,15 @@ def remove(found: Manager) -> bool:
     return True
 
 
+def restart(found: Manager) -> None:
+    """Start the server anew, as after a change of settings. Raises: ServiceFailed."""
+    if not found.path.exists():
+        raise ServiceFailed("it is not installed; `tessera service install` does that")
+    _check_present(found)
+    for argv in found.restart:
+        _ask(argv)
+
+
 def status(found: Manager) -> Status:
     """Whether it is installed and runs; asks the manager, changes nothing."""
     installed = found.path.exists()
@@ -160,6 +170,7 @@ def _systemd(command: Sequence[str], env: Mapping[str, str]) -> Manager:
         install=((*user, "daemon-reload"), (*user, "enable", unit), (*user, "restart", unit)),
         remove=((*user, "disable", "--now", unit),),
         running=(*user, "is-active", unit),
+        restart=((*user, "restart", unit),),
         running_words="active",
         tried=True,
         variables=variables,
@@ -210,6 +221,7 @@ def _launchd(command: Sequence[str], env: Mapping[str, str]) -> Manager:
         remove=(("launchctl", "bootout", f"{target}/{LABEL}"),),
         variables=variables,
         running=("launchctl", "print", f"{target}/{LABEL}"),
+        restart=(("launchctl", "kickstart", "-k", f"{target}/{LABEL}"),),
         running_words="state = running",
     )
 
@@ -251,6 +263,7 @@ def _windows(command: Sequence[str], env: Mapping[str, str]) -> Manager:
         remove=(("schtasks", "/End", "/TN", NAME), ("schtasks", "/Delete", "/TN", NAME, "/F")),
         variables=variables,
         running=("schtasks", "/Query", "/TN", NAME, "/FO", "LIST"),
+        restart=(("schtasks", "/End", "/TN", NAME), ("schtasks", "/Run", "/TN", NAME)),
         running_words="Running",
     )
 

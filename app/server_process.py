@@ -20,6 +20,13 @@ C = TypeVar("C", bound="ChatClient")
 START_S: Final = 60.0  # imports on a crowded machine; a server that ended is told at once
 
 
+def server_log() -> Path:
+    """The log of this user's servers; those before it are next to it."""
+    from engine.core.paths import user_paths  # noqa: PLC0415 - a private server has no log
+
+    return user_paths().logs / "server.log"
+
+
 def start_shared(host: str, port: int, log_file: Path, *, offline: bool) -> "subprocess.Popen[bytes]":
     """A server at an address where others find it, which writes to `log_file`; the log before is kept beside it.
 

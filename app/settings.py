@@ -35,7 +35,10 @@ class SettingsError(Exception):
 
 @dataclass(frozen=True)
 class Setting:
-    """One row of the table. `minimum` and `maximum` bound numbers, `choices` text; a `folder` is a whole path."""
+    """One row of the table. `minimum` and `maximum` bound numbers, `choices` text; a `folder` is a whole path.
+
+    The engine reads one that is `exported` from its environment variable.
+    """
 
     name: str
     default: Value
@@ -47,6 +50,7 @@ class Setting:
     maximum: float | None = None
     restart: bool = False
     folder: bool = False
+    exported: bool = False
 
     @property
     def kind(self) -> type[bool] | type[int] | type[float] | type[str]:
@@ -263,6 +267,18 @@ SETTINGS: tuple[Setting, ...] = (
         "Models",
         restart=True,
         folder=True,
+        exported=True,
+    ),
+    Setting(
+        "cache.prefix_mib",
+        4096,
+        "Disk for computed prompts",
+        "In MiB. Conversations go on at once after a restart; 0: none are written. `tessera cache` empties it.",
+        "Models",
+        minimum=0,
+        maximum=1 << 30,
+        restart=True,
+        exported=True,
     ),
     Setting("server.host", DEFAULT_HOST, "Address", "127.0.0.1 serves this computer only.", "Server", restart=True),
     Setting(
@@ -373,7 +389,7 @@ def load(path: Path | None = None, environ: Mapping[str, str] | None = None) -> 
             reason = error.reason
         problems.append(SettingsError(name, reason, _where(path, text, name)))
     for row in SETTINGS:
-        if row.environment in environ:
+        if row.environment in environ and environ[row.environment] != _EXPORTED.get(row.environment):
             try:
                 values[row.name] = row.parse(environ[row.environment])
                 fixed.add(row.name)
@@ -388,11 +404,15 @@ def unknown(name: str) -> str:
     return "there is no such setting" + (f"; did you mean {near[0]}?" if near else "")
 
 
-def use_models_folder(settings: Settings) -> None:
-    """Let this process and its children store models in the folder of the settings."""
-    row = BY_NAME["models.folder"]
-    if folder := settings.text(row.name):
-        os.environ[row.environment] = folder
+# What this process set itself is no decision of the environment.
+_EXPORTED: Final[dict[str, str]] = {}
+
+
+def export(settings: Settings) -> None:
+    """Tell the engine, in this process and its children, what it reads from environment variables."""
+    for row in SETTINGS:
+        if row.exported and settings[row.name] != row.default:
+            os.environ[row.environment] = _EXPORTED[row.environment] = str(settings[row.name])
 
 
 def save(settings: Settings, path: Path | None = None, names: Collection[str] | None = None) -> None:

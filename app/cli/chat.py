@@ -93,7 +93,7 @@ def command(
     from app.cli.connection import answering, connected  # noqa: PLC0415 - the command's own imports wait until it runs
     from app.cli.settings_defaults import checked_settings  # noqa: PLC0415 - as above
 
-    prompt = _prompt(model, words, prompt)
+    prompt = _prompt(words, prompt)
     if as_json and prompt is None:
         raise click.UsageError("--json needs a prompt.")
     settings = checked_settings()
@@ -119,6 +119,7 @@ def command(
             if prompt is not None:
                 chat.ask(prompt, as_json=as_json)
             else:
+                _check(client, chosen)
                 chat.talk()
         finally:
             if opened is not None:
@@ -140,19 +141,29 @@ def command(
         converse(client, chosen)
 
 
-def _prompt(model: str | None, words: tuple[str, ...], prompt: str | None) -> str | None:
+def _prompt(words: tuple[str, ...], prompt: str | None) -> str | None:
     """What is asked once; None: a conversation is held."""
     if words and prompt is not None:
         raise click.UsageError("The prompt is given twice: as PROMPT and with --prompt.")
     if words or prompt is not None:
         return asked(" ".join(words) if words else prompt)
-    if model is not None and len(model.split()) > 1:
-        raise click.UsageError(
-            f"{model!r} is no model. To ask the default model: tessera chat -p {shlex.quote(model)}"
-        )
     # As in Ollama, all that is piped into `run` is one prompt; `chat` reads a message a line.
     is_run = click.get_current_context().info_name == "run"
     return asked("-") if is_run and not sys.stdin.isatty() else None
+
+
+def _check(client: "ChatClient", model: str) -> None:
+    """Raises: ApiError: there is no such model; of a question in its place, how it is asked is said."""
+    from app.client import ApiError  # noqa: PLC0415 - see command
+    from app.client.transport import path_part  # noqa: PLC0415 - see command
+    from engine.api.chat import ModelRow  # noqa: PLC0415 - see command
+
+    try:
+        client.get(f"/v1/models/{path_part(model)}", ModelRow)
+    except ApiError:
+        if len(model.split()) > 1:
+            echo(f"To ask the default model: tessera chat -p {shlex.quote(model)}", err=True)
+        raise
 
 
 def _opened(names: tuple[str, ...]) -> "ChatTools":

@@ -27,6 +27,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("app.cli.serve", "Serve models to editors, agents and other programs."),
     "upstreams": ("app.cli.upstreams", "Use models of other servers (vLLM, SGLang, another Tessera) by rules."),
     "service": ("app.cli.service", "Keep the server running as a service of this user."),
+    "logs": ("app.cli.logs", "Show what the server wrote."),
     "worker": ("app.cli.worker", "Serve this computer's devices to a model on another one, through a tunnel."),
     "remote": ("app.cli.remote", "Spread one model over this computer and others, through SSH tunnels."),
     "cluster": ("app.cli.cluster", "Serve models from several machines through Ray Serve."),
@@ -37,6 +38,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "power": ("app.cli.power", "Show or set what power models may draw."),
     "settings": ("app.cli.settings", "Show and change settings."),
     "models": ("app.cli.models", "Find, fetch and keep models."),
+    "cache": ("app.cli.cache", "Show, limit and empty computed prefixes on disk."),
     "collections": ("app.cli.collections", "Collect documents, search them, and ask a model about them."),
     "fit": ("app.cli.fit", "Show the memory a model needs here, before it is loaded or fetched."),
     "doctor": ("app.cli.doctor", "Find what keeps models from running well here, and how to mend it."),
@@ -57,7 +59,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
 # Commands of other programs, and where they are here.
 ELSEWHERE: Final[dict[str, str]] = {
     "create": "tessera quantize, or tessera models import",
+    "du": "tessera models du",
     "list": "tessera models list",
+    "load": "tessera models load",
     "ls": "tessera models list",
     "ps": "tessera models loaded",
     "pull": "tessera models pull",
@@ -115,12 +119,12 @@ class LazyGroup(click.Group):
 def cli(ctx: click.Context, debug: bool) -> None:
     """Tessera: run open models on this computer, fitted tensor by tensor."""
     from app.cli.settings_defaults import checked_settings  # noqa: PLC0415 - not for --help
-    from app.settings import load, use_models_folder  # noqa: PLC0415 - not for --help
+    from app.settings import export, load  # noqa: PLC0415 - not for --help
 
     ctx.obj = {"debug": debug}
     shows_window = ctx.invoked_subcommand == "window" or (ctx.invoked_subcommand is None and has_display())
     lenient = shows_window or ctx.invoked_subcommand == "settings"  # which show what is wrong, and where
-    use_models_folder(load() if lenient else checked_settings())
+    export(load() if lenient else checked_settings())
     if ctx.invoked_subcommand is None:
         command = cli.get_command(ctx, "window" if has_display() else "chat")
         assert command is not None

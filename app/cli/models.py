@@ -1,6 +1,7 @@
 """`tessera models`: the library in the terminal."""
 
 import json
+from copy import copy
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -9,7 +10,9 @@ from app.cli.converter import converter_command
 from app.cli.echo import echo
 from app.cli.models_engine_args import engine_args_command
 from app.cli.models_files import (
+    alias_command,
     convert_command,
+    du_command,
     import_command,
     link_command,
     remove_command,
@@ -17,7 +20,7 @@ from app.cli.models_files import (
     verify_command,
 )
 from app.cli.models_hub import pull_command, search_command, starters_command
-from app.cli.models_loaded import loaded_command, unload_command
+from app.cli.models_loaded import load_command, loaded_command, unload_command
 from app.cli.models_sampling import sampling_command
 
 if TYPE_CHECKING:
@@ -39,10 +42,14 @@ def list_command(as_json: bool) -> None:
 
     with closing(Services()) as services:
         entries = services.models()
+        aliases: dict[str, list[str]] = {}
+        for alias, model in sorted(services.model_settings.aliases().items()):
+            aliases.setdefault(model, []).append(alias)
     if as_json:
-        click.echo(json.dumps({"models": [as_dict(entry) for entry in entries]}, ensure_ascii=False))
+        rows = [{**as_dict(entry), "aliases": aliases.get(entry.id, [])} for entry in entries]
+        click.echo(json.dumps({"models": rows}, ensure_ascii=False))
         return
-    _print_table(entries)
+    _print_table(entries, aliases)
 
 
 @command.command("show")
@@ -75,10 +82,18 @@ for sub in (
     engine_args_command,
     remove_command,
     rename_command,
+    alias_command,
+    du_command,
+    load_command,
     loaded_command,
     unload_command,
 ):
     command.add_command(sub)
+# As in a shell and in Ollama.
+for _other, _sub in (("ls", list_command), ("ps", loaded_command), ("rm", remove_command)):
+    _hidden = copy(_sub)
+    _hidden.hidden = True
+    command.add_command(_hidden, _other)
 
 
 def as_dict(entry: "ModelEntry") -> dict[str, Any]:
@@ -92,17 +107,24 @@ def as_dict(entry: "ModelEntry") -> dict[str, Any]:
     return payload
 
 
-def _print_table(entries: tuple["ModelEntry", ...]) -> None:
+def _print_table(entries: tuple["ModelEntry", ...], aliases: dict[str, list[str]]) -> None:
     from app.cli.console import console, escape, table  # noqa: PLC0415 - see list
     from app.format import parameters, size  # noqa: PLC0415 - see list
 
     rows = []
     for entry in entries:
         can = ", ".join(c for c in entry.capabilities if c != "completion")
-        amounts = (size(entry.size_bytes), parameters(entry.details.n_params), entry.details.quantization)
-        rows.append((entry.id, *amounts, can, entry.state, _source(entry)))
+        bits = f"{entry.bits_per_weight:.2f}" if entry.bits_per_weight else ""
+        amounts = (size(entry.size_bytes), parameters(entry.details.n_params), entry.details.quantization, bits)
+        names = ", ".join([entry.name, *aliases.get(entry.id, [])])
+        state = "" if entry.state == "online" else str(entry.state)
+        rows.append([entry.id, *amounts, can, state, names, _source(entry)])
     out = console()
-    out.print(table(("id", "size", "params", "type", "can", "state", "from"), rows, cut="from"))
+    heads = ["id", "size", "params", "type", "bits", "can", "state", "names", "from"]
+    if not any(row[6] for row in rows):  # all of them can be used
+        heads.remove("state")
+        rows = [[*row[:6], *row[7:]] for row in rows]
+    out.print(table(heads, rows, cut="names"))
     for entry in entries:
         if entry.state == "broken":
             out.print(f"\n{escape(entry.id)}: {escape(entry.problem or '')}", style="yellow")

@@ -27,7 +27,8 @@ def import_command(path: Path, as_json: bool) -> None:
 
     with this_computers_server() as client, bar() as show:
         made = finish(client, client.import_model(str(path.expanduser().absolute())), ModelMade, show)
-    click.echo(json.dumps({"model": made.model, "path": made.path}) if as_json else f"{made.model} is ready.")
+    words = f"{made.model} is ready." if made.is_new else f"{made.model} has the same content: nothing was copied."
+    _print_result(as_json, {"model": made.model, "path": made.path, "is_new": made.is_new}, words)
 
 
 @click.command("convert")
@@ -135,6 +136,66 @@ def rename_command(model: str, name: str, as_json: bool) -> None:
     _print_result(as_json, {"model": entry.id, "name": entry.name}, f"{entry.id} is shown as {entry.name}.")
 
 
+@click.command("alias")
+@click.argument("alias", required=False)
+@click.argument("model", required=False)
+@click.option("--remove", is_flag=True, help="Forget ALIAS.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def alias_command(alias: str | None, model: str | None, remove: bool, as_json: bool) -> None:
+    """Let ALIAS (a name, or a pattern such as claude-*) stand for MODEL. Without both: show the aliases.
+
+    Programs that were made for another server find their model then, such as gpt-4o.
+    """
+    from app.cli.job_line import this_computers_server  # noqa: PLC0415 - see import
+    from engine.services import Services  # noqa: PLC0415 - see import
+
+    if alias is None:
+        found = Services().model_settings.aliases()
+        lines = "\n".join(f"{name:<32}{of}" for name, of in sorted(found.items()))
+        _print_result(as_json, {"aliases": found}, lines or "There are no aliases.")
+        return
+    if remove == (model is not None):
+        raise click.UsageError(
+            "Which model? tessera models alias ALIAS MODEL, or tessera models alias ALIAS --remove"
+        )
+    with this_computers_server() as client:
+        if model is None:
+            client.remove_alias(alias)
+            _print_result(as_json, {"alias": alias, "removed": True}, f"{alias} is no alias any more.")
+            return
+        made = client.set_alias(alias, model)
+    _print_result(as_json, {"alias": made.alias, "model": made.model}, f"{made.alias} stands for {made.model}.")
+
+
+@click.command("du")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def du_command(as_json: bool) -> None:
+    """Show the disk space of models, trash and caches."""
+    from contextlib import closing  # noqa: PLC0415 - see import
+
+    from app.cli.cache import folder_bytes  # noqa: PLC0415 - see import
+    from engine.services import Services  # noqa: PLC0415 - see import
+
+    with closing(Services()) as services:
+        rows = [(entry.id, entry.size_bytes, entry.origin.kind) for entry in services.models() if entry.files]
+        paths = services.paths
+    own = sum(count for _, count, kind in rows if kind not in {"bundled", "installed", "linked"})
+    more = {
+        "trash": folder_bytes(paths.models / ".trash"),
+        "unfinished downloads": folder_bytes(paths.models / ".partial"),
+        "computed prefixes": folder_bytes(paths.cache / "prefixes"),
+    }
+    if as_json:
+        models = [{"model": model, "bytes": count, "from": kind} for model, count, kind in rows]
+        click.echo(json.dumps({"models": models, "own_bytes": own, **more, "folder": str(paths.models)}))
+        return
+    for model, count, kind in sorted(rows, key=lambda row: -row[1]):
+        echo(f"{_size(count):>12}  {model}{f' ({kind})' if kind in ('bundled', 'installed', 'linked') else ''}")
+    echo(f"{_size(own):>12}  models in {paths.models}")
+    for name, count in more.items():
+        echo(f"{_size(count):>12}  {name}")
+
+
 @click.command("remove")
 @click.argument("model", required=False)
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
@@ -168,17 +229,33 @@ def remove_command(
 
 
 def _remove(client: "Client", entry: "Model", *, as_json: bool, ask: bool) -> None:
-    keeps_files = entry.origin.kind in {"linked", "bundled", "installed"}
+    comes_along = entry.origin.kind in {"bundled", "installed"}
+    keeps_files = entry.origin.kind == "linked" or comes_along
     if ask:
         what = "Forget" if keeps_files else f"Remove ({_size(entry.size_bytes)})"
         click.confirm(f"{what} {entry.id}?", abort=True, err=True)
     removed = client.remove(entry.id)
-    done = "forgotten; its files stay where they are" if keeps_files else "in the trash"
-    _print_result(
-        as_json,
-        {"model": entry.id, "ticket": removed.ticket, "files_kept": keeps_files},
-        f"{entry.id} is {done}. Undo with: tessera models remove --undo {removed.ticket}",
-    )
+    undo = f"Undo with: tessera models remove --undo {removed.ticket}"
+    if comes_along:
+        words = f"{entry.id} is forgotten; its file came with the installation and stays: {entry.path}. {undo}"
+    elif keeps_files:
+        words = (
+            f"{entry.id} is forgotten. Its {_size(entry.size_bytes)} stay at {entry.path}: to free them, delete "
+            f"that file, or remove it in its application. {undo}"
+        )
+    else:
+        words = (
+            f"{entry.id} is in the trash. {_size(removed.freed_bytes)} come free with: tessera models remove "
+            f"--empty-trash. {undo}"
+        )
+    facts = {
+        "model": entry.id,
+        "ticket": removed.ticket,
+        "files_kept": keeps_files,
+        "path": entry.path,
+        "freed_bytes": removed.freed_bytes,
+    }
+    _print_result(as_json, facts, words)
 
 
 def _show_trash(*, as_json: bool) -> None:

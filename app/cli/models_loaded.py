@@ -36,6 +36,34 @@ def loaded_command(as_json: bool) -> None:
         echo("No model is loaded.")
 
 
+@click.command("load")
+@click.argument("model")
+@click.option("--ctx", type=click.IntRange(16, 1 << 24), help="Context in tokens.")
+@click.option("--ttl", "ttl_s", type=click.FloatRange(0, 1e9), help="Seconds it stays when idle; 0: for good.")
+@click.option("--pin/--no-pin", "pinned", default=None, help="Let it stay until it is unloaded by hand.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def load_command(model: str, ctx: int | None, ttl_s: float | None, pinned: bool | None, as_json: bool) -> None:
+    """Load MODEL into the running server's memory."""
+    import msgspec  # noqa: PLC0415 - see loaded
+
+    from app.client import running_server  # noqa: PLC0415 - see loaded
+    from engine.api.models import LoadRequest  # noqa: PLC0415 - see loaded
+
+    client = running_server()
+    if client is None:
+        raise click.ClickException(
+            "No server runs to hold it. Start one: tessera serve, or tessera service install"
+        )
+    with client:
+        loaded = client.load(model, LoadRequest(n_ctx=ctx, ttl_s=ttl_s, pinned=pinned))
+    if as_json:
+        click.echo(msgspec.json.encode(loaded).decode())
+        return
+    echo(f"{loaded.id} is loaded with a context of {loaded.n_ctx} tokens on {loaded.backend}.")
+    for note in loaded.notes:
+        echo(f"  {note}")
+
+
 @click.command("unload")
 @click.argument("model")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")

@@ -1,5 +1,6 @@
 """`tessera serve`."""
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,13 @@ from app.cli.settings_defaults import SettingDefault, obey_offline
 from quantize.kv_cache_types import CACHE_TYPES
 
 if TYPE_CHECKING:
+    import logging
+
     from engine.placement.types import Mode
+
+_LOG_LINE = "%(asctime)s %(levelname)s %(name)s %(message)s"
+_LOG_BYTES = 4 << 20
+_OLD_LOGS = 3
 
 
 @click.command(help="Serve models over HTTP: OpenAI's protocol at /v1, see /docs.")
@@ -118,7 +125,9 @@ def command(
     from engine.server.run import serve  # noqa: PLC0415
 
     level = logging.DEBUG if ctx.obj and ctx.obj["debug"] else logging.INFO
-    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    logging.basicConfig(level=level, format=_LOG_LINE)
+    if parent is None and "TESSERA_OWN_LOG" not in os.environ:
+        _log_to_file(logging.getLogger())
     if parent is not None:
         die_with_parent(parent)
     obey_offline()
@@ -145,6 +154,24 @@ def command(
             named_tasks=NAMED_TASKS,
         )
     )
+
+
+def _log_to_file(root: "logging.Logger") -> None:
+    """Write the log to a file as well, readable by this user only; a new one begins before it grows too large."""
+    import logging.handlers  # noqa: PLC0415 - see command
+
+    from app.server_process import server_log  # noqa: PLC0415 - see command
+
+    path = server_log()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))
+        handler = logging.handlers.RotatingFileHandler(path, maxBytes=_LOG_BYTES, backupCount=_OLD_LOGS)
+    except OSError as error:
+        root.warning("no log file: %s", error)
+        return
+    handler.setFormatter(logging.Formatter(_LOG_LINE))
+    root.addHandler(handler)
 
 
 def _adapter(given: str) -> tuple[str, str]:

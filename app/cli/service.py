@@ -7,6 +7,7 @@ import click
 
 from app import os_service
 from app.cli.echo import echo
+from app.cli.logs import command as logs
 from app.tools.escape import shown_text
 from devices.child_command import own_command
 
@@ -53,6 +54,19 @@ def status(*, as_json: bool) -> None:
         return
     words = "not installed" if not seen.installed else "running" if seen.running else "installed, not running"
     echo(f"{words} ({seen.manager}, {seen.path})")
+
+
+@command.command("restart")
+def restart() -> None:
+    """Start it anew, as after a change of settings; running answers end."""
+    try:
+        os_service.restart(os_service.manager(own_command("serve")))
+    except os_service.ServiceFailed as error:
+        raise click.ClickException(shown_text(str(error))) from error
+    echo("Restarted.")
+
+
+command.add_command(logs, "logs")
 
 
 @command.command("remove")

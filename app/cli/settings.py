@@ -81,8 +81,15 @@ def set_command(name: str, value: str) -> None:
 
 
 @command.command("path")
-def path_command() -> None:
-    """Print where the settings are kept."""
+@click.option("--all", "with_folders", is_flag=True, help="Also the folders of models, chats, caches and logs.")
+def path_command(with_folders: bool) -> None:
+    """Print where the settings are stored."""
     from app.settings import settings_file  # noqa: PLC0415 - see list
+    from engine.services import user_paths  # noqa: PLC0415 - see list
 
-    echo(settings_file())
+    if not with_folders:
+        echo(settings_file())
+        return
+    paths = user_paths()
+    for name in ("config", "models", "state", "cache", "logs"):
+        echo(f"{name:<8}{getattr(paths, name)}")

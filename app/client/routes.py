@@ -40,6 +40,8 @@ from engine.api.library import (
 from engine.api.machine import LedgerState, LiveDevices, Machine, Pinned, PinRequest, PlacementAnswer
 from engine.api.measuring import BenchResults, Shapes
 from engine.api.models import (
+    Alias,
+    AliasRequest,
     EngineArgsRequest,
     EngineRequest,
     LoadedModel,
@@ -227,6 +229,14 @@ class Routes(ChatRoutes, JobRoutes):
     def load(self, model: str, request: LoadRequest | None = None) -> LoadedModel:
         """Load a model now."""
         return self.post(f"{OURS}/models/{path_part(model)}/load", LoadedModel, request)
+
+    def set_alias(self, alias: str, model: str) -> Alias:
+        """Let a name or a pattern stand for a model."""
+        return self.put(f"{OURS}/aliases/{path_part(alias)}", Alias, AliasRequest(model=model))
+
+    def remove_alias(self, alias: str) -> None:
+        """Forget an alias."""
+        self.delete(f"{OURS}/aliases/{path_part(alias)}", NoneType)
 
     def engine_args(self, model: str) -> ModelEngineArgs:
         """Raw engine arguments of a model."""

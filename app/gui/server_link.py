@@ -4,15 +4,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from http import HTTPStatus
-from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from app.client import ApiError, Client, Routes, ServerNotStarted, ServerUnreachable, running_server
 from app.client.errors import ServerReplaced
 from app.client.transport import Body
 from app.gui.child_server import ChildServer, adopted, started
-from app.server_process import start_shared
-from engine.core.paths import user_paths
+from app.server_process import server_log, start_shared
 
 # A server that has ended is told at once; one that is only slow, on a crowded computer, is waited for.
 START_S = 60.0
@@ -221,11 +219,6 @@ class ServerLink(Routes):
         except OSError:
             return ""
         return lines[-1] if lines else ""
-
-
-def server_log() -> Path:
-    """Where the output of a server started by the window goes."""
-    return user_paths().logs / "server.log"
 
 
 def _is_another(error: ApiError) -> bool:

@@ -17,7 +17,7 @@ class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
     """One model of GET /v1/models, with the context it really gets here (0: not known before it is loaded).
 
     `default` answers requests that name no model; a `demo` is a toy; `origin` is that of the library.
-    `sampling` is what a chat that names none is sampled with.
+    `sampling` is what a chat that names none is sampled with. `alias_of`: this id is another name of that model.
     """
 
     id: str
@@ -29,6 +29,7 @@ class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
     demo: bool = False
     default: bool = False
     sampling: dict[str, Decided] = {}
+    alias_of: str = ""
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):

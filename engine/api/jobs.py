@@ -40,11 +40,15 @@ class Jobs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelMade(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of a job of kind `pull` or `import`: the model's id and where it is."""
+    """Result of a job of kind `pull` or `import`: the model's id and where it is.
+
+    `is_new` is false where an import found the same content in the library.
+    """
 
     model: str
     path: str
     size_bytes: int = 0
+    is_new: bool = True
 
 
 class Quantized(msgspec.Struct, frozen=True, kw_only=True):

@@ -95,7 +95,7 @@ def closed(schema: Schema) -> Schema:
 
 
 class _Closing:
-    """Finds the objects whose members are all named in one place, and closes them."""
+    """Finds the objects whose members are all named in one pointer, and closes them."""
 
     def __init__(self, schema: dict[str, Any]) -> None:
         self._num_merged = 0
@@ -106,13 +106,13 @@ class _Closing:
 
     def closed(self) -> Schema:
         """The schema with these objects closed; as it was where references lead into the middle of it."""
-        known = -1
-        while known < len(self._shared):
-            known = len(self._shared)
+        num_shared = -1
+        while num_shared < len(self._shared):
+            num_shared = len(self._shared)
             self._look(self._root, alone="#" not in self._shared)
-            for place, part in self._definitions():
-                self._look(part, alone=place not in self._shared)
-        if self._shared - {"#", *(place for place, _ in self._definitions())}:
+            for pointer, part in self._definitions():
+                self._look(part, alone=pointer not in self._shared)
+        if self._shared - {"#", *(pointer for pointer, _ in self._definitions())}:
             return self._root
         return self._close(self._root, alone="#" not in self._shared)
 
@@ -129,9 +129,10 @@ class _Closing:
         if not isinstance(node, dict):
             return node
         out = dict(node)
-        places = {id(part): place for place, part in self._definitions()} if node is self._root else {}
+        pointers = {id(part): pointer for pointer, part in self._definitions()} if node is self._root else {}
         _change_parts(
-            out, lambda part, _: self._definition(places[id(part)]) if id(part) in places else self._merged(part)
+            out,
+            lambda part, _: self._definition(pointers[id(part)]) if id(part) in pointers else self._merged(part),
         )
         branches = out.get("allOf")
         if not isinstance(branches, list) or not branches or out.keys() & (_MEMBER_RULES - _MERGED - {"allOf"}):
@@ -163,13 +164,13 @@ class _Closing:
             return branch
         return self._definition(str(branch["$ref"]))
 
-    def _definition(self, place: str) -> Schema:
+    def _definition(self, pointer: str) -> Schema:
         """A definition whose own parts are merged, each once; True: there is none, or it is being merged."""
-        if place not in self._merged_definitions:
-            self._merged_definitions[place] = True
-            found = dict(self._definitions()).get(place, True)
-            self._merged_definitions[place] = self._merged(found)
-        return self._merged_definitions[place]
+        if pointer not in self._merged_definitions:
+            self._merged_definitions[pointer] = True
+            found = dict(self._definitions()).get(pointer, True)
+            self._merged_definitions[pointer] = self._merged(found)
+        return self._merged_definitions[pointer]
 
     def _look(self, node: Schema, *, alone: bool) -> None:
         """Find references to parts that are not the whole of an object."""
@@ -219,7 +220,7 @@ class _Closing:
         for part, part_alone in self._parts(node, alone=alone):
             inner[id(part)] = part_alone and inner.get(id(part), True)
         if node is self._root:
-            inner |= {id(part): place not in self._shared for place, part in self._definitions()}
+            inner |= {id(part): pointer not in self._shared for pointer, part in self._definitions()}
         _change_parts(out, lambda part, _: self._close(part, alone=inner.get(id(part), False)))
         names, required = out.get("properties"), _required(out)
         if alone and isinstance(names, dict) and names and required is not None and _is_closable(out, names):

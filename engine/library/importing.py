@@ -28,12 +28,16 @@ _POOLING = "1_Pooling/config.json"
 def import_copy(catalogue: Catalogue, path: Path, control: Control) -> ModelEntry:
     """Copy a file (all parts of a split one) or a model folder into our models folder and list it.
 
+    A model of ours with the same content is returned in place of a second copy.
     The headers are checked before a byte is copied; a copy appears in its place only when it is whole.
     Raises: BadModelFile, NotEnoughDisk, CannotWrite; Cancelled and Paused from `control` (nothing is left then).
     """
     path = path.absolute()
     files, folder = _members(path)
     catalogue.check(path)
+    same = _same_content(catalogue, files, folder, control)
+    if same is not None:
+        return same
     target = catalogue.paths.models / "local" / (folder.name if folder else path.stem)
     total = sum(file.stat().st_size for file in files)
     staging = catalogue.paths.models / ".partial" / f"import-{os.getpid()}-{target.name}"
@@ -57,6 +61,35 @@ def import_copy(catalogue: Catalogue, path: Path, control: Control) -> ModelEntr
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     return catalogue.add(target if folder else target / files[0].name, Origin(kind="file"))
+
+
+def _same_content(
+    catalogue: Catalogue, files: list[Path], folder: Path | None, control: Control
+) -> ModelEntry | None:
+    """A model of ours whose files have these bytes. One that is only linked may go away with its application."""
+    for entry in catalogue.entries():
+        if entry.state != "online" or entry.origin.kind == "linked" or (entry.folder is None) != (folder is None):
+            continue
+        if folder is not None:
+            others = [Path(str(entry.folder)) / file.relative_to(folder) for file in files]
+        else:
+            others = [Path(file.path) for file in entry.files]
+        with contextlib.suppress(OSError):  # of a file that went away meanwhile
+            sizes = [(one.stat().st_size, other.stat().st_size) for one, other in zip(files, others, strict=False)]
+            if len(others) != len(files) or any(one != other for one, other in sizes):
+                continue
+            if all(_same_bytes(one, other, control) for one, other in zip(files, others, strict=True)):
+                return entry
+    return None
+
+
+def _same_bytes(one: Path, other: Path, control: Control) -> bool:
+    with one.open("rb") as left, other.open("rb") as right:
+        while chunk := left.read(_CHUNK_BYTES):
+            control.check()
+            if chunk != right.read(_CHUNK_BYTES):
+                return False
+    return True
 
 
 def link(catalogue: Catalogue, where: str) -> tuple[Changes, ModelEntry | None]:

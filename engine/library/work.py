@@ -112,7 +112,9 @@ def _verify(catalogue: Catalogue, params: dict[str, Any], control: Control) -> d
 
 
 def _import(catalogue: Catalogue, params: dict[str, Any], control: Control) -> dict[str, Any]:
-    return _named(import_copy(catalogue, Path(str(params["path"])), control))
+    earlier = {entry.id for entry in catalogue.entries()}
+    entry = import_copy(catalogue, Path(str(params["path"])), control)
+    return _named(entry) | {"is_new": entry.id not in earlier}
 
 
 def _named(entry: ModelEntry) -> dict[str, Any]:

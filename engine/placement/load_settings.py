@@ -26,7 +26,7 @@ ONNX_PARALLEL: Final = 2
 ONE_THREAD_BYTES: Final = 64 << 20
 # Prefixes cached outside the KV cache. A chat of 4k tokens takes 50 MB (tiny) to 500 MB (0.6B, f16).
 PREFIX_RAM_BYTES: Final = 512 << 20
-PREFIX_DISK_BYTES: Final = 4 << 30
+PREFIX_DISK_MIB: Final = 4096
 
 
 def load_settings(
@@ -58,9 +58,15 @@ def load_settings(
         n_threads_batch=threads,
         cache_dir=str(cache / "prefixes") if cache else None,
         cache_ram_bytes=PREFIX_RAM_BYTES,
-        cache_disk_bytes=PREFIX_DISK_BYTES,
+        cache_disk_bytes=_prefix_disk_bytes(),
         lora=lora,
     )
+
+
+def _prefix_disk_bytes() -> int:
+    """What prefixes on disk may take: the setting cache.prefix_mib, which the program hands on in this variable."""
+    found = os.environ.get("TESSERA_CACHE_PREFIX_MIB", "")
+    return (int(found) if found.isdecimal() else PREFIX_DISK_MIB) << 20
 
 
 def default_context(trained: int, context: int | None = None) -> int:

@@ -118,6 +118,10 @@ class ModelSettingsStore:
         found = self._read().aliases
         return {name.casefold(): model for name, model in found.items() if isinstance(model, str)}
 
+    def plain_aliases(self) -> dict[str, str]:
+        """The aliases that are names: a pattern is no name that a list could show."""
+        return {name: model for name, model in self.aliases().items() if not set(name) & set("*?[")}
+
     def resolve(self, name: str) -> str:
         """The model that `name` stands for, or `name` itself. `*` and `?` match as in file names.
 

@@ -51,12 +51,19 @@ RUN = {
     "tessera connect --off": "",
     "tessera tools add --from servers.json": "clock",
     "tessera tools list": "clock",
+    "tessera models alias gpt-4o MODEL": "gpt-4o stands for spark",
+    "tessera models alias": "gpt-4o",
+    "tessera models alias gpt-4o --remove": "no alias any more",
+    "tessera models du": "trash",
+    "tessera cache": "4096 MiB",
+    "tessera cache limit 1024": "1024 MiB",
     "tessera settings list": "models.context",
     "tessera settings set models.context 16384": "",
     "tessera settings path": "settings.toml",
 }
 # Typed but not run: only their words and options are checked. A pattern, and what keeps it from running.
 NOT_RUN = {
+    r"tessera cache clear": "asks first: unit/app/test_cache_command.py",
     r"python3 start\.py.*": "the test run itself begins with it; unit/installers/test_start.py has its options",
     r"python -m tests\.bench\.queueing .*": "a measurement",
     r"tessera remote (add|check|remove) .*": "another computer, over SSH",

@@ -40,6 +40,24 @@ def test_an_alias_of_nothing_is_refused(scripted):
     assert put.status_code == 404
 
 
+def test_a_name_is_in_every_list_and_a_pattern_in_none(scripted):
+    for alias in ("gpt-4o", "gpt-5*"):
+        put = httpx2.put(f"{scripted.url}/tessera/v1/aliases/{alias}", json={"model": "spark"}, headers=MANAGE)
+        assert put.status_code == 200
+    try:
+        rows = {row["id"]: row for row in httpx2.get(f"{scripted.url}/v1/models", headers=MANAGE).json()["data"]}
+        assert (rows["gpt-4o"]["alias_of"], rows["gpt-4o"]["name"], rows["gpt-4o"]["default"]) == (
+            "spark", "gpt-4o", False,
+        )  # fmt: skip
+        assert rows["gpt-4o"]["context_length"] == rows["spark"]["context_length"]
+        tags = {row["name"] for row in httpx2.get(f"{scripted.url}/api/tags", headers=MANAGE).json()["models"]}
+        assert {"gpt-4o:latest", "spark:latest"} <= tags
+        assert not {"gpt-5*", "gpt-5*:latest"} & (tags | rows.keys())
+    finally:
+        for alias in ("gpt-4o", "gpt-5*"):
+            httpx2.delete(f"{scripted.url}/tessera/v1/aliases/{alias}", headers=MANAGE)
+
+
 def test_aliases_survive_and_follow_the_file(tmp_path):
     path = tmp_path / "config" / "model_settings.json"
     one, other = ModelSettingsStore(path), ModelSettingsStore(path)

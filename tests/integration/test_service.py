@@ -73,10 +73,13 @@ def test_installed_asked_for_and_removed(systemctl, tmp_path):
     assert [words[1] for words in systemctl()] == ["daemon-reload", "enable", "restart"]
     told = json.loads(tessera("status", "--json").stdout)
     assert (told["installed"], told["running"]) == (True, True)
+    assert tessera("restart").stdout.strip() == "Restarted."
+    assert systemctl()[-1] == ["--user", "restart", "tessera.service"]
     assert tessera("remove").stdout.strip() == "Removed."
     assert not unit.exists()
     assert tessera("remove").stdout.strip() == "It was not installed."
     assert tessera("status").stdout.startswith("not installed")
+    assert "is not installed" in tessera("restart").stderr
 
 
 def test_the_units_command_is_the_server(systemctl, tmp_path):

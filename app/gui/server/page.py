@@ -14,10 +14,11 @@ from app.gui.server.snippets import NAME_OF_A_KEY, SNIPPETS
 from app.gui.server.upstreams_card import UpstreamsCard
 from app.gui.server.workers_card import RemotesCard
 from app.gui.server_errors import error_message
-from app.gui.server_link import ServerLink, server_log
+from app.gui.server_link import ServerLink
 from app.gui.widgets.basics import Banner, IconButton, Page, button, card, label, row, set_kind
 from app.gui.widgets.plain_table import PlainTable
 from app.gui.widgets.popups import Choice
+from app.server_process import server_log
 from engine.api.requests import RecentActivity
 from engine.services import DEFAULT_CONTEXT
 

@@ -98,8 +98,8 @@ async def tags(request: Request) -> dict[str, Any]:
     by_id = {e.id: e for e in entries}
     named = [
         (alias, by_id[model])
-        for alias, model in state.models.user_settings.aliases().items()
-        if model in by_id and not set(alias) & set("*?[")
+        for alias, model in state.models.user_settings.plain_aliases().items()
+        if model in by_id
     ]
     return {"models": [_tag(tagged(name), e) for name, e in [*((e.id, e) for e in entries), *named]]}
 

@@ -28,6 +28,11 @@ async def list_models(request: Request) -> dict[str, Any]:
         for e in entries
         if e.servable and e.state == "online"
     ]
+    by_id = {described["id"]: described for described in data}
+    for alias, model in state.models.user_settings.plain_aliases().items():
+        if model in by_id:
+            named = {"id": alias, "name": alias, "display_name": alias, "alias_of": model}
+            data.append({**by_id[model], **named, "default": False})
     answer: dict[str, Any] = {"object": "list", "data": data}
     if "anthropic-version" in request.headers:
         data[:] = [{**described, **_as_anthropic(described)} for described in data]

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.settings import BY_NAME, SETTINGS, SettingsError, load, save, use_models_folder
+from app.settings import BY_NAME, SETTINGS, SettingsError, export, load, save
 from engine.core.paths import user_paths
 
 
@@ -149,7 +149,7 @@ def test_a_folder_of_models_is_used_by_this_process_and_its_children(tmp_path, m
     assert user_paths().models == tmp_path / "by-environment"
     assert load(tmp_path / "none.toml").text("models.folder") == str(tmp_path / "by-environment")
     monkeypatch.delenv("TESSERA_MODELS_FOLDER")
-    use_models_folder(load(tmp_path / "none.toml", {}).changed("models.folder", str(tmp_path / "by-file")))
+    export(load(tmp_path / "none.toml", {}).changed("models.folder", str(tmp_path / "by-file")))
     assert user_paths().models == tmp_path / "by-file"
     monkeypatch.delenv("TESSERA_MODELS_FOLDER")
 

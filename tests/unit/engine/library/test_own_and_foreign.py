@@ -140,6 +140,29 @@ def test_import_of_a_folder_and_of_a_split_model(catalogue, tmp_path, gguf):
     assert len(importing.import_copy(catalogue, first, Control()).files) == 2
 
 
+def test_the_same_content_is_not_copied_again(catalogue, tmp_path, gguf):
+    """Under another name, in parts and as a folder; one byte makes another model, and so does a linked one."""
+    first = write(tmp_path / "one.gguf", gguf())
+    ours = importing.import_copy(catalogue, first, Control())
+    again = write(tmp_path / "Another Name.gguf", first.read_bytes())
+    assert importing.import_copy(catalogue, again, Control()).id == ours.id
+    other = write(tmp_path / "other.gguf", first.read_bytes()[:-1] + b"\1")
+    assert importing.import_copy(catalogue, other, Control()).id == "other"
+    part = write(tmp_path / "s-00001-of-00002.gguf", gguf(tensors=[("a", (8,))], split=(0, 2)))
+    write(tmp_path / "s-00002-of-00002.gguf", gguf(tensors=[("b", (8,))], split=(1, 2)))
+    assert (
+        importing.import_copy(catalogue, part, Control()).id == importing.import_copy(catalogue, part, Control()).id
+    )
+    folder = importing.import_copy(catalogue, SPARK_HF, Control())
+    changed = tmp_path / "spark-hf"
+    shutil.copytree(SPARK_HF, changed)
+    assert importing.import_copy(catalogue, changed, Control()).id == folder.id
+    (changed / "config.json").write_text((changed / "config.json").read_text() + " ")
+    assert importing.import_copy(catalogue, changed, Control()).id != folder.id
+    linked = catalogue.add(write(tmp_path / "linked.gguf", gguf(tensors=[("c", (8,))])))
+    assert importing.import_copy(catalogue, linked.path, Control()).id != linked.id
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="making links needs a privilege there")
 def test_import_copies_no_file_that_a_link_of_the_folder_leads_to(catalogue, tmp_path):
     source = tmp_path / "hostile"

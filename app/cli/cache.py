@@ -1,0 +1,107 @@
+"""`tessera cache`: computed prefixes of conversations on disk, and how much they may take."""
+
+import contextlib
+import json
+from pathlib import Path
+
+import click
+
+from app.cli.echo import echo
+
+_MIB = 1 << 20
+
+
+@click.group("cache", invoke_without_command=True)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.pass_context
+def command(ctx: click.Context, as_json: bool) -> None:
+    """Show, limit and empty what can be computed again."""
+    if ctx.invoked_subcommand is None:
+        _show(as_json=as_json)
+
+
+@command.command("limit")
+@click.argument("mib", type=click.IntRange(0, 1 << 30), required=False)
+def limit_command(mib: int | None) -> None:
+    """Let computed prefixes take MIB mebibytes of disk (0: none are written); without MIB, show the limit."""
+    from app.cli.settings_defaults import checked_settings  # noqa: PLC0415 - keeps `tessera --help` fast
+    from app.settings import SettingsError, save  # noqa: PLC0415 - as above
+
+    now = checked_settings()
+    if mib is None:
+        echo(f"{now.integer('cache.prefix_mib')} MiB")
+        return
+    if "cache.prefix_mib" in now.fixed:
+        raise click.UsageError("The limit is set by the environment variable TESSERA_CACHE_PREFIX_MIB.")
+    try:
+        save(now.changed("cache.prefix_mib", mib), names={"cache.prefix_mib"})
+    except SettingsError as error:
+        raise click.UsageError(str(error)) from error
+    freed = _shrink(_prefixes(), mib * _MIB)
+    echo(f"Prefixes may take {mib} MiB, for servers that are started from now on. {_size(freed)} freed.")
+
+
+@command.command("clear")
+@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+def clear_command(yes: bool) -> None:
+    """Delete the computed prefixes. Conversations stay; their next prompt is read again."""
+    count = folder_bytes(_prefixes())
+    if not yes:
+        click.confirm(f"Delete {_size(count)} of computed prefixes?", abort=True, err=True)
+    echo(f"{_size(_shrink(_prefixes(), 0))} freed.")
+
+
+def folder_bytes(folder: Path) -> int:
+    """What the files of a folder take; 0 where there is none."""
+    total = 0
+    for path in folder.rglob("*") if folder.is_dir() else ():
+        with contextlib.suppress(OSError):  # gone meanwhile
+            total += path.lstat().st_size if not path.is_dir() else 0
+    return total
+
+
+def _show(*, as_json: bool) -> None:
+    from app.cli.settings_defaults import checked_settings  # noqa: PLC0415 - see limit
+    from engine.services import user_paths  # noqa: PLC0415 - see limit
+
+    folder, limit = user_paths().cache, checked_settings().integer("cache.prefix_mib")
+    sizes = {path.name: folder_bytes(path) for path in sorted(folder.glob("*")) if path.is_dir()}
+    prefixes = sizes.pop("prefixes", 0)
+    if as_json:
+        facts = {"folder": str(folder), "prefix_bytes": prefixes, "limit_bytes": limit * _MIB, "others": sizes}
+        click.echo(json.dumps(facts))
+        return
+    echo(f"{_size(prefixes):>12}  computed prefixes; the limit is {limit} MiB")
+    for name, count in sizes.items():
+        echo(f"{_size(count):>12}  {name}")
+    echo(f"in {folder}")
+
+
+def _prefixes() -> Path:
+    from engine.services import user_paths  # noqa: PLC0415 - see limit
+
+    return user_paths().cache / "prefixes"
+
+
+def _shrink(folder: Path, limit: int) -> int:
+    """Delete the oldest prefixes until the rest respects the limit; the bytes that came free."""
+    files = []
+    for path in folder.glob("*/*.kv"):
+        with contextlib.suppress(OSError):
+            found = path.stat()
+            files.append((found.st_mtime, found.st_size, path))
+    total = sum(count for _, count, _ in files)
+    freed = 0
+    for _, count, path in sorted(files):
+        if total - freed <= limit:
+            break
+        with contextlib.suppress(OSError):
+            path.unlink()
+            freed += count
+    return freed
+
+
+def _size(count: int) -> str:
+    from app.format import size  # noqa: PLC0415 - see limit
+
+    return size(count)
