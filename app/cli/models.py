@@ -1,6 +1,7 @@
 """`tessera models`: the library in the terminal."""
 
 import json
+from contextlib import closing
 from copy import copy
 from typing import TYPE_CHECKING, Any
 
@@ -8,7 +9,6 @@ import click
 
 from app.cli.converter import converter_command
 from app.cli.echo import echo
-from app.cli.models_engine_args import engine_args_command
 from app.cli.models_files import (
     alias_command,
     convert_command,
@@ -20,11 +20,194 @@ from app.cli.models_files import (
     verify_command,
 )
 from app.cli.models_hub import pull_command, search_command, starters_command
-from app.cli.models_loaded import load_command, loaded_command, unload_command
-from app.cli.models_sampling import sampling_command
 
 if TYPE_CHECKING:
-    from engine.services import ModelEntry
+    from engine.api.engine_args import EngineArgs
+    from engine.services import Chosen, ModelEntry
+
+_WORDS = {
+    "user": "your setting for this model",
+    "file": "the model's file",
+    "generation_config": "the publisher's settings",
+    "model_card": "the model card",
+    "llama.cpp": "llama.cpp's default",
+}
+
+
+@click.command("sampling")
+@click.argument("model")
+@click.option("--set", "changes", multiple=True, metavar="NAME=VALUE", help="Keep a value for MODEL (repeatable).")
+@click.option("--reset", is_flag=True, help="Follow the model's recommendation again.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def sampling_command(model: str, changes: tuple[str, ...], reset: bool, as_json: bool) -> None:
+    """Show or set what MODEL samples with where a request leaves it open."""
+    from engine.services import Services  # noqa: PLC0415 - keeps `tessera --help` fast
+
+    if reset and changes:
+        raise click.UsageError("--set and --reset exclude each other.")
+    with closing(Services()) as services:
+        entry = services.model(model)
+        settings = services.model_settings
+        if reset:
+            settings.set_sampling(entry.id, {})
+        elif changes:
+            settings.set_sampling(entry.id, {**settings.get(entry.id).sampling, **dict(map(_change, changes))})
+        usual, plain = services.sampling(entry)
+    if as_json:
+        payload = {"id": entry.id, "sampling": usual.facts()}
+        click.echo(json.dumps(payload if plain == usual else {**payload, "without_reasoning": plain.facts()}))
+        return
+    _print_sampling(usual)
+    if plain != usual:
+        echo("without reasoning:")
+        _print_sampling(plain)
+
+
+def _print_sampling(chosen: "Chosen") -> None:
+    for name, fact in chosen.facts().items():
+        link = f", {fact['link']}" if "link" in fact else ""
+        echo(f"{name:<20}{fact['value']:<8g}{_WORDS[fact['source']]}{link}")
+
+
+def _change(text: str) -> tuple[str, float | int]:
+    """One `--set`."""
+    name, _, value = text.partition("=")
+    try:
+        return name, int(value) if value.lstrip("-").isdecimal() else float(value)
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is not NAME=NUMBER.", param_hint="--set") from None
+
+
+@click.command("engine-args")
+@click.argument("model")
+@click.argument("changes", nargs=-1, metavar="[NAME=VALUE]...")
+@click.option("--reset", is_flag=True, help="Leave everything to Tessera again.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def engine_args_command(model: str, changes: tuple[str, ...], reset: bool, as_json: bool) -> None:
+    """Show or set MODEL's raw arguments of llama.cpp, by the names of its flags.
+
+    An empty value takes one back. llama.cpp tries them before they are kept.
+    """
+    import msgspec  # noqa: PLC0415 - keeps `tessera --help` fast
+
+    from app.cli.connection import connected  # noqa: PLC0415 - see above
+    from app.format import size  # noqa: PLC0415 - see above
+    from engine.api.engine_args import NO_ARGS, given  # noqa: PLC0415 - see above
+
+    if reset and changes:
+        raise click.UsageError("NAME=VALUE and --reset exclude each other.")
+    with connected() as client:
+        found = client.engine_args(model)
+        if reset or changes:
+            wanted = NO_ARGS if reset else _changed(found.engine_args, changes)
+            found = client.set_engine_args(model, wanted)
+    if as_json:
+        click.echo(json.dumps(msgspec.to_builtins(found)))
+        return
+    for name, value in given(found.engine_args).items():
+        click.echo(f"{name:<20}{json.dumps(value)}")
+    if not given(found.engine_args):
+        echo(f"{found.id} has no engine arguments: Tessera and the file decide.")
+    if found.needed_bytes is not None:
+        echo(f"Its next load needs {size(found.needed_bytes)}.")
+
+
+def _changed(before: "EngineArgs", changes: tuple[str, ...]) -> "EngineArgs":
+    """The arguments with those of the command line."""
+    import msgspec  # noqa: PLC0415 - see engine_args_command
+
+    from engine.api.engine_args import BadEngineArg, EngineArgs, from_text, given  # noqa: PLC0415 - as above
+
+    pairs = dict(change.partition("=")[::2] for change in changes)
+    missing = next((name for name, value in pairs.items() if not value and f"{name}=" not in changes), None)
+    if missing is not None:
+        raise click.BadParameter(f"{missing!r} is not NAME=VALUE.")
+    try:
+        values = {**given(before), **from_text(pairs)}
+        return msgspec.convert({k: v for k, v in values.items() if v not in ("", [])}, EngineArgs, strict=False)
+    except (BadEngineArg, msgspec.ValidationError) as error:
+        raise click.BadParameter(str(error).replace(" - at `$.", " - `").strip()) from error
+
+
+# `tessera models loaded` and `tessera models unload`: what the running server holds in memory.
+
+
+@click.command("loaded")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def loaded_command(as_json: bool) -> None:
+    """Show the models the running server has loaded, and the memory they hold."""
+    import msgspec  # noqa: PLC0415 - keeps `tessera --help` fast
+
+    from app.client import running_server  # noqa: PLC0415 - keeps `tessera --help` fast
+    from app.format import size  # noqa: PLC0415 - see above
+
+    client = running_server()
+    if client is None:
+        click.echo(json.dumps({"models": []}) if as_json else "No server runs, so no model is loaded.")
+        return
+    with client:
+        models = client.loaded()
+        held = {r.owner: r.predicted_bytes for r in client.ledger().reservations}
+    if as_json:
+        rows = [{**msgspec.to_builtins(model), "memory_bytes": held.get(model.id)} for model in models]
+        click.echo(json.dumps({"models": rows}))
+        return
+    for model in models:
+        memory = size(held[model.id]) if model.id in held else ""
+        echo(f"{model.id:<32}{model.state:<12}{memory}")
+        for note in model.notes:
+            echo(f"  {note}")
+    if not models:
+        echo("No model is loaded.")
+
+
+@click.command("load")
+@click.argument("model")
+@click.option("--ctx", type=click.IntRange(16, 1 << 24), help="Context in tokens.")
+@click.option("--ttl", "ttl_s", type=click.FloatRange(0, 1e9), help="Seconds it stays when idle; 0: for good.")
+@click.option("--pin/--no-pin", "pinned", default=None, help="Let it stay until it is unloaded by hand.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def load_command(model: str, ctx: int | None, ttl_s: float | None, pinned: bool | None, as_json: bool) -> None:
+    """Load MODEL into the running server's memory."""
+    import msgspec  # noqa: PLC0415 - see loaded
+
+    from app.client import running_server  # noqa: PLC0415 - see loaded
+    from engine.api.models import LoadRequest  # noqa: PLC0415 - see loaded
+
+    client = running_server()
+    if client is None:
+        raise click.ClickException(
+            "No server runs to hold it. Start one: tessera serve, or tessera service install"
+        )
+    with client:
+        loaded = client.load(model, LoadRequest(n_ctx=ctx, ttl_s=ttl_s, pinned=pinned))
+    if as_json:
+        click.echo(msgspec.json.encode(loaded).decode())
+        return
+    echo(f"{loaded.id} is loaded with a context of {loaded.n_ctx} tokens on {loaded.backend}.")
+    for note in loaded.notes:
+        echo(f"  {note}")
+
+
+@click.command("unload")
+@click.argument("model")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def unload_command(model: str, as_json: bool) -> None:
+    """Take MODEL out of memory; its running answers end. The next request loads it again."""
+    import msgspec  # noqa: PLC0415 - see loaded
+
+    from app.client import running_server  # noqa: PLC0415 - see loaded
+
+    client = running_server()
+    if client is None:
+        click.echo(
+            json.dumps({"id": model, "unloaded": False}) if as_json else "No server runs: nothing is loaded."
+        )
+        return
+    with client:
+        answer = client.unload(model)
+    words = f"{answer.id} is unloaded." if answer.unloaded else f"{answer.id} was not loaded."
+    click.echo(json.dumps(msgspec.to_builtins(answer)) if as_json else words)
 
 
 @click.group("models")

@@ -1,7 +1,11 @@
 """Deployments: made, looked at and taken down through Serve's controller, from any process on a node."""
 
+import asyncio
+import socket
+from collections.abc import AsyncGenerator
 from typing import Any, Final
 
+import msgspec
 import ray
 from ray import serve
 from ray.llm._internal.serve.routing_policies.prefix_aware.prefix_aware_router import PrefixCacheAffinityRouter
@@ -10,8 +14,10 @@ from ray.serve._private.constants import SERVE_NAMESPACE
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from app.cluster.replica import Replica
-from app.cluster.types import NAMESPACE, ClusterFile, Deployed
+from app.client import Client
+from app.cluster.types import NAMESPACE, Asked, ClusterFile, Deployed
+from app.server_process import ServerProcess
+from engine.upstreams.http import HttpClient
 
 # Ray Serve's own router by common prefixes; its public name below ray.serve.llm imports what only vLLM needs. The
 # actor that remembers prefixes is found by this name. Source: ray 2.60, prefix_aware_router.py.
@@ -113,3 +119,54 @@ def remove(model: str) -> None:
 def shut_down() -> None:
     """Take all deployments down, and Serve with them."""
     serve.shutdown()
+
+
+# One model on one node: an actor of Ray Serve beside a private server of Tessera, which has the runner.
+
+
+class ModelNotHere(RuntimeError):
+    """The node's library has not the model that was deployed."""
+
+
+class Replica:
+    """Ray makes one where its memory is free; the server ends with this process, however that ends."""
+
+    def __init__(self, deployment: Deployed) -> None:
+        self._deployment = deployment
+        arguments = ["--parallel", str(deployment.parallel), "--ttl", "0"]
+        arguments += ["--ctx", str(deployment.n_ctx)] if deployment.n_ctx else []
+        self._server = ServerProcess(*arguments)
+        self._client = self._server.connect(Client)
+        self._check_file()
+        self._client.load(deployment.model)
+        self._http = HttpClient(deployment.model, self._client.url)
+        self._key = {"authorization": f"Bearer {self._client.token}"}
+
+    def _check_file(self) -> None:
+        here = {m.id: m.size_bytes for m in self._client.library()}
+        if here.get(self._deployment.model) != self._deployment.num_bytes:
+            found = "another file" if self._deployment.model in here else "no model"
+            raise ModelNotHere(f"{socket.gethostname()} has {found} under the name {self._deployment.model}")
+
+    async def check_health(self) -> None:
+        """Ray asks this every few seconds, and replaces a replica that raises."""
+        async with self._http.request("GET", "/health", headers=self._key) as answer:
+            await answer.read()
+
+    async def about(self) -> dict[str, Any]:
+        """The model's row in its server's list."""
+        async with self._http.request("GET", "/v1/models", headers=self._key) as answer:
+            rows = msgspec.json.decode(await answer.read())["data"]
+        found: dict[str, Any] = next(row for row in rows if row["id"] == self._deployment.model)
+        return found
+
+    async def answer(self, asked: Asked) -> AsyncGenerator[tuple[int, str] | bytes, None]:
+        """Status and type, then the body as it comes; leaving early hangs up."""
+        async with self._http.request("POST", asked.path, asked.body, self._key) as answer:
+            yield answer.status, answer.headers.get("content-type", "application/json")
+            async for chunk in answer.chunks():
+                yield chunk
+
+    async def __del__(self) -> None:
+        """Ray calls this when the replica is taken down."""
+        await asyncio.to_thread(self._server.stop)

@@ -1,16 +1,226 @@
 """git, asked for facts only: nothing that a project's own configuration names runs (`repository.py` says why)."""
 
+import contextlib
+import os
+import re
+import shutil
+import stat
 import subprocess
 import tempfile
 import threading
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from app.code.errors import GitFailed
-from app.code.safe_git_repo import borrowed, find_repository
+from devices.environment import without_secrets
 from devices.programs import installed_program
 
+# What git needs of a project's repository, as data: its own settings, hooks and includes are never in force.
+#
+# The `config` of the repository git is in can name programs in dozens of places (filters, drivers, fsmonitor,
+# hooks, transports of a partial clone, submodules), more with every version. So git never runs in it: it gets an
+# empty repository of ours, which borrows objects and index of the project's, the commit of its HEAD, and the few
+# settings that only say how files are written.
+
+_MAX_FILE_BYTES = 1 << 20
+# A list of all references of a large project; the shared part of a split index.
+_MAX_TABLE_BYTES = 256 << 20
+_COMMIT = re.compile(r"(?:[0-9a-f]{40}|[0-9a-f]{64})")
+_REFERENCE = re.compile(r"refs/(?!.*\.\.)[^\x00-\x20~^:?*\[\\\x7f]+")
+_SYMBOLIC_STEPS = 5
 _TIMEOUT_S = 20
+# Settings that say how text and names are written on this system; none of them starts or opens anything.
+_DATA_KEYS = frozenset(
+    f"core.{key}" for key in ("autocrlf", "eol", "filemode", "symlinks", "ignorecase", "precomposeunicode")
+)
+_OWN_SETTINGS = {
+    "core.fsmonitor": "false",
+    "core.hookspath": os.devnull,
+    "protocol.allow": "never",
+    "gc.auto": "0",
+}
+
+
+@dataclass(frozen=True)
+class Repository:
+    """A project's repository: where files lie (`top`), the folder of this work tree, and the shared one."""
+
+    top: Path
+    own: Path
+    common: Path
+
+
+def find_repository(root: Path) -> Repository | None:
+    """The repository that holds `root`: the nearest folder above with a `.git`; a bare one is none."""
+    for folder in (root, *root.parents):
+        mark = folder / ".git"
+        if mark.is_dir():
+            own = mark
+        elif mark.is_file() and (named := _line(mark)) is not None and named.startswith("gitdir: "):
+            own = folder / named.removeprefix("gitdir: ")
+        else:
+            continue
+        if not (own / "HEAD").is_file():
+            continue
+        shared = _line(own / "commondir")
+        return Repository(folder, own, own / shared if shared else own)
+    return None
+
+
+@contextlib.contextmanager
+def borrowed(repository: Repository, program: str) -> Iterator[Mapping[str, str]]:
+    """The environment in which `program` answers about `repository` and obeys nothing of it.
+
+    Raises: GitFailed: the repository is of a kind that cannot be borrowed.
+    """
+    with tempfile.TemporaryDirectory(prefix="tessera-git-") as made:
+        scratch = Path(made)
+        for folder in ("objects", "refs", "info"):
+            (scratch / folder).mkdir()
+        (scratch / "HEAD").write_text("ref: refs/heads/none\n")
+        (scratch / "config").write_text("[core]\n\trepositoryformatversion = 0\n")
+        environment = _environment(scratch)
+        theirs = _settings(program, environment, ("--file", str(repository.common / "config"), "--no-includes"))
+        users = _settings(program, {**os.environ, **_plain(scratch)}, ("--includes",))
+        _write_format(scratch, repository, theirs)
+        head = _head(repository)
+        if head is not None:
+            (scratch / "HEAD").write_text(head + "\n")
+        _copy(repository.common / "info" / "exclude", scratch / "info" / "exclude", _MAX_FILE_BYTES)
+        _copy(repository.common / "info" / "attributes", scratch / "info" / "attributes", _MAX_FILE_BYTES)
+        _copy(repository.common / "shallow", scratch / "shallow", _MAX_FILE_BYTES * 16)
+        for shared in repository.own.glob("sharedindex.*"):
+            _copy(shared, scratch / shared.name, _MAX_TABLE_BYTES)
+        settings = {
+            **{key: value for key, value in (users | theirs).items() if key in _DATA_KEYS},
+            **_OWN_SETTINGS,
+        }
+        if "core.excludesfile" in users:
+            settings["core.excludesfile"] = str(Path(users["core.excludesfile"]).expanduser())
+        yield {
+            **environment,
+            "GIT_WORK_TREE": str(repository.top),
+            "GIT_OBJECT_DIRECTORY": str(repository.common / "objects"),
+            "GIT_INDEX_FILE": str(repository.own / "index"),
+            "GIT_CONFIG_COUNT": str(len(settings)),
+            **{f"GIT_CONFIG_KEY_{n}": key for n, key in enumerate(settings)},
+            **{f"GIT_CONFIG_VALUE_{n}": value for n, value in enumerate(settings.values())},
+        }
+
+
+def _plain(scratch: Path) -> dict[str, str]:
+    return {
+        "GIT_DIR": str(scratch),
+        "GIT_TERMINAL_PROMPT": "0",
+        "GIT_OPTIONAL_LOCKS": "0",
+        "GIT_NO_LAZY_FETCH": "1",
+        "GIT_NO_REPLACE_OBJECTS": "1",
+        "GIT_ATTR_NOSYSTEM": "1",
+        "LC_ALL": "C",
+    }
+
+
+def _environment(scratch: Path) -> dict[str, str]:
+    """Git's environment: our repository, no secrets, nobody's settings."""
+    environment = {key: value for key, value in without_secrets().items() if not key.startswith("GIT_")}
+    nobody = {"GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": os.devnull}
+    # Older versions of git than 2.32 know the user's settings by these two only.
+    return {**environment, **_plain(scratch), **nobody, "HOME": str(scratch), "XDG_CONFIG_HOME": str(scratch)}
+
+
+def _settings(program: str, environment: Mapping[str, str], source: tuple[str, ...]) -> dict[str, str]:
+    """Keys and values as git reads them; the last value of a key counts. Empty where there is nothing readable."""
+    environment = {key: value for key, value in environment.items() if not key.startswith("GIT_CONFIG_")} | {
+        key: environment[key] for key in ("GIT_CONFIG_NOSYSTEM", "GIT_CONFIG_GLOBAL") if key in environment
+    }
+    try:
+        done = subprocess.run(
+            [program, "config", *source, "--list", "-z"],
+            cwd=environment["GIT_DIR"],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise GitFailed(("config",), str(error)) from error
+    pairs = (entry.partition("\n") for entry in done.stdout.decode("utf-8", "replace").split("\0") if entry)
+    return {key.lower(): value if mark else "true" for key, mark, value in pairs}
+
+
+def _write_format(scratch: Path, repository: Repository, theirs: Mapping[str, str]) -> None:
+    """How their objects and references are stored: the one part of their settings that has to be in our file."""
+    hashes = theirs.get("extensions.objectformat", "sha1")
+    references = theirs.get("extensions.refstorage", "files")
+    if hashes not in {"sha1", "sha256"} or references not in {"files", "reftable"}:
+        raise GitFailed(("config",), f"objects in {hashes} and references in {references} are not known")
+    if hashes == "sha1" and references == "files":
+        return
+    lines = f"\tobjectformat = {hashes}\n"
+    if references == "reftable":
+        lines += "\trefstorage = reftable\n"
+        (scratch / "reftable").mkdir()
+        for table in (repository.common / "reftable").iterdir():
+            _copy(table, scratch / "reftable" / table.name, _MAX_TABLE_BYTES)
+    (scratch / "config").write_text(f"[core]\n\trepositoryformatversion = 1\n[extensions]\n{lines}")
+
+
+def _head(repository: Repository) -> str | None:
+    """The commit of HEAD, or what stands for it beside a table of references; None before the first commit."""
+    name = _line(repository.own / "HEAD") or ""
+    for _ in range(_SYMBOLIC_STEPS):
+        if _COMMIT.fullmatch(name):
+            return name
+        reference = name.removeprefix("ref:").strip()
+        if not _REFERENCE.fullmatch(reference):
+            return None
+        if (repository.common / "reftable").is_dir():
+            return "ref: refs/heads/.invalid"  # the table holds HEAD too; git wants exactly this in its place
+        found = _line(repository.own / reference) or _line(repository.common / reference)
+        if found is None:
+            return _packed(repository.common / "packed-refs", reference)
+        name = found
+    return None
+
+
+def _packed(table: Path, reference: str) -> str | None:
+    data = _bytes(table, _MAX_TABLE_BYTES)
+    wanted = os.fsencode(reference)
+    for line in (data or b"").splitlines():
+        commit, _, name = line.partition(b" ")
+        if name == wanted and _COMMIT.fullmatch(text := commit.decode("ascii", "replace")):
+            return text
+    return None
+
+
+def _line(file: Path) -> str | None:
+    data = _bytes(file, _MAX_FILE_BYTES)
+    return None if data is None else os.fsdecode(data).split("\n", 1)[0].strip()
+
+
+def _bytes(file: Path, limit: int) -> bytes | None:
+    """A regular file's bytes; None for anything else, and for one beyond `limit`."""
+    try:
+        # A pipe that is there must not be waited for.
+        descriptor = os.open(file, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+        with os.fdopen(descriptor, "rb") as opened:
+            status = os.fstat(descriptor)
+            return opened.read(limit) if stat.S_ISREG(status.st_mode) and status.st_size <= limit else None
+    except OSError:
+        return None
+
+
+def _copy(source: Path, target: Path, limit: int) -> None:
+    status = None
+    with contextlib.suppress(OSError):
+        status = source.lstat()
+    if status is not None and stat.S_ISREG(status.st_mode) and status.st_size <= limit:
+        with contextlib.suppress(OSError):
+            shutil.copyfile(source, target, follow_symlinks=False)
+
+
 # A diff beyond this is no material for a prompt; it is cut here, and the cut is said.
 MAX_DIFF_BYTES = 1 << 20
 # Names of changed files beyond this are no list to work with: a million files of 64 characters.

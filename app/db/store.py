@@ -1,16 +1,248 @@
 """The store with its one thread: every read and write of the chats passes through it, in order."""
 
+import logging
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
 import apsw
 
 from app.db import backup
-from app.db.connection import Opened, open_in_memory, open_store
-from app.db.errors import StoreInUse, StoreUnwritable
+from app.db.backup import back_up, backups
+from app.db.errors import StoreFromNewerVersion, StoreInUse, StoreUnwritable
+
+# Opening the store: durable settings, health check, migration with a backup first, and recovery.
+
+log = logging.getLogger(__name__)
+# First SQLite without the bug that could corrupt a WAL file when it is reset. Source: sqlite.org/releaselog.
+_WAL_SAFE = (3, 51, 3)
+_UNWRITABLE = (apsw.FullError, apsw.IOError, apsw.ReadOnlyError, apsw.CantOpenError)
+
+
+@dataclass(frozen=True)
+class Opened:
+    """An open store. `quarantined` is the unreadable file that was put aside, `restorable` its backups."""
+
+    connection: apsw.Connection
+    path: Path
+    quarantined: Path | None = None
+    restorable: tuple[Path, ...] = ()
+
+
+def open_store(path: Path, *, before_step: Callable[[int], None] | None = None) -> Opened:
+    """Open or make the store at `path` and bring it to the newest format.
+
+    A damaged file is never overwritten or deleted: it is renamed to `.corrupt-<time>` and an empty store is
+    opened in its place, and the caller must tell the user and offer `restorable`. `before_step` is called
+    inside each migration's transaction (tests stop the process there).
+
+    Raises: StoreUnwritable, StoreInUse, StoreFromNewerVersion.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreUnwritable(path, error.strerror or str(error)) from error
+    quarantined: Path | None = None
+    try:
+        try:
+            connection = _connect(path)
+            _check(connection)
+        except (apsw.NotADBError, apsw.CorruptError):
+            quarantined = quarantine(path)
+            log.exception("store is damaged, kept as %s", quarantined)
+            connection = _connect(path)
+        _migrate(connection, path, before_step)
+        _mark_interrupted(connection)
+    except apsw.BusyError as error:
+        raise StoreInUse(path) from error
+    except _UNWRITABLE as error:
+        raise StoreUnwritable(path, str(error)) from error
+    return Opened(connection, path, quarantined, tuple(backups(path)) if quarantined else ())
+
+
+def open_in_memory() -> Opened:
+    """A store that lives as long as the process, for a home that cannot be written."""
+    connection = apsw.Connection(":memory:")
+    path = Path(":memory:")
+    connection.pragma("foreign_keys", True)
+    _migrate(connection, path, None)
+    return Opened(connection, path)
+
+
+def quarantine(path: Path) -> Path:
+    """Put the store and its side files aside under a name that says when; returns the new name."""
+    stamp = time.strftime("%Y%m%dT%H%M%S")
+    target = path.with_name(f"{path.name}.corrupt-{stamp}")
+    number = 1
+    while target.exists():
+        number += 1
+        target = path.with_name(f"{path.name}.corrupt-{stamp}-{number}")
+    path.rename(target)
+    for suffix in ("-wal", "-shm", "-journal"):
+        side = path.with_name(path.name + suffix)
+        if side.exists():
+            side.rename(target.with_name(target.name + suffix))
+    return target
+
+
+def _connect(path: Path) -> apsw.Connection:
+    connection = apsw.Connection(str(path))
+    connection.set_busy_timeout(2000)
+    safe = tuple(int(part) for part in apsw.sqlite_lib_version().split(".")) >= _WAL_SAFE
+    connection.pragma("journal_mode", "wal" if safe else "delete")
+    connection.pragma("synchronous", "full")  # an acknowledged message survives a power cut
+    connection.pragma("foreign_keys", True)
+    return connection
+
+
+def _check(connection: apsw.Connection) -> None:
+    """Raise CorruptError unless the file's structure is sound."""
+    if connection.execute("PRAGMA quick_check(1)").get != "ok":
+        raise apsw.CorruptError("quick_check failed")
+
+
+def _migrate(connection: apsw.Connection, path: Path, before_step: Callable[[int], None] | None) -> None:
+    version = connection.pragma("user_version")
+    if version > len(MIGRATIONS):
+        connection.close()
+        raise StoreFromNewerVersion(path, version, len(MIGRATIONS))
+    if 0 < version < len(MIGRATIONS):
+        back_up(connection, path, f"before-format-{len(MIGRATIONS)}")
+    for step in range(version, len(MIGRATIONS)):
+        with connection:
+            connection.execute(MIGRATIONS[step])
+            if before_step is not None:
+                before_step(step)
+            connection.pragma("user_version", step + 1)
+
+
+def _mark_interrupted(connection: apsw.Connection) -> None:
+    """What was being written when the last process ended will not be finished by anyone."""
+    connection.execute("UPDATE messages SET status = 'interrupted' WHERE status = 'streaming'")
+
+
+# The store's format, one step a version. A released step is never edited: a new one is added.
+
+# Order is by id, never by clock: clocks jump. Times are Unix seconds, for display only.
+_CHATS = """
+CREATE TABLE folders(
+  id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL);
+CREATE TABLE conversations(
+  id INTEGER PRIMARY KEY AUTOINCREMENT,
+  title TEXT NOT NULL DEFAULT '',
+  folder_id INTEGER REFERENCES folders(id) ON DELETE SET NULL,
+  pinned INTEGER NOT NULL DEFAULT 0,
+  model TEXT NOT NULL DEFAULT '',
+  system_prompt TEXT NOT NULL DEFAULT '',
+  sampling TEXT NOT NULL DEFAULT '{}',
+  draft TEXT NOT NULL DEFAULT '',
+  leaf_id INTEGER,
+  touched INTEGER NOT NULL DEFAULT 0,
+  created_s REAL NOT NULL,
+  trashed_s REAL);
+CREATE INDEX conversations_by_touched ON conversations(trashed_s, pinned, touched);
+CREATE TABLE messages(
+  id INTEGER PRIMARY KEY AUTOINCREMENT,
+  conversation_id INTEGER NOT NULL REFERENCES conversations(id) ON DELETE CASCADE,
+  parent_id INTEGER REFERENCES messages(id) ON DELETE CASCADE,
+  role TEXT NOT NULL CHECK(role IN ('user', 'assistant', 'tool')),
+  content TEXT NOT NULL DEFAULT '',
+  reasoning TEXT NOT NULL DEFAULT '',
+  status TEXT NOT NULL DEFAULT 'complete',
+  model TEXT NOT NULL DEFAULT '',
+  facts TEXT NOT NULL DEFAULT '{}',
+  created_s REAL NOT NULL);
+CREATE INDEX messages_by_conversation ON messages(conversation_id, id);
+CREATE INDEX messages_by_parent ON messages(parent_id);
+"""
+
+# A message enters the index when it is no longer being written, so that streaming costs nothing here.
+_SEARCH = """
+CREATE VIRTUAL TABLE messages_index USING fts5(
+  content, content='messages', content_rowid='id', prefix='1 2 3 4 5', tokenize="unicode61 remove_diacritics 2");
+CREATE TRIGGER messages_inserted AFTER INSERT ON messages WHEN new.status <> 'streaming' BEGIN
+  INSERT INTO messages_index(rowid, content) VALUES (new.id, new.content);
+END;
+CREATE TRIGGER messages_finished AFTER UPDATE ON messages
+  WHEN old.status = 'streaming' AND new.status <> 'streaming' BEGIN
+  INSERT INTO messages_index(rowid, content) VALUES (new.id, new.content);
+END;
+CREATE TRIGGER messages_reopened AFTER UPDATE ON messages
+  WHEN old.status <> 'streaming' AND new.status = 'streaming' BEGIN
+  INSERT INTO messages_index(messages_index, rowid, content) VALUES ('delete', old.id, old.content);
+END;
+CREATE TRIGGER messages_edited AFTER UPDATE OF content ON messages
+  WHEN old.status <> 'streaming' AND new.status <> 'streaming' BEGIN
+  INSERT INTO messages_index(messages_index, rowid, content) VALUES ('delete', old.id, old.content);
+  INSERT INTO messages_index(rowid, content) VALUES (new.id, new.content);
+END;
+CREATE TRIGGER messages_deleted AFTER DELETE ON messages WHEN old.status <> 'streaming' BEGIN
+  INSERT INTO messages_index(messages_index, rowid, content) VALUES ('delete', old.id, old.content);
+END;
+INSERT INTO messages_index(messages_index) VALUES ('rebuild');
+"""
+
+_ATTACHMENTS_AND_PRESETS = """
+CREATE TABLE attachments(
+  id INTEGER PRIMARY KEY AUTOINCREMENT,
+  message_id INTEGER NOT NULL REFERENCES messages(id) ON DELETE CASCADE,
+  name TEXT NOT NULL,
+  mime TEXT NOT NULL,
+  text TEXT NOT NULL DEFAULT '',
+  data BLOB);
+CREATE INDEX attachments_by_message ON attachments(message_id);
+CREATE TABLE presets(
+  id INTEGER PRIMARY KEY AUTOINCREMENT,
+  name TEXT NOT NULL UNIQUE,
+  system_prompt TEXT NOT NULL DEFAULT '',
+  sampling TEXT NOT NULL DEFAULT '{}');
+"""
+
+_ARCHIVE = "ALTER TABLE conversations ADD COLUMN archived INTEGER NOT NULL DEFAULT 0;"
+
+# A folder with a path is a project. A fold stands for messages of a branch, or for older folds with them.
+_TOOLS_PROJECTS_FOLDS = """
+ALTER TABLE conversations ADD COLUMN tools TEXT NOT NULL DEFAULT '[]';
+ALTER TABLE folders ADD COLUMN path TEXT NOT NULL DEFAULT '';
+ALTER TABLE folders ADD COLUMN instructions TEXT NOT NULL DEFAULT '';
+ALTER TABLE folders ADD COLUMN model TEXT NOT NULL DEFAULT '';
+ALTER TABLE folders ADD COLUMN sampling TEXT NOT NULL DEFAULT '{}';
+ALTER TABLE folders ADD COLUMN tools TEXT NOT NULL DEFAULT '[]';
+CREATE TABLE folds(
+  id INTEGER PRIMARY KEY AUTOINCREMENT,
+  conversation_id INTEGER NOT NULL REFERENCES conversations(id) ON DELETE CASCADE,
+  first_id INTEGER NOT NULL,
+  last_id INTEGER NOT NULL,
+  summary TEXT NOT NULL,
+  model TEXT NOT NULL DEFAULT '',
+  opened INTEGER NOT NULL DEFAULT 0,
+  edited INTEGER NOT NULL DEFAULT 0,
+  inside_id INTEGER REFERENCES folds(id) ON DELETE SET NULL,
+  created_s REAL NOT NULL);
+CREATE INDEX folds_by_conversation ON folds(conversation_id, first_id);
+"""
+
+_PROMPTS = """
+CREATE TABLE prompts(
+  id INTEGER PRIMARY KEY AUTOINCREMENT,
+  name TEXT NOT NULL UNIQUE,
+  text TEXT NOT NULL);
+"""
+
+MIGRATIONS: tuple[str, ...] = (
+    _CHATS,
+    _SEARCH,
+    _ATTACHMENTS_AND_PRESETS,
+    _ARCHIVE,
+    _TOOLS_PROJECTS_FOLDS,
+    _PROMPTS,
+)
+VERSION = len(MIGRATIONS)
+
 
 P = ParamSpec("P")
 T = TypeVar("T")

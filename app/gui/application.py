@@ -1,11 +1,30 @@
 """Starting and ending the window."""
 
+import getpass
+import hashlib
+import json
+import logging
 import os
+import signal
+import socket
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
-from PySide6.QtCore import QTimer
-from PySide6.QtGui import QGuiApplication, QIcon
+from PySide6.QtCore import (
+    QLibraryInfo,
+    QLocale,
+    QLockFile,
+    QObject,
+    QSocketNotifier,
+    QTimer,
+    QTranslator,
+    QUrl,
+    Signal,
+)
+from PySide6.QtGui import QDesktopServices, QGuiApplication, QIcon
+from PySide6.QtNetwork import QLocalServer, QLocalSocket
 from PySide6.QtWidgets import QApplication
 
 from app.db import backup
@@ -17,17 +36,14 @@ from app.gui.background import Background
 from app.gui.close_guard import would_be_lost
 from app.gui.crash import CrashReports
 from app.gui.jobs import Jobs
-from app.gui.language import install_language
 from app.gui.main_window import MainWindow
 from app.gui.markdown.document import warm_up
 from app.gui.pages import Pages
 from app.gui.server_errors import error_message
 from app.gui.server_link import ServerLink
-from app.gui.server_watchdog import Supervisor
-from app.gui.signal_handler import Termination
-from app.gui.single_instance import SingleInstance
 from app.gui.theme import ASSETS, Theme
-from app.gui.update_notice import UpdateNotice
+from app.gui.widgets.basics import Banner
+from app.updates import RELEASES, newer_version
 from engine.core.paths import user_paths
 from engine.core.version import __version__
 
@@ -192,3 +208,281 @@ def run(files: list[str]) -> int:
     instance.release()
     crashes.close()
     return code
+
+
+class Termination(QObject):
+    """Calls `end` on the main thread when SIGTERM or SIGINT arrives. Qt's loop does not run Python by itself."""
+
+    def __init__(self, end: Callable[[], object], parent: QObject) -> None:
+        super().__init__(parent)
+        self._end = end
+        self._read, self._write = socket.socketpair()
+        self._read.setblocking(False)
+        self._write.setblocking(False)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: None)  # the number goes to the socket
+        signal.set_wakeup_fd(self._write.fileno(), warn_on_full_buffer=False)
+        self._notifier = QSocketNotifier(self._read.fileno(), QSocketNotifier.Type.Read, self)
+        self._notifier.activated.connect(self._on_signal)
+
+    def close(self) -> None:
+        """Listen no more."""
+        signal.set_wakeup_fd(-1)
+        self._notifier.setEnabled(False)
+        self._read.close()
+        self._write.close()
+
+    def _on_signal(self) -> None:
+        self._read.recv(64)
+        self._end()
+
+
+log = logging.getLogger(__name__)
+SETTING = "updates.notice"
+# After a start other things come first.
+_AFTER_MS = 10_000
+
+
+class UpdateNotice(QObject):
+    """Looks once after the start, and again when the setting is turned on; `looked` says that an answer came."""
+
+    looked = Signal()
+
+    def __init__(self, services: Services, banner: Banner, parent: QObject) -> None:
+        super().__init__(parent)
+        self._services, self._banner = services, banner
+        self.releases = RELEASES
+        services.settings.changed.connect(lambda name: self.look() if name == SETTING else None)
+
+    def start(self) -> None:
+        """Look in a while."""
+        QTimer.singleShot(_AFTER_MS, self, self.look)
+
+    def look(self) -> None:
+        """Ask the release page's server, unless the settings say not to; silence where nothing is new."""
+        now = self._services.settings.now
+        if not now.flag(SETTING) or now.flag("network.offline"):
+            return
+        self._services.background.run(
+            lambda: newer_version(self.releases),
+            self._show_version,
+            self._on_error,
+            self,
+        )
+
+    def _on_error(self, error: Exception) -> None:
+        log.info("no look for a newer version: %s", error)
+        self.looked.emit()
+
+    def _show_version(self, version: str | None) -> None:
+        self.looked.emit()
+        if version is None:
+            return
+        words = self.tr("Tessera {new} is out; this is {own}.").format(new=version, own=__version__)
+        page = QUrl(self.releases)
+        self._banner.notify(
+            words, "info", (self.tr("Open the release page"), lambda: QDesktopServices.openUrl(page))
+        )
+
+
+# The language of the interface. "pseudo" makes every text longer and accented, to find what does not fit.
+
+_ACCENTED = str.maketrans("aeiounAEIOUNcsyl", "áéíöüñÁÉÍÖÜÑçšýł")
+# Source: localisation practice; German and Finnish run about a third longer than English.
+_LONGER = 0.35
+
+
+def pseudo(text: str) -> str:
+    """A text accented, bracketed and a third longer; {fields} are kept."""
+    if not text:
+        return text
+    parts = text.split("{")
+    made = parts[0].translate(_ACCENTED)
+    for part in parts[1:]:
+        field, _, after = part.partition("}")
+        made += "{" + field + "}" + after.translate(_ACCENTED)
+    return f"[{made}{'~' * round(len(text) * _LONGER)}]"
+
+
+class Catalogue(QTranslator):
+    """A translation by the English text alone, whatever part of the window it is in."""
+
+    def __init__(self, translated: Callable[[str], str], parent: QObject) -> None:
+        super().__init__(parent)
+        self._translated = translated
+
+    def translate(self, context: str, source: str, disambiguation: str | None = None, n: int = -1) -> str:
+        del context, disambiguation, n
+        return self._translated(source)
+
+    def isEmpty(self) -> bool:
+        """Never: Qt skips empty translators."""
+        return False
+
+
+def texts_of(name: str) -> dict[str, str]:
+    """The texts of a language (`de`); none where there is no translation."""
+    path = ASSETS / "languages" / f"{name}.json"
+    found: dict[str, str] = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+    return found
+
+
+def install_language(app: QApplication, name: str) -> QTranslator | None:
+    """Install the translation for `name` ("system": the locale's), if there is one; numbers and dates follow."""
+    if name == "pseudo":
+        translator = Catalogue(pseudo, app)
+        app.installTranslator(translator)
+        return translator
+    locale = QLocale.system() if name == "system" else QLocale(name)
+    if locale.language() == QLocale.Language.C:
+        # No language is set: numbers in groups and dates with names of months, as in the English texts around them.
+        locale = QLocale(QLocale.Language.English, QLocale.Country.World)
+    texts = texts_of(QLocale.languageToCode(locale.language()))
+    if name != "system" or QLocale().language() == QLocale.Language.C:
+        QLocale.setDefault(locale)
+    if not texts:
+        return None
+    translator = Catalogue(lambda text: texts.get(text, text), app)
+    app.installTranslator(translator)
+    own = QTranslator(app)  # what Qt says itself: buttons of dialogs, menus of fields
+    if own.load(locale, "qtbase", "_", QLibraryInfo.path(QLibraryInfo.LibraryPath.TranslationsPath)):
+        app.installTranslator(own)
+    return translator
+
+
+_LOOK_MS = 500
+# A server that dies twice in this time has a cause that starting it again does not fix.
+_TRUST_S = 120.0
+
+
+class Supervisor(QObject):
+    """Looks whether the server runs, while the window is there."""
+
+    def __init__(self, services: Services, link: ServerLink, banner: Banner, parent: QObject) -> None:
+        super().__init__(parent)
+        self._services, self._link, self._banner = services, link, banner
+        self._restarted_at: float | None = None
+        self._starting = False
+        self._reported = False  # that it ended; what comes next is the user's decision
+        self._timer = QTimer(self)
+        self._timer.setInterval(_LOOK_MS)
+        self._timer.timeout.connect(self._look)
+        self._timer.start()
+
+    def stop(self) -> None:
+        """Watch no more."""
+        self._timer.stop()
+
+    def start(self) -> None:
+        """Find a server or start one."""
+        self._begin("")
+
+    def _begin(self, when_there: str) -> None:
+        if self._starting:
+            return
+        self._starting, self._reported = True, False
+        now = self._services.settings.now
+        host, port, offline = now.text("server.host"), now.integer("server.port"), now.flag("network.offline")
+
+        def started(_: str) -> None:
+            self._starting = False
+            self._services.models.start()
+            if when_there:
+                self._banner.notify(when_there, "info")
+
+        def failed(error: Exception) -> None:
+            self._starting = False
+            self._banner.notify(error_message(error), "bad", (self.tr("Try again"), self.start))
+
+        self._services.background.run(lambda: self._link.start(host, port, offline=offline), started, failed, self)
+
+    def _look(self) -> None:
+        if self._starting or self._reported or not self._link.crashed:
+            return
+        now, reason = time.monotonic(), self._link.exit_words
+        self._services.models.refresh()
+        if self._restarted_at is None or now - self._restarted_at > _TRUST_S:
+            self._restarted_at = now
+            words = self.tr("The server ended unexpectedly ({reason}) and is starting again.")
+            self._banner.notify(words.format(reason=reason), "warn")
+            self._begin(self.tr("The server ended unexpectedly ({reason}). It runs again.").format(reason=reason))
+            return
+        self._reported = True
+        self._banner.notify(
+            self.tr("The server ended again ({reason}). Its log on the Server page says more.").format(
+                reason=reason
+            ),
+            "bad",
+            (self.tr("Start the server"), self.start),
+        )
+
+
+_WAIT_MS = 1000
+_MOST_BYTES = 1 << 16
+
+
+class SingleInstance(QObject):
+    """`claim` says whether this process is the first; `opened` brings the files of later ones."""
+
+    opened = Signal(list)
+
+    def __init__(self, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        state = user_paths().state
+        identity = f"{getpass.getuser()}:{state}"
+        self._name = f"tessera-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
+        self._state = state
+        self._lock: QLockFile | None = None
+        self._server: QLocalServer | None = None
+
+    def claim(self, files: list[str]) -> bool:
+        """Be the window, or hand `files` to the one there is and return False."""
+        if self._hand_over(files):
+            return False
+        try:
+            self._state.mkdir(parents=True, exist_ok=True)
+            self._lock = QLockFile(str(self._state / "window.lock"))
+            if not self._lock.tryLock(0) and self._hand_over(files):
+                return False
+        except OSError:
+            self._lock = None  # a home that cannot be written: nothing to share it with
+        QLocalServer.removeServer(self._name)  # left by a process that was killed
+        self._server = QLocalServer(self)
+        self._server.setSocketOptions(QLocalServer.SocketOption.UserAccessOption)
+        self._server.newConnection.connect(self._on_connection)
+        self._server.listen(self._name)
+        return True
+
+    def release(self) -> None:
+        """Let another process be the window."""
+        if self._server is not None:
+            self._server.close()
+        if self._lock is not None:
+            self._lock.unlock()
+
+    def _hand_over(self, files: list[str]) -> bool:
+        socket = QLocalSocket()
+        socket.connectToServer(self._name)
+        if not socket.waitForConnected(_WAIT_MS):
+            return False
+        socket.write(json.dumps(files).encode() + b"\n")
+        socket.waitForBytesWritten(_WAIT_MS)
+        socket.disconnectFromServer()
+        return True
+
+    def _on_connection(self) -> None:
+        assert self._server is not None
+        socket = self._server.nextPendingConnection()
+
+        def read() -> None:
+            if not socket.canReadLine() and socket.bytesAvailable() < _MOST_BYTES:
+                return
+            try:
+                files = json.loads(bytes(socket.readLine(_MOST_BYTES).data()))
+            except (ValueError, RecursionError):
+                files = []
+            self.opened.emit([name for name in files if isinstance(name, str)] if isinstance(files, list) else [])
+            socket.disconnectFromServer()
+
+        socket.readyRead.connect(read)
+        socket.disconnected.connect(socket.deleteLater)

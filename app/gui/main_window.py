@@ -1,25 +1,174 @@
 """The window: pages behind a rail of icons."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from PySide6.QtCore import QByteArray, QPoint, QSettings, QSize, QTimer, Signal
-from PySide6.QtGui import QAction, QCloseEvent, QDragEnterEvent, QDropEvent, QIcon, QKeySequence
-from PySide6.QtWidgets import QHBoxLayout, QMainWindow, QStackedWidget, QWidget
+from PySide6.QtCore import QByteArray, QEvent, QObject, QPoint, QSettings, QSize, Qt, QTimer, Signal
+from PySide6.QtGui import QAction, QCloseEvent, QDragEnterEvent, QDropEvent, QIcon, QKeySequence, QResizeEvent
+from PySide6.QtWidgets import (
+    QButtonGroup,
+    QFrame,
+    QHBoxLayout,
+    QMainWindow,
+    QMenu,
+    QSizePolicy,
+    QStackedWidget,
+    QSystemTrayIcon,
+    QToolButton,
+    QVBoxLayout,
+    QWidget,
+)
 
+from app.db import conversations
+from app.db.records import Conversation
 from app.gui.app_context import Services
 from app.gui.chat.page import ChatPage
 from app.gui.close_guard import question
-from app.gui.commands import Commands
-from app.gui.navigation import Destination, Rail, Sections
-from app.gui.shortcuts import SHORTCUTS, ShortcutSheet
-from app.gui.theme import ASSETS
-from app.gui.tray import Tray
-from app.gui.widgets.basics import Banner, stack
+from app.gui.shortcuts import SHORTCUTS, ShortcutSheet, native_keys
+from app.gui.theme import ASSETS, Theme
+from app.gui.widgets.basics import PAGE_MARGIN, PAGE_WIDTH, SCROLL_BAR, Banner, clear, row, stack
+from app.gui.widgets.search_popup import Entry, Palette
 from app.gui.widgets.splitter import keep_splitters, restore_splitters
 from engine.core.paths import user_paths
+
+# The bar of destinations at the left, and the row of pages inside a destination.
+
+_ICON = 22
+_NARROWEST = 80
+_SECTION_INSET = 18  # from the edge of a section's button to its word, which stands on the grid of the pages
+
+
+@dataclass(frozen=True)
+class Destination:
+    """One entry of the bar with the names of its pages; the last entry stands at the foot where `at_foot`."""
+
+    name: str
+    icon: str
+    title: str
+    pages: tuple[str, ...]
+    at_foot: bool = False
+
+
+class Rail(QFrame):
+    """As wide as its longest word at any size of text; where it is too low for words it shows icons only."""
+
+    chosen = Signal(str)
+
+    def __init__(self, theme: Theme, destinations: Sequence[Destination]) -> None:
+        super().__init__()
+        self._theme = theme
+        self._destinations = tuple(destinations)
+        self.setProperty("kind", "rail")
+        self._group = QButtonGroup(self)
+        self.buttons: dict[str, QToolButton] = {}
+        column = QVBoxLayout(self)
+        column.setContentsMargins(8, 12, 8, 12)
+        column.setSpacing(4)
+        for position, entry in enumerate(self._destinations):
+            made = QToolButton()
+            made.setProperty("kind", "nav")
+            made.setCheckable(True)
+            made.setText(entry.title)
+            made.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
+            made.setAccessibleName(entry.title)
+            made.setToolTip(f"{entry.title} ({native_keys(f'Ctrl+{position + 1}')})")
+            made.setFocusPolicy(Qt.FocusPolicy.TabFocus)
+            made.clicked.connect(lambda _=False, name=entry.name: self.chosen.emit(name))
+            self._group.addButton(made)
+            self.buttons[entry.name] = made
+            if entry.at_foot:
+                column.addStretch(1)
+            column.addWidget(made)
+        theme.changed.connect(self._refresh, Qt.ConnectionType.QueuedConnection)  # fonts of controls follow first
+        self._refresh()
+
+    def select(self, name: str) -> None:
+        """Mark a destination."""
+        self.buttons[name].setChecked(True)
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        """Words only where all of them fit below each other."""
+        super().resizeEvent(event)
+        self._fit()
+
+    def changeEvent(self, event: QEvent) -> None:
+        """Follow the size of the text."""
+        super().changeEvent(event)
+        if event.type() in {QEvent.Type.FontChange, QEvent.Type.StyleChange}:
+            self._fit()
+
+    def minimumSizeHint(self) -> QSize:
+        """As wide as the words; as low as the icons."""
+        return QSize(super().minimumSizeHint().width(), 0)
+
+    def _refresh(self) -> None:
+        for entry in self._destinations:
+            self.buttons[entry.name].setIcon(self._theme.icon(entry.icon))
+        self._fit()
+
+    def _fit(self) -> None:
+        scale = self._theme.tokens.small / 12
+        icon = round(_ICON * min(scale, 1.5))
+        unit = self._theme.tokens.unit
+        metrics = next(iter(self.buttons.values())).fontMetrics()
+        word = icon + metrics.height() + 3 * unit
+        named = self.height() >= len(self.buttons) * (word + 4) + 3 * unit
+        style = Qt.ToolButtonStyle.ToolButtonTextUnderIcon if named else Qt.ToolButtonStyle.ToolButtonIconOnly
+        for button in self.buttons.values():
+            button.setToolButtonStyle(style)
+            button.setIconSize(QSize(icon, icon))
+        widest = max(button.sizeHint().width() for button in self.buttons.values())
+        for button in self.buttons.values():
+            button.setMinimumWidth(max(_NARROWEST, widest) if named else icon + 3 * unit)
+            button.setFixedHeight(word if named else icon + 2 * unit)
+
+
+class Sections(QFrame):
+    """The pages of one destination, side by side, where there are more than one; on the grid of the pages."""
+
+    chosen = Signal(str)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setProperty("kind", "sections")
+        self._line = row(spacing=4)
+        holder = QFrame()
+        holder.setMaximumWidth(PAGE_WIDTH)
+        holder.setLayout(self._line)
+        self._line.setContentsMargins(PAGE_MARGIN - _SECTION_INSET, 12, PAGE_MARGIN, 0)
+        outer = row(spacing=0, margins=(0, 0, SCROLL_BAR, 0))
+        outer.addStretch(1)
+        outer.addWidget(holder, 100)
+        outer.addStretch(1)
+        self.setLayout(outer)
+        self._group = QButtonGroup(self)
+        self.buttons: dict[str, QToolButton] = {}
+
+    def show_pages(self, pages: Sequence[tuple[str, str]], current: str) -> None:
+        """Offer these (name, title); one alone needs no row."""
+        if list(self.buttons) != [name for name, _ in pages]:
+            for button in self.buttons.values():
+                self._group.removeButton(button)
+            clear(self._line)
+            self.buttons = {}
+            for name, title in pages:
+                made = QToolButton()
+                made.setProperty("kind", "section")
+                made.setCheckable(True)
+                made.setText(title)
+                made.setFocusPolicy(Qt.FocusPolicy.TabFocus)
+                made.clicked.connect(lambda _=False, name=name: self.chosen.emit(name))
+                self._group.addButton(made)
+                self.buttons[name] = made
+                self._line.addWidget(made)
+            self._line.addStretch(1)
+        self.setVisible(len(pages) > 1)
+        if current in self.buttons:
+            self.buttons[current].setChecked(True)
+
 
 _USUAL, _SMALLEST = QSize(1180, 760), QSize(720, 480)
 # Room for the frame of a window, which is not known before it is shown. Source: GNOME, KDE and openbox themes.
@@ -280,3 +429,120 @@ class MainWindow(QMainWindow):
         """Close for good without a question."""
         self._sure = True
         self.quit()
+
+
+class Tray(QObject):
+    """While shown, closing the window leaves Tessera running; the icon brings it back or ends it."""
+
+    def __init__(self, window: QMainWindow, quit_app: Callable[[], object]) -> None:
+        super().__init__(window)
+        self._window = window
+        self._quit = quit_app
+        self._icon: QSystemTrayIcon | None = None
+        self._menu: QMenu | None = None
+
+    @property
+    def keeps_running(self) -> bool:
+        """Closing the window hides it."""
+        return self._icon is not None and self._icon.isVisible()
+
+    def set_wanted(self, wanted: bool) -> None:
+        """Show or remove the icon; without a tray nothing happens."""
+        if not wanted or not QSystemTrayIcon.isSystemTrayAvailable():
+            if self._icon is not None:
+                self._icon.hide()
+                self._icon.deleteLater()
+                self._icon = None
+            return
+        if self._icon is not None:
+            return
+        self._menu = QMenu(self._window)
+        self._menu.addAction(self.tr("Show Tessera"), self.show_window)
+        self._menu.addAction(self.tr("Quit"), self._quit)
+        self._icon = QSystemTrayIcon(QIcon(str(ASSETS / "icons" / "tessera.svg")), self)
+        self._icon.setToolTip("Tessera")
+        self._icon.setContextMenu(self._menu)
+        self._icon.activated.connect(self._on_activated)
+        self._icon.show()
+
+    def show_window(self) -> None:
+        """Bring the window back."""
+        self._window.show()
+        self._window.raise_()
+        self._window.activateWindow()
+
+    def _on_activated(self, reason: QSystemTrayIcon.ActivationReason) -> None:
+        if reason == QSystemTrayIcon.ActivationReason.Trigger:
+            self.show_window()
+
+
+class Commands(QObject):
+    """What can be done from anywhere in the window."""
+
+    def __init__(self, services: Services, window: Any) -> None:
+        super().__init__(window)
+        self._services, self._window = services, window
+        self._runs: dict[str, Callable[[], object]] = {}
+
+    def open(self) -> None:
+        """Show the list, with the chats as soon as they are read."""
+        theme, window = self._services.theme, self._window
+        assert isinstance(window, QWidget)
+        palette = Palette(theme, self.tr("Commands"), self.tr("Type a command, a page, a model or a chat"), window)
+        entries = self._entries()
+        palette.show_entries(entries)
+        palette.chosen.connect(lambda key: self._runs[key]())
+        palette.open_over(window)
+
+        def show(chats: list[Conversation]) -> None:
+            found = [self._chat(chat) for chat in chats]
+            palette.show_entries([*entries, *found])
+
+        self._services.background.watch(
+            self._services.store.submit(conversations.listing), show, lambda _: None, palette
+        )
+
+    def _entries(self) -> list[Entry]:
+        window, settings = self._window, self._services.settings
+        chat = window.chat
+        self._runs = {}
+        found: list[Entry] = []
+
+        def add(title: str, run: Callable[[], object], detail: str = "") -> None:
+            key = f"run {len(found)}"
+            self._runs[key] = run
+            found.append(Entry(key, title, detail))
+
+        add(self.tr("New chat"), window.new_chat, native_keys("Ctrl+N"))
+        add(self.tr("Choose a model"), lambda: (window.show_page("chat"), chat.bar.picker.open()))
+        add(self.tr("System prompt and sampling"), lambda: (window.show_page("chat"), chat.options.show()))
+        for name, title in window.titled_pages():
+            add(self.tr("Go to {page}").format(page=title), lambda name=name: window.show_page(name))  # type: ignore[misc]  # bound now
+        for value, title in (("light", self.tr("Light")), ("dark", self.tr("Dark")), ("system", self.tr("System"))):
+            add(
+                self.tr("Appearance: {theme}").format(theme=title),
+                lambda value=value: settings.set("window.theme", value),  # type: ignore[misc]  # bound now
+            )
+        add(self.tr("Saved prompts"), lambda: (window.show_page("chat"), chat.prompts.open()), "/")
+        add(self.tr("Export this chat…"), self._export)
+        add(self.tr("Import chats…"), chat.import_export.import_chats)
+        add(self.tr("Keyboard shortcuts"), window.show_shortcuts, "F1")
+        add(self.tr("About Tessera and its licences"), window.show_about)
+        for choice in self._services.models.choices:
+            add(
+                self.tr("Chat with {name}").format(name=choice.title),
+                lambda choice=choice: (window.show_page("chat"), chat.use_model(choice.id)),  # type: ignore[misc]  # bound now
+                self.tr("Model"),
+            )
+        return found
+
+    def _export(self) -> None:
+        chat = self._window.chat
+        conversation = chat.controller.conversation
+        if conversation.id:
+            chat.import_export.export(conversation.id, conversation.title)
+
+    def _chat(self, chat: Conversation) -> Entry:
+        key = f"chat {chat.id}"
+        self._runs[key] = lambda: (self._window.show_page("chat"), self._window.chat.open(chat.id))
+        return Entry(key, chat.title or self.tr("Untitled"), self.tr("Chat"))

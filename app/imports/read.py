@@ -7,8 +7,7 @@ import zlib
 from pathlib import Path
 from typing import Any, Final
 
-from app.imports.formats import chats_of, jan
-from app.imports.types import Chat, ImportFailed
+from app.imports.types import Branches, Chat, ImportFailed, Message, rows_of, table_of, text_of
 
 # Larger than any export there is; a file that inflates to more is no export.
 MAX_BYTES: Final = 1 << 30
@@ -66,3 +65,160 @@ def _parsed(raw: bytes) -> Any:
         return json.loads(raw.decode("utf-8-sig", "replace"))
     except (ValueError, RecursionError):
         raise ImportFailed("it is not JSON") from None
+
+
+# The exports of ChatGPT, Claude, LM Studio, Open WebUI and Jan, after their documented forms.
+
+_ROLES = {"user": "user", "human": "user", "assistant": "assistant"}
+
+
+def chats_of(document: Any) -> list[Chat]:
+    """The chats of a JSON document of any of the programs. Raises: ImportFailed: it is none of theirs."""
+    rows = rows_of(document if isinstance(document, list) else [document])
+    if rows and all("mapping" in row for row in rows):
+        return [_chatgpt(row) for row in rows]
+    if rows and all("chat_messages" in row for row in rows):
+        return [_claude(row) for row in rows]
+    if rows and all(isinstance(row.get("chat"), dict) for row in rows):
+        return [_open_webui(row) for row in rows]
+    if rows and all(_is_lm_studio(row) for row in rows):
+        return [_lm_studio(row) for row in rows]
+    raise ImportFailed("it is no export of Tessera, ChatGPT, Claude, LM Studio, Open WebUI or Jan")
+
+
+def jan(lines: str, thread: Any) -> Chat:
+    """A thread of Jan: the lines of messages.jsonl, and thread.json beside it. Raises: ImportFailed."""
+    branches = Branches()
+    parent: str | None = None
+    for number, line in enumerate(lines.splitlines()):
+        if not line.strip():
+            continue
+        try:
+            row = table_of(json.loads(line))
+        except (ValueError, RecursionError):
+            raise ImportFailed(f"line {number + 1} of messages.jsonl is not JSON") from None
+        parts = rows_of(row.get("content"))
+        text = "\n\n".join(text_of(table_of(part.get("text")).get("value")) for part in parts if "text" in part)
+        key = text_of(row.get("id")) or str(number)
+        role = _ROLES.get(text_of(row.get("role")))
+        left = tuple(text_of(part.get("type")) for part in parts if "text" not in part)
+        branches.add(key, parent, _message(key, role, text, left_out=left))
+        parent = key
+    about = table_of(thread)
+    assistant = next(iter(rows_of(about.get("assistants"))), {})
+    model = text_of(table_of(assistant.get("model")).get("id"))
+    return _chat(text_of(about.get("title")), branches, parent, model, text_of(assistant.get("instructions")))
+
+
+def _chatgpt(row: dict[str, Any]) -> Chat:
+    branches, model, system = Branches(), "", ""
+    for key, node in table_of(row["mapping"]).items():
+        message = table_of(table_of(node).get("message"))
+        content = table_of(message.get("content"))
+        role = text_of(table_of(message.get("author")).get("role"))
+        parts = content.get("parts")
+        texts = [part for part in parts if isinstance(part, str)] if isinstance(parts, list) else []
+        others = [table_of(part) for part in parts if not isinstance(part, str)] if isinstance(parts, list) else []
+        text = "\n\n".join(filter(None, texts)) or text_of(content.get("text"))
+        facts = table_of(message.get("metadata"))
+        named = text_of(facts.get("model_slug"))
+        if role == "system":
+            system = system or text
+        hidden = facts.get("is_visually_hidden_from_conversation") or content.get("content_type") == "thoughts"
+        left = tuple(text_of(part.get("content_type")) or "attachment" for part in others)
+        parent = table_of(node).get("parent")
+        made = None if hidden else _message(key, _ROLES.get(role), text, model=named, left_out=left)
+        branches.add(key, parent if isinstance(parent, str) else None, made)
+        model = named or model
+    leaf = row.get("current_node")
+    return _chat(text_of(row.get("title")), branches, leaf if isinstance(leaf, str) else None, model, system)
+
+
+def _claude(row: dict[str, Any]) -> Chat:
+    branches, before = Branches(), None
+    for number, message in enumerate(rows_of(row["chat_messages"])):
+        blocks = rows_of(message.get("content"))
+        text = "\n\n".join(text_of(b.get("text")) for b in blocks if b.get("type") == "text") or text_of(
+            message.get("text")
+        )
+        reasoning = "\n\n".join(text_of(b.get("thinking")) for b in blocks if b.get("type") == "thinking")
+        documents = tuple(
+            (text_of(item.get("file_name")) or "attachment", text_of(item.get("extracted_content")))
+            for item in rows_of(message.get("attachments"))
+        )
+        left = tuple(text_of(item.get("file_name")) or "file" for item in rows_of(message.get("files")))
+        key = text_of(message.get("uuid")) or str(number)
+        above = message.get("parent_message_uuid")
+        parent = above if isinstance(above, str) and above in branches.rows else before
+        role = _ROLES.get(text_of(message.get("sender")))
+        made = _message(key, role, text, reasoning=reasoning, documents=documents, left_out=left)
+        branches.add(key, parent, made)
+        before = key
+    leaf = text_of(row.get("current_leaf_message_uuid"))
+    return _chat(text_of(row.get("name")), branches, leaf or before, text_of(row.get("model")))
+
+
+def _open_webui(row: dict[str, Any]) -> Chat:
+    chat = table_of(row["chat"])
+    history = table_of(chat.get("history"))
+    nodes = table_of(history.get("messages")) or {text_of(m.get("id")): m for m in rows_of(chat.get("messages"))}
+    branches = Branches()
+    last: str | None = None
+    for key, found in nodes.items():
+        message = table_of(found)
+        content = message.get("content")
+        text = (
+            content if isinstance(content, str) else "\n\n".join(text_of(p.get("text")) for p in rows_of(content))
+        )
+        parent = message.get("parentId")
+        left = tuple(text_of(item.get("name")) or "file" for item in rows_of(message.get("files")))
+        role = _ROLES.get(text_of(message.get("role")))
+        made = _message(key, role, text, model=text_of(message.get("model")), left_out=left)
+        branches.add(key, parent if isinstance(parent, str) else None, made)
+        last = key
+    models = chat.get("models")
+    model = text_of(models[0]) if isinstance(models, list) and models else ""
+    leaf = text_of(history.get("currentId")) or last
+    title = text_of(row.get("title")) or text_of(chat.get("title"))
+    return _chat(title, branches, leaf, model, text_of(table_of(chat.get("params")).get("system")))
+
+
+def _is_lm_studio(row: dict[str, Any]) -> bool:
+    messages = rows_of(row.get("messages"))
+    return isinstance(row.get("messages"), list) and all("versions" in message for message in messages)
+
+
+def _lm_studio(row: dict[str, Any]) -> Chat:
+    """Each message has versions; they follow the version that is selected before them."""
+    branches, before = Branches(), None
+    for place, message in enumerate(rows_of(row["messages"])):
+        versions = rows_of(message.get("versions"))
+        selected = message.get("currentlySelected")
+        chosen = selected if isinstance(selected, int) and 0 <= selected < len(versions) else len(versions) - 1
+        after = before
+        for number, version in enumerate(versions):
+            key = f"{place}.{number}"
+            blocks = rows_of(version.get("content"))
+            blocks += [b for step in rows_of(version.get("steps")) for b in rows_of(step.get("content"))]
+            text = "\n\n".join(filter(None, (text_of(b.get("text")) for b in blocks if b.get("type") == "text")))
+            left = tuple(text_of(b.get("name")) or "file" for b in blocks if b.get("type") == "file")
+            sender = table_of(version.get("senderInfo"))
+            model = text_of(sender.get("senderName"))
+            role = _ROLES.get(text_of(version.get("role")))
+            branches.add(key, before, _message(key, role, text, model=model, left_out=left))
+            if number == chosen:
+                after = key
+        before = after
+    model = text_of(table_of(row.get("lastUsedModel")).get("identifier"))
+    return _chat(text_of(row.get("name")), branches, before, model, text_of(row.get("systemPrompt")))
+
+
+def _message(key: str, role: str | None, text: str, **more: Any) -> Message | None:
+    """A message; None where nobody said anything."""
+    if role not in {"user", "assistant"} or not (text or more.get("documents") or more.get("left_out")):
+        return None
+    return Message(key, None, "user" if role == "user" else "assistant", text, **more)
+
+
+def _chat(title: str, branches: Branches, leaf: str | None, model: str = "", system: str = "") -> Chat:
+    return Chat(title, branches.ordered(), branches.shown(leaf), model, system)

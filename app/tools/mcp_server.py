@@ -1,18 +1,22 @@
 """One server of the Model Context Protocol, connected: its tools, learned within bounds, and calls of them."""
 
+import contextlib
 import json
 import logging
 import re
+import subprocess
+from collections.abc import AsyncIterable, AsyncIterator, Mapping
 from concurrent.futures import CancelledError, Future
 from contextlib import AbstractContextManager, ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import anyio
+
 from app.tools.escape import shown_text
 from app.tools.mcp_config import McpServerConfig
-from app.tools.mcp_http import http_pipes
-from app.tools.mcp_stdio import stdio_pipes
 from app.tools.types import ToolOutcome, ToolRefused, ToolSpec
+from devices.environment import program_environment
 
 if TYPE_CHECKING:
     from anyio.from_thread import BlockingPortal
@@ -220,3 +224,158 @@ async def _call(session: "ClientSession", name: str, arguments: dict[str, Any], 
     cut = f"\n[cut: {len(joined)} characters, the first {MAX_RESULT_CHARS} are here]"
     shown = joined if len(joined) <= MAX_RESULT_CHARS else joined[:MAX_RESULT_CHARS] + cut
     return ToolOutcome(shown, ok=not result.is_error)
+
+
+# One answer; longer than the longest line that is taken from a server over its standard output.
+MAX_ANSWER_BYTES: Final = 8 << 20
+# What may come over one stream of events in the life of a connection.
+MAX_STREAM_BYTES: Final = 256 << 20
+_CONNECT_S: Final = 15.0
+
+
+@asynccontextmanager
+async def http_pipes(url: str, headers: Mapping[str, str], read_s: float) -> AsyncIterator[Any]:
+    """The (read, write) streams that an `mcp.ClientSession` takes. `read_s`: the longest silence of an answer.
+
+    Redirects to another origin are not followed, and proxies of the environment are used as for everything else.
+    """
+    import httpx2  # noqa: PLC0415 - with its only use
+    from mcp.client.streamable_http import streamable_http_client  # noqa: PLC0415 - costs 0.4 s to import
+
+    class Bounded(httpx2.AsyncByteStream):
+        def __init__(self, inner: Any, limit: int) -> None:
+            self._inner, self._left = inner, limit
+
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            async for chunk in self._inner:
+                self._left -= len(chunk)
+                if self._left < 0:
+                    raise httpx2.StreamError("the answer is too long")
+                yield chunk
+
+        async def aclose(self) -> None:
+            await self._inner.aclose()
+
+    class BoundedTransport(httpx2.AsyncHTTPTransport):
+        async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+            response = await super().handle_async_request(request)
+            events = response.headers.get("content-type", "").lower().startswith("text/event-stream")
+            response.stream = Bounded(response.stream, MAX_STREAM_BYTES if events else MAX_ANSWER_BYTES)
+            return response
+
+    client = httpx2.AsyncClient(
+        headers={**headers, "Accept-Encoding": "identity"},  # a small packed answer may unpack to gigabytes
+        timeout=httpx2.Timeout(_CONNECT_S, read=read_s),
+        transport=BoundedTransport(),
+    )
+    async with client, streamable_http_client(url, http_client=client) as (read, write):
+        yield read, write
+
+
+# The pipes to an MCP server: what it writes is bounded a line at a time, and what is no message is passed over.
+
+# A result of 24,000 characters is shown to a model; pictures and the like are left out of it anyway.
+MAX_LINE_BYTES: Final = 8 << 20
+_END_S: Final = 2.0
+# A server that talks without end is slowed down, so that reading it costs little of a processor.
+_BURST: Final = 500
+_PAUSE_S: Final = 0.2
+_MAX_ERROR_BYTES: Final = 2000
+
+
+async def bounded_lines(stream: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
+    """Whole lines; one longer than MAX_LINE_BYTES is passed over, and never held."""
+    line, skipping = bytearray(), False
+    async for chunk in stream:
+        *ended, partial = chunk.split(b"\n")
+        for part in ended:
+            line += part
+            if not skipping and len(line) <= MAX_LINE_BYTES:
+                yield bytes(line)
+            line, skipping = bytearray(), False
+        line += partial
+        if len(line) > MAX_LINE_BYTES:
+            line, skipping = bytearray(), True
+
+
+@asynccontextmanager
+async def stdio_pipes(
+    argv: tuple[str, ...], env: dict[str, str], folder: Path, errors: bytearray
+) -> AsyncIterator[Any]:
+    """Start a server and yield the (read, write) streams that an `mcp.ClientSession` takes; it ends with the block.
+
+    `errors` gets the end of what it writes to its standard error.
+
+    Raises: OSError: it cannot be started.
+    """
+    from mcp import types  # noqa: PLC0415 - costs 0.4 s to import
+    from mcp.shared.message import SessionMessage  # noqa: PLC0415
+
+    process = await anyio.open_process(
+        list(argv), cwd=folder, env=program_environment(env), stderr=subprocess.PIPE, start_new_session=True
+    )
+    to_session, from_server = anyio.create_memory_object_stream[Any](0)
+    to_server, from_session = anyio.create_memory_object_stream[Any](0)
+
+    async def read() -> None:
+        assert process.stdout is not None
+        taken = 0
+        async with to_session:
+            async for line in bounded_lines(process.stdout):
+                taken += 1
+                if taken % _BURST == 0:
+                    await anyio.sleep(_PAUSE_S)
+                try:
+                    message = types.jsonrpc_message_adapter.validate_json(line, by_name=False)
+                except ValueError:
+                    continue  # not a message: servers print banners and logs by mistake
+                await to_session.send(SessionMessage(message))
+
+    async def write() -> None:
+        assert process.stdin is not None
+        async with from_session:
+            async for message in from_session:
+                text = message.message.model_dump_json(by_alias=True, exclude_unset=True)
+                await process.stdin.send(text.encode() + b"\n")
+
+    async def quietly(work: Any) -> None:
+        try:
+            await work()
+        except (anyio.ClosedResourceError, anyio.BrokenResourceError, OSError):
+            await to_session.aclose()
+
+    try:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(quietly, read)
+            tasks.start_soon(quietly, write)
+            tasks.start_soon(_listen, process.stderr, errors)
+            try:
+                yield from_server, to_server
+            finally:
+                tasks.cancel_scope.cancel()
+    finally:
+        with anyio.CancelScope(shield=True):
+            await _end(process)
+            for stream in (to_session, from_server, to_server, from_session):
+                await stream.aclose()
+
+
+async def _listen(stream: Any, errors: bytearray) -> None:
+    with contextlib.suppress(anyio.ClosedResourceError, anyio.BrokenResourceError, OSError):
+        async for chunk in stream:
+            errors.extend(chunk)
+            del errors[:-_MAX_ERROR_BYTES]
+
+
+async def _end(process: Any) -> None:
+    """Close its input, give it a moment, then end it and what it started."""
+    from devices.backends.probe_child import kill_group  # noqa: PLC0415 - beside its only use
+
+    if process.stdin is not None:
+        await process.stdin.aclose()
+    with anyio.move_on_after(_END_S):
+        await process.wait()
+    kill_group(process.pid)
+    with anyio.move_on_after(_END_S):
+        await process.wait()
+    await process.aclose()

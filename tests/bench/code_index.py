@@ -14,9 +14,9 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from app.code.assistant import TokenEstimate
 from app.code.context.assemble import assemble
 from app.code.index.project import ProjectIndex
-from app.code.tokens import TokenEstimate
 from app.code.workspace import Workspace
 
 QUESTIONS = (

@@ -24,9 +24,12 @@ from PySide6.QtTest import QTest  # noqa: E402
 from PySide6.QtWidgets import QApplication  # noqa: E402
 
 from app.db import conversations, messages  # noqa: E402
-from app.db.connection import open_in_memory, open_store  # noqa: E402
 from app.db.search import search  # noqa: E402
-from app.db.store import Store  # noqa: E402
+from app.db.store import (  # noqa: E402
+    Store,
+    open_in_memory,
+    open_store,
+)
 from app.gui.application import Desktop  # noqa: E402
 from app.gui.server_link import ServerLink  # noqa: E402
 from engine.core.paths import user_paths  # noqa: E402

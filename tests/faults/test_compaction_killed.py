@@ -11,7 +11,7 @@ import pytest
 from app.client import Client
 from app.compaction import plan
 from app.db import messages, summaries
-from app.db.connection import open_store
+from app.db.store import open_store
 from tests.support.long_chats import compaction, fill
 from tests.support.servers import ROOT, RunningServer
 

@@ -11,10 +11,8 @@ import apsw
 import pytest
 
 from app.db import backup, conversations, messages
-from app.db.connection import open_store
 from app.db.errors import StoreUnwritable
-from app.db.schema import MIGRATIONS
-from app.db.store import open_or_memory
+from app.db.store import MIGRATIONS, open_or_memory, open_store
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -22,7 +20,7 @@ WRITER = """
 import sys
 from pathlib import Path
 from app.db import conversations, messages
-from app.db.connection import open_store
+from app.db.store import open_store
 from app.db.store import Store
 store = Store(open_store(Path(sys.argv[1])))
 chat = store.submit(conversations.create, title="x").result()
@@ -58,7 +56,7 @@ def test_t2_no_acknowledged_message_is_lost_by_200_kills(tmp_path):
     import os, signal, sys, random
     from pathlib import Path
     from app.db import conversations, messages
-    from app.db.connection import open_store
+    from app.db.store import open_store
     from app.db.store import Store
     path = Path(sys.argv[1])
     rng = random.Random(7)
@@ -125,7 +123,7 @@ def test_t5_a_full_disk_refuses_and_the_next_write_succeeds(tmp_path):
     import resource, signal, sys
     from pathlib import Path
     from app.db import conversations, messages
-    from app.db.connection import open_store
+    from app.db.store import open_store
     from app.db.errors import StoreUnwritable
     from app.db.store import Store
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

@@ -9,8 +9,7 @@ import pytest
 from PySide6.QtCore import QCoreApplication, QEvent, QLocale, QTimer
 from PySide6.QtWidgets import QApplication
 
-from app.db.connection import open_store
-from app.db.store import Store
+from app.db.store import Store, open_store
 from app.gui.app_context import LiveSettings, Models, Services
 from app.gui.application import Desktop
 from app.gui.background import Background

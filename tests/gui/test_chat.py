@@ -9,8 +9,8 @@ from PySide6.QtWidgets import QLabel, QPushButton
 from app.answer_facts import ToolCall
 from app.db import conversations, messages
 from app.db.records import Attachment
+from app.gui.chat.chat_transcript import FoldItem
 from app.gui.chat.message_widget import MessageWidget
-from app.gui.chat.summary_item import FoldItem
 from engine.api.chat import ModelRow, TokenCount
 from tests.gui.hands import ask
 

@@ -6,8 +6,8 @@ import pytest
 from PySide6.QtCore import Qt
 
 from app.db import conversations, messages
+from app.gui.chat.chat_transcript import ToolItem
 from app.gui.chat.page import ChatPage
-from app.gui.chat.tool_item import ToolItem
 from app.tools.consent import ConsentStore
 from app.tools.mcp_config import ServerList
 from tests.support.fakes.mcp_servers import demo

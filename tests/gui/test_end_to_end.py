@@ -11,8 +11,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QApplication, QComboBox, QPushButton
 
 from app.client import ServerNotStarted
-from app.db.connection import open_store
-from app.db.store import Store
+from app.db.store import Store, open_store
 from app.gui import server_link
 from app.gui.application import Desktop
 from app.gui.server_link import ServerLink

@@ -9,13 +9,11 @@ from PySide6.QtCore import QPoint
 from PySide6.QtWidgets import QFileDialog
 
 from app.gui import formatted
-from app.gui.job_card import note_of
+from app.gui.job_card import note_of, step_words
 from app.gui.jobs import Jobs
-from app.gui.quantize.label_layout import Box, along, around, place
 from app.gui.quantize.page import FitPage
 from app.gui.quantize.report import report_card
-from app.gui.quantize.size_loss_plot import FrontierPlot
-from app.gui.quantize_steps import step_words
+from app.gui.quantize.size_loss_plot import Box, FrontierPlot, along, around, place
 from engine.api.converting import ConverterState
 from engine.api.jobs import JobKind, Progress, Quantized
 from engine.api.library import Models

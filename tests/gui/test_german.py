@@ -7,7 +7,7 @@ import pytest
 from PySide6.QtCore import QLocale, QTranslator
 from PySide6.QtWidgets import QApplication, QLabel
 
-from app.gui.language import install_language, texts_of
+from app.gui.application import install_language, texts_of
 from engine.message_catalog import AMOUNTS, CHECKS, TEMPLATES, sentence
 from engine.message_catalog.reasons import Reason, because
 from tests.gui.translatable import every_text
@@ -70,7 +70,7 @@ def said(page):
 
 
 def test_a_dispatch_card_gives_its_reasons_in_german(qtbot, german):
-    from app.gui.devices.placement import placement_card
+    from app.gui.devices.page import placement_card
     from engine.api.machine import Alternative, ModelPlacement, PlacementAnswer
 
     lost = because("slower", decode_tok_s=4.25, prefill_tok_s=1234.0)

@@ -8,8 +8,7 @@ from PySide6.QtWidgets import QPushButton
 
 from app.gui.job_card import JobCard
 from app.gui.jobs import Jobs
-from app.gui.library.details import DetailsDialog
-from app.gui.library.page import LibraryPage
+from app.gui.library.page import DetailsDialog, LibraryPage
 from engine.api.hub import (
     FitEstimate,
     Proposal,

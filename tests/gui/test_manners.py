@@ -16,12 +16,12 @@ from PySide6.QtWidgets import (
     QSystemTrayIcon,
 )
 
-from app.gui import tray
+from app.gui import main_window
+from app.gui.application import SingleInstance
 from app.gui.close_guard import would_be_lost
 from app.gui.crash import CrashReports, redact
+from app.gui.main_window import Tray
 from app.gui.shortcuts import SHORTCUTS, ShortcutSheet
-from app.gui.single_instance import SingleInstance
-from app.gui.tray import Tray
 from engine.api.jobs import JobKind
 from tests.gui.hands import press
 from tests.gui.wire import job
@@ -163,7 +163,7 @@ class FakeTray(QSystemTrayIcon):
 
 
 def test_with_the_tray_closing_hides_and_without_one_it_never_does(qtbot, desktop, monkeypatch):
-    monkeypatch.setattr(tray, "QSystemTrayIcon", FakeTray)
+    monkeypatch.setattr(main_window, "QSystemTrayIcon", FakeTray)
     window = desktop.window
     FakeTray.available = False
     desktop.services.settings.set("window.tray", True)

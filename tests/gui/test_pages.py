@@ -9,8 +9,7 @@ from PySide6.QtWidgets import QCheckBox, QComboBox, QPlainTextEdit, QPushButton,
 from app.gui.chat.welcome import Welcome
 from app.gui.dashboard import DashboardPage
 from app.gui.devices.facts import live_facts, pool_shares, summary
-from app.gui.devices.page import DevicesPage
-from app.gui.devices.placement import placement_card
+from app.gui.devices.page import DevicesPage, placement_card
 from app.gui.jobs import Jobs
 from app.gui.quantize.page import FitPage
 from app.gui.server.page import ServerPage
@@ -272,7 +271,7 @@ def test_the_server_page_shows_who_is_connected_and_what_was_asked(qtbot, show, 
 
 
 def test_keys_are_made_shown_once_copied_and_revoked(qtbot, show, services, server, monkeypatch):
-    monkeypatch.setattr("app.gui.server.keys_card._DONE_MS", 100)
+    monkeypatch.setattr("app.gui.server.page._DONE_MS", 100)
     keys, public = [], False
 
     def make(body):

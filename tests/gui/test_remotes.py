@@ -3,7 +3,7 @@
 import pytest
 
 from app.client.remote_server import RemoteServer
-from app.gui.devices.placement import placement_card
+from app.gui.devices.page import placement_card
 from app.gui.server.page import ServerPage
 from app.gui.server.workers_card import _host_and_port
 from engine.api.chat import ModelList

@@ -113,7 +113,7 @@ def test_every_page_has_an_order_of_focus_that_reaches_its_controls(qtbot, deskt
 
 @pytest.fixture
 def pseudo(qapp):
-    from app.gui.language import Catalogue, pseudo
+    from app.gui.application import Catalogue, pseudo
 
     translator = Catalogue(pseudo, qapp)
     qapp.installTranslator(translator)
@@ -135,7 +135,7 @@ def untranslated(page, known):
 
 
 def test_every_text_of_every_page_goes_through_the_translation(qtbot, home, pseudo, desktop):
-    from app.gui.language import pseudo as translated
+    from app.gui.application import pseudo as translated
 
     assert translated("{n} tokens") == "[{n} tökéñš~~~~]"
     names = {

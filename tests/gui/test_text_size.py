@@ -5,7 +5,7 @@ from PySide6.QtCore import QDate
 from PySide6.QtWidgets import QApplication
 
 from app.gui import formatted
-from app.gui.language import install_language
+from app.gui.application import install_language
 from app.gui.quantize.size_loss_plot import FrontierPlot
 from app.gui.server.page import ServerPage
 

@@ -8,7 +8,7 @@ from PySide6.QtCore import QObject, Qt, QUrl, Slot
 from PySide6.QtGui import QDesktopServices
 from PySide6.QtWidgets import QPushButton
 
-from app.gui.update_notice import SETTING
+from app.gui.application import SETTING
 from app.updates import MAX_BYTES, UpdateUnknown, newer_version
 from engine.core.version import __version__
 

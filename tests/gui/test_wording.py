@@ -9,8 +9,7 @@ from PySide6.QtGui import QColor
 from app.gui import formatted
 from app.gui.job_card import title_of
 from app.gui.library.model_card import chips_of
-from app.gui.stylesheet import stylesheet
-from app.gui.theme import tokens
+from app.gui.theme import stylesheet, tokens
 from engine.api.jobs import Job, JobKind
 from engine.api.library import Model, Origin
 from engine.library.errors import HubUnreachable

@@ -5,20 +5,17 @@ from functools import cache
 from pathlib import Path
 
 from app.code.integrations.registry import INTEGRATIONS
-from app.gui.chat.sampling_fields import KNOBS
+from app.gui.chat.options import KNOBS
 from app.gui.devices.facts import BACKENDS, KINDS, PARTS
 from app.gui.devices.page import _STATES
 from app.gui.formatted import JOBS, source
+from app.gui.job_card import _QUANTIZE_STEPS
 from app.gui.library.hub_tab import _SIZES, _SORTS, _TASKS
 from app.gui.library.model_card import _CAN
-from app.gui.quantize.calibration_choice import _TEXTS
-from app.gui.quantize.gate import _GATES
-from app.gui.quantize.page import _LOSS_WORDS, _TIERS
+from app.gui.quantize.page import _CACHE_NAMES, _GATES, _LOSS_WORDS, _TEXTS, _TIERS
 from app.gui.quantize.report import _MEASURES
-from app.gui.quantize.size_target import _CACHE_NAMES
-from app.gui.quantize_steps import _STEPS
 from app.gui.reasons import SYSTEM_TEXTS
-from app.gui.server.snippets import SNIPPETS
+from app.gui.server.page import SNIPPETS
 from app.gui.shortcuts import SHORTCUTS
 from app.settings import SETTINGS
 from app.suggestions import FOR_A_MODEL, FOR_THE_TOY
@@ -66,7 +63,7 @@ def tables():
     found |= {*KINDS.values(), *PARTS.values(), *_CAN.values(), *(words for words, _ in _STATES.values())}
     found |= {text for _, name, words in (*_TIERS, *_GATES, *_TEXTS) for text in (name, words)}
     found |= {words for _, words, _ in _LOSS_WORDS} | {"large"}
-    found |= {words for words, _ in _MEASURES} | {step[0] for step in _STEPS}
+    found |= {words for words, _ in _MEASURES} | {step[0] for step in _QUANTIZE_STEPS}
     found |= {words for table in (_SIZES, _SORTS, _TASKS) for _, words in table}
     found |= {shortcut.words for shortcut in SHORTCUTS} | {item.question for item in (*FOR_A_MODEL, *FOR_THE_TOY)}
     found |= {*BACKENDS.values(), *JOBS.values()}

@@ -71,7 +71,7 @@ def test_each_change_touches_three_files_at_most():
 # What the tests of a whole tree ask of every text, control and field, asked of those that were added.
 GUARDS = """
 def test_every_text_has_its_german_one():
-    from app.gui.language import texts_of
+    from app.gui.application import texts_of
     from tests.gui.translatable import every_text
     assert every_text() == texts_of("de").keys()
 

@@ -7,7 +7,7 @@ import httpx2
 import pytest
 
 from app.db import conversations, messages
-from app.db.connection import open_store
+from app.db.store import open_store
 from tests.support.servers import RunningServer
 
 STATES = sorted((Path(__file__).parents[1] / "data" / "states").iterdir())

@@ -23,7 +23,7 @@ WRITER = """
 import sys, time
 from pathlib import Path
 from app.db import conversations, messages
-from app.db.connection import open_store
+from app.db.store import open_store
 from app.db.errors import StoreError
 from app.db.store import Store
 store = Store(open_store(Path(sys.argv[1])))

@@ -425,7 +425,7 @@ def merge(tree: Tree, source: str, target: str, renames: dict[str, str]) -> list
             if module not in old and f"{package} import" not in old and source not in old:
                 continue
             old = renamed_users(old, module, renames)
-            one = Source(file, old, names)
+            one = User(file, old, names)
             edits[file] = one.rewritten()
             left += one.left
             left += joined_paths(file, edits[file], names)
@@ -437,6 +437,17 @@ def merge(tree: Tree, source: str, target: str, renames: dict[str, str]) -> list
     del tree.texts[source]
     tree.removed.add(source)
     return left
+
+
+class User(Source):
+    """A file that reads a merged module: where it knows the target already, it calls it by one name."""
+
+    def _local_name(self, old: str, new: str) -> str | None:
+        at_top = [n for n in self._tree.body if isinstance(n, ast.ImportFrom)]
+        if old != new and new not in self._bound and any(a.name == new for n in at_top for a in n.names):
+            self._renamed[old] = new
+            return None
+        return super()._local_name(old, new)
 
 
 def renamed_users(text: str, module: str, renames: dict[str, str]) -> str:  # noqa: C901, PLR0912

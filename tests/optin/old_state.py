@@ -21,7 +21,7 @@ CHATS = """
 import sys
 from pathlib import Path
 from app.db import conversations, messages
-from app.db.connection import open_store
+from app.db.store import open_store
 opened = open_store(Path(sys.argv[1]) / "chats.db")
 made = conversations.create(opened.connection, title="Kept from before")
 messages.add(opened.connection, made.id, None, "user", "Is this still here?")

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 from PySide6.QtCore import Qt
 
+from app.gui.chat.chat_transcript import ToolItem
 from app.gui.chat.page import ChatPage
-from app.gui.chat.tool_item import ToolItem
 from tests.gui.conftest import home, look, qtbot, server, services, show  # noqa: F401 - fixtures of the window's tests
 
 pytestmark = pytest.mark.timeout(600)

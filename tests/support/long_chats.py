@@ -9,7 +9,7 @@ from pathlib import Path
 from app.client import Client, chat_body
 from app.compaction.run import Compaction
 from app.db import conversations, messages, summaries
-from app.db.connection import open_store
+from app.db.store import open_store
 from app.gui.chat.request import rendered
 
 WORDS = (

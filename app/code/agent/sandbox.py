@@ -7,19 +7,19 @@ files, sockets of the desktop and the network are not there; memory disks stand 
 import contextlib
 import functools
 import json
+import os
 import shutil
+import stat
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from app.code.agent.nested_repos import ASIDE, put_aside, repositories
-from app.code.agent.program_paths import program_paths
-from app.code.agent.protected_files import keep, put_back
 from devices import landlock
 from devices.child_command import child_command
+from devices.landlock import SYSTEM_FOLDERS
 from devices.programs import installed_program
 
 # What names programs in a repository, or another place to read such names from. Source: git, gitrepository-layout.
@@ -204,3 +204,318 @@ def _put_back(hooks: Path, leads_to: Path) -> None:
     else:
         hooks.unlink(missing_ok=True)
     hooks.symlink_to(leads_to)
+
+
+# What of a repository names programs, kept and put back where a sandbox cannot make it read-only.
+
+_NAMES: Final = frozenset({"config", "config.worktree", "commondir", "gitdir"})
+# These hold data only, and are large.
+_DATA: Final = frozenset({"objects", "refs", "logs", "lfs"})
+_MOST_FILES: Final = 5_000
+_MOST_BYTES: Final = 1 << 20
+
+
+class TooMuch(OSError):
+    """The repository has more of it than can be kept."""
+
+
+Snapshot = dict[Path, tuple[int, bytes]]
+
+
+def _kind(state: tuple[int, bytes] | None) -> int | None:
+    return None if state is None else stat.S_IFMT(state[0])
+
+
+def keep(path: Path) -> Snapshot:
+    """Mode and content of each file that steers git. Raises: TooMuch."""
+    if not path.is_dir() or path.is_symlink():
+        return dict(_one(path))
+    snapshot: Snapshot = {path: (stat.S_IFDIR, b"")}
+    waiting = [(path, False)]
+    while waiting:
+        folder, hooks = waiting.pop()
+        with contextlib.suppress(OSError), os.scandir(folder) as entries:
+            for entry in entries:
+                path = Path(entry.path)
+                if entry.is_dir(follow_symlinks=False):
+                    if entry.name not in _DATA or hooks:
+                        waiting.append((path, hooks or entry.name == "hooks"))
+                elif hooks or entry.name in _NAMES or entry.is_symlink():
+                    snapshot |= _one(path)
+                    if len(snapshot) > _MOST_FILES:
+                        raise TooMuch("the repository has too many files that name programs")
+    return snapshot
+
+
+def _one(path: Path) -> Iterator[tuple[Path, tuple[int, bytes]]]:
+    with contextlib.suppress(FileNotFoundError):
+        mode = path.lstat().st_mode
+        if stat.S_ISLNK(mode):
+            yield path, (mode, os.fsencode(path.readlink()))
+        elif stat.S_ISREG(mode):
+            if path.lstat().st_size > _MOST_BYTES:
+                raise TooMuch(f"{path.name} of the repository is too large to be kept")
+            yield path, (mode, path.read_bytes())
+
+
+def put_back(root: Path, before: Snapshot, aside: str) -> list[str]:
+    """Make it as it was `before`; what is new goes aside. Says what was done, a line for each."""
+    notes = []
+    was, now = _kind(before.get(root)), _kind(keep(root).get(root))
+    if was is None:
+        return []  # what was made again is looked through with all others
+    if now != was:
+        if now is not None:
+            root.rename(root.with_name(root.name + aside))
+        if was == stat.S_IFDIR:
+            return [f"{root.name} was moved away or replaced by the command: look at it before you run git."]
+    present = keep(root)
+    for path in sorted(present.keys() - before.keys()):
+        path.rename(path.with_name(path.name + aside))
+        notes.append(f"{path.name} of the repository was made by the command: it is {path.name}{aside} now.")
+    for path, (mode, content) in sorted(before.items()):
+        if present.get(path) == (mode, content):
+            continue
+        if os.path.lexists(path):
+            path.unlink()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if stat.S_ISLNK(mode):
+            path.symlink_to(os.fsdecode(content))
+        else:
+            path.write_bytes(content)
+            path.chmod(stat.S_IMODE(mode))
+        notes.append(f"{path.name} of the repository was changed by the command: it is as before.")
+    return notes
+
+
+# Repositories inside a project: the person's own git enters what it takes for submodules and obeys their settings.
+#
+# Those that are there are bound, so that a command cannot change what they name. What a command makes is looked
+# through when it has ended: whatever names programs is put aside under another name, and said.
+
+# More than any project holds; where there are more, that is said.
+_MOST_ENTRIES: Final = 500_000
+_MOST_SETTINGS_BYTES: Final = 1 << 16
+ASIDE: Final = ".made-by-a-command"
+# Settings that start and open nothing, by section and name. Source: git-config.
+_HARMLESS: Final = {
+    "core": {"repositoryformatversion", "filemode", "bare", "logallrefupdates", "symlinks", "ignorecase"}
+    | {"precomposeunicode", "autocrlf", "eol"},
+    "user": {"name", "email"},
+    "init": {"defaultbranch"},
+    "remote": {"url", "fetch"},
+    "branch": {"remote", "merge", "rebase"},
+    "extensions": {"objectformat", "refstorage"},
+}
+_HARMLESS_ADDRESSES: Final = ("https://", "http://", "ssh://", "git://", "git@", "/", "./", "../")
+
+
+@dataclass(frozen=True)
+class Found:
+    """Repositories of a folder and below. `whole`: all of it was looked through."""
+
+    paths: frozenset[Path]
+    whole: bool
+
+
+def repositories(root: Path) -> Found:
+    """Every `.git`, folder or file, and every folder that git would take for a bare repository."""
+    paths: set[Path] = set()
+    left, waiting = _MOST_ENTRIES, [root]
+    while waiting:
+        folder = waiting.pop()
+        names: dict[str, bool] = {}
+        with contextlib.suppress(OSError), os.scandir(folder) as entries:
+            for entry in entries:
+                names[entry.name] = entry.is_dir(follow_symlinks=False)
+        left -= len(names)
+        if left < 0:
+            return Found(frozenset(paths), whole=False)
+        if ".git" in names:
+            paths.add(folder / ".git")
+        if {"HEAD", "objects", "refs"} <= names.keys():
+            paths.add(folder)
+        waiting += [folder / name for name, is_folder in names.items() if is_folder and name != ".git"]
+    return Found(frozenset(paths), whole=True)
+
+
+def put_aside(root: Path, before: frozenset[Path]) -> list[str]:
+    """Take the force out of repositories that were not there `before`; says what was done, a line for each."""
+    found = repositories(root)
+    notes = []
+    for path in sorted(found.paths - before):
+        for part in _steering(path):
+            aside = part.with_name(part.name + ASIDE)
+            with contextlib.suppress(OSError):
+                part.rename(aside)
+                notes.append(
+                    f"{part.relative_to(root)} can make git run programs: it is {aside.relative_to(root)} now."
+                )
+    if not found.whole:
+        notes.append("The project has too many files to look for repositories that the command made.")
+    return notes
+
+
+def _steering(path: Path) -> Iterator[Path]:
+    """What of a new repository makes git run something, or leads it elsewhere."""
+    if not path.is_dir() or path.is_symlink():
+        yield path
+        return
+    if not _is_harmless(path / "config"):
+        yield path / "config"
+    for name in ("config.worktree", "commondir"):
+        if os.path.lexists(path / name):
+            yield path / name
+    hooks = path / "hooks"
+    if hooks.is_symlink() or any(not hook.name.endswith(".sample") for hook in _inside(hooks)):
+        yield hooks
+
+
+def _inside(folder: Path) -> list[Path]:
+    with contextlib.suppress(OSError):
+        return list(folder.iterdir())
+    return []
+
+
+def _is_harmless(config: Path) -> bool:
+    """A plain file of settings that all are known to start nothing; read strictly, in doubt it is not."""
+    if not os.path.lexists(config):
+        return True
+    if config.is_symlink() or not config.is_file() or config.stat().st_size > _MOST_SETTINGS_BYTES:
+        return False
+    section = ""
+    try:
+        lines = config.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return False
+    for line in map(str.strip, lines):
+        if line.startswith("[") and line.endswith("]") and "]" not in line[1:-1]:
+            section = line[1:-1].partition(" ")[0].lower()
+        elif line and line[0] not in "#;" and not _starts_nothing(section, line):
+            return False
+    return True
+
+
+def _starts_nothing(section: str, line: str) -> bool:
+    name, mark, value = (part.strip() for part in line.partition("="))
+    if not mark or "\\" in value or name.lower() not in _HARMLESS.get(section, ()):
+        return False
+    return name.lower() != "url" or value.startswith(_HARMLESS_ADDRESSES)
+
+
+# What a sandbox shows of programs outside the system's folders: the programs, and never the data next to them.
+#
+# `~/.local/bin` is on PATH nearly everywhere, and `~/.local/share` holds tokens, keyrings, histories and chats.
+
+# Folders that hold programs and nothing else by their name; of others on PATH only the programs are shown.
+_PROGRAM_FOLDERS: Final = frozenset({"bin", "sbin", "shims", "scripts"})
+# What programs in PREFIX/bin are made of. Not `share`: in a home folder it is everybody's data.
+_BESIDE_PROGRAMS: Final = ("lib", "lib64", "libexec", "include", "pyvenv.cfg")
+# Where programs keep what is the user's, by variable and by default below the home.
+_DATA_FOLDERS: Final = {
+    "XDG_DATA_HOME": ".local/share",
+    "XDG_CONFIG_HOME": ".config",
+    "XDG_CACHE_HOME": ".cache",
+    "XDG_STATE_HOME": ".local/state",
+    "TESSERA_HOME": ".local/share/tessera",
+}
+# A link in ~/.local/bin leads to a tool's environment, and that one's Python to an installed Python.
+_MAX_LINKS: Final = 3
+_MAX_STEPS: Final = 8
+_MAX_PATHS: Final = 500
+
+
+def program_paths(name: str, home: Path, environment: Mapping[str, str] = os.environ) -> list[str]:
+    """Files and folders to show: of each folder on PATH, and of the command's where it is named in full."""
+    found = _Programs(home, environment)
+    for entry in environment.get("PATH", "").split(os.pathsep):
+        if Path(entry).is_absolute():
+            found.add_folder(_normal(entry))
+    if Path(name).is_absolute():
+        found.add_program(_normal(name))
+    shown = [path for path in found.paths if not any(str(above) in found.paths for above in Path(path).parents)]
+    return shown[:_MAX_PATHS]
+
+
+def _normal(path: str) -> Path:
+    """Without `..`, which would hide where a path leads."""
+    return Path(os.path.normpath(path))
+
+
+class _Programs:
+    def __init__(self, home: Path, environment: Mapping[str, str]) -> None:
+        self.paths: dict[str, None] = {}
+        data = [home / below for below in _DATA_FOLDERS.values()]
+        data += [Path(environment[name]) for name in _DATA_FOLDERS if Path(environment.get(name, "")).is_absolute()]
+        self._homes = {Path("/"), home, home.resolve()}
+        self._private = self._homes | {*data, *(folder.resolve() for folder in data)}
+
+    def add_folder(self, folder: Path, links: int = 0) -> None:
+        """Show a folder of programs."""
+        real = folder.resolve()
+        if _is_shown_anyway(folder) or str(folder) in self.paths or not self._may_show(folder, real):
+            return
+        if not _is_named_for_programs(folder, real):
+            for program in _executables(folder):
+                self._add_file(program, links)
+            return
+        self.paths[str(folder)] = None
+        for prefix in dict.fromkeys((folder.parent, real.parent)):
+            self._add_prefix(prefix)
+        for program in _executables(folder):
+            self._add_targets(program, links)
+
+    def add_program(self, program: Path) -> None:
+        """Show one program, with its folder where that holds nothing else."""
+        if _is_named_for_programs(program.parent, program.parent.resolve()):
+            self.add_folder(program.parent)
+        if program.is_file() and os.access(program, os.X_OK):
+            self._add_file(program, 0)
+
+    def _add_file(self, program: Path, links: int) -> None:
+        self.paths[str(program)] = None
+        self._add_targets(program, links)
+
+    def _add_targets(self, program: Path, links: int) -> None:
+        """Show what a link leads to, each link on the way; what is in the system's folders is shown anyway."""
+        if links >= _MAX_LINKS or not program.is_symlink():
+            return
+        steps, step = [program.resolve()], program
+        while step.is_symlink() and len(steps) <= _MAX_STEPS:
+            step = _normal(str(step.parent / step.readlink()))
+            steps.append(step)
+        for target in dict.fromkeys(steps):
+            if _is_named_for_programs(target.parent, target.parent.resolve()):
+                self.add_folder(target.parent, links + 1)
+            if not _is_shown_anyway(target):
+                self.paths[str(target)] = None
+
+    def _add_prefix(self, prefix: Path) -> None:
+        if any(home.is_relative_to(path) for home in self._homes for path in (prefix, prefix.resolve())):
+            return
+        for name in _BESIDE_PROGRAMS:
+            path, real = prefix / name, (prefix / name).resolve()
+            if path.exists() and real.is_relative_to(prefix.resolve()) and self._may_show(path, real):
+                self.paths[str(path)] = None
+
+    def _may_show(self, folder: Path, real: Path) -> bool:
+        """Neither the home, a folder of data, nor one above either."""
+        return not any(root.is_relative_to(path) for root in self._private for path in (folder, real))
+
+
+def _is_shown_anyway(path: Path) -> bool:
+    return any(path.is_relative_to(system) for system in SYSTEM_FOLDERS)
+
+
+def _is_named_for_programs(folder: Path, real: Path) -> bool:
+    return {folder.name.lower(), real.name.lower()} <= _PROGRAM_FOLDERS
+
+
+def _executables(folder: Path) -> Iterator[Path]:
+    try:
+        entries = sorted(folder.iterdir())
+    except OSError:
+        return
+    for entry in entries:
+        if entry.is_file() and os.access(entry, os.X_OK):
+            yield entry

@@ -1,16 +1,27 @@
 """The index of one project: built once, then kept up to date by what changed."""
 
+import contextlib
+import os
+import queue
+import subprocess
 import threading
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO, Self, cast
+
+import msgspec
 
 from app.code.errors import PathRefused
 from app.code.index.database import IndexDatabase, index_path
 from app.code.index.walk import MAX_INDEXED_BYTES, FoundFile, is_ignored, walk
 from app.code.index.worker import ParsedFile
-from app.code.index.workers import ParserPool
 from app.code.workspace import Workspace
+from devices.child_command import child_command
+from devices.environment import without_secrets
+from devices.msgspec_lock import learned
+from engine.core.frames import read_frame, write_frame
 
 # Files stored in one transaction: an interrupted first build continues where it stopped.
 _TRANSACTION_FILES = 256
@@ -91,3 +102,204 @@ class ProjectIndex:
         self._pool.close()
         with self.lock:
             self.database.close()
+
+
+# Paths sent at once: enough to keep a worker busy, few enough to share the work evenly.
+_BATCH = 16
+# A file that takes longer to parse than this is left out; ordinary ones take a few milliseconds.
+PARSE_LIMIT_S = 20.0
+_TWO = 2
+
+
+class ParserPool:
+    """Up to `num_workers` children that parse files of one project; started when first needed."""
+
+    def __init__(self, root: Path, num_workers: int | None = None) -> None:
+        self._root = root
+        self._num_workers = num_workers or max(1, min(_TWO, os.cpu_count() or 1))
+        self._idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def parse(self, paths: Sequence[str]) -> Iterator[ParsedFile]:
+        """Parse every path, in any order; a file that kills or stalls its parser comes back as a problem."""
+        batches: queue.SimpleQueue[Sequence[str]] = queue.SimpleQueue()
+        for start in range(0, len(paths), _BATCH):
+            batches.put(paths[start : start + _BATCH])
+        results: queue.Queue[ParsedFile | None] = queue.Queue(maxsize=8 * _BATCH)
+        stop = threading.Event()
+        threads = [
+            threading.Thread(target=self._drain, args=(batches, results, stop), name="code-index")
+            for _ in range(min(self._num_workers, max(1, len(paths) // _BATCH)))
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            running = len(threads)
+            while running:
+                parsed = results.get()
+                if parsed is None:
+                    running -= 1
+                else:
+                    yield parsed
+        finally:
+            stop.set()
+            while any(thread.is_alive() for thread in threads):
+                with contextlib.suppress(queue.Empty):
+                    results.get(timeout=0.05)
+            for thread in threads:
+                thread.join()
+
+    def _drain(
+        self,
+        batches: "queue.SimpleQueue[Sequence[str]]",
+        results: "queue.Queue[ParsedFile | None]",
+        stop: threading.Event,
+    ) -> None:
+        try:
+            while not stop.is_set():
+                try:
+                    batch = list(batches.get_nowait())
+                except queue.Empty:
+                    return
+                while batch and not stop.is_set():
+                    worker = self._take()
+                    for parsed in worker.parse(batch):
+                        results.put(parsed)
+                        batch.pop(0)
+                    if worker.alive:
+                        self._give_back(worker)
+                    elif batch:
+                        results.put(ParsedFile(batch.pop(0), problem=worker.end_reason()))
+        finally:
+            results.put(None)
+
+    def _take(self) -> "_Worker":
+        with contextlib.suppress(queue.Empty):
+            return self._idle.get_nowait()
+        return _Worker(self._root)
+
+    def _give_back(self, worker: "_Worker") -> None:
+        with self._lock:
+            if not self._closed:
+                self._idle.put(worker)
+                return
+        worker.stop()
+
+    def close(self) -> None:
+        """Stop the children."""
+        with self._lock:
+            self._closed = True
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._idle.get_nowait().stop()
+
+
+class _Worker:
+    """One child. Used by one thread at a time."""
+
+    def __init__(self, root: Path) -> None:
+        self._child = subprocess.Popen(
+            child_command("app.code.index.worker", str(root)),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            cwd=Path(__file__).resolve().parents[3],
+            env=without_secrets(),  # it reads files of a project, whoever wrote them
+        )
+        self._decoder = msgspec.msgpack.Decoder(learned(ParsedFile))
+        self._stalled = False
+        self.alive = True
+
+    def parse(self, paths: Sequence[str]) -> Iterator[ParsedFile]:
+        """Answers in order; fewer than asked for when the child died, and `alive` is False then."""
+        stdin, stdout = self._child.stdin, self._child.stdout
+        try:
+            write_frame(cast("BinaryIO", stdin), msgspec.msgpack.encode(list(paths)))
+        except OSError:
+            self._ended()
+            return
+        for _ in range(len(paths)):
+            with _Watch(self._child) as watch:
+                frame = read_frame(cast("BinaryIO", stdout))
+            if frame is None:
+                self._stalled = watch.fired
+                self._ended()
+                return
+            yield self._decoder.decode(frame)
+
+    def _ended(self) -> None:
+        self.alive = False
+        self.stop()
+
+    def end_reason(self) -> str:
+        """Why the child is gone, in words for the index."""
+        if self._stalled:
+            return f"parsing took longer than {PARSE_LIMIT_S:.0f} s"
+        return f"the parser ended with code {self._child.returncode}"
+
+    def stop(self) -> None:
+        """End the child and take its pipes down."""
+        for pipe in (self._child.stdin, self._child.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+        try:
+            self._child.wait(timeout=2)
+        except subprocess.TimeoutExpired:
+            self._child.kill()
+            self._child.wait()
+
+
+class _Watch:
+    """Kills the child when one answer takes too long; a timer thread starts only after a first quick second."""
+
+    def __init__(self, child: "subprocess.Popen[bytes]") -> None:
+        self._child = child
+        self.fired = False
+
+    def __enter__(self) -> Self:
+        _WATCHER.add(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _WATCHER.remove(self)
+
+    def fire(self) -> None:
+        """Too long: the read in the other thread ends with the child."""
+        self.fired = True
+        self._child.kill()
+
+
+class _Watcher:
+    """One sleeping thread for all children; it runs only while something is being parsed."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._since: dict[_Watch, float] = {}
+        self._thread: threading.Thread | None = None
+
+    def add(self, watch: _Watch) -> None:
+        with self._lock:
+            self._since[watch] = time.monotonic()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="code-index-watch", daemon=True)
+                self._thread.start()
+
+    def remove(self, watch: _Watch) -> None:
+        with self._lock:
+            self._since.pop(watch, None)
+
+    def _run(self) -> None:
+        while True:
+            time.sleep(0.5)
+            with self._lock:
+                if not self._since:
+                    self._thread = None
+                    return
+                late = [w for w, since in self._since.items() if time.monotonic() - since > PARSE_LIMIT_S]
+            for watch in late:
+                watch.fire()
+
+
+_WATCHER = _Watcher()

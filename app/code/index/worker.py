@@ -5,17 +5,142 @@ order. Run as `python -m app.code.index.worker ROOT`.
 """
 
 import contextlib
+import re
 import sys
 from pathlib import Path
 
 import msgspec
+from tree_sitter import QueryCursor
 
-from app.code.index.languages import language_of
-from app.code.index.symbols import Chunk, Symbol, chunks_of, symbols_of
+from app.code.index.languages import grammar, language_of
 from app.code.index.walk import MAX_INDEXED_BYTES
 from app.code.workspace import Workspace
 from devices.errors import TesseraError
 from engine.core.frames import claim_stdio, read_frame, write_frame
+
+# Symbols and chunks of one file: what the index stores of it.
+
+_HEADING = re.compile(r"^(#{1,6})\s+(.+?)\s*#*$")
+_LETTERS = re.compile(r"[A-Za-z]+")
+_CASE_CHANGES = re.compile(r"[a-z][A-Z]|[A-Z][A-Z][a-z]")
+_WORD_PART = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
+# One chunk is what one search hit brings into a context: a function or two.
+_CHUNK_LINES = 60
+_LEAST_CHUNK_LINES = 12
+_SIGNATURE_CHARS = 200
+_NAME_CHARS = 200
+# Beyond these a file is generated; what lies past them is not indexed.
+_MAX_SYMBOLS = 5000
+_MAX_CHUNK_CHARS = 20_000
+
+
+class Symbol(msgspec.Struct, frozen=True, array_like=True):
+    """A definition: lines are 1-based and inclusive, `scope` is the dotted path of what encloses it."""
+
+    name: str
+    kind: str
+    scope: str
+    line: int
+    end_line: int
+    signature: str
+
+
+class Chunk(msgspec.Struct, frozen=True, array_like=True):
+    """Lines `first`..`last` (1-based, inclusive) as full text: names defined there, text, split words."""
+
+    first: int
+    last: int
+    names: str
+    text: str
+    words: str
+
+
+def symbols_of(text: str, language: str) -> list[Symbol]:
+    """The definitions in a file, in order; empty where the language has no grammar."""
+    if language == "markdown":
+        return _headings(text)
+    loaded = grammar(language)
+    if loaded is None:
+        return []
+    parse, query = loaded
+    data = text.encode("utf-8", "replace")
+    tree = parse(data)
+    found: dict[tuple[int, int], tuple[str, str, int, int, str]] = {}
+    for _, captures in QueryCursor(query).matches(tree.root_node):  # type: ignore[attr-defined]  # untyped library
+        (name,) = captures.pop("name")[:1]
+        ((kind, nodes),) = captures.items()
+        node = nodes[0]
+        line, end_line = node.start_point[0] + 1, node.end_point[0] + 1
+        start = data.rfind(b"\n", 0, node.start_byte) + 1
+        stop = data.find(b"\n", node.start_byte)
+        signature = data[start : stop if stop >= 0 else None].decode("utf-8", "replace").strip()
+        label = data[name.start_byte : name.end_byte].decode("utf-8", "replace")[:_NAME_CHARS]
+        found[node.start_byte, -node.end_byte] = (label, kind, line, end_line, signature[:_SIGNATURE_CHARS])
+        if len(found) >= _MAX_SYMBOLS:
+            break
+    return _scoped(found)
+
+
+def _scoped(found: dict[tuple[int, int], tuple[str, str, int, int, str]]) -> list[Symbol]:
+    """Nest definitions by their byte ranges; a function inside a class is a method."""
+    result: list[Symbol] = []
+    stack: list[tuple[int, str, str]] = []
+    for (start, negative_end), (name, kind, line, end_line, signature) in sorted(found.items()):
+        while stack and stack[-1][0] <= start:
+            stack.pop()
+        inside = stack[-1][2] if stack else ""
+        shown = "method" if kind == "function" and inside in {"class", "implementation", "struct"} else kind
+        scope = ".".join(label for _, label, _ in stack)
+        result.append(Symbol(name, shown, scope, line, end_line, signature))
+        stack.append((-negative_end, name, kind))
+    return result
+
+
+def _headings(text: str) -> list[Symbol]:
+    lines = text.split("\n")
+    found: list[tuple[int, int, str]] = []
+    fenced = False
+    for number, line in enumerate(lines, 1):
+        if line.lstrip().startswith(("```", "~~~")):
+            fenced = not fenced
+        heading = None if fenced else _HEADING.match(line)
+        if heading and len(found) < _MAX_SYMBOLS:
+            found.append((number, len(heading.group(1)), heading.group(2)[:_NAME_CHARS]))
+    result = []
+    for index, (number, depth, title) in enumerate(found):
+        after = (other for other, level, _ in found[index + 1 :] if level <= depth)
+        result.append(Symbol(title, "heading", "", number, next(after, len(lines) + 1) - 1, title))
+    return result
+
+
+def chunks_of(text: str, symbols: list[Symbol]) -> list[Chunk]:
+    """Cut a file into pieces of at most 60 lines, at the start of definitions where possible."""
+    lines = text.split("\n")
+    if lines and not lines[-1]:
+        lines.pop()
+    starts = {symbol.line for symbol in symbols}
+    result: list[Chunk] = []
+    first = 1
+    while first <= len(lines):
+        last = min(first + _CHUNK_LINES - 1, len(lines))
+        if last < len(lines):
+            for cut in range(last, first + _LEAST_CHUNK_LINES - 1, -1):
+                if cut + 1 in starts:
+                    last = cut
+                    break
+        names = " ".join(symbol.name for symbol in symbols if first <= symbol.line <= last)
+        body = "\n".join(lines[first - 1 : last])[:_MAX_CHUNK_CHARS]
+        result.append(Chunk(first, last, names, body.encode("utf-8", "replace").decode(), _words(body)))
+        first = last + 1
+    return result
+
+
+def _words(text: str) -> str:
+    """The parts of CamelCase names, which the tokenizer of the full-text index would keep whole."""
+    mixed = (word for word in set(_LETTERS.findall(text)) if _CASE_CHANGES.search(word))
+    parts = {part for word in mixed for part in _WORD_PART.findall(word)}
+    return " ".join(sorted(parts))
+
 
 # Address space of one worker. Measured: log entry "Project index".
 _MEMORY_LIMIT_BYTES = 2 << 30

@@ -1,11 +1,13 @@
 """The bench page: measure a model or a shape, watch it, compare with what was measured before, export."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
-from PySide6.QtCore import Qt
+import pyqtgraph
+from PySide6.QtCore import QCoreApplication, Qt
+from PySide6.QtGui import QPainter, QPixmap
 from PySide6.QtWidgets import (
     QAbstractItemView,
     QFileDialog,
@@ -20,15 +22,17 @@ from PySide6.QtWidgets import (
 
 from app.gui import formatted
 from app.gui.app_context import Services
-from app.gui.bench import export
-from app.gui.bench.plots import BusyPlot, SpeedPlot
 from app.gui.jobs import Jobs
 from app.gui.server_errors import failure_of
+from app.gui.theme import Theme
 from app.gui.widgets.basics import Banner, Empty, Page, button, card, label, row, stack
+from app.gui.widgets.chart import Chart, ChartKey, value_words
 from app.gui.widgets.flow import Flow
 from app.gui.widgets.popups import Choice, entries_of
 from engine.api.jobs import BenchPartial, Job, JobKind, Measured, TuneReport, partial_of, result_of
-from engine.api.measuring import BenchRequest, BenchResult, BenchResults, Goal, Shapes, TuneRequest
+from engine.api.measuring import BenchRequest, BenchResult, BenchResults, Goal, Point, Shapes, TuneRequest
+from engine.api.stats import Usage
+from engine.placement.measurements.results import to_csv
 from quantize.plan.llama_cpp_preset_rules import STAND_IN_MIXES
 
 R = TypeVar("R", BenchRequest, TuneRequest)
@@ -361,16 +365,177 @@ class BenchPage(Page):
     def save(self, path: Path) -> None:
         """Write the selected results: a picture, CSV or JSON by the file's ending."""
         if path.suffix.lower() == ".png":
-            image = export.image((self.decode, self.prefill)).toImage()
+            image = plots_image((self.decode, self.prefill)).toImage()
             self._services.ask(
                 self.banner, lambda: image.save(str(path)), lambda done: self._saved(path, bool(done))
             )
             return
         results = self.selected
-        self._services.ask(self.banner, lambda: export.write(path, results), lambda _: self._saved(path, done=True))
+        self._services.ask(
+            self.banner, lambda: write_results(path, results), lambda _: self._saved(path, done=True)
+        )
 
     def _saved(self, path: Path, done: bool) -> None:
         if done:
             self.banner.notify(self.tr("Saved as {path}.").format(path=path), "ok")
         else:
             self.banner.notify(self.tr("{path} could not be written.").format(path=path), "bad")
+
+
+# Plots of the bench page: speeds against the length of the prompt, and how busy the machine is meanwhile.
+
+_SECONDS = 120
+_SYMBOLS = ("o", "s", "t", "d", "+", "x")
+
+
+class _Titled(QWidget):
+    """A chart below its title and key."""
+
+    def __init__(self, theme: Theme, title: str) -> None:
+        super().__init__()
+        self._theme = theme
+        self.chart = Chart(theme, title)
+        self.key = ChartKey(theme)
+        self.key.hide()
+        self.setLayout(stack(label(title, "small"), self.key, self.chart, spacing=4))
+        theme.changed.connect(self._draw)
+
+    def _draw(self) -> None:
+        raise NotImplementedError
+
+
+class SpeedPlot(_Titled):
+    """One line a result: `field` of its points (decode_tok_s or prefill_tok_s) with the spread of the repeats."""
+
+    def __init__(self, theme: Theme, title: str, field: str) -> None:
+        super().__init__(theme, title)
+        self._field = field
+        self._shown: Sequence[tuple[str, Sequence[Point]]] = ()
+        self.chart.setMinimumHeight(200)
+        self.chart.name_axes(bottom=self.tr("tokens in the prompt"))
+        self.lines: dict[str, list[tuple[float, float]]] = {}
+        self._draw()
+
+    def show_results(self, results: Sequence[tuple[str, Sequence[Point]]]) -> None:
+        """The points of each result with the name of its line. A result without points draws nothing."""
+        self._shown = results
+        self._draw()
+
+    def _draw(self) -> None:
+        chart = self.chart
+        chart.clear()
+        chart.points = []
+        self.lines = {}
+        entries = []
+        top = 0.0
+        for number, (name, points) in enumerate(self._shown):
+            rows = [(p.length, getattr(p, self._field)) for p in sorted(points, key=lambda p: p.length)]
+            if not rows:
+                continue
+            xs, ys = [float(x) for x, _ in rows], [s.median for _, s in rows]
+            colour = chart.series_colour(number)
+            chart.line(xs, ys, colour, symbol=_SYMBOLS[number % len(_SYMBOLS)])
+            low = [y - s.low for y, (_, s) in zip(ys, rows, strict=True)]
+            high = [s.high - y for y, (_, s) in zip(ys, rows, strict=True)]
+            chart.addItem(_bars(xs, ys, low, high, pyqtgraph.mkPen(colour, width=1)))
+            self.lines[name] = list(zip(xs, ys, strict=True))
+            entries.append((name, colour))
+            text = self.tr("{name}: {speed} tokens/s at {n} tokens")
+            chart.points += [
+                (x, y, text.format(name=name, speed=value_words(y), n=formatted.whole(x)))
+                for x, y in self.lines[name]
+            ]
+            top = max(top, *(y + h for y, h in zip(ys, high, strict=True)))
+        self.key.show_names(entries)
+        chart.setYRange(0, max(top * 1.1, 1.0), padding=0)
+
+
+def _bars(xs: list[float], ys: list[float], low: list[float], high: list[float], pen: Any) -> Any:
+    """The spread of the repeats as bars."""
+    import numpy as np  # noqa: PLC0415 - only where something is drawn
+
+    return pyqtgraph.ErrorBarItem(
+        x=np.asarray(xs), y=np.asarray(ys), bottom=np.asarray(low), top=np.asarray(high), pen=pen
+    )
+
+
+class BusyPlot(_Titled):
+    """Processor, GPUs and NPUs over the last two minutes, in percent."""
+
+    def __init__(self, theme: Theme, title: str) -> None:
+        super().__init__(theme, title)
+        self.chart.setFixedHeight(112)
+        self.chart.setYRange(0, 100, padding=0.02)
+        self.chart.getPlotItem().getAxis("left").setTicks([[(0, "0"), (50, "50"), (100, "100")]])
+        ago = QCoreApplication.translate("TimePlot", "{n} min ago")
+        now = QCoreApplication.translate("TimePlot", "now")
+        clock = self.chart.getPlotItem().getAxis("bottom")
+        clock.setTicks([[(-_SECONDS / 2, ago.format(n=_SECONDS // 120)), (0.0, now)]])
+        clock.setStyle(hideOverlappingLabels=False)  # or the word at the edge is left out
+        self.chart.getPlotItem().setContentsMargins(0, 8, 16, 4)
+        self.chart.setXRange(-_SECONDS, 0, padding=0)
+        self.series: dict[str, list[float]] = {}
+        self._samples: Sequence[Usage] = ()
+        self._draw()
+
+    def show_samples(self, samples: Sequence[Usage]) -> None:
+        """Samples of the server, oldest first."""
+        self._samples = samples
+        self._draw()
+
+    def _draw(self) -> None:
+        chart = self.chart
+        chart.clear()
+        chart.points = []
+        found: dict[str, list[tuple[float, float]]] = {}
+        newest = self._samples[-1].at if self._samples else 0.0
+        for sample in self._samples:
+            at = sample.at - newest
+            found.setdefault(self.tr("Processor"), []).append((at, 100 * sample.cpu_frac))
+            for device in sample.devices:
+                if device.busy_frac is not None:
+                    name = f"{device.kind.upper()} {device.device}"
+                    found.setdefault(name, []).append((at, 100 * device.busy_frac))
+        entries = []
+        text = self.tr("{name}, {n} s ago: {busy} %")
+        for number, (name, points) in enumerate(found.items()):
+            colour = chart.series_colour(number)
+            chart.line([x for x, _ in points], [y for _, y in points], colour)
+            chart.points += [
+                (x, y, text.format(name=name, n=formatted.whole(-x), busy=formatted.whole(y))) for x, y in points
+            ]
+            entries.append((name, colour))
+        self.key.show_names(entries)
+        self.series = {name: [y for _, y in points] for name, points in found.items()}
+
+
+# Results as files: a picture of the plots, llama-bench's columns, or everything as JSON.
+
+
+def plots_image(widgets: Sequence[QWidget]) -> QPixmap:
+    """The widgets below each other, as they look now."""
+    ratio = widgets[0].devicePixelRatioF()
+    width = max(w.width() for w in widgets)
+    height = sum(w.height() for w in widgets)
+    made = QPixmap(round(width * ratio), round(height * ratio))
+    made.setDevicePixelRatio(ratio)
+    made.fill()
+    painter = QPainter(made)
+    top = 0
+    for widget in widgets:
+        painter.drawPixmap(0, top, widget.grab())
+        top += widget.height()
+    painter.end()
+    return made
+
+
+def write_results(path: Path, results: Sequence[BenchResult]) -> None:
+    """CSV or JSON, by the file's ending. Raises: OSError."""
+    if path.suffix.lower() == ".csv":
+        tables = [to_csv(result) for result in results]
+        head, *_ = tables[0].partition("\n")
+        rows = [table.partition("\n")[2] for table in tables]
+        path.write_text(f"{head}\n{''.join(rows)}", encoding="utf-8")
+    else:
+        plain = [{k: v for k, v in msgspec.structs.asdict(result).items() if k != "id"} for result in results]
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(plain)))

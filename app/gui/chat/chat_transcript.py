@@ -1,14 +1,64 @@
 """The transcript of the open chat: the branch shown, as the conversation grows and changes."""
 
+from collections.abc import Callable
+
+from PySide6.QtCore import QPoint, QRect, QSize, Signal
+from PySide6.QtGui import QResizeEvent
+from PySide6.QtWidgets import QCheckBox, QFrame, QPlainTextEdit
+
+from app.compaction.plan import in_force, inside
+from app.db.records import Fold, Message
 from app.generation_phase import Phase
 from app.gui.app_context import Services
 from app.gui.chat.compare_widget import PairWidget
 from app.gui.chat.controller import ChatController
-from app.gui.chat.items import MessageItems
 from app.gui.chat.message_actions import MessageActions
+from app.gui.chat.message_editor import MessageEditor
 from app.gui.chat.message_widget import MessageWidget
-from app.gui.chat.transcript import Transcript, estimated_height
-from app.gui.widgets.virtual_list import ColumnItem
+from app.gui.documents.citations import GroundsCard
+from app.gui.theme import Theme
+from app.gui.widgets.basics import IconButton, button, label, row, set_kind, stack
+from app.gui.widgets.virtual_list import Column, ColumnItem
+from app.tools.escape import shown_text
+
+# The column of messages with a button that leads back to its end.
+
+# Pixels of a message before it is laid out: measured, a line of body text holds about 95 characters.
+_LINE_CHARACTERS, _LINE_PIXELS, _MESSAGE_PIXELS = 95, 23, 84
+
+
+class Transcript(Column):
+    """Messages by id."""
+
+    def __init__(self, theme: Theme, make: Callable[[int], ColumnItem], estimate: Callable[[int], int]) -> None:
+        super().__init__(make, estimate, width=theme.tokens.column)
+        self._to_end = IconButton(theme, "down", self.tr("Go to the end"), self.scroll_to_end)
+        self._to_end.setParent(self)
+        self._to_end.setProperty("kind", "float")
+        self._to_end.hide()
+        self.at_end_changed.connect(self._on_at_end)
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        """Keep the floating button in place."""
+        super().resizeEvent(event)
+        self._scroll_to_end()
+
+    def _on_at_end(self, at_end: bool) -> None:
+        self._to_end.setVisible(not at_end)
+        self._scroll_to_end()
+
+    def _scroll_to_end(self) -> None:
+        side = max(self._to_end.sizeHint().width(), self._to_end.sizeHint().height())
+        corner = QPoint(self.rect().center().x() - side // 2, self.rect().bottom() - side - 8)
+        self._to_end.setGeometry(QRect(corner, QSize(side, side)))
+        self._to_end.raise_()
+
+
+def estimated_height(message: Message) -> int:
+    """Pixels a message will take, before it is laid out."""
+    lines = message.content.count("\n") + len(message.content) // _LINE_CHARACTERS + 1
+    return _MESSAGE_PIXELS + lines * _LINE_PIXELS
+
 
 _FOLD_HEIGHT = 160  # before it is laid out
 _PAIR_FACTOR = 1.6  # of the width of one answer
@@ -89,3 +139,219 @@ class ChatTranscript(Transcript):
 
     def _height_of(self, key: int) -> int:
         return _FOLD_HEIGHT if key < 0 else estimated_height(self._controller.tree[key])
+
+
+# What is in the transcript for each message: a question, an answer, a pair of answers, a tool's result.
+
+
+class FoldItem(ColumnItem):
+    """Says what the model remembers of a part, and lets it be read, corrected, sent whole, or taken back."""
+
+    shown = Signal(int, bool)  # the originals are wanted in the transcript
+    opened = Signal(int, bool)  # the originals are to be sent
+    rewritten = Signal(int, str)
+    undone = Signal(int)
+
+    def __init__(self, theme: Theme, fold: Fold, count: int, *, expanded: bool) -> None:
+        super().__init__()
+        self._theme, self._number = theme, fold.id
+        unit = theme.tokens.unit
+        words = self.tr("{n} earlier messages, summarized").format(n=count)
+        if fold.edited:
+            words += " · " + self.tr("edited")
+        self.fold = button(
+            ("▾ " if expanded else "▸ ") + words, lambda: self.shown.emit(fold.id, not expanded), "link"
+        )
+        self.fold.setAccessibleName(words)
+        self.send = QCheckBox(self.tr("Send the originals to the model"))
+        self.send.setChecked(fold.opened)
+        self.send.toggled.connect(lambda on: self.opened.emit(fold.id, on))
+        edit = IconButton(theme, "edit", self.tr("Edit the summary"), self.start_edit, size=16)
+        undo = IconButton(
+            theme, "trash", self.tr("Take this summary back"), lambda: self.undone.emit(fold.id), size=16
+        )
+        self.text = label(fold.summary, "muted", wrap=True, selectable=True)
+        frame = QFrame()
+        frame.setProperty("kind", "note")
+        margins = (2 * unit, unit, 2 * unit, unit)
+        self._inner = stack(
+            row(self.fold, 1, edit, undo, spacing=2), self.text, self.send, spacing=unit, margins=margins
+        )
+        frame.setLayout(self._inner)
+        self._column = stack(frame, margins=(0, unit, 0, unit))
+        self.setLayout(self._column)
+        self.editor: MessageEditor | None = None
+
+    def fit(self, width: int) -> int:
+        """Lay out for this width."""
+        self.text.setMinimumHeight(self.text.heightForWidth(width - 4 * self._theme.tokens.unit))
+        self._column.activate()
+        return max(self._column.totalHeightForWidth(width), self.sizeHint().height())
+
+    def start_edit(self) -> None:
+        """Put an editor in the place of the summary."""
+        if self.editor is not None:
+            return
+        editor = MessageEditor(self._theme, self.text.text(), self.tr("Edit the summary"), self.tr("Save"))
+        self.editor = editor
+
+        def close() -> None:
+            editor.hide()
+            editor.deleteLater()
+            self.editor = None
+            self.text.show()
+            self.height_changed.emit()
+
+        def save(text: str) -> None:
+            close()
+            self.rewritten.emit(self._number, text)
+
+        editor.closed.connect(close)
+        editor.accepted.connect(save)
+        editor.height_changed.connect(self.height_changed)
+        self.text.hide()
+        self._inner.insertWidget(1, editor)
+        editor.show()
+        editor.setFocus()
+        self.height_changed.emit()
+
+
+class MessageItems:
+    """Makes the widgets of messages and connects them with what can be done."""
+
+    def __init__(
+        self,
+        services: Services,
+        controller: ChatController,
+        actions: MessageActions,
+        scroll_to: Callable[[int], None],
+    ) -> None:
+        self._services, self._controller, self._actions = services, controller, actions
+        self._scroll_to = scroll_to
+        self._expanded: set[int] = set()
+
+    def keys(self) -> list[int]:
+        """What is in the transcript: ids of messages, and of folds below zero, some with their originals."""
+        path = self._controller.tree.path()
+        found = [message.id for message in path]
+        for fold in in_force(path, self._controller.compactor.folds):
+            ids = [message.id for message in inside(path, fold)]
+            at = found.index(ids[0])
+            found[at : at + len(ids)] = [-fold.id, *(ids if fold.id in self._expanded else ())]
+        return found
+
+    def expand(self, message_id: int) -> None:
+        """Show a message in the transcript, in whichever fold it is."""
+        path = self._controller.tree.path()
+        for fold in in_force(path, self._controller.compactor.folds):
+            if any(message.id == message_id for message in inside(path, fold)):
+                self._expanded.add(fold.id)
+
+    def make(self, key: int) -> ColumnItem:
+        """The widget at this place of the branch shown."""
+        return self._fold(-key) if key < 0 else self._item(key)
+
+    def _fold(self, fold_id: int) -> FoldItem:
+        chat = self._controller
+        fold = next(fold for fold in chat.compactor.folds if fold.id == fold_id)
+        count = len(inside(chat.tree.path(), fold))
+        made = FoldItem(self._services.theme, fold, count, expanded=fold_id in self._expanded)
+
+        def show(number: int, shown: bool) -> None:
+            self._expanded = self._expanded | {number} if shown else self._expanded - {number}
+            chat.compactor.changed.emit()
+            self._scroll_to(-number)
+
+        made.shown.connect(show)
+        made.opened.connect(lambda number, on: chat.compactor.set_opened(number, opened=on))
+        made.rewritten.connect(chat.compactor.rewrite)
+        made.undone.connect(chat.compactor.undo)
+        return made
+
+    def _item(self, message_id: int) -> ColumnItem:
+        chat = self._controller
+        if chat.tree[message_id].role == "tool":
+            return ToolItem(self._services.theme, chat.tree[message_id])
+        pair = chat.pair(message_id)
+        if not pair:
+            return self._message(message_id, chat.tree.siblings(message_id))
+        second = self._services.models.get(chat.second_model)
+        made = PairWidget(
+            self._services.theme,
+            [self._message(answer, [answer], narrow=True) for answer in pair],
+            second.title if second else chat.second_model,
+            message_id,
+            busy=chat.busy,
+        )
+        made.picked.connect(chat.switch_branch)
+        return made
+
+    def _message(self, message_id: int, siblings: list[int], *, narrow: bool = False) -> MessageWidget:
+        chat = self._controller
+        message = chat.tree[message_id]
+        if message_id == chat.answering_id and chat.partial is not None:
+            message = chat.partial
+        choice = self._services.models.get(message.model)
+        made = MessageWidget(
+            self._services.theme,
+            message,
+            siblings,
+            last=chat.tree.leaf_id == message_id,
+            title=choice.title if choice else message.model,
+            n_ctx=choice.n_ctx if choice else 0,
+            first=len(chat.tree.path()) <= 2,  # noqa: PLR2004 - a question and its answer
+            narrow=narrow,
+        )
+        grounds = message.facts.grounds
+        if grounds is not None:
+            made.add_below_text(GroundsCard(self._services, grounds, message.content))
+        if message_id == chat.answering_id or message.status == "streaming":
+            made.show_phase(*chat.phase)
+        self._actions.follow(made)
+        return made
+
+
+_MAX_HEIGHT = 260
+
+
+class ToolItem(ColumnItem):
+    """Folded at first. The text is shown as it is: a tool cannot format, link or load anything here."""
+
+    def __init__(self, theme: Theme, message: Message) -> None:
+        super().__init__()
+        self.message = message
+        unit = theme.tokens.unit
+        self._words = self._title()
+        self.fold = button("", None, "link")
+        self.fold.setCheckable(True)
+        self.fold.toggled.connect(lambda opened: self._show(opened=opened))
+        self.text = QPlainTextEdit()
+        self.text.setReadOnly(True)
+        theme.dress(self.text, "small")
+        self.text.setPlainText(shown_text(message.content))
+        self.text.setAccessibleName(self.tr("What the tool answered"))
+        self.text.setFixedHeight(_MAX_HEIGHT)
+        frame = QFrame()
+        set_kind(frame, "note")
+        frame.setLayout(stack(self.fold, self.text, margins=(2 * unit, unit // 2, 2 * unit, unit // 2)))
+        self._column = stack(frame, margins=(0, unit // 2, 0, unit // 2))
+        self.setLayout(self._column)
+        self._show(opened=False)
+
+    def fit(self, width: int) -> int:
+        """Lay out for this width."""
+        del width
+        self._column.activate()
+        return self.sizeHint().height()
+
+    def _title(self) -> str:
+        facts = self.message.facts
+        took = self.tr("{n} s").format(n=facts.seconds) if facts.seconds is not None else ""
+        state = "" if facts.ok else self.tr("failed or declined")
+        return " · ".join(filter(None, (facts.tool or "?", took, state)))
+
+    def _show(self, *, opened: bool) -> None:
+        self.text.setVisible(opened)
+        self.fold.setText(("▾ " if opened else "▸ ") + self._words.replace("&", "&&"))
+        self.fold.setAccessibleName(self._words)
+        self.height_changed.emit()

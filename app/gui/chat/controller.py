@@ -4,23 +4,25 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from PySide6.QtCore import QObject, Signal
+from PySide6.QtCore import QObject, QTimer, Signal
 
 from app.answer_facts import NO_FACTS, AnswerFacts
-from app.client import WholeAnswer
+from app.client import Answer, ApiError, WholeAnswer
 from app.db import conversations, messages
 from app.db.records import Attachment, Conversation, Fold, Message, Status
 from app.generation_phase import WAITING, Phase
 from app.gui.app_context import Services
+from app.gui.background import StreamJob
 from app.gui.chat import chat_transactions
-from app.gui.chat.answer_stats import speed_facts, used_tokens
+from app.gui.chat.answer_stats import number, speed_facts, used_tokens
 from app.gui.chat.compactor import Compactor
+from app.gui.chat.composer import Composer
 from app.gui.chat.project_of_chat import ProjectOfChat
 from app.gui.chat.request import branch_body, pictures
-from app.gui.chat.streaming_answer import ArrivingAnswer
 from app.gui.chat.tool_call_loop import ToolTurns
 from app.gui.chat.tree import MessageTree, pair_of
 from app.gui.server_errors import error_message
+from app.gui.widgets.basics import Banner
 from app.tools.loop import MAX_ROUNDS
 from app.tools.types import ToolSpec
 
@@ -374,3 +376,143 @@ class ChatController(QObject):
 
     def _watch(self, future: Any, on_done: Any = None, on_error: Any = None) -> None:
         self._services.background.watch(future, on_done, on_error, self)
+
+
+_SAVE_MS = 1000
+
+
+class ArrivingAnswer(QObject):
+    """One at a time; `message_id` is the message it is written into, 0 between answers."""
+
+    text_arrived = Signal(int, str, str)  # id, content, reasoning
+    phase_changed = Signal(int, object)  # id, Phase
+    ended = Signal(int, object, str, object)  # id, WholeAnswer, Status, AnswerFacts of how it ended
+    failed = Signal(object)  # ApiError: the answer ended with it
+    save_failed = Signal(str)
+
+    def __init__(self, services: Services, parent: QObject) -> None:
+        super().__init__(parent)
+        self._services = services
+        self.message_id = 0
+        self.so_far: WholeAnswer | None = None
+        self._job: StreamJob | None = None
+        self._save_timer = QTimer(self)
+        self._save_timer.setInterval(_SAVE_MS)
+        self._save_timer.timeout.connect(self._save_text)
+
+    def begin(self, message_id: int, so_far: WholeAnswer, body: dict[str, Any]) -> None:
+        """Ask the server; what comes is added to `so_far`."""
+        self.so_far, self.message_id = so_far, message_id
+        self._job = self._services.background.stream(
+            lambda: self._services.api.answer(body),
+            self._on_chunks,
+            lambda _: self._end("complete"),
+            self._on_error,
+            self,
+        )
+        self._save_timer.start()
+
+    def stop(self) -> None:
+        """End it here; what has arrived is shown first."""
+        if self._job is not None:
+            self._job.flush()
+            self._job.cancel()
+            self._end("stopped")
+
+    def _on_chunks(self, chunks: list[Answer]) -> None:
+        if self.so_far is None:
+            return
+        before = self.so_far.phase
+        for chunk in chunks:
+            self.so_far.take(chunk)
+        content = "".join(chunk.text for chunk in chunks)
+        reasoning = "".join(chunk.reasoning for chunk in chunks)
+        if content or reasoning:
+            self.text_arrived.emit(self.message_id, content, reasoning)
+        if self.so_far.phase != before:
+            self.phase_changed.emit(self.message_id, self.so_far.phase)
+
+    def _on_error(self, error: Exception) -> None:
+        code = error.code if isinstance(error, ApiError) else ""
+        self._end("error", AnswerFacts(error=error_message(error), error_code=code))
+        self.failed.emit(error)
+
+    def _end(self, status: str, facts: AnswerFacts = NO_FACTS) -> None:
+        answer, message_id = self.so_far, self.message_id
+        self.so_far, self._job, self.message_id = None, None, 0
+        self._save_timer.stop()
+        if answer is not None:
+            self.ended.emit(message_id, answer, status, facts)
+
+    def _save_text(self) -> None:
+        if self.so_far is None:
+            return
+        arrived = {"content": self.so_far.content, "reasoning": self.so_far.reasoning}
+        future = self._services.store.submit(messages.write_text, self.message_id, **arrived, status="streaming")
+        self._services.background.watch(
+            future, None, lambda error: self.save_failed.emit(error_message(error)), self
+        )
+
+
+class ContextWatch(QObject):
+    """Warns once at each level of each branch, so that a closed warning does not come back with every letter."""
+
+    new_chat_wanted = Signal()
+
+    def __init__(
+        self, services: Services, controller: ChatController, composer: Composer, banner: Banner, parent: QObject
+    ) -> None:
+        super().__init__(parent)
+        self._services = services
+        self._controller, self._composer, self._banner = controller, composer, banner
+        controller.compactor.changed.connect(self.refresh)
+        controller.compactor.noticed.connect(banner.notify)
+        self._warned: tuple[int, int | None, str] | None = None
+
+    def n_ctx(self) -> int:
+        """Tokens of the chosen model's context; 0 when nobody knows."""
+        choice = self._services.models.get(self._controller.conversation.model)
+        return choice.n_ctx if choice else 0
+
+    def refresh(self) -> None:
+        """Show the counts of now, and warn if need be."""
+        path = self._controller.tree.path()
+        last = next((message for message in reversed(path) if used_tokens(message)), None)
+        used = used_tokens(last) if last is not None else 0
+        folds = self._controller.compactor.folds
+        if not used or (last is not None and any(fold.created_s > last.created_s for fold in folds)):
+            used = self._controller.compactor.estimate(path)
+        warn = self._services.settings.now.integer("chat.context_warn_percent") / 100
+        meter = self._composer.meter
+        meter.show_counts(used, self._composer.draft_tokens(), self.n_ctx(), warn)
+        overflow = path and path[-1].facts.error_code == "context_length_exceeded"
+        if meter.level != "ok" and not self._controller.busy and not overflow:
+            self._warn(used, meter.level, alone=not path)
+
+    def _fold(self) -> None:
+        self._controller.compactor.fold_more(self._controller.conversation, self._controller.tree.path())
+
+    def _warn(self, used: int, level: str, *, alone: bool) -> None:
+        here = (self._controller.conversation.id, self._controller.tree.leaf_id, level)
+        if self._warned == here:
+            return
+        self._warned = here
+        draft, total = number(self._composer.draft_tokens()), number(self.n_ctx())
+        if alone:
+            self._banner.notify(
+                self.tr(
+                    "What you are writing has about {draft} tokens; this model takes {total} with its answer. "
+                    "Shorten it, attach less, or choose a model with a longer context."
+                ).format(draft=draft, total=total),
+                "warn",
+            )
+            return
+        words = self.tr("This chat is close to the model's limit: {used} of {total} tokens.")
+        if level == "bad":
+            words = self.tr("With what you are writing, this chat needs {used} tokens; the model takes {total}.")
+        self._banner.notify(
+            words.format(used=number(used + self._composer.draft_tokens()), total=total),
+            "warn",
+            (self.tr("Summarize the older part"), self._fold),
+            (self.tr("New chat"), self.new_chat_wanted.emit),
+        )

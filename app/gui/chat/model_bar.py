@@ -1,12 +1,17 @@
 """The line above a chat: which model answers, a second one to compare with, and the panels beside it."""
 
-from PySide6.QtCore import Signal
+from PySide6.QtCore import QObject, Signal
 from PySide6.QtWidgets import QWidget
 
+from app.client import ApiError
+from app.gui import formatted
 from app.gui.app_context import ModelChoice, Services
-from app.gui.chat.model_picker import ModelPicker
+from app.gui.server_errors import error_message
 from app.gui.widgets.basics import IconButton, row
 from app.gui.widgets.popups import Choice
+from app.gui.widgets.search_popup import Entry, Palette
+from engine.api.library import Model
+from engine.api.machine import ModelPlacement
 
 
 class _ModelBox(Choice):
@@ -107,3 +112,144 @@ def _set_up(box: Choice, words: str) -> None:
     box.setAccessibleName(words)
     box.setMinimumWidth(160)
     box.setSizeAdjustPolicy(Choice.SizeAdjustPolicy.AdjustToContents)
+
+
+_MORE = "\x00more"
+_CAN = ("vision", "tools", "reasoning")
+
+
+class ModelPicker(QObject):
+    """Opens the list; keeps what it learned about speeds until the window closes."""
+
+    chosen = Signal(str)
+    more_wanted = Signal()
+    failed = Signal(str)
+
+    def __init__(self, services: Services, parent: QWidget) -> None:
+        super().__init__(parent)
+        self._services, self._parent = services, parent
+        self._files: dict[str, Model] = {}
+        self._placements: dict[str, ModelPlacement] = {}
+        self._busy: set[str] = set()
+        self._palette: Palette | None = None
+
+    def open(self) -> None:
+        """Show the models there are."""
+        window = self._parent.window()
+        palette = Palette(self._services.theme, self.tr("Models"), self.tr("Search models"), window)
+        self._palette = palette
+        palette.chosen.connect(self._on_chosen)
+        palette.acted.connect(self._on_acted)
+        palette.tool_used.connect(self.open_settings)
+        palette.destroyed.connect(lambda: self._forget(palette))
+        self._services.models.changed.connect(self._show)
+        self._show()
+        palette.open_over(window)
+        run, api = self._services.background.run, self._services.api
+        run(api.library, self._on_files, lambda _: None, self)
+        run(lambda: api.library(refresh=True), self._on_files, lambda _: None, self)  # new files too
+        for choice in self._services.models.choices:
+            if choice.id not in self._placements:
+                self._ask_placement(choice.id)
+
+    def _forget(self, palette: Palette) -> None:
+        if self._palette is palette:
+            self._palette = None
+            self._services.models.changed.disconnect(self._show)
+
+    def _ask_placement(self, model: str) -> None:
+        api = self._services.api
+
+        def ask() -> ModelPlacement | None:
+            try:
+                answer = api.placement(model)
+            except ApiError:  # too large for this computer: it is listed without a speed
+                return None
+            return answer.loaded or answer.placement
+
+        def show(found: ModelPlacement | None) -> None:
+            if found is not None:
+                self._placements[model] = found
+                self._show()
+
+        self._services.background.run(ask, show, lambda _: None, self)
+
+    def _on_files(self, models: tuple[Model, ...]) -> None:
+        self._files = {model.id: model for model in models}
+        self._show()
+
+    def _show(self) -> None:
+        if self._palette is None:
+            return
+        entries = [self._entry(choice) for choice in self._services.models.choices]
+        more = Entry(_MORE, self.tr("Get more models…"), always=True)
+        self._palette.show_entries([*entries, more])
+
+    def _entry(self, choice: ModelChoice) -> Entry:
+        mark = self.tr("Loaded") if choice.loaded else self.tr("Starting…") if choice.id in self._busy else ""
+        action = "" if choice.id in self._busy else self.tr("Eject") if choice.loaded else self.tr("Load")
+        return Entry(choice.id, choice.title, self._facts(choice), mark, action, self.tr("Load settings"))
+
+    def open_settings(self, model: str) -> None:
+        """How this model is loaded."""
+        from app.gui.library.load_dialog import LoadDialog  # noqa: PLC0415 - the window comes sooner
+
+        choice = self._services.models.get(model)
+        dialog = LoadDialog(self._services, model, choice.title if choice else model, self._parent.window())
+        dialog.saved.connect(lambda _: self._forget_placement(model))
+        dialog.loading.connect(lambda _: self._act(model, load=True))
+        dialog.open()
+
+    def _forget_placement(self, model: str) -> None:
+        self._placements.pop(model, None)
+        self._services.models.refresh()
+
+    def _facts(self, choice: ModelChoice) -> str:
+        """Size, speed here, place, what it can do: as far as they are known."""
+        parts: list[str] = []
+        file, placement = self._files.get(choice.id), self._placements.get(choice.id)
+        if file is not None:
+            parts += [formatted.size(file.size_bytes)] if file.size_bytes else []
+            parts += [file.details.quantization] if file.details.quantization else []
+            parts += [name for name in _CAN if name in file.capabilities]
+        if placement is not None:
+            if placement.decode_tok_s:
+                parts.append(self.tr("about {n} tokens/s here").format(n=formatted.speed(placement.decode_tok_s)))
+            parts.append(self.tr("on {device}").format(device=placement.device_name or placement.device))
+        return " · ".join(parts)
+
+    def _on_chosen(self, key: str) -> None:
+        if key == _MORE:
+            self.more_wanted.emit()
+        else:
+            self.chosen.emit(key)
+
+    def _on_acted(self, model: str) -> None:
+        """Load a model, or take it out of memory."""
+        choice = self._services.models.get(model)
+        if choice is not None:
+            self._act(model, load=not choice.loaded)
+
+    def _act(self, model: str, *, load: bool) -> None:
+        if model in self._busy:
+            return
+        self._busy.add(model)
+        self._show()
+        api = self._services.api
+
+        def ended() -> None:
+            self._busy.discard(model)
+            self._services.models.refresh()
+            self._show()
+
+        def done(_: object) -> None:
+            self._placements.pop(model, None)
+            ended()
+            self._ask_placement(model)
+
+        def failed(error: Exception) -> None:
+            ended()
+            self.failed.emit(error_message(error))
+
+        work = (lambda: api.load(model)) if load else (lambda: api.unload(model))
+        self._services.background.run(work, done, failed, self)

@@ -1,21 +1,38 @@
 """The panel beside a chat: system prompt, presets, and sampling with plain explanations."""
 
+import json
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from PySide6.QtCore import Qt, QTimer, Signal
-from PySide6.QtWidgets import QFrame, QInputDialog, QPlainTextEdit, QSpinBox, QWidget
+from PySide6.QtCore import QRegularExpression, Qt, QTimer, Signal
+from PySide6.QtGui import QRegularExpressionValidator
+from PySide6.QtWidgets import (
+    QCheckBox,
+    QDoubleSpinBox,
+    QFrame,
+    QInputDialog,
+    QLabel,
+    QPlainTextEdit,
+    QSlider,
+    QSpinBox,
+    QWidget,
+)
 
 from app.db import conversations
 from app.db.records import Conversation, Preset
+from app.gui import formatted
 from app.gui.app_context import Services
-from app.gui.chat.output_options import OutputOptions
-from app.gui.chat.sampling_fields import SamplingFields
+from app.gui.theme import Theme
 from app.gui.widgets.basics import IconButton, button, label, row, scrolled, stack
+from app.gui.widgets.fields import line_field
 from app.gui.widgets.popups import Choice
 from app.prompt_variables import asked_for, filled
 from app.settings import BY_NAME, Settings
 from engine.api.collections import Collection
+from engine.api.models import Decided
+from quantize.files.sampling_keys import SAMPLING, SamplingField
 
 _LIMIT = BY_NAME["chat.max_tokens"]
 _DELAY_MS = 500
@@ -237,3 +254,264 @@ class ChatOptions(QFrame):
 
     def _watch(self, future: Any, on_done: Any) -> None:
         self._services.background.watch(future, on_done, None, self)
+
+
+# Sampling of one chat: what the model's makers recommend, and what this chat has of its own.
+
+
+@dataclass(frozen=True)
+class Knob:
+    """One field of the table of sampling as the window offers it, whose bounds may be narrower."""
+
+    name: str
+    title: str
+    description: str
+    maximum: float = 1
+    minimum: float = 0
+
+    @property
+    def row(self) -> SamplingField:
+        """Its facts."""
+        return SAMPLING[self.name]
+
+
+KNOBS = (
+    Knob("temperature", "Temperature", "0 always takes the likeliest word; higher is more varied.", 2),
+    Knob("top_p", "Top P", "Only the likeliest words that have this probability together. 1: all.", 1, 0.01),
+    Knob("min_p", "Min P", "Drops words less likely than this share of the likeliest. 0 keeps all."),
+    Knob("top_k", "Top K", "Only this many words. 0 keeps all.", 1000),
+    Knob("repeat_penalty", "Repeat penalty", "Above 1 discourages words used shortly before.", 2, 0.5),
+)
+
+
+class SamplingFields(QWidget):
+    """Shows for each field what is in force and who decided it. A field the user changes is the chat's own."""
+
+    changed = Signal()
+    keep_pressed = Signal()
+
+    def __init__(self, theme: Theme) -> None:
+        super().__init__()
+        self.own: dict[str, float] = {}
+        self._recommended: Mapping[str, Decided] = {}
+        self._showing = False
+        self.fields: dict[str, QSpinBox | QDoubleSpinBox] = {}
+        self.resets: dict[str, IconButton] = {}
+        self.states: dict[str, QLabel] = {}
+        column = stack(spacing=4)
+        for knob in KNOBS:
+            title = self.tr(knob.title)
+            field = self.fields[knob.name] = self._field(knob)
+            reset = self.resets[knob.name] = IconButton(
+                theme,
+                "refresh",
+                self.tr("{name} as the model recommends").format(name=title),
+                partial(self.follow, knob.name),
+            )
+            state = self.states[knob.name] = label("", "small", wrap=True)
+            column.addLayout(row(label(title, "strong"), 1, reset, field, spacing=4))
+            column.addWidget(state)
+            column.addWidget(label(self.tr(knob.description), "small", wrap=True))
+            column.addSpacing(4)
+        self.all = button(self.tr("Reset to the model's values"), lambda: self.follow(*self.fields))
+        self.keep = button(self.tr("Keep for this model"), self.keep_pressed.emit)
+        self.keep.setToolTip(self.tr("Every chat with this model begins with these values"))
+        column.addWidget(self.all)
+        column.addWidget(self.keep)
+        self.setLayout(column)
+
+    def show_values(self, own: Mapping[str, object], recommended: Mapping[str, Decided]) -> None:
+        """Show a chat's own values over the model's; `recommended` is the model's."""
+        self.own = {k.name: float(v) for k in KNOBS if isinstance(v := own.get(k.name), int | float)}
+        self._recommended = recommended
+        self._show()
+
+    def follow(self, *names: str) -> None:
+        """Go back to the recommendation."""
+        self.own = {name: value for name, value in self.own.items() if name not in names}
+        self._show()
+        self.changed.emit()
+
+    def _show(self) -> None:
+        self._showing = True
+        for knob in KNOBS:
+            recommended = self._recommended.get(knob.name)
+            usual = float(recommended.value if recommended is not None else knob.row.neutral)
+            is_own = knob.name in self.own
+            value = self.own.get(knob.name, usual)
+            field = self.fields[knob.name]
+            if field.value() != value:  # setting it writes its text again, also while somebody types there
+                field.setValue(int(value) if knob.row.whole else value)  # type: ignore[arg-type]
+            source = formatted.source(recommended.source if recommended is not None else "")
+            form = self.tr("This chat's own; otherwise {value} ({source})") if is_own else "{source}"
+            self.states[knob.name].setText(form.format(value=f"{usual:g}", source=source))
+            self.resets[knob.name].setEnabled(is_own)
+        self.all.setEnabled(bool(self.own))
+        self.keep.setEnabled(bool(self.own))
+        self._showing = False
+
+    def _field(self, knob: Knob) -> QSpinBox | QDoubleSpinBox:
+        field: QSpinBox | QDoubleSpinBox
+        if knob.row.whole:
+            field = QSpinBox()
+            field.setRange(int(knob.minimum), int(knob.maximum))
+        else:
+            field = QDoubleSpinBox()
+            field.setSingleStep(0.05)
+            field.setRange(knob.minimum, knob.maximum)
+        field.setFixedWidth(96)
+        field.lineEdit().setTextMargins(6, 0, 6, 0)
+        field.setAccessibleName(self.tr(knob.title))
+        field.setToolTip(self.tr(knob.description))
+        field.valueChanged.connect(lambda value, name=knob.name: self._on_edited(name, value))
+        return field
+
+    def _on_edited(self, name: str, value: float) -> None:
+        if not self._showing:
+            self.own[name] = round(value, 4)
+            self._show()
+            self.changed.emit()
+
+
+# Steps of the slider: what the model does by itself, no reasoning, then tokens of it.
+_BUDGETS: tuple[int | None, ...] = (None, 0, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
+_MOST_STOPS = 16  # the server takes no more
+
+
+class OutputOptions(QWidget):
+    """`own` has only what was given; empty fields leave the choice to the model and its server."""
+
+    changed = Signal()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._showing = False
+        self.seed = line_field(self.tr("Random"), self.tr("Seed"))
+        self.seed.setValidator(QRegularExpressionValidator(QRegularExpression(r"\d{0,9}"), self.seed))
+        self.stops = self._text(self.tr("Stop sequences"), self.tr("One per line"), 56)
+        self.schema = self._text(self.tr("JSON schema"), '{"type": "object", …}', 96)
+        self.reasoning = QSlider(Qt.Orientation.Horizontal)
+        self.reasoning.setRange(0, len(_BUDGETS) - 1)
+        self.reasoning.setPageStep(1)
+        self.reasoning.setAccessibleName(self.tr("Reasoning budget"))
+        self.reasoning.valueChanged.connect(lambda _: self._on_reasoning())
+        self._budget = label("", "small")
+        self._reasons = QWidget()
+        self._reasons.setLayout(
+            stack(
+                row(label(self.tr("Reasoning budget"), "strong"), 1, self._budget),
+                self.reasoning,
+                label(self.tr("Tokens the model may think before it answers."), "small", wrap=True),
+                spacing=6,
+            )
+        )
+        self._reasons.hide()
+        self._problem = label("", "chip-bad", wrap=True)
+        self._problem.hide()
+        self.receipt = QCheckBox(self.tr("Answers carry a receipt"))
+        self.receipt.toggled.connect(lambda _: self._on_edited())
+        self.seed.textEdited.connect(lambda _: self._on_edited())
+        self.stops.textChanged.connect(self._on_edited)
+        self.schema.textChanged.connect(self._on_edited)
+        self.setLayout(
+            stack(
+                self._reasons,
+                label(self.tr("Seed"), "strong"),
+                self.seed,
+                label(
+                    self.tr("The same seed usually gives the same answer again; a receipt makes sure of it."),
+                    "small",
+                    wrap=True,
+                ),
+                label(self.tr("Stop sequences"), "strong"),
+                self.stops,
+                label(self.tr("JSON schema"), "strong"),
+                self.schema,
+                self._problem,
+                label(self.tr("Answers are JSON of this shape and nothing else."), "small", wrap=True),
+                self.receipt,
+                label(
+                    self.tr("The same question then gives the same answer, whatever else runs."),
+                    "small",
+                    wrap=True,
+                ),
+                spacing=6,
+            )
+        )
+
+    @property
+    def own(self) -> dict[str, object]:
+        """What was given, as the request has it; a schema that is no JSON object is left out."""
+        found: dict[str, object] = {}
+        if self.seed.text():
+            found["seed"] = int(self.seed.text())
+        stops = [line for line in self.stops.toPlainText().split("\n") if line][:_MOST_STOPS]
+        if stops:
+            found["stop"] = stops
+        schema = _object(self.schema.toPlainText())
+        if schema is not None:
+            found["json_schema"] = schema
+        budget = _BUDGETS[self.reasoning.value()]
+        if budget is not None:
+            found["thinking_budget"] = budget
+        if self.receipt.isChecked():
+            found["receipt"] = True
+        return found
+
+    def offer_reasoning(self, *, reasons: bool) -> None:
+        """Whether the model of this chat reasons at all."""
+        self._reasons.setVisible(reasons)
+
+    def _on_reasoning(self) -> None:
+        budget = _BUDGETS[self.reasoning.value()]
+        if budget is None:
+            words_ = self.tr("The model's own")
+        else:
+            words_ = self.tr("{n} tokens").format(n=formatted.whole(budget)) if budget else self.tr("Off")
+        self._budget.setText(words_)
+        self._on_edited()
+
+    def show_values(self, given: Mapping[str, object]) -> None:
+        """Show what a conversation has."""
+        if self._budget.text() and (given == self.own or self.hasFocus()):
+            return
+        self._showing = True
+        seed, stops, schema = given.get("seed"), given.get("stop"), given.get("json_schema")
+        self.seed.setText(str(seed) if isinstance(seed, int) else "")
+        self._replace(self.stops, "\n".join(map(str, stops)) if isinstance(stops, list) else "")
+        if _object(self.schema.toPlainText()) != schema:
+            self._replace(self.schema, json.dumps(schema, indent=2) if isinstance(schema, dict) else "")
+        budget = given.get("thinking_budget")
+        self.reasoning.setValue(_BUDGETS.index(budget) if isinstance(budget, int) and budget in _BUDGETS else 0)
+        self._on_reasoning()
+        self.receipt.setChecked(given.get("receipt") is True)
+        self._showing = False
+
+    def _text(self, name: str, hint: str, height: int) -> QPlainTextEdit:
+        made = QPlainTextEdit()
+        made.setAccessibleName(name)
+        made.setPlaceholderText(hint)
+        made.setTabChangesFocus(True)
+        made.setFixedHeight(height)
+        return made
+
+    @staticmethod
+    def _replace(field: QPlainTextEdit, text: str) -> None:
+        if field.toPlainText() != text:
+            field.setPlainText(text)
+
+    def _on_edited(self) -> None:
+        text = self.schema.toPlainText().strip()
+        wrong = bool(text) and _object(text) is None
+        self._problem.setText(self.tr("This is not a JSON object yet, so it is not used.") if wrong else "")
+        self._problem.setVisible(wrong)
+        if not self._showing:
+            self.changed.emit()
+
+
+def _object(text: str) -> dict[str, object] | None:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None

@@ -1,31 +1,37 @@
 """The chat page: conversations on the left, one of them on the right."""
 
-from PySide6.QtCore import Qt, Signal
-from PySide6.QtGui import QResizeEvent
-from PySide6.QtWidgets import QFrame, QSplitter, QWidget
+from typing import TYPE_CHECKING, Any, Final
+
+from PySide6.QtCore import QCoreApplication, QEvent, QObject, Qt, QTimer, Signal
+from PySide6.QtGui import QKeyEvent, QKeySequence, QResizeEvent
+from PySide6.QtWidgets import QApplication, QBoxLayout, QFrame, QPlainTextEdit, QSplitter, QWidget
 
 from app.client import ServerUnreachable
 from app.db import conversations
-from app.db.records import Attachment, Conversation
+from app.db.records import Attachment, Conversation, Folder
+from app.gui.animations import appear
 from app.gui.app_context import Services
 from app.gui.chat.background_requests import SideWork
 from app.gui.chat.chat_transcript import ChatTranscript
 from app.gui.chat.composer import Composer
-from app.gui.chat.context_watch import ContextWatch
-from app.gui.chat.controller import ChatController
-from app.gui.chat.drafts import Drafts
+from app.gui.chat.controller import ChatController, ContextWatch
 from app.gui.chat.import_export import ChatImportExport
 from app.gui.chat.message_actions import MessageActions
 from app.gui.chat.model_bar import ModelBar
 from app.gui.chat.options import ChatOptions, default_sampling
-from app.gui.chat.projects import Projects
 from app.gui.chat.prompt_library import PromptLibrary
 from app.gui.chat.sidebar import Sidebar
-from app.gui.chat.tools_side import ToolsSide
-from app.gui.chat.typing_focus import WritingFocus
 from app.gui.chat.welcome import Welcome
+from app.gui.server_errors import error_message
 from app.gui.show_in_folder import show_in_folder
-from app.gui.widgets.basics import SCROLL_BAR, Banner, label, row, stack
+from app.gui.widgets.basics import SCROLL_BAR, Banner, button, label, row, stack
+from app.gui.widgets.consent_card import ConsentCard
+
+if TYPE_CHECKING:
+    from app.gui.chat.project_dialog import ProjectDialog
+    from app.gui.chat.tools_panel import ToolsPanel
+    from app.tools.catalogue import Offered
+    from app.tools.consent import ConsentRequest
 
 _MIN_BOTH = 42  # letters of body text: the narrowest list beside the narrowest chat
 
@@ -343,3 +349,223 @@ def _with(layout: object) -> QWidget:
     holder = QWidget()
     holder.setLayout(layout)  # type: ignore[arg-type]  # a layout
     return holder
+
+
+_Held = Qt.KeyboardModifier
+_NO_SHORTCUT = (_Held.NoModifier, _Held.ShiftModifier, _Held.KeypadModifier)
+
+
+class WritingFocus(QObject):
+    """Gives `page`'s `editor` the keyboard.
+
+    The button that begins an answer vanishes with what it stood on, and Qt would hand its focus to the next widget
+    of the window, where the follow-up question would be typed at nothing.
+    """
+
+    def __init__(self, page: QWidget, editor: QPlainTextEdit) -> None:
+        super().__init__(page)
+        self._page = page
+        self._editor = editor
+        page.installEventFilter(self)
+
+    def take(self) -> None:
+        """An answer begins: the next words are written to the model, unless something else is being written."""
+        QTimer.singleShot(0, self, self._take)  # after the button that was pressed is gone
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        """A key that nobody on the page wanted is written into the editor."""
+        return (isinstance(event, QKeyEvent) and self._take_key(event)) or super().eventFilter(watched, event)
+
+    def _take_key(self, event: QKeyEvent) -> bool:
+        if event.type() != QEvent.Type.KeyPress:
+            return False
+        pasted = event.matches(QKeySequence.StandardKey.Paste)
+        typed = event.modifiers() in _NO_SHORTCUT and event.text().isprintable() and event.text().strip() != ""
+        if not (pasted or typed) or not self._editor.isEnabled() or self._editor.hasFocus():
+            return False
+        self._editor.setFocus()
+        QCoreApplication.sendEvent(self._editor, event)
+        return True
+
+    def _take(self) -> None:
+        focus = QApplication.focusWidget()
+        writes = focus is not None and focus.testAttribute(Qt.WidgetAttribute.WA_InputMethodEnabled)
+        if self._page.isVisible() and self._page.isActiveWindow() and not writes:
+            self._editor.setFocus()
+
+
+_SAVED_AFTER_MS: Final = 600
+
+
+class Drafts(QObject):
+    """Gives every chat its own: the text of a saved chat is kept with it, the rest while the window is open."""
+
+    def __init__(self, controller: ChatController, composer: Composer, parent: QObject) -> None:
+        super().__init__(parent)
+        self._controller, self._composer = controller, composer
+        self._shown_id = -1
+        self._new_text = ""
+        self._attached: dict[int, list[Attachment]] = {}
+        self._timer = QTimer(self)
+        self._timer.setSingleShot(True)
+        self._timer.setInterval(_SAVED_AFTER_MS)
+        self._timer.timeout.connect(self.save)
+        composer.draft_changed.connect(lambda _text: self._timer.start())
+        controller.conversation_changed.connect(self._on_conversation)
+
+    def save(self) -> None:
+        """Keep the text with its chat."""
+        self._timer.stop()
+        chat = self._controller.conversation
+        if chat.id and chat.id == self._shown_id and self._composer.text != chat.draft:
+            self._controller.change(draft=self._composer.text)
+
+    def show(self) -> None:
+        """Put the draft of the chat that was opened into the composer; its branches share one."""
+        chat, composer = self._controller.conversation, self._composer
+        if chat.id == self._shown_id:
+            return
+        if composer.attachments:
+            self._attached[self._shown_id] = list(composer.attachments)
+        if not self._shown_id:
+            self._new_text = composer.text
+        self._shown_id = chat.id
+        composer.set_draft(chat.draft if chat.id else self._new_text, self._attached.pop(chat.id, []))
+        self._timer.stop()
+
+    def take(self) -> tuple[str, list[Attachment]]:
+        """What is being written, out of this chat."""
+        taken = self._composer.text, list(self._composer.attachments)
+        self._composer.clear()
+        self.save()
+        return taken
+
+    def _on_conversation(self) -> None:
+        self._shown_id = self._controller.conversation.id
+
+
+# What the chat page shows of tools: the panel, the question before a call, and servers that did not start.
+
+
+class ToolsSide(QObject):
+    """Made with the page; the panel when it is first wanted: the window comes sooner."""
+
+    def __init__(
+        self, services: Services, controller: ChatController, banner: Banner, beside: QBoxLayout, parent: QObject
+    ) -> None:
+        super().__init__(parent)
+        self._services, self._controller, self._beside = services, controller, beside
+        self.card = ToolConsentCard(services.theme)
+        self._panel: ToolsPanel | None = None
+        controller.tools.consent_wanted.connect(self.card.ask)
+        controller.tools.consent_over.connect(self.card.hide)
+        controller.tools.not_started.connect(lambda text: banner.notify(text, "warn"))
+        controller.conversation_changed.connect(self._on_conversation)
+        self.card.decided.connect(controller.tools.decide)
+        controller.busy_changed.connect(self._on_busy)
+
+    @property
+    def panel(self) -> "ToolsPanel":
+        """The panel of tools."""
+        if self._panel is None:
+            from app.gui.chat.tools_panel import ToolsPanel  # noqa: PLC0415 - not before the window is shown
+
+            self._panel = ToolsPanel(self._services)
+            self._panel.hide()
+            self._beside.addWidget(self._panel)
+            self._panel.changed.connect(lambda names: self._controller.change(tools=names))
+        return self._panel
+
+    def toggle(self) -> None:
+        """Show or hide the panel."""
+        if self.panel.isVisible():
+            self.panel.hide()
+        else:
+            appear(self._services.theme, self.panel)
+        self.panel.show_conversation(self._controller.conversation)
+
+    def _on_busy(self, busy: bool) -> None:
+        """What was decided for good meanwhile is shown."""
+        if not busy and self._panel is not None and self._panel.isVisible():
+            self._panel.refresh()
+
+    def _on_conversation(self, conversation: Conversation) -> None:
+        if self._panel is not None:
+            self._panel.show_conversation(conversation)
+
+
+class ToolConsentCard(ConsentCard):
+    """For one call, this chat or for good."""
+
+    def answers(self) -> QBoxLayout:
+        """Refusals on the left, leave on the right."""
+        self.never = button(self.tr("Never"), lambda: self._decide("never"))
+        self.always = button(self.tr("Always"), lambda: self._decide("always"))
+        self.chat = button(self.tr("For this chat"), lambda: self._decide("chat"))
+        return row(self.never, self.decline, 1, self.always, self.chat, self.once)
+
+    def words(self, request: "ConsentRequest") -> str:
+        """The question."""
+        if request.kind == "tool":
+            return self.tr("The model wants to use {tool} with:").format(tool=request.title)
+        return request.title
+
+
+class Projects(QObject):
+    """`began` carries an empty conversation with a project's model, settings and tools."""
+
+    began = Signal(object)
+    changed = Signal()
+
+    def __init__(self, services: Services, banner: Banner, window: QWidget) -> None:
+        super().__init__(window)
+        self._services, self._banner, self._window = services, banner, window
+        self.dialog: ProjectDialog | None = None
+
+    def edit(self, folder_id: int) -> None:
+        """Show the form of a project."""
+
+        def read(folder: Folder) -> "tuple[Folder, list[Offered]]":
+            from app.tools.catalogue import offered  # noqa: PLC0415 - not before the window is shown
+
+            return folder, offered()
+
+        def show(found: "tuple[Folder, list[Offered]]") -> None:
+            from app.gui.chat.project_dialog import ProjectDialog  # noqa: PLC0415 - not before the window is shown
+
+            self.dialog = ProjectDialog(self._services, *found, self._window)
+            self.dialog.saved.connect(lambda fields: self._save(folder_id, fields))
+            self.dialog.open()
+
+        self._with(folder_id, read, show)
+
+    def begin(self, folder_id: int, empty: Conversation) -> None:
+        """Begin a chat in a project; `empty` has what a chat without one would have."""
+
+        def made(folder: Folder) -> Conversation:
+            return Conversation(
+                0,
+                folder_id=folder.id,
+                model=folder.model or empty.model,
+                system_prompt=empty.system_prompt,
+                sampling={**empty.sampling, **folder.sampling},
+                tools=folder.tools,
+            )
+
+        self._with(folder_id, made, self.began.emit)
+
+    def _save(self, folder_id: int, fields: dict[str, object]) -> None:
+        future = self._services.store.submit(conversations.update_folder, folder_id, **fields)
+        self._services.background.watch(future, lambda _: self.changed.emit(), self._failed, self)
+
+    def _with(self, folder_id: int, work: Any, done: Any) -> None:
+        def find(connection: Any) -> Folder:
+            return next(folder for folder in conversations.folders(connection) if folder.id == folder_id)
+
+        def go_on(folder: Folder) -> None:
+            self._services.background.run(lambda: work(folder), done, self._failed, self)
+
+        self._services.background.watch(self._services.store.submit(find), go_on, self._failed, self)
+
+    def _failed(self, error: Exception) -> None:
+        self._banner.notify(error_message(error), "bad")

@@ -4,15 +4,47 @@ from datetime import date
 from functools import partial
 from typing import Any
 
-from PySide6.QtCore import QItemSelectionModel, QModelIndex, QPoint, Qt, QTimer, Signal
-from PySide6.QtGui import QGuiApplication, QKeySequence, QShortcut, QStandardItem, QStandardItemModel
-from PySide6.QtWidgets import QFrame, QInputDialog, QListView, QSizePolicy, QToolButton
+from PySide6.QtCore import (
+    QItemSelectionModel,
+    QModelIndex,
+    QPersistentModelIndex,
+    QPoint,
+    QRect,
+    QSize,
+    Qt,
+    QTimer,
+    Signal,
+)
+from PySide6.QtGui import (
+    QFont,
+    QGuiApplication,
+    QKeySequence,
+    QMouseEvent,
+    QPainter,
+    QShortcut,
+    QStandardItem,
+    QStandardItemModel,
+    QTextCharFormat,
+    QTextLayout,
+)
+from PySide6.QtWidgets import (
+    QFrame,
+    QInputDialog,
+    QListView,
+    QSizePolicy,
+    QStyle,
+    QStyledItemDelegate,
+    QStyleOptionViewItem,
+    QToolButton,
+    QTreeView,
+    QWidget,
+)
 
 from app.db import conversations
 from app.db.records import Conversation, Folder, Hit
 from app.db.search import search
 from app.gui.app_context import Services
-from app.gui.chat.chat_rows import EXCERPT, FOLDER, ID, MESSAGE, ChatTree, HitRows
+from app.gui.theme import Theme
 from app.gui.widgets.basics import IconButton, label, row, stack, when_released
 from app.gui.widgets.fields import search_field
 from app.gui.widgets.popups import Menu
@@ -372,3 +404,179 @@ class Sidebar(QFrame):
 
     def _watch(self, future: Any, on_done: Any) -> None:
         self._services.background.watch(future, on_done, None, self)
+
+
+# How the list of chats is drawn: whole rows, a menu button on the row under the pointer, found words marked.
+
+ID = Qt.ItemDataRole.UserRole + 1
+MESSAGE = Qt.ItemDataRole.UserRole + 2
+FOLDER = Qt.ItemDataRole.UserRole + 3
+EXCERPT = Qt.ItemDataRole.UserRole + 4  # U+0002 and U+0003 stand around the words found
+
+Index = QModelIndex | QPersistentModelIndex
+_BUTTON = 28  # pixels at the right of a row that belong to its menu
+
+
+class ChatTree(QTreeView):
+    """A right click, or a click on the dots of a row, opens the menu of an entry; all else chooses it."""
+
+    menu_wanted = Signal(QPoint)
+
+    def __init__(self, theme: Theme) -> None:
+        super().__init__()
+        self.setMouseTracking(True)
+        self.setHeaderHidden(True)
+        self.setIndentation(0)
+        self.setRootIsDecorated(False)
+        self.setUniformRowHeights(False)
+        self.setEditTriggers(QTreeView.EditTrigger.NoEditTriggers)
+        self.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
+        self.setTextElideMode(Qt.TextElideMode.ElideRight)
+        self.setSelectionMode(QTreeView.SelectionMode.ExtendedSelection)
+        self.setItemDelegate(ChatRows(theme, self))
+        self.customContextMenuRequested.connect(self.menu_wanted)
+
+    def button_rect(self, index: QModelIndex) -> QRect:
+        """Where the dots of a row are, in the viewport."""
+        row = self.visualRect(index)
+        return QRect(self.viewport().width() - _BUTTON, row.top(), _BUTTON, row.height())
+
+    def mousePressEvent(self, event: QMouseEvent) -> None:
+        """Leave the chosen entry alone where a menu is asked for."""
+        if event.button() == Qt.MouseButton.RightButton:
+            return
+        at = event.position().toPoint()
+        index = self.indexAt(at)
+        if index.data(ID) and self.button_rect(index).contains(at):
+            self.menu_wanted.emit(at)
+            return
+        super().mousePressEvent(event)
+
+    def drawBranches(self, painter: QPainter, rect: QRect, index: Index) -> None:
+        """Rows are drawn whole."""
+        del painter, rect, index
+
+
+class ChatRows(QStyledItemDelegate):
+    """Titles on round ground; groups as small headings with an arrow."""
+
+    def __init__(self, theme: Theme, parent: QWidget) -> None:
+        super().__init__(parent)
+        self._theme = theme
+
+    def sizeHint(self, option: QStyleOptionViewItem, index: Index) -> QSize:
+        """A heading has room above it."""
+        del option
+        tokens = self._theme.tokens
+        line = round(tokens.body * 1.3)
+        return QSize(0, line + (tokens.unit * 2 if index.data(ID) else tokens.unit + tokens.unit // 2))
+
+    def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: Index) -> None:
+        """One row."""
+        painter.save()
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        tokens = self._theme.tokens
+        whole = QRect(0, option.rect.top(), option.rect.right() + 1, option.rect.height())
+        state = option.state
+        hovered = bool(state & QStyle.StateFlag.State_MouseOver)
+        if index.data(ID):
+            self._paint_chat(
+                painter, whole, index, hovered=hovered, chosen=bool(state & QStyle.StateFlag.State_Selected)
+            )
+        else:
+            font = self._theme.font("small", strong=True)
+            painter.setFont(font)
+            painter.setPen(tokens.colour("muted"))
+            view = self.parent()
+            opened = isinstance(view, QTreeView) and view.isExpanded(index)
+            words = whole.adjusted(tokens.unit, tokens.unit // 2, -_BUTTON, 0)
+            painter.drawText(words, Qt.AlignmentFlag.AlignVCenter, str(index.data()))
+            if hovered or not opened:
+                icon = self._theme.icon("down" if opened else "right", "muted")
+                icon.paint(painter, QRect(whole.right() - 20, words.center().y() - 7, 14, 14))
+        painter.restore()
+
+    def _paint_chat(self, painter: QPainter, whole: QRect, index: Index, *, hovered: bool, chosen: bool) -> None:
+        tokens = self._theme.tokens
+        if chosen or hovered:
+            _paint_ground(painter, whole, self._theme, chosen=chosen)
+        font = self._theme.font()
+        painter.setFont(font)
+        painter.setPen(tokens.colour("text"))
+        words = whole.adjusted(tokens.unit, 0, -(_BUTTON if hovered else tokens.unit), 0)
+        metrics = painter.fontMetrics()
+        text = metrics.elidedText(str(index.data()), Qt.TextElideMode.ElideRight, words.width())
+        painter.drawText(words, Qt.AlignmentFlag.AlignVCenter, text)
+        if hovered:
+            self._theme.icon("more", "muted").paint(
+                painter, QRect(whole.right() - _BUTTON + 5, whole.center().y() - 9, 18, 18)
+            )
+
+
+class HitRows(QStyledItemDelegate):
+    """The title of the chat, and below it two lines of what was said with the found words strong."""
+
+    def __init__(self, theme: Theme, parent: QWidget) -> None:
+        super().__init__(parent)
+        self._theme = theme
+
+    def sizeHint(self, option: QStyleOptionViewItem, index: Index) -> QSize:
+        """Three lines."""
+        del option, index
+        tokens = self._theme.tokens
+        return QSize(0, round(1.35 * tokens.body + 2.8 * tokens.small) + 2 * tokens.unit)
+
+    def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: Index) -> None:
+        """One message that was found."""
+        painter.save()
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        tokens = self._theme.tokens
+        whole = QRect(option.rect)
+        state = option.state
+        if state & (QStyle.StateFlag.State_MouseOver | QStyle.StateFlag.State_Selected):
+            chosen = bool(state & QStyle.StateFlag.State_Selected)
+            _paint_ground(painter, whole, self._theme, chosen=chosen)
+        inner = whole.adjusted(tokens.unit, tokens.unit // 2, -tokens.unit, -tokens.unit // 2)
+        painter.setFont(self._theme.font(strong=True))
+        painter.setPen(tokens.colour("text"))
+        title = painter.fontMetrics().elidedText(
+            str(index.data()).partition("\n")[0], Qt.TextElideMode.ElideRight, inner.width()
+        )
+        painter.drawText(inner, Qt.AlignmentFlag.AlignTop, title)
+        inner.setTop(inner.top() + round(1.4 * tokens.body))
+        self._paint_excerpt(painter, inner, str(index.data(EXCERPT) or ""))
+        painter.restore()
+
+    def _paint_excerpt(self, painter: QPainter, at: QRect, marked: str) -> None:
+        tokens = self._theme.tokens
+        text, found = "", []
+        for number, part in enumerate(marked.replace("\x03", "\x02").split("\x02")):
+            if number % 2:
+                strong = QTextCharFormat()
+                strong.setFontWeight(QFont.Weight.DemiBold)
+                strong.setForeground(tokens.colour("link"))
+                chunk = QTextLayout.FormatRange()
+                chunk.start, chunk.length, chunk.format = len(text), len(part), strong
+                found.append(chunk)
+            text += part
+        layout = QTextLayout(text, self._theme.font("small"))
+        layout.setFormats(found)
+        layout.beginLayout()
+        top = 0.0
+        for _ in range(2):
+            line = layout.createLine()
+            if not line.isValid():
+                break
+            line.setLineWidth(at.width())
+            line.setPosition(QPoint(0, round(top)))
+            top += line.height()
+        layout.endLayout()
+        painter.setPen(tokens.colour("muted"))
+        layout.draw(painter, at.topLeft())
+
+
+def _paint_ground(painter: QPainter, whole: QRect, theme: Theme, *, chosen: bool) -> None:
+    tokens = theme.tokens
+    painter.setPen(Qt.PenStyle.NoPen)
+    painter.setBrush(tokens.colour("accent_soft" if chosen else "hover"))
+    painter.drawRoundedRect(whole.adjusted(0, 1, 0, -1), tokens.radius - 2, tokens.radius - 2)

@@ -1,22 +1,22 @@
 """The panel beside a chat: which tools it may use, how well its model calls them, and what was decided for good."""
 
+import shlex
 from collections.abc import Callable
 from functools import partial
 
-from PySide6.QtCore import Signal
-from PySide6.QtWidgets import QCheckBox, QFrame, QWidget
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtWidgets import QCheckBox, QDialog, QFrame, QLineEdit, QPlainTextEdit, QWidget
 
 from app.code.certify.run import CertificateStore
 from app.db.records import Conversation
 from app.gui.app_context import Services
-from app.gui.chat.add_server import AddServer
 from app.gui.server_errors import error_message
 from app.gui.widgets.basics import IconButton, button, clear, label, row, scrolled, stack, when_released
 from app.tools.builtin import CALCULATOR, FILES
 from app.tools.catalogue import Offered, offered
 from app.tools.consent import ConsentStore, StoredDecision
 from app.tools.escape import shown_line
-from app.tools.mcp_config import McpServerConfig, ServerList
+from app.tools.mcp_config import BadMcpConfig, McpServerConfig, ServerList, check_server, parse_servers
 from engine.core.paths import user_paths
 
 _MAX_SHOWN = 90
@@ -169,3 +169,73 @@ class ToolsPanel(QFrame):
             self.problem.show()
 
         self._services.background.run(work, done, failed, self)
+
+
+_WIDTH = 520
+
+
+class AddServer(QDialog):
+    """Emits the servers that were put in; nothing is started here."""
+
+    added = Signal(list)
+
+    def __init__(self, parent: QWidget) -> None:
+        super().__init__(parent)
+        self.setWindowTitle(self.tr("Add tools"))
+        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        self.setMinimumWidth(_WIDTH)
+        self.name, self.where = QLineEdit(), QLineEdit()
+        self.name.setPlaceholderText("notes")
+        self.where.setPlaceholderText(self.tr("npx -y some-server ~/Documents, or https://…"))
+        self.values = QPlainTextEdit()
+        self.values.setPlaceholderText("API_KEY=…")
+        self.values.setFixedHeight(64)
+        self.json = QPlainTextEdit()
+        self.json.setPlaceholderText('{"mcpServers": {"files": {"command": "npx", "args": ["…"]}}}')
+        self.json.setFixedHeight(120)
+        for field, words in (
+            (self.name, self.tr("Name")),
+            (self.where, self.tr("Command or address")),
+            (self.values, self.tr("Variables, or headers of an address: one NAME=value a line")),
+            (self.json, self.tr("Or paste the JSON from the server's page")),
+        ):
+            field.setAccessibleName(words)
+        for text in (self.values, self.json):
+            text.setTabChangesFocus(True)
+        self.problem = label("", "chip-bad", wrap=True)
+        self.problem.hide()
+        column = stack(spacing=6, margins=(20, 20, 20, 20))
+        for field in (self.name, self.where, self.values, self.json):
+            column.addWidget(label(field.accessibleName(), "strong"))
+            column.addWidget(field)
+        note = self.tr(
+            "A command runs with your rights. You are asked before it starts, and before each tool is used."
+        )
+        column.addWidget(label(note, "small", wrap=True))
+        column.addWidget(self.problem)
+        self.accept_button = button(self.tr("Add"), self._add, "primary")
+        self.accept_button.setDefault(True)
+        column.addLayout(row(1, button(self.tr("Cancel"), self.reject), self.accept_button))
+        self.setLayout(column)
+
+    def _add(self) -> None:
+        try:
+            servers = (
+                parse_servers(self.json.toPlainText()) if self.json.toPlainText().strip() else [self._filled()]
+            )
+        except (BadMcpConfig, ValueError) as error:
+            self.problem.setText(error_message(error))
+            self.problem.show()
+            return
+        self.added.emit(servers)
+        self.accept()
+
+    def _filled(self) -> McpServerConfig:
+        """The form as a configuration. Raises: BadMcpConfig, ValueError: a quote is not closed."""
+        where = self.where.text().strip()
+        lines = [line.partition("=") for line in self.values.toPlainText().splitlines() if "=" in line]
+        values = {name.strip(): value.strip() for name, _, value in lines}
+        name = self.name.text().strip()
+        if where.startswith(("http://", "https://")):
+            return check_server(McpServerConfig(name, url=where, headers=values), self.tr("The form"))
+        return check_server(McpServerConfig(name, tuple(shlex.split(where)), env=values), self.tr("The form"))

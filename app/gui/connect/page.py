@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from PySide6.QtCore import Qt
-from PySide6.QtGui import QShowEvent
+from PySide6.QtGui import QShowEvent, QSyntaxHighlighter, QTextCharFormat, QTextDocument
 from PySide6.QtWidgets import QFrame, QLabel, QPlainTextEdit, QPushButton
 
 from app.code.integrations.endpoint import context_here
@@ -13,8 +13,8 @@ from app.code.integrations.registry import INTEGRATIONS
 from app.code.integrations.store import ConnectStore
 from app.code.integrations.types import PLACEHOLDER_KEY, Endpoint, FileEdit, Integration
 from app.gui.app_context import Services
-from app.gui.connect.diff_colours import DiffColours
 from app.gui.server_link import ServerLink
+from app.gui.theme import Theme
 from app.gui.widgets.basics import Banner, Page, button, card, label, row, set_kind, stack
 from app.gui.widgets.flow import Flow
 from app.gui.widgets.popups import Choice, entries_of
@@ -236,3 +236,26 @@ class ConnectPage(Page):
             self._refresh()
 
         self._services.ask(self.banner, write, show)
+
+
+class DiffColours(QSyntaxHighlighter):
+    """Follows the theme."""
+
+    def __init__(self, theme: Theme, document: QTextDocument) -> None:
+        super().__init__(document)
+        self._theme = theme
+        theme.changed.connect(self.rehighlight)
+
+    def highlightBlock(self, text: str) -> None:
+        """One line by its first sign."""
+        tokens = self._theme.tokens
+        shape = QTextCharFormat()
+        if text.startswith(("+++", "---", "@@")):
+            shape.setForeground(tokens.colour("muted"))
+        elif text.startswith(("+", "-")):
+            added = text.startswith("+")
+            shape.setForeground(tokens.colour("ok" if added else "bad"))
+            shape.setBackground(tokens.colour("ok_soft" if added else "bad_soft"))
+        else:
+            return
+        self.setFormat(0, len(text), shape)

@@ -1,8 +1,12 @@
 """Make it fit: choose a size, see what it costs, start, follow, and chat with the result."""
 
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
 from PySide6.QtCore import Qt, QTimer, Signal
 from PySide6.QtGui import QShowEvent
-from PySide6.QtWidgets import QSlider, QVBoxLayout
+from PySide6.QtWidgets import QFileDialog, QSlider, QVBoxLayout, QWidget
 
 from app.client import ApiError
 from app.gui import formatted
@@ -10,20 +14,80 @@ from app.gui.app_context import Services
 from app.gui.job_card import JobList
 from app.gui.jobs import Jobs
 from app.gui.library.sources import unfit
-from app.gui.quantize.calibration_choice import OwnTextChoice
 from app.gui.quantize.converter_prompt import NEEDED, ForeignFamily
-from app.gui.quantize.gate import GateChoice
-from app.gui.quantize.plan_view import PlanView
-from app.gui.quantize.report import report_card
+from app.gui.quantize.report import PlanView, report_card
 from app.gui.quantize.size_loss_plot import size_words
-from app.gui.quantize.size_target import Aim
 from app.gui.server_errors import error_message, failure_of
 from app.gui.widgets.basics import Banner, Empty, Page, button, card, clear, label, row, set_kind
-from app.gui.widgets.flow import Flow
+from app.gui.widgets.flow import Flow, FlowLayout
 from app.gui.widgets.popups import Choice
 from engine.api.jobs import Job, JobKind, Quantized, result_of
 from engine.api.library import Model
-from engine.api.quantizing import PlanForecast, QuantizeOptions, QuantizeSketch, QuantPlan, StockPlan
+from engine.api.quantizing import (
+    DEFAULT_CONTEXT,
+    PlanForecast,
+    QuantizeOptions,
+    QuantizeSketch,
+    QuantPlan,
+    StockPlan,
+)
+from quantize.kv_cache_types import K_DAMAGE
+
+PATH = "place"
+
+
+class PathChoice(QWidget):
+    """`value` is what was chosen: a row's own, or the whole path that stands for the row of PLACE.
+
+    A row is its value, its name and its tip. Subclasses say how a place is asked for and what its row is called.
+    """
+
+    changed = Signal()
+
+    def __init__(self, name: str, rows: Sequence[tuple[str | None, str, str]]) -> None:
+        super().__init__()
+        self._path = ""
+        self._before = 0
+        self.box = Choice()
+        self.box.setAccessibleName(name)
+        for value, text, tip in rows:
+            self.box.addItem(self.tr(text), value)
+            self.box.setItemData(self.box.count() - 1, self.tr(tip), Qt.ItemDataRole.ToolTipRole)
+        self.box.setSizeAdjustPolicy(Choice.SizeAdjustPolicy.AdjustToContents)  # a place's name comes later
+        self.box.activated.connect(lambda _: self._on_chosen())
+        self.setLayout(row(self.box))
+
+    @property
+    def value(self) -> str | None:
+        """A row's own value, or a whole path."""
+        chosen = self.box.currentData()
+        return self._path if chosen == PATH else chosen
+
+    def dialog(self) -> QFileDialog:
+        """What asks for a place."""
+        raise NotImplementedError
+
+    def words(self, name: str) -> str:
+        """The row of a place of that name."""
+        raise NotImplementedError
+
+    def _on_chosen(self) -> None:
+        if self.box.currentData() != PATH:
+            self._before = self.box.currentIndex()
+            self.changed.emit()
+            return
+        dialog = self.dialog()
+        dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        dialog.fileSelected.connect(self._on_path)
+        dialog.rejected.connect(lambda: self.box.setCurrentIndex(self._before))
+        dialog.open()
+
+    def _on_path(self, path: str) -> None:
+        self._path = path
+        self._before = self.box.currentIndex()
+        self.box.setItemText(self._before, self.words(Path(path).name or path))
+        self.changed.emit()
+
 
 _DELAY_MS = 250
 _STEPS = 1000
@@ -362,3 +426,126 @@ class FitPage(Page):
             return
         chat = (self.tr("Chat with it"), lambda: self.chat_wanted.emit(made.model))
         self.banner.notify(self.tr("Done: {name} is in your library.").format(name=made.model), "ok", chat)
+
+
+_TEXTS: tuple[tuple[str | None, str, str], ...] = (
+    (None, "Fit it to text of all kinds", "Books, code and talk in many languages, which come with Tessera."),
+    (
+        PATH,
+        "Fit it to my own text too…",
+        "Half of it from a folder of yours, read on this computer only. Then you see what is gained on it.",
+    ),
+)
+
+
+class OwnTextChoice(PathChoice):
+    """`value` is a folder; None: the text that comes with the program."""
+
+    def __init__(self) -> None:
+        super().__init__(self.tr("Text it is fitted to"), _TEXTS)
+
+    def dialog(self) -> QFileDialog:
+        """A folder."""
+        made = QFileDialog(self, self.tr("A folder with text of yours"))
+        made.setFileMode(QFileDialog.FileMode.Directory)
+        return made
+
+    def words(self, name: str) -> str:
+        """Named after its folder."""
+        return self.tr("Fit it to {name} too").format(name=name)
+
+
+_GATES: tuple[tuple[str | None, str, str], ...] = (
+    (None, "Keep it without a task", "The file is compared with the original on text alone."),
+    (
+        "certify",
+        "Check tool calls before keeping it",
+        "Some thirty calls are asked of the original and of the new file. What is clearly worse is not kept.",
+    ),
+    (
+        "evaluate",
+        "Check programs before keeping it",
+        "Fifty programs are asked of both and run here in a sandbox, without network and without your files.",
+    ),
+    (
+        PATH,
+        "Check my own tasks before keeping it…",
+        "A text file with one task on a line, as JSON: prompt, and answer or regex.",
+    ),
+)
+
+
+class GateChoice(PathChoice):
+    """`value` is a task by its name or the whole path of a file; None: nothing is checked."""
+
+    def __init__(self) -> None:
+        super().__init__(self.tr("Check a task before keeping it"), _GATES)
+
+    def dialog(self) -> QFileDialog:
+        """A file of tasks."""
+        made = QFileDialog(self, self.tr("A file of tasks"))
+        made.setFileMode(QFileDialog.FileMode.ExistingFile)
+        made.setNameFilters([self.tr("Tasks (*.jsonl *.json)"), self.tr("All files (*)")])
+        return made
+
+    def words(self, name: str) -> str:
+        """Named after its file."""
+        return self.tr("Check {name} before keeping it").format(name=name)
+
+
+_CONTEXTS = (2048, 4096, 8192, 16384, 32768, 65536, 131072)
+# What is worth saying of some of the types that engine.job_kinds.quantize.fit weighs.
+_CACHE_NAMES = {"f16": "f16, exact", "q8_0": "q8_0, half as large", "q4_0": "q4_0, smallest"}
+
+
+class Aim(QWidget):
+    """`on` is what the server is asked for when the aim is a context."""
+
+    changed = Signal()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kind = Choice()
+        self.kind.setAccessibleName(self.tr("What to aim for"))
+        self.kind.addItem(self.tr("Aim for a size"))
+        self.kind.addItem(self.tr("Aim for a context on this computer"))
+        self.context = Choice()
+        self.context.setAccessibleName(self.tr("Context in tokens"))
+        for n_ctx in _CONTEXTS:
+            self.context.addItem(self.tr("{n} tokens").format(n=formatted.whole(n_ctx)), n_ctx)
+        self.context.setCurrentIndex(self.context.findData(DEFAULT_CONTEXT))
+        self.cache = Choice()
+        self.cache.setAccessibleName(self.tr("How the context is stored"))
+        self.cache.addItem(self.tr("the best for it"), None)
+        for name in K_DAMAGE:
+            self.cache.addItem(self.tr(_CACHE_NAMES.get(name, name)), name)
+        self._more = QWidget()
+        stored = label(self.tr("stored in"), "small")
+        self._more.setLayout(row(self.context, stored, self.cache))
+        self._more.hide()
+        parts = FlowLayout(self)
+        parts.addWidget(self.kind)
+        parts.addWidget(self._more)
+        self.kind.currentIndexChanged.connect(self._on_kind)
+        for box in (self.context, self.cache):
+            box.currentIndexChanged.connect(lambda _: self.changed.emit())
+
+    @property
+    def is_context(self) -> bool:
+        """Whether a context is aimed for."""
+        return self.kind.currentIndex() == 1
+
+    @property
+    def n_ctx(self) -> int:
+        """Tokens aimed for."""
+        return int(self.context.currentData())
+
+    def on(self, request: QuantizeOptions) -> QuantizeOptions:
+        """The request with this aim; what is free decides the size."""
+        return msgspec.structs.replace(
+            request, fit=True, budget_bytes=None, n_ctx=self.n_ctx, kv_type=self.cache.currentData()
+        )
+
+    def _on_kind(self, _position: int) -> None:
+        self._more.setVisible(self.is_context)
+        self.changed.emit()

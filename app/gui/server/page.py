@@ -1,28 +1,122 @@
 """The server page: on and off, where programs find it, their keys, who is connected, and what was asked."""
 
+from dataclasses import dataclass
 from typing import Any
 
-from PySide6.QtCore import QTimer, Signal
+from PySide6.QtCore import QDateTime, QTimer, Signal
 from PySide6.QtGui import QGuiApplication
-from PySide6.QtWidgets import QPlainTextEdit
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QLayout, QPlainTextEdit
 
+from app.gui import formatted
 from app.gui.app_context import Services
 from app.gui.server import requests
-from app.gui.server.keys_card import KeysCard
 from app.gui.server.remote_server_card import ElsewhereCard
-from app.gui.server.snippets import NAME_OF_A_KEY, SNIPPETS
+from app.gui.server.rows_card import RowsCard
 from app.gui.server.upstreams_card import UpstreamsCard
 from app.gui.server.workers_card import RemotesCard
 from app.gui.server_errors import error_message
 from app.gui.server_link import ServerLink
-from app.gui.widgets.basics import Banner, IconButton, Page, button, card, label, row, set_kind
+from app.gui.widgets.basics import Banner, IconButton, Page, button, card, label, row, set_kind, stack
+from app.gui.widgets.flow import Flow
 from app.gui.widgets.plain_table import PlainTable
 from app.gui.widgets.popups import Choice
 from app.server_process import server_log
+from engine.api.keys import Key, KeyRequest, Keys, NewKey
 from engine.api.requests import RecentActivity
 from engine.services import DEFAULT_CONTEXT
 
 _DONE_MS = 1500
+_MOST_NAME = 100
+
+
+class KeysCard(RowsCard[Keys]):
+    """A new key is shown once; only its hash is kept by the server."""
+
+    required_changed = Signal()
+    required = False  # programs must present a key
+
+    def __init__(self, services: Services, banner: Banner) -> None:
+        super().__init__(services, banner)
+        self._rows.setSpacing(8)
+        name = self.tr("Name of the new key")
+        self.name = self._field(self.tr("Name of the program or person"), name, _MOST_NAME)
+        self.scope = Choice()
+        self.scope.setAccessibleName(self.tr("What the new key may do"))
+        self.scope.addItem(self.tr("May run models"), ["chat"])
+        self.scope.addItem(self.tr("May also manage models"), ["chat", "manage"])
+        self.add.setText(self.tr("Make a key"))
+        self._new = QFrame()
+        self._new.setProperty("kind", "banner-ok")
+        self.key = label("", "", wrap=True, selectable=True)
+        services.theme.dress(self.key)
+        self._copy = button(self.tr("Copy the key"), self._copy_key, "primary")
+        line = row(self.key, self._copy)
+        line.setStretch(0, 1)
+        shown_once = label(self.tr("Copy it now: it is not shown again."), "small")
+        self._new.setLayout(stack(shown_once, line, spacing=4, margins=(16, 8, 8, 8)))
+        self._new.hide()
+        allowed = Flow()
+        allowed.add(self.scope)
+        allowed.add(self.add)
+        entry = stack(self.name, allowed)
+        self.setLayout(stack(self._note, self._rows, self._new, entry, spacing=12, margins=(16, 16, 16, 16)))
+        self._refresh_button()
+
+    def _fetch(self) -> Keys:
+        return self._services.api.keys()
+
+    def _rows_of(self, found: Keys) -> tuple[list[QLayout], str]:
+        own = any(not key.program for key in found.keys)
+        if (found.required or own) != self.required:
+            self.required = found.required or own
+            self.required_changed.emit()
+        if own:
+            note = self.tr("Every program must present one of these keys, on this computer too.")
+        elif found.public:
+            note = self.tr(
+                "Other computers can reach this server, so it lets no other program in until you make a key."
+            )
+        else:
+            note = self.tr("No key is needed on this computer. As soon as there is one, every program needs one.")
+        return [self._key_row(key) for key in found.keys], note
+
+    def _key_row(self, key: Key) -> QHBoxLayout:
+        name = key.name
+        scopes = {"chat": self.tr("runs models"), "manage": self.tr("manages models")}
+        chips = [label(scopes[scope], "chip") for scope in key.scopes]
+        made = formatted.date(QDateTime.fromSecsSinceEpoch(int(key.created_at)).date())
+        words = self.tr("connected program") if key.program else self.tr("made {date}").format(date=made)
+        revoke = button(self.tr("Revoke"), lambda: self._revoke(name), "danger")
+        revoke.setAccessibleName(self.tr("Revoke {name}").format(name=name))
+        return row(label(name), *chips, label(words, "small"), 1, revoke)
+
+    def _add(self) -> None:
+        name = self.name.text().strip()
+        if not name:
+            return
+        request = KeyRequest(name=name, scopes=tuple(self.scope.currentData()))
+
+        def done(made: NewKey) -> None:
+            self.key.setText(made.key)
+            self._new.show()
+            self.name.clear()
+            self.refresh()
+
+        self._services.ask(self._banner, lambda: self._services.api.make_key(request), done)
+
+    def _revoke(self, name: str) -> None:
+        self._new.hide()
+        self._ask(lambda: self._services.api.revoke_key(name))
+
+    def _copy_key(self) -> None:
+        QGuiApplication.clipboard().setText(self.key.text())
+        self._copy.setText(self.tr("Copied"))
+        QTimer.singleShot(_DONE_MS, self._copy, lambda: self._copy.setText(self.tr("Copy the key")))
+
+    def _refresh_button(self) -> None:
+        self.add.setEnabled(bool(self.name.text().strip()))
+
+
 _REFRESH_MS = 2000
 _LOG_BYTES = 65_536
 _SHOWN_REQUESTS = 50
@@ -230,3 +324,101 @@ class ServerPage(Page):
             self.log.setPlainText(text)
             if at_end:
                 bar.setValue(bar.maximum())
+
+
+# Stands where the user puts a key: the server keeps only their hashes.
+NAME_OF_A_KEY = "YOUR_KEY"
+
+
+@dataclass(frozen=True)
+class Snippet:
+    """Text for one program; what stands in braces is filled in."""
+
+    name: str
+    hint: str
+    template: str
+
+    def text(self, url: str, model: str, context: int, *, needs_key: bool) -> str:
+        """The text for this server and model, whose context has so many tokens."""
+        key = NAME_OF_A_KEY if needs_key else "local"
+        header = f"  -H 'Authorization: Bearer {key}' \\\n" if needs_key else ""
+        places = {"{header}": header, "{url}": url, "{model}": model, "{context}": str(context), "{key}": key}
+        text = self.template
+        for place, value in places.items():
+            text = text.replace(place, value)
+        return text
+
+
+SNIPPETS: tuple[Snippet, ...] = (
+    Snippet(
+        "curl",
+        "Paste into a terminal.",
+        """curl {url}/v1/chat/completions \\
+{header}  -H 'Content-Type: application/json' \\
+  -d '{"model": "{model}", "messages": [{"role": "user", "content": "Hello"}]}'
+""",
+    ),
+    Snippet(
+        "Python (openai)",
+        "Needs the openai package.",
+        """from openai import OpenAI
+
+client = OpenAI(base_url="{url}/v1", api_key="{key}")
+answer = client.chat.completions.create(
+    model="{model}",
+    messages=[{"role": "user", "content": "Hello"}],
+)
+print(answer.choices[0].message.content)
+""",
+    ),
+    Snippet(
+        "VS Code: Continue",
+        "Add to the models list of Continue's config.yaml.",
+        """models:
+  - name: Tessera
+    provider: openai
+    model: {model}
+    apiBase: {url}/v1
+    apiKey: {key}
+    roles: [chat, edit, apply, autocomplete]
+""",
+    ),
+    Snippet(
+        "VS Code: Cline or Roo Code",
+        "In the extension's settings choose the provider OpenAI Compatible.",
+        """Base URL:  {url}/v1
+API key:   {key}
+Model ID:  {model}
+""",
+    ),
+    Snippet(
+        "Zed",
+        "Add to settings.json.",
+        """{
+  "language_models": {
+    "openai_compatible": {
+      "Tessera": {
+        "api_url": "{url}/v1",
+        "available_models": [{ "name": "{model}", "max_tokens": {context} }]
+      }
+    }
+  }
+}
+""",
+    ),
+    Snippet(
+        "Aider",
+        "Paste into a terminal, in your project's folder.",
+        """export OPENAI_API_BASE={url}/v1
+export OPENAI_API_KEY={key}
+aider --model openai/{model}
+""",
+    ),
+    Snippet(
+        "Open WebUI",
+        "Admin settings, Connections, add an OpenAI API connection.",
+        """URL:  {url}/v1
+Key:  {key}
+""",
+    ),
+)

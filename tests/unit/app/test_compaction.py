@@ -7,11 +7,10 @@ import pytest
 
 from app.client import Answer
 from app.compaction import plan
-from app.compaction.run import Compaction
-from app.compaction.summary import put_together, quotes_in, quotes_of, text_question
+from app.compaction.run import Compaction, put_together, quotes_in, quotes_of, text_question
 from app.db import conversations, messages, summaries
-from app.db.connection import open_in_memory
 from app.db.records import Message
+from app.db.store import open_in_memory
 from app.gui.chat.request import rendered
 
 

@@ -5,12 +5,10 @@ import pytest
 
 from app.answer_facts import NO_FACTS, AnswerFacts, ToolCall
 from app.db import backup, conversations, messages
-from app.db.connection import open_in_memory, open_store
 from app.db.errors import StoreFromNewerVersion
 from app.db.records import Attachment
-from app.db.schema import MIGRATIONS
 from app.db.search import search
-from app.db.store import Store
+from app.db.store import MIGRATIONS, Store, open_in_memory, open_store
 from engine.api.chat import Usage
 
 

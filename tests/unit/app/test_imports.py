@@ -9,11 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.db import conversations, messages
-from app.db.connection import open_in_memory
+from app.db.store import open_in_memory
 from app.gui.chat.chat_export import import_chats, read_export, to_json
 from app.gui.chat.tree import MessageTree
-from app.imports.formats import chats_of
-from app.imports.read import read_chats
+from app.imports.read import chats_of, read_chats
 from app.imports.types import ImportFailed
 
 CHATGPT = [

@@ -1,12 +1,10 @@
 import pytest
 
-from app.code.context.assemble import assemble
+from app.code.assistant import TokenEstimate
+from app.code.context.assemble import Mention, _identifiers, assemble, mentions_in, named_symbols
 from app.code.context.items import ContextItem
-from app.code.context.mentions import Mention, mentions_in
-from app.code.context.search import _identifiers, named_symbols
 from app.code.git import Git
-from app.code.index.symbols import _words
-from app.code.tokens import TokenEstimate
+from app.code.index.worker import _words
 from tests.support.code_project import git
 
 

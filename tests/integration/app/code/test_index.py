@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from app.code.index import workers
+from app.code.index import project as workers
 from app.code.index.project import ProjectIndex
 from app.code.index.walk import is_ignored, walk
 from app.code.index.worker import ParsedFile

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from app.code.agent import nested_repos, sandbox
+from app.code.agent import sandbox
 from app.code.agent.command import run_command
 from app.code.agent.sandbox import Openings
 from devices import landlock
@@ -141,7 +141,7 @@ open(".git/commondir", "w").write("../evil")
     assert done.exit_code == 0, done.output
     (project / "planted").unlink(missing_ok=True)
     assert (project / ".git" / "config").read_bytes() == before
-    assert nested_repos.ASIDE in done.output
+    assert sandbox.ASIDE in done.output
     git(project, "status")
     assert not (project / "planted").exists()
 

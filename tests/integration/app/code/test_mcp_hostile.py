@@ -9,7 +9,7 @@ import pytest
 from app.cli.code_session import _ask_person, _show_event
 from app.code.agent.mcp_tools import McpTools
 from app.code.agent.types import Edited, Ended
-from app.tools import mcp_server, mcp_stdio
+from app.tools import mcp_server
 from app.tools.consent import Consent, ConsentRequest
 from app.tools.loop import Called
 from app.tools.mcp_config import McpServerConfig
@@ -89,13 +89,13 @@ def test_names_and_descriptions_cannot_steer_the_terminal(tmp_path, capsys, monk
 
 
 def test_lines_are_bounded_while_they_are_read(monkeypatch):
-    monkeypatch.setattr(mcp_stdio, "MAX_LINE_BYTES", 10)
+    monkeypatch.setattr(mcp_server, "MAX_LINE_BYTES", 10)
 
     async def items():
         for piece in (b"short\nlong" * 2, b"er than ten\nnext", b"\n", b"x" * 100, b"y" * 100, b"\nlast\n", b"cut"):
             yield piece
 
     async def lines():
-        return [line async for line in mcp_stdio.bounded_lines(items())]
+        return [line async for line in mcp_server.bounded_lines(items())]
 
     assert asyncio.run(lines()) == [b"short", b"longshort", b"next", b"last"]

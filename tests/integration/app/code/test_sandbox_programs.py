@@ -11,7 +11,7 @@ import pytest
 from app.code.agent import sandbox
 from app.code.agent.command import run_command
 from app.code.agent.sandbox import Openings
-from app.tools.mcp_stdio import stdio_pipes
+from app.tools.mcp_server import stdio_pipes
 from devices import landlock
 from devices.environment import program_environment, without_secrets
 from tests.support.servers import wait_for
