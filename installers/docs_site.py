@@ -176,6 +176,17 @@ def on_files(files: Any, config: Any) -> Any:
     return files
 
 
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """A hook of mkdocs: links to files that are in the repository only become plain text."""
+    folder = (ROOT / "docs" / page.file.src_uri).parent
+
+    def kept(found: re.Match[str]) -> str:
+        target = (folder / found[1].split("#")[0]).resolve()
+        return found[0] if target.is_relative_to(ROOT / "docs") else "]"
+
+    return re.sub(r"\]\((\.\./[^)]+)\)", kept, markdown)
+
+
 def on_post_page(output: str, page: Any, config: Any) -> str:
     """A hook of mkdocs: what searches pages opened as files lies beside them, not elsewhere."""
     del config
