@@ -362,6 +362,46 @@ def _thinks(query: ChatQuery) -> bool | None:
     return switch if isinstance(switch, bool) else None
 
 
+def _canonical(arguments: str) -> str:
+    """JSON without layout and order of names."""
+    try:
+        return json.dumps(json.loads(arguments), sort_keys=True)
+    except (ValueError, RecursionError):
+        return arguments
+
+
+class _FurtherCalls:
+    """The calls after the first one where the model must call: each is passed on when it is whole and new.
+
+    Nothing but calls may follow a forced call, so a weak model writes the same one until the limit cuts it.
+    """
+
+    def __init__(self) -> None:
+        self.held: list[AnswerEvent] = []
+        self._name = ""
+        self._text: list[str] = []
+        self._seen: set[tuple[str, str]] = set()
+
+    def feed(self, event: CallStarted | CallArguments | CallEnded, *, first: bool) -> list[AnswerEvent] | None:
+        """The events to pass on now; None: a call that was made before."""
+        if isinstance(event, CallStarted):
+            self._name, self._text = event.name, []
+        elif isinstance(event, CallArguments):
+            self._text.append(event.delta)
+        else:
+            call = self._name, _canonical("".join(self._text))
+            if call in self._seen:
+                return None
+            self._seen.add(call)
+        if first:
+            return [event]
+        self.held.append(event)
+        if not isinstance(event, CallEnded):
+            return []
+        whole, self.held = self.held, []
+        return whole
+
+
 class Answer:
     """Reads one answer. `feed` every event of the runner, in order; `done` asks to stop the generation."""
 
@@ -371,6 +411,7 @@ class Answer:
         self._parser = AnswerParser(chat.dialect, query.tools, chat.rendered.prefill)
         self._no_calls = query.tool_choice == "none"
         self._one_call = not query.parallel_tool_calls
+        self._further = _FurtherCalls() if query.tool_choice == "required" else None
         self._malformed: list[str] = []
         self._num_calls = 0
         self._prompt_tokens = 0
@@ -397,6 +438,8 @@ class Answer:
             return events
         cut = event.finish_reason != "stop"
         events = self._pass(self._parser.finish(cut=cut, ended=event.stop is None))
+        if self._further is not None and self._further.held:
+            self._notes += ("a further tool call was cut by the limit and left out",)
         return [*events, self._finished(event)]
 
     def stopped_early(self) -> AnswerFinished:
@@ -433,17 +476,31 @@ class Answer:
         for event in events:
             if self.done:
                 break
-            if isinstance(event, CallMalformed):
+            if self._further is not None and isinstance(event, (CallStarted, CallArguments, CallEnded)):
+                whole = self._further.feed(event, first=self._num_calls == 0)
+                if whole is None:
+                    self.done = True
+                    self._notes += ("the model repeated a tool call, so the answer stops",)
+                    break
+                out += self._called(whole)
+            elif isinstance(event, CallMalformed):
                 self._malformed.append(event.text)
             elif self._no_calls and isinstance(event, (CallStarted, CallArguments, CallEnded)):
                 self._refuse(event)
-            elif isinstance(event, CallEnded):
+            else:
+                out += self._called([event])
+        return out
+
+    def _called(self, events: list[AnswerEvent]) -> list[ChatEvent]:
+        """Count the calls among events that are passed on."""
+        out: list[ChatEvent] = []
+        for event in events:
+            if isinstance(event, CallEnded):
                 self._num_calls += 1
                 self.done = self._one_call
-                out.append(event)
-            else:
-                if isinstance(event, CallStarted) and (clock := current_clock()) is not None:
-                    clock.called.append(event.id)
+            elif isinstance(event, CallStarted) and (clock := current_clock()) is not None:
+                clock.called.append(event.id)
+            if not isinstance(event, CallMalformed):
                 out.append(event)
         return out
 

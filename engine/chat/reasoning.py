@@ -31,11 +31,6 @@ def open_markers(prefill: str, own: Markers | None = None) -> Markers | None:
     return None
 
 
-def close_open_reasoning(prefill: str, reasoning: str, content: str) -> str:
-    """The text that continues an answer after `prefill`: reasoning inside its markers, then the content."""
-    opened = open_markers(prefill)
-    if opened is None:
-        return f"<think>\n{reasoning}\n</think>\n\n{content}" if reasoning and content else reasoning + content
-    if not content:
-        return reasoning
-    return f"{reasoning}\n{opened.end}\n\n{content}"
+def last_opening(prefill: str, markers: Markers) -> int:
+    """Where the text of the open block begins in `prefill`."""
+    return prefill.rfind(markers.start) + len(markers.start)

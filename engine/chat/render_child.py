@@ -14,7 +14,6 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from engine.chat import child_service, template_messages
 from engine.chat.builtin import CHATML, function_schema
-from engine.chat.reasoning import close_open_reasoning
 from engine.chat.render_protocol import (
     MAX_PROMPT_CHARS,
     RenderAnswer,
@@ -23,6 +22,7 @@ from engine.chat.render_protocol import (
     decode_job,
     encode,
 )
+from engine.chat.tools.call_rendering import continuation
 from engine.chat.tools.dialects import choose
 from engine.chat.types import Message, Rendered, TemplateTraits
 
@@ -194,9 +194,8 @@ def _finish(
         closed = template.render(dicts, tools or None, add_generation_prompt=False, **job.variables)
         prefill = _added(closed, prompt)
     if continued is not None:
-        text = close_open_reasoning(
-            prefill, continued.reasoning or "", template_messages.flatten(continued.content)
-        )
+        content = template_messages.flatten(continued.content)
+        text = continuation(choose(template.source), template.source, prefill, continued.reasoning or "", content)
         prompt += text
         prefill += text
     return Rendered(

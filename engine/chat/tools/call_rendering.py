@@ -1,9 +1,10 @@
 # ruff: noqa: RUF001 - DeepSeek writes its markers with full-width bars
-"""Writing calls in a dialect's own words, for templates that cannot, and for the prompt that teaches them."""
+"""Writing in a dialect's own words: calls where a template cannot, and the head of an answer to be continued."""
 
 import json
 from collections.abc import Sequence
 
+from engine.chat.reasoning import Markers, open_markers
 from engine.chat.tools.dialect import Dialect
 from engine.chat.types import ToolCall
 
@@ -41,3 +42,35 @@ def spell(dialect: Dialect, calls: Sequence[ToolCall]) -> str:
     if dialect.name == "phi":
         return f"<|tool_call|>[{', '.join(map(_object, calls))}]<|/tool_call|>"
     return "\n".join(f"<tool_call>\n{_object(call)}\n</tool_call>" for call in calls)
+
+
+def continuation(dialect: Dialect, source: str, prefill: str, reasoning: str, content: str) -> str:
+    """What follows the template's `prefill` when an answer that has begun is continued, in the family's own marks.
+
+    `source`: the template, which shows whether the family puts its marks on lines of their own.
+    """
+    opened = open_markers(prefill, dialect.reasoning)
+    head = "" if prefill.endswith(dialect.content_opening) else dialect.content_opening
+    visible = head + content if content else ""
+    if opened is not None:
+        return f"{reasoning}{_closing(opened, source)}{visible}" if content else reasoning
+    if not reasoning:
+        return visible
+    if dialect.headers is not None and dialect.call_preamble is not None:
+        start, end = dialect.call_preamble
+        return f"{start}{reasoning}{end}{visible}" if content else start + reasoning
+    own = dialect.reasoning
+    if own is None:
+        return visible or reasoning
+    start = own.start + ("\n" if _on_lines(own.start, source) else "")
+    return f"{start}{reasoning}{_closing(own, source)}{visible}" if content else start + reasoning
+
+
+def _closing(markers: Markers, source: str) -> str:
+    lines = _on_lines(markers.end, source)
+    return f"\n{markers.end}\n\n" if lines else markers.end
+
+
+def _on_lines(mark: str, source: str) -> bool:
+    """Whether the template writes a line break behind this mark, in its text or in a literal."""
+    return f"{mark}\n" in source or f"{mark}\\n" in source

@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from engine.chat.events import AnswerEvent, ReasoningDelta, TextDelta
-from engine.chat.reasoning import Markers, open_markers
+from engine.chat.reasoning import Markers, last_opening, open_markers
 from engine.chat.tools.call_events import CallSink
 from engine.chat.tools.call_parsers import (
     MAX_HEADER_CHARS,
@@ -41,6 +41,8 @@ from engine.chat.types import ToolDefinition
 # Between the calls of a section these mean nothing.
 _FILLER: Final = ",;[]"
 _IMPLICIT: Final = Section("")
+# A message to these is an ordinary one.
+_PEOPLE: Final = frozenset({"assistant", "user"})
 
 
 class _Mode(Enum):
@@ -51,6 +53,16 @@ class _Mode(Enum):
     SECTION = auto()
     CALL = auto()
     BARE = auto()
+    FOREIGN = auto()
+
+
+def _open_message(dialect: Dialect, prefill: str) -> bool:
+    """Whether the head of the answer ends inside a message of reasoning (an answer that is continued)."""
+    opening = dialect.call_preamble[0] if dialect.call_preamble else ""
+    _, found, begun = prefill.rpartition(opening) if opening else ("", "", "")
+    return (
+        bool(found) and dialect.headers is not None and not any(end in begun for end in dialect.headers.body_ends)
+    )
 
 
 class AnswerParser:
@@ -85,7 +97,10 @@ class AnswerParser:
             self._reasoning = opened
             self._marks = marks_of(dialect, calls=self._calls, reasoning=opened)
             self._mode = _Mode.REASONING
-            self._trim = True
+            # White space belongs to the layout only where the block is still empty.
+            self._trim = not prefill[last_opening(prefill, opened) :].strip()
+        elif dialect.headers is not None and _open_message(dialect, prefill):
+            self._mode = _Mode.REASONING
         else:
             self._buffer = next((seed for seed in dialect.seeds if prefill.endswith(seed)), "")
 
@@ -123,6 +138,8 @@ class AnswerParser:
         elif self._mode is _Mode.BARE and self._bare is not None:
             if not cut or not self._bare.is_call:
                 self._bare_end(cut=cut)
+        elif self._mode is _Mode.FOREIGN:
+            self._sink.malformed(self._junk + self._buffer)
         elif self._mode is _Mode.SECTION:
             self._sink.malformed((self._junk + self._buffer).strip(_FILLER + "` \t\r\n"))
         elif self._mode is _Mode.REASONING:
@@ -130,7 +147,9 @@ class AnswerParser:
         elif self._mode is _Mode.HEADER:
             self._emit(self._buffer, TextDelta)
         else:
-            self._emit(self._buffer, TextDelta)
+            # Behind a call a cut mark (`<tool_`) is the beginning of the next one, not text.
+            if not (cut and self._sink.count):
+                self._emit(self._buffer, TextDelta)
             if self._sink.count == 0 and self._spaces and not self._trim:
                 self._events.append(TextDelta(self._spaces))
         self._buffer = self._spaces = ""
@@ -154,6 +173,8 @@ class AnswerParser:
             return self._call()
         if mode is _Mode.HELD:
             return self._hold()
+        if mode is _Mode.FOREIGN:
+            return self._foreign()
         return self._header() if mode is _Mode.HEADER else self._maybe_bare()
 
     # ------------------------------------------------------------------ visible text
@@ -302,16 +323,30 @@ class AnswerParser:
             return False
         self._block_over()
         self._buffer = after
-        match = headers.call.search(before) if headers.call and self._calls else None
-        if match:
+        match = headers.call.search(before) if headers.call else None
+        if match and headers.call and match["name"] not in _PEOPLE:
+            ours = self._sink.is_tool(match["name"]) or (self._calls and "functions." in match[0])
+            if not ours:
+                self._junk = ""
+                self._mode = _Mode.FOREIGN
+                return True
             self._enter(Section("", headers.body_ends))
-            form = NamedCalls(start="", header=headers.call) if headers.call else None
-            assert form is not None
-            self._payload = NamedPayload(form, self._sink, headers.body_ends)
+            self._payload = NamedPayload(NamedCalls(start="", header=headers.call), self._sink, headers.body_ends)
             self._mode = _Mode.CALL
             self._buffer = before + after
         elif any(word in before for word in headers.reasoning):
             self._mode = _Mode.REASONING
+        return True
+
+    def _foreign(self) -> bool:
+        """A message to something that the request does not offer, such as a maker's own interpreter."""
+        found = self._marks.closing.search(self._buffer)
+        at = len(self._buffer) if found is None else found.at
+        self._junk += self._buffer[:at]
+        self._buffer = self._buffer[at:]
+        if found is None or found.mark is None:
+            return False
+        self._leave()
         return True
 
     # ------------------------------------------------------------------ calls

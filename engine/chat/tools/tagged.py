@@ -10,6 +10,7 @@ from engine.chat.tools.dialect import TaggedCalls
 from engine.chat.tools.marks import earliest
 from engine.chat.tools.schema_types import allowed_types, properties, typed
 
+_CDATA_START: Final = "<![CDATA["
 _CDATA: Final = re.compile(r"^\s*<!\[CDATA\[(.*)\]\]>\s*$", re.DOTALL)
 _STRING: Final = frozenset({"string"})
 
@@ -147,6 +148,8 @@ class TaggedPayload:
         return True
 
     def _in_value(self) -> bool:
+        if not self._value and not self._past_cdata():
+            return False
         close = self._form.value_close.replace("{key}", self._key)
         found = earliest(self._held, (close,))
         if found is None:
@@ -164,6 +167,19 @@ class TaggedPayload:
         self._take_value(text, last=False)
         return False
 
+    def _past_cdata(self) -> bool:
+        """Take a CDATA section, in which closing tags are text; False while it may still begin or go on."""
+        if self._form.start != "<function " or not self._held.lstrip().startswith(
+            _CDATA_START[: len(self._held.lstrip())]
+        ):
+            return True
+        end = self._held.find("]]>")
+        if end < 0:
+            return False
+        self._value.append(self._held[: end + 3])
+        self._held = self._held[end + 3 :]
+        return True
+
     def _take_value(self, text: str, *, last: bool) -> None:
         if self._form.newlines and self._fresh and text:
             text = text.removeprefix("\n")
@@ -180,7 +196,7 @@ class TaggedPayload:
                 self._sink.write(self._typed("".join(self._value)))
 
     def _typed(self, text: str) -> str:
-        if self._form.nested and self._form.nested in text:
+        if self._form.nested and self._form.nested in text and self._types != _STRING:
             return json.dumps(_nested_tags(text, self._form.nested), ensure_ascii=False)
         data = _CDATA.match(text)
         if data:
