@@ -141,6 +141,7 @@ class Conversations:
             template,
             query.messages,
             shown,
+            add_generation_prompt=query.add_generation_prompt,
             continue_final=query.continue_final,
             variables=template_variables(query),
             brought=query.template is not None,

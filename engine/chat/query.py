@@ -16,7 +16,8 @@ class ChatQuery(msgspec.Struct, frozen=True, kw_only=True):
     are the client's own words for refusals. `template` replaces the model's: `chatml` for the built-in one, or
     Jinja text, which is as untrusted as a file's. `thinking` None leaves reasoning to the template's default; after
     `reasoning_budget` tokens reasoning is closed and the answer continues.
-    `continue_final`: the last message is the beginning of the answer.
+    `continue_final`: the last message is the beginning of the answer. Without `add_generation_prompt` the prompt
+    ends where an answer would begin, for clients that only look at it.
     """
 
     messages: tuple[Message, ...]
@@ -32,6 +33,7 @@ class ChatQuery(msgspec.Struct, frozen=True, kw_only=True):
     template: str | None = None
     template_variables: dict[str, Any] = {}
     continue_final: bool = False
+    add_generation_prompt: bool = True
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     sampling: dict[str, Any] = {}

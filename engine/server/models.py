@@ -132,10 +132,10 @@ class ServedModels:
         async with self._lock:
             return await asyncio.to_thread(lambda: external_entries(catalogue.entries(), fresh=fresh))
 
-    async def entry(self, name: str) -> ModelEntry:
-        """The model of that name or alias, known to be on disk and sound; Ollama's tag `:latest` may follow it.
+    async def known(self, name: str) -> ModelEntry:
+        """The model of that name or alias, whatever became of its file; Ollama's tag `:latest` may follow it.
 
-        Raises: ModelNotFound, BadModelFile.
+        For what loads nothing: a loaded model answers on when its file is gone. Raises: ModelNotFound.
         """
         entry = await self._found(name)
         if entry is None and name != (untagged := name.removesuffix(LATEST)):
@@ -143,6 +143,11 @@ class ServedModels:
         if entry is None:
             ids = tuple(e.id for e in await self.entries())
             raise ModelNotFound(name, ids[:8])
+        return entry
+
+    async def entry(self, name: str) -> ModelEntry:
+        """The model of that name or alias, on disk and sound. Raises: ModelNotFound, BadModelFile."""
+        entry = await self.known(name)
         if entry.state == "offline":
             raise BadModelFile(str(entry.path), "its drive is not mounted; connect it and try again")
         if entry.state == "missing":

@@ -1,6 +1,7 @@
 """Why a file cannot be loaded: llama.cpp's own reason, in the answer and in the log, after one try."""
 
 import io
+import shutil
 import wave
 
 import httpx2
@@ -17,6 +18,7 @@ pytestmark = pytest.mark.e2e
 def running(tmp_path_factory, bundled_model):
     home = tmp_path_factory.mktemp("broken")
     (home / "models").mkdir()
+    shutil.copy(bundled_model, home / "models" / "leaving.gguf")
     for kind in BROKEN:
         write_broken(bundled_model, home / "models" / f"{kind}.gguf", kind)
     speech = home / "speech"
@@ -74,3 +76,25 @@ def test_a_speech_model_that_is_damaged_says_why(running):
 def test_the_servers_own_models_still_answer(running):
     body = {"model": "spark", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
     assert httpx2.post(f"{running.url}/v1/chat/completions", json=body).status_code == 200
+
+
+@pytest.mark.parametrize("way", ["ollama", "tessera"])
+def test_a_loaded_model_whose_file_is_gone_answers_is_listed_and_can_be_unloaded(running, bundled_model, way):
+    file = running.home / "models" / "leaving.gguf"
+    ask = {"model": "leaving", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
+    assert httpx2.post(f"{running.url}/v1/chat/completions", json=ask, timeout=60).status_code == 200
+    file.unlink()
+    try:
+        assert httpx2.post(f"{running.url}/v1/chat/completions", json=ask, timeout=60).status_code == 200
+        assert "leaving:latest" in [m["name"] for m in httpx2.get(f"{running.url}/api/ps").json()["models"]]
+        assert httpx2.get(f"{running.url}/props?model=leaving").status_code == 200
+        if way == "ollama":
+            body = {"model": "leaving", "keep_alive": "0s"}
+            assert httpx2.post(f"{running.url}/api/generate", json=body).json()["done_reason"] == "unload"
+        else:
+            token = {"authorization": f"Bearer {running.token}"}
+            done = httpx2.post(f"{running.url}/tessera/v1/models/leaving/unload", headers=token)
+            assert done.json()["unloaded"]
+        assert "leaving:latest" not in [m["name"] for m in httpx2.get(f"{running.url}/api/ps").json()["models"]]
+    finally:
+        shutil.copy(bundled_model, file)

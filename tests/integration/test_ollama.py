@@ -77,6 +77,23 @@ def test_a_tool_conversation(qwen, client):
     assert "also sunny" in prompt
 
 
+def test_calls_have_ids_by_which_results_name_them(qwen):
+    qwen.say(*pieces(CALL + "\n" + CALL.replace("Paris", "Rome")))
+    body = {"model": "spark", "messages": HI, "tools": [WEATHER], "stream": False}
+    calls = httpx2.post(f"{qwen.url}/api/chat", json=body).json()["message"]["tool_calls"]
+    first, second = (call["id"] for call in calls)
+    assert first != second
+    qwen.say("Sunny in both.")
+    results = [
+        {"role": "tool", "tool_call_id": second, "content": "sunny in Rome"},
+        {"role": "tool", "tool_call_id": first, "content": "sunny in Paris"},
+    ]
+    answered = [*HI, {"role": "assistant", "content": "", "tool_calls": calls}, *results]
+    answer = httpx2.post(f"{qwen.url}/api/chat", json={**body, "messages": answered})
+    assert answer.json()["message"]["content"] == "Sunny in both."
+    assert "x-tessera-ignored" not in answer.headers
+
+
 def test_format_constrains(qwen, client):
     qwen.say("{}")
     client.chat("spark", HI, format="json")
@@ -120,6 +137,10 @@ def test_load_unload_and_keep_alive(qwen, client):
     assert qwen.state.pool.get("spark").expires_in_s is None
     assert client.generate("spark", "", keep_alive=0).done_reason == "unload"
     assert client.ps().models == []
+    for spelled in ("0", "0s", "0m", "0h0m0s", 0.0):
+        client.generate("spark", "", keep_alive="5m")
+        assert client.generate("spark", "", keep_alive=spelled).done_reason == "unload", spelled
+        assert client.ps().models == []
     qwen.say("bye")
     client.chat("spark", HI, keep_alive=0)
     assert client.ps().models == []

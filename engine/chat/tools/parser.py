@@ -138,23 +138,22 @@ class AnswerParser:
         elif self._mode is _Mode.BARE and self._bare is not None:
             if not cut or not self._bare.is_call:
                 self._bare_end(cut=cut)
-        elif self._mode is _Mode.FOREIGN:
-            self._sink.malformed(self._junk + self._buffer)
-        elif self._mode is _Mode.SECTION:
-            self._sink.malformed((self._junk + self._buffer).strip(_FILLER + "` \t\r\n"))
-        elif self._mode is _Mode.REASONING:
-            self._emit(self._buffer, ReasoningDelta)
-        elif self._mode is _Mode.HEADER:
-            self._emit(self._buffer, TextDelta)
         else:
-            # Behind a call a cut mark (`<tool_`) is the beginning of the next one, not text.
-            if not (cut and self._sink.count):
-                self._emit(self._buffer, TextDelta)
-            if self._sink.count == 0 and self._spaces and not self._trim:
-                self._events.append(TextDelta(self._spaces))
+            self._rest(cut=cut)
         self._buffer = self._spaces = ""
         self._mode = _Mode.TEXT
         return events + self._take()
+
+    def _rest(self, *, cut: bool) -> None:
+        """What was withheld at the end, outside of calls."""
+        if self._mode in {_Mode.FOREIGN, _Mode.SECTION}:
+            self._sink.malformed((self._junk + self._buffer).strip(_FILLER + "` \t\r\n"))
+        elif self._mode is _Mode.REASONING:
+            self._emit(self._buffer, ReasoningDelta)
+        elif not (cut and self._sink.count):  # behind a call a cut mark (`<tool_`) begins the next one
+            self._emit(self._buffer, TextDelta)
+        if self._mode is _Mode.TEXT and self._sink.count == 0 and self._spaces and not self._trim:
+            self._events.append(TextDelta(self._spaces))
 
     def _take(self) -> list[AnswerEvent]:
         out = self._events[:]
@@ -162,20 +161,17 @@ class AnswerParser:
         return out
 
     def _advance(self) -> bool:
-        mode = self._mode
-        if mode is _Mode.TEXT:
-            return self._text()
-        if mode is _Mode.REASONING:
-            return self._reason()
-        if mode is _Mode.SECTION:
-            return self._between_calls()
-        if mode is _Mode.CALL:
-            return self._call()
-        if mode is _Mode.HELD:
-            return self._hold()
-        if mode is _Mode.FOREIGN:
-            return self._foreign()
-        return self._header() if mode is _Mode.HEADER else self._maybe_bare()
+        steps = {
+            _Mode.TEXT: self._text,
+            _Mode.REASONING: self._reason,
+            _Mode.HELD: self._hold,
+            _Mode.HEADER: self._header,
+            _Mode.SECTION: self._between_calls,
+            _Mode.CALL: self._call,
+            _Mode.BARE: self._maybe_bare,
+            _Mode.FOREIGN: self._foreign,
+        }
+        return steps[self._mode]()
 
     # ------------------------------------------------------------------ visible text
 

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
+from engine.chat.query import ChatQuery
 from engine.core.errors import EnvironmentFault, InputFault
 from engine.core.sampling import choose, only_explicit
 from engine.core.types import Event, GenerationRequest
@@ -130,11 +131,15 @@ async def list_models(request: Request) -> dict[str, Any]:
     return await models.list_models(request)
 
 
+def _template_query(body: TemplateRequest) -> ChatQuery:
+    return msgspec.structs.replace(to_query(body), add_generation_prompt=body.add_generation_prompt)
+
+
 @router.post("/apply-template", openapi_extra=openapi_body(TemplateRequest))
 async def apply_template(request: Request) -> Response:
     """The prompt that a conversation becomes, without running it."""
     body = await parse(request, TemplateRequest)
-    turn = await prepare_turn(server_state(request), body.model, to_query(body))
+    turn = await prepare_turn(server_state(request), body.model, _template_query(body))
     return JSONResponse({"prompt": turn.chat.rendered.prompt}, headers=ignored_header(body.ignored()))
 
 
@@ -143,7 +148,7 @@ async def apply_template(request: Request) -> Response:
 async def chat_input_tokens(request: Request) -> Response:
     """Tokens that a conversation's prompt has, exactly as it would run."""
     body = await parse(request, TemplateRequest)
-    turn = await prepare_turn(server_state(request), body.model, to_query(body))
+    turn = await prepare_turn(server_state(request), body.model, _template_query(body))
     payload = {"object": "response.input_tokens", "input_tokens": await turn.prompt_tokens()}
     return JSONResponse(payload, headers=ignored_header(body.ignored()))
 
@@ -158,8 +163,8 @@ def _loaded(state: ServerState, name: str | None) -> LoadedModel | None:
 async def props(request: Request, model: str | None = None) -> dict[str, Any]:
     """What a model is served with; without `model` the one used last. Asking loads nothing."""
     state = server_state(request)
-    loaded = _loaded(state, (await state.models.entry(model)).id if model else None)
-    entry = await state.models.entry(loaded.id if loaded else model or DEFAULT_NAME)
+    loaded = _loaded(state, (await state.models.known(model)).id if model else None)
+    entry = await state.models.known(loaded.id if loaded else model or DEFAULT_NAME)
     facts = loaded.facts if loaded else None
     settings = loaded.settings if loaded else state.models.settings(entry)
     defaults = msgspec.structs.asdict(choose({}, state.models.recommended_for(entry).plain).params)
@@ -181,7 +186,7 @@ async def props(request: Request, model: str | None = None) -> dict[str, Any]:
 async def slots(request: Request, model: str | None = None, fail_on_no_slot: int = 0) -> list[dict[str, Any]]:
     """How many requests each loaded model can take at once, and how many it has; never what they say."""
     state = server_state(request)
-    wanted = (await state.models.entry(model)).id if model else None
+    wanted = (await state.models.known(model)).id if model else None
     slots: list[dict[str, Any]] = []
     for found in state.pool.loaded:
         if wanted is not None and found.id != wanted:

@@ -82,3 +82,4 @@ class TemplateRequest(ChatRequest):
     """POST /apply-template and the counting of a conversation's tokens."""
 
     model: str = DEFAULT_NAME
+    add_generation_prompt: bool = True

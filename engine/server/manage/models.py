@@ -140,7 +140,7 @@ def _load_settings(models: ServedModels, entry: ModelEntry) -> ModelLoadSettings
 async def unload(request: Request, model: str) -> Unloaded:
     """Unload a model; its running requests end with an error."""
     state = server_state(request)
-    entry = await state.models.entry(model)
+    entry = await state.models.known(model)
     return Unloaded(id=entry.id, unloaded=await state.pool.unload(entry.id))
 
 

@@ -39,7 +39,7 @@ from quantize.files.gguf_split import read_gguf_model
 router = protocol_router(SHAPE, prefix="/api", tags=["ollama"])
 
 # Clients ask which features a server of this version has; the protocol spoken here is of that one.
-OLLAMA_VERSION = "0.12.6"
+OLLAMA_VERSION = "0.12.11"
 # Lists of a header up to this long are shown; the tokens of a vocabulary are not.
 _FEW = 64
 _CAPABILITIES = {"reasoning": "thinking", "fim": "insert", "chat": "completion", "rerank": "embedding"}
@@ -110,7 +110,7 @@ async def loaded(request: Request) -> dict[str, Any]:
     state = server_state(request)
     found = []
     for model in state.pool.loaded:
-        entry = await state.models.entry(model.id)
+        entry = await state.models.known(model.id)
         left = FOREVER_S if model.expires_in_s is None else min(model.expires_in_s, FOREVER_S)
         expires = datetime.now(UTC) + timedelta(seconds=left)
         assert model.facts is not None

@@ -13,7 +13,14 @@ from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
 from engine.chat import structured
-from engine.chat.chat_pipeline import AnswerFinished, ChatEvent, end_notes, is_begun
+from engine.chat.chat_pipeline import (
+    AnswerFinished,
+    AnswerLogprobs,
+    ChatEvent,
+    PreparedChat,
+    end_notes,
+    is_begun,
+)
 from engine.chat.events import TextDelta
 from engine.chat.fim import FimGap
 from engine.chat.query import ChatQuery
@@ -26,7 +33,7 @@ from engine.server.fim import fim_prompt, fim_request
 from engine.server.ignored import ignored_header
 from engine.server.images import MAX_IMAGE_BYTES
 from engine.server.ollama.errors import SHAPE
-from engine.server.ollama.keep_alive import acquire, keep
+from engine.server.ollama.keep_alive import acquire, keep, seconds
 from engine.server.ollama.schemas import ChatBody, ChatMessage, GenerateBody, Running
 from engine.server.ollama.stream import NDJSON, Lines, now
 from engine.server.protocol_router import protocol_router
@@ -69,9 +76,8 @@ async def generate(request: Request) -> Response:
 async def _only_load(request: Request, body: Running, fields: dict[str, Any]) -> Response:
     state = server_state(request)
     answer = {"model": body.model, "created_at": now(), **fields, "done": True}
-    if body.keep_alive is not None and body.keep_alive in (0, "0"):
-        entry = await state.models.entry(body.model)
-        await state.pool.unload(entry.id)
+    if body.keep_alive is not None and seconds(body.keep_alive, "keep_alive") == 0:
+        await state.pool.unload((await state.models.known(body.model)).id)
         return JSONResponse({**answer, "done_reason": "unload"})
     model = await while_connected(request, state.pool.acquire(body.model, min_ctx=body.settings.num_ctx or 0))
     keep(model, body.keep_alive)
@@ -120,15 +126,22 @@ async def _events(
     lines = Lines(body.model, model.facts.n_ctx, load_s, chat=chat)
     try:
         if isinstance(asked, ChatQuery):
-            turn = Turn(state, model, await state.conversations.prepare(model.facts, asked))
+            chat_of = await state.conversations.prepare(model.facts, asked)
+            if isinstance(body, GenerateBody):
+                chat_of = await _behind(model, chat_of, body.context)
+            turn = Turn(state, model, chat_of)
             async with aclosing(turn.events()) as events:
                 async for item in events:
+                    if isinstance(item, AnswerFinished) and isinstance(body, GenerateBody):
+                        lines.context = await _context(model, chat_of, lines.text)
                     yield lines, item
             return
         raw, notes = await _raw_request(state, model, asked)
         async with aclosing(state.pool.generate(model, raw)) as generation:
             async for event in generation:
                 if isinstance(event, Delta):
+                    if event.logprobs:
+                        yield lines, AnswerLogprobs(entries=event.logprobs)
                     yield lines, TextDelta(event.text)
                 elif isinstance(event, Done):
                     end = AnswerFinished(
@@ -141,6 +154,35 @@ async def _events(
     finally:
         if leaves and model.idle:
             await state.pool.unload(model.id)
+
+
+async def _behind(model: LoadedModel, chat: PreparedChat, context: list[int] | None) -> PreparedChat:
+    """The turn behind the conversation whose tokens an earlier answer returned as its `context`.
+
+    Raises: InputFault: a token that the model does not have.
+    """
+    if not context or not isinstance(chat.request, GenerationRequest):
+        return chat
+    assert model.runner is not None
+    assert model.facts is not None
+    if max(context) >= model.facts.n_vocab:
+        raise InputFault(
+            f"context: {max(context)} is no token of this model, which has {model.facts.n_vocab}.", "context"
+        )
+    before = b"".join(await model.runner.detokenize(context)).decode("utf-8", "replace")
+    prompt = before + chat.rendered.prompt
+    return msgspec.structs.replace(
+        chat,
+        request=msgspec.structs.replace(chat.request, prompt=prompt, add_special=False),
+        rendered=msgspec.structs.replace(chat.rendered, prompt=prompt, add_special=False),
+    )
+
+
+async def _context(model: LoadedModel, chat: PreparedChat, answer: str) -> list[int]:
+    """The conversation's tokens, with which the next request goes on. Nothing for a model of another server."""
+    if not isinstance(chat.request, GenerationRequest) or model.runner is None:
+        return []
+    return await model.runner.tokenize(chat.rendered.prompt + answer, add_special=chat.rendered.add_special)
 
 
 async def _raw_request(
@@ -157,7 +199,7 @@ async def _raw_request(
         gap = FimGap(prefix=body.prompt, suffix=body.suffix)
         made = await fim_prompt(model, gap, max_tokens, may_shorten=False)
         filled = fim_request(made, max_tokens=max_tokens, stop=options.stops(), sampling=sampling)
-        return msgspec.structs.replace(filled, constraint=constraint), notes
+        return msgspec.structs.replace(filled, constraint=constraint, logprobs=body.wanted_logprobs), notes
     raw = GenerationRequest(
         prompt=body.prompt,
         stop=options.stops(),
@@ -165,6 +207,7 @@ async def _raw_request(
         sampling=sampling,
         explicit=tuple(given),
         constraint=constraint,
+        logprobs=body.wanted_logprobs,
     )
     return raw, notes
 
@@ -204,6 +247,7 @@ def _query(body: Running, messages: list[Message], tools: tuple[ToolDefinition, 
         stop=options.stops(),
         sampling=options.sampling(),
         sampling_source="ollama",
+        logprobs=body.wanted_logprobs,
     )
 
 

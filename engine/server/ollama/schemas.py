@@ -55,7 +55,14 @@ class Running(Asking):
 
     stream: bool | None = None
     format: str | dict[str, Any] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     think: bool | Literal["low", "medium", "high", "max"] | None = None
+
+    @property
+    def wanted_logprobs(self) -> int | None:
+        """How many alternatives of each token are wanted; None: no log probabilities."""
+        return (self.top_logprobs or 0) if self.logprobs else None
 
 
 _CALL: Final = {"id": ANY, "type": ANY, "function": {"name": ANY, "arguments": ANY, "index": ANY}}
@@ -95,12 +102,13 @@ class GenerateBody(Running):
     raw: bool | None = None
     images: Annotated[list[str], Field(max_length=64)] | None = None
     template: str | None = None
+    context: Annotated[list[Annotated[int, Field(ge=0, lt=1 << 31)]], Field(max_length=1 << 20)] | None = None
 
     def ignored(self) -> list[str]:
         """Also what neither a raw prompt nor a gap has a place for."""
         found = super().ignored()
         if self.raw or self.suffix:
-            found += [name for name in ("images", "think") if getattr(self, name)]
+            found += [name for name in ("images", "think", "context") if getattr(self, name)]
         return found
 
 

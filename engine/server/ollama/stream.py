@@ -7,9 +7,11 @@ from typing import Any
 
 import msgspec
 
-from engine.chat.chat_pipeline import AnswerFinished, ChatEvent
+from engine.chat.chat_pipeline import AnswerFinished, AnswerLogprobs, ChatEvent
 from engine.chat.events import CallArguments, CallEnded, CallStarted, ReasoningDelta, TextDelta
+from engine.core.types import TokenLogprob
 from engine.server.ollama.keep_alive import NANO
+from engine.server.openai.stream import chat_logprob
 
 _encode = msgspec.json.encode
 NDJSON = b"application/x-ndjson"
@@ -29,8 +31,12 @@ class Lines:
         self._begun = time.monotonic()
         self._load_s = load_s
         self._chat = chat
+        self._call_id = ""
         self._name = ""
         self._arguments = ""
+        self._logprobs: list[TokenLogprob] = []  # of text that has not been sent
+        self._all_logprobs: list[TokenLogprob] = []
+        self.context: list[int] = []
         self.text = ""
         self.thinking = ""
         self.calls: list[dict[str, Any]] = []
@@ -48,22 +54,33 @@ class Lines:
             fields["thinking"] = thinking
         if calls:
             fields["tool_calls"] = calls
-        return {"message": {"role": "assistant", **fields}} if self._chat else fields
+        probabilities = self._taken()
+        return (
+            {"message": {"role": "assistant", **fields}, **probabilities} if self._chat else fields | probabilities
+        )
+
+    def _taken(self) -> dict[str, Any]:
+        entries, self._logprobs = self._logprobs, []
+        self._all_logprobs += entries
+        return {"logprobs": [_logprob(entry) for entry in entries]} if entries else {}
 
     def feed(self, item: ChatEvent) -> bytes:
         """The line that an event becomes, or nothing. Calls are sent whole."""
-        if isinstance(item, TextDelta):
+        if isinstance(item, AnswerLogprobs):
+            self._logprobs += item.entries
+        elif isinstance(item, TextDelta):
             self.text += item.text
             return self.line(item.text)
-        if isinstance(item, ReasoningDelta):
+        elif isinstance(item, ReasoningDelta):
             self.thinking += item.text
             return self.line(thinking=item.text)
-        if isinstance(item, CallStarted):
-            self._name, self._arguments = item.name, ""
+        elif isinstance(item, CallStarted):
+            self._call_id, self._name, self._arguments = item.id, item.name, ""
         elif isinstance(item, CallArguments):
             self._arguments += item.delta
         elif isinstance(item, CallEnded):
-            call = {"function": {"index": item.index, "name": self._name, "arguments": json.loads(self._arguments)}}
+            function = {"index": item.index, "name": self._name, "arguments": json.loads(self._arguments)}
+            call = {"id": self._call_id, "function": function}
             self.calls.append(call)
             return self.line(calls=[call])
         elif isinstance(item, AnswerFinished):
@@ -72,6 +89,7 @@ class Lines:
 
     def whole(self, end: AnswerFinished) -> dict[str, Any]:
         """The answer as one object."""
+        self._logprobs, self._all_logprobs = [*self._all_logprobs, *self._logprobs], []
         return {**self._head(), **self._body(self.text, self.thinking, self.calls), **self.end(end)}
 
     def end(self, item: AnswerFinished) -> dict[str, Any]:
@@ -87,8 +105,18 @@ class Lines:
             "eval_duration": int(item.timings.decode_s * NANO),
             "context_length": self._n_ctx,
         }
+        if self.context:
+            fields["context"] = self.context
         if item.malformed:
             fields["malformed_tool_calls"] = list(item.malformed)
         if item.notes:
             fields["tessera"] = {"notes": list(item.notes)}
         return fields
+
+
+def _logprob(entry: TokenLogprob) -> dict[str, Any]:
+    """One token; Ollama leaves the alternatives out where none were wanted."""
+    named = chat_logprob(entry)
+    if not entry.top:
+        named.pop("top_logprobs")
+    return named
