@@ -31,6 +31,7 @@ from engine.chat.structured import (
     of_schema,
 )
 from engine.chat.template import TemplateRenderer
+from engine.chat.tools.call_events import FurtherCalls
 from engine.chat.tools.checks import check_tools
 from engine.chat.tools.dialect import Dialect
 from engine.chat.tools.dialects import choose
@@ -363,46 +364,6 @@ def _thinks(query: ChatQuery) -> bool | None:
     return switch if isinstance(switch, bool) else None
 
 
-def _canonical(arguments: str) -> str:
-    """JSON without layout and order of names."""
-    try:
-        return json.dumps(json.loads(arguments), sort_keys=True)
-    except (ValueError, RecursionError):
-        return arguments
-
-
-class _FurtherCalls:
-    """The calls after the first one where the model must call: each is passed on when it is whole and new.
-
-    Nothing but calls may follow a forced call, so a weak model writes the same one until the limit cuts it.
-    """
-
-    def __init__(self) -> None:
-        self.held: list[AnswerEvent] = []
-        self._name = ""
-        self._text: list[str] = []
-        self._seen: set[tuple[str, str]] = set()
-
-    def feed(self, event: CallStarted | CallArguments | CallEnded, *, first: bool) -> list[AnswerEvent] | None:
-        """The events to pass on now; None: a call that was made before."""
-        if isinstance(event, CallStarted):
-            self._name, self._text = event.name, []
-        elif isinstance(event, CallArguments):
-            self._text.append(event.delta)
-        else:
-            call = self._name, _canonical("".join(self._text))
-            if call in self._seen:
-                return None
-            self._seen.add(call)
-        if first:
-            return [event]
-        self.held.append(event)
-        if not isinstance(event, CallEnded):
-            return []
-        whole, self.held = self.held, []
-        return whole
-
-
 class Answer:
     """Reads one answer. `feed` every event of the runner, in order; `done` asks to stop the generation."""
 
@@ -412,7 +373,7 @@ class Answer:
         self._parser = AnswerParser(chat.dialect, query.tools, chat.rendered.prefill)
         self._no_calls = query.tool_choice == "none"
         self._one_call = not query.parallel_tool_calls
-        self._further = _FurtherCalls() if query.tool_choice == "required" else None
+        self._further = FurtherCalls() if query.tool_choice == "required" else None
         self._malformed: list[str] = []
         self._num_calls = 0
         self._prompt_tokens = 0

@@ -140,3 +140,43 @@ def _bare(name: str) -> str:
 def _fold(name: str) -> str:
     """Names as models misspell them: another case, a namespace before them, dashes for underscores."""
     return _bare(name).removeprefix(_NAMESPACE).replace("-", "_").casefold()
+
+
+def _canonical(arguments: str) -> str:
+    """JSON without layout and order of names."""
+    try:
+        return json.dumps(json.loads(arguments), sort_keys=True)
+    except (ValueError, RecursionError):
+        return arguments
+
+
+class FurtherCalls:
+    """The calls after the first one where the model must call: each is passed on when it is whole and new.
+
+    Nothing but calls may follow a forced call, so a weak model writes the same one until the limit cuts it.
+    """
+
+    def __init__(self) -> None:
+        self.held: list[AnswerEvent] = []
+        self._name = ""
+        self._text: list[str] = []
+        self._seen: set[tuple[str, str]] = set()
+
+    def feed(self, event: CallStarted | CallArguments | CallEnded, *, first: bool) -> list[AnswerEvent] | None:
+        """The events to pass on now; None: a call that was made before."""
+        if isinstance(event, CallStarted):
+            self._name, self._text = event.name, []
+        elif isinstance(event, CallArguments):
+            self._text.append(event.delta)
+        else:
+            call = self._name, _canonical("".join(self._text))
+            if call in self._seen:
+                return None
+            self._seen.add(call)
+        if first:
+            return [event]
+        self.held.append(event)
+        if not isinstance(event, CallEnded):
+            return []
+        whole, self.held = self.held, []
+        return whole

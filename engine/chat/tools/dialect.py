@@ -128,3 +128,10 @@ class Dialect(msgspec.Struct, frozen=True):
     breaks_reasoning: bool = False
     reasoning_anywhere: bool = False
     id_style: IdStyle = "call"
+
+    def reasons_in(self, prefill: str) -> bool:
+        """Whether the head of an answer ends inside a message of reasoning, as when it is continued."""
+        if self.headers is None or self.call_preamble is None:
+            return False
+        _, opening, begun = prefill.rpartition(self.call_preamble[0])
+        return bool(opening) and not any(end in begun for end in self.headers.body_ends)

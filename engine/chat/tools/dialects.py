@@ -35,7 +35,7 @@ OF_FAMILIES: Final = (
             end="<|message|>",
             reasoning=("analysis",),
             body_ends=("<|end|>", "<|call|>", "<|return|>"),
-            call=re.compile(r"to=(?:functions\.)?(?P<name>[^\s<]+)"),
+            call=re.compile(r"to=(?!assistant\b|user\b)(?:functions\.)?(?P<name>[^\s<]+)"),
         ),
         drops=("<|end|>", "<|return|>", "<|call|>"),
         content_opening="<|channel|>final<|message|>",

@@ -7,13 +7,10 @@ cutting. What may still become a marker is withheld; nothing that was sent is ev
 import re
 from collections.abc import Sequence
 from enum import Enum, auto
-from functools import lru_cache
 from typing import Final
 
-import msgspec
-
 from engine.chat.events import AnswerEvent, ReasoningDelta, TextDelta
-from engine.chat.reasoning import Markers, last_opening, open_markers
+from engine.chat.reasoning import last_opening, open_markers
 from engine.chat.tools.call_events import CallSink
 from engine.chat.tools.call_parsers import (
     MAX_HEADER_CHARS,
@@ -34,15 +31,13 @@ from engine.chat.tools.dialect import (
     TaggedCalls,
 )
 from engine.chat.tools.lenient_json import LenientJson
-from engine.chat.tools.marks import Marks
+from engine.chat.tools.marks import FENCES, Marks, marks_of
 from engine.chat.tools.tagged import TaggedPayload
 from engine.chat.types import ToolDefinition
 
 # Between the calls of a section these mean nothing.
 _FILLER: Final = ",;[]"
 _IMPLICIT: Final = Section("")
-# A message to these is an ordinary one.
-_PEOPLE: Final = frozenset({"assistant", "user"})
 
 
 class _Mode(Enum):
@@ -54,15 +49,6 @@ class _Mode(Enum):
     CALL = auto()
     BARE = auto()
     FOREIGN = auto()
-
-
-def _open_message(dialect: Dialect, prefill: str) -> bool:
-    """Whether the head of the answer ends inside a message of reasoning (an answer that is continued)."""
-    opening = dialect.call_preamble[0] if dialect.call_preamble else ""
-    _, found, begun = prefill.rpartition(opening) if opening else ("", "", "")
-    return (
-        bool(found) and dialect.headers is not None and not any(end in begun for end in dialect.headers.body_ends)
-    )
 
 
 class AnswerParser:
@@ -97,9 +83,8 @@ class AnswerParser:
             self._reasoning = opened
             self._marks = marks_of(dialect, calls=self._calls, reasoning=opened)
             self._mode = _Mode.REASONING
-            # White space belongs to the layout only where the block is still empty.
-            self._trim = not prefill[last_opening(prefill, opened) :].strip()
-        elif dialect.headers is not None and _open_message(dialect, prefill):
+            self._trim = not prefill[last_opening(prefill, opened) :].strip()  # layout, in an empty block
+        elif dialect.reasons_in(prefill):
             self._mode = _Mode.REASONING
         else:
             self._buffer = next((seed for seed in dialect.seeds if prefill.endswith(seed)), "")
@@ -320,7 +305,7 @@ class AnswerParser:
         self._block_over()
         self._buffer = after
         match = headers.call.search(before) if headers.call else None
-        if match and headers.call and match["name"] not in _PEOPLE:
+        if match and headers.call:
             ours = self._sink.is_tool(match["name"]) or (self._calls and "functions." in match[0])
             if not ours:
                 self._junk = ""
@@ -486,58 +471,6 @@ class AnswerParser:
 
 
 # Which markers the parser of a dialect looks for in which place; made once for each dialect.
-
-# Code fences that models put around calls.
-FENCES: Final = ("```json", "```tool_call", "```")
-
-
-class ParserMarks(msgspec.Struct, frozen=True):
-    """`starts` maps the mark of each section to it, `loose` are call marks outside of sections.
-
-    `ends` close sections, `headers` begin a message's header, `stops` end a call that was not closed, `breakers`
-    begin a call inside reasoning. `text`, `reasoning`, `section` and `closing` (behind such a call) are everything
-    that means something in that place.
-    """
-
-    starts: dict[str, Section]
-    loose: tuple[str, ...]
-    ends: frozenset[str]
-    headers: tuple[str, ...]
-    stops: tuple[str, ...]
-    breakers: frozenset[str]
-    text: Marks
-    reasoning: Marks
-    section: Marks
-    closing: Marks
-
-
-@lru_cache(maxsize=256)
-def marks_of(dialect: Dialect, *, calls: bool, reasoning: Markers | None) -> ParserMarks:
-    """The marks of a dialect; without `calls` none that has to do with calls."""
-    named = tuple(f for f in dialect.forms if calls and isinstance(f, (NamedCalls, TaggedCalls)))
-    sections = dialect.sections if calls else ()
-    starts = {section.start: section for section in sections}
-    loose = tuple(form.start for form in named if form.loose and form.start)
-    ends = tuple(end for section in sections for end in section.ends)
-    form_ends = tuple(end for f in named for end in (f.ends if isinstance(f, NamedCalls) else (f.end,)))
-    headers = dialect.headers.starts if dialect.headers else ()
-    body_ends = dialect.headers.body_ends if dialect.headers else ()
-    opening = (reasoning.start,) if reasoning else ()
-    closing = (reasoning.end,) if reasoning else ()
-    breakers = (*starts, *loose) if dialect.breaks_reasoning else ()
-    return ParserMarks(
-        starts=starts,
-        loose=loose,
-        ends=frozenset(ends),
-        headers=headers,
-        stops=(*ends, *starts),
-        breakers=frozenset(breakers),
-        text=Marks((*starts, *loose, *dialect.drops, *ends, *form_ends, *headers, *opening, *closing)),
-        reasoning=Marks((*closing, *breakers, *headers, *body_ends)),
-        section=Marks((*starts, *ends, *(f.start for f in named), *form_ends, *body_ends, *FENCES)),
-        closing=Marks((*closing, *headers, *body_ends)),
-    )
-
 
 _BEGIN: Final = re.compile(r"\s*+(?:```(?:json|tool_call|tool_code)?+\s*+)?+\[?+\s*+\{")
 _FENCES: Final = ("```json", "```tool_call", "```tool_code")
