@@ -124,12 +124,12 @@ class AnswerParser:
             if not cut or not self._bare.is_call:
                 self._bare_end(cut=cut)
         else:
-            self._rest(cut=cut)
+            self._flush(cut=cut)
         self._buffer = self._spaces = ""
         self._mode = _Mode.TEXT
         return events + self._take()
 
-    def _rest(self, *, cut: bool) -> None:
+    def _flush(self, *, cut: bool) -> None:
         """What was withheld at the end, outside of calls."""
         if self._mode in {_Mode.FOREIGN, _Mode.SECTION}:
             self._sink.malformed((self._junk + self._buffer).strip(_FILLER + "` \t\r\n"))
