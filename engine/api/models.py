@@ -36,7 +36,9 @@ class LoadRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     `draft` names a smaller model of the same vocabulary that guesses ahead, from now on; empty: none does.
     `engine_args` is kept too; `{}` goes back to none. `n_ctx`: at least so many tokens of context, if it was
-    trained for them and nobody uses it meanwhile.
+    trained for them and nobody uses it meanwhile; `ctx`, `num_ctx` and `context_length` are other names for it.
+    `n_parallel`, `kv_type`, `n_gpu_layers` and `n_threads` hold from now on, as in load-settings. `keep_alive` is
+    Ollama's word for `ttl_s`, where -1 stands for good.
     """
 
     pinned: bool | None = None
@@ -44,6 +46,38 @@ class LoadRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     ttl_s: Annotated[float, Meta(ge=0, le=1e9)] | None = None
     engine_args: EngineArgs | None = None
     n_ctx: Annotated[int, Meta(ge=1, le=1 << 24)] | None = None
+    ctx: Annotated[int, Meta(ge=1, le=1 << 24)] | None = None
+    num_ctx: Annotated[int, Meta(ge=1, le=1 << 24)] | None = None
+    context_length: Annotated[int, Meta(ge=1, le=1 << 24)] | None = None
+    n_parallel: Annotated[int, Meta(ge=1, le=128)] | None = None
+    kv_type: Annotated[str, Meta(max_length=20)] | None = None
+    n_gpu_layers: Annotated[int, Meta(ge=-1, le=10_000)] | None = None
+    n_threads: Annotated[int, Meta(ge=1, le=1024)] | None = None
+    keep_alive: Annotated[float, Meta(ge=-1, le=1e9)] | None = None
+
+    @property
+    def tokens(self) -> int | None:
+        """The context, by whichever name it was given."""
+        names = (self.n_ctx, self.ctx, self.num_ctx, self.context_length)
+        return next((given for given in names if given is not None), None)
+
+    @property
+    def idle_s(self) -> float | None:
+        """Seconds it stays when idle, 0 for good; None: nothing is said of it."""
+        if self.ttl_s is not None or self.keep_alive is None:
+            return self.ttl_s
+        return max(self.keep_alive, 0)
+
+    @property
+    def lasting(self) -> dict[str, int | str]:
+        """What of it holds for later loads too, by the names of `LoadOptions`."""
+        given = {
+            "n_parallel": self.n_parallel,
+            "type_k": self.kv_type,
+            "n_gpu_layers": self.n_gpu_layers,
+            "n_threads": self.n_threads,
+        }
+        return {name: value for name, value in given.items() if value is not None}
 
 
 class LoadedModel(msgspec.Struct, frozen=True, kw_only=True):

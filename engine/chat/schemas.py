@@ -95,7 +95,7 @@ def closed(schema: Schema) -> Schema:
 
 
 class _Closing:
-    """Finds the objects whose members are all named in one pointer, and closes them."""
+    """Finds the objects whose members are all named at one point, and closes them."""
 
     def __init__(self, schema: dict[str, Any]) -> None:
         self._num_merged = 0

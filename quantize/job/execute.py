@@ -58,6 +58,7 @@ from quantize.job.source import (
     check_unchanged,
     file_type,
     header_bytes,
+    mostly,
     watched,
     whole_spec,
 )
@@ -73,6 +74,7 @@ from quantize.measurements import (
     Progress,
     RoundRequest,
 )
+from quantize.plan.llama_cpp_preset_rules import MIXES
 from quantize.plan.plan import Question, given_plan, make_plan
 from quantize.plan.priors import prior_damage
 from quantize.types import EvidenceRef, FileReport, ModelSpec, Rounding
@@ -333,7 +335,7 @@ class _Job:
             source=basis,
             out=self.output.partial("ours"),
             types=plan.types,
-            file_type=file_type(plan.goal.mix or plan.best_stock),
+            file_type=file_type(plan.goal.mix) if plan.goal.mix in MIXES else mostly(basis, plan.types),
             imatrix=imatrix,
             packed=self.writing.packed(basis, rounded, imatrix, self.rounding),
             threads=self.request.threads,

@@ -1,6 +1,7 @@
 """What a job has to know of its source: facts for the plan, whether it is good enough and stays the same."""
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import msgspec
 
 from devices.errors import Cancelled, TesseraError
 from quantize.errors import InvalidOption, SourceChanged, Unreadable
-from quantize.files.gguf_split import GgufModel, model_files
+from quantize.files.gguf_split import GgufModel, model_files, read_gguf_model
 from quantize.files.gguf_write import header
 from quantize.ggml_types import FLOAT_TYPES, NEARLY_EXACT, GgmlType, bits_per_weight
 from quantize.job.write_model import output_metadata, output_slots
@@ -82,5 +83,15 @@ def check_precision(spec: ModelSpec, *, force: bool) -> tuple[str, ...]:
 
 
 def file_type(mix: str | None) -> int:
-    """llama.cpp's number of the nearest stock mix."""
+    """llama.cpp's number of a stock mix."""
     return MIXES[mix].ftype if mix in MIXES else _DEFAULT_FILE_TYPE
+
+
+def mostly(source: Path, types: Mapping[str, str]) -> int:
+    """llama.cpp's number for a file of many types: that of the type which most weights have, as its names say."""
+    weights: Counter[GgmlType] = Counter()
+    for _, tensor in read_gguf_model(source).tensors():
+        weights[GgmlType[types[tensor.name]]] += tensor.num_values
+    (found, _), *_ = weights.most_common(1)
+    plain = next((mix.ftype for mix in MIXES.values() if mix.base is found), _DEFAULT_FILE_TYPE)
+    return plain if found.traits.file_type is None else found.traits.file_type

@@ -88,6 +88,28 @@ def test_load_and_unload_by_hand(scripted):
     assert httpx2.post(f"{url}/spark/load", json={"ttl_s": -1}, headers=MANAGE).status_code == 400
 
 
+def test_a_load_takes_what_other_programs_send(scripted):
+    url = f"{scripted.url}/tessera/v1/models/spark"
+
+    def load(**body):
+        return httpx2.post(f"{url}/load", json=body, headers=MANAGE)
+
+    first = load().json()
+    try:
+        for name in ("n_ctx", "ctx", "num_ctx", "context_length"):
+            assert load(**{name: 300}).json()["n_ctx"] == first["n_ctx"], "it has more than that"
+            assert load(**{name: 0}).status_code == 400
+        stays = load(n_parallel=2, kv_type="q8_0", keep_alive=-1).json()
+        assert (stays["state"], stays["ttl_s"], stays["pid"]) == ("loaded", None, stays["pid"])
+        chosen = httpx2.get(f"{url}/load-settings", headers=MANAGE).json()["user"]
+        assert (chosen["n_parallel"], chosen["kv_type"]) == (2, "q8_0")
+        assert load(keep_alive=60).json()["ttl_s"] == 60
+        assert load(kv_type="q9").status_code == 400
+        assert load(keep_alive=0).json()["error"]["param"] == "keep_alive"
+    finally:
+        httpx2.put(f"{url}/load-settings", json={}, headers=MANAGE)
+
+
 def test_idle_work_loads_no_model(scripted):
     body = {"model": "spark", "messages": [{"role": "user", "content": "Hi"}], "priority": "side"}
 

@@ -211,6 +211,8 @@ class ModelPicker(QObject):
         if file is not None:
             parts += [formatted.size(file.size_bytes)] if file.size_bytes else []
             parts += [file.details.quantization] if file.details.quantization else []
+            if file.bits_per_weight:
+                parts.append(self.tr("{n} bits per weight").format(n=formatted.decimal(file.bits_per_weight, 2)))
             parts += [name for name in _CAN if name in file.capabilities]
         if placement is not None:
             if placement.decode_tok_s:

@@ -68,6 +68,8 @@ async def loaded_models(request: Request) -> LoadedModels:
 async def load(request: Request, model: str, body: LoadRequest) -> LoadedModel:
     """Load a model now, and say how long it stays."""
     state = server_state(request)
+    if body.keep_alive == 0:
+        raise InputFault("keep_alive 0 unloads a model at once: POST …/unload does that.", "keep_alive")
     if body.draft is not None:
         entry = await state.models.entry(model)
         await state.models.choose_draft(entry, body.draft or None)
@@ -76,14 +78,32 @@ async def load(request: Request, model: str, body: LoadRequest) -> LoadedModel:
         entry = await state.models.entry(model)
         await keep_engine_args(state, entry, body.engine_args)
         await _reload(state, entry, "engine_args")
-    found = await while_connected(request, state.pool.acquire(model, min_ctx=body.n_ctx or 0))
-    if body.n_ctx is not None and found.facts is not None and found.facts.max_ctx > found.facts.n_ctx:
-        await while_connected(request, state.pool.grow(found, min(body.n_ctx, found.facts.max_ctx)))
+    if body.lasting:
+        await _keep_options(state, await state.models.entry(model), body.lasting)
+    tokens = body.tokens
+    found = await while_connected(request, state.pool.acquire(model, min_ctx=tokens or 0))
+    if tokens is not None and found.facts is not None and found.facts.max_ctx > found.facts.n_ctx:
+        await while_connected(request, state.pool.grow(found, min(tokens, found.facts.max_ctx)))
     if body.pinned is not None:
         found.pinned = body.pinned
-    if body.ttl_s is not None:
-        found.ttl_s = body.ttl_s or None
+    if body.idle_s is not None:
+        found.ttl_s = body.idle_s or None
     return describe(found)
+
+
+async def _keep_options(state: ServerState, entry: ModelEntry, options: dict[str, int | str]) -> None:
+    """Store options of a load; a model that is loaded with others is loaded again, unless it is in use."""
+    before = state.models.user_settings.get(entry.id).load_options
+    now = msgspec.structs.replace(before, **options)
+    if now == before:
+        return
+    loaded = state.pool.get(entry.id)
+    if loaded is not None and not loaded.idle:
+        names = ", ".join(options)
+        raise InputFault(f"{entry.id} is in use: {names} can change when it is idle.", next(iter(options)))
+    state.models.user_settings.set_load(entry.id, now, entry.context_train)
+    if loaded is not None and loaded.ready:
+        await state.pool.unload(entry.id)
 
 
 async def _reload(state: ServerState, entry: ModelEntry, changed: str) -> None:
