@@ -63,15 +63,30 @@ def fingerprint(kind: str) -> str:
     return digest.hexdigest()
 
 
+def build_tools() -> "list[str]":
+    """The kernels that could be built here, beside those every environment has."""
+    if sys.version_info < (3, 11):
+        return []
+    sys.path.insert(0, ROOT)
+    from installers.bootstrap import kernels
+
+    return ["vulkan"] if kernels.vulkan_ready() else []
+
+
 def is_ready(kind: str) -> bool:
-    """The environment was made for `kind`, or for more than it, from the present locks."""
+    """The environment was made for `kind`, or for more than it, from the present locks and with the present tools.
+
+    Tools that were removed since do not matter: what was built with them is there.
+    """
     try:
         with open(MARKER) as marker:
             made = dict(line.split() for line in marker if line.strip())
     except (OSError, ValueError):
         return False
     covers = {"server": ("server", "desktop", "test"), "desktop": ("desktop", "test"), "test": ("test",)}
-    return any(made.get(k) == fingerprint(k) for k in covers[kind])
+    if not any(made.get(k) == fingerprint(k) for k in covers[kind]):
+        return False
+    return set(build_tools()) <= set(made.get("tools", "").split(","))
 
 
 def split_arguments(arguments: "list[str]") -> "tuple[dict[str, str], list[str]]":
@@ -184,8 +199,12 @@ def make_environment(kind: str, own: "dict[str, str]") -> int:
         tests=kind == "test",
     )
     if not code:
+        # Given wheels are what the user wants, whatever could be built here.
+        tools = ["vulkan"] if "--wheels" in own else build_tools()
         with open(MARKER, "w") as marker:
             marker.write("{} {}\n".format(kind, fingerprint(kind)))
+            if tools:
+                marker.write("tools {}\n".format(",".join(tools)))
     return code
 
 

@@ -45,13 +45,22 @@ def _cpu_features() -> str:
     return f"{platform.processor()} {platform.machine()}"
 
 
+def vulkan_comes_along() -> bool:
+    """A kernel pack with Vulkan for this platform lies in the source tree, so none has to be built."""
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        return False
+    return bool(glob.glob(os.path.join(_ROOT, "assets", "kernels", "vulkan-linux-x86_64-*.tar.xz")))
+
+
 def vulkan_ready() -> bool:
     """A GPU, the shader compiler and new enough headers are here, so the Vulkan backend is worth building.
 
-    Headers older than 1.4 lack types that ggml's Vulkan backend uses (Debian 12 has 1.3.239). Without the package
-    spirv-headers its build stops.
+    Where a kernel pack comes along it is not. Headers older than 1.4 lack types that ggml's Vulkan backend uses
+    (Debian 12 has 1.3.239). Without the package spirv-headers its build stops.
     """
     if sys.platform == "darwin" or not shutil.which("glslc") or not glob.glob("/dev/dri/renderD*"):
+        return False
+    if vulkan_comes_along():
         return False
     prefixes = ("/usr/share", "/usr/lib*", "/usr/local/share", "/usr/local/lib*")
     if not any(glob.glob(f"{prefix}/cmake/SPIRV-Headers/*.cmake") for prefix in prefixes):
@@ -82,18 +91,20 @@ def cmake_arguments() -> list[str]:
     return plugins + [f"-DCMAKE_INSTALL_{folder}" for folder in folders]
 
 
-def tiles_argument() -> str:
-    """What makes llama.cpp's build take our own backend along, quoted for CMAKE_ARGS.
+def included_files() -> str:
+    """What makes llama.cpp's build include our CMake files, quoted for CMAKE_ARGS: its rules, and our own backend.
 
     Wheels are not known by it, for it names where this source tree lies: they are known by the sources' content.
     """
-    if sys.platform != "linux":
-        return ""
-    return shlex.quote("-DCMAKE_PROJECT_ggml_INCLUDE=" + os.path.join(TILES, "plugin.cmake"))
+    files = {"llama.cpp": "llama.cmake"}
+    if sys.platform == "linux":
+        files["ggml"] = "plugin.cmake"
+    options = [f"-DCMAKE_PROJECT_{project}_INCLUDE={os.path.join(TILES, name)}" for project, name in files.items()]
+    return " ".join(shlex.quote(option.replace(os.sep, "/")) for option in options)
 
 
 def tiles_sources() -> str:
-    """The content of our own backend's files."""
+    """The content of the files that llama.cpp's build includes: its rules, and our own backend."""
     parts = []
     for name in sorted(os.listdir(TILES)):
         with open(os.path.join(TILES, name), encoding="utf-8") as file:
@@ -160,7 +171,7 @@ def _build(python: str, wanted: list[str], folder: str, work: str, beside: Calla
     archive = glob.glob(os.path.join(work, "*.tar.gz"))[0]
     log_path = os.path.join(folder, "build.log")
     environment = dict(os.environ)
-    arguments = (*cmake_arguments(), tiles_argument(), users_arguments())
+    arguments = (*cmake_arguments(), included_files(), users_arguments())
     environment["CMAKE_ARGS"] = " ".join(filter(None, arguments))
     if users_arguments():
         show(f"  with your CMAKE_ARGS: {users_arguments()}")

@@ -60,7 +60,7 @@ def portable_wheel(python: Path, work: Path, jobs: int) -> Path:
     sources = work / "sources"
     shutil.rmtree(sources, ignore_errors=True)
     env = environment()
-    env["CMAKE_ARGS"] = " ".join(filter(None, (*(f"-D{flag}" for flag in PORTABLE), kernels.tiles_argument())))
+    env["CMAKE_ARGS"] = " ".join((*(f"-D{flag}" for flag in PORTABLE), kernels.included_files()))
     env["CMAKE_BUILD_PARALLEL_LEVEL"] = str(jobs)
     env["PATH"] = f"{python.parent}{os.pathsep}{env['PATH']}"
     # The sources' CMake files ask git for a commit: an answer of a repository around the work folder is none.

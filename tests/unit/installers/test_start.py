@@ -151,8 +151,9 @@ def test_the_build_takes_our_kernels_along_and_a_change_of_them_makes_it_anew(st
     before = kernels._key(str(lock)), start.fingerprint("test")
     monkeypatch.setattr(kernels, "TILES", str(copy))
     assert kernels._key(str(lock)) == before[0]  # where the source tree lies is no difference
-    (option,) = shlex.split(kernels.tiles_argument())
-    assert Path(option.partition("=")[2]) == copy / "plugin.cmake"
+    options = dict(option.split("=") for option in shlex.split(kernels.included_files()))
+    assert Path(options["-DCMAKE_PROJECT_ggml_INCLUDE"]) == copy / "plugin.cmake"
+    assert Path(options["-DCMAKE_PROJECT_llama.cpp_INCLUDE"]) == copy / "llama.cmake"
     (copy / "kernel.h").write_text("// other")
     assert kernels._key(str(lock)) != before[0]
     shutil.copytree(ROOT / "installers" / "lock", tmp_path / "installers" / "lock")
@@ -163,4 +164,31 @@ def test_the_build_takes_our_kernels_along_and_a_change_of_them_makes_it_anew(st
 
 def test_elsewhere_our_kernels_are_left_out(monkeypatch):
     monkeypatch.setattr(kernels.sys, "platform", "darwin")
-    assert kernels.tiles_argument() == ""
+    assert "ggml_INCLUDE" not in kernels.included_files()
+
+
+def test_tools_that_were_installed_later_are_noticed_and_removed_ones_are_not(start, monkeypatch, tmp_path):
+    monkeypatch.setattr(start, "MARKER", str(tmp_path / "marker"))
+    (tmp_path / "marker").write_text(f"server {start.fingerprint('server')}\n")
+    monkeypatch.setattr(kernels, "vulkan_ready", lambda: False)
+    assert start.is_ready("server")
+    monkeypatch.setattr(kernels, "vulkan_ready", lambda: True)
+    assert not start.is_ready("server")
+    (tmp_path / "marker").write_text(f"server {start.fingerprint('server')}\ntools vulkan\n")
+    assert start.is_ready("server")
+    monkeypatch.setattr(kernels, "vulkan_ready", lambda: False)
+    assert start.is_ready("server")
+
+
+def test_vulkan_is_not_built_where_a_pack_comes_along(monkeypatch, tmp_path):
+    monkeypatch.setattr(kernels.sys, "platform", "linux")
+    monkeypatch.setattr(kernels.shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(kernels.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(kernels, "_ROOT", str(tmp_path))
+    assert not kernels.vulkan_comes_along()
+    (tmp_path / "assets" / "kernels").mkdir(parents=True)
+    (tmp_path / "assets" / "kernels" / "vulkan-linux-x86_64-0.1.2.tar.xz").touch()
+    assert kernels.vulkan_comes_along()
+    assert not kernels.vulkan_ready()
+    monkeypatch.setattr(kernels.platform, "machine", lambda: "aarch64")
+    assert not kernels.vulkan_comes_along()
