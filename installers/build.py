@@ -3,7 +3,8 @@
     python installers/build.py TARGET [--out FOLDER] [--with-model FILE] [--pack FILE ...] [--jobs N]
 
 Targets: folder (the program alone), deb, run (Linux), nsis (Windows). Two builds from the same source by the same
-compiler and Python give the same bytes. `--with-model` puts a GGUF file inside, `--pack` a kernel pack (Vulkan).
+compiler and Python give the same bytes. `--with-model` puts a GGUF file inside, `--pack` a kernel pack beside those
+of this platform in assets/kernels.
 """
 
 import argparse
@@ -49,9 +50,10 @@ def main() -> int:
     for archive in options.pack:
         from devices.kernel_packs.store import PackStore
 
-        store = PackStore(options.work / "packs")
-        pack = store.add(archive)
-        shutil.copytree(pack.folder, program / "_internal" / "kernels" / pack.manifest.name)
+        pack = PackStore(options.work / "packs").add(archive)  # refuses what is no sound pack
+        name = f"{pack.manifest.name}-{pack.manifest.version}.tar.xz"
+        (program / "_internal" / "assets" / "kernels").mkdir(parents=True, exist_ok=True)
+        shutil.copy(archive, program / "_internal" / "assets" / "kernels" / name)
     if options.target == "deb":
         from installers.linux.packages import deb
 

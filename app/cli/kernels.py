@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @click.group(help="Kernel packs: backends such as Vulkan, installed beside the shipped libraries.")
 def command() -> None:
-    """Packs come from files, folders or the address in the settings; never by themselves."""
+    """The Vulkan pack comes along and is installed once a GPU is seen; others are files or at your address."""
 
 
 @command.command("list")
@@ -38,16 +38,17 @@ def list_packs(*, as_json: bool) -> None:
 @click.argument("source")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 def install_pack(source: str, *, as_json: bool) -> None:
-    """Install a pack: SOURCE is a file, a folder, or the name of a pack at the address in `kernels.address`.
+    """Install a pack: SOURCE is a file, a folder, or a name: of one that came along, or at `kernels.address`.
 
     Its files are compared with their SHA-256, its ggml with the installed one, and its library is loaded in a
     process of its own, before it is used. What was in use stays, to go back to.
     """
-    from devices.kernel_packs.install import install  # noqa: PLC0415 - keeps `tessera --help` fast
+    from devices.kernel_packs.bundled import pack_named  # noqa: PLC0415 - keeps `tessera --help` fast
+    from devices.kernel_packs.install import install  # noqa: PLC0415 - see above
 
     with _refusals(source):
         path = Path(source)
-        pack, trial = install(_store(), path if path.exists() else _fetched(source))
+        pack, trial = install(_store(), path if path.exists() else pack_named(source) or _fetched(source))
     if as_json:
         click.echo(json.dumps(_described(pack, trial), indent=2))
         return
@@ -85,9 +86,13 @@ def rollback(name: str) -> None:
 @click.argument("name")
 def remove(name: str) -> None:
     """Remove every build of a pack."""
+    from devices.kernel_packs.bundled import pack_named  # noqa: PLC0415 - see above
+
     with _refusals(name):
         _store().remove(name)
     echo(f"{name} was removed. Models that are loaded keep it until they are unloaded.")
+    if pack_named(name) is not None:
+        echo(f"It stays away until you bring it back: tessera kernels install {name}")
 
 
 class _refusals:  # noqa: N801 - reads as a statement

@@ -27,11 +27,11 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
 
 
-def install(store: PackStore, source: Path) -> tuple[Pack, Trial]:
+def install(store: PackStore, source: Path, *, needs_device: bool = False) -> tuple[Pack, Trial]:
     """Add the pack in `source` (a folder or an archive) and use it from the next load on.
 
-    One that is not for this ggml, or whose library does not load, is removed again and the pack in use stays.
-    Raises: PackRefused, OSError.
+    One that is not for this ggml, or whose library does not load, is removed again and the pack in use stays; with
+    `needs_device` also one that finds no device here. Raises: PackRefused, OSError.
     """
     libraries = _libraries()
     abi = installed_abi(libraries)
@@ -39,6 +39,8 @@ def install(store: PackStore, source: Path) -> tuple[Pack, Trial]:
     try:
         check_fits(pack.manifest, abi)
         trial = try_pack(pack)
+        if needs_device and not trial.devices:
+            raise PackRefused("its library loads but finds no device here")  # noqa: TRY301 - dropped below
     except PackRefused:
         store.drop(pack)
         raise

@@ -114,8 +114,17 @@ class PackStore:
         return next((pack for pack in self.active() if pack.manifest.name == name), None)
 
     def remove(self, name: str) -> None:
-        """Remove every build of a pack. Raises: PackRefused: no such pack."""
-        shutil.rmtree(self.folder / self._require(name))
+        """Remove every build of a pack, and remember that it was removed. Raises: PackRefused: no such pack."""
+        self._require(name)
+        with locked(self.folder / name / IN_USE):
+            self._write(name, InUse(digest=None))
+        for pack in self.packs():
+            if pack.manifest.name == name:
+                shutil.rmtree(pack.folder)
+
+    def rests(self, name: str) -> bool:
+        """The user removed the pack, or rolled it back to none."""
+        return (self.folder / name / IN_USE).exists() and self._in_use(name).digest is None
 
     def _require(self, name: str) -> str:
         names = sorted({pack.manifest.name for pack in self.packs()})
@@ -142,20 +151,25 @@ class PackStore:
 
 def _unpacked(source: Path, work: Path) -> Manifest:
     """Copy the manifest and the files it names from `source` into `work`."""
-    import tarfile  # noqa: PLC0415 - every runner imports this module, to look which packs there are
+    import lzma  # noqa: PLC0415 - every runner imports this module, to look which packs there are
+    import tarfile  # noqa: PLC0415 - as above
     import zipfile  # noqa: PLC0415 - as above
+    import zlib  # noqa: PLC0415 - as above
 
-    if source.is_dir():
-        manifest = manifests.parse(_head(source / manifests.NAME))
-        for file in manifest.files:
-            with (source / file.name).open("rb") as opened:
-                _copy(opened, work / file.name, file.num_bytes)
-    elif zipfile.is_zipfile(source):
-        manifest = _from_zip(source, work)
-    elif tarfile.is_tarfile(source):
-        manifest = _from_tar(source, work)
-    else:
-        raise PackRefused(f"{source} is neither a folder with a {manifests.NAME} nor a .tar or .zip archive")
+    try:
+        if source.is_dir():
+            manifest = manifests.parse(_head(source / manifests.NAME))
+            for file in manifest.files:
+                with (source / file.name).open("rb") as opened:
+                    _copy(opened, work / file.name, file.num_bytes)
+        elif zipfile.is_zipfile(source):
+            manifest = _from_zip(source, work)
+        elif tarfile.is_tarfile(source):
+            manifest = _from_tar(source, work)
+        else:
+            raise PackRefused(f"{source} is neither a folder with a {manifests.NAME} nor a .tar or .zip archive")
+    except (tarfile.TarError, zipfile.BadZipFile, EOFError, lzma.LZMAError, zlib.error) as error:
+        raise PackRefused(f"{source.name} is damaged or incomplete: {error}") from error
     (work / manifests.NAME).write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=2))
     return manifest
 

@@ -11,6 +11,7 @@ from devices.backends.libraries import WITHOUT_DEVICE, library_folder
 from devices.detect import detailed, inventory
 from devices.host import Host
 from devices.host_real import RealHost
+from devices.kernel_packs import bundled
 from devices.kernel_packs.folder import installed_libraries
 from devices.merge import merged
 from devices.power import meters
@@ -56,12 +57,16 @@ class MachineState:
         return any(meter.readable for meter in self._meters)
 
     def full(self, *, fresh: bool = False) -> Machine:
-        """With every backend tried; `fresh` tries them again."""
+        """With every backend tried; `fresh` tries them again.
+
+        Kernels that came along are installed first where a device can use them.
+        """
         with self._lock:
             if self._machine is None or fresh:
                 if isinstance(self._host, RecordedHost):
                     self._machine = recorded_report(self._host)
                 else:
+                    bundled.provide(inventory(self._host))
                     self._machine = live_report(self._host, self._cache, fresh=fresh)
         return self.now()
 

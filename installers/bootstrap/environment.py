@@ -9,6 +9,8 @@ import time
 from installers.bootstrap import kernels, model, system
 from installers.bootstrap.progress import is_terminal, redraw, show
 
+# The first start of a GPU's driver compiles; a driver that hangs must not end a set-up that is done.
+LOOK_S = 180.0
 _PACKAGE = re.compile(r"^Collecting (\S+)")
 
 
@@ -50,11 +52,30 @@ def make(
             fetching.finish(venv, root)
         else:
             model.leave_out(venv, "It was left out with --no-model.")
+        for line in _gpu_lines(python, root):
+            show(f"  {line}")
     except (subprocess.CalledProcessError, RuntimeError, OSError) as error:
         show(f"Setting up failed: {error}\nMend the cause and start again; what is done is kept.")
         return 4
     show(f"Ready after {time.monotonic() - started:.0f} s.")
     return 0
+
+
+def _gpu_lines(python: str, root: str) -> list[str]:
+    """Which GPU was found and which kernels it uses, after the kernels that came along were installed for it."""
+    environment = {**os.environ, "PYTHONPATH": root}
+    try:
+        done = subprocess.run(
+            [python, "-m", "devices.first_look"],
+            cwd=root, env=environment, capture_output=True, text=True, errors="replace", timeout=LOOK_S,
+            check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return [f"GPU: not looked for ({error}); `tessera doctor` looks again."]
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        return [f"GPU: not looked for ({last}); `tessera doctor` looks again."]
+    return done.stdout.splitlines()
 
 
 def has_pip(python: str) -> bool:

@@ -1,13 +1,14 @@
 """Build a kernel pack from the locked source of llama.cpp.
 
-    python installers/packs/build.py NAME [--work FOLDER] [--out FOLDER] [--packages] [--jobs N]
+    python installers/packs/build.py NAME [--work FOLDER] [--out FOLDER] [--packages] [--jobs N] [--compare FILE]
     python installers/packs/build.py --list
 
 Writes NAME-VERSION.tar.xz: the plugin and its manifest (ggml's version, a hash of its headers, SHA-256), with
 fixed times and order, so that two builds by the same compiler have the same bytes. `--packages` takes glslc and new
 enough Vulkan headers, or OpenCL for OpenVINO, from Debian packages that are unpacked below FOLDER; nothing is
-installed. Install the result
-with `tessera kernels install FILE`.
+installed. The versions for Vulkan are locked; `--mirror ADDRESS` names an archive that still has them, `--newest`
+takes the present ones. `--compare FILE` ends with 1 where the result is not that file, byte for byte. Install the
+result with `tessera kernels install FILE`.
 """
 
 import argparse
@@ -34,6 +35,13 @@ from installers.packs.recipes import RECIPES, Recipe  # noqa: E402
 
 # The oldest date an archive may hold; SOURCE_DATE_EPOCH overrides.
 EPOCH = 315532800
+# The oldest glibc that the program's other libraries run with. Source: the tags of PySide6's wheels.
+NEWEST_GLIBC = (2, 34)
+# A dictionary larger than the library finds what shaders have in common: 6 MiB less than the preset's 8 MiB.
+FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "dict_size": 64 << 20}]
+LICENCES = ROOT / "assets" / "licences"
+# What a pack is made of besides llama.cpp, by backend. Source: the licence files of the packages.
+LICENCE_WORDS = {"vulkan": "llama.cpp: MIT; Vulkan headers: Apache-2.0 OR MIT; SPIR-V headers: MIT"}
 COMMON = (
     "CMAKE_BUILD_TYPE=Release", "BUILD_SHARED_LIBS=ON", "GGML_BACKEND_DL=ON", "GGML_NATIVE=OFF", "GGML_RPC=OFF",
     "LLAMA_BUILD_TESTS=OFF", "LLAMA_BUILD_EXAMPLES=OFF", "LLAMA_BUILD_TOOLS=OFF", "LLAMA_BUILD_SERVER=OFF",
@@ -77,12 +85,17 @@ def compile_plugin(recipe: Recipe, work: Path, extra: list[str], env: dict[str, 
         strip[0] = "x86_64-w64-mingw32-strip"
     if recipe.toolchain != "msvc":
         # Paths of the build machine would make every build differ.
-        remap = f"-ffile-prefix-map={tree}=llama.cpp -ffile-prefix-map={made}=build"
+        remap = f"-ffile-prefix-map={work}=work -ffile-prefix-map={made}=build -ffile-prefix-map={tree}=llama.cpp"
+        remap += " -ffunction-sections -fdata-sections"
         if recipe.toolchain == "mingw" and not _mingw_knows_throttling():
             additions = work / "mingw-additions.h"
             _write(additions, MINGW_ADDITIONS)
             remap += f" -include {additions}"
         flags += [f"-DCMAKE_C_FLAGS={remap}", f"-DCMAKE_CXX_FLAGS={remap}"]
+    if recipe.toolchain == "native":
+        # libstdc++ and libgcc stay shared: the static ones of Debian 12 ask for glibc 2.36.
+        small = "-Wl,--gc-sections -Wl,--build-id=none"
+        flags.append(f"-DCMAKE_MODULE_LINKER_FLAGS_RELEASE={small}")
     flags.append("-DCMAKE_SKIP_RPATH=ON")
     subprocess.run(["cmake", "-S", str(tree), "-B", str(made), "-G", "Ninja", *flags], env=env, check=True)
     targets = _variants(made, env) if recipe.target == "ggml-cpu-variants" else [recipe.target]
@@ -143,13 +156,32 @@ def glibc_needed(libraries: list[Path]) -> str:
     return ".".join(map(str, newest))
 
 
-def describe(recipe: Recipe, tree: Path, libraries: list[Path]) -> Manifest:
+def engine_commit(tree: Path) -> str:
+    """The commit of llama.cpp that the locked archive ships; empty where it does not say."""
+    head = tree.parents[1] / ".git" / "modules" / "vendor" / "llama.cpp" / "HEAD"
+    found = head.read_text(encoding="ascii").strip() if head.is_file() else ""
+    return found if re.fullmatch(r"[0-9a-f]{40}", found) else ""
+
+
+def shader_compiler(env: dict[str, str]) -> str:
+    """The versions of glslc and of glslang in it, on one line."""
+    told = subprocess.run(["glslc", "--version"], env=env, capture_output=True, text=True, check=True).stdout
+    return ", ".join(line.strip() for line in told.splitlines() if re.match(r"(shaderc|glslang) ", line))
+
+
+def describe(recipe: Recipe, tree: Path, libraries: list[Path], env: dict[str, str]) -> Manifest:
     """The manifest of what was built."""
     files = tuple(
         PackFile(name=p.name, num_bytes=p.stat().st_size, sha256=hashlib.sha256(p.read_bytes()).hexdigest())
         for p in libraries
     )
     version = ggml_version(tree)
+    built = {"source": tree.parents[1].name, "commit": engine_commit(tree), "tried": recipe.tried}
+    if recipe.backend == "vulkan":
+        built["shader_compiler"] = shader_compiler(env)
+        built["packages"] = ", ".join(f"{n} {v}" for n, (v, _) in sorted(toolchain.locked_packages().items()))
+    if recipe.backend in LICENCE_WORDS:
+        built["licences"] = LICENCE_WORDS[recipe.backend]
     compilers = {"mingw": ["x86_64-w64-mingw32-g++-posix", "--version"], "msvc": ["cl"]}
     asked = compilers.get(recipe.toolchain, ["g++", "--version"])
     told = subprocess.run(asked, capture_output=True, text=True, check=True)
@@ -167,7 +199,7 @@ def describe(recipe: Recipe, tree: Path, libraries: list[Path]) -> Manifest:
                 files=files,
                 glibc=glibc_needed(libraries),
                 needs=recipe.needs,
-                built={"compiler": first, "source": tree.parents[1].name, "tried": recipe.tried},
+                built={"compiler": first, **built},
             )
         )
     )
@@ -177,10 +209,11 @@ def write_archive(manifest: Manifest, libraries: list[Path], target: Path) -> No
     """A .tar.xz whose bytes depend on the contents only."""
     epoch = int(os.environ.get("SOURCE_DATE_EPOCH", EPOCH))
     partial = target.with_suffix(".part")
-    with lzma.open(partial, "wb", preset=6) as packed, tarfile.open(fileobj=packed, mode="w") as archive:
-        contents = {NAME: msgspec.json.format(msgspec.json.encode(manifest), indent=2)}
-        contents |= {path.name: path.read_bytes() for path in libraries}
-        for name, data in sorted(contents.items()):
+    with lzma.open(partial, "wb", filters=FILTERS) as packed, tarfile.open(fileobj=packed, mode="w") as archive:
+        # The manifest comes first, so that it can be read without unpacking the rest.
+        contents = [(NAME, msgspec.json.format(msgspec.json.encode(manifest), indent=2))]
+        contents += sorted((path.name, path.read_bytes()) for path in libraries)
+        for name, data in contents:
             member = tarfile.TarInfo(name)
             member.size, member.mtime, member.mode = len(data), epoch, 0o644
             archive.addfile(member, BytesIO(data))
@@ -195,6 +228,9 @@ def main() -> int:
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "packs")
     parser.add_argument("--out", type=Path, default=ROOT / "dist")
     parser.add_argument("--packages", action="store_true")
+    parser.add_argument("--mirror")
+    parser.add_argument("--newest", action="store_true")
+    parser.add_argument("--compare", type=Path)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args()
     if options.list or options.name is None:
@@ -205,7 +241,9 @@ def main() -> int:
     options.work.mkdir(parents=True, exist_ok=True)
     options.out.mkdir(parents=True, exist_ok=True)
     vulkan, intel = recipe.backend == "vulkan", recipe.backend == "openvino"
-    root = toolchain.unpack_packages(options.work) if options.packages and vulkan else None
+    root = None
+    if options.packages and vulkan:
+        root = toolchain.unpack_packages(options.work, mirror=options.mirror, newest=options.newest)
     env = toolchain.environment(root)
     missing = toolchain.missing_tools(recipe.tools, env)
     if root is not None:
@@ -220,13 +258,42 @@ def main() -> int:
         extra = openvino.cmake_flags(wheel, opencl)
         brought = openvino.collect(wheel, opencl, options.work / "brought")
     libraries = compile_plugin(recipe, options.work, extra, env, options.jobs) + brought
-    manifest = describe(recipe, toolchain.source_tree(options.work), libraries)
+    if vulkan:
+        licence = options.work / "llama.cpp-LICENCE.txt"
+        licence.write_bytes((LICENCES / "llama.cpp.txt").read_bytes())
+        libraries.append(licence)
+    needed = glibc_needed(libraries)
+    if needed and tuple(map(int, needed.split("."))) > NEWEST_GLIBC:
+        print(f"{recipe.name} needs glibc {needed}, {NEWEST_GLIBC} is the newest allowed: build on Debian 12")
+        return 4
+    manifest = describe(recipe, toolchain.source_tree(options.work), libraries, env)
     target = options.out / f"{manifest.name}-{manifest.version}.tar.xz"
     write_archive(manifest, libraries, target)
     print(f"{target}: {target.stat().st_size >> 20} MiB, {manifest.num_bytes >> 20} MiB unpacked")
     for file in manifest.files:
         print(f"  {file.name} {file.num_bytes} bytes, sha256 {file.sha256[:16]}…")
-    return 0
+    return compare(target, options.compare) if options.compare else 0
+
+
+def compare(built: Path, kept: Path) -> int:
+    """0 where both files are the same, byte for byte; 1 after printing what their manifests say differently."""
+    if built.read_bytes() == kept.read_bytes():
+        print(f"{kept.name} is what the sources give, byte for byte")
+        return 0
+    print(f"{kept} is not what the sources give here:")
+    ours, theirs = (msgspec.to_builtins(read_manifest(path)) for path in (built, kept))
+    for key in ours:
+        if ours[key] != theirs[key]:
+            print(f"  {key}: built {ours[key]}\n  {' ' * len(key)}  kept  {theirs[key]}")
+    return 1
+
+
+def read_manifest(archive: Path) -> Manifest:
+    """The manifest in a pack."""
+    with tarfile.open(archive) as packed:
+        held = packed.extractfile(NAME)
+        assert held is not None
+        return parse(held.read())
 
 
 if __name__ == "__main__":

@@ -10,18 +10,21 @@ import sys
 import tarfile
 from pathlib import Path
 from typing import Final
+from urllib.parse import unquote
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 LOCK: Final = ROOT / "installers" / "lock" / "llama.txt"
+# The Debian packages that make the Vulkan pack: name, version, SHA-256. Another version makes another pack.
+PACKAGES_LOCK: Final = ROOT / "installers" / "lock" / "vulkan.txt"
 TOOLS: Final = ("libvulkan1",)
 # Mesa's software driver, to try what was built.
 SOFTWARE_DRIVER: Final = ("mesa-vulkan-drivers", "libllvm15", "libdrm2", "libdrm-amdgpu1")
 # ggml's Vulkan backend needs types of 1.4; Debian 12 has 1.3.239.
 NEWER_PACKAGES: Final = ("libvulkan-dev", "spirv-headers")
-# Debian 12's glslc (2023.2) leaves out the shaders of matrix units and of integer dot products, without an error.
-# Debian 13's runs with its own C library and loader.
+# Debian 12's glslc (2023.2) leaves out the shaders of matrix units and of integer dot products without an error,
+# Debian 13's (2025.2) those of bfloat16. A newer one runs with its own C library and loader.
 SHADER_COMPILER: Final = ("glslc", "libshaderc1", "libstdc++6", "libgcc-s1", "libc6")
-NEWER_SUITE: Final = "trixie"
+NEWER_SUITE: Final = "forky"
 # glslc that copies what it compiled before with the same words; only the output's name does not count. A call that
 # writes a list of dependencies, which names the output, is not answered from there.
 KEEPING_GLSLC: Final = """#!/bin/sh
@@ -52,10 +55,19 @@ def source_tree(work: Path) -> Path:
     return next(sources.glob("llama_cpp_python-*/vendor/llama.cpp"))
 
 
-def unpack_packages(folder: Path, driver: bool = False) -> Path:
+def locked_packages() -> dict[str, tuple[str, str]]:
+    """Name → version and SHA-256 of each package in the lock."""
+    lines = PACKAGES_LOCK.read_text(encoding="ascii").splitlines()
+    rows = [line.split() for line in lines if line and not line.startswith("#")]
+    return {name: (version, sha256) for name, version, sha256 in rows}
+
+
+def unpack_packages(folder: Path, driver: bool = False, mirror: str | None = None, newest: bool = False) -> Path:
     """Download and unpack the Debian packages below `folder`; returns the root they lie in. Nothing is installed.
 
-    `driver` adds Mesa's software driver.
+    `driver` adds Mesa's software driver. `mirror` is an address of Debian's archive that still has the locked
+    versions, such as a snapshot; None: the one this machine uses. `newest` takes what the suite has now.
+    Raises: CalledProcessError: the mirror has none of that version. ValueError: it has other bytes.
     """
     root, lists = folder / "root", folder / "apt"
     wanted = root / ("usr/share/vulkan/icd.d" if driver else "usr/include/spirv")
@@ -65,7 +77,8 @@ def unpack_packages(folder: Path, driver: bool = False) -> Path:
     for made in (root, debs, newer_debs, lists / "partial"):
         made.mkdir(parents=True, exist_ok=True)
     source = folder / "newer.list"
-    source.write_text(f"deb {_mirror()} {NEWER_SUITE} main\n", encoding="ascii")
+    trusted = "[check-valid-until=no] " if mirror else ""
+    source.write_text(f"deb {trusted}{mirror or _mirror()} {NEWER_SUITE} main\n", encoding="ascii")
     newer = [
         f"-oDir::Etc::sourcelist={source}",
         "-oDir::Etc::sourceparts=-",
@@ -76,13 +89,27 @@ def unpack_packages(folder: Path, driver: bool = False) -> Path:
     packages = (*TOOLS, *SOFTWARE_DRIVER) if driver else TOOLS
     subprocess.run(["apt-get", "download", *packages], cwd=debs, check=True)
     subprocess.run(["apt-get", *newer, "update"], check=True)
-    subprocess.run(["apt-get", *newer, "download", *NEWER_PACKAGES], cwd=debs, check=True)
-    subprocess.run(["apt-get", *newer, "download", *SHADER_COMPILER], cwd=newer_debs, check=True)
+    locked = {} if newest else locked_packages()
+    for names, place in ((NEWER_PACKAGES, debs), (SHADER_COMPILER, newer_debs)):
+        exact = [f"{name}={locked[name][0]}" if name in locked else name for name in names]
+        subprocess.run(["apt-get", *newer, "download", *exact], cwd=place, check=True)
+        for name in names:
+            _check_package(place, name, locked)
     for target, found in ((root, debs), (folder / "newer-root", newer_debs)):
         for deb in sorted(found.glob("*.deb")):
             subprocess.run(["dpkg", "-x", deb, target], check=True)
     _wrap_glslc(folder / "newer-root", root / "usr/bin/glslc")
     return root
+
+
+def _check_package(place: Path, name: str, locked: dict[str, tuple[str, str]]) -> None:
+    """Compare a downloaded package with the lock; without one print the line for it."""
+    deb = next(place.glob(f"{name}_*.deb"))
+    sha256 = hashlib.sha256(deb.read_bytes()).hexdigest()
+    if not locked:
+        print(f"{name} {unquote(deb.name.split('_')[1])} {sha256}")
+    elif name in locked and sha256 != locked[name][1]:
+        raise ValueError(f"{deb.name} has SHA-256 {sha256}, {PACKAGES_LOCK.name} says {locked[name][1]}")
 
 
 def _wrap_glslc(newer: Path, wrapper: Path) -> None:
@@ -114,7 +141,12 @@ def _mirror() -> str:
     """The address this machine takes Debian's packages from."""
     listed = ["apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages"]
     known = subprocess.run(listed, capture_output=True, text=True, check=True).stdout.split()
-    return next(address for address in known if address.rstrip("/").endswith("/debian"))
+    found = next((address for address in known if address.rstrip("/").endswith("/debian")), None)
+    if found is None:
+        raise SystemExit(
+            "--packages takes Debian's packages, and no source of this system is Debian's: use Debian 12"
+        )
+    return found
 
 
 def environment(root: Path | None) -> dict[str, str]:

@@ -1,0 +1,67 @@
+"""The Vulkan pack in assets/kernels: for the locked llama.cpp, small, sound, and for every system Qt runs on."""
+
+import re
+import subprocess
+
+import pytest
+
+from devices import install_hints
+from devices.backends.libraries import library_folder
+from devices.kernel_packs.abi import headers_hash, installed_abi
+from devices.kernel_packs.bundled import ASSETS, bundled_pack
+from devices.kernel_packs.store import PackStore
+from installers.packs import toolchain
+from installers.packs.build import NEWEST_GLIBC, read_manifest
+from installers.packs.recipes import RECIPES
+
+MOST_BYTES = 6_000_000
+# GLIBCXX_3.4.N that libstdc++ of GCC 12 has (Debian 12, Ubuntu 22.04). Source: libstdc++'s ABI policy.
+GCC_12 = 30
+
+
+@pytest.fixture(scope="module")
+def archive():
+    found = bundled_pack("vulkan", platform="linux-x86_64")
+    assert found is not None
+    return found
+
+
+def test_the_hints_name_what_comes_along():
+    names = {re.sub(r"-[0-9.]+\.tar\.xz$", "", path.name) for path in ASSETS.glob("*.tar.xz")}
+    assert names == install_hints.BUNDLED
+
+
+def test_it_is_small_and_says_what_it_was_made_with(archive):
+    assert archive.stat().st_size <= MOST_BYTES
+    manifest = read_manifest(archive)
+    assert manifest.built["source"].endswith(re.search(r"==(\S+)", toolchain.LOCK.read_text())[1]), (
+        "installers/lock/llama.txt has another version: build the pack again (docs/dev/kernels.md)"
+    )
+    for name, (version, _) in toolchain.locked_packages().items():
+        assert f"{name} {version}" in manifest.built["packages"]
+    assert re.fullmatch(r"[0-9a-f]{40}", manifest.built["commit"])
+    assert "MIT" in manifest.built["licences"]
+    assert manifest.built["compiler"].startswith("g++ (Debian 12")
+    assert manifest.needs == RECIPES["vulkan-linux-x86_64"].needs
+
+
+def test_it_is_for_the_ggml_that_is_installed(archive):
+    manifest, abi = read_manifest(archive), installed_abi(library_folder())
+    assert manifest.ggml_version == abi.ggml_version
+    assert manifest.headers == headers_hash(library_folder().parent / "include")
+
+
+def test_its_library_runs_with_the_glibc_and_libstdcxx_of_2022(archive, tmp_path):
+    pack = PackStore(tmp_path / "packs").add(archive)
+    library = pack.folder / "libggml-vulkan.so"
+    listed = subprocess.run(["readelf", "-dV", str(library)], capture_output=True, text=True, check=True).stdout
+    system = {"libstdc++.so.6", "libgcc_s.so.1", "libm.so.6", "libc.so.6"}
+    assert set(re.findall(r"NEEDED.*\[(.*)\]", listed)) == {"libggml-base.so.0", "libvulkan.so.1", *system}
+    versions = {tuple(map(int, v.split("."))) for v in re.findall(r"GLIBC_(\d+(?:\.\d+)+)", listed)}
+    assert max(versions) <= NEWEST_GLIBC
+    assert max(map(int, re.findall(r"GLIBCXX_3\.4\.(\d+)", listed))) <= GCC_12
+    # Shaders of matrix units of both kinds, integer dot products and bfloat16; no path of the building machine.
+    data = library.read_bytes()
+    for word in (b"_cm1", b"_cm2", b"q8_1", b"bf16"):
+        assert word in data
+    assert not re.search(rb"/(tmp|home|root|work|build)/", data)
