@@ -4,6 +4,7 @@ from msgspec.structs import replace
 
 from devices import unusable_reasons
 from devices.chips import with_chips
+from devices.distribution import distribution
 from devices.host import Host, text
 from devices.power import meters
 from devices.probes.apple import apple_devices
@@ -48,6 +49,7 @@ def inventory(host: Host) -> Machine:
             product=_product(host),
             memory=ram,
             devices=devices,
+            distribution=distribution(host).name if host.system == "linux" else "",
         )
     )
     return replace(machine, findings=machine_findings(host, machine))

@@ -5,7 +5,8 @@ from typing import Final
 
 from devices.types import System
 
-PACKS_PAGE: Final = "docs/kernels.md"
+# Kernel packs that come along with the program, in assets/kernels.
+BUNDLED: Final = frozenset({"vulkan-linux-x86_64"})
 # Kernel packs that there is a recipe for (installers/packs/recipes.py). None is published.
 PACKS: Final = frozenset(
     {"cuda-linux-x86_64", "openvino-linux-x86_64", "openvino-windows-x86_64", "rocm-linux-x86_64"}
@@ -15,7 +16,7 @@ PACKS: Final = frozenset(
 VULKAN_TOOLS: Final = "glslc, Vulkan headers 1.4 and spirv-headers"
 _TOOLKITS: Final = {
     "cuda": ("CUDA", "the CUDA toolkit"),
-    "rocm": ("HIP", "ROCm 6.4 or newer"),
+    "rocm": ("HIP", "ROCm 7.14 or newer"),
     "sycl": ("SYCL", "Intel oneAPI"),
     "opencl": ("OPENCL", "OpenCL headers and loader"),
     "rpc": ("RPC", "nothing more"),
@@ -32,17 +33,27 @@ def rebuild(system: System, *, frozen: bool | None = None) -> str:
     return "rm -r .venv && python3 start.py"
 
 
-def missing_backend(backend: str, system: System, arch: str, *, frozen: bool | None = None) -> str:
+def platform_of(system: System, arch: str) -> str:
+    """A platform as packs name it."""
+    names = {"amd64": "x86_64", "arm64": "aarch64"} if system != "windows" else {"amd64": "x86_64"}
+    return f"{system}-{names.get(arch.lower(), arch.lower())}"
+
+
+def missing_backend(  # noqa: PLR0911 - one for each kind of remedy
+    backend: str, system: System, arch: str, *, frozen: bool | None = None
+) -> str:
     """How to get the library of a backend that some device here could use."""
     again = rebuild(system, frozen=frozen)
     if backend == "cpu":
         return f"Make the CPU kernels anew (a C++ compiler is needed): `{again}`."
     if backend == "metal":
         return f"Install Apple's tools (`xcode-select --install`), then build again: `{again}`."
-    pack = f"{backend}-{system}-{'x86_64' if arch.lower() in {'amd64', 'x86_64'} else arch.lower()}"
+    pack = f"{backend}-{platform_of(system, arch)}"
+    if pack in BUNDLED:
+        return f"Install the kernels that came along: `tessera kernels install {pack}`."
     install = (
-        f"No kernel pack is published yet. Build {pack} from the sources ({PACKS_PAGE}) and give its file to "
-        "`tessera kernels install FILE`"
+        f"No kernel pack is published yet. Build {pack} from Tessera's sources (their page Kernels) and give its "
+        "file to `tessera kernels install FILE`"
         if pack in PACKS
         else f"There is no kernel pack {pack} yet"
     )

@@ -139,7 +139,7 @@ def _unlisted(report: BackendReport, found: BackendDevice) -> Device:
     )
 
 
-def _settled(device: Device, machine: Machine) -> Device:
+def _settled(device: Device, machine: Machine) -> Device:  # noqa: PLR0911 - one for each state
     if any(r.state == "usable" for r in device.runtimes):
         return replace(device, state="usable", reason="", fix_hint=None)
     if device.state != "present":
@@ -164,7 +164,10 @@ def _settled(device: Device, machine: Machine) -> Device:
         return replace(
             device, state="unknown", reason=unusable_reasons.NO_BACKEND_KNOWN, fix_hint=fix_hints.UNKNOWN
         )
-    hint = install_hints.missing_backend(names[0], machine.system, machine.arch)
+    absent = reports.get(names[0])
+    if absent is not None and absent.state == "not_built" and absent.reason != unusable_reasons.NOT_INSTALLED:
+        return replace(device, reason=absent.reason, fix_hint=absent.fix_hint)
+    hint = absent.fix_hint if absent else install_hints.missing_backend(names[0], machine.system, machine.arch)
     return replace(
         device,
         reason=f"no backend for it is installed (candidates: {', '.join(names)})",

@@ -8,6 +8,7 @@ from devices.as_json import backend_reports
 from devices.backends import libraries
 from devices.backends.backend_probe import try_backends as try_all
 from devices.detect import detailed
+from devices.gpu_advice import advised
 from devices.host import Host
 from devices.kernel_packs.trials import installed_trials
 from devices.merge import merged
@@ -21,12 +22,12 @@ def live_report(host: Host, cache: Path | None, *, try_backends: bool = True, fr
     if not try_backends:
         return machine
     trials = installed_trials(libraries.library_folder(), onnx=libraries.has_onnxruntime())
-    reports = try_all(machine, cache, fresh=fresh, trials=trials)
+    reports = advised(host, machine, try_all(machine, cache, fresh=fresh, trials=trials))
     return merged(replace(machine, backends=reports))
 
 
 def recorded_report(host: RecordedHost) -> Machine:
     """The same report from a recording, with the backend results recorded then."""
     machine = detailed(host)
-    reports = backend_reports(host.backends)
+    reports = advised(host, machine, backend_reports(host.backends), live=False)
     return merged(replace(machine, backends=reports)) if reports else machine

@@ -193,7 +193,10 @@ class Meter(msgspec.Struct, frozen=True):
 
 
 class Machine(msgspec.Struct, frozen=True):
-    """Everything known about one machine. `environment` is "", "wsl2", "container" or "vm"."""
+    """Everything known about one machine. `environment` is "", "wsl2", "container" or "vm".
+
+    `distribution` is Linux's by name and version, such as "Debian 12"; empty elsewhere.
+    """
 
     system: System
     kernel: str
@@ -205,6 +208,7 @@ class Machine(msgspec.Struct, frozen=True):
     backends: tuple[BackendReport, ...] = ()
     findings: tuple[Finding, ...] = ()
     meters: tuple[Meter, ...] = ()
+    distribution: str = ""
 
     def device(self, device_id: str) -> Device | None:
         """The device of that id, or the first of that kind; None when there is none."""

@@ -20,6 +20,7 @@ def command(as_json: bool, replay: Path | None) -> None:
     from devices.as_json import to_json  # noqa: PLC0415 - keeps `tessera --help` fast
     from devices.doctor import build_summary, diagnose, meter_summary  # noqa: PLC0415 - see above
     from devices.errors import BadRecording  # noqa: PLC0415 - see above
+    from devices.gpu_advice import gpu_lines  # noqa: PLC0415 - see above
     from devices.host_real import RealHost  # noqa: PLC0415 - see above
     from devices.recording import load_recording  # noqa: PLC0415 - see above
     from devices.report import live_report, recorded_report  # noqa: PLC0415 - see above
@@ -33,19 +34,24 @@ def command(as_json: bool, replay: Path | None) -> None:
     findings = diagnose(machine) if replay else (*diagnose(machine), *_accelerators(machine))
     if as_json:
         build = {"build": build_summary(machine), "meters": to_json(list(machine.meters))}
+        build["gpus"] = list(gpu_lines(machine))
         click.echo(json.dumps({"findings": to_json(list(findings)), **build}, indent=2))
     else:
-        _print(findings, f"{build_summary(machine)}\n{meter_summary(machine)}")
+        _print(findings, "\n".join((build_summary(machine), *gpu_lines(machine), meter_summary(machine))))
     raise SystemExit(1 if any(finding.severity == "error" for finding in findings) else 0)
 
 
 def _accelerators(machine: "Machine") -> "tuple[Finding, ...]":
     """What ONNX Runtime's providers, FastFlowLM, the agent's sandbox and workers lack."""
+    from msgspec.structs import replace  # noqa: PLC0415 - see command
+
     from app.code.agent import sandbox  # noqa: PLC0415 - see command
     from devices.types import Finding  # noqa: PLC0415 - see command
     from engine.core.paths import user_paths  # noqa: PLC0415 - see command
     from engine.onnx import discovery  # noqa: PLC0415 - see command
     from engine.placement import fastflowlm  # noqa: PLC0415 - see command
+    from engine.placement.model_settings import open_model_settings  # noqa: PLC0415 - see command
+    from engine.placement.pins import gone_pins  # noqa: PLC0415 - see command
     from engine.remotes import findings as remotes  # noqa: PLC0415 - see command
     from engine.remotes.registry import RemoteRegistry  # noqa: PLC0415 - see command
 
@@ -55,8 +61,16 @@ def _accelerators(machine: "Machine") -> "tuple[Finding, ...]":
     unboxed = (
         (Finding("no_sandbox", "advice", title, f"{lacking[:1].upper()}{lacking[1:]}.", fix),) if lacking else ()
     )
-    workers = remotes.findings(RemoteRegistry(user_paths().config / "remotes.json"))
-    return (*unboxed, *discovery.findings(discovery.discover(), machine), *fastflowlm.findings(machine), *workers)
+    registry = RemoteRegistry(user_paths().config / "remotes.json")
+    workers = remotes.findings(registry)
+    with_workers = replace(machine, devices=(*machine.devices, *registry.devices()))
+    return (
+        *gone_pins(with_workers, open_model_settings(user_paths()).pins()),
+        *unboxed,
+        *discovery.findings(discovery.discover(), machine),
+        *fastflowlm.findings(machine),
+        *workers,
+    )
 
 
 def _print(findings: tuple[object, ...], summary: str) -> None:

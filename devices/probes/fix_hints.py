@@ -50,6 +50,7 @@ def container_device(path: str) -> str:
     return f"Pass it into the container: `--device {path}`."
 
 
+CONTAINER_NVIDIA = "Start the container with `--gpus all` (it needs NVIDIA's container toolkit on the host)."
 NPU_IOMMU = (
     "Remove `amd_iommu=off` from the kernel command line (/etc/default/grub, `sudo update-grub`, reboot): "
     "the NPU needs the IOMMU; `iommu=pt` keeps the GPU just as fast."
@@ -69,15 +70,15 @@ NPU_MEMLOCK = (
 NPU_RUNTIME = {
     "AMD": "Install AMD's runtime (XRT and the Ryzen AI or FastFlowLM package): the driver runs no model.",
     "Intel": "Install Intel's NPU driver (packages intel-level-zero-npu, intel-driver-compiler-npu, intel-fw-npu), "
-    "then OpenVINO's kernel pack: `tessera kernels install FILE` with openvino-linux-x86_64 (docs/kernels.md). It "
-    "runs GGUF files on the NPU.",
+    "then OpenVINO's kernel pack openvino-linux-x86_64, which runs GGUF files on the NPU. None is published yet: "
+    "build it from Tessera's sources (their page Kernels).",
     "Qualcomm": "Install ONNX Runtime with the QNN provider: `pip install onnxruntime-qnn`.",
     "Apple": "Only Core ML reaches the Neural Engine; language models run faster on this GPU through Metal.",
 }
 
 _INTEL_WINDOWS = (
-    "Install OpenVINO's kernel pack: `tessera kernels install FILE` with openvino-windows-x86_64 "
-    "(docs/kernels.md). It runs GGUF files on the NPU."
+    "OpenVINO's kernel pack openvino-windows-x86_64 runs GGUF files on the NPU. None is published yet: build it "
+    "from Tessera's sources (their page Kernels)."
 )
 
 

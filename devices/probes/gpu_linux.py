@@ -5,6 +5,7 @@ import re
 from devices import unusable_reasons
 from devices.host import Host, fields, number, read_number, text
 from devices.probes import fix_hints, gpu_ids
+from devices.probes.cgroup_limits import is_container
 from devices.probes.pci import PciFunction
 from devices.types import Device, Evidence, Memory, State, SystemMemory
 
@@ -111,7 +112,9 @@ def _name(host: Host, f: PciFunction, vendor: str, known: gpu_ids.GpuId | None, 
     return f"{vendor} {listed}" if isinstance(listed, str) and listed else f"{vendor} GPU {f.pci_id}"
 
 
-def _state(host: Host, f: PciFunction, vendor: str, cards: list[str]) -> tuple[State, str, str | None]:
+def _state(  # noqa: C901 - one branch for each way a GPU may be out of reach
+    host: Host, f: PciFunction, vendor: str, cards: list[str]
+) -> tuple[State, str, str | None]:
     if f.driver is None:
         module = {"AMD": "amdgpu", "Intel": "i915", "NVIDIA": "nvidia"}.get(vendor, "")
         loaded = module and (
@@ -127,6 +130,8 @@ def _state(host: Host, f: PciFunction, vendor: str, cards: list[str]) -> tuple[S
     if f.driver == "vfio-pci":
         return "failed", unusable_reasons.SET_ASIDE_FOR_VM, fix_hints.vfio(f.address)
     if f.driver == "nvidia":
+        if host.access("/dev/nvidiactl") == "absent" and is_container(host):
+            return "failed", unusable_reasons.NOT_IN_CONTAINER, fix_hints.CONTAINER_NVIDIA
         if host.access("/dev/nvidiactl") == "denied":
             return "no_permission", "/dev/nvidiactl may not be opened", fix_hints.node("/dev/nvidiactl")
         return "present", unusable_reasons.NOT_TRIED, fix_hints.TRY
@@ -134,6 +139,8 @@ def _state(host: Host, f: PciFunction, vendor: str, cards: list[str]) -> tuple[S
     if not cards:
         return "failed", f"{f.driver} is bound but offers no device node", fix_hints.firmware(f.driver, f.address)
     node = f"/dev/dri/{render or cards[0]}"
+    if host.access(node) == "absent" and is_container(host):
+        return "failed", unusable_reasons.NOT_IN_CONTAINER, fix_hints.container_device("/dev/dri")
     if host.access(node) == "denied":
         return "no_permission", f"{node} may not be opened", fix_hints.render_group(node)
     if vendor == "AMD" and host.access("/dev/kfd") == "denied":

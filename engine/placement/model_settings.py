@@ -72,6 +72,11 @@ class ModelSettingsStore:
         """Models that the user lets this program serve."""
         return tuple(model for model in self._read().models if self.get(model).engine == engine)
 
+    def pins(self) -> dict[str, str]:
+        """Model id to the device the user pinned it to."""
+        found = {model_id: self.get(model_id).device for model_id in self._read().models}
+        return {model_id: device for model_id, device in found.items() if device}
+
     def change(self, model_id: str, **values: Any) -> None:
         """Replace some fields; the default of a field leaves it to Tessera again. Raises: OSError."""
 

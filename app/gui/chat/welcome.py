@@ -9,7 +9,7 @@ from PySide6.QtWidgets import QHBoxLayout, QLabel, QScrollArea, QVBoxLayout, QWi
 
 from app.gui import formatted
 from app.gui.app_context import Services
-from app.gui.devices.facts import summary
+from app.gui.devices.facts import gpu_words, summary
 from app.gui.library.recommended import download_name, name_row, recommendation
 from app.gui.widgets.basics import button, card, clear, label, reserve_scroll_bar, row, stack
 from app.gui.widgets.flow import Flow
@@ -120,7 +120,7 @@ class Welcome(QScrollArea):
         run(api.starters, self._show_proposals, lambda _: None, self)
 
     def _show_machine(self, machine: Machine) -> None:
-        self._machine.setText(summary(machine))
+        self._machine.setText(f"{summary(machine)}\n{gpu_words(machine)}")
         self._show_kind()
 
     def _show_proposals(self, answer: Starters) -> None:

@@ -25,6 +25,8 @@ _PRODUCTS = {
     "openvino": "OpenVINO",
     "hexagon": "Hexagon",
     "hip": "ROCm",
+    "rocm": "ROCm",
+    "opencl": "OpenCL",
     "flm": "FastFlowLM",
     "vllm": "vLLM",
     "llama-server": "llama-server",
@@ -44,6 +46,26 @@ def summary(machine: Machine) -> str:
     return tr("{name}, {memory} for models: up to about {n} parameters at 4 bits.").format(
         name=name, memory=formatted.size(total), n=formatted.count(parameters)
     )
+
+
+def gpu_words(machine: Machine) -> str:
+    """Which kernels each GPU uses, or why none and what changes it; one sentence where there is none."""
+    gpus = [device for device in machine.devices if device.kind in {"igpu", "dgpu"}]
+    if not gpus and machine.environment == "container":
+        return tr("No GPU is visible in this container. To pass one in, start it with --device /dev/dri.")
+    if not gpus:
+        return tr("No GPU was found: models run on the processor.")
+    return "\n".join(_gpu_line(device) for device in gpus)
+
+
+def _gpu_line(device: Device) -> str:
+    usable = [run.backend for run in device.runtimes if run.state == "usable"]
+    kernels = list(dict.fromkeys(_PRODUCTS[name] for name in usable if name in _PRODUCTS))
+    if kernels:
+        return tr("{name} runs models with {kernels}.").format(name=device.name, kernels=", ".join(kernels))
+    reason = tr(device.reason) if device.reason else tr("no backend is known for it")
+    words = tr("{name} is not used: {reason}.").format(name=device.name, reason=reason.rstrip("."))
+    return f"{words} {tr(device.fix_hint)}" if device.fix_hint else words
 
 
 def rank(device: Device) -> int:

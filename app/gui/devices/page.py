@@ -12,7 +12,7 @@ from app.client import ApiError
 from app.format import setting
 from app.gui import formatted
 from app.gui.app_context import Services
-from app.gui.devices.facts import KINDS, backend_words, device_facts, live_facts, pool_shares, summary
+from app.gui.devices.facts import KINDS, backend_words, device_facts, gpu_words, live_facts, pool_shares, summary
 from app.gui.devices.power_card import PowerCard
 from app.gui.reasons import all_translated, translated
 from app.gui.server_errors import error_message
@@ -117,7 +117,7 @@ class DevicesPage(Page):
         self._services.background.run(ask, done, failed, self)
 
     def _show_machine(self, machine: Machine) -> None:
-        self.set_subtitle(summary(machine))
+        self.set_subtitle(f"{summary(machine)}\n{gpu_words(machine)}")
         clear(self._devices)
         self._live.clear()
         self._devices.addWidget(label(self.tr("Devices"), "strong"))

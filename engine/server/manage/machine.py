@@ -1,24 +1,20 @@
 """/tessera/v1/devices, /ledger, /models/{id}/placement and /pin: the machine, its memory, and where models run."""
 
 import asyncio
-import os
 from typing import Annotated
 
 import msgspec
 from fastapi import APIRouter, Query, Request
 
-from devices.backends import openvino
-from devices.backends.cpu_kernels import BACKEND as TILES
 from devices.doctor import build_summary, diagnose
 from devices.memory_ledger import Reservation
 from devices.types import Machine
 from engine.api import machine as api
 from engine.api.placing import fit_report, model_placement
 from engine.core.errors import InputFault
-from engine.onnx.providers import ADAPTERS
 from engine.placement.model_settings import check_kv_type
+from engine.placement.pins import device_names, gone_pins
 from engine.placement.placer import Placer
-from engine.remotes.registry import remote_of
 from engine.server.msgspec_routes import TypedRoute
 from engine.server.state import server_state
 
@@ -31,7 +27,9 @@ async def devices(request: Request, *, fresh: bool = False) -> api.Machine:
     """Devices, memory, backends and findings; `fresh` tries every backend again."""
     placer = _placer(request)
     machine = await asyncio.to_thread(placer.machine.full, fresh=fresh)
-    found = msgspec.structs.asdict(machine) | {"findings": tuple(diagnose(machine))}
+    pins = await asyncio.to_thread(placer.resources.settings.pins)
+    findings = (*diagnose(machine), *gone_pins(machine, pins))
+    found = msgspec.structs.asdict(machine) | {"findings": findings}
     return api.Machine(**found, build=build_summary(machine))
 
 
@@ -108,18 +106,7 @@ async def placement(
 
 def _check_pin(machine: Machine, wanted: str) -> None:
     """Raises: InputFault: no device of this machine goes by that name."""
-    names: set[str] = set()
-    for device in machine.devices:
-        if device.kind == "remote":
-            names |= {device.id, remote_of(device.id)}
-            continue
-        backends = {r.backend for r in device.runtimes if r.state == "usable"} | ({"cpu"} & {device.kind})
-        names |= {r.device_name for r in device.runtimes if r.state == "usable" and r.backend == openvino.BACKEND}
-        backends -= {TILES}  # kernels beside others, no place to run
-        names |= {device.id, device.kind, *backends, *(f"{device.id}/{backend}" for backend in backends)}
-    # A provider's own name: a plugin such as Qualcomm's emulator has no device in this list.
-    here = (a for a in ADAPTERS.values() if not a.built_in and not a.problem(None, os.environ))
-    names |= {name for a in here for name in (a.genai_name.lower(), a.provider)}
+    names = device_names(machine)
     if wanted.lower() not in {name.lower() for name in names}:
         raise InputFault(f"{wanted!r} is not a device here; use one of {', '.join(sorted(names))}.", "device")
 

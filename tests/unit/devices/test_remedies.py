@@ -49,8 +49,11 @@ def test_only_packs_with_a_recipe_are_named_and_none_as_if_it_could_be_fetched()
     for frozen in (False, True):
         arm = install_hints.missing_backend("vulkan", "windows", "ARM64", frozen=frozen)
         assert arm.startswith("There is no kernel pack vulkan-windows-arm64 yet")
-        known = install_hints.missing_backend("vulkan", "linux", "x86_64", frozen=frozen)
+        known = install_hints.missing_backend("rocm", "linux", "x86_64", frozen=frozen)
         assert known.startswith("No kernel pack is published yet.")
+        bundled = install_hints.missing_backend("vulkan", "linux", "x86_64", frozen=frozen)
+        assert "`tessera kernels install vulkan-linux-x86_64`" in bundled
+        assert "FILE" not in bundled
 
 
 @pytest.mark.parametrize("name", sorted(RECORDINGS))
@@ -78,7 +81,7 @@ def test_the_table(backend, system, frozen):
     ("backend", "system", "words"),
     [
         ("vulkan", "windows", "vulkan-windows-x86_64"),
-        ("vulkan", "linux", "glslc"),
+        ("vulkan", "linux", "tessera kernels install vulkan-linux-x86_64"),
         ("cuda", "linux", "CMAKE_ARGS=-DGGML_CUDA=ON python3 start.py"),
         ("cuda", "windows", "set CMAKE_ARGS=-DGGML_CUDA=ON"),
         ("rocm", "linux", "-DGGML_HIP=ON"),

@@ -1,0 +1,150 @@
+"""What a Linux machine is told of its GPU: the distribution's own packages, versions and commands."""
+
+import copy
+
+import pytest
+from msgspec.structs import replace
+
+from devices.backends.backend_probe import try_backends
+from devices.detect import detailed
+from devices.gpu_advice import advised, gpu_lines
+from devices.kernel_packs import bundled
+from devices.merge import merged
+from devices.recording import RecordedHost
+from devices.types import BackendReport
+from tests.support.machines.machines import machines, reports
+
+RECORDINGS = machines()
+HALO = "sh-flow-z13-linux-gtt96"
+SYSTEMS = {
+    "Debian 12": 'NAME="Debian GNU/Linux"\nID=debian\nVERSION_ID="12"\n',
+    "Debian 13": 'NAME="Debian GNU/Linux"\nID=debian\nVERSION_ID="13"\n',
+    "Ubuntu 24.04": 'NAME="Ubuntu"\nID=ubuntu\nID_LIKE=debian\nVERSION_ID="24.04"\n',
+    "Fedora 43": 'NAME="Fedora Linux"\nID=fedora\nVERSION_ID=43\n',
+    "Arch": 'NAME="Arch Linux"\nID=arch\n',
+    "openSUSE Tumbleweed": 'NAME="openSUSE Tumbleweed"\nID="opensuse-tumbleweed"\nID_LIKE="opensuse suse"\n',
+    "NixOS": 'NAME=NixOS\nID=nixos\nVERSION_ID="26.05"\n',
+}
+NO_DEVICE = BackendReport("vulkan", "libggml-vulkan.so", "no_device", "it loaded but found no device", "look")
+NOT_BUILT = BackendReport("vulkan", "", "not_built", "its library is not installed", "install it")
+
+
+def machine_on(system, report, *, name=HALO, mesa="", drivers=("radeon_icd.x86_64.json",), **parts):
+    """What the machine is told of its GPU with this system, Vulkan report, Mesa and list of drivers."""
+    recording = copy.deepcopy(RECORDINGS[name])
+    recording["files"]["/etc/os-release"] = SYSTEMS.get(system, system)
+    for file in drivers:
+        recording["files"][f"/usr/share/vulkan/icd.d/{file}"] = "{}"
+    for command in ("dpkg-query -W -f ${Version}", "rpm -q --qf %{VERSION}"):
+        recording["commands"][f"{command} mesa-vulkan-drivers"] = {"returncode": 0 if mesa else 1, "stdout": mesa}
+    recording["access"] |= parts.get("access", {})
+    host = RecordedHost({**recording, "backends": []})
+    machine = detailed(host)
+    found = advised(host, machine, (report,), live=parts.get("live", False))
+    return merged(replace(machine, backends=found))
+
+
+@pytest.mark.parametrize(
+    ("system", "command"),
+    [
+        ("Debian 12", "`sudo apt install mesa-vulkan-drivers`"),
+        ("Ubuntu 24.04", "`sudo apt install mesa-vulkan-drivers`"),
+        ("Fedora 43", "`sudo dnf install mesa-vulkan-drivers vulkan-loader`"),
+        ("Arch", "`sudo pacman -S vulkan-radeon vulkan-icd-loader`"),
+        ("openSUSE Tumbleweed", "`sudo zypper install libvulkan_radeon libvulkan1`"),
+        ("NixOS", "`hardware.graphics.enable = true;`"),
+    ],
+)
+def test_a_missing_driver_is_named_as_the_distribution_calls_it(system, command):
+    (line,) = gpu_lines(machine_on(system, NO_DEVICE, drivers=("lvp_icd.json",)))
+    assert "no Vulkan driver for AMD is installed" in line
+    assert command in line
+
+
+def test_on_an_image_packages_are_layered():
+    (line,) = gpu_lines(machine_on("Fedora 43", NO_DEVICE, drivers=(), access={"/run/ostree-booted": "ok"}))
+    assert "`rpm-ostree install mesa-vulkan-drivers vulkan-loader`, then restart" in line
+
+
+@pytest.mark.parametrize(
+    ("system", "mesa", "words"),
+    [
+        ("Debian 12", "22.3.6-1+deb12u1", "Upgrade Debian 12 to a release with Mesa 24.1 or newer."),
+        ("Ubuntu 24.04", "23.2.1-1ubuntu3", "Upgrade Ubuntu 24.04 to a release with Mesa 24.1"),
+        ("Fedora 43", "24.0.9", "Upgrade Fedora 43 to"),
+    ],
+)
+def test_a_mesa_that_does_not_know_the_chip_is_told_with_both_versions(system, mesa, words):
+    (line,) = gpu_lines(machine_on(system, NO_DEVICE, mesa=mesa))
+    assert f"Mesa {mesa[:4]} does not know AMD Radeon 8060S: 24.1 or newer does" in line
+    assert words in line
+
+
+def test_a_new_enough_mesa_is_not_blamed():
+    (line,) = gpu_lines(machine_on("Debian 13", NO_DEVICE, mesa="25.0.7-2"))
+    assert "Mesa" not in line
+
+
+def test_debian_13_has_a_newer_mesa_in_its_backports():
+    (line,) = gpu_lines(machine_on("Debian 13", NO_DEVICE, mesa="23.0.1-1"))
+    assert "sudo apt install -t trixie-backports mesa-vulkan-drivers" in line
+
+
+def test_a_missing_loader_is_told_from_the_reason_the_library_did_not_load():
+    failed = replace(NO_DEVICE, state="failed", reason="libvulkan.so.1: cannot open shared object file")
+    (line,) = gpu_lines(machine_on("Debian 12", failed))
+    assert "the Vulkan loader (libvulkan.so.1) is not installed" in line
+    assert "apt install mesa-vulkan-drivers" in line
+
+
+@pytest.mark.parametrize(
+    ("system", "words"),
+    [
+        ("Debian 12", "upgrade to Debian 13 or newer"),
+        ("Ubuntu 24.04", "upgrade to Ubuntu 25.04 or newer"),
+        ("Debian 13", "`sudo apt install glslc libvulkan-dev spirv-headers`"),
+        ("Fedora 43", "`sudo dnf install glslc vulkan-headers"),
+        ("Arch", "`sudo pacman -S shaderc"),
+    ],
+)
+def test_where_no_pack_came_along_the_tools_are_named_or_why_they_are_too_old(system, words, monkeypatch, tmp_path):
+    monkeypatch.setattr(bundled, "bundled_pack", lambda *_a, **_k: None)
+    (line,) = gpu_lines(machine_on(system, NOT_BUILT))
+    assert words in line
+
+
+def test_why_the_pack_that_came_along_was_not_taken(monkeypatch):
+    monkeypatch.setattr(bundled, "bundled_pack", lambda *_a, **_k: "a pack")
+    attempt = bundled.Attempt(facts="", reason="it needs glibc 2.34, this system has 2.31")
+    monkeypatch.setattr(bundled, "failed_attempt", lambda *_a: attempt)
+    (line,) = gpu_lines(machine_on("Debian 12", NOT_BUILT, live=True))
+    assert "were not taken: it needs glibc 2.34, this system has 2.31" in line
+
+
+def test_a_device_without_its_node_in_a_container_is_told_how_to_pass_it_in():
+    recording = copy.deepcopy(RECORDINGS[HALO])
+    recording["access"]["/.dockerenv"] = "ok"
+    for path in [p for part in ("files", "links", "access") for p in recording[part] if p.startswith("/dev/dri")]:
+        for part in ("files", "links", "access"):
+            recording[part].pop(path, None)
+    recording["access"]["/dev/dri/renderD128"] = "absent"
+    machine = detailed(RecordedHost({**recording, "backends": []}))
+    (line,) = gpu_lines(merged(machine))
+    assert "its device node is not in this container" in line
+    assert "--device /dev/dri" in line
+
+
+def test_the_line_of_a_gpu_that_is_used_and_of_a_machine_without_one():
+    lines = gpu_lines(reports()["sh-framework-desktop-linux"])
+    assert any(line.startswith("GPU: AMD Radeon 8060S runs models with") for line in lines)
+    machine = detailed(RecordedHost({**RECORDINGS["vm-firecracker"], "backends": []}))
+    assert gpu_lines(machine) == ("GPU: none found; models run on the processor.",)
+
+
+@pytest.mark.parametrize("name", sorted(RECORDINGS))
+def test_every_recorded_machine_gets_a_line_for_each_gpu(name):
+    machine = detailed(RecordedHost({**RECORDINGS[name], "backends": []}))
+    machine = merged(replace(machine, backends=try_backends(machine, None, trials=())))
+    lines = gpu_lines(machine)
+    assert len(lines) == max(1, sum(d.kind in {"igpu", "dgpu"} for d in machine.devices))
+    assert all(line.startswith("GPU: ") and not line.endswith(": ") for line in lines)
