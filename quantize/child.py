@@ -15,11 +15,11 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from devices.child import spawn
 from devices.child_command import child_command
 from devices.environment import without_secrets
 from devices.errors import Cancelled, EnvironmentFault, InputFault, TesseraError
 from devices.msgspec_lock import learned
-from devices.process_memory import bound_memory
 from quantize.errors import DiskFull
 from quantize.measurements import CancelCheck, OnProgress, Progress, encode
 from quantize.reproducible_math import environment_of
@@ -66,16 +66,15 @@ class _Worker:
         one = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
         one["OMP_WAIT_POLICY"] = "passive"
         one |= environment
-        self.process = subprocess.Popen(
+        self.process: subprocess.Popen[str] = spawn(
             child_command("quantize.job.worker"),
+            without_secrets({**one, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env=without_secrets({**one, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}),
             text=True,
             encoding="utf-8",
         )
-        bound_memory(self.process.pid)
         self._readers = [threading.Thread(target=run) for run in (self._read_events, self._read_stderr)]
 
     def begin(self, child: "Child", order: bytes) -> None:

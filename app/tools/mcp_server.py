@@ -369,7 +369,7 @@ async def _listen(stream: Any, errors: bytearray) -> None:
 
 async def _end(process: Any) -> None:
     """Close its input, give it a moment, then end it and what it started."""
-    from devices.backends.probe_child import kill_group  # noqa: PLC0415 - beside its only use
+    from devices.child import kill_group  # noqa: PLC0415 - beside its only use
 
     if process.stdin is not None:
         await process.stdin.aclose()

@@ -2,7 +2,7 @@
 
 from typing import Any, Final
 
-from devices.backends.probe_child import run_child
+from devices.child import run_child
 from devices.child_command import child_command
 from devices.types import Device, Machine
 from engine.core.errors import EnvironmentFault

@@ -14,7 +14,7 @@ from devices import install_hints, unusable_reasons
 from devices.as_json import backend_reports, to_json
 from devices.atomic_file import write_atomically
 from devices.backends import libraries, openvino
-from devices.backends.probe_child import Outcome, run_child
+from devices.child import Outcome, run_child
 from devices.child_command import child_command
 from devices.msgspec_lock import learned
 from devices.types import BackendDevice, BackendReport, Machine

@@ -10,7 +10,7 @@ from pathlib import Path
 from msgspec.structs import asdict
 
 from devices.backends.openvino import environment, offered, target_of
-from devices.backends.probe_child import run_child
+from devices.child import run_child
 from devices.child_answer import answer_with
 from devices.child_command import child_command
 

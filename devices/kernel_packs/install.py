@@ -7,7 +7,7 @@ import msgspec
 
 from devices.backends.backend_probe import trial_command
 from devices.backends.libraries import built_libraries, library_folder
-from devices.backends.probe_child import run_child
+from devices.child import run_child
 from devices.errors import PackRefused
 from devices.kernel_packs import manifest as manifests
 from devices.kernel_packs.abi import check_fits, installed_abi

@@ -6,8 +6,8 @@ from typing import Any, Final
 import llguidance
 import msgspec
 
+from devices import child_service
 from devices.msgspec_lock import learned
-from engine.chat import child_service
 from engine.chat.constraint_protocol import Trial, Verdict
 from engine.chat.schemas import Loosening, Schema, closed, readable, tidy
 from engine.core.errors import ConstraintRefused

@@ -12,7 +12,8 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from engine.chat import child_service, template_messages
+from devices import child_service
+from engine.chat import template_messages
 from engine.chat.builtin import CHATML, function_schema
 from engine.chat.render_protocol import (
     MAX_PROMPT_CHARS,

@@ -7,9 +7,9 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from devices.child import BoundedChild, ChildFailed
 from devices.msgspec_lock import learned
 from engine.chat.constraint_protocol import Trial, Verdict
-from engine.chat.limited_child import BoundedChild, ChildFailed
 from engine.chat.reasoning import Markers, open_markers
 from engine.chat.schemas import MAX_COUNT
 from engine.core.errors import InputFault

@@ -5,8 +5,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from devices.child import BoundedChild, ChildFailed
 from engine.chat.builtin import MEDIA_MARKER
-from engine.chat.limited_child import BoundedChild, ChildFailed
 from engine.chat.render_protocol import RenderJob, RenderRefused, decode_answer, encode
 from engine.chat.template_messages import images
 from engine.chat.types import ChatTemplate, Message, Rendered, ToolDefinition

@@ -13,8 +13,8 @@ from typing import Final
 
 import msgspec
 
+from devices.child_service import serve
 from devices.msgspec_lock import learned
-from engine.chat.child_service import serve
 from engine.documents.types import Block, Chunk, Page, PageRead, ReadAnswer, ReadRequest, Unreadable
 
 # An answer ends after this much work, so that progress is seen and a kill costs little.

@@ -8,8 +8,8 @@ from typing import Final
 
 import msgspec
 
+from devices.child import BoundedChild, ChildFailed
 from devices.msgspec_lock import learned
-from engine.chat.limited_child import BoundedChild, ChildFailed
 from engine.documents.types import PageRead, ReadAnswer, ReadRequest
 
 # Of processor time. One answer takes about 4 s, a page of OCR some 15.

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from devices.backends.probe_child import run_child
+from devices.child import run_child
 from devices.child_command import child_command
 from devices.types import Finding, Machine
 from engine.message_catalog import sentence

@@ -12,7 +12,7 @@ import msgspec
 
 from devices.backends.backend_probe import BOOT_ID
 from devices.backends.libraries import library_folder
-from devices.backends.probe_child import run_child
+from devices.child import run_child
 from devices.child_command import child_command
 from devices.kernel_packs.folder import installed_libraries
 from devices.types import Machine

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from devices.backends.libraries import library_folder
-from devices.backends.probe_child import run_child
+from devices.child import run_child
 from devices.child_command import child_command
 from devices.llama_cpp_versions.folder import child_variables, chosen_version
 from devices.msgspec_lock import learned

@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from devices.backends.probe_child import run_child
+from devices.child import run_child
 from devices.child_command import child_command
 from devices.errors import EngineVersionRefused, EngineVersionRolledBack
 from devices.llama_cpp_versions.folder import VARIABLE

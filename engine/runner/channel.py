@@ -4,7 +4,7 @@ import os
 import threading
 from typing import BinaryIO
 
-from engine.core import frames
+from devices import frames
 from engine.runner import protocol
 
 

@@ -8,8 +8,8 @@ from typing import Final
 
 import msgspec
 
+from devices.frames import LENGTH
 from devices.msgspec_lock import learned
-from engine.core.frames import LENGTH
 from engine.core.types import Event, GenerationRequest, ModelFacts
 from engine.runner.engine_args import NO_ARGS, EngineArgs
 

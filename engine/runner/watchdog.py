@@ -9,6 +9,7 @@ import os
 from collections.abc import Awaitable, Callable
 from typing import Final
 
+from devices.child import Spent, Standstill
 from devices.process_memory import cpu_seconds
 from engine.message_catalog.reasons import Reason, because
 from engine.runner.protocol import LoadSettings
@@ -21,45 +22,10 @@ SILENCE_S: Final = 30.0
 STALL_S: Final = 300.0
 # A wait is looked at so often. After a computer's sleep the clock has jumped, which is one look of these.
 LOOKS: Final = 3
-# The least share of a limit that one who works computes, however busy the machine: 1 s in a step's 300 s, of which
-# the heartbeats themselves take a tenth, and one tick of the clocks of processor time in the 3 s of an end.
-MIN_FRACTION: Final = 1 / 300
 # One that was told to end, computes and gets little of a busy processor has this much longer.
 PATIENCE: Final = 6
 # A limit that is reached is passed a moment later.
 PASSED: Final = 1.001
-
-Spent = Callable[[int], float | None]
-
-
-class Standstill:
-    """Whether one process that somebody waits for stands still; `spent` tells the seconds that it computed."""
-
-    def __init__(self, pid: int, spent: Spent = cpu_seconds) -> None:
-        self._pid = pid
-        self._spent = spent
-        self._begun: float | None = None
-        self._moved = self._moved_s = 0.0
-
-    def begin(self) -> None:
-        """A new wait."""
-        self._begun, self._moved_s = None, 0.0
-
-    def over(self, waited_s: float, limit_s: float, threads: int = 1) -> bool:
-        """After `waited_s` of a wait: nothing was computed for `limit_s`, or more than `threads` can in `limit_s`.
-
-        Where processor time cannot be known, and for less than `limit_s`, the clock decides.
-        """
-        spent = self._spent(self._pid)
-        if spent is None:
-            return waited_s > limit_s
-        if self._begun is None:
-            self._begun = self._moved = spent
-        elif spent - self._moved >= MIN_FRACTION * limit_s:
-            self._moved, self._moved_s = spent, waited_s
-        if waited_s <= limit_s:
-            return False
-        return waited_s - self._moved_s > limit_s or spent - self._begun > limit_s * threads
 
 
 class Watchdog:

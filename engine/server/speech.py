@@ -9,10 +9,10 @@ from typing import Final
 
 import msgspec
 
+from devices.child import BoundedChild, ChildFailed
 from devices.errors import Overdrawn
 from devices.memory_ledger import Amount, Ledger
 from devices.msgspec_lock import learned
-from engine.chat.limited_child import BoundedChild, ChildFailed
 from engine.core.errors import BadModelFile, EnvironmentFault, InputFault
 from engine.core.paths import installed_speech
 from engine.message_catalog import sentences

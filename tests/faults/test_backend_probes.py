@@ -9,7 +9,7 @@ import pytest
 
 from devices.backends.backend_probe import Trial, try_backends
 from devices.backends.libraries import library_folder
-from devices.backends.probe_child import PATIENCE
+from devices.child import PATIENCE
 from devices.detect import detailed
 from devices.host_real import RealHost
 from devices.kernel_packs.trials import installed_trials

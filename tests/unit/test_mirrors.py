@@ -14,6 +14,8 @@ REASONS = {
         engine.ComparedDevice engine.Row
         engine.Alternative engine.Alternative
         engine.Model engine.ModelEntry
+        engine.Candidate engine.ModelPlacement
+        engine.SettingChange engine.SettingChange
         engine.FitReport engine.FitReport
         engine.ModelPlacement engine.Placement
         engine.Reservation devices.Reservation
@@ -47,6 +49,7 @@ REASONS = {
     """,
     "one side is a file or a message whose form must not follow the other by accident": """
         engine.CachedHeader quantize.GgufFile
+        engine.ChatQuery engine.RenderJob
         engine.Knobs engine.LoadSettings
         engine.TuneReport engine.Tuned
         engine._FileHeader engine.StoredPrefix
@@ -66,6 +69,8 @@ REASONS = {
         devices.BackendDevice engine.RemoteDevice
         engine.PageText engine.Passage
         engine.AnswerFinished engine.Done
+        engine.Candidate engine.Placement
+        engine.Load engine.Question
         engine.Clock engine.TimeSpent
         engine.Dimensions quantize.DecoderShape
         engine._Job engine._Job

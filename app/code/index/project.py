@@ -3,13 +3,10 @@
 import contextlib
 import os
 import queue
-import subprocess
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Self, cast
 
 import msgspec
 
@@ -18,10 +15,8 @@ from app.code.index.database import IndexDatabase, index_path
 from app.code.index.walk import MAX_INDEXED_BYTES, FoundFile, is_ignored, walk
 from app.code.index.worker import ParsedFile
 from app.code.workspace import Workspace
-from devices.child_command import child_command
-from devices.environment import without_secrets
+from devices.child import BoundedChild, ChildFailed
 from devices.msgspec_lock import learned
-from engine.core.frames import read_frame, write_frame
 
 # Files stored in one transaction: an interrupted first build continues where it stopped.
 _TRANSACTION_FILES = 256
@@ -108,6 +103,8 @@ class ProjectIndex:
 _BATCH = 16
 # A file that takes longer to parse than this is left out; ordinary ones take a few milliseconds.
 PARSE_LIMIT_S = 20.0
+# Address space of one worker. Measured: log entry "Project index".
+MEMORY_LIMIT_BYTES = 2 << 30
 _TWO = 2
 
 
@@ -117,7 +114,7 @@ class ParserPool:
     def __init__(self, root: Path, num_workers: int | None = None) -> None:
         self._root = root
         self._num_workers = num_workers or max(1, min(_TWO, os.cpu_count() or 1))
-        self._idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
+        self._idle: queue.SimpleQueue[BoundedChild] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._closed = False
 
@@ -162,29 +159,37 @@ class ParserPool:
                     batch = list(batches.get_nowait())
                 except queue.Empty:
                     return
-                while batch and not stop.is_set():
-                    worker = self._take()
-                    for parsed in worker.parse(batch):
-                        results.put(parsed)
-                        batch.pop(0)
-                    if worker.alive:
-                        self._give_back(worker)
-                    elif batch:
-                        results.put(ParsedFile(batch.pop(0), problem=worker.end_reason()))
+                child = self._take()
+                for path in batch:
+                    if stop.is_set():
+                        break
+                    results.put(self._parsed(child, path))
+                self._give_back(child)
         finally:
             results.put(None)
 
-    def _take(self) -> "_Worker":
+    @staticmethod
+    def _parsed(child: BoundedChild, path: str) -> ParsedFile:
+        try:
+            return msgspec.msgpack.decode(
+                child.ask_blocking(path.encode("utf-8", "surrogateescape")), type=learned(ParsedFile)
+            )
+        except ChildFailed as failed:  # the next file gets a fresh one
+            return ParsedFile(path, problem=_why(failed))
+
+    def _take(self) -> BoundedChild:
         with contextlib.suppress(queue.Empty):
             return self._idle.get_nowait()
-        return _Worker(self._root)
+        return BoundedChild(
+            "app.code.index.worker", str(self._root), timeout_s=PARSE_LIMIT_S, memory_bytes=MEMORY_LIMIT_BYTES
+        )
 
-    def _give_back(self, worker: "_Worker") -> None:
+    def _give_back(self, child: BoundedChild) -> None:
         with self._lock:
             if not self._closed:
-                self._idle.put(worker)
+                self._idle.put(child)
                 return
-        worker.stop()
+        child.close()
 
     def close(self) -> None:
         """Stop the children."""
@@ -192,114 +197,11 @@ class ParserPool:
             self._closed = True
         with contextlib.suppress(queue.Empty):
             while True:
-                self._idle.get_nowait().stop()
+                self._idle.get_nowait().close()
 
 
-class _Worker:
-    """One child. Used by one thread at a time."""
-
-    def __init__(self, root: Path) -> None:
-        self._child = subprocess.Popen(
-            child_command("app.code.index.worker", str(root)),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            cwd=Path(__file__).resolve().parents[3],
-            env=without_secrets(),  # it reads files of a project, whoever wrote them
-        )
-        self._decoder = msgspec.msgpack.Decoder(learned(ParsedFile))
-        self._stalled = False
-        self.alive = True
-
-    def parse(self, paths: Sequence[str]) -> Iterator[ParsedFile]:
-        """Answers in order; fewer than asked for when the child died, and `alive` is False then."""
-        stdin, stdout = self._child.stdin, self._child.stdout
-        try:
-            write_frame(cast("BinaryIO", stdin), msgspec.msgpack.encode(list(paths)))
-        except OSError:
-            self._ended()
-            return
-        for _ in range(len(paths)):
-            with _Watch(self._child) as watch:
-                frame = read_frame(cast("BinaryIO", stdout))
-            if frame is None:
-                self._stalled = watch.fired
-                self._ended()
-                return
-            yield self._decoder.decode(frame)
-
-    def _ended(self) -> None:
-        self.alive = False
-        self.stop()
-
-    def end_reason(self) -> str:
-        """Why the child is gone, in words for the index."""
-        if self._stalled:
-            return f"parsing took longer than {PARSE_LIMIT_S:.0f} s"
-        return f"the parser ended with code {self._child.returncode}"
-
-    def stop(self) -> None:
-        """End the child and take its pipes down."""
-        for pipe in (self._child.stdin, self._child.stdout):
-            if pipe is not None:
-                with contextlib.suppress(OSError):
-                    pipe.close()
-        try:
-            self._child.wait(timeout=2)
-        except subprocess.TimeoutExpired:
-            self._child.kill()
-            self._child.wait()
-
-
-class _Watch:
-    """Kills the child when one answer takes too long; a timer thread starts only after a first quick second."""
-
-    def __init__(self, child: "subprocess.Popen[bytes]") -> None:
-        self._child = child
-        self.fired = False
-
-    def __enter__(self) -> Self:
-        _WATCHER.add(self)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        _WATCHER.remove(self)
-
-    def fire(self) -> None:
-        """Too long: the read in the other thread ends with the child."""
-        self.fired = True
-        self._child.kill()
-
-
-class _Watcher:
-    """One sleeping thread for all children; it runs only while something is being parsed."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._since: dict[_Watch, float] = {}
-        self._thread: threading.Thread | None = None
-
-    def add(self, watch: _Watch) -> None:
-        with self._lock:
-            self._since[watch] = time.monotonic()
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="code-index-watch", daemon=True)
-                self._thread.start()
-
-    def remove(self, watch: _Watch) -> None:
-        with self._lock:
-            self._since.pop(watch, None)
-
-    def _run(self) -> None:
-        while True:
-            time.sleep(0.5)
-            with self._lock:
-                if not self._since:
-                    self._thread = None
-                    return
-                late = [w for w, since in self._since.items() if time.monotonic() - since > PARSE_LIMIT_S]
-            for watch in late:
-                watch.fire()
-
-
-_WATCHER = _Watcher()
+def _why(failed: ChildFailed) -> str:
+    """Why a file has no symbols, in words for the index."""
+    if failed.timed_out:
+        return f"parsing took longer than {PARSE_LIMIT_S:.0f} s"
+    return f"the parser ended with code {failed.exit_code}"

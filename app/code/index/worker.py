@@ -1,10 +1,9 @@
 """The child process that reads and parses project files: grammars are native code, files are not trusted.
 
-Frames on stdin and stdout are msgpack: a request is a list of paths, the answer one `ParsedFile` for each, in
-order. Run as `python -m app.code.index.worker ROOT`.
+A request is a path, the answer a `ParsedFile` as msgpack. A `BoundedChild` runs it with the project's folder as its
+last argument.
 """
 
-import contextlib
 import re
 import sys
 from pathlib import Path
@@ -15,8 +14,8 @@ from tree_sitter import QueryCursor
 from app.code.index.languages import grammar, language_of
 from app.code.index.walk import MAX_INDEXED_BYTES
 from app.code.workspace import Workspace
+from devices.child_service import serve
 from devices.errors import TesseraError
-from engine.core.frames import claim_stdio, read_frame, write_frame
 
 # Symbols and chunks of one file: what the index stores of it.
 
@@ -142,8 +141,6 @@ def _words(text: str) -> str:
     return " ".join(sorted(parts))
 
 
-# Address space of one worker. Measured: log entry "Project index".
-_MEMORY_LIMIT_BYTES = 2 << 30
 # Lines longer than this on average are machine-made; they would fill the index with noise.
 _MAX_MEAN_LINE_CHARS = 400
 
@@ -174,18 +171,9 @@ def parse_file(workspace: Workspace, path: str) -> ParsedFile:
 
 
 def main() -> None:
-    """Serve until stdin ends."""
-    with contextlib.suppress(ImportError, ValueError, OSError):
-        import resource  # noqa: PLC0415  # POSIX only
-
-        resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_LIMIT_BYTES, _MEMORY_LIMIT_BYTES))
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    source, sink = claim_stdio()
-    workspace = Workspace(Path(sys.argv[1]))
-    decoder, encoder = msgspec.msgpack.Decoder(list[str]), msgspec.msgpack.Encoder()
-    while (frame := read_frame(source)) is not None:
-        for path in decoder.decode(frame):
-            write_frame(sink, encoder.encode(parse_file(workspace, path)))
+    """Serve until the parent closes the pipe."""
+    workspace, encoder = Workspace(Path(sys.argv[3])), msgspec.msgpack.Encoder()
+    serve(lambda path: encoder.encode(parse_file(workspace, path.decode("utf-8", "surrogateescape"))))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from devices.backends.probe_child import run_child
+from devices.child import run_child
 from devices.child_command import child_command
 from devices.msgspec_lock import learned
 from engine.core.errors import EnvironmentFault, InputFault

@@ -4,8 +4,8 @@ import re
 
 import msgspec
 
+from devices import child_service
 from devices.msgspec_lock import learned
-from engine.chat import child_service
 
 
 class Search(msgspec.Struct, frozen=True, kw_only=True):

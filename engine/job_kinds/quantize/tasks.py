@@ -9,8 +9,8 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
+from devices.child import BoundedChild, ChildFailed
 from devices.msgspec_lock import learned
-from engine.chat.limited_child import BoundedChild, ChildFailed
 from engine.chat.query import ChatQuery
 from engine.chat.types import Message
 from engine.core.errors import InputFault

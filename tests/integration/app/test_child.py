@@ -13,7 +13,7 @@ import pytest
 from app.child import CHILDREN, EXIT_UNKNOWN
 from app.client import Client
 from app.server_process import ServerProcess
-from devices.backends.probe_child import run_child
+from devices.child import run_child
 from devices.child_command import child_command, interpreter, own_command
 from engine.chat.template import TemplateRenderer
 from engine.chat.types import ChatTemplate, Message

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from engine.chat import limited_child
+from devices import child as limited_child
 from engine.documents import reader_process
 from engine.documents.file_types import kind_of
 from engine.documents.reader_process import Reader

@@ -12,9 +12,9 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
+from devices.child_service import serve
 from devices.cores import allowed_cores
 from devices.msgspec_lock import learned
-from engine.chat.child_service import serve
 from engine.onnx.folder import OnnxFolder
 from engine.runner.onnx.errors import LoadFailed
 from engine.runner.onnx.full_graph_session import compiled_at, whole_session

@@ -8,6 +8,7 @@ from app.code.index.project import ProjectIndex
 from app.code.index.walk import is_ignored, walk
 from app.code.index.worker import ParsedFile
 from app.code.workspace import Workspace
+from devices import child
 
 
 def paths(root):
@@ -150,13 +151,7 @@ def test_a_file_that_kills_the_parser_is_left_out_and_the_rest_is_indexed(index,
         "    return parse(workspace, path)\n"
         "worker.parse_file = dying\nworker.main()\n"
     )
-    popen = workers.subprocess.Popen
-
-    def start(command, **options):
-        options["env"] = {**os.environ, "PYTHONPATH": str(options["cwd"])}
-        return popen([sys.executable, str(killer), command[-1]], **options)
-
-    monkeypatch.setattr(workers.subprocess, "Popen", start)
+    monkeypatch.setattr(child, "child_command", lambda _module, *rest: (sys.executable, str(killer), *rest))
     index.refresh()
     assert list(index.database.problems()) == ["f07.py"]
     assert "139" in index.database.problems()["f07.py"]
@@ -172,14 +167,9 @@ def test_a_file_that_stalls_the_parser_is_left_out(index, project, monkeypatch):
         "    return parse(workspace, path)\n"
         "worker.parse_file = slow\nworker.main()\n"
     )
-    popen = workers.subprocess.Popen
-
-    def start(command, **options):
-        options["env"] = {**os.environ, "PYTHONPATH": str(options["cwd"])}
-        return popen([sys.executable, str(staller), command[-1]], **options)
-
-    monkeypatch.setattr(workers.subprocess, "Popen", start)
-    monkeypatch.setattr(workers, "PARSE_LIMIT_S", 8.0)  # the parser's own start counts
+    monkeypatch.setattr(child, "child_command", lambda _module, *rest: (sys.executable, str(staller), *rest))
+    monkeypatch.setattr(workers, "PARSE_LIMIT_S", 2.0)
+    monkeypatch.setattr(child, "_STALLED_S", 2.0)
     index.refresh()
     assert list(index.database.problems()) == ["tool.sh"]
     assert "longer" in index.database.problems()["tool.sh"]

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from engine.chat import limited_child
-from engine.chat.limited_child import BoundedChild, ChildFailed
+from devices import child as limited_child
+from devices.child import BoundedChild, ChildFailed
 from engine.chat.render_protocol import RenderJob, decode_answer, encode
 from engine.chat.template import MEMORY_LIMIT_BYTES
 from engine.chat.types import ChatTemplate, Message

@@ -9,10 +9,12 @@ import time
 import psutil
 import pytest
 
+from devices import child
+from devices.child import Standstill
 from engine.runner import process, watchdog
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
-from engine.runner.watchdog import Standstill, Watchdog
+from engine.runner.watchdog import Watchdog
 
 stops = pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="needs SIGSTOP")
 
@@ -160,7 +162,7 @@ def test_a_runner_that_computes_without_end_is_ended(monkeypatch, how, limit):
 @pytest.mark.parametrize(("how", "limit"), [("asleep in a step", "STALL_S"), ("asleep", "SILENCE_S")])
 def test_a_runner_that_computes_nothing_is_ended(monkeypatch, how, limit):
     monkeypatch.setattr(watchdog, limit, 1.5)
-    monkeypatch.setattr(watchdog, "MIN_FRACTION", 0.2)  # ten heartbeats a second take more of so short a limit
+    monkeypatch.setattr(child, "MIN_FRACTION", 0.2)  # ten heartbeats a second take more of so short a limit
     code, died, _ = ended(monkeypatch, how, 0.0)
     assert code != 0
     assert "stuck" in str(died)

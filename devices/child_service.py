@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable
 from typing import Final
 
-from engine.core.frames import claim_stdio, read_frame, write_frame
+from devices.frames import claim_stdio, read_frame, write_frame
 
 READY: Final = b"ready"
 # An answer that computes little, because others hold the CPU, may take this many times its limit.
