@@ -35,7 +35,8 @@ def command(
     from app.cli.connection import connected  # noqa: PLC0415 - the command's own imports wait until it runs
     from app.client import ApiError, ServerUnreachable  # noqa: PLC0415
     from app.client.remote_server import RemoteServer  # noqa: PLC0415
-    from app.code.integrations.endpoint import endpoint_of, load_for_agent  # noqa: PLC0415
+    from app.code.integrations.context_needs import load_for, need_of  # noqa: PLC0415
+    from app.code.integrations.endpoint import endpoint_of  # noqa: PLC0415
     from app.code.integrations.registry import INTEGRATIONS  # noqa: PLC0415
     from app.code.integrations.store import ConnectStore  # noqa: PLC0415
     from app.code.integrations.types import PLACEHOLDER_KEY  # noqa: PLC0415
@@ -67,8 +68,10 @@ def command(
                 _print_limits(endpoint, integration)
                 _connect(store, integration, endpoint, dry_run, yes)
                 return
-            if not dry_run:
-                endpoint = replace(endpoint, context=load_for_agent(client, endpoint.model) or endpoint.context)
+            need = need_of(name, integration.kind)
+            if need is not None and not dry_run:
+                context = load_for(client, endpoint.model, integration.title, need)
+                endpoint = replace(endpoint, context=context or endpoint.context)
             _print_limits(endpoint, integration)
             folder = user_paths().state / "launch" / integration.name
             sys.exit(_start(integration.launch(endpoint, folder), folder, arguments, integration, dry_run))
@@ -97,14 +100,15 @@ def _later(endpoint: "Endpoint") -> "Endpoint":
 
 
 def _print_limits(endpoint: "Endpoint", integration: "Integration") -> None:
-    from app.code.integrations.endpoint import LEAST_AGENT_CONTEXT  # noqa: PLC0415 - with the command's own imports
+    from app.code.integrations.context_needs import need_of  # noqa: PLC0415 - with the command's own imports
 
     echo(f"{integration.title} on {endpoint.model}, context {endpoint.context} tokens, {endpoint.url}", err=True)
-    if integration.kind == "agent" and endpoint.context < LEAST_AGENT_CONTEXT:
+    need = need_of(integration.name, integration.kind)
+    if need is not None and endpoint.context < need.least:
         echo(
-            f"Warning: coding agents need about {LEAST_AGENT_CONTEXT} tokens of context; this model has "
-            f"{endpoint.context} here, as many as it was trained for, as you chose for it or as fit now. "
-            "Choose another with --model.",
+            f"Warning: {integration.title} needs {need.least:,} tokens of context ({need.source}); this model has "
+            f"{endpoint.context:,} now. Choose another with --model, or start it by tessera launch "
+            f"{integration.name}, which loads the model with more.",
             err=True,
         )
 

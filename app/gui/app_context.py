@@ -73,6 +73,7 @@ class ModelChoice:
     installed: bool = False
     remote: bool = False
     sees: bool = True  # pictures; of a model elsewhere it may not be known
+    capabilities: tuple[str, ...] = ()
     sampling: Mapping[str, Decided] = field(default_factory=dict)
 
 
@@ -168,6 +169,7 @@ def choice_of(row: ModelRow) -> ModelChoice:
         installed=row.origin == "installed",
         remote=row.origin == REMOTE,
         sees=row.origin == REMOTE or not row.capabilities or "vision" in row.capabilities,
+        capabilities=row.capabilities,
         sampling=row.sampling,
     )
 

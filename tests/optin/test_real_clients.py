@@ -188,6 +188,18 @@ def test_claude_code_changes_two_files(clients, server, project, tmp_path):
         assert shared >= 0.95 * len(earlier)
 
 
+def test_pi_changes_two_files(clients, server, project, tmp_path):
+    program = npm_program(clients, "@earendil-works/pi-coding-agent", "pi")
+    server.say(tool_calls(("read", {"path": "one.py"})))
+    server.say(tool_calls(("bash", {"command": "sed -i 's/ = \\([0-9]\\)/ = \\10/' one.py two.py"})))
+    server.say("Both numbers are ten times as large.")
+    done = launch("pi", server, project, tmp_path, program, "--no-session", "-p", "Multiply the numbers by ten.")
+    assert (project / "one.py").read_text() == "ONE = 10\n", done.stdout + done.stderr
+    assert (project / "two.py").read_text() == "TWO = 20\n"
+    assert "ten times" in done.stdout
+    assert "ONE = 1" in server.prompts()[1]
+
+
 def test_continue_changes_two_files(clients, server, project, tmp_path):
     """With the configuration that `tessera connect continue` writes."""
     program = npm_program(clients, "@continuedev/cli", "cn")

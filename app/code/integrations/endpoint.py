@@ -1,18 +1,11 @@
 """Which model a client should use, and what the server truly gives it."""
 
 from collections.abc import Callable
-from typing import Final
 
 from app.client import ApiError, Client, Routes
 from app.code.integrations.types import PLACEHOLDER_KEY, Endpoint
 from devices.errors import InputFault
 from engine.api.chat import REMOTE, Embeddings, ModelRow
-from engine.api.models import LoadRequest
-
-# What a coding agent gets if it fits. Source: openclaw PR 123701, hermes-agent#53347 (no less than 64,000).
-AGENT_CONTEXT: Final = 65_536
-# Below it most cannot work: Claude Code opens with 24,000 tokens (jan#8108).
-LEAST_AGENT_CONTEXT: Final = 32_768
 
 
 class NoModel(InputFault):
@@ -43,23 +36,8 @@ def endpoint_of(client: Client, model: str | None = None, key: str = PLACEHOLDER
         model=entry.id,
         context=_context(client, entry),
         key=key,
-        fim="fim" in entry.capabilities,
+        capabilities=entry.capabilities,
     )
-
-
-def load_for_agent(client: Client, model: str) -> int | None:
-    """Load the model with the context an agent needs, or the largest that fits; its tokens.
-
-    What the user chose for the model stays. None: the key given for a server on another machine may not load.
-    Raises: ApiError: it cannot be loaded.
-    """
-    try:
-        answer, chosen = client.placement(model), client.load_settings(model).user.n_ctx
-    except ApiError:
-        return None
-    fits = answer.fit.largest_context if answer.fit is not None else 0
-    wanted = None if chosen is not None or not fits else min(AGENT_CONTEXT, fits)
-    return client.load(model, LoadRequest(n_ctx=wanted)).n_ctx
 
 
 def context_here(client: Routes, model: str) -> int | None:

@@ -1,4 +1,4 @@
-"""Every editor and agent that can be connected."""
+"""Every editor and agent that can be connected; the editors themselves."""
 
 import json
 import re
@@ -6,11 +6,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from app.code.integrations.json_settings import Settings, undo_settings, with_settings
-from app.code.integrations.text_block import set_aside, undo_block, with_block, without_block
-from app.code.integrations.types import Endpoint, FileEdit, Integration, Launch, NeedsHand, read_config
+from app.code.integrations.agents import AIDER, CLAUDE_CODE, CODEX, GOOSE, HERMES, OPENCLAW, OPENCODE, PI
+from app.code.integrations.json_settings import Settings, has_extras, parse, undo_settings, with_settings
+from app.code.integrations.text_block import undo_block, with_block, without_block
+from app.code.integrations.types import Endpoint, FileEdit, Integration, NeedsHand, read_config
 
-# Zed: https://zed.dev/docs/ai/llm-providers (OpenAI API compatible).
+# Zed: https://zed.dev/docs/ai/llm-providers (OpenAI API compatible), .../edit-prediction (self-hosted servers).
+
+_ZED_SERVER = "open_ai_compatible_api"
+_ZED_PREDICTIONS = ("edit_predictions", _ZED_SERVER)
+# The variable that has the key for edit predictions. Source: Zed, edit_prediction crate.
+_ZED_KEY = "ZED_OPEN_AI_COMPATIBLE_EDIT_PREDICTION_API_KEY"
 
 
 def _zed_edits(home: Path, endpoint: Endpoint) -> list[FileEdit]:
@@ -19,17 +25,54 @@ def _zed_edits(home: Path, endpoint: Endpoint) -> list[FileEdit]:
         "display_name": f"{endpoint.model} (Tessera)",
         "max_tokens": endpoint.context,
         "max_output_tokens": endpoint.output_limit,
-        "capabilities": {"tools": True, "images": False, "parallel_tool_calls": True, "prompt_cache_key": False},
+        "capabilities": {
+            "tools": endpoint.tools,
+            "images": endpoint.vision,
+            "parallel_tool_calls": endpoint.tools,
+            "prompt_cache_key": False,
+        },
     }
-    base = ("language_models", "openai_compatible", "Tessera")
-    settings: Settings = {(*base, "api_url"): endpoint.openai_url, (*base, "available_models"): [model]}
     path = home / ".config" / "zed" / "settings.json"
     before = read_config(path)
-    return [FileEdit(path=path, before=before, after=with_settings(path, before, settings))]
+    base = ("language_models", "openai_compatible", "Tessera")
+    settings: dict[tuple[str, ...], Any] = {
+        (*base, "api_url"): endpoint.openai_url,
+        (*base, "available_models"): [model],
+    }
+    if endpoint.fim:
+        settings |= _zed_predictions(endpoint)
+    elif _zed_predicts(before):  # by another model, at the address that the server had then
+        settings[(*_ZED_PREDICTIONS, "api_url")] = f"{endpoint.openai_url}/completions"
+    chosen: Settings = settings
+    return [FileEdit(path=path, before=before, after=with_settings(path, before, chosen))]
+
+
+def _zed_predictions(endpoint: Endpoint) -> dict[tuple[str, ...], Any]:
+    """Edit predictions by a model that fills in the middle; Zed writes the prompt in the model's own form."""
+    return {
+        ("edit_predictions", "provider"): _ZED_SERVER,
+        (*_ZED_PREDICTIONS, "api_url"): f"{endpoint.openai_url}/completions",
+        (*_ZED_PREDICTIONS, "model"): endpoint.model,
+        (*_ZED_PREDICTIONS, "prompt_format"): "qwen" if "qwen" in endpoint.model.lower() else "infer",
+        (*_ZED_PREDICTIONS, "max_output_tokens"): 64,
+    }
+
+
+def _zed_predicts(text: str | None) -> bool:
+    """Edit predictions come from this server already."""
+    try:
+        found = parse(text or "{}")
+    except ValueError:
+        return False
+    ours = found.get("language_models", {}).get("openai_compatible", {}) if isinstance(found, dict) else {}
+    return "Tessera" in ours and isinstance(found.get("edit_predictions", {}).get(_ZED_SERVER), dict)
 
 
 def _zed_steps(endpoint: Endpoint) -> str:
-    return f"Zed asks once for the key of the provider Tessera: enter {endpoint.key!r} (or set TESSERA_API_KEY)."
+    first = f"Zed asks once for the key of the provider Tessera: enter {endpoint.key!r} (or set TESSERA_API_KEY)."
+    if not endpoint.fim:
+        return f"{first} This model does not fill in the middle of code, so edit predictions stay as they were."
+    return f"{first} For edit predictions enter the same key under Configure Providers, or set {_ZED_KEY}."
 
 
 ZED = Integration(
@@ -189,228 +232,74 @@ CLINE = Integration(
 )
 
 
-# OpenCode: https://opencode.ai/docs/providers (custom provider, OpenAI-compatible).
+# VS Code's own chat: https://code.visualstudio.com/docs/copilot/customization/language-models. Not run.
+
+_VSCODE_NAME = "Tessera"
 
 
-def _opencode_provider(endpoint: Endpoint) -> dict[str, Any]:
-    limit = {"context": endpoint.context, "output": endpoint.output_limit}
+def _vscode_group(endpoint: Endpoint) -> dict[str, Any]:
+    """One group of models. Source: microsoft/vscode#316916, VS Code 1.122."""
+    model = {
+        "id": endpoint.model,
+        "name": f"{endpoint.model} (Tessera)",
+        "url": f"{endpoint.openai_url}/chat/completions",
+        "toolCalling": endpoint.tools,
+        "vision": endpoint.vision,
+        "maxInputTokens": max(1, endpoint.context - endpoint.output_limit),
+        "maxOutputTokens": endpoint.output_limit,
+    }
     return {
-        "npm": "@ai-sdk/openai-compatible",
-        "name": "Tessera",
-        "options": {"baseURL": endpoint.openai_url, "apiKey": endpoint.key},
-        "models": {endpoint.model: {"name": endpoint.model, "limit": limit}},
+        "name": _VSCODE_NAME,
+        "vendor": "customendpoint",
+        "apiKey": endpoint.key,
+        "apiType": "chat-completions",
+        "models": [model],
     }
 
 
-def _opencode_edits(home: Path, endpoint: Endpoint) -> list[FileEdit]:
-    path = home / ".config" / "opencode" / "opencode.json"
+def _vscode_groups(path: Path, text: str | None, ours: dict[str, Any] | None) -> str:
+    """The file's list of groups with ours in it, or without. Raises: NeedsHand: it is not certain what it holds."""
+    snippet = json.dumps([ours] if ours is not None else [], indent=2)
+    try:
+        found = parse(text) if text is not None and text.strip() else []
+    except ValueError as error:
+        raise NeedsHand(path, f"it cannot be read as JSON ({error})", snippet) from error
+    if not isinstance(found, list) or (text is not None and has_extras(text)):
+        raise NeedsHand(path, "it holds comments, or no list", snippet)
+    others = [group for group in found if not (isinstance(group, dict) and group.get("name") == _VSCODE_NAME)]
+    return json.dumps([*others, *([ours] if ours is not None else [])], indent="\t", ensure_ascii=False) + "\n"
+
+
+def _vscode_edits(home: Path, endpoint: Endpoint) -> list[FileEdit]:
+    path = vscode_settings(home).with_name("chatLanguageModels.json")
     before = read_config(path)
-    settings: Settings = {
-        **({("$schema",): "https://opencode.ai/config.json"} if before is None else {}),
-        ("provider", "tessera"): _opencode_provider(endpoint),
-        ("model",): f"tessera/{endpoint.model}",
-    }
-    return [FileEdit(path=path, before=before, after=with_settings(path, before, settings))]
+    return [FileEdit(path=path, before=before, after=_vscode_groups(path, before, _vscode_group(endpoint)))]
 
 
-def _opencode_launch(endpoint: Endpoint, folder: Path) -> Launch:
-    config = {
-        "$schema": "https://opencode.ai/config.json",
-        "provider": {"tessera": _opencode_provider(endpoint)},
-        "model": f"tessera/{endpoint.model}",
-        "small_model": f"tessera/{endpoint.model}",
-        "share": "disabled",
-        "autoupdate": False,
-    }
-    name = "opencode.json"
-    return Launch(
-        argv=("opencode",),
-        env={"OPENCODE_CONFIG": str(folder / name)},
-        files={name: json.dumps(config, indent=2) + "\n"},
-    )
+def _vscode_undo(now: str, before: str | None, after: str) -> str:
+    del before, after
+    return _vscode_groups(Path("chatLanguageModels.json"), now, None)
 
 
-OPENCODE = Integration(
-    name="opencode",
-    title="OpenCode",
-    kind="agent",
-    install="npm install -g opencode-ai",
-    edits=_opencode_edits,
-    undo=undo_settings,
-    launch=_opencode_launch,
-)
-
-
-# Codex CLI: https://github.com/openai/codex/blob/main/docs/config.md (model providers, profiles).
-
-_CODEX_KEY_NAME = "TESSERA_API_KEY"
-_CODEX_OWN_TABLE = re.compile(r"^\s*\[(?:model_providers|profiles)\.\"?tessera\"?\]", re.MULTILINE)
-
-
-def _codex_edits(home: Path, endpoint: Endpoint) -> list[FileEdit]:
-    path = home / ".codex" / "config.toml"
-    before = read_config(path)
-    # Tables may stand at the end of the file whatever it holds; JSON strings are TOML strings.
-    lines = [
-        "[model_providers.tessera]",
-        'name = "Tessera"',
-        f"base_url = {json.dumps(endpoint.openai_url)}",
-        'wire_api = "responses"',
-        f"experimental_bearer_token = {json.dumps(endpoint.key)}",
-        "",
-        "[profiles.tessera]",
-        'model_provider = "tessera"',
-        f"model = {json.dumps(endpoint.model)}",
-        f"model_context_window = {endpoint.context}",
-    ]
-    text = without_block(before or "")
-    if _CODEX_OWN_TABLE.search(text):
-        raise NeedsHand(path, "it has a provider or profile named tessera already", "\n".join(lines))
-    return [FileEdit(path=path, before=before, after=with_block(text, lines))]
-
-
-def _codex_launch(endpoint: Endpoint, folder: Path) -> Launch:
-    del folder
-    # Other users see what is on a command line, but not the environment.
-    provider = {
-        "name": "Tessera",
-        "base_url": endpoint.openai_url,
-        "wire_api": "responses",
-        "env_key": _CODEX_KEY_NAME,
-    }
-    table = "{" + ", ".join(f"{key} = {json.dumps(value)}" for key, value in provider.items()) + "}"
-    options = (
-        f"model_providers.tessera={table}",
-        'model_provider="tessera"',
-        f"model_context_window={endpoint.context}",
-    )
-    argv = ("codex", "-m", endpoint.model, *(part for option in options for part in ("-c", option)))
-    return Launch(argv=argv, env={_CODEX_KEY_NAME: endpoint.key})
-
-
-def _codex_steps(endpoint: Endpoint) -> str:
+def _vscode_steps(endpoint: Endpoint) -> str:
     del endpoint
-    return "Start it with: codex --profile tessera"
-
-
-CODEX = Integration(
-    name="codex",
-    title="Codex CLI",
-    kind="agent",
-    install="npm install -g @openai/codex",
-    edits=_codex_edits,
-    undo=undo_block,
-    launch=_codex_launch,
-    steps=_codex_steps,
-)
-
-
-# Claude Code: https://docs.claude.com/en/docs/claude-code/settings (environment variables).
-
-
-def _claude_code_environment(endpoint: Endpoint) -> dict[str, str]:
-    """All of its model tiers are the one model; its changing header, which spoils prompt caches, is off."""
-    return {
-        "ANTHROPIC_BASE_URL": endpoint.url,
-        "ANTHROPIC_AUTH_TOKEN": endpoint.key,
-        "ANTHROPIC_MODEL": endpoint.model,
-        "ANTHROPIC_DEFAULT_OPUS_MODEL": endpoint.model,
-        "ANTHROPIC_DEFAULT_SONNET_MODEL": endpoint.model,
-        "ANTHROPIC_DEFAULT_HAIKU_MODEL": endpoint.model,
-        "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(endpoint.output_limit),
-        "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
-        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
-    }
-
-
-def _claude_code_edits(home: Path, endpoint: Endpoint) -> list[FileEdit]:
-    path = home / ".claude" / "settings.json"
-    before = read_config(path)
-    settings: Settings = {("env", key): value for key, value in _claude_code_environment(endpoint).items()}
-    return [FileEdit(path=path, before=before, after=with_settings(path, before, settings))]
-
-
-def _claude_code_launch(endpoint: Endpoint, folder: Path) -> Launch:
-    del folder
-    return Launch(argv=("claude",), env=_claude_code_environment(endpoint))
-
-
-CLAUDE_CODE = Integration(
-    name="claude",
-    title="Claude Code",
-    kind="agent",
-    install="npm install -g @anthropic-ai/claude-code",
-    edits=_claude_code_edits,
-    undo=undo_settings,
-    launch=_claude_code_launch,
-)
-
-
-# aider: https://aider.chat/docs/config/aider_conf.html and .../llms/openai-compat.html.
-
-_AIDER_KEYS = ("model", "weak-model", "openai-api-base", "openai-api-key", "model-metadata-file")
-
-
-def _aider_metadata(endpoint: Endpoint) -> str:
-    """What LiteLLM does not know about a local model; without it aider guesses the context."""
-    entry = {
-        "max_input_tokens": endpoint.context,
-        "max_output_tokens": endpoint.output_limit,
-        "max_tokens": endpoint.output_limit,
-        "input_cost_per_token": 0,
-        "output_cost_per_token": 0,
-        "litellm_provider": "openai",
-        "mode": "chat",
-    }
-    return json.dumps({f"openai/{endpoint.model}": entry}, indent=2) + "\n"
-
-
-def _aider_edits(home: Path, endpoint: Endpoint) -> list[FileEdit]:
-    config, metadata = home / ".aider.conf.yml", home / ".aider.tessera.metadata.json"
-    before = read_config(config)
-    # JSON strings are YAML strings.
-    lines = [
-        f"model: {json.dumps('openai/' + endpoint.model)}",
-        f"weak-model: {json.dumps('openai/' + endpoint.model)}",
-        f"openai-api-base: {json.dumps(endpoint.openai_url)}",
-        f"openai-api-key: {json.dumps(endpoint.key)}",
-        f"model-metadata-file: {json.dumps(str(metadata))}",
-    ]
-    after = with_block(set_aside(without_block(before or ""), _AIDER_KEYS), lines)
-    return [
-        FileEdit(path=metadata, before=read_config(metadata), after=_aider_metadata(endpoint)),
-        FileEdit(path=config, before=before, after=after),
-    ]
-
-
-def _aider_launch(endpoint: Endpoint, folder: Path) -> Launch:
-    name = "aider-metadata.json"
-    model = f"openai/{endpoint.model}"
-    argv = ("aider", "--model", model, "--weak-model", model, "--openai-api-base", endpoint.openai_url)
-    return Launch(
-        argv=(*argv, "--model-metadata-file", str(folder / name)),
-        # Other users see what is on a command line, but not the environment.
-        env={
-            "AIDER_OPENAI_API_KEY": endpoint.key,
-            "AIDER_ANALYTICS_DISABLE": "true",
-            "AIDER_CHECK_UPDATE": "false",
-        },
-        files={name: _aider_metadata(endpoint)},
+    return (
+        "Restart VS Code, then choose the model in its chat. It needs VS Code 1.122 or newer; completions of lines "
+        "stay with Copilot: tessera launch llama.vscode --connect has local ones."
     )
 
 
-AIDER = Integration(
-    name="aider",
-    title="aider",
-    kind="agent",
-    install="pip install aider-chat",
-    edits=_aider_edits,
-    undo=undo_block,
-    launch=_aider_launch,
+VSCODE = Integration(
+    name="vscode",
+    title="VS Code chat (custom endpoint)",
+    kind="editor",
+    install="https://code.visualstudio.com",
+    edits=_vscode_edits,
+    undo=_vscode_undo,
+    steps=_vscode_steps,
 )
 
 
-INTEGRATIONS: dict[str, Integration] = {
-    integration.name: integration
-    for integration in (AIDER, CLAUDE_CODE, CODEX, OPENCODE, CLINE, CONTINUE_DEV, LLAMA_VIM, LLAMA_VSCODE, ZED)
-}
+_AGENTS = (AIDER, CLAUDE_CODE, CODEX, OPENCODE, PI, GOOSE, HERMES, OPENCLAW)
+_EDITORS = (CLINE, CONTINUE_DEV, LLAMA_VIM, LLAMA_VSCODE, VSCODE, ZED)
+INTEGRATIONS: dict[str, Integration] = {integration.name: integration for integration in (*_AGENTS, *_EDITORS)}

@@ -26,13 +26,31 @@ class NeedsHand(InputFault):
 
 @dataclass(frozen=True, kw_only=True)
 class Endpoint:
-    """The server and the model to use. `url` has no path; `context` is what the model really has, in tokens."""
+    """The server and the model to use. `url` has no path; `context` is what the model really has, in tokens.
+
+    `capabilities` are those of the model, as the server lists them.
+    """
 
     url: str
     model: str
     context: int
     key: str = PLACEHOLDER_KEY
-    fim: bool = False
+    capabilities: tuple[str, ...] = ()
+
+    @property
+    def fim(self) -> bool:
+        """It fills in the middle of code."""
+        return "fim" in self.capabilities
+
+    @property
+    def tools(self) -> bool:
+        """It calls tools."""
+        return "tools" in self.capabilities
+
+    @property
+    def vision(self) -> bool:
+        """It sees images."""
+        return "vision" in self.capabilities
 
     @property
     def openai_url(self) -> str:

@@ -149,7 +149,11 @@ class ConnectPage(Page):
             return None
         key = self._link.token if self._link.remote else self._keys.make(program)
         return Endpoint(
-            url=self._link.url, model=choice.id, context=choice.n_ctx, key=key or PLACEHOLDER_KEY, fim=True
+            url=self._link.url,
+            model=choice.id,
+            context=choice.n_ctx,
+            key=key or PLACEHOLDER_KEY,
+            capabilities=choice.capabilities,
         )
 
     def _plan(self, integration: Integration) -> None:

@@ -12,7 +12,8 @@ from app.code.integrations.registry import INTEGRATIONS
 from app.code.integrations.store import ConnectStore, NotConnected
 from app.code.integrations.types import Endpoint, NeedsHand
 
-ENDPOINT = Endpoint(url="http://127.0.0.1:8017", model="qwen3-coder", context=32768, fim=True)
+URL, ABLE = "http://127.0.0.1:8017", ("chat", "tools", "fim")
+ENDPOINT = Endpoint(url=URL, model="qwen3-coder", context=32768, capabilities=ABLE)
 WRITERS = sorted(name for name, integration in INTEGRATIONS.items() if integration.edits)
 
 # What a person may have in the files already.
@@ -27,6 +28,11 @@ EXISTING = {
     "llama.vscode": {".config/Code/User/settings.json": '{\n\t// my font\n\t"editor.fontSize": 13,\n}\n'},
     "zed": {".config/zed/settings.json": '// Zed\n{\n  "theme": "One", // nice\n}\n'},
     "llama.vim": {},
+    "openclaw": {
+        ".openclaw/openclaw.json": '{"gateway": {"port": 18789}, "agents": {"defaults": {"model": {}}}}\n'
+    },
+    "pi": {".pi/agent/models.json": '{"providers": {"mine": {"baseUrl": "http://x/v1"}}}\n'},
+    "vscode": {},
 }
 
 
@@ -144,6 +150,27 @@ def test_what_each_client_reads_is_what_it_needs(home, store):
     assert opencode["provider"]["tessera"]["models"]["qwen3-coder"]["limit"]["context"] == 32768
     zed = json.loads((home / ".config/zed/settings.json").read_text())
     assert zed["language_models"]["openai_compatible"]["Tessera"]["available_models"][0]["max_tokens"] == 32768
+    capabilities = zed["language_models"]["openai_compatible"]["Tessera"]["available_models"][0]["capabilities"]
+    assert (capabilities["tools"], capabilities["images"]) == (True, False), "what the model can, no constants"
+    assert zed["edit_predictions"]["provider"] == "open_ai_compatible_api"
+    assert zed["edit_predictions"]["open_ai_compatible_api"] == {
+        "api_url": f"{URL}/v1/completions",
+        "model": "qwen3-coder",
+        "prompt_format": "qwen",
+        "max_output_tokens": 64,
+    }
+    pi = json.loads((home / ".pi/agent/models.json").read_text())["providers"]["tessera"]
+    assert (pi["baseUrl"], pi["api"], pi["models"][0]["contextWindow"]) == (
+        f"{URL}/v1",
+        "openai-completions",
+        32768,
+    )
+    claw = json.loads((home / ".openclaw/openclaw.json").read_text())
+    assert claw["agents"]["defaults"]["model"]["primary"] == "tessera/qwen3-coder"
+    assert claw["models"]["providers"]["tessera"]["models"][0]["input"] == ["text"]
+    (code,) = json.loads((home / ".config/Code/User/chatLanguageModels.json").read_text())
+    assert (code["vendor"], code["models"][0]["url"]) == ("customendpoint", f"{URL}/v1/chat/completions")
+    assert (code["models"][0]["maxInputTokens"], code["models"][0]["maxOutputTokens"]) == (24576, 8192)
     aider = json.loads((home / ".aider.tessera.metadata.json").read_text())
     assert aider["openai/qwen3-coder"]["max_input_tokens"] == 32768
     assert "infill" in (home / ".vim/plugin/tessera_llama.vim").read_text()
@@ -154,14 +181,32 @@ def test_what_each_client_reads_is_what_it_needs(home, store):
 
 
 def test_agents_are_started_without_touching_their_files(home):
-    for name in ("aider", "claude", "codex", "opencode"):
+    for name in ("aider", "claude", "codex", "goose", "opencode", "pi"):
         integration = INTEGRATIONS[name]
         launch = integration.launch(ENDPOINT, home / "own")
         told = " ".join([*launch.argv, *launch.env.values(), *launch.files.values()])
         assert ENDPOINT.url in told
         assert ENDPOINT.model in told
-    assert "32768" in " ".join(INTEGRATIONS["cline"].steps(ENDPOINT).split())
+    for name in ("cline", "goose", "hermes"):
+        assert "32768" in " ".join(INTEGRATIONS[name].steps(ENDPOINT).split())
     assert files(home) == {}
+
+
+def test_models_of_others_stay_in_vs_codes_list(home, store):
+    path = home / ".config/Code/User/chatLanguageModels.json"
+    path.parent.mkdir(parents=True)
+    mine = {"name": "Mine", "vendor": "ollama"}
+    path.write_text(json.dumps([mine]))
+    integration = INTEGRATIONS["vscode"]
+    store.connect(integration, store.planned(integration, home, ENDPOINT))
+    assert [group["name"] for group in json.loads(path.read_text())] == ["Mine", "Tessera"]
+    more = {"name": "More", "vendor": "openrouter"}
+    path.write_text(json.dumps([*json.loads(path.read_text()), more]))
+    store.remove(integration, store.planned_removal(integration))
+    assert json.loads(path.read_text()) == [mine, more]
+    path.write_text("// mine\n[]\n")
+    with pytest.raises(NeedsHand):
+        store.planned(integration, home, ENDPOINT)
 
 
 @pytest.mark.parametrize("text", ["[1]", "{", "not json", '{"env": 3}'])

@@ -1,0 +1,389 @@
+"""Coding agents: how each is started on this server, and what its configuration has to say."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from app.code.integrations.json_settings import Settings, undo_settings, with_settings
+from app.code.integrations.text_block import set_aside, undo_block, with_block, without_block
+from app.code.integrations.types import Endpoint, FileEdit, Integration, Launch, NeedsHand, read_config
+
+# OpenCode: https://opencode.ai/docs/providers (custom provider, OpenAI-compatible).
+
+
+def _opencode_provider(endpoint: Endpoint) -> dict[str, Any]:
+    limit = {"context": endpoint.context, "output": endpoint.output_limit}
+    return {
+        "npm": "@ai-sdk/openai-compatible",
+        "name": "Tessera",
+        "options": {"baseURL": endpoint.openai_url, "apiKey": endpoint.key},
+        "models": {endpoint.model: {"name": endpoint.model, "limit": limit}},
+    }
+
+
+def _opencode_edits(home: Path, endpoint: Endpoint) -> list[FileEdit]:
+    path = home / ".config" / "opencode" / "opencode.json"
+    before = read_config(path)
+    settings: Settings = {
+        **({("$schema",): "https://opencode.ai/config.json"} if before is None else {}),
+        ("provider", "tessera"): _opencode_provider(endpoint),
+        ("model",): f"tessera/{endpoint.model}",
+    }
+    return [FileEdit(path=path, before=before, after=with_settings(path, before, settings))]
+
+
+def _opencode_launch(endpoint: Endpoint, folder: Path) -> Launch:
+    config = {
+        "$schema": "https://opencode.ai/config.json",
+        "provider": {"tessera": _opencode_provider(endpoint)},
+        "model": f"tessera/{endpoint.model}",
+        "small_model": f"tessera/{endpoint.model}",
+        "share": "disabled",
+        "autoupdate": False,
+    }
+    name = "opencode.json"
+    return Launch(
+        argv=("opencode",),
+        env={"OPENCODE_CONFIG": str(folder / name)},
+        files={name: json.dumps(config, indent=2) + "\n"},
+    )
+
+
+OPENCODE = Integration(
+    name="opencode",
+    title="OpenCode",
+    kind="agent",
+    install="npm install -g opencode-ai",
+    edits=_opencode_edits,
+    undo=undo_settings,
+    launch=_opencode_launch,
+)
+
+
+# Codex CLI: https://github.com/openai/codex/blob/main/docs/config.md (model providers, profiles).
+
+_CODEX_KEY_NAME = "TESSERA_API_KEY"
+_CODEX_OWN_TABLE = re.compile(r"^\s*\[(?:model_providers|profiles)\.\"?tessera\"?\]", re.MULTILINE)
+
+
+def _codex_edits(home: Path, endpoint: Endpoint) -> list[FileEdit]:
+    path = home / ".codex" / "config.toml"
+    before = read_config(path)
+    # Tables may stand at the end of the file whatever it holds; JSON strings are TOML strings.
+    lines = [
+        "[model_providers.tessera]",
+        'name = "Tessera"',
+        f"base_url = {json.dumps(endpoint.openai_url)}",
+        'wire_api = "responses"',
+        f"experimental_bearer_token = {json.dumps(endpoint.key)}",
+        "",
+        "[profiles.tessera]",
+        'model_provider = "tessera"',
+        f"model = {json.dumps(endpoint.model)}",
+        f"model_context_window = {endpoint.context}",
+    ]
+    text = without_block(before or "")
+    if _CODEX_OWN_TABLE.search(text):
+        raise NeedsHand(path, "it has a provider or profile named tessera already", "\n".join(lines))
+    return [FileEdit(path=path, before=before, after=with_block(text, lines))]
+
+
+def _codex_launch(endpoint: Endpoint, folder: Path) -> Launch:
+    del folder
+    # Other users see what is on a command line, but not the environment.
+    provider = {
+        "name": "Tessera",
+        "base_url": endpoint.openai_url,
+        "wire_api": "responses",
+        "env_key": _CODEX_KEY_NAME,
+    }
+    table = "{" + ", ".join(f"{key} = {json.dumps(value)}" for key, value in provider.items()) + "}"
+    options = (
+        f"model_providers.tessera={table}",
+        'model_provider="tessera"',
+        f"model_context_window={endpoint.context}",
+    )
+    argv = ("codex", "-m", endpoint.model, *(part for option in options for part in ("-c", option)))
+    return Launch(argv=argv, env={_CODEX_KEY_NAME: endpoint.key})
+
+
+def _codex_steps(endpoint: Endpoint) -> str:
+    del endpoint
+    return "Start it with: codex --profile tessera"
+
+
+CODEX = Integration(
+    name="codex",
+    title="Codex CLI",
+    kind="agent",
+    install="npm install -g @openai/codex",
+    edits=_codex_edits,
+    undo=undo_block,
+    launch=_codex_launch,
+    steps=_codex_steps,
+)
+
+
+# Claude Code: https://docs.claude.com/en/docs/claude-code/settings (environment variables).
+
+
+def _claude_code_environment(endpoint: Endpoint) -> dict[str, str]:
+    """All of its model tiers are the one model; its changing header, which spoils prompt caches, is off."""
+    return {
+        "ANTHROPIC_BASE_URL": endpoint.url,
+        "ANTHROPIC_AUTH_TOKEN": endpoint.key,
+        "ANTHROPIC_MODEL": endpoint.model,
+        "ANTHROPIC_DEFAULT_OPUS_MODEL": endpoint.model,
+        "ANTHROPIC_DEFAULT_SONNET_MODEL": endpoint.model,
+        "ANTHROPIC_DEFAULT_HAIKU_MODEL": endpoint.model,
+        "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(endpoint.output_limit),
+        "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
+        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+    }
+
+
+def _claude_code_edits(home: Path, endpoint: Endpoint) -> list[FileEdit]:
+    path = home / ".claude" / "settings.json"
+    before = read_config(path)
+    settings: Settings = {("env", key): value for key, value in _claude_code_environment(endpoint).items()}
+    return [FileEdit(path=path, before=before, after=with_settings(path, before, settings))]
+
+
+def _claude_code_launch(endpoint: Endpoint, folder: Path) -> Launch:
+    del folder
+    return Launch(argv=("claude",), env=_claude_code_environment(endpoint))
+
+
+CLAUDE_CODE = Integration(
+    name="claude",
+    title="Claude Code",
+    kind="agent",
+    install="npm install -g @anthropic-ai/claude-code",
+    edits=_claude_code_edits,
+    undo=undo_settings,
+    launch=_claude_code_launch,
+)
+
+
+# aider: https://aider.chat/docs/config/aider_conf.html and .../llms/openai-compat.html.
+
+_AIDER_KEYS = ("model", "weak-model", "openai-api-base", "openai-api-key", "model-metadata-file")
+
+
+def _aider_metadata(endpoint: Endpoint) -> str:
+    """What LiteLLM does not know about a local model; without it aider guesses the context."""
+    entry = {
+        "max_input_tokens": endpoint.context,
+        "max_output_tokens": endpoint.output_limit,
+        "max_tokens": endpoint.output_limit,
+        "input_cost_per_token": 0,
+        "output_cost_per_token": 0,
+        "litellm_provider": "openai",
+        "mode": "chat",
+    }
+    return json.dumps({f"openai/{endpoint.model}": entry}, indent=2) + "\n"
+
+
+def _aider_edits(home: Path, endpoint: Endpoint) -> list[FileEdit]:
+    config, metadata = home / ".aider.conf.yml", home / ".aider.tessera.metadata.json"
+    before = read_config(config)
+    # JSON strings are YAML strings.
+    lines = [
+        f"model: {json.dumps('openai/' + endpoint.model)}",
+        f"weak-model: {json.dumps('openai/' + endpoint.model)}",
+        f"openai-api-base: {json.dumps(endpoint.openai_url)}",
+        f"openai-api-key: {json.dumps(endpoint.key)}",
+        f"model-metadata-file: {json.dumps(str(metadata))}",
+    ]
+    after = with_block(set_aside(without_block(before or ""), _AIDER_KEYS), lines)
+    return [
+        FileEdit(path=metadata, before=read_config(metadata), after=_aider_metadata(endpoint)),
+        FileEdit(path=config, before=before, after=after),
+    ]
+
+
+def _aider_launch(endpoint: Endpoint, folder: Path) -> Launch:
+    name = "aider-metadata.json"
+    model = f"openai/{endpoint.model}"
+    argv = ("aider", "--model", model, "--weak-model", model, "--openai-api-base", endpoint.openai_url)
+    return Launch(
+        argv=(*argv, "--model-metadata-file", str(folder / name)),
+        # Other users see what is on a command line, but not the environment.
+        env={
+            "AIDER_OPENAI_API_KEY": endpoint.key,
+            "AIDER_ANALYTICS_DISABLE": "true",
+            "AIDER_CHECK_UPDATE": "false",
+        },
+        files={name: _aider_metadata(endpoint)},
+    )
+
+
+AIDER = Integration(
+    name="aider",
+    title="aider",
+    kind="agent",
+    install="pip install aider-chat",
+    edits=_aider_edits,
+    undo=undo_block,
+    launch=_aider_launch,
+)
+
+
+# pi: https://github.com/earendil-works/pi (packages/coding-agent/docs: models.md, custom-provider.md).
+
+
+def _pi_provider(endpoint: Endpoint) -> dict[str, Any]:
+    model = {
+        "id": endpoint.model,
+        "name": f"{endpoint.model} (Tessera)",
+        "reasoning": False,
+        "input": ["text", "image"] if endpoint.vision else ["text"],
+        "cost": {"input": 0, "output": 0, "cacheRead": 0, "cacheWrite": 0},
+        "contextWindow": endpoint.context,
+        "maxTokens": endpoint.output_limit,
+    }
+    return {
+        "baseUrl": endpoint.openai_url,
+        "api": "openai-completions",
+        "apiKey": endpoint.key,
+        "models": [model],
+    }
+
+
+def _pi_edits(home: Path, endpoint: Endpoint) -> list[FileEdit]:
+    path = home / ".pi" / "agent" / "models.json"
+    before = read_config(path)
+    settings: Settings = {("providers", "tessera"): _pi_provider(endpoint)}
+    return [FileEdit(path=path, before=before, after=with_settings(path, before, settings))]
+
+
+def _pi_launch(endpoint: Endpoint, folder: Path) -> Launch:
+    """An extension of ours adds the provider for this start; the user's own settings stay in force."""
+    name = "tessera.js"
+    script = (
+        f"export default (pi) => pi.registerProvider('tessera', {json.dumps(_pi_provider(endpoint), indent=2)});\n"
+    )
+    argv = ("pi", "--extension", str(folder / name), "--provider", "tessera", "--model", endpoint.model)
+    return Launch(argv=argv, env={"PI_SKIP_VERSION_CHECK": "1"}, files={name: script})
+
+
+def _pi_steps(endpoint: Endpoint) -> str:
+    return f"Start it with: pi --provider tessera --model {endpoint.model}"
+
+
+PI = Integration(
+    name="pi",
+    title="pi",
+    kind="agent",
+    install="npm install -g @earendil-works/pi-coding-agent",
+    edits=_pi_edits,
+    undo=undo_settings,
+    launch=_pi_launch,
+    steps=_pi_steps,
+)
+
+
+# goose: https://block.github.io/goose (guides: environment-variables). Not run: no package index carries it.
+
+
+def _goose_environment(endpoint: Endpoint) -> dict[str, str]:
+    """Variables come before its configuration; its key is kept in the system's keyring, which we do not write."""
+    return {
+        "GOOSE_PROVIDER": "openai",
+        "GOOSE_MODEL": endpoint.model,
+        "GOOSE_CONTEXT_LIMIT": str(endpoint.context),
+        "GOOSE_MAX_TOKENS": str(endpoint.output_limit),
+        "OPENAI_HOST": endpoint.url,
+        "OPENAI_BASE_PATH": "v1/chat/completions",
+        "OPENAI_API_KEY": endpoint.key,
+    }
+
+
+def _goose_launch(endpoint: Endpoint, folder: Path) -> Launch:
+    del folder
+    return Launch(argv=("goose", "session"), env=_goose_environment(endpoint))
+
+
+def _goose_steps(endpoint: Endpoint) -> str:
+    lines = (f"  {name}={value}" for name, value in _goose_environment(endpoint).items())
+    return "Start it by `tessera launch goose`, or set these variables for goose:\n" + "\n".join(lines)
+
+
+GOOSE = Integration(
+    name="goose",
+    title="goose",
+    kind="agent",
+    install="https://block.github.io/goose/docs/getting-started/installation",
+    launch=_goose_launch,
+    steps=_goose_steps,
+)
+
+
+# Hermes Agent: https://hermes-agent.nousresearch.com/docs (user-guide/configuration).
+
+
+def _hermes_steps(endpoint: Endpoint) -> str:
+    """Its own command writes its file: YAML with comments, which a program cannot change with certainty."""
+    values = {
+        "model.provider": "custom",
+        "model.base_url": endpoint.openai_url,
+        "model.api_key": endpoint.key,
+        "model.default": endpoint.model,
+        "model.context_length": str(endpoint.context),
+    }
+    lines = (f"  hermes config set {name} {value}" for name, value in values.items())
+    return "Type these once, then start it by: hermes\n" + "\n".join(lines)
+
+
+HERMES = Integration(
+    name="hermes",
+    title="Hermes Agent",
+    kind="agent",
+    install="pip install hermes-agent",
+    steps=_hermes_steps,
+)
+
+
+# OpenClaw: https://docs.openclaw.ai (gateway/local-models, concepts/model-providers).
+
+
+def _openclaw_edits(home: Path, endpoint: Endpoint) -> list[FileEdit]:
+    path = home / ".openclaw" / "openclaw.json"
+    before = read_config(path)
+    model = {
+        "id": endpoint.model,
+        "name": f"{endpoint.model} (Tessera)",
+        "reasoning": False,
+        "input": ["text", "image"] if endpoint.vision else ["text"],
+        "cost": {"input": 0, "output": 0, "cacheRead": 0, "cacheWrite": 0},
+        "contextWindow": endpoint.context,
+        "maxTokens": endpoint.output_limit,
+    }
+    provider = {
+        "baseUrl": endpoint.openai_url,
+        "apiKey": endpoint.key,
+        "api": "openai-completions",
+        "models": [model],
+    }
+    settings: Settings = {
+        ("models", "providers", "tessera"): provider,
+        ("agents", "defaults", "model", "primary"): f"tessera/{endpoint.model}",
+    }
+    return [FileEdit(path=path, before=before, after=with_settings(path, before, settings))]
+
+
+def _openclaw_steps(endpoint: Endpoint) -> str:
+    del endpoint
+    return "Restart its gateway: openclaw gateway restart"
+
+
+OPENCLAW = Integration(
+    name="openclaw",
+    title="OpenClaw",
+    kind="agent",
+    install="npm install -g openclaw",
+    edits=_openclaw_edits,
+    undo=undo_settings,
+    steps=_openclaw_steps,
+)
