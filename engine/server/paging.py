@@ -7,6 +7,8 @@ from fastapi import Query
 from engine.core.errors import InputFault
 
 PageSize = Annotated[int, Query(ge=1, le=100)]
+# OpenAI lists files by up to 10,000, and its client does so unless told otherwise.
+ManyFiles = Annotated[int, Query(ge=1, le=10_000)]
 Order = Literal["asc", "desc"]
 
 

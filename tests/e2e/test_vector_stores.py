@@ -58,6 +58,12 @@ def test_files_come_one_by_one_with_attributes_that_filter(client, store):
     assert client.files.content(sent.id).read() == b"The kittiwake nests on cliffs by the sea."
 
 
+def test_files_are_listed_by_up_to_ten_thousand(client):
+    assert client.files.list(limit=10_000).data is not None
+    with pytest.raises(openai.BadRequestError, match="10000"):
+        client.files.list(limit=10_001)
+
+
 def test_a_batch_tells_which_file_failed(client, store):
     good = client.files.create(file=("a.txt", b"An eider dives."), purpose="assistants")
     bad = client.files.create(file=("b.pdf", b"%PDF-1.7 nothing"), purpose="assistants")

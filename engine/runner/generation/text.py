@@ -8,7 +8,8 @@ class TextStream:
     """Turns pieces of bytes into text that is safe to send.
 
     Bytes that could be the start of a stop string are withheld until they are decided, and so are incomplete
-    UTF-8 characters; bytes that never become valid UTF-8 come out as U+FFFD.
+    UTF-8 characters; bytes that never become valid UTF-8 come out as U+FFFD. The beginning of a character at the
+    end of an answer, where a limit falls inside it, is left out.
     """
 
     def __init__(self, stops: Iterable[str] = ()) -> None:
@@ -38,7 +39,7 @@ class TextStream:
     def finish(self) -> str:
         """Text still withheld when the generation ends for another reason than a stop string."""
         held, self._held = self._held, b""
-        return self._decode(held, True)
+        return self._decode(held)
 
 
 def _overlap(text: bytes, stop: bytes) -> int:

@@ -338,6 +338,8 @@ def _parts(block: dict[str, Any], param: str) -> list[Part]:
         head = ", ".join(str(block[name]) for name in ("title", "source") if block.get(name))
         texts = [_text(b, f"{param}.content[{i}]") for i, b in enumerate(block.get("content") or ())]
         return [TextPart(text=text) for text in ([head] if head else []) + texts]
+    if kind == "tool_reference":  # what a tool search found; the tool itself is among the request's tools
+        return [TextPart(text=str(block.get("tool_name", "")))]
     raise InputFault(f"{param}.type {kind!r} is not supported.", f"{param}.type")
 
 

@@ -19,7 +19,7 @@ from engine.core.errors import InputFault
 from engine.core.json_store import JsonStore
 from engine.core.paths import Paths
 from engine.documents.errors import FileNotFound
-from engine.server.paging import Order, PageSize, page
+from engine.server.paging import ManyFiles, Order, page
 from engine.server.state import server_state
 
 router = APIRouter(tags=["files"])
@@ -139,7 +139,7 @@ async def upload(request: Request) -> dict[str, Any]:
 @router.get("/v1/files")
 async def list_files(
     request: Request,
-    limit: PageSize = 100,
+    limit: ManyFiles = 10_000,
     after: str | None = None,
     order: Order = "desc",
     purpose: str | None = None,

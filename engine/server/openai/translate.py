@@ -49,12 +49,11 @@ def to_query(body: ChatRequest) -> ChatQuery:
 def to_messages(messages: list[ChatMessage]) -> list[Message]:
     """Translate, checking what the schema cannot say.
 
-    Raises: InputFault: an empty conversation, unknown parts, or a picture that is not a `data:` URL.
+    Raises: InputFault: no message at all, unknown parts, or a picture that is not a `data:` URL.
     """
-    found = [_message(m, f"messages[{i}]") for i, m in enumerate(messages)]
-    if not any(m.content or m.tool_calls for m in found):
-        raise InputFault("messages: every message is empty; say something.", "messages")
-    return found
+    if not messages:
+        raise InputFault("messages: there is none; say something.", "messages")
+    return [_message(m, f"messages[{i}]") for i, m in enumerate(messages)]
 
 
 def _message(message: ChatMessage, param: str) -> Message:

@@ -10,6 +10,27 @@ from engine.server.body import Body, Metadata
 from engine.server.known_keys import ANY, ByType
 from engine.server.openai.schemas import Reasoning, SamplerFields
 
+# Items of tools that ran elsewhere, in sessions begun on another server.
+HOSTED: Final = frozenset(
+    f"{tool}_call{end}"
+    for tool in (
+        "file_search",
+        "web_search",
+        "image_generation",
+        "code_interpreter",
+        "computer",
+        "local_shell",
+        "shell",
+    )
+    for end in ("", "_output")
+) | {
+    "mcp_call",
+    "mcp_list_tools",
+    "mcp_approval_request",
+    "mcp_approval_response",
+    "tool_search_call",
+    "tool_search_output",
+}
 # Fields that are understood and have nothing to act on here; they are reported, not refused.
 WITHOUT_EFFECT: Final = (
     "context_management",
@@ -146,4 +167,7 @@ class ResponsesRequest(SamplerFields):
             found.append("truncation")
         if self.stream_options and (not self.stream or self.stream_options.get("include_obfuscation")):
             found.append("stream_options")
+        if isinstance(self.input, list):
+            kinds = enumerate(item.get("type") for item in self.input)
+            found += [f"input[{i}]" for i, kind in kinds if kind in HOSTED and kind != "file_search_call"]
         return found

@@ -87,7 +87,9 @@ class ItemStream:
         if isinstance(item, CallArguments):
             return self._more_arguments(item.delta)
         if isinstance(item, CallEnded | AnswerFinished):
-            return self._close() + (self._finish(item) if isinstance(item, AnswerFinished) else b"")
+            end = item if isinstance(item, AnswerFinished) else None
+            cut = end is not None and end.finish_reason == "length"
+            return self._close("incomplete" if cut else "completed") + (self._finish(end) if end else b"")
         return b""
 
     def fail(self, error: Exception) -> bytes:
@@ -153,12 +155,12 @@ class ItemStream:
             return b""  # free text is known once the JSON around it is complete
         return self._event("response.function_call_arguments.delta", **self._ids(), delta=delta)
 
-    def _close(self) -> bytes:
+    def _close(self, status: str = "completed") -> bytes:
         if not self._kind:
             return b""
         kind, self._kind = self._kind, ""
         out = self._close_call(kind) if kind.endswith("_call") else self._close_text(kind)
-        self._item["status"] = "completed"
+        self._item["status"] = status
         return out + self._done()
 
     def _done(self) -> bytes:
@@ -199,8 +201,6 @@ class ItemStream:
         self.response["completed_at"] = int(time.time())
         if cut:
             self.response["incomplete_details"] = {"reason": "max_output_tokens"}
-            if self.output:
-                self.output[-1]["status"] = "incomplete"
         if end.notes:
             self.response["tessera"] = {**self.response.get("tessera", {}), "notes": list(end.notes)}
         if end.malformed:

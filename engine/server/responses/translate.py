@@ -9,6 +9,7 @@ from engine.core.errors import InputFault
 from engine.server.custom_tools import as_arguments
 from engine.server.file_parts import attached_text
 from engine.server.images import decode_data_url
+from engine.server.responses.schemas import HOSTED
 from engine.server.responses.summary import opened
 from engine.server.responses.tools import Toolbox
 
@@ -64,7 +65,7 @@ def to_messages(items: str | list[dict[str, Any]], box: Toolbox) -> list[Message
             turn.calls.append(_call(item, kind == "custom_tool_call", box, param))
         elif speaks:
             turn.texts.append(_assistant_text(item, kind, param))
-        elif kind != "file_search_call":  # what was found was for that question; the answer says what came of it
+        elif kind not in HOSTED:  # what came of it is in the answer
             flush()
             out.append(_other(item, kind, param))
     flush()

@@ -1,3 +1,4 @@
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -41,8 +42,15 @@ def test_the_earliest_stop_wins():
 
 
 def test_bytes_that_are_no_text_become_replacement_characters():
-    out, _ = run([b"a\xff", b"b\xe2\x82"])
-    assert "".join(out) == "a\ufffdb\ufffd"
+    out, _ = run([b"a\xff", b"b\xe2", b"c"])
+    assert "".join(out) == "a\ufffdb\ufffdc"
+
+
+@pytest.mark.parametrize("stops", [[], ["x"], ["\u20ad"]])
+def test_a_character_that_the_limit_cuts_is_left_out(stops):
+    out, stop = run([b"a", b"b\xe2\x82"], stops)
+    assert "".join(out) == "ab"
+    assert stop is None
 
 
 @given(st.text(min_size=1, max_size=60), st.lists(st.text(min_size=1, max_size=4), max_size=3), st.data())
