@@ -245,12 +245,11 @@ def main() -> int:
     if options.packages and vulkan:
         root = toolchain.unpack_packages(options.work, mirror=options.mirror, newest=options.newest)
     env = toolchain.environment(root)
-    missing = toolchain.missing_tools(recipe.tools, env)
+    if problem := toolchain.missing_tools(recipe.tools, env) or toolchain.bad_tool(recipe, env):
+        print(f"{recipe.name}: {problem}.")
+        return 3
     if root is not None:
         env |= toolchain.kept_shaders(options.work, toolchain.source_tree(options.work))
-    if missing:
-        print(f"{recipe.name} needs {', '.join(missing)}. Install it, or pass --packages for glslc and headers.")
-        return 3
     extra, brought = toolchain.vulkan_flags(root, windows=recipe.toolchain == "mingw") if vulkan else [], []
     if intel:
         opencl = openvino.unpack_opencl(options.work) if options.packages else None

@@ -10,7 +10,8 @@ class Recipe:
 
     `needs` are libraries of the machine that uses the pack, each with the words that say how to get it. `toolchain`
     is the CMake toolchain: the machine's own compiler, mingw-w64 for Windows, or Microsoft's on Windows (the
-    runtime it links is C++ of that compiler).
+    runtime it links is C++ of that compiler). `refused` are versions of a tool that make bad kernels: the tool, a
+    pattern of what its `--version` prints, and why. `oldest` is the oldest version of a tool.
     """
 
     name: str
@@ -22,10 +23,22 @@ class Recipe:
     needs: dict[str, str]
     tried: str
     toolchain: str = "native"
+    refused: tuple[tuple[str, str, str], ...] = ()
+    oldest: tuple[tuple[str, tuple[int, int]], ...] = ()
 
 
 _VULKAN_LINUX = "a Vulkan driver: mesa-vulkan-drivers (AMD, Intel) or NVIDIA's own, with libvulkan1"
 _VULKAN_WINDOWS = "a Vulkan driver: the GPU maker's current driver brings it"
+
+# Turing to Blackwell, as llama.cpp's own builds: the last of each row runs on newer chips of its generation.
+_CUDA_TARGETS = "75-virtual;80-virtual;86-real;89-real;120a-real"
+_CUDA_WORDS = "CUDA's runtime: pip install nvidia-cuda-runtime nvidia-cublas, or the CUDA toolkit"
+_CUDA_RUNTIME = dict.fromkeys(("libcudart.so.13", "libcublas.so.13", "libcublasLt.so.13"), _CUDA_WORDS)
+_CUDA_BAD = ("nvcc", r"V13\.2\.(51|78)\b", "it miscompiles IQ1_S, IQ2_S and IQ3_S; take 13.0, 13.1 or 13.2.2")
+_ROCM_RUNTIME = dict.fromkeys(("libamdhip64.so.7", "libhipblas.so.3", "librocblas.so.5"), "ROCm 7.14 or newer")
+# Without gfx1201: with ROCm 7.14 it hangs while it generates, until a reboot. rocWMMA's attention stays off: on
+# gfx1151 it nearly halves the speed of prompts. Source: ROCm/legacy-rocm-build#6630; llama.cpp, pull request 24562.
+_ROCM_TARGETS = "gfx1100;gfx1103;gfx1150;gfx1151;gfx1152;gfx1200"
 
 RECIPES: Final[dict[str, Recipe]] = {
     recipe.name: recipe
@@ -50,12 +63,16 @@ RECIPES: Final[dict[str, Recipe]] = {
             toolchain="mingw",
         ),
         Recipe(
-            "cuda-linux-x86_64", "cuda", "linux-x86_64", "ggml-cuda", ("GGML_CUDA=ON",), ("nvcc",),
-            {"libcuda.so.1": "NVIDIA's driver"}, "not built, not run",
+            "cuda-linux-x86_64", "cuda", "linux-x86_64", "ggml-cuda",
+            ("GGML_CUDA=ON", f"CMAKE_CUDA_ARCHITECTURES={_CUDA_TARGETS}"), ("nvcc",),
+            {"libcuda.so.1": "NVIDIA's driver", **_CUDA_RUNTIME}, "not built, not run",
+            refused=(_CUDA_BAD,),
         ),
         Recipe(
-            "rocm-linux-x86_64", "rocm", "linux-x86_64", "ggml-hip", ("GGML_HIP=ON",), ("hipcc",),
-            {"libamdhip64.so": "ROCm 6.4 or newer"}, "not built, not run",
+            "rocm-linux-x86_64", "rocm", "linux-x86_64", "ggml-hip",
+            ("GGML_HIP=ON", "GGML_HIP_ROCWMMA_FATTN=OFF", f"GPU_TARGETS={_ROCM_TARGETS}"), ("hipcc",),
+            _ROCM_RUNTIME, "not built, not run",
+            oldest=(("hipcc", (7, 14)),),
         ),
         Recipe(
             "sycl-linux-x86_64", "sycl", "linux-x86_64", "ggml-sycl", ("GGML_SYCL=ON",), ("icpx",),

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import unquote
 
+from installers.packs.recipes import Recipe
+
 ROOT: Final = Path(__file__).resolve().parents[2]
 LOCK: Final = ROOT / "installers" / "lock" / "llama.txt"
 # The Debian packages that make the Vulkan pack: name, version, SHA-256. Another version makes another pack.
@@ -186,6 +188,25 @@ def vulkan_flags(root: Path | None, *, windows: bool) -> list[str]:
     return flags if windows else [*flags, f"-DVulkan_LIBRARY={library}"]
 
 
-def missing_tools(tools: tuple[str, ...], env: dict[str, str]) -> list[str]:
-    """Those that are on no path."""
-    return [tool for tool in tools if shutil.which(tool, path=env["PATH"]) is None]
+def bad_tool(recipe: Recipe, env: dict[str, str]) -> str:
+    """Why a tool of this machine must not build the recipe; empty where none is known to be bad."""
+    for tool, pattern, why in recipe.refused:
+        if re.search(pattern, _version_text(tool, env)):
+            return f"this {tool} builds bad kernels: {why}"
+    for tool, oldest in recipe.oldest:
+        found = re.search(r"version:? (\d+)\.(\d+)", _version_text(tool, env))
+        if found and (int(found[1]), int(found[2])) < oldest:
+            return f"this {tool} is {found[1]}.{found[2]}, and {oldest[0]}.{oldest[1]} is the oldest that works"
+    return ""
+
+
+def _version_text(tool: str, env: dict[str, str]) -> str:
+    found = shutil.which(tool, path=env["PATH"])
+    command = [found or tool, "--version"]
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=False).stdout if found else ""
+
+
+def missing_tools(tools: tuple[str, ...], env: dict[str, str]) -> str:
+    """Which tools are on no path, in words; empty where all are there."""
+    missing = [tool for tool in tools if shutil.which(tool, path=env["PATH"]) is None]
+    return f"it needs {', '.join(missing)}: install it, or pass --packages for glslc and headers" if missing else ""

@@ -12,6 +12,8 @@ import yaml
 
 from engine.core.defaults import DEFAULT_PORT
 from installers.bundle import icons
+from installers.packs import toolchain
+from installers.packs.recipes import RECIPES
 
 ROOT = Path(__file__).resolve().parents[3]
 INSTALLERS = ROOT / "installers"
@@ -77,3 +79,24 @@ def test_scripts_and_lists_of_macos_can_be_read():
         assert done.returncode == 0, done.stderr
     for name in ("Info.plist.in", "entitlements.plist"):
         assert plistlib.loads((INSTALLERS / "macos" / name).read_bytes())
+
+
+@pytest.mark.parametrize(
+    ("recipe", "tool", "printed", "words"),
+    [
+        ("cuda-linux-x86_64", "nvcc", "Cuda compilation tools, release 13.2, V13.2.51", "miscompiles IQ1_S"),
+        ("cuda-linux-x86_64", "nvcc", "Cuda compilation tools, release 13.2, V13.2.78", "miscompiles IQ1_S"),
+        ("cuda-linux-x86_64", "nvcc", "Cuda compilation tools, release 13.2, V13.2.86", ""),
+        ("cuda-linux-x86_64", "nvcc", "Cuda compilation tools, release 13.0, V13.0.88", ""),
+        ("rocm-linux-x86_64", "hipcc", "HIP version: 7.1.52802", "this hipcc is 7.1, and 7.14 is the oldest"),
+        ("rocm-linux-x86_64", "hipcc", "HIP version: 7.14.60850", ""),
+        ("vulkan-linux-x86_64", "glslc", "shaderc 2026.4", ""),
+    ],
+)
+@pytest.mark.process
+def test_a_tool_that_builds_bad_kernels_is_refused(tmp_path, recipe, tool, printed, words):
+    program = tmp_path / tool
+    program.write_text(f"#!/bin/sh\necho '{printed}'\n")
+    program.chmod(0o755)
+    said = toolchain.bad_tool(RECIPES[recipe], {"PATH": f"{tmp_path}:/usr/bin:/bin"})
+    assert said == "" if not words else words in said
