@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from engine.placement.device_verification import Row
     from engine.placement.engine_versions import Compared  # noqa: TC004 - for annotations elsewhere
     from engine.placement.external import ProgramStore
-    from engine.placement.measurements.reports import Report
+    from engine.placement.measurements import Report
     from engine.placement.model_settings import ModelSettingsStore
     from engine.placement.placer import Placer
     from quantize.job.request import QuantizeReport
@@ -129,7 +129,7 @@ class Services:
         from engine.library.hub.client import HubClient  # noqa: PLC0415 - see the top
         from engine.library.hub.plan import plan_repository  # noqa: PLC0415 - see the top
         from engine.message_catalog import sentence  # noqa: PLC0415 - see the top
-        from engine.placement.hub_fit import fit_estimator  # noqa: PLC0415 - see the top
+        from engine.placement.hub_shape import fit_estimator  # noqa: PLC0415 - see the top
 
         estimate = fit_estimator(self.placer, sentence)
         return plan_repository(HubClient(), self.paths, repo, revision=revision, estimate=estimate, refresh=refresh)
@@ -248,10 +248,9 @@ class Services:
         """
         from engine.api.placing import fit_report, model_placement  # noqa: PLC0415 - see the top
         from engine.placement.context_size import open_context  # noqa: PLC0415 - see the top
-        from engine.placement.machine_state import MachineState  # noqa: PLC0415 - see the top
         from engine.placement.model_argument import find  # noqa: PLC0415 - see the top
         from engine.placement.placer import Placer  # noqa: PLC0415 - see the top
-        from engine.placement.resources import open_resources  # noqa: PLC0415 - see the top
+        from engine.placement.resources import MachineState, open_resources  # noqa: PLC0415 - see the top
         from engine.placement.types import Overrides  # noqa: PLC0415 - see the top
 
         placer = Placer(open_resources(self.paths, MachineState(machine) if machine else None))
@@ -263,19 +262,19 @@ class Services:
 
     def measured(self, model: str | None = None) -> "list[Report]":
         """What was measured on this machine, oldest first."""
-        from engine.placement.measurements.results import Results  # noqa: PLC0415 - see the top
+        from engine.placement.results import Results  # noqa: PLC0415 - see the top
 
         return Results(self.paths.state / "bench.jsonl").all(model)
 
     def measured_before(self, report: "Report") -> "Report | None":
         """The newest earlier measurement of the same model and settings."""
-        from engine.placement.measurements.results import Results  # noqa: PLC0415 - see the top
+        from engine.placement.results import Results  # noqa: PLC0415 - see the top
 
         return Results(self.paths.state / "bench.jsonl").before(report)
 
     def as_csv(self, report: "Report") -> str:
         """A measurement in llama-bench's columns."""
-        from engine.placement.measurements.results import to_csv  # noqa: PLC0415 - see the top
+        from engine.placement.results import to_csv  # noqa: PLC0415 - see the top
 
         return to_csv(report)
 
@@ -326,7 +325,7 @@ class Services:
 
     def shipped_engine(self) -> str:
         """The version of llama-cpp-python that came with the program."""
-        from engine.placement.measurements.keys import shipped_version  # noqa: PLC0415 - see the top
+        from engine.placement.results import shipped_version  # noqa: PLC0415 - see the top
 
         return shipped_version()
 

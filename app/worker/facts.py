@@ -8,8 +8,8 @@ from devices.types import Device, Machine
 from engine.core.errors import EnvironmentFault
 from engine.core.paths import user_paths
 from engine.core.version import __version__
-from engine.placement.priors import effective_gbs
 from engine.placement.resources import Resources, open_resources
+from engine.placement.speed import effective_gbs
 from engine.remotes.llama_cpp_build import kernel_name
 from engine.remotes.types import RemoteDevice, RemoteFacts
 

@@ -6,8 +6,7 @@ import msgspec
 
 from devices.msgspec_lock import learned
 from engine.jobs.job_types import ENDED, Fault, Job, JobKind, JobState, Progress
-from engine.placement.measurements.reports import Point, Report, TypePrices
-from engine.placement.measurements.tuning import Knobs, TuneReport
+from engine.placement.measurements import Knobs, Point, Report, TuneReport, TypePrices
 from quantize.job.request import QuantizeReport
 
 __all__ = [

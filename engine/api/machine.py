@@ -25,9 +25,7 @@ from devices.types import (
 )
 from engine.core.types import DeviceCheck
 from engine.message_catalog.reasons import Reason
-from engine.placement.need_types import Need, OptionKind
-from engine.placement.setting_changes import Value
-from engine.placement.types import Streaming
+from engine.placement.types import Need, OptionKind, Streaming, Value
 from engine.runner.protocol import LoadSettings
 
 __all__ = [

@@ -5,8 +5,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from engine.placement.measurements.reports import Concurrency, Point, Report, Spread
-from engine.placement.measurements.tuning import Goal
+from engine.placement.measurements import Concurrency, Goal, Point, Report, Spread
 
 __all__ = [
     "BenchRequest",

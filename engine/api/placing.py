@@ -4,9 +4,7 @@ import msgspec
 
 from engine.api import machine as api
 from engine.message_catalog import command, sentence, sentences
-from engine.placement.need_types import FitOption, FitReport
-from engine.placement.setting_changes import SettingChange
-from engine.placement.types import Alternative, Placement
+from engine.placement.types import Alternative, FitOption, FitReport, Placement, SettingChange
 
 
 def model_placement(placed: Placement) -> api.ModelPlacement:

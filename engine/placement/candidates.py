@@ -11,25 +11,28 @@ from devices.backends.openvino import BACKEND
 from devices.memory_ledger import Ledger
 from devices.types import Device, Machine, Runtime
 from engine.message_catalog.reasons import Reason, because
-from engine.placement import expert_offload as streaming
+from engine.placement import cpu_choices as streaming
 from engine.placement import openvino
 from engine.placement.chip_speeds import bandwidth
-from engine.placement.cpu_kernels import prompt_tiles, tile_attention, why_tiles
-from engine.placement.cpu_repack import file_weights
-from engine.placement.estimate import gpu_layer_start, kv_layer_bytes
+from engine.placement.cpu_choices import (
+    file_weights,
+    head_widths,
+    heads_of,
+    plain_attention,
+    prompt_tiles,
+    tile_attention,
+    why_measured,
+    why_plain,
+    why_tiles,
+)
+from engine.placement.estimate import gpu_layer_start, kv_layer_bytes, layer_bytes, layer_counts
 from engine.placement.fit_report import machine_isa, overdraft
-from engine.placement.flash_attention import head_widths, heads_of, plain_attention, why_measured, why_plain
-from engine.placement.history import PlacementHistory
+from engine.placement.history import AttentionSpeed, PlacementHistory, attention_key
 from engine.placement.load_need import need_on
-from engine.placement.measurements.attention import AttentionSpeed, attention_key
-from engine.placement.measurements.keys import machine_key
-from engine.placement.need_types import DryRun, Need
-from engine.placement.priors import BACKENDS, HOST_UBATCH
-from engine.placement.setting_changes import SettingChange, Step, changes_between, follow
+from engine.placement.results import machine_key
 from engine.placement.shape import ModelShape
-from engine.placement.speed import Speed, expected
-from engine.placement.tensor_split import layer_bytes, layer_counts
-from engine.placement.types import Overrides, Streaming
+from engine.placement.speed import BACKENDS, HOST_UBATCH, Speed, expected
+from engine.placement.types import DryRun, Need, Overrides, SettingChange, Step, Streaming, changes_between, follow
 from engine.runner.engine_args import overrides
 from engine.runner.protocol import LoadSettings
 

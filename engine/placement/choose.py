@@ -5,16 +5,15 @@ import msgspec
 from devices.backends.openvino import BACKEND
 from devices.types import Machine, Runtime
 from engine.message_catalog.reasons import Reason, because
-from engine.placement import expert_offload, openvino
+from engine.placement import cpu_choices, openvino
 from engine.placement.candidates import Candidate, DryRunner, Question, on_cpu, on_gpus, through_openvino
 from engine.placement.chip_speeds import has_matrix
 from engine.placement.context_size import ContextChoice
-from engine.placement.cpu_kernels import why_tiles
-from engine.placement.flash_attention import why_plain
+from engine.placement.cpu_choices import why_plain, why_tiles
 from engine.placement.history import PlacementHistory
 from engine.placement.npu_rule import Offer, Verdict, busy_igpu, judge, why_npu, why_power
-from engine.placement.priors import BACKENDS, NPU_LARGEST_PARAMETERS
 from engine.placement.shape import ModelShape
+from engine.placement.speed import BACKENDS, NPU_LARGEST_PARAMETERS
 from engine.placement.types import Alternative, Overrides, Placement
 
 # A GPU that is not at least this much faster than the CPU is not worth its driver's risks. Published pairs of small
@@ -224,7 +223,7 @@ def _why_cpu(chosen: Candidate, machine: Machine, *, pinned: bool) -> list[Reaso
     count, given = chosen.settings.n_threads, chosen.settings.engine_args
     reasons.append(because("one_thread") if count == 1 else because("threads", threads=count))
     if chosen.streaming is not None:
-        reasons += expert_offload.reasons(chosen.streaming)
+        reasons += cpu_choices.reasons(chosen.streaming)
     elif not chosen.settings.repack and given.repack is None:
         reasons.append(because("file_weights"))
     if chosen.settings.tiles and given.tiles is None:

@@ -1,4 +1,4 @@
-"""How many tokens of context a model gets where nobody asked for a number: as many as memory has room for."""
+"""Context, requests at once, cells of the cache, and copies of states: how large where nobody chose a number."""
 
 from collections.abc import Callable
 from typing import Final
@@ -11,9 +11,11 @@ from devices.types import Machine
 from engine.core.defaults import LARGEST_DEFAULT_CONTEXT
 from engine.message_catalog.reasons import Reason, because
 from engine.placement.candidates import Candidate
-from engine.placement.need_types import Need
+from engine.placement.cpu_choices import ENOUGH_TOKENS, HARDLY_TWO
+from engine.placement.estimate import CELL_PADDING, kv_layer_bytes
+from engine.placement.history import Use
 from engine.placement.shape import ModelShape
-from engine.placement.types import Overrides
+from engine.placement.types import Need, Overrides
 from engine.runner.protocol import LoadSettings
 
 # A larger context must pay for itself in memory: of what the weights leave, this part stays for a second model.
@@ -116,3 +118,64 @@ def _short(tokens: int) -> str:
 def open_context(*, asked: bool) -> int | None:
     """Up to which context the dispatcher may go by itself; None where somebody asked for a number."""
     return None if asked else LARGEST_DEFAULT_CONTEXT
+
+
+# Beyond one full context, a cache grows to this for the sake of parallel requests. llama.cpp zeroes all of it at
+# the load, at about a GB a second. Measured: docs/log.md, engine.
+ROOMY_BYTES: Final = 256 << 20
+
+
+# Of four requests at once on average, some wait.
+BUSY: Final = 3.0
+MORE_PARALLEL: Final = 8
+
+
+def grown(overrides: Overrides, use: Use | None) -> Overrides:
+    """`overrides` with more requests at once where nobody chose their number and the model's use asks for more."""
+    if overrides.n_parallel is not None or not _several(use) or use is None or use.at_once < BUSY:
+        return overrides
+    return msgspec.structs.replace(overrides, n_parallel=MORE_PARALLEL)
+
+
+def _several(use: Use | None) -> bool:
+    return use is not None and use.tokens >= ENOUGH_TOKENS and use.at_once > HARDLY_TWO
+
+
+def cap_kv_cells(settings: LoadSettings, shape: ModelShape, overrides: Overrides, use: Use | None) -> LoadSettings:
+    """`settings` whose shared cache holds one whole context, which is what one person needs.
+
+    Where the user asked for requests at once, or the model's use shows some, it holds more, up to ROOMY_BYTES.
+    """
+    if settings.kv_cells <= settings.n_ctx:
+        return settings
+    if overrides.n_parallel is None and not _several(use):
+        return msgspec.structs.replace(settings, kv_cells=settings.n_ctx)
+    one = sum(kv_layer_bytes(shape, msgspec.structs.replace(settings, kv_cells=0)))
+    cells = settings.n_ctx * ROOMY_BYTES // one if one else settings.kv_cells
+    cells -= cells % CELL_PADDING
+    return msgspec.structs.replace(settings, kv_cells=min(settings.kv_cells, max(cells, settings.n_ctx)))
+
+
+# Five rows a step with the newest token: kernels take rows by four, and each further token is accepted less often.
+MAX_ROLLBACK: Final = 4
+# Copies of states may take so much, or this part of the file where that is more. A prior, not measured.
+COPIES_BYTES: Final = 256 << 20
+COPIES_DIVISOR: Final = 8
+
+
+def with_speculation(settings: LoadSettings, shape: ModelShape) -> LoadSettings:
+    """`settings` with what speculation needs; the same where nothing is drafted."""
+    if settings.max_draft <= 0 or settings.embeddings:
+        return settings
+    back = _affordable(settings, shape)
+    head = shape.has_head and settings.draft_path is None and (back > 0 or not shape.recurrent)
+    return msgspec.structs.replace(settings, mtp=head, max_rollback=back)
+
+
+def _affordable(settings: LoadSettings, shape: ModelShape) -> int:
+    """Rejected tokens that recurrent states can be taken back by, within what their copies may cost."""
+    if not shape.recurrent or not shape.rolls_back:
+        return 0
+    one = settings.n_parallel * sum(layer.state_bytes for layer in shape.layers)
+    budget = max(COPIES_BYTES, shape.file_bytes // COPIES_DIVISOR)
+    return min(MAX_ROLLBACK, settings.max_draft, budget // one)

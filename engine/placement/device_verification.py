@@ -16,8 +16,8 @@ from engine.message_catalog.reasons import Reason, because
 from engine.placement import openvino
 from engine.placement.device_checks import DeviceChecks
 from engine.placement.placer import read_shape
-from engine.placement.priors import BACKENDS
 from engine.placement.shape import ModelShape
+from engine.placement.speed import BACKENDS
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
 

@@ -1,18 +1,45 @@
-"""From a model's shape and load settings to bytes."""
+"""From a model's shape and load settings to bytes, for a draft model and for layers over several GPUs too."""
 
 import re
-from collections.abc import Callable, Mapping
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from itertools import accumulate
+from pathlib import Path
+
+import msgspec
 
 from devices.backends.cpu_kernels import ATTENTION
-from engine.placement.need_types import Basis, DryRun, Need, Part, PartName
-from engine.placement.repack import is_repacked
-from engine.placement.shape import BLOCK, ModelShape
+from devices.errors import TesseraError
+from devices.types import Machine
+from engine.core.errors import BadModelFile, exhausted
+from engine.message_catalog.reasons import because
+from engine.placement.shape import BLOCK, ModelShape, model_shape
+from engine.placement.types import Basis, DryRun, Need, Part, PartName
 from engine.runner.engine_args import overrides
 from engine.runner.expert_tensors import stacks
-from engine.runner.load_limits import KV_TYPES, exact_settings, rollback, sequences
+from engine.runner.load_limits import KV_TYPES, exact_settings, mtp_settings, rollback, sequences
 from engine.runner.protocol import LoadSettings
 from quantize.files.gguf_file import TensorInfo
+from quantize.files.gguf_split import read_gguf_model
 from quantize.ggml_types import BLOCK_SIZES, GgmlType
+
+# Looked up by row, never multiplied; and one-dimensional or recurrent parameters.
+NOT_MULTIPLIED = re.compile(
+    r"(^token_embd|^token_types|^position_embd|per_layer_token_embd|conv1d|_norm\.|\.bias$)"
+)
+
+
+def is_repacked(tensor: TensorInfo, isa: frozenset[str], *, as_head: bool = False) -> bool:
+    """Whether the CPU backend keeps its own copy of a weight. `as_head`: token_embd in its second use as head."""
+    dims = [n for n in tensor.shape if n > 1]
+    if len(dims) not in {2, 3} or (NOT_MULTIPLIED.search(tensor.name) and not as_head):
+        return False
+    rows = tensor.shape[1]
+    if "amx_int8" in isa and tensor.ggml_type.traits.amx and len(dims) == 2:  # noqa: PLR2004 - a plain matrix
+        return True
+    return any(rows % multiple == 0 and needs <= isa for multiple, needs in tensor.ggml_type.traits.repack)
+
 
 CPU = "cpu"
 CELL_PADDING = 256
@@ -301,3 +328,127 @@ def exact_parts(shape: ModelShape, settings: LoadSettings) -> dict[str, int]:
 def amounts(need: Need) -> Mapping[str, tuple[int, int]]:
     """Device → (own bytes, mapped bytes), as the ledger reserves them."""
     return {d: (need.device_bytes(d) - need.mapped_bytes(d), need.mapped_bytes(d)) for d in need.devices}
+
+
+def draft_shape(path: str) -> ModelShape:
+    """The shape of a draft model's file, read once while it stays the same.
+
+    Raises: BadModelFile.
+    """
+    try:
+        info = Path(path).stat()
+        return _read(path, info.st_mtime_ns, info.st_size)
+    except OSError as error:
+        reason = because("draft_unreadable", why=error.strerror)
+        raise exhausted(error) or BadModelFile(path, reason) from error
+    except TesseraError as error:
+        raise BadModelFile(path, because("draft_bad", why=str(error))) from error
+
+
+@lru_cache(maxsize=16)
+def _read(path: str, _changed_ns: int, _size: int) -> ModelShape:
+    return model_shape(read_gguf_model(path))
+
+
+def with_head(need: Need, shape: ModelShape, settings: LoadSettings, gpu: str | None) -> Need:
+    """`need` and what the context of the model's own head takes: its cache, its scratch, and hidden rows."""
+    at = mtp_settings(settings)
+    attention = max(shape.layers, key=lambda layer: layer.key_values)  # a head is such a block
+    alone = msgspec.structs.replace(shape, layers=(attention,))
+    hidden = 4 * shape.embedding * (settings.n_batch + at.n_batch)
+    size = sum(kv_layer_bytes(alone, at)) + compute_prior(alone, at) + hidden
+    device = gpu if gpu and settings.n_gpu_layers else CPU
+    part = Part(name="draft", device=device, num_bytes=size, basis="prior")
+    resident = need.resident_bytes + (size if device == CPU else 0)
+    return msgspec.structs.replace(need, parts=(*need.parts, part), resident_bytes=resident)
+
+
+def with_draft(need: Need, draft: Need) -> Need:
+    """`need` and that of the draft model, which shares the process of its target."""
+    parts = tuple(
+        Part(
+            name="draft",
+            device=part.device,
+            num_bytes=part.num_bytes,
+            mapped_bytes=part.mapped_bytes,
+            basis="prior",
+        )
+        for part in draft.parts
+        if part.name != "overhead"
+    )
+    shared = draft.part_bytes("overhead")
+    return msgspec.structs.replace(
+        need,
+        parts=(*need.parts, *parts),
+        resident_bytes=need.resident_bytes + max(0, draft.resident_bytes - shared),
+    )
+
+
+def owners(shape: ModelShape, settings: LoadSettings, shares: Sequence[float]) -> tuple[int | None, ...]:
+    """Which device (its number) each layer and, last, the output lie on; None: the CPU.
+
+    Source: llama-model.cpp, load_tensors: shares are summed up, and a layer's place among those offloaded decides.
+    """
+    count, start = len(shape.layers) + 1, gpu_layer_start(shape, settings.n_gpu_layers)
+    sums = list(accumulate(shares))
+    ends = [at / (sums[-1] or 1.0) for at in sums]
+    offloaded = max(1, count - start)
+    return tuple(
+        None if layer < start else min(bisect_right(ends, (layer - start) / offloaded), len(ends) - 1)
+        for layer in range(count)
+    )
+
+
+def layer_bytes(shape: ModelShape, settings: LoadSettings, kv_layers: Sequence[int]) -> list[int]:
+    """Bytes of weights and cache of each layer, and last of the output, that lie on GPUs."""
+    there, trunk = on_gpu(shape, settings), len(shape.layers)
+    held = [*kv_layers, 0]
+    for tensor in shape.tensors:
+        match = BLOCK.match(tensor.name)
+        layer = int(match[1]) if match else trunk
+        if there(tensor) and layer <= trunk:
+            held[layer] += tensor.nbytes
+    return held
+
+
+def layer_counts(sizes: Sequence[int], free: Sequence[int]) -> tuple[float, ...]:
+    """How many layers, in their order, each device gets for its part of all bytes to match its free memory."""
+    whole, capacity = sum(sizes) or 1, sum(free) or 1
+    ends = [at / capacity for at in accumulate(free)]
+    counts, done = [0] * len(free), 0
+    for size in sizes:
+        middle = (done + size / 2) / whole
+        counts[min(bisect_right(ends, middle), len(free) - 1)] += 1
+        done += size
+    return tuple(map(float, counts))
+
+
+def shared_out(need: Need, shape: ModelShape, settings: LoadSettings, machine: Machine, gpu: str | None) -> Need:
+    """`need` with what lies on `gpu` divided over the devices that layers are split over.
+
+    Each of them has scratch memory of its own; what belongs to no layer stays on the first.
+    """
+    args = settings.engine_args
+    if gpu is None or len(settings.devices) < 2 or args.split_mode == "none":  # noqa: PLR2004 - nothing to share
+        return need
+    ids = [_device_id(name, machine) or gpu for name in settings.devices]
+    shares = args.tensor_split or settings.tensor_split or tuple(1.0 for _ in ids)
+    held = layer_bytes(shape, settings, need.kv_layer_bytes)
+    parts: list[Part] = []
+    by_device = [0] * len(ids)
+    for owner, size in zip(owners(shape, settings, shares), held, strict=True):
+        if owner is not None:
+            by_device[owner] += size
+    whole = sum(by_device) or 1
+    for part in need.parts:
+        if part.device != gpu or part.name in {"projector", "draft", "correction"}:
+            parts.append(part)
+            continue
+        for device, size in zip(ids, by_device, strict=True):
+            mine = part.num_bytes if part.name == "compute" else round(part.num_bytes * size / whole)
+            parts.append(msgspec.structs.replace(part, device=device, num_bytes=mine))
+    return msgspec.structs.replace(need, parts=tuple(part for part in parts if part.num_bytes))
+
+
+def _device_id(name: str, machine: Machine) -> str | None:
+    return next((d.id for d in machine.devices if any(r.device_name == name for r in d.runtimes)), None)

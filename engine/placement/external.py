@@ -25,8 +25,7 @@ from engine.message_catalog.reasons import Reason, because
 from engine.placement import fastflowlm, llama_server
 from engine.placement.estimate import CPU
 from engine.placement.fit_report import claim, overdraft
-from engine.placement.need_types import FitReport, Need, Part, PartName
-from engine.placement.types import Placement
+from engine.placement.types import FitReport, Need, Part, PartName, Placement
 from engine.runner.protocol import ExternalProgram, LoadSettings
 from quantize.files.safetensors_file import safe_member
 

@@ -10,9 +10,9 @@ from devices.types import Machine
 from engine.core.errors import NotEnoughMemory
 from engine.message_catalog.reasons import Reason, because
 from engine.placement.estimate import amounts
-from engine.placement.fit_context import largest_context, need_at
-from engine.placement.need_types import WORKERS, DryRun, FitOption, FitReport, Need
+from engine.placement.fit import largest_context, need_at
 from engine.placement.shape import ModelShape
+from engine.placement.types import WORKERS, DryRun, FitOption, FitReport, Need
 from engine.runner.expert_tensors import least_bytes, stacks
 from engine.runner.protocol import LoadSettings
 

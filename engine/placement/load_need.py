@@ -4,11 +4,11 @@ from devices.backends.openvino import BACKEND
 from devices.memory_ledger import Ledger
 from devices.types import Machine
 from engine.placement import openvino, rpc_layers
-from engine.placement.fit_context import need_at
+from engine.placement.estimate import shared_out
+from engine.placement.fit import need_at
 from engine.placement.fit_report import machine_isa
-from engine.placement.need_types import WORKERS, DryRun, Need
 from engine.placement.shape import ModelShape
-from engine.placement.tensor_split import shared_out
+from engine.placement.types import WORKERS, DryRun, Need
 from engine.remotes.registry import RemoteRegistry
 from engine.runner.protocol import LoadSettings
 

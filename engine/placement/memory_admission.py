@@ -32,14 +32,13 @@ from engine.placement.fallbacks import (
     without_flash_attention,
     without_tiles,
 )
-from engine.placement.fit_context import largest_context
+from engine.placement.fit import largest_context
 from engine.placement.fit_report import claim, fit_report, ledger_amounts
 from engine.placement.history import FALLBACK_FIELDS
 from engine.placement.load_need import audit_key, offload_target
-from engine.placement.need_types import FitReport, Need
 from engine.placement.placer import ENOUGH_TOKENS, LARGE_READ_BYTES, Placer, read_shape
 from engine.placement.speed import weights_read
-from engine.placement.types import Fallback, Placement
+from engine.placement.types import Fallback, FitReport, Need, Placement
 from engine.runner.buffers import BufferLog
 from engine.runner.engine_args import NO_ARGS
 from engine.runner.protocol import LoadSettings

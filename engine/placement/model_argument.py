@@ -6,9 +6,8 @@ import msgspec
 
 from engine.library.catalogue import Catalogue
 from engine.library.lookup import require
-from engine.placement.engine_args import with_engine_args
-from engine.placement.hub_fit import fit_estimator
-from engine.placement.load_settings import default_context, load_settings
+from engine.placement.hub_shape import fit_estimator
+from engine.placement.load_settings import default_context, load_settings, with_engine_args
 from engine.placement.model_settings import open_model_settings
 from engine.placement.placer import Placer, read_shape
 from engine.placement.shape import ModelShape

@@ -16,9 +16,8 @@ from engine.message_catalog.reasons import Reason, because
 from engine.onnx.folder import OnnxFolder, read_folder
 from engine.onnx.providers import ADAPTERS, UNTRIED, Adapter, adapter_of
 from engine.placement.fit_report import claim, overdraft
-from engine.placement.need_types import FitReport, Need, Part
 from engine.placement.npu_rule import busy_igpu, expected_power, why_npu
-from engine.placement.types import Alternative, Overrides, Placement
+from engine.placement.types import Alternative, FitReport, Need, Overrides, Part, Placement
 from engine.runner.protocol import LoadSettings
 
 # Python, ONNX Runtime and onnxruntime-genai with nothing loaded. Measured: docs/log.md, onnx.

@@ -13,8 +13,8 @@ from devices.backends.openvino import BACKEND, NPU
 from devices.types import Device, Machine, Runtime
 from engine.message_catalog.reasons import Reason, because
 from engine.placement.estimate import CPU
-from engine.placement.need_types import Need, Part
 from engine.placement.shape import ModelShape
+from engine.placement.types import Need, Part
 from engine.runner.protocol import LoadSettings
 from quantize.ggml_types import GgmlType
 

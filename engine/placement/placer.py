@@ -12,20 +12,16 @@ from engine.core.errors import BadModelFile, fact_of
 from engine.message_catalog.reasons import because
 from engine.onnx.folder import OnnxFolder
 from engine.placement import llama_server, onnx, openvino, rpc_layers
-from engine.placement.dry_run import DryRunFailed, dry_run
-from engine.placement.engine_args import refused
-from engine.placement.expert_offload import disk_gbs
+from engine.placement.cpu_choices import disk_gbs
 from engine.placement.external import external_report, kind_of, place_external
-from engine.placement.fit_context import largest_context, need_at
+from engine.placement.fit import DryRunFailed, dry_run, largest_context, need_at
 from engine.placement.fit_report import fit_report, machine_isa, overdraft
 from engine.placement.load_need import audit_key, load_need
-from engine.placement.need_types import WORKERS, DryRun, FitReport, Need
+from engine.placement.load_settings import refused
 from engine.placement.npu_rule import busy_igpu
-from engine.placement.priors import effective_gbs
 from engine.placement.resources import Resources
-from engine.placement.setting_changes import Step, changes_between
 from engine.placement.shape import ModelShape, model_shape
-from engine.placement.speed import weights_read
+from engine.placement.speed import effective_gbs, weights_read
 from engine.placement.steps import (
     STEPS,
     Load,
@@ -37,7 +33,18 @@ from engine.placement.steps import (
     run,
     sound,
 )
-from engine.placement.types import NO_OVERRIDES, Fallback, Overrides, Placement
+from engine.placement.types import (
+    NO_OVERRIDES,
+    WORKERS,
+    DryRun,
+    Fallback,
+    FitReport,
+    Need,
+    Overrides,
+    Placement,
+    Step,
+    changes_between,
+)
 from engine.runner.protocol import ExternalProgram, LoadSettings
 from quantize.files.header_cache import cached_gguf_model
 

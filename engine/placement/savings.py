@@ -7,9 +7,9 @@ import msgspec
 
 from devices.errors import TesseraError
 from engine.message_catalog.reasons import Reason, because
-from engine.placement.fit_context import largest_context, resize_context
-from engine.placement.need_types import FitOption, Need, OptionKind
+from engine.placement.fit import largest_context, resize_context
 from engine.placement.shape import ModelShape
+from engine.placement.types import FitOption, Need, OptionKind
 from engine.runner.protocol import LoadSettings
 from quantize.ggml_types import BLOCK_SIZES
 from quantize.plan.llama_cpp_preset_rules import MIXES

@@ -16,22 +16,34 @@ from engine.message_catalog.reasons import Reason, because
 from engine.placement import rpc_layers
 from engine.placement.candidates import Candidate, DryRunner, Question
 from engine.placement.choose import choose_candidate, placement_of
-from engine.placement.context_size import ContextChoice, capacity_for, larger_context
-from engine.placement.draft_settings import with_speculation
-from engine.placement.engine_args import SETTINGS, decided
+from engine.placement.context_size import (
+    ContextChoice,
+    cap_kv_cells,
+    capacity_for,
+    grown,
+    larger_context,
+    with_speculation,
+)
 from engine.placement.fallbacks import sound_fallbacks
-from engine.placement.fit_context import resize_context
+from engine.placement.fit import resize_context
 from engine.placement.fit_report import overdraft
 from engine.placement.history import FALLBACK_FIELDS, PlacementHistory
 from engine.placement.load_need import load_need, offload_target
-from engine.placement.measurements.keys import machine_key, shape_key
-from engine.placement.need_types import Need, Part
-from engine.placement.parallel_slots import cap_kv_cells, grown
+from engine.placement.load_settings import SETTINGS, decided
 from engine.placement.resources import Resources
-from engine.placement.setting_changes import SettingChange, Step, changes_between, name_of
+from engine.placement.results import Tuned, machine_key, pinned_elsewhere, shape_key, tuned_settings
 from engine.placement.shape import ModelShape
-from engine.placement.tuned import Tuned, pinned_elsewhere, tuned_settings
-from engine.placement.types import Fallback, Overrides, Placement
+from engine.placement.types import (
+    Fallback,
+    Need,
+    Overrides,
+    Part,
+    Placement,
+    SettingChange,
+    Step,
+    changes_between,
+    name_of,
+)
 from engine.runner.engine_args import given
 from engine.runner.protocol import LoadSettings
 

@@ -1,15 +1,183 @@
-"""What the user wants of a load, a placement, and the alternatives that lost."""
+"""The records of placement: what the user wants of a load, what it needs, where it runs, and who set what."""
 
-from typing import Annotated, Final, Literal
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
 
 from engine.message_catalog.reasons import Reason
-from engine.placement.need_types import Need
-from engine.placement.setting_changes import SettingChange
 from engine.runner.engine_args import NO_ARGS, EngineArgs
 from engine.runner.protocol import LoadSettings
+
+OptionKind = Literal["kv", "context", "parallel", "quantization", "offload", "unload", "combined"]
+Basis = Literal["formula", "probe", "prior"]
+PartName = Literal[
+    "weights",
+    "kv",
+    "recurrent",
+    "compute",
+    "output",
+    "projector",
+    "draft",
+    "overhead",
+    "prefixes",
+    "correction",
+    "experts",
+]
+
+
+# Where layers lie that workers on other machines hold (engine_args.rpc): no memory of this machine.
+WORKERS: Final = "workers"
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes of one kind on one device. `mapped` of them are pages of the file, which others may share."""
+
+    name: PartName
+    device: str
+    num_bytes: int
+    mapped_bytes: int = 0
+    basis: Basis = "formula"
+
+
+class Need(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything one load takes. `kv_layer_bytes` has the cache of each layer, whatever device holds it.
+
+    `resident_bytes` is what the system will show of the runner's process in full use: less scratch memory that is
+    never written, plus pages of the file that stay in memory although the weights in them were rewritten.
+    """
+
+    n_ctx: int
+    kv_cells: int
+    n_sequences: int
+    type_k: str
+    type_v: str
+    n_gpu_layers: int
+    parts: tuple[Part, ...]
+    resident_bytes: int = 0
+    kv_layer_bytes: tuple[int, ...] = ()
+
+    @property
+    def total_bytes(self) -> int:
+        """Over all devices."""
+        return sum(part.num_bytes for part in self.parts)
+
+    def device_bytes(self, device: str) -> int:
+        """On one device."""
+        return sum(part.num_bytes for part in self.parts if part.device == device)
+
+    def mapped_bytes(self, device: str) -> int:
+        """File pages among them."""
+        return sum(part.mapped_bytes for part in self.parts if part.device == device)
+
+    def part_bytes(self, name: PartName) -> int:
+        """One kind over all devices."""
+        return sum(part.num_bytes for part in self.parts if part.name == name)
+
+    def by_purpose(self) -> dict[str, int]:
+        """Bytes of each kind over all devices."""
+        return {part.name: self.part_bytes(part.name) for part in self.parts}
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Devices in the order they first appear."""
+        return tuple(dict.fromkeys(part.device for part in self.parts))
+
+
+class DryRun(msgspec.Struct, frozen=True, kw_only=True):
+    """What llama.cpp itself said in a load that allocated nothing.
+
+    `compute_bytes` by backend device name; `overhead_bytes` is the process with its libraries and vocabulary;
+    `untouched_bytes` is scratch memory set aside for drafts and idle sequences that ordinary use never writes.
+    """
+
+    kv_bytes: int
+    recurrent_bytes: int
+    output_bytes: int
+    compute_bytes: dict[str, int]
+    overhead_bytes: int
+    untouched_bytes: int = 0
+    seconds: float = 0.0
+
+
+class FitOption(msgspec.Struct, frozen=True, kw_only=True):
+    """A trade-off that needs less memory: what changes, and what the load then needs."""
+
+    kind: OptionKind
+    change: Reason
+    needed_bytes: int
+    saved_bytes: int
+    cost: float
+
+
+class FitReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to "does it fit": per device needed and available, and what to do if not."""
+
+    model: str
+    fits: bool
+    need: Need
+    available_bytes: dict[str, int]
+    largest_context: int
+    fit_options: tuple[FitOption, ...] = ()
+    notes: tuple[Reason, ...] = ()
+
+
+About = TypeVar("About")
+# A step reads what is known about a load, and returns its settings, changed or not, and why.
+Step = Callable[[About, LoadSettings], tuple[LoadSettings, Reason | None]]
+
+
+# Of a setting, as JSON has it.
+Value = bool | int | float | str | tuple[str | float, ...] | None
+
+
+class SettingChange(msgspec.Struct, frozen=True, kw_only=True):
+    """One step set one field of a load's settings."""
+
+    step: str
+    field: str
+    old: Value
+    new: Value
+    reason: Reason | None = None
+
+
+def name_of(step: Callable[..., object]) -> str:
+    """A step as it is shown."""
+    return step.__name__.replace("_", " ")
+
+
+def changes_between(
+    step: str, old: LoadSettings, new: LoadSettings, reason: Reason | None
+) -> tuple[SettingChange, ...]:
+    """A change for each field that differs."""
+    return tuple(
+        SettingChange(step=step, field=name, old=_value(before), new=_value(after), reason=reason)
+        for name in LoadSettings.__struct_fields__
+        if (before := getattr(old, name)) != (after := getattr(new, name))
+    )
+
+
+def _value(value: Any) -> Value:
+    if isinstance(value, msgspec.Struct):
+        return msgspec.json.encode(value).decode()
+    if isinstance(value, tuple):
+        return tuple(item if isinstance(item, str | float) else str(_value(item)) for item in value)
+    found: Value = value
+    return found
+
+
+def follow(
+    steps: Iterable[Step[About]], about: About, settings: LoadSettings
+) -> tuple[LoadSettings, tuple[SettingChange, ...]]:
+    """The settings after these steps, and what each changed."""
+    changes: list[SettingChange] = []
+    for step in steps:
+        found, reason = step(about, settings)
+        changes += changes_between(name_of(step), settings, found, reason)
+        settings = found
+    return settings, tuple(changes)
+
 
 Mode = Literal["quiet", "balanced", "fast"]
 

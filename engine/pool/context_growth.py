@@ -8,7 +8,7 @@ import msgspec
 
 from devices.errors import TesseraError
 from engine.core.errors import ContextCannotGrow, ContextOverflow
-from engine.placement.fit_context import resize_context
+from engine.placement.fit import resize_context
 from engine.placement.memory_admission import MemoryAdmission
 from engine.pool.loaded_model import LoadedModel, Runner
 from engine.runner.protocol import ContextWanted, LoadSettings, Resized

@@ -14,11 +14,11 @@ from devices.errors import TesseraError
 from devices.memory_ledger import Amount
 from engine.job_kinds.bench.attention import measure_attention, memory_bytes
 from engine.jobs.job_types import ENDED
-from engine.placement.flash_attention import heads_of
-from engine.placement.measurements.attention import Heads, attention_key
-from engine.placement.measurements.keys import machine_key
+from engine.placement.cpu_choices import heads_of
+from engine.placement.history import Heads, attention_key
 from engine.placement.onnx import with_power
 from engine.placement.placer import read_shape
+from engine.placement.results import machine_key
 from engine.placement.types import NO_OVERRIDES
 from engine.pool.loaded_model import LoadedModel
 

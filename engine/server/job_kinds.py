@@ -47,6 +47,6 @@ def _gates(paths: Paths, placer: Placer, admission: MemoryAdmission, named: "Tas
 
 
 def _fit_estimator(placer: Placer) -> "FitEstimator":
-    from engine.placement.hub_fit import fit_estimator  # noqa: PLC0415 - a quarter of a second, needed only online
+    from engine.placement.hub_shape import fit_estimator  # noqa: PLC0415 - a quarter of a second, needed only online
 
     return fit_estimator(placer, sentence)

@@ -15,10 +15,9 @@ from engine.library.default_model import default_model
 from engine.library.types import ModelEntry
 from engine.message_catalog.reasons import because
 from engine.placement.context_size import open_context
-from engine.placement.engine_args import with_engine_args
 from engine.placement.external import ProgramStore, place_upstream, upstream_settings
-from engine.placement.fit_context import resize_context
-from engine.placement.load_settings import load_settings, recommended_for
+from engine.placement.fit import resize_context
+from engine.placement.load_settings import load_settings, recommended_for, with_engine_args
 from engine.placement.model_settings import ModelSettingsStore, unfit_draft
 from engine.placement.types import NO_OVERRIDES, Overrides, Placement
 from engine.pool.loaded_model import EXTERNAL, REMOTE

@@ -24,10 +24,9 @@ from engine.job_kinds.autotune.journal import Journal
 from engine.job_kinds.autotune.run import proof, rounds_for, trial, tune
 from engine.job_kinds.autotune.space import dimensions, thread_counts, valid
 from engine.job_kinds.bench import dummy_model
-from engine.placement.machine_state import MachineState
-from engine.placement.measurements.tuning import Budget, Knobs, Outcome, Trial, TuneReport, knobs_of
+from engine.placement.measurements import Budget, Knobs, Outcome, Trial, TuneReport, knobs_of
 from engine.placement.placer import Placer, read_shape
-from engine.placement.resources import open_resources
+from engine.placement.resources import MachineState, open_resources
 from engine.runner.protocol import LoadSettings
 
 TURNS = 10

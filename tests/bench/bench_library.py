@@ -18,7 +18,7 @@ from engine.library import work as verify
 from engine.library.catalogue import Catalogue
 from engine.library.hub.client import HubClient
 from engine.library.hub.plan import plan_repository
-from engine.placement.hub_fit import fit_estimator
+from engine.placement.hub_shape import fit_estimator
 from engine.placement.placer import Placer
 from engine.placement.resources import open_resources
 from quantize.files.gguf_file import read_gguf, read_gguf_source

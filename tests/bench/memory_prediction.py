@@ -16,11 +16,11 @@ from devices.detect import inventory
 from devices.host_real import RealHost
 from devices.process_memory import process_memory
 from engine.core.types import Constraint, GenerationRequest
-from engine.placement.dry_run import dry_run
+from engine.placement.cpu_choices import DENSE_UBATCH
 from engine.placement.estimate import estimate
-from engine.placement.flash_attention import DENSE_UBATCH
-from engine.placement.need_types import Need
+from engine.placement.fit import dry_run
 from engine.placement.placer import read_shape
+from engine.placement.types import Need
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
 from tests.support.models.shapes import SHAPES, scaled, write_shape

@@ -19,7 +19,7 @@ from unittest import mock
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from engine.placement.draft_settings import MAX_ROLLBACK  # noqa: E402
+from engine.placement.context_size import MAX_ROLLBACK  # noqa: E402
 from tests.support.models import architectures, mtp_model  # noqa: E402
 from tests.support.runner_calls import collect, with_runner  # noqa: E402
 

@@ -13,10 +13,9 @@ from engine.core.errors import BadModelFile, FileRefused, NotEnoughMemory, Runne
 from engine.core.paths import Paths
 from engine.core.types import Delta, GenerationRequest, ModelFacts, Started
 from engine.message_catalog import command
-from engine.placement.machine_state import MachineState
 from engine.placement.memory_admission import MemoryAdmission
 from engine.placement.placer import Placer
-from engine.placement.resources import open_resources
+from engine.placement.resources import MachineState, open_resources
 from engine.pool.model_resolution import Resolved
 from engine.runner.buffers import BufferLog
 from engine.runner.protocol import LoadSettings

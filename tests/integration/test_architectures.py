@@ -23,10 +23,10 @@ import pytest
 from devices.process_memory import process_memory
 from engine.core.errors import BadModelFile
 from engine.core.types import Constraint, Delta, GenerationRequest, SamplingParams
-from engine.placement.dry_run import dry_run
 from engine.placement.estimate import estimate
-from engine.placement.need_types import DryRun
+from engine.placement.fit import dry_run
 from engine.placement.placer import read_shape
+from engine.placement.types import DryRun
 from engine.runner.llama.memory_probe import sizes
 from engine.runner.load_limits import STEADY_ROWS
 from engine.runner.process import RunnerProcess

@@ -20,7 +20,7 @@ from engine.job_kinds.bench.qtype_speed import PriceStore
 from engine.jobs.job_types import JobKind
 from engine.jobs.jobs import JobRegistry
 from engine.placement.history import PlacementHistory
-from engine.placement.measurements.reports import TypePrices
+from engine.placement.measurements import TypePrices
 from engine.placement.model_settings import ModelSettingsStore
 from engine.placement.types import LoadOptions
 from engine.remotes.registry import RemoteRegistry

@@ -19,7 +19,7 @@ from engine.job_kinds.autotune.run import proof, trial, trial_settings
 from engine.job_kinds.bench import shapes
 from engine.job_kinds.bench.qtype_speed import PriceStore, measure_prices, planner_speeds
 from engine.job_kinds.quantize.request import measured_speeds
-from engine.placement.measurements.tuning import Budget, Knobs
+from engine.placement.measurements import Budget, Knobs
 from engine.runner.protocol import LoadSettings
 from tests.conftest import ROOT
 from tests.support.machines.simulated_meter import MACHINE, WORK_W, Metered
@@ -118,7 +118,7 @@ from pathlib import Path
 from engine.job_kinds.autotune import run
 from engine.energy.meter import EnergyMeter
 from engine.job_kinds.autotune.space import Dimension
-from engine.placement.measurements.tuning import Knobs
+from engine.placement.measurements import Knobs
 from engine.runner.protocol import LoadSettings
 
 energy = None
@@ -192,8 +192,8 @@ def test_types_are_priced_and_reach_the_planner(tmp_path):
     assert [name for name, *_ in steps] == ["Q4_K", "IQ3_S"]
     assert all(ns > 0 for ns in prices.ns_per_weight.values())
     assert not list(tmp_path.glob("*.gguf"))
-    from engine.placement.machine_state import MachineState
-    from engine.placement.measurements.keys import machine_key
+    from engine.placement.resources import MachineState
+    from engine.placement.results import machine_key
 
     here = MachineState()
     assert measured_speeds(paths, here) == {}

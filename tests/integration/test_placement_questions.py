@@ -12,10 +12,9 @@ from app.cli.main import cli
 from devices.recording import RecordedHost
 from engine.core.errors import NotEnoughMemory
 from engine.library.catalogue import Catalogue
-from engine.placement.machine_state import MachineState
 from engine.placement.memory_admission import MemoryAdmission
 from engine.placement.placer import Placer
-from engine.placement.resources import open_resources
+from engine.placement.resources import MachineState, open_resources
 from engine.server.models import ServedModels
 from tests.support.fakes.free_pool import FreePool
 from tests.support.fakes.scripted import TOKEN, ScriptedServer, home_paths

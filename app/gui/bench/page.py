@@ -32,7 +32,7 @@ from app.gui.widgets.popups import Choice, entries_of
 from engine.api.jobs import BenchPartial, Job, JobKind, Measured, TuneReport, partial_of, result_of
 from engine.api.measuring import BenchRequest, BenchResult, BenchResults, Goal, Point, Shapes, TuneRequest
 from engine.api.stats import Usage
-from engine.placement.measurements.results import to_csv
+from engine.placement.results import to_csv
 from quantize.plan.llama_cpp_preset_rules import STAND_IN_MIXES
 
 R = TypeVar("R", BenchRequest, TuneRequest)

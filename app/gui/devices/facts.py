@@ -123,7 +123,7 @@ def live_facts(sample: LiveDevice) -> str:
     return " · ".join(parts)
 
 
-# What a part of the ledger is called, by its name there: engine.placement.need_types.PartName.
+# What a part of the ledger is called, by its name there: engine.placement.types.PartName.
 PARTS = {
     "weights": "weights",
     "experts": "experts",

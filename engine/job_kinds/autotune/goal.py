@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable
 from typing import Final
 
-from engine.placement.measurements.tuning import Goal, Outcome
+from engine.placement.measurements import Goal, Outcome
 
 # A change must gain this to replace what is in use; below it is noise. Lossy ones must gain more.
 WORTH: Final = 0.99

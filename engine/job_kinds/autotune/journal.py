@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from devices.msgspec_lock import learned
-from engine.placement.measurements.tuning import Budget, Knobs, Outcome, Trial
+from engine.placement.measurements import Budget, Knobs, Outcome, Trial
 
 TRIES = 2
 

@@ -18,7 +18,7 @@ from engine.job_kinds.autotune.search import OutOfTime, Search
 from engine.job_kinds.autotune.space import Dimension
 from engine.job_kinds.bench.measure import COPIED_TOKENS, Meter, Timed
 from engine.message_catalog.reasons import Reason, because
-from engine.placement.measurements.tuning import (
+from engine.placement.measurements import (
     ANSWER_TOKENS,
     Budget,
     Choice,

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import msgspec
 
 from devices.types import Machine
-from engine.placement.cpu_kernels import TILE_KERNELS
-from engine.placement.measurements.tuning import Knobs
-from engine.placement.priors import BACKENDS
+from engine.placement.cpu_choices import TILE_KERNELS
+from engine.placement.measurements import Knobs
+from engine.placement.speed import BACKENDS
 
 UBATCHES = (32, 64, 128, 256, 512, 1024, 2048)
 BATCHES = (512, 2048)

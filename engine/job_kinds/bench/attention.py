@@ -14,8 +14,8 @@ import msgspec
 from engine.job_kinds.bench import dummy_model, shapes
 from engine.job_kinds.bench.measure import Timed, loaded_meter
 from engine.job_kinds.bench.run import bench_settings
-from engine.placement.flash_attention import DENSE_UBATCH, with_plain
-from engine.placement.measurements.attention import AttentionSpeed, AttentionTimes, Heads
+from engine.placement.cpu_choices import DENSE_UBATCH, with_plain
+from engine.placement.history import AttentionSpeed, AttentionTimes, Heads
 from engine.runner.protocol import LoadSettings
 
 DECODED: Final = 16

@@ -11,7 +11,7 @@ import msgspec
 
 from engine.core.types import Done, GenerationRequest, SamplingParams, StepTime
 from engine.message_catalog.reasons import Reason, because
-from engine.placement.measurements.reports import Concurrency, Point, Spread
+from engine.placement.measurements import Concurrency, Point, Spread
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
 

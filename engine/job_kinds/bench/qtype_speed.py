@@ -15,7 +15,7 @@ from engine.core.json_store import JsonStore
 from engine.job_kinds.bench import dummy_model, shapes
 from engine.job_kinds.bench.measure import Meter, loaded_meter
 from engine.job_kinds.bench.run import bench_settings
-from engine.placement.measurements.reports import TypePrices
+from engine.placement.measurements import TypePrices
 from engine.runner.protocol import LoadSettings
 from quantize.ggml_types import PRICED, TIME_UNIT, GgmlType
 

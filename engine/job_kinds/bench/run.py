@@ -14,8 +14,8 @@ from devices.types import Machine
 from engine.energy.meter import Drawn, EnergyMeter, NeverAtRest, NoPowerMeter
 from engine.job_kinds.bench.measure import DECODE_TOKENS, Meter, Step
 from engine.message_catalog.reasons import because
-from engine.placement.measurements.keys import machine_key
-from engine.placement.measurements.reports import Point, Report
+from engine.placement.measurements import Point, Report
+from engine.placement.results import machine_key
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
 

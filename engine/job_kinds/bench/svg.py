@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from xml.sax.saxutils import escape
 
-from engine.placement.measurements.reports import Report
+from engine.placement.measurements import Report
 
 WIDTH, HEIGHT, MARGIN = 760, 300, 64
 # Distinct for colour-blind readers. Source: Okabe and Ito, "Color Universal Design", 2008.

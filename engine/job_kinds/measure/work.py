@@ -26,13 +26,10 @@ from engine.jobs.jobs import Control, JobKind, JobRegistry
 from engine.library.catalogue import Catalogue
 from engine.message_catalog.reasons import Reason, because
 from engine.placement.load_settings import usable_cores
-from engine.placement.measurements.keys import machine_key, shape_key
-from engine.placement.measurements.reports import Point, Report, TypePrices
-from engine.placement.measurements.results import Results
-from engine.placement.measurements.tuning import Goal, TuneReport, knobs_of
+from engine.placement.measurements import Goal, Point, Report, TuneReport, TypePrices, knobs_of
 from engine.placement.memory_admission import MemoryAdmission
 from engine.placement.placer import Placer, read_shape
-from engine.placement.tuned import tuned_of
+from engine.placement.results import Results, machine_key, shape_key, tuned_of
 from engine.runner.protocol import LoadSettings
 
 # Cells beside the prompt of a tuned turn: its answer and what surrounds it.

@@ -17,16 +17,14 @@ from engine.core.paths import Paths, is_installed, whole_path
 from engine.job_kinds.bench.qtype_speed import PriceStore, planner_speeds
 from engine.job_kinds.quantize.options import QuantizeOptions
 from engine.library.errors import CannotWrite
-from engine.placement.dry_run import DryRunFailed, dry_run
-from engine.placement.estimate import estimate, kv_layer_bytes
+from engine.placement.estimate import estimate, is_repacked, kv_layer_bytes
+from engine.placement.fit import DryRunFailed, dry_run
 from engine.placement.fit_report import machine_isa
-from engine.placement.machine_state import MachineState
-from engine.placement.measurements.keys import machine_key
-from engine.placement.need_types import DryRun
 from engine.placement.placer import Placer
-from engine.placement.repack import is_repacked
-from engine.placement.resources import Resources
+from engine.placement.resources import MachineState, Resources
+from engine.placement.results import machine_key
 from engine.placement.shape import ModelShape, model_shape
+from engine.placement.types import DryRun
 from engine.runner.protocol import LoadSettings
 from quantize.calibration_texts import CALIBRATION, HELD_OUT
 from quantize.child import run_task

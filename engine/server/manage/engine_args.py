@@ -9,8 +9,7 @@ from engine.api.models import EngineArgsRequest, ModelEngineArgs
 from engine.core.errors import InputFault
 from engine.library.types import ModelEntry
 from engine.message_catalog.reasons import because
-from engine.placement.engine_args import with_engine_args
-from engine.placement.load_settings import require_sound
+from engine.placement.load_settings import require_sound, with_engine_args
 from engine.runner.engine_args import NO_ARGS, EngineArgs
 from engine.server.msgspec_routes import TypedRoute
 from engine.server.state import ServerState, server_state

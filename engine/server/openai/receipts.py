@@ -16,7 +16,7 @@ from engine.chat.types import ChatTemplate
 from engine.core.errors import InputFault
 from engine.core.types import Delta, Event, GenerationRequest
 from engine.core.version import __version__
-from engine.placement.measurements.keys import build
+from engine.placement.results import build
 from engine.pool.loaded_model import LoadedModel
 from engine.runner.load_limits import exact_settings
 from engine.runner.protocol import LoadSettings

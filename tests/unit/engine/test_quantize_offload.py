@@ -9,8 +9,7 @@ from devices.recording import RecordedHost
 from engine.core.paths import Paths
 from engine.job_kinds.quantize.options import QuantizeOptions
 from engine.job_kinds.quantize.request import gpu_layers_for, layers_on_gpu
-from engine.placement.machine_state import MachineState
-from engine.placement.resources import open_resources
+from engine.placement.resources import MachineState, open_resources
 from quantize.ggml_types import GgmlType
 from tests.support.machines.machines import machines
 from tests.support.models.fake_models import shape

@@ -13,7 +13,7 @@ import engine.message_catalog
 from engine.library.errors import _PLAIN
 from engine.message_catalog import COMMANDS, TEMPLATES, Wording, sentence, sentences
 from engine.message_catalog.reasons import Reason, because
-from engine.placement.priors import BACKENDS
+from engine.placement.speed import BACKENDS
 
 ROOT = Path(__file__).resolve().parents[3]
 DECIDING = (
@@ -44,9 +44,9 @@ NOT_OURS = {"can't start new thread", "such file in", *_PLAIN}
 
 @cache
 def parsed(folder):
-    """The files of a folder. Those of measurements and settings, inside one of them, state sentences still."""
+    """The files of a folder. The reports of measurements, inside one of them, state sentences still."""
     found = (ROOT / folder).rglob("*.py") if not folder.endswith(".py") else [ROOT / folder]
-    stated = [p for p in sorted(found) if p.parent.name not in {"measurements", "settings"}]
+    stated = [p for p in sorted(found) if p.name != "measurements.py"]
     return [(p, ast.parse(p.read_text("utf-8"))) for p in stated]
 
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from engine.core.paths import Paths
 from engine.job_kinds.bench.qtype_speed import PriceStore
 from engine.job_kinds.quantize.request import measured_speeds
-from engine.placement.machine_state import MachineState
-from engine.placement.measurements.keys import machine_key
-from engine.placement.measurements.reports import TypePrices
+from engine.placement.measurements import TypePrices
+from engine.placement.resources import MachineState
+from engine.placement.results import machine_key
 from quantize.errors import BudgetTooSmall, InvalidOption
 from quantize.files.gguf_file import read_gguf
 from quantize.files.gguf_write import padded

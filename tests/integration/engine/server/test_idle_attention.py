@@ -11,12 +11,12 @@ from engine.job_kinds.bench import attention as attention_bench
 from engine.library.catalogue import Catalogue
 from engine.message_catalog import sentences
 from engine.placement import candidates
-from engine.placement.flash_attention import heads_of
-from engine.placement.measurements.attention import attention_key
-from engine.placement.measurements.keys import machine_key
+from engine.placement.cpu_choices import heads_of
+from engine.placement.history import attention_key
 from engine.placement.memory_admission import MemoryAdmission
 from engine.placement.placer import Placer, read_shape
 from engine.placement.resources import open_resources
+from engine.placement.results import machine_key
 from engine.server import idle_attention_bench
 from engine.server.auth import Access
 from engine.server.idle_attention_bench import IdleAttention

@@ -13,14 +13,21 @@ from devices.memory_ledger import Ledger
 from devices.types import CoreCounts, Runtime
 from engine.message_catalog import sentence, sentences
 from engine.placement import candidates
+from engine.placement.context_size import ROOMY_BYTES
+from engine.placement.cpu_choices import heads_of
 from engine.placement.estimate import kv_layer_bytes
 from engine.placement.fallbacks import next_fallback
-from engine.placement.flash_attention import heads_of
-from engine.placement.history import SAVE_EVERY, PlacementHistory, Use
-from engine.placement.measurements.attention import AttentionSpeed, AttentionTimes, Heads, attention_key
-from engine.placement.measurements.keys import machine_key
-from engine.placement.parallel_slots import ROOMY_BYTES
+from engine.placement.history import (
+    SAVE_EVERY,
+    AttentionSpeed,
+    AttentionTimes,
+    Heads,
+    PlacementHistory,
+    Use,
+    attention_key,
+)
 from engine.placement.placer import read_shape
+from engine.placement.results import machine_key
 from engine.placement.speed import bytes_per_token
 from engine.placement.steps import place
 from engine.placement.types import NO_OVERRIDES, Overrides

@@ -9,10 +9,9 @@ from devices.report import recorded_report
 from engine.message_catalog import sentence
 from engine.placement.context_size import FREE_FRAC
 from engine.placement.history import PlacementHistory
-from engine.placement.need_types import DryRun
 from engine.placement.placer import read_shape
 from engine.placement.steps import place
-from engine.placement.types import Overrides
+from engine.placement.types import DryRun, Overrides
 from engine.runner.engine_args import EngineArgs
 from engine.runner.protocol import LoadSettings
 from tests.support.machines.machines import machines

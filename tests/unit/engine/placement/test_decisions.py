@@ -9,8 +9,7 @@ from devices.types import Device, Memory, Runtime
 from engine.message_catalog import sentence
 from engine.placement.chip_speeds import chip_speeds, openvino_rates, peak_tflops, rates
 from engine.placement.history import PlacementHistory
-from engine.placement.priors import effective_gbs
-from engine.placement.speed import bytes_per_token, expected, main_type
+from engine.placement.speed import bytes_per_token, effective_gbs, expected, main_type
 from engine.placement.steps import place
 from engine.placement.types import NO_OVERRIDES, Overrides
 from engine.runner.engine_args import EngineArgs

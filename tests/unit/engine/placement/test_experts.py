@@ -12,13 +12,13 @@ from devices.recording import RecordedHost
 from devices.report import recorded_report
 from engine.job_kinds.autotune.space import changed, dimensions, valid
 from engine.message_catalog import sentences
-from engine.placement.fit_context import need_at
+from engine.placement.estimate import layer_bytes, owners, shared_out
+from engine.placement.fit import need_at
 from engine.placement.fit_report import ledger_amounts
 from engine.placement.history import PlacementHistory
-from engine.placement.measurements.tuning import knobs_of
+from engine.placement.measurements import knobs_of
 from engine.placement.shape import Layer, ModelShape
 from engine.placement.steps import place
-from engine.placement.tensor_split import layer_bytes, owners, shared_out
 from engine.placement.types import NO_OVERRIDES, Overrides
 from engine.runner.engine_args import EngineArgs
 from engine.runner.protocol import LoadSettings

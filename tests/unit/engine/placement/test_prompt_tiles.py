@@ -11,12 +11,12 @@ from engine.job_kinds.autotune.space import dimensions
 from engine.message_catalog import sentence, sentences
 from engine.message_catalog.reasons import because
 from engine.placement import candidates
-from engine.placement.cpu_kernels import TILE_KERNELS, prompt_tiles, tile_attention
-from engine.placement.engine_args import decided
+from engine.placement.cpu_choices import TILE_KERNELS, prompt_tiles, tile_attention
 from engine.placement.estimate import tile_bytes
 from engine.placement.fallbacks import next_fallback
 from engine.placement.history import PlacementHistory
-from engine.placement.measurements.tuning import knobs_of
+from engine.placement.load_settings import decided
+from engine.placement.measurements import knobs_of
 from engine.placement.placer import read_shape
 from engine.placement.steps import place
 from engine.placement.types import Overrides

@@ -14,9 +14,8 @@ from engine.placement.candidates import CPU_STEPS
 from engine.placement.memory_admission import MemoryAdmission
 from engine.placement.placer import Placer
 from engine.placement.resources import open_resources
-from engine.placement.setting_changes import name_of
 from engine.placement.steps import STEPS
-from engine.placement.types import Overrides
+from engine.placement.types import Overrides, name_of
 from engine.runner.engine_args import EngineArgs
 from engine.runner.protocol import LoadSettings
 from tests.support.fakes.scripted import home_paths

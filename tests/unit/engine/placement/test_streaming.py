@@ -10,7 +10,7 @@ from engine.core.expert_use import RANKS, ExpertUse, folder_of, use_store
 from engine.library.hub.plan import _mark_best
 from engine.library.hub.types import Choice, FitEstimate, Option, RepoFile
 from engine.message_catalog import sentences
-from engine.placement.expert_offload import expert_layers, forecast, whole_bytes
+from engine.placement.cpu_choices import expert_layers, forecast, whole_bytes
 from engine.placement.fallbacks import next_fallback
 from engine.placement.fit_report import fit_report, ledger_amounts
 from engine.placement.history import PlacementHistory

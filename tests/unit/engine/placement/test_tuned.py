@@ -5,12 +5,10 @@ import pytest
 
 from engine.core.paths import Paths
 from engine.message_catalog import sentence, sentences
-from engine.placement.measurements.keys import machine_key, shape_key
-from engine.placement.measurements.reports import Point, Report, Spread
-from engine.placement.measurements.tuning import Choice, Knobs
+from engine.placement.measurements import Choice, Knobs, Point, Report, Spread
 from engine.placement.placer import Placer, read_shape
 from engine.placement.resources import open_resources
-from engine.placement.tuned import Tuned, TunedStore
+from engine.placement.results import Tuned, TunedStore, machine_key, shape_key
 from engine.placement.types import Overrides
 from engine.runner.protocol import LoadSettings
 

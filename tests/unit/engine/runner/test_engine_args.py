@@ -6,10 +6,10 @@ import msgspec
 import pytest
 
 from devices.types import Device, Memory, Runtime
-from engine.placement.engine_args import decided, with_engine_args
-from engine.placement.need_types import Need, Part
+from engine.placement.estimate import shared_out
+from engine.placement.load_settings import decided, with_engine_args
 from engine.placement.shape import Layer, ModelShape
-from engine.placement.tensor_split import shared_out
+from engine.placement.types import Need, Part
 from engine.runner.engine_args import (
     NO_ARGS,
     BadEngineArg,

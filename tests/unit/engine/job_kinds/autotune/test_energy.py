@@ -15,7 +15,7 @@ from engine.job_kinds.autotune.journal import Journal
 from engine.job_kinds.autotune.run import rounds_for
 from engine.job_kinds.autotune.search import Search
 from engine.job_kinds.autotune.space import Dimension
-from engine.placement.measurements.tuning import ANSWER_TOKENS, Budget, Knobs, Outcome, Trial
+from engine.placement.measurements import ANSWER_TOKENS, Budget, Knobs, Outcome, Trial
 from tests.support.machines.simulated_computer import Computer, Request
 
 DIMS = (

@@ -20,7 +20,7 @@ from engine.job_kinds.autotune.space import (
     ubatches,
     valid,
 )
-from engine.placement.measurements.tuning import Budget, Choice, Knobs, Outcome, Trial
+from engine.placement.measurements import Budget, Choice, Knobs, Outcome, Trial
 
 DIMS = (
     Dimension(name="threads", levels=tuple({"n_threads": n} for n in (1, 2, 4))),

@@ -1,7 +1,7 @@
 """What eight turns of plain and fused attention come to when other programs take the processor now and then."""
 
 from engine.job_kinds.bench.attention import TURNS, steady
-from engine.placement.measurements.attention import AttentionTimes
+from engine.placement.history import AttentionTimes
 
 CALM = AttentionTimes(512, 0.010, 0.008, 0.001, 0.0012)
 DISTURBED = AttentionTimes(512, 0.050, 0.009, 0.004, 0.0013)

@@ -18,10 +18,9 @@ from engine.job_kinds.bench.run import bench
 from engine.job_kinds.measure.target import Subject
 from engine.library.hub import header_cache
 from engine.message_catalog import sentence
-from engine.placement.measurements.keys import shape_key
-from engine.placement.measurements.reports import Concurrency, Point, Report, Spread
-from engine.placement.measurements.results import Results, to_csv
+from engine.placement.measurements import Concurrency, Point, Report, Spread
 from engine.placement.placer import read_shape
+from engine.placement.results import Results, shape_key, to_csv
 from engine.runner.protocol import LoadSettings
 from quantize.files.gguf_file import read_gguf
 

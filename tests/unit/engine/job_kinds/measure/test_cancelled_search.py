@@ -7,7 +7,7 @@ from engine.job_kinds.autotune.journal import Journal
 from engine.job_kinds.measure.target import Subject
 from engine.job_kinds.measure.work import BenchService, Task, TuneOptions, run
 from engine.jobs.jobs import Control
-from engine.placement.measurements.tuning import Budget, Knobs, Outcome, Trial
+from engine.placement.measurements import Budget, Knobs, Outcome, Trial
 from tests.support.fakes.scripted import home_paths
 
 BUDGET = Budget(prompt=8, answer=2, repeats=1)

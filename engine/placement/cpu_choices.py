@@ -1,0 +1,350 @@
+"""What suits the CPU: attention, our own kernels, weights as the file has them, experts read from the disk."""
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from devices.backends.cpu_kernels import ATTENTION
+from devices.disk_speed import disk_of, read_gbs
+from engine.core.expert_use import ExpertUse, folder_of, use_store
+from engine.message_catalog.reasons import Reason, because
+from engine.placement.estimate import NOT_MULTIPLIED, is_repacked
+from engine.placement.history import AttentionSpeed, Heads, Use
+from engine.placement.resources import Resources
+from engine.placement.shape import BLOCK, ModelShape
+from engine.placement.types import Streaming
+from engine.runner.expert_tensors import held_bytes, least_bytes, reader_bytes, stacks
+from engine.runner.protocol import LoadSettings
+from quantize.files.gguf_file import TensorInfo
+from quantize.ggml_types import TILED, GgmlType
+
+# Where this machine's own measurement is not there yet, a rule from one CPU stands in:
+# without it attention is a matrix product over all cells: on x86 one row takes 1.15 of the time in a text of 50
+# tokens, .9 at 400, .7 at 2,000 and .46 at 6,000, and a prompt of 6,000 tokens .7. Measured: docs/log.md, engine.
+# It also walks over the cells of other requests, which the fused one skips. So a model that may answer more than
+# this at once gets it only where its use so far says that it pays: long texts, hardly ever two at once. One behind
+# 1,500 tokens decodes 1.3 times as fast, four behind 1,000 .96, eight of 100 .92. Measured: docs/log.md, engine.
+MOST_PARALLEL: Final = 2
+LONG_TOKENS: Final = 512
+HARDLY_TWO: Final = 1.5
+# An impression of fewer tokens than this says nothing.
+ENOUGH_TOKENS: Final = 1000
+# CPUs prefill as fast with ubatches of this many tokens; experts need more rows to be busy.
+DENSE_UBATCH, EXPERT_UBATCH = 128, 256
+# The scores of one ubatch take memory: 12 KiB a cell where there are 16 heads, 400 MB for this many.
+MOST_CELLS: Final = 32768
+FLOAT_CACHES: Final = ("f16", "f32", "bf16")
+# Measured here, plain attention must take at most this much of the fused one's time: its scores take memory.
+WORTHWHILE: Final = 0.95
+# Texts of a model whose use is not known yet.
+FIRST_CHATS_TOKENS: Final = 512
+
+
+def plain_attention(
+    settings: LoadSettings,
+    shape: ModelShape,
+    isa: frozenset[str],
+    use: Use | None = None,
+    measured: AttentionSpeed | None = None,
+) -> LoadSettings | None:
+    """`settings` without fused attention, or None where the choice was made or it would not pay.
+
+    `isa` are the CPU's instruction sets; `use` is how the model was used so far; `measured` what both ways
+    cost here for heads like these, which beats the rule by instruction sets.
+    """
+    if settings.flash_attn != "auto" or settings.embeddings or ATTENTION in settings.tiles:
+        return None
+    if not (pays(measured, use) if measured else "avx2" in isa):
+        return None
+    if settings.type_v not in FLOAT_CACHES:
+        return None
+    if settings.n_parallel > MOST_PARALLEL and not answers_long_chats(use):
+        return None
+    if max(settings.kv_cells, settings.n_ctx) > MOST_CELLS:
+        return None
+    return with_plain(settings, experts=shape.experts > 0)
+
+
+def with_plain(settings: LoadSettings, *, experts: bool) -> LoadSettings:
+    """`settings` with non-flash attention and the ubatch that suits it."""
+    n_ubatch = min(EXPERT_UBATCH if experts else DENSE_UBATCH, settings.n_ubatch)
+    return msgspec.structs.replace(settings, flash_attn="off", n_ubatch=n_ubatch)
+
+
+def pays(measured: AttentionSpeed, use: Use | None) -> bool:
+    """Plain attention is faster here for texts as long as this model's."""
+    return measured.nearest(usual_tokens(use)).plain_to_fused <= WORTHWHILE
+
+
+def why_measured(settings: LoadSettings, measured: AttentionSpeed | None, use: Use | None) -> Reason | None:
+    """What this machine's measurement said of the attention that `settings` have."""
+    if measured is None or ATTENTION in settings.tiles:
+        return None
+    point = measured.nearest(usual_tokens(use))
+    fused = settings.flash_attn != "off" and pays(measured, use)
+    kind = "attention_stays_fused" if fused else "attention_measured"
+    return because(kind, tokens=point.length, plain_to_fused=point.plain_to_fused)
+
+
+def why_plain(settings: LoadSettings) -> Reason:
+    """Why they have plain attention where nothing was measured."""
+    return because("plain_attention" if settings.n_parallel <= MOST_PARALLEL else "plain_attention_by_use")
+
+
+def usual_tokens(use: Use | None) -> float:
+    """How long this model's texts are, as far as its use says."""
+    return use.depth if use is not None and use.tokens >= ENOUGH_TOKENS else FIRST_CHATS_TOKENS
+
+
+def heads_of(shape: ModelShape) -> Heads | None:
+    """The geometry that most layers with a cache of keys share; None: there is none such, or they share latents."""
+    cached = Counter((x.key_values, x.value_values) for x in shape.layers if x.key_values)
+    queries = shape.attention or shape.embedding
+    if not cached or not shape.heads or queries % shape.heads:
+        return None
+    width = queries // shape.heads
+    keys, values = cached.most_common(1)[0][0]
+    if not width or keys != values or keys % width or shape.heads % (keys // width):
+        return None
+    return Heads(shape.heads, keys // width, width)
+
+
+def head_widths(shape: ModelShape) -> frozenset[int] | None:
+    """Values of a head in the layers with a cache; None: they share latents, or the header does not say."""
+    width = shape.attention // shape.heads if shape.heads and shape.attention % shape.heads == 0 else 0
+    width = width or (shape.embedding // shape.heads if shape.heads else 0)
+    cached = {(layer.key_values, layer.value_values) for layer in shape.layers if layer.key_values}
+    if not width or not cached or any(keys != values or keys % width for keys, values in cached):
+        return None
+    # Layers of another width, as those of Gemma 4 that slide, have other rows for the same heads.
+    return frozenset({width}) if len(cached) == 1 else None
+
+
+def answers_long_chats(use: Use | None) -> bool:
+    """Its use says that tokens come behind long texts, one request at a time."""
+    if use is None or use.tokens < ENOUGH_TOKENS:
+        return False
+    return use.depth >= LONG_TOKENS and use.at_once <= HARDLY_TWO
+
+
+# llama.cpp multiplies Q4_1 and Q5_1 row by row: ours take .21 to .22 of a prompt's time there; .39 and .5 where it
+# has tiles of its own, of fewer operations for each byte; .56 and .64 of what it rewrote (Q4_0, Q4_K).
+# Measured: docs/log.md, "tiles for prompts", "rewritten weights by our kernels".
+# Every product is a step of its own then, at whose ends threads meet: too dear for a few weights of many.
+LEAST_SHARE: Final = 0.1
+_MATRIX: Final = 2
+# Measured: docs/log.md, "attention of our own".
+ATTENTION_ISA: Final = frozenset({"avx2", "fma", "f16c"})
+# Values of a head that one step of its vectors takes. Source: engine/kernels/attend.cpp, `is_read`.
+HEAD_STEP: Final = 16
+# All that there are kernels for.
+TILE_KERNELS: Final = (*TILED, ATTENTION)
+
+
+def prompt_tiles(settings: LoadSettings, shape: ModelShape, isa: frozenset[str]) -> LoadSettings | None:
+    """`settings` with our kernels for the types they pay for, or None where the choice was made or there are none.
+
+    `isa` are the CPU's instruction sets.
+    """
+    if settings.engine_args.tiles is not None or "amx_int8" in isa:
+        return None
+    weights = [tensor for tensor in shape.tensors if _is_weight(tensor)]
+    values: dict[GgmlType, int] = {}
+    for tensor in weights:
+        traits = tensor.ggml_type.traits
+        reads = traits.tiles_of_copy == (settings.repack and is_repacked(tensor, isa))
+        if traits.tiles and traits.tiles <= isa and len(tensor.shape) == _MATRIX and reads:
+            values[tensor.ggml_type] = values.get(tensor.ggml_type, 0) + tensor.num_values
+    if not values or sum(values.values()) < LEAST_SHARE * sum(tensor.num_values for tensor in weights):
+        return None
+    return msgspec.structs.replace(settings, tiles=tuple(name for name in TILED if GgmlType[name] in values))
+
+
+def tile_attention(settings: LoadSettings, shape: ModelShape, isa: frozenset[str]) -> LoadSettings | None:
+    """`settings` with attention by our own kernels, or None where the choice was made or they cannot."""
+    if settings.engine_args.tiles is not None or settings.flash_attn == "off" or not isa >= ATTENTION_ISA:
+        return None
+    heads = heads_of(shape)
+    if heads is not None and heads.width % HEAD_STEP:
+        return None
+    return msgspec.structs.replace(settings, tiles=(*settings.tiles, ATTENTION))
+
+
+def why_tiles(settings: LoadSettings) -> list[Reason]:
+    """What they are expected to save."""
+    types = tuple(name for name in settings.tiles if name != ATTENTION)
+    found = [because("own_prompt_kernels", types=types)] if types else []
+    return [*found, because("own_attention_kernels")] if ATTENTION in settings.tiles else found
+
+
+def _is_weight(tensor: TensorInfo) -> bool:
+    dims = [n for n in tensor.shape if n > 1]
+    return bool(BLOCK.match(tensor.name)) and len(dims) >= _MATRIX and not NOT_MULTIPLIED.search(tensor.name)
+
+
+# llama.cpp rewrites some types for kernels that take eight rows of a weight at once, and has kernels that multiply
+# tiles of the file's own blocks, which it uses only where a weight was not rewritten. For 4 bits (K) and VNNI these
+# take .68 to .73 of the time for 64 to 512 rows of a prompt; without VNNI 1.25. Measured: docs/log.md, engine.
+# An answer's token is one row, which they multiply more slowly: a thread takes so many GB/s of the file's weights,
+# and 16 of the copy. That costs nothing where memory delivers less than this to all threads together, and half as
+# much time again where it delivers more. Measured: docs/log.md, "weights as the file has them, again".
+THREAD_GBS: Final = 12.5
+# Of a CPU's bandwidth on paper. Usual for two channels; Strix Halo's processor reaches less.
+MEMORY_PART: Final = 0.75
+
+
+def file_weights(
+    settings: LoadSettings, shape: ModelShape, isa: frozenset[str], bandwidth_gbs: float
+) -> LoadSettings | None:
+    """`settings` without rewritten weights, or None where the choice was made or it would not pay.
+
+    `isa` are the CPU's instruction sets. Experts keep their copies: each sees few rows of a prompt. So do all
+    where threads are too few to wait for memory.
+    """
+    if settings.n_threads * THREAD_GBS < MEMORY_PART * bandwidth_gbs:
+        return None
+    if not settings.repack or settings.engine_args.repack is not None or shape.experts:
+        return None
+    if "amx_int8" in isa:
+        return None
+    rewritten = [tensor for tensor in shape.tensors if is_repacked(tensor, isa)]
+    tiled = sum(tensor.num_values for tensor in rewritten if _is_tiled(tensor, isa))
+    if 2 * tiled <= sum(tensor.num_values for tensor in rewritten):
+        return None
+    return msgspec.structs.replace(settings, repack=False)
+
+
+def _is_tiled(tensor: TensorInfo, isa: frozenset[str]) -> bool:
+    needs = tensor.ggml_type.traits.tiled
+    return bool(needs) and needs <= isa
+
+
+GIB: Final = 1 << 30
+# Before a disk was measured: a solid-state disk at SATA.
+UNKNOWN_DISK_GBS: Final = 0.5
+# What asking for each layer's routing costs a token. Measured: docs/log.md, mixtures.
+LAYER_S: Final = 0.0003
+# Of the memory that is left, so much goes to experts; the rest to what reads the file besides.
+CACHED_FRACTION: Final = 15 / 16
+# How skewed routing is where nothing was seen: the cached part, to this power, is the hit rate. Source:
+# OLMoE-1B-7B over 50,000 tokens (colibri, issue 864): 6, 12.5, 25 and 50 % of the experts got 21, 35, 52 and 75 %
+# of what was asked; larger mixtures are reported to be more skewed.
+SKEW: Final = 0.5
+
+
+def expert_layers(shape: ModelShape) -> Mapping[int, tuple[TensorInfo, ...]]:
+    """The stacks of experts that can be streamed, by layer; none where the routing is not understood."""
+    trunk = len(shape.layers)
+    return {n: found for n, found in stacks(shape.tensors, shape.experts).items() if n < trunk}
+
+
+def whole_bytes(shape: ModelShape) -> int:
+    """What all streamed experts would take."""
+    return sum(shape.experts * held_bytes(layer, shape.experts) for layer in expert_layers(shape).values())
+
+
+def streamed_settings(shape: ModelShape, settings: LoadSettings) -> LoadSettings | None:
+    """`settings` with the least memory for experts; None where they cannot be streamed or the user said no."""
+    args = settings.engine_args
+    refused = (
+        args.mmap is False or args.mlock or settings.use_mlock or args.repack or args.tiles or args.check_tensors
+    )
+    layers = expert_layers(shape)
+    if refused or not layers or not shape.experts_used or settings.embeddings or not settings.use_mmap:
+        return None
+    return msgspec.structs.replace(
+        settings,
+        expert_bytes=least_bytes(layers, shape.experts),
+        repack=False,
+        tiles=tuple(name for name in settings.tiles if name == ATTENTION),
+        mtp=False,
+        kv_cells=0,
+    )
+
+
+def with_spare(shape: ModelShape, settings: LoadSettings, spare_bytes: int) -> LoadSettings:
+    """`settings` with as much more memory for experts as is left beside the least."""
+    wanted = settings.expert_bytes + int(max(0, spare_bytes) * CACHED_FRACTION)
+    layers = expert_layers(shape)
+    all_of_them = whole_bytes(shape) + least_bytes(layers, shape.experts)
+    return msgspec.structs.replace(settings, expert_bytes=min(wanted, all_of_them))
+
+
+def disk_gbs(resources: Resources, shape: ModelShape, path: str, owner: str) -> float | None:
+    """How fast the model's disk reads, or that of downloads; measured once, if its experts may not fit."""
+    if not shape.experts or resources.models is None:
+        return None
+    if shape.file_bytes < resources.ledger.available("cpu", exclude=owner):
+        return None
+    source = Path(path) if Path(path).is_file() else resources.models
+    disk = disk_of(source)
+    measured = resources.history.disk_gbs(disk)
+    if measured is None and disk is not None and (measured := read_gbs(source)) is not None:
+        resources.history.record_disk(disk, round(measured, 3))
+    return measured
+
+
+def recorded_use(settings: LoadSettings) -> ExpertUse:
+    """What earlier loads of this file saw."""
+    folder = folder_of(settings.cache_dir)
+    return use_store(folder, Path(settings.path)).get() if folder else ExpertUse()
+
+
+def forecast(
+    shape: ModelShape, expert_bytes: int, use: ExpertUse, gbs: float, compute_s: float, *, measured: bool
+) -> Streaming:
+    """What a token costs with `expert_bytes` of memory for experts, from a disk of `gbs` GB/s.
+
+    `compute_s` is what it would take with all of them in memory. The worst is routing without any skew.
+    """
+    layers = expert_layers(shape)
+    each_layer = sum(held_bytes(layer, shape.experts) for layer in layers.values())
+    whole = shape.experts * each_layer
+    cached_bytes = min(whole, expert_bytes - reader_bytes(layers, shape.experts))
+    part = cached_bytes / whole
+    each_token = shape.experts_used * each_layer
+    hit = use.hit_rate(part) if use.is_meaningful else part**SKEW
+
+    def speed(rate: float) -> float:
+        seconds = compute_s + LAYER_S * len(layers) + (1 - rate) * each_token / 1e9 / gbs
+        return 1 / seconds
+
+    return Streaming(
+        expert_bytes=whole,
+        cached_bytes=cached_bytes,
+        hit_rate=round(hit, 3),
+        worst_hit_rate=round(part, 3),
+        decode_tok_s=speed(hit),
+        worst_tok_s=speed(part),
+        disk_gbs=gbs,
+        disk_measured=measured,
+        seen_tokens=round(use.tokens) if use.is_meaningful else 0,
+    )
+
+
+def reasons(found: Streaming) -> tuple[Reason, ...]:
+    """Why and how."""
+    why = because("experts_by_use", kept_gib=found.cached_bytes / GIB, all_gib=found.expert_bytes / GIB)
+    hits = because("experts_asked_guessed", hit_rate=found.hit_rate, tok_s=found.decode_tok_s)
+    if found.seen_tokens:
+        seen, rate = found.seen_tokens, found.hit_rate
+        hits = because("experts_asked_seen", hit_rate=rate, tokens=seen, tok_s=found.decode_tok_s)
+    worst = because(
+        "experts_worst" if found.disk_measured else "experts_worst_guessed",
+        hit_rate=found.worst_hit_rate,
+        tok_s=found.worst_tok_s,
+        disk_gbs=found.disk_gbs,
+    )
+    return why, hits, worst
+
+
+def prompt_tok_s(shape: ModelShape, found: Streaming, n_ubatch: int, compute_tok_s: float) -> float:
+    """Prefill speed, tokens a second: each ubatch asks for nearly all experts and reads those not cached."""
+    missing_s = (found.expert_bytes - found.cached_bytes) / 1e9 / found.disk_gbs
+    compute_s = n_ubatch / compute_tok_s if compute_tok_s else 0.0
+    seconds = math.fsum((missing_s, compute_s, LAYER_S * len(shape.layers)))
+    return n_ubatch / seconds
