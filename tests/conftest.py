@@ -38,8 +38,8 @@ for part in ("connect", "read", "write", "pool"):
 # Roots of trust take 20 ms of processor to read, and every request by itself reads them.
 httpcore2.default_ssl_context = functools.cache(httpcore2.default_ssl_context)
 
-# Property tests draw the same examples in every run; tests/optin/random_seeds.py draws others. How long an example
-# takes says how busy the computer is.
+# Property tests draw the same examples in every run; tests/optin/random_seeds.py draws others, and more. How
+# long an example takes says how busy the computer is.
 for profile, derandomize in (("fixed", True), ("random", False)):
     settings.register_profile(
         profile,

@@ -17,6 +17,7 @@ from app.gui.markdown.highlight import fresh_start, spans
 from app.gui.markdown.parse import split_urls
 from app.gui.markdown.view import MarkdownView
 from app.gui.theme import tokens
+from tests.support.examples import examples
 
 # How fast examples are made says nothing of what they show.
 CROWDED = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
@@ -120,7 +121,7 @@ FRAGMENTS = st.sampled_from(
 )
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=CROWDED)
+@settings(max_examples=examples(200), deadline=None, suppress_health_check=CROWDED)
 @given(st.lists(FRAGMENTS, max_size=24))
 @example(["```", "\\", "| a | b |\n", "|---|---|\n", "\n"])
 @example(["> a | b\n", "|---|---|\n"])
@@ -145,7 +146,7 @@ def test_any_split_of_any_markdown_ends_as_the_whole(theme, fragments):
     assert structure(streamed) == structure(whole)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=CROWDED)
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=CROWDED)
 @given(st.text(max_size=400))
 def test_any_text_is_shown_without_an_error(theme, text):
     document = QTextDocument()
@@ -243,7 +244,7 @@ def test_the_theme_changes_live(qapp, view, theme):
 
 
 @given(st.text(alphabet="ab\n ()'\"#=:", max_size=300))
-@settings(max_examples=100, deadline=None, suppress_health_check=CROWDED)
+@settings(max_examples=examples(100), deadline=None, suppress_health_check=CROWDED)
 def test_highlighting_loses_no_character(code):
     assert "".join(text for text, _ in spans(code, "python")) == code
 

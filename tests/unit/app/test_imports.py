@@ -14,6 +14,7 @@ from app.gui.chat.chat_export import import_chats, read_export, to_json
 from app.gui.chat.tree import MessageTree
 from app.imports.read import chats_of, read_chats
 from app.imports.types import ImportFailed
+from tests.support.examples import examples
 
 CHATGPT = [
     {
@@ -192,7 +193,7 @@ SCRAP = st.recursive(
 
 
 @given(SCRAP)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_no_document_breaks_the_reader(document):
     try:
         chats = chats_of(document)

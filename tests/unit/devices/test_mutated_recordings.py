@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from devices.detect import detailed
 from devices.recording import RecordedHost
 from devices.report import recorded_report
+from tests.support.examples import examples
 from tests.support.machines.machines import machines
 
 RECORDINGS = machines()
@@ -46,7 +47,11 @@ def broken_machines(draw):
     return recording
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(
+    max_examples=examples(150),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
 @given(broken_machines())
 def test_a_broken_machine_is_still_described(recording):
     machine = recorded_report(RecordedHost(recording))
@@ -64,7 +69,7 @@ def test_a_broken_machine_is_still_described(recording):
             assert held is None or memory.physical_bytes is None or held <= memory.physical_bytes
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.dictionaries(st.text(max_size=30), GARBAGE, max_size=6), st.sampled_from(["linux", "windows", "macos"]))
 def test_a_machine_of_nonsense_is_still_described(nonsense, system):
     recording = {"system": system, **dict.fromkeys(SECTIONS, nonsense)}

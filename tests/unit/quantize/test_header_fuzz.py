@@ -10,6 +10,7 @@ from quantize.errors import BadFile
 from quantize.files.gguf_file import read_gguf_source
 from quantize.files.safetensors_file import read_safetensors_source
 from tests.optin.fuzz_headers import Memory, run, text
+from tests.support.examples import examples
 
 keys = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=20)
 values = st.one_of(
@@ -36,7 +37,7 @@ def test_arbitrary_bytes_are_refused(raw):
         assert raw[:4] == b"GGUF" or raw[8:9] == b"{"
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.dictionaries(keys, values, max_size=8))
 def test_what_was_written_is_read_back(pairs):
     pairs.pop("general.alignment", None)
@@ -45,7 +46,7 @@ def test_what_was_written_is_read_back(pairs):
     assert read_gguf_source(Memory(raw)).metadata == {k: value for k, (_, _, value) in pairs.items()}
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.dictionaries(keys, st.lists(st.integers(0, 5), max_size=3), max_size=8))
 def test_safetensors_written_are_read_back(tensors):
     tensors.pop("__metadata__", None)

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quantize.plan.plan import solve
+from tests.support.examples import examples
 
 item = st.lists(
     st.tuples(st.integers(1, 60), st.floats(0, 1, allow_subnormal=False) | st.sampled_from([0.0, 0.25, 0.5])),
@@ -26,7 +27,7 @@ def brute_force(items, capacity):
     return min(fitting, default=None)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(st.lists(item, min_size=1, max_size=6), st.integers(1, 240))
 def test_finds_the_least_cost(items, capacity):
     found, best = solve(items, capacity), brute_force(items, capacity)
@@ -40,7 +41,7 @@ def test_finds_the_least_cost(items, capacity):
     assert len(found.options) == len(items)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.lists(item, min_size=1, max_size=20), st.integers(1, 600), st.integers(0, 200))
 def test_more_room_never_costs_more(items, capacity, more):
     small, large = solve(items, capacity), solve(items, capacity + more)

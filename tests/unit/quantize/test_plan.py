@@ -26,6 +26,7 @@ from quantize.plan.plan import Question, best_stock, make_plan, stock_plans
 from quantize.plan.speed import decode_time, relative_bytes
 from quantize.tensor_rules import allows_quantization, effective_type
 from quantize.types import EvidenceRef, Goal, KvOption, Lock, ModelSpec, TensorSpec
+from tests.support.examples import examples
 
 SPARK = Path("assets/models/spark-f16.gguf")
 ERROR = {
@@ -53,7 +54,7 @@ def spark() -> ModelSpec:
     return model_spec(read_gguf(SPARK))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(limit=st.integers(3_500_000, 17_000_000))
 def test_the_file_is_never_larger_than_the_budget(spark, limit):
     plan = make_plan(question(spark), Goal(kind="budget", limit_bytes=limit))
@@ -69,7 +70,7 @@ def test_a_plan_for_an_npu_has_only_types_that_npus_keep(spark):
     assert any(not kind.traits.is_float for kind in kinds)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(limit=st.integers(3_500_000, 9_000_000), more=st.integers(0, 500_000))
 def test_more_bytes_never_plan_more_damage(spark, limit, more):
     q = question(spark, speed_price=0.0)

@@ -11,6 +11,7 @@ from app.code.integrations.json_settings import parse, undo_settings, with_setti
 from app.code.integrations.registry import INTEGRATIONS
 from app.code.integrations.store import ConnectStore, NotConnected
 from app.code.integrations.types import Endpoint, NeedsHand
+from tests.support.examples import examples
 
 URL, ABLE = "http://127.0.0.1:8017", ("chat", "tools", "fim")
 ENDPOINT = Endpoint(url=URL, model="qwen3-coder", context=32768, capabilities=ABLE)
@@ -241,7 +242,7 @@ KEYS = st.dictionaries(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(known=OBJECTS, wanted=KEYS)
 def test_settings_go_in_and_come_out_again(known, wanted):
     if any(a != b and a == b[: len(a)] for a in wanted for b in wanted):

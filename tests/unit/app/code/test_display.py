@@ -3,6 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.code.edits.display import EditDisplay
+from tests.support.examples import examples
 
 BLOCK = "a.py\n<<<<<<< SEARCH\nold\n=======\nnew\n>>>>>>> REPLACE\n"
 SHOWN = "a.py\n```diff\n-old\n+new\n```\n"
@@ -40,7 +41,7 @@ TOKENS = st.sampled_from(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(lines=st.lists(TOKENS, max_size=12), size=st.integers(1, 9))
 def test_the_pieces_do_not_matter_and_no_text_is_lost(lines, size):
     text = "\n".join(lines)

@@ -9,6 +9,7 @@ from app.code.edits.apply import apply_hunks, merge
 from app.code.edits.lines import contents, split
 from app.code.edits.parse import parse_answer
 from app.code.edits.types import Applied, Hunk
+from tests.support.examples import examples
 
 # Few distinct lines, so that repeats, shifts and near-misses are the rule.
 LINE = st.sampled_from(
@@ -28,7 +29,7 @@ LINE = st.sampled_from(
 )
 LINES = st.lists(LINE, max_size=14)
 EOL = st.sampled_from(["\n", "\r\n"])
-FAST = settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+FAST = settings(max_examples=examples(400), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def squeezed(lines):

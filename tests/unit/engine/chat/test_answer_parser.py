@@ -10,6 +10,7 @@ from engine.chat.events import CallEnded, CallStarted
 from engine.chat.tools.dialects import BY_NAME, DIALECTS, choose
 from engine.chat.tools.parser import AnswerParser
 from engine.chat.types import ToolDefinition
+from tests.support.examples import examples
 from tests.unit.engine.chat.conversations import TOOLS, collect
 
 CALL = ("get_weather", {"city": "Rome"})
@@ -262,7 +263,7 @@ def test_text_that_only_looks_like_a_call_is_text(text):
 
 
 @given(st.text(max_size=200))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_without_tools_and_reasoning_text_is_untouched(text):
     parser = AnswerParser(BY_NAME["gigachat"], ())
     if "<|" in text:

@@ -10,6 +10,7 @@ from engine.core.types import ModelFacts
 from engine.pool.loaded_model import LoadedModel
 from engine.runner.protocol import LoadSettings
 from engine.server.fim import fim_family
+from tests.support.examples import examples
 
 FACTS = ModelFacts(
     architecture="llama",
@@ -142,7 +143,7 @@ def test_comments_fit_the_language():
 LINES = st.lists(st.text(alphabet="ab \n", max_size=30), max_size=60).map("\n".join)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(prefix=LINES, suffix=LINES, keep=st.tuples(st.integers(0, 400), st.integers(0, 400), st.integers(0, 400)))
 def test_shortening_keeps_what_is_next_to_the_gap(prefix, suffix, keep):
     extra = (FimFile("a", prefix), FimFile("b", suffix))

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.chat.tools.lenient_json import LenientJson, repair
+from tests.support.examples import examples
 
 values = st.recursive(
     st.none()
@@ -20,7 +21,7 @@ values = st.recursive(
 
 
 @given(st.dictionaries(st.text(max_size=6), values, max_size=5), st.booleans(), st.sampled_from([None, 1]))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 def test_valid_json_keeps_its_value_and_ends_where_it_ends(value, ascii_only, indent):
     text = json.dumps(value, ensure_ascii=ascii_only, indent=indent)
     parser = LenientJson()
@@ -30,7 +31,7 @@ def test_valid_json_keeps_its_value_and_ends_where_it_ends(value, ascii_only, in
 
 
 @given(st.text(alphabet="{}[],:\"'\\u12dat =\n\ud83d<tf.-", max_size=40))
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=examples(1500), deadline=None)
 def test_anything_becomes_valid_json_however_it_is_cut(text):
     whole = repair("{" + text)
     json.loads(whole)

@@ -15,6 +15,7 @@ from engine.core.errors import ConstraintRefused
 from engine.core.grammar import spell_controls
 from engine.core.types import Constraint
 from engine.runner.generation.grammar_mask import ConstraintCompiler
+from tests.support.examples import examples
 
 EOS, CONTROL = 256, 257
 
@@ -130,7 +131,7 @@ schemas = st.recursive(
 
 
 @given(schemas, st.integers(0, 2**32 - 1))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_random_schemas_with_random_logits_always_validate(schema, seed):
     text = generate(Constraint(kind="json_schema", source=json.dumps(schema)), np.random.default_rng(seed))
     if text is not None:
@@ -138,7 +139,7 @@ def test_random_schemas_with_random_logits_always_validate(schema, seed):
 
 
 @given(schemas, st.integers(0, 2**32 - 1))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_forced_tokens_are_what_any_output_spells_next(schema, seed):
     """Asked at every step of a random output: their bytes are the bytes that follow, and asking changes nothing."""
     state = COMPILER.compile(Constraint(kind="json_schema", source=json.dumps(schema)))
