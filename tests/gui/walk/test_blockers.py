@@ -6,8 +6,7 @@ import signal
 import psutil
 import pytest
 
-from tests.gui.walk.walker import free_port
-from tests.support.servers import RunningServer, wait_for
+from tests.support.servers import RunningServer, free_port, wait_for
 
 pytestmark = pytest.mark.timeout(400)  # servers end and start, on a crowded computer
 JOBS = "list(desktop.jobs.by_id.values())"

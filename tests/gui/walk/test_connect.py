@@ -11,10 +11,9 @@ import urllib.request
 
 import pytest
 
-from tests.gui.walk.walker import free_port
 from tests.support.fakes.fake_upstream import MODEL, FakeUpstream
 from tests.support.fakes.ssh_hosts import SshHost
-from tests.support.servers import RunningServer
+from tests.support.servers import RunningServer, free_port
 
 CONNECT, SERVER = "window.page('connect')", "window.page('server')"
 CLIPBOARD = "app.clipboard().text()"

@@ -1,13 +1,16 @@
-"""A task is chosen by hand before a model is made to fit: its file is asked it; a wrong file of tasks is told."""
+"""A task is chosen by hand before a model is made to fit; what is told of the new file, here and on other pages."""
 
 import json
+import re
 
 import pytest
 
 from tests.support.models.small_folder import NARROW, small_file
 
 pytestmark = pytest.mark.timeout(900)  # a model is made and asked, on a crowded computer
-FIT = "window.page('fit')"
+FIT, LIBRARY = "window.page('fit')", "window.page('library')"
+SIZE = re.compile(r"([\d.,]+) ([KMG]i?B)\b")
+BITS = re.compile(r"([\d.]+) bits")
 OWN = "Check my own tasks before keeping it…"
 
 
@@ -20,6 +23,13 @@ def tasks(folder, *lines):
     path = folder / "commands.jsonl"
     path.write_text("\n".join(lines), "utf-8")
     return path
+
+
+def shown_size(words):
+    """Number and unit of the first size in a text."""
+    found = SIZE.search(words)
+    assert found, words
+    return found.groups()
 
 
 def make(walk):
@@ -47,10 +57,46 @@ def test_the_new_file_is_asked_the_tasks_and_the_card_says_what_came_out(walk, t
     walk.go("Make it fit")
     walk.choose("Check a task before keeping it", "Check commands.jsonl before keeping it", FIT)
     walk.choose_file(tasks(tmp_path, *map(json.dumps, lines)))
-    walk.until(f"{FIT}.start.isEnabled()")
+    walk.until(f"{FIT}.start.isEnabled() and 'bits' in {FIT}.size_words.text()")
+    walk.promised = walk.ask(f"{FIT}.size_words.text()")
     make(walk)
     walk.until(f"'Task commands.jsonl: 5 of 5 right before, 5 after.' in says({FIT})")
     walk.picture("gate-passed")
+
+
+def test_a_file_made_here_has_one_size_and_as_many_bits_on_every_page(walk):
+    made = next((walk.home / "models").rglob("*.gguf"))
+    true = made.stat().st_size
+    told = {"promised": walk.promised, "report": walk.ask(f"says({FIT}._report.itemAt(0).widget())")}
+    walk.go("Library")
+    card = f"next(c for c in {LIBRARY}.cards if c.model.origin.kind == 'built')"
+    walk.until(f"any(c.model.origin.kind == 'built' for c in {LIBRARY}.cards)")
+    walk.until(f"' bits' in says({card}) and 'iB' in says({card})")
+    told["card"] = walk.ask(f"says({card})")
+    name = walk.ask(f"{card}.model.name")
+    walk.new_chat()
+    walk.click("Model", "chat.bar")
+    row = "[t for t in says().split(' | ') if ' MiB' in t or ' MB' in t]"
+    walk.until(f"len({row}) >= 2 and {name!r} in says()")
+    sizes = [shown_size(words) for words in walk.ask(row)]
+    walk.key("Escape")
+    walk.dialog_closed()
+    assert {unit for _, unit in sizes} <= {"KiB", "MiB"}, "binary units everywhere"
+    for words in told.values():
+        number, unit = shown_size(words)
+        assert unit == "MiB", told
+        assert abs(float(number) - true / 2**20) < 0.1, (told, true)
+    assert any(abs(float(number) - true / 2**20) < 0.1 for number, _ in sizes), (sizes, true)
+    bits = {key: float(BITS.search(words).group(1)) for key, words in told.items() if BITS.search(words)}
+    assert {"promised", "card"} <= set(bits), told
+    assert abs(bits["promised"] - bits["card"]) < 0.02, told
+
+
+def test_a_file_made_here_says_why_it_is_not_made_smaller(walk):
+    walk.go("Make it fit")
+    walk.until(f"{FIT}.start.isEnabled()")
+    closed = f"[{FIT}.model.itemData(n, 3) for n in range({FIT}.model.count())]"
+    walk.until(f"any('Start from the original' in str(words) for words in {closed})")
 
 
 def test_a_model_is_fitted_to_a_folder_of_ones_own_and_the_card_says_what_is_gained(walk, tmp_path):
@@ -60,7 +106,7 @@ def test_a_model_is_fitted_to_a_folder_of_ones_own_and_the_card_says_what_is_gai
     (walk.home / "models").mkdir(exist_ok=True)
     small_file(tmp_path / "small.gguf", 1, NARROW).rename(walk.home / "models" / "small.gguf")
     walk.go("Library")
-    walk.click("Make small fit", "window.page('library')")
+    walk.click("Make small fit", LIBRARY)
     walk.choose("Check a task before keeping it", "Keep it without a task", FIT)
     walk.choose("Text it is fitted to", "Fit it to my own text too…", FIT)
     walk.choose_file(own)

@@ -13,6 +13,7 @@ import urllib.request
 from pathlib import Path
 
 from tests.gui.walk.screen import WAIT_S
+from tests.support.servers import free_port
 
 ROOT = Path(__file__).resolve().parents[3]
 LATE_S = 10.0  # what has not come by then is asked for once more
@@ -225,13 +226,17 @@ class Walk:
             self.type(text)
         self.until(f"written() == {text!r}")
 
-    def choose(self, name, entry, within="None"):
-        """That entry of a drop-down."""
+    def open_list(self, name, within="None"):
+        """Open a drop-down, and once more if what was loading meanwhile has closed it."""
         for _ in range(3):
             self.click(name, within)
             if self.comes("app.activePopupWidget() is not None", LATE_S):
                 break
         self.until("app.activePopupWidget() is not None")
+
+    def choose(self, name, entry, within="None"):
+        """That entry of a drop-down."""
+        self.open_list(name, within)
         for _ in range(3):
             time.sleep(ALONE_S)
             self.click(entry)
@@ -398,9 +403,3 @@ def has_namespaces():
     if not shutil.which(OWN_NETWORK[0]):
         return False
     return subprocess.run([*OWN_NETWORK, "true"], capture_output=True, check=False).returncode == 0
-
-
-def free_port():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
