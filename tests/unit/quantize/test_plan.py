@@ -129,6 +129,16 @@ def test_a_lock_that_cannot_be_is_refused(spark, lock):
         make_plan(question(spark, locks=(lock,)), Goal(kind="budget", limit_bytes=5_000_000))
 
 
+def test_a_lock_widens_floats_and_refuses_to_restore_lost_bits(spark):
+    name, goal = "blk.0.attn_v.weight", Goal(kind="budget", limit_bytes=100_000_000)
+    wide = make_plan(question(spark, locks=(Lock(name, "F32"),)), goal)
+    assert wide.types[name] == "F32"
+    tensors = tuple(msgspec.structs.replace(t, qtype="Q4_K") if t.name == name else t for t in spark.tensors)
+    quantized = msgspec.structs.replace(spark, tensors=tensors)
+    with pytest.raises(InvalidOption, match="already Q4_K; F16 cannot restore it"):
+        make_plan(question(quantized, locks=(Lock(name, "F16"),)), goal)
+
+
 def test_fallbacks_are_costed_as_they_will_happen(shape):
     model = model_spec(read_gguf(shape.write(embd=288, ffn=270, head_dim=72)))
     plan = make_plan(question(model), Goal(kind="budget", limit_bytes=4_000_000))

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from engine.chat.events import CallEnded, CallStarted
 from engine.chat.tools.dialects import BY_NAME, DIALECTS, choose
+from engine.chat.tools.marks import Found, earliest
 from engine.chat.tools.parser import AnswerParser
 from engine.chat.types import ToolDefinition
 from tests.support.examples import examples
@@ -336,3 +337,17 @@ def test_long_nonsense_costs_time_in_proportion(text):
         parser.finish()
         spent.append(time.process_time() - began)
     assert spent[1] < 40 * spent[0] + 0.5, "eight times the text may not cost much more than eight times the time"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("text <call", Found(5, None)),  # <call> may follow, at any place in the text
+        ("text <call id", Found(5, "<call")),
+        ("text <call>", Found(5, "<call>")),
+        ("text <", Found(5, None)),
+        ("text", None),
+    ],
+)
+def test_a_longer_mark_that_may_follow_is_waited_for(text, found):
+    assert earliest(text, ("<call", "<call>")) == found

@@ -115,6 +115,8 @@ def test_a_smaller_mix_is_sized_tensor_by_tensor(path):
     found = report(path, 650)
     mix = [way for way in found.fit_options if way.kind == "quantization"]
     assert all(0 < way.saved_bytes < found.need.part_bytes("weights") for way in mix)
+    left = [max(1, (read_shape(path).file_bytes - way.saved_bytes) // MIB) for way in mix]
+    assert [way.change.values["budget_mib"] for way in mix] == left
 
 
 def test_an_address_space_limit_counts_as_memory(path):
