@@ -23,6 +23,7 @@ from devices.types import (
     State,
     SystemMemory,
 )
+from engine.api.models import Applies
 from engine.core.types import DeviceCheck
 from engine.message_catalog.reasons import Reason
 from engine.placement.types import Need, OptionKind, Streaming, Value
@@ -82,11 +83,15 @@ class PinRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Pinned(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a model is kept from now on; `unloaded`: it was idle, and its next request loads it there."""
+    """Where a model is kept from now on; `unloaded`: it was idle, and its next request loads it there.
+
+    `applies` is when that comes into force, as of load settings.
+    """
 
     id: str
     device: str | None
     unloaded: bool = False
+    applies: Applies = "at_load"
 
 
 class Reservation(msgspec.Struct, frozen=True, kw_only=True):

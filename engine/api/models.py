@@ -12,6 +12,7 @@ __all__ = [
     "Alias",
     "AliasRequest",
     "Aliases",
+    "Applies",
     "Decided",
     "EngineArgsRequest",
     "EngineRequest",
@@ -28,6 +29,7 @@ __all__ = [
     "Unloaded",
 ]
 
+Applies = Literal["now", "when_idle", "at_load"]
 Name = Annotated[str, Meta(min_length=1, max_length=200)]
 
 
@@ -35,8 +37,9 @@ class LoadRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """POST /tessera/v1/models/{id}/load. `ttl_s` 0 keeps the model until it is unloaded.
 
     `draft` names a smaller model of the same vocabulary that guesses ahead, from now on; empty: none does.
-    `engine_args` is kept too; `{}` goes back to none. `n_ctx`: at least so many tokens of context, if it was
-    trained for them and nobody uses it meanwhile; `ctx`, `num_ctx` and `context_length` are other names for it.
+    `engine_args` is kept too; `{}` goes back to none. `n_ctx`: at least so many tokens of context; a loaded
+    model's grows while it serves, as far as it was trained for it, and is refused where memory has no room.
+    `ctx`, `num_ctx` and `context_length` are other names for it.
     `n_parallel`, `kv_type`, `n_gpu_layers` and `n_threads` hold from now on, as in load-settings. `keep_alive` is
     Ollama's word for `ttl_s`, where -1 stands for good.
     """
@@ -81,7 +84,11 @@ class LoadRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class LoadedModel(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of one model of the pool; `progress` of its load is 0 to 1, `died` why its runner ended."""
+    """The state of one model of the pool; `progress` of its load is 0 to 1, `died` why its runner ended.
+
+    `n_ctx` is the context it has, `max_ctx` how far that may grow while it serves (0: not at all). `pending` are
+    settings that come into force when the last answer has ended.
+    """
 
     id: str
     state: Literal["loaded", "loading", "failed", "not-loaded"]
@@ -95,12 +102,14 @@ class LoadedModel(msgspec.Struct, frozen=True, kw_only=True):
     idle_s: float = 0.0
     pid: int | None = None
     n_ctx: int = 0
+    max_ctx: int = 0
     backend: str | None = None
     notes: tuple[str, ...] = ()
     draft: str | None = None
     mtp: bool = False
     engine_args: EngineArgs = NO_ARGS
     died: str | None = None
+    pending: tuple[str, ...] = ()
 
 
 class LoadedModels(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,12 +126,17 @@ class Unloaded(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelLoadSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """GET /tessera/v1/models/{id}/load-settings; `unloaded`: it was idle, and its next request loads it again."""
+    """GET /tessera/v1/models/{id}/load-settings; `unloaded`: it was idle, and its next request loads it again.
+
+    `applies` says when a change comes into force: `now`, `when_idle` (after the last answer that has begun; later
+    requests wait for it) or `at_load` (it is not loaded).
+    """
 
     id: str
     user: LoadOptions = LoadOptions()
     context_train: int = 0
     unloaded: bool = False
+    applies: Applies = "at_load"
 
 
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,6 +151,7 @@ class ModelEngine(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     engine: str | None
     unloaded: bool = False
+    applies: Applies = "at_load"
 
 
 class EngineArgsRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -155,6 +170,7 @@ class ModelEngineArgs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     engine_args: EngineArgs = NO_ARGS
     needed_bytes: int | None = None
     unloaded: bool = False
+    applies: Applies = "at_load"
 
 
 class SamplingRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -40,8 +40,10 @@ class ContextGrowth:
         self._admission = admission
         self._evict = evict
 
-    async def grow(self, model: LoadedModel, tokens: int) -> None:
+    async def grow(self, model: LoadedModel, tokens: int, *, exact: bool = False) -> None:
         """Let a request have `tokens`, prompt and answer together. The caller admits nothing else meanwhile.
+
+        `exact`: somebody named this size; else there is room for more to come.
 
         Raises: ContextOverflow: the model was trained for less, or its context keeps its size. ContextCannotGrow:
         there is no memory for it. RequestFailed, RunnerDied.
@@ -51,7 +53,7 @@ class ContextGrowth:
             return
         if tokens > facts.largest_ctx or not isinstance(runner, GrowingRunner):
             raise ContextOverflow(tokens - 1, facts.largest_ctx)
-        sizes = tuple(larger(before, tokens, facts.max_ctx))
+        sizes = (_resized(before, tokens),) if exact else tuple(larger(before, tokens, facts.max_ctx))
         while (found := await self._first_that_fits(model, sizes)) is None:
             if not await self._evict():
                 raise await self._refusal(model, tokens, sizes[-1])
@@ -122,8 +124,12 @@ def larger(settings: LoadSettings, tokens: int, most: int) -> Iterator[LoadSetti
         size *= 2
     least = -(-tokens // STEP) * STEP
     for n_ctx in dict.fromkeys((min(size, most), min(least + ANSWER_TOKENS, most), min(least, most))):
-        scaled = resize_context(settings, n_ctx)
-        single = msgspec.structs.replace(settings, n_ctx=n_ctx, kv_cells=max(settings.kv_cells, n_ctx))
+        scaled, single = resize_context(settings, n_ctx), _resized(settings, n_ctx)
         yield scaled
         if single != scaled:
             yield single
+
+
+def _resized(settings: LoadSettings, n_ctx: int) -> LoadSettings:
+    """The same cache if one request of `n_ctx` tokens fits into it, else one that it fills."""
+    return msgspec.structs.replace(settings, n_ctx=n_ctx, kv_cells=max(settings.kv_cells, n_ctx))

@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol
 from engine.core.errors import RunnerDied
 from engine.core.startup_timing import Phases
 from engine.core.types import GenerationRequest, ModelFacts
-from engine.placement.types import Placement
+from engine.placement.types import ModelSettings, Placement
 from engine.runner.buffers import BufferLog
 from engine.runner.protocol import COMPILING, Embedded, LoadSettings, Stats
 
@@ -65,6 +65,8 @@ class LoadedModel:
     `progress` of `phase` is 0 to 1; `waiting` requests wait for its load. It is unloaded after `ttl_s` without a
     request (None: never), or earlier when another model needs its room, unless it is `pinned`. `notes` tell what
     was changed because the first settings failed; `proven` are the last settings that generated a token.
+    `chosen` is what the user had set at the load, `pending` are fields that were set otherwise since: they come
+    into force when the last answer ends; `answered` is set whenever one does.
     `loaded_settings` are those of the load, before its context grew.
     `widened` is the runner whose deterministic requests have their memory. `placement` is what was chosen for this
     load, before anything failed; `phases` are those of the load, from the request for the model on.
@@ -87,6 +89,9 @@ class LoadedModel:
     notes: list[str] = field(default_factory=list)
     proven: LoadSettings | None = None
     widened: Runner | None = None
+    chosen: ModelSettings = field(default_factory=ModelSettings)
+    pending: tuple[str, ...] = ()
+    answered: asyncio.Event = field(default_factory=asyncio.Event)
     loaded_at: float = 0.0
     last_used: float = field(default_factory=time.monotonic)
     crashes: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_CRASHES))

@@ -5,13 +5,14 @@ from typing import Protocol
 import msgspec
 
 from engine.message_catalog.reasons import Reason
-from engine.placement.types import Placement
+from engine.placement.types import ModelSettings, Placement
 from engine.runner.protocol import LoadSettings
 
 
 class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     """A model as it would be loaded now: its id, the engine that runs it, its settings.
 
+    `chosen` is what the user had set for the model then.
     `placement` says where and why, if a dispatcher chose; its settings are `settings`. `keep`: it stays loaded.
     `server` is the address of the other server that answers, empty for this machine; `ran_on` reports it.
     """
@@ -21,6 +22,7 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     settings: LoadSettings
     placement: Placement | None = None
     keep: bool = False
+    chosen: ModelSettings = ModelSettings()
     server: str = ""
     ran_on: Reason | None = None
 
@@ -34,6 +36,10 @@ class ModelSource(Protocol):
         What a person chose for the model, or for all, is the least; 0 leaves the number to the dispatcher.
         Raises: ModelNotFound or another TesseraError.
         """
+        ...
+
+    def chosen(self, model_id: str) -> ModelSettings:
+        """What the user has set for a model by now."""
         ...
 
 

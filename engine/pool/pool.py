@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from functools import partial
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
@@ -48,6 +48,8 @@ REAP_S: Final = 1.0
 STATS_S: Final = 1.0
 # For `Pool.acquire`: no other server may answer.
 HERE: Final = ""
+# When changed settings of a load come into force.
+Applies = Literal["now", "when_idle", "at_load"]
 
 
 Starter = Callable[[str, str], Awaitable[Runner]]
@@ -129,7 +131,11 @@ class Pool:
                 raise StaysHere(name, away.server)
             return await self._acquire(away, on_progress, 0, ticket)
         loaded = self._models.get(self._ids.get(name, ""))
-        if loaded is not None and loaded.ready and not self._should_grow(loaded, min_ctx):
+        if loaded is not None and loaded.pending:
+            if not loads:
+                raise ModelNotLoaded(name)
+            await self._renewed(loaded)
+        elif loaded is not None and loaded.ready and not self._should_grow(loaded, min_ctx):
             loaded.last_used = time.monotonic()
             relief = await self._relieved(loaded.id, loaded.queued, ticket) if only is None else None
             return relief or loaded
@@ -205,6 +211,7 @@ class Pool:
                         model.runner = None
                 if not model.ready:
                     model.engine, model.settings, model.placement = found.engine, found.settings, found.placement
+                    model.chosen, model.pending = found.chosen, ()
                     model.pinned = model.pinned or found.keep
                     model.phases = phases or Phases()
                     model.notes.clear()
@@ -223,19 +230,77 @@ class Pool:
             return False
         return min(min_ctx, model.facts.n_ctx_train) > model.facts.n_ctx
 
-    async def grow(self, model: LoadedModel, tokens: int) -> None:
+    async def settings_changed(self, model_id: str) -> Applies:
+        """What the user set for a model has changed: put it into force now, or when the last answer ends.
+
+        A larger context alone does not wait: it grows in place.
+        """
+        model = self._models.get(model_id)
+        if model is None or not (model.ready or model.loading):
+            return "at_load"
+        chosen = self._source.chosen(model_id)
+        model.pending = chosen.pending(model.chosen)
+        if model.pending == ("n_ctx",) and await self._grown_to(model, chosen.n_ctx or 0):
+            model.chosen, model.pending = chosen, ()
+        if not model.pending or await self._renew(model):
+            return "now"
+        return "when_idle"
+
+    async def _grown_to(self, model: LoadedModel, n_ctx: int) -> bool:
+        """Whether the context of a model that answers has that size now; an idle one is loaded again."""
+        if not model.ready or model.idle or model.facts is None or n_ctx <= model.facts.n_ctx:
+            return False
+        try:
+            await self.grow(model, n_ctx, exact=True)
+        except (ContextOverflow, RequestFailed):
+            return False
+        if model.loaded_settings is not None:
+            model.loaded_settings = model.settings
+        return True
+
+    async def _renew(self, model: LoadedModel) -> bool:
+        """Unload a model with pending settings if nobody uses it; its next request loads it with them."""
+        return model.idle and await self.unload(model.id)
+
+    async def _renewed(self, model: LoadedModel) -> None:
+        """Wait until a model with pending settings is unloaded: after the last answer that has begun."""
+        while self._models.get(model.id) is model and model.pending:
+            model.answered.clear()
+            if await self._renew(model):
+                return
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(model.answered.wait(), REAP_S)
+
+    def _on_answered(self, model: LoadedModel) -> None:
+        """An answer has ended. If settings wait for that, load the model again with them, as it was."""
+        model.answered.set()
+        if model.pending and model.idle and self._models.get(model.id) is model:
+            task = asyncio.create_task(self._load_again(model))
+            self._growing.add(task)
+            task.add_done_callback(self._growing.discard)
+
+    async def _load_again(self, model: LoadedModel) -> None:
+        try:
+            if await self._renew(model):
+                again = await self.acquire(model.id, only=HERE)
+                again.ttl_s, again.pinned = model.ttl_s, again.pinned or model.pinned
+        except (TesseraError, OSError) as error:
+            log.warning("model=%s is not loaded again with its new settings: %s", model.id, error)
+
+    async def grow(self, model: LoadedModel, tokens: int, *, exact: bool = False) -> None:
         """Let requests of `tokens` run on a loaded model, prompt and answer together.
 
+        `exact`: somebody named this size; else there is room for more to come.
         Raises: ContextOverflow: it was trained for less. ContextCannotGrow: there is no memory for it.
         """
         async with model.lock, self._admitting:
-            await self._growth.grow(model, tokens)
+            await self._growth.grow(model, tokens, exact=exact)
 
     async def _try_to_grow(self, model: LoadedModel, tokens: int) -> None:
         """The same for a client that is served anyway. The caller holds the model's lock."""
         try:
             async with self._admitting:
-                await self._growth.grow(model, tokens)
+                await self._growth.grow(model, tokens, exact=True)
         except (ContextOverflow, RequestFailed) as error:
             log.info("model=%s keeps its context: %s", model.id, error)
 
@@ -372,6 +437,8 @@ class Pool:
                         await self.unload(model.id)
                     except (TesseraError, OSError) as error:  # no descriptor, no disk: the next round may do it
                         log.warning("model=%s could not be unloaded: %s", model.id, error)
+                elif model.pending and model.idle:  # it was loading when they were set
+                    self._on_answered(model)
                 elif model.idle and has_grown(model) and time.monotonic() - model.last_used > SHRINK_AFTER_S:
                     await self._shrink(model)
 
@@ -390,11 +457,19 @@ class Pool:
         admission knows any, and the request starts over. Raises: RunnerDied and what the runner raises.
         """
         request = msgspec.structs.replace(request, owner=prefix_owner.get())
-        if not model.ready and model.id not in self._models:  # evicted since it was acquired
+        if not model.ready and self._models.get(model.id) is not model:  # unloaded since it was acquired
             aside = request.priority == "side"
             model = await self.acquire(model.id, loads=not aside, only=HERE if aside else None)
         if self.hooks.admits is not None:
             self.hooks.admits(model, request)
+        try:
+            async with aclosing(self._generate(model, request)) as events:
+                async for event in events:
+                    yield event
+        finally:
+            self._on_answered(model)
+
+    async def _generate(self, model: LoadedModel, request: GenerationRequest) -> AsyncGenerator[Event, None]:
         sent_start = False
         while True:
             runner = model.runner

@@ -19,7 +19,7 @@ from engine.placement.external import ProgramStore, place_upstream, upstream_set
 from engine.placement.fit import resize_context
 from engine.placement.load_settings import load_settings, recommended_for, with_engine_args
 from engine.placement.model_settings import ModelSettingsStore, unfit_draft
-from engine.placement.types import NO_OVERRIDES, Overrides, Placement
+from engine.placement.types import NO_OVERRIDES, ModelSettings, Overrides, Placement
 from engine.pool.loaded_model import EXTERNAL, REMOTE
 from engine.pool.model_resolution import Resolved
 from engine.runner.engine_args import NO_ARGS
@@ -189,7 +189,12 @@ class ServedModels:
             settings=settings,
             placement=placement,
             keep=wanted.keep_loaded,
+            chosen=wanted,
         )
+
+    def chosen(self, model_id: str) -> ModelSettings:
+        """What the user has set for a model by now."""
+        return self.user_settings.get(model_id)
 
     def overrides_for(self, entry: ModelEntry, *, min_ctx: int = 0, saved: bool = True) -> Overrides:
         """What was asked for a load of this model: by the server's options, and where `saved`, by the user for it.

@@ -29,6 +29,7 @@ class LoadDialog(QDialog):
     """One row a choice; each stands on automatic until it is changed. `loading` asks for a load right away."""
 
     saved = Signal(str)
+    waiting = Signal(str)  # what was saved comes into force when the model's last answer has ended
     loading = Signal(str)
 
     def __init__(self, services: Services, model: str, title: str, parent: QWidget) -> None:
@@ -241,8 +242,10 @@ class LoadDialog(QDialog):
     def _save(self, then: Callable[[], object]) -> None:
         chosen, api = self.choices, self._services.api
 
-        def done(_: object) -> None:
+        def done(stored: ModelLoadSettings) -> None:
             self.saved.emit(self._model)
+            if stored.applies == "when_idle":
+                self.waiting.emit(self._model)
             then()
 
         self._services.ask(self.banner, lambda: api.set_load_settings(self._model, chosen), done)

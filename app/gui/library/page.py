@@ -283,6 +283,8 @@ class LibraryPage(Page):
                 self.banner, lambda: self._services.api.load(model), lambda _: self._services.models.refresh()
             )
         )
+        words = self.tr("{name} is answering. It is loaded again with these settings when the last answer ends.")
+        dialog.waiting.connect(lambda _: self.banner.notify(words.format(name=name), "ok"))
         dialog.open()
 
     def _locate(self, model: str) -> None:

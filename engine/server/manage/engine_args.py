@@ -27,16 +27,18 @@ async def engine_args(request: Request, model: str) -> ModelEngineArgs:
 
 @router.put("/models/{model:path}/engine_args")
 async def set_engine_args(request: Request, model: str, body: EngineArgsRequest) -> ModelEngineArgs:
-    """Set them; none at all goes back to Tessera's choice. They hold from the next load on.
+    """Set them; none at all goes back to Tessera's choice. They come into force as load settings do.
 
     llama.cpp tries them first without allocating anything; what it refuses is not kept.
     """
     state = server_state(request)
     entry = await state.models.entry(model)
     needed = await keep_engine_args(state, entry, body.engine_args)
-    loaded = state.pool.get(entry.id)
-    unloaded = bool(loaded and loaded.idle) and await state.pool.unload(entry.id)
-    return ModelEngineArgs(id=entry.id, engine_args=body.engine_args, needed_bytes=needed, unloaded=unloaded)
+    applies = await state.pool.settings_changed(entry.id)
+    unloaded = applies == "now" and state.pool.get(entry.id) is None
+    return ModelEngineArgs(
+        id=entry.id, engine_args=body.engine_args, needed_bytes=needed, unloaded=unloaded, applies=applies
+    )
 
 
 async def keep_engine_args(state: ServerState, entry: ModelEntry, args: EngineArgs) -> int | None:

@@ -49,9 +49,9 @@ async def pin(request: Request, name: str, body: api.PinRequest) -> api.Pinned:
         machine = await asyncio.to_thread(placer.machine.full)
         _check_pin(machine, body.device)
     await asyncio.to_thread(placer.pin, entry.id, body.device)
-    loaded = state.pool.get(entry.id)
-    unloaded = bool(loaded and loaded.idle) and await state.pool.unload(entry.id)
-    return api.Pinned(id=entry.id, device=body.device, unloaded=unloaded)
+    applies = await state.pool.settings_changed(entry.id)
+    unloaded = applies == "now" and state.pool.get(entry.id) is None
+    return api.Pinned(id=entry.id, device=body.device, unloaded=unloaded, applies=applies)
 
 
 @router.get("/ledger")

@@ -49,12 +49,14 @@ def describe(model: PooledModel) -> LoadedModel:
         idle_s=round(time.monotonic() - model.last_used, 1),
         pid=model.runner.pid if model.runner is not None and model.ready else None,
         n_ctx=facts.n_ctx if facts is not None else model.settings.n_ctx,
+        max_ctx=facts.max_ctx if facts is not None else 0,
         backend=facts.backend if facts is not None else None,
         notes=tuple(model.notes),
         draft=Path(model.settings.draft_path).name if model.settings.draft_path else None,
         mtp=model.settings.mtp,
         engine_args=model.settings.engine_args,
         died=died.reason if died is not None and not model.ready else None,
+        pending=model.pending,
     )
 
 
@@ -73,17 +75,20 @@ async def load(request: Request, model: str, body: LoadRequest) -> LoadedModel:
     if body.draft is not None:
         entry = await state.models.entry(model)
         await state.models.choose_draft(entry, body.draft or None)
-        await _reload(state, entry, "draft")
+        await state.pool.settings_changed(entry.id)
     if body.engine_args is not None:
         entry = await state.models.entry(model)
         await keep_engine_args(state, entry, body.engine_args)
-        await _reload(state, entry, "engine_args")
+        await state.pool.settings_changed(entry.id)
     if body.lasting:
         await _keep_options(state, await state.models.entry(model), body.lasting)
+    waiting = state.pool.get((await state.models.entry(model)).id)
+    if waiting is not None and waiting.pending and waiting.ready:
+        return describe(waiting)  # it is loaded again when its last answer has ended
     tokens = body.tokens
     found = await while_connected(request, state.pool.acquire(model, min_ctx=tokens or 0))
     if tokens is not None and found.facts is not None and found.facts.max_ctx > found.facts.n_ctx:
-        await while_connected(request, state.pool.grow(found, min(tokens, found.facts.max_ctx)))
+        await while_connected(request, state.pool.grow(found, min(tokens, found.facts.max_ctx), exact=True))
     if body.pinned is not None:
         found.pinned = body.pinned
     if body.idle_s is not None:
@@ -92,31 +97,12 @@ async def load(request: Request, model: str, body: LoadRequest) -> LoadedModel:
 
 
 async def _keep_options(state: ServerState, entry: ModelEntry, options: dict[str, int | str]) -> None:
-    """Store options of a load; a model that is loaded with others is loaded again, unless it is in use."""
+    """Store options of a load, which come into force as load settings do."""
     before = state.models.user_settings.get(entry.id).load_options
     now = msgspec.structs.replace(before, **options)
-    if now == before:
-        return
-    loaded = state.pool.get(entry.id)
-    if loaded is not None and not loaded.idle:
-        names = ", ".join(options)
-        raise InputFault(f"{entry.id} is in use: {names} can change when it is idle.", next(iter(options)))
-    state.models.user_settings.set_load(entry.id, now, entry.context_train)
-    if loaded is not None and loaded.ready:
-        await state.pool.unload(entry.id)
-
-
-async def _reload(state: ServerState, entry: ModelEntry, changed: str) -> None:
-    """A model that is loaded with another draft model or arguments is loaded again, unless it is in use."""
-    loaded = state.pool.get(entry.id)
-    if loaded is None or not loaded.ready:
-        return
-    now = (await state.models.draft_path(entry), state.models.user_settings.get(entry.id).engine_args)
-    if now == (loaded.settings.draft_path, loaded.settings.engine_args):
-        return
-    if not loaded.idle:
-        raise InputFault(f"{entry.id} is in use; {changed} changes when it is loaded next.", changed)
-    await state.pool.unload(entry.id)
+    if now != before:
+        state.models.user_settings.set_load(entry.id, now, entry.context_train)
+        await state.pool.settings_changed(entry.id)
 
 
 @router.get("/models/{model:path}/load-settings")
@@ -128,16 +114,21 @@ async def load_settings(request: Request, model: str) -> ModelLoadSettings:
 
 @router.put("/models/{model:path}/load-settings")
 async def set_load_settings(request: Request, model: str, body: LoadOptions) -> ModelLoadSettings:
-    """Decide about the loads of a model; nothing at all leaves them to Tessera. An idle model is unloaded."""
+    """Decide about the loads of a model; nothing at all leaves them to Tessera.
+
+    An idle model is unloaded, and loaded with them by its next request. One that answers is loaded again when its
+    last answer has ended; only a larger context comes into force at once.
+    """
     state = server_state(request)
     entry = await state.models.entry(model)
     state.models.user_settings.set_load(entry.id, body, entry.context_train)
     loaded = state.pool.get(entry.id)
     if loaded is not None:
         loaded.pinned = body.keep_loaded
-    unloaded = bool(loaded and loaded.ready and loaded.idle) and await state.pool.unload(entry.id)
+    applies = await state.pool.settings_changed(entry.id)
+    unloaded = applies == "now" and loaded is not None and state.pool.get(entry.id) is None
     found = _load_settings(state.models, entry)
-    return msgspec.structs.replace(found, unloaded=unloaded)
+    return msgspec.structs.replace(found, unloaded=unloaded, applies=applies)
 
 
 @router.put("/models/{model:path}/engine")
@@ -147,8 +138,9 @@ async def set_engine(request: Request, model: str, body: EngineRequest) -> Model
     entry = await state.models.entry(model)
     await state.models.choose_engine(entry, body.engine)
     loaded = state.pool.get(entry.id)
-    unloaded = bool(loaded and loaded.idle) and await state.pool.unload(entry.id)
-    return ModelEngine(id=entry.id, engine=body.engine, unloaded=unloaded)
+    applies = await state.pool.settings_changed(entry.id)
+    unloaded = applies == "now" and loaded is not None and state.pool.get(entry.id) is None
+    return ModelEngine(id=entry.id, engine=body.engine, unloaded=unloaded, applies=applies)
 
 
 def _load_settings(models: ServedModels, entry: ModelEntry) -> ModelLoadSettings:

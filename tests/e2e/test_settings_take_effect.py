@@ -1,0 +1,149 @@
+"""Settings of a load come into force at once where the model is idle, else when its last answer has ended."""
+
+import contextlib
+import threading
+
+import httpx2
+import pytest
+
+from tests.support.servers import RunningServer, wait_for
+
+pytestmark = pytest.mark.e2e
+
+MODEL = "spark"
+OURS = f"/tessera/v1/models/{MODEL}"
+# Every kind of setting: how it is set, what `pending` calls it.
+KINDS = {
+    "context": ("PUT", "load-settings", {"n_ctx": 512}, "n_ctx"),
+    "cache type": ("PUT", "load-settings", {"n_ctx": 512, "kv_type": "q8_0"}, "type_k"),
+    "threads": ("PUT", "load-settings", {"n_ctx": 512, "kv_type": "q8_0", "n_threads": 1}, "n_threads"),
+    "layers": ("PUT", "load-settings", {"n_ctx": 512, "kv_type": "q8_0", "n_gpu_layers": 0}, "n_gpu_layers"),
+    "requests at once": ("PUT", "load-settings", {"n_ctx": 512, "kv_type": "q8_0", "n_parallel": 2}, "n_parallel"),
+    "engine arguments": ("PUT", "engine_args", {"engine_args": {"ubatch_size": 256}}, "engine_args"),
+    "device": ("POST", "pin", {"device": "cpu"}, "device"),
+}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    running = RunningServer(tmp_path_factory.mktemp("settings"))
+    yield running
+    running.stop()
+
+
+@pytest.fixture
+def client(server):
+    with httpx2.Client(
+        base_url=server.url, headers={"authorization": f"Bearer {server.token}"}, timeout=60
+    ) as made:
+        yield made
+        for path, body in (("load-settings", {}), ("engine_args", {"engine_args": {}})):
+            assert made.put(f"{OURS}/{path}", json=body).status_code == 200
+        made.post(f"{OURS}/pin", json={"device": None})
+        made.post(f"{OURS}/unload")
+
+
+def state(client):
+    found = client.get("/tessera/v1/loaded").json()["models"]
+    return next((m for m in found if m["id"] == MODEL), {"state": "not-loaded", "pid": None})
+
+
+def ask(client, **options):
+    body = {"model": MODEL, "prompt": "Hello", "max_tokens": 2, **options}
+    answer = client.post("/v1/completions", json=body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+@contextlib.contextmanager
+def answering(server, client):
+    """A model whose runner stands still in the middle of an answer, until the block ends."""
+    with client.stream(
+        "POST",
+        "/v1/completions",
+        json={"model": MODEL, "prompt": "Once", "max_tokens": 800, "ignore_eos": True, "stream": True},
+    ) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        runner = next(r for r in server.runners() if r.pid == state(client)["pid"])
+        runner.suspend()
+        try:
+            yield
+        finally:
+            runner.resume()
+        assert any("[DONE]" in line for line in lines), "the answer came to its end"
+
+
+def test_what_is_set_while_the_model_answers_holds_after_the_answer(server, client):
+    ask(client)
+    before = state(client)
+    with answering(server, client):
+        pending = []
+        for method, path, body, name in KINDS.values():
+            applied = client.request(method, f"{OURS}/{path}", json=body).json()
+            assert applied.get("applies") == "when_idle", applied
+            pending.append(name)
+            assert name in state(client)["pending"]
+        told = client.post(f"{OURS}/load", json={}).json()
+        assert told["pending"], "it says so instead of waiting"
+        assert told["pid"] == before["pid"]
+    wait_for(lambda: state(client)["state"] == "loaded" and state(client)["pid"] != before["pid"], 60)
+    after = state(client)
+    assert (after["n_ctx"], after["pending"], after["engine_args"]) == (512, [], {"ubatch_size": 256})
+
+
+def test_a_request_that_comes_meanwhile_is_answered_with_the_new_settings(server, client):
+    ask(client)
+    before, answers = state(client), []
+    with answering(server, client):
+        client.put(f"{OURS}/load-settings", json={"n_ctx": 512})
+        later = threading.Thread(target=lambda: answers.append(ask(client)))
+        later.start()
+    later.join(60)
+    assert answers
+    assert state(client)["pid"] != before["pid"]
+    assert state(client)["n_ctx"] == 512
+
+
+def test_settings_taken_back_in_time_change_nothing(server, client):
+    ask(client)
+    before = state(client)
+    with answering(server, client):
+        client.put(f"{OURS}/load-settings", json={"n_threads": 1})
+        back = client.put(f"{OURS}/load-settings", json={}).json()
+        assert back["applies"] == "now"
+        assert state(client)["pending"] == []
+    ask(client)
+    assert state(client)["pid"] == before["pid"]
+
+
+def test_what_is_set_while_the_model_is_idle_holds_at_once(client):
+    for method, path, body, _ in (KINDS["context"], KINDS["engine arguments"], KINDS["device"]):
+        ask(client)
+        applied = client.request(method, f"{OURS}/{path}", json=body).json()
+        assert applied.get("applies") == "now", applied
+        assert applied["unloaded"]
+    ask(client)
+    assert state(client)["n_ctx"] == 512
+    client.post(f"{OURS}/unload")
+    again = client.put(f"{OURS}/load-settings", json={"n_ctx": 256}).json()
+    assert again["applies"] == "at_load"
+
+
+def test_a_larger_context_alone_does_not_wait(client):
+    """It grows beside the answer; a smaller one that a client asks for at a cold start is honoured."""
+    loaded = client.post(f"{OURS}/load", json={"n_ctx": 256}).json()
+    assert (loaded["n_ctx"], loaded["max_ctx"]) == (256, 1024)
+    with client.stream(
+        "POST",
+        "/v1/completions",
+        json={"model": MODEL, "prompt": "Once", "max_tokens": 150, "ignore_eos": True, "stream": True},
+    ) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        grown = client.post(f"{OURS}/load", json={"n_ctx": 512}).json()
+        assert any("[DONE]" in line for line in lines)
+    assert (grown["n_ctx"], grown["pid"]) == (512, loaded["pid"])
+    whole = ask(client, prompt="word " * 600)
+    assert whole["usage"]["prompt_tokens"] > 512
+    assert (state(client)["n_ctx"], state(client)["pid"]) == (1024, loaded["pid"])
