@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from engine.services import FitReport, ModelPlacement
 
 
+_PARTS = {"prefixes": "prompts kept for later", "kv": "context (kv)"}
+_BASES = {"formula": "the file", "probe": "a trial on this machine", "prior": "an estimate"}
+
+
 @click.command("fit")
 @click.argument("model")
 @click.option("--ctx", type=click.IntRange(1, 1 << 24), help="Context in tokens.")
@@ -103,18 +107,26 @@ def _print(report: "FitReport", placement: "ModelPlacement") -> None:
     out = console()
     need = report.need
     verdict = "fits" if report.fits else "does not fit"
-    speed = f", about {placement.decode_tok_s:.0f} tok/s ({placement.basis})" if placement.decode_tok_s else ""
+    basis = {"measured": "measured here", "prior": "estimated, not measured"}.get(placement.basis, placement.basis)
+    speed = f", about {placement.decode_tok_s:.0f} tok/s ({basis})" if placement.decode_tok_s else ""
     out.print(f"[bold]{escape(report.model)}[/bold] {verdict} on {escape(placement.device_name)}{speed}")
-    out.print(f"context {need.n_ctx} tokens, {need.n_sequences} sequences, cache {need.type_k}/{need.type_v}\n")
+    parallel = placement.settings.n_parallel if placement.settings is not None else 1
+    requests = f"{parallel} request{'' if parallel == 1 else 's'} at once"
+    out.print(f"context {need.n_ctx} tokens, {requests}, cache {need.type_k}/{need.type_v}\n")
     rows = []
     for part in need.parts:
         mapped = f" ({size(part.mapped_bytes)} mapped)" if part.mapped_bytes else ""
-        rows.append((part.name, part.device, size(part.num_bytes) + mapped, part.basis))
+        rows.append(
+            (_PARTS.get(part.name, part.name), part.device, size(part.num_bytes) + mapped, _BASES[part.basis])
+        )
     out.print(table(("part", "device", "bytes", "based on"), rows, cut="device", right="bytes"))
     for device in need.devices:
         free = size(report.available_bytes.get(device))
         out.print(f"\n{device}: {size(need.device_bytes(device))} needed, {free} available")
-    out.print(f"Largest context that fits: {report.largest_context} tokens" if report.largest_context else "")
+    if report.largest_context and report.fits and need.n_ctx > report.largest_context:
+        out.print(f"It was trained for a context of {report.largest_context} tokens.")
+    elif report.largest_context:
+        out.print(f"Largest context that fits: {report.largest_context} tokens")
     for reason in (*placement.reasons, *([placement.energy] if placement.energy else [])):
         out.print(f"- {escape(reason)}")
     for way in report.fit_options[:3]:

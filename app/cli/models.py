@@ -135,7 +135,7 @@ def _changed(before: "EngineArgs", changes: tuple[str, ...]) -> "EngineArgs":
 @click.command("loaded")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def loaded_command(as_json: bool) -> None:
-    """Show the models the running server has loaded, and the memory they hold."""
+    """Show the models the running server has loaded: memory in use, and memory reserved for a full context."""
     import msgspec  # noqa: PLC0415 - keeps `tessera --help` fast
 
     from app.client import running_server  # noqa: PLC0415 - keeps `tessera --help` fast
@@ -147,14 +147,28 @@ def loaded_command(as_json: bool) -> None:
         return
     with client:
         models = client.loaded()
-        held = {r.owner: r.predicted_bytes for r in client.ledger().reservations}
+        reserved = {r.owner: r for r in client.ledger().reservations}
+        resident = {model.id: model.rss_bytes for model in client.stats().models}
     if as_json:
-        rows = [{**msgspec.to_builtins(model), "memory_bytes": held.get(model.id)} for model in models]
+        rows = []
+        for model in models:
+            held = reserved.get(model.id)
+            numbers = {
+                "memory_bytes": held.predicted_bytes if held is not None else None,
+                "prefix_bytes": held.parts.get("prefixes", 0) if held is not None else None,
+                "resident_bytes": resident.get(model.id) or None,
+            }
+            rows.append({**msgspec.to_builtins(model), **numbers})
         click.echo(json.dumps({"models": rows}))
         return
     for model in models:
-        memory = size(held[model.id]) if model.id in held else ""
-        echo(f"{model.id:<32}{model.state:<12}{memory}")
+        memory = f"{size(resident[model.id])} in use" if resident.get(model.id) else ""
+        if model.id in reserved:
+            held = reserved[model.id]
+            prefixes = held.parts.get("prefixes", 0)
+            memory += f", {size(held.predicted_bytes - prefixes)} reserved"
+            memory += f" and {size(prefixes)} for prompts of earlier requests" if prefixes else ""
+        echo(f"{model.id:<32}{model.state:<12}{memory.removeprefix(', ')}")
         for note in model.notes:
             echo(f"  {note}")
     if not models:

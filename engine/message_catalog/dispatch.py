@@ -37,7 +37,7 @@ _CPU: Final = {
     "no_gpu": "this machine has no GPU",
     "no_usable_gpu": "no GPU is usable ({device}: {why})",
     "no_faster_gpu": "no GPU here is expected to be faster than the processor",
-    "one_thread": "1 thread: one for each fast core that may be used",
+    "one_thread": "1 thread: this model gains from no more on the cores that may be used",
     "threads": "{threads} threads: one for each fast core that may be used",
     "file_weights": "weights as the file has them, not rewritten: this processor multiplies prompts by them in two thirds of the time, and a copy is saved",
     "own_prompt_kernels": "prompts by our own kernels: llama.cpp's take 1.1 to 4 times as long for weights in {types: and }",

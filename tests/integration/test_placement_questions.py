@@ -51,6 +51,9 @@ def test_a_cold_model_is_loaded_with_the_context_that_is_asked_for(server):
     body = {"model": "long", "prompt": "", "options": {"num_ctx": 32768}}
     assert httpx2.post(f"{server.url}/api/generate", json=body, timeout=60).status_code == 200
     [running] = httpx2.get(f"{server.url}/api/ps").json()["models"]
+    held = httpx2.get(f"{server.url}/tessera/v1/ledger", headers=MANAGE, timeout=60).json()["reservations"]
+    memory = next(r for r in held if r["owner"] == running["name"].removesuffix(":latest"))
+    assert running["size"] == memory["predicted_bytes"] - memory["parts"].get("prefixes", 0)
     assert running["context_length"] == 32768
     first = server.state.pool.get("long").runner.pid
     longer = {**body, "options": {"num_ctx": 65536}}

@@ -108,6 +108,8 @@ async def tags(request: Request) -> dict[str, Any]:
 async def loaded(request: Request) -> dict[str, Any]:
     """Models in memory, and when they leave."""
     state = server_state(request)
+    # Reading what runners hold may wait for another process.
+    reserved = {r.owner: r for r in await asyncio.to_thread(state.placer.ledger.reservations)}
     found = []
     for model in state.pool.loaded:
         entry = await state.models.known(model.id)
@@ -115,7 +117,11 @@ async def loaded(request: Request) -> dict[str, Any]:
         expires = datetime.now(UTC) + timedelta(seconds=left)
         assert model.facts is not None
         on_device = sum(n for device, n in model.facts.memory_bytes.items() if device != "cpu")
-        more = {"expires_at": expires.isoformat(), "size_vram": on_device, "context_length": model.facts.n_ctx}
+        held = reserved.get(model.id)
+        # As Ollama means it: weights, context and what computing takes; not what old prompts may take as well.
+        size = held.predicted_bytes - held.parts.get("prefixes", 0) if held is not None else entry.size_bytes
+        more = {"expires_at": expires.isoformat(), "size": size, "size_vram": on_device}
+        more["context_length"] = model.facts.n_ctx
         found.append({**_tag(tagged(entry.id), entry), **more})
     return {"models": found}
 

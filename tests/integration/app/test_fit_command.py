@@ -38,8 +38,15 @@ def run(*arguments):
 def test_the_bundled_model_fits_and_every_part_is_shown():
     shown = run(SPARK)
     assert shown.exit_code == 0
-    for word in ("fits on", "weights", "kv", "compute", "overhead", "Largest context that fits: 1024"):
+    for word in ("fits on", "weights", "kv", "compute", "overhead", "fits: 1024 tokens", "4 requests at once"):
         assert word in shown.output
+
+
+def test_more_context_than_it_was_trained_for_is_no_contradiction():
+    shown = run(SPARK, "--ctx", "4096", "--parallel", "1")
+    assert "context 4096 tokens, 1 request at once" in shown.output
+    assert "trained for a context of 1024 tokens" in shown.output
+    assert "Largest context that fits" not in shown.output
 
 
 def test_by_name_as_json():
