@@ -1,6 +1,7 @@
 """`tessera quantize`: the best file of an open model for a number of bytes."""
 
 import json
+import shlex
 import sys
 from contextlib import closing
 from functools import partial
@@ -159,6 +160,22 @@ def command(source: str, out: Path | None, as_json: bool, **given: Any) -> None:
     _print(report, as_json=as_json)
     if report.out is None and not plan_only:
         sys.exit(EXIT_VETOED)
+    if report.out is not None and not as_json and not plan_only:
+        _print_use(Path(report.out))
+
+
+def _print_use(made: Path) -> None:
+    """Say how the file is used."""
+    from contextlib import closing  # noqa: PLC0415 - see command
+
+    from engine.services import Services  # noqa: PLC0415 - see command
+
+    with closing(Services()) as services:
+        listed = next((entry.id for entry in services.models() if str(made) in {f.path for f in entry.files}), None)
+    if listed is not None:
+        echo(f"  use it: tessera chat {listed}")
+    else:
+        echo(f"  use it: tessera models link {shlex.quote(str(made))}")
 
 
 def _made(request: "QuantizeOptions", *, quiet: bool, ask: bool) -> "QuantizeReport":

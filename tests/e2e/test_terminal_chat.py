@@ -216,3 +216,22 @@ def test_code_of_a_small_model_stops_going_round_and_says_so(beside, tmp_path):
     assert "too few for code" in done.stderr
     assert "4 tokens" in done.stderr
     assert "cut at the limit" in done.stderr
+
+
+def test_a_model_is_loaded_by_hand_and_the_log_is_shown(beside):
+    def run(*words):
+        command = [sys.executable, "-m", "app", *words]
+        environment = {**os.environ, "TESSERA_HOME": str(beside.home)}
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=90)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    loaded = json.loads(run("models", "load", "spark", "--ctx", "512", "--pin", "--json"))
+    assert (loaded["state"], loaded["pinned"]) == ("loaded", True)
+    (row,) = json.loads(run("models", "ps", "--json"))["models"]
+    assert row["resident_bytes"] > 0
+    assert row["prefix_bytes"] < row["memory_bytes"]
+    assert "in use" in run("models", "loaded")
+    assert "/load" in run("logs", "--lines", "1000")
+    assert len(run("logs", "-n", "2").splitlines()) == 2
+    assert (beside.home / "logs" / "server.log").stat().st_mode & 0o777 == 0o600

@@ -47,6 +47,19 @@ def test_the_file_lies_where_it_was_wanted_and_the_server_knows_the_job(beside, 
     assert job["result"]["model"] == "", "a file elsewhere does not join the library"
 
 
+def test_what_a_linked_model_became_is_in_the_library(beside, tmp_path):
+    source = small_file(tmp_path / "elsewhere.gguf", 2)
+    linked = start(beside, "models", "link", str(source), "--json")
+    (name,) = json.loads(linked.communicate(timeout=60)[0])["added"]
+    running = start(beside, "quantize", name, "--budget", "1200000B", "--tier", "instant", "--threads", "1")
+    out, errors = running.communicate(timeout=110)
+    assert running.returncode == 0, errors
+    made = of_kind(beside, "quantize")[0]["result"]
+    assert f"use it: tessera chat {made['model']}\n" in out
+    listed = json.loads(start(beside, "models", "list", "--json").communicate(timeout=60)[0])["models"]
+    assert made["path"] in {model["files"][0]["path"] for model in listed if model["id"] == made["model"]}
+
+
 def test_an_ended_command_cancels_its_job_and_leaves_no_file(beside, tmp_path):
     out = tmp_path / "never.gguf"
     running = start(

@@ -83,7 +83,7 @@ def make(
     executor: Executor = HERE,
     open_gates: "OpenGates | None" = None,
 ) -> dict[str, Any]:
-    """Make the file, and list it where it is the library's; its `model` is empty where it is not.
+    """Make the file, and list it; its `model` is empty where the source was a file outside the library.
 
     `open_gates` gives what asks a gate's tasks. Where a gate vetoes, `path` is empty too: no file is there.
 
@@ -115,7 +115,10 @@ def make(
         raise
     if report.out is None:
         return {"model": "", "path": "", "report": as_json(report)}
-    made = catalogue.add(out, Origin(kind="built")).id if options.out is None else ""
+    if options.out is None:
+        made = catalogue.add(out, Origin(kind="built")).id
+    else:  # what a model of the library became is one too, wherever it lies
+        made = "" if Path(options.model).is_absolute() else catalogue.add(out).id
     return {"model": made, "path": str(out), "report": as_json(report)}
 
 
