@@ -83,10 +83,12 @@ def test_what_is_no_request_is_refused(server, body):
     assert answer.json()["error"]["message"]
 
 
-def test_empty_messages_say_so(server):
-    answer = post(server, {"model": "spark", "messages": [{"role": "user", "content": ""}]})
-    assert answer.status_code == 400
-    assert "empty" in answer.json()["error"]["message"]
+def test_an_empty_question_is_answered_and_no_message_at_all_is_refused(server):
+    ask = {"model": "spark", "messages": [{"role": "user", "content": ""}], "max_tokens": 1}
+    assert post(server, ask).status_code == 200
+    refused = post(server, {"model": "spark", "messages": []})
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "messages"
 
 
 def test_unknown_fields_are_reported_not_dropped_silently(server):

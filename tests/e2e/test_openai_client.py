@@ -187,3 +187,19 @@ def test_unknown_model(client):
         client.chat.completions.create(model="gpt-nope", messages=ask("Hi"))
     assert caught.value.code == "model_not_found"
     assert "spark" in str(caught.value)
+
+
+def test_responses_with_log_probabilities(client):
+    ask = {"model": "spark", "input": "What is a tessera?", "max_output_tokens": 12, "temperature": 0}
+    wanted = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
+    part = client.responses.create(**ask, **wanted).output[0].content[0]
+    assert "".join(entry.token for entry in part.logprobs).strip() == part.text.strip()
+    assert all(entry.logprob <= 0 and len(entry.top_logprobs) == 2 for entry in part.logprobs)
+    streamed = []
+    for event in client.responses.create(**ask, **wanted, stream=True):
+        if event.type == "response.output_text.delta":
+            streamed += event.logprobs
+        elif event.type == "response.output_text.done":
+            assert [entry.token for entry in event.logprobs] == [entry.token for entry in part.logprobs]
+    assert [entry.token for entry in streamed] == [entry.token for entry in part.logprobs][: len(streamed)]
+    assert client.responses.create(**ask).output[0].content[0].logprobs == []

@@ -67,7 +67,7 @@ def placed(example, existing):
 
 def send(server, route, base, name, example):
     body = {**base, name: example}
-    if name == "top_logprobs":
+    if name == "top_logprobs" and "messages" in base:
         body["logprobs"] = True
     if name == "stream_options":
         body["stream"] = True

@@ -252,7 +252,7 @@ def test_a_dead_runner_fails_the_response(qwen):
         ({"tool_choice": "sometimes"}, "tool_choice"),
         ({"background": True, "store": False}, "background"),
         ({"conversation": "conv_1", "previous_response_id": "resp_1"}, "conversation"),
-        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"top_logprobs": 21}, "top_logprobs"),
         ({"text": {"format": {"type": "yaml"}}}, "text.format.type"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"temperature": -1}, "temperature"),

@@ -269,6 +269,7 @@ EXAMPLES = {
     "/api/chat": [
         {**OLLAMA, "messages": HI, "think": False},
         {**OLLAMA, "messages": HI, "format": "json"},
+        {**OLLAMA, "messages": HI, "logprobs": True, "top_logprobs": 2},
         {**OLLAMA, "tools": [OLLAMA_TOOL], "messages": [
             {"role": "system", "content": "Be brief."},
             {"role": "user", "content": "Look:", "images": [PICTURE]},
@@ -281,6 +282,7 @@ EXAMPLES = {
     "/api/generate": [
         {**OLLAMA, "prompt": "Hi", "system": "Be brief.", "images": [PICTURE], "think": "low", "format": CITY},
         {**OLLAMA, "prompt": "Hi", "raw": True, "images": [PICTURE], "think": True},
+        {**OLLAMA, "prompt": "Hi", "logprobs": True, "top_logprobs": 2, "context": [72, 105]},
     ],
     "/api/embed": [
         {"model": "spark", "input": "Hello", "truncate": False, "dimensions": 2, "keep_alive": 300,
@@ -319,8 +321,8 @@ NO_EFFECT = {
     r"(/v1/completions|/api/generate) suffix": "needs a model that fills gaps; refused here, has its own tests",
     r"/api/generate template": "always refused",
     r"/completion prompt\.multimodal_data": "always refused; has its own test",
-    r"/v1/responses\S* (previous_response_id|conversation(\.id)?|top_logprobs)": "names what is not stored",
-    r"/v1/responses include": "reasoning is always sent in plain",
+    r"/v1/responses\S* (previous_response_id|conversation(\.id)?)": "names what is not stored",
+    r"/v1/responses\S* (include|top_logprobs)": "concerns log probabilities; test_openai_client shows them",
     r"/v1/messages\S* .*\.(signature|id|media_type)": "proves or labels what is here anyway",
 }  # fmt: skip
 

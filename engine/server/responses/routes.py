@@ -170,6 +170,7 @@ async def _understand(request: Request, state: ServerState, body: ResponsesReque
         reasoning_effort=reasoning.effort,
         reasoning_budget=limit_of(reasoning.max_tokens),
         max_tokens=body.max_output_tokens,
+        logprobs=body.wanted_logprobs,
         sampling=body.sampling(),
         **body.common(),
     )

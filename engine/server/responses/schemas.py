@@ -94,7 +94,7 @@ INCLUDES: Final = frozenset(
     {
         "reasoning.encrypted_content", "web_search_call.action.sources", "web_search_call.results",
         "code_interpreter_call.outputs", "computer_call_output.output.image_url", "file_search_call.results",
-        "message.input_image.image_url",
+        "message.input_image.image_url", "message.output_text.logprobs",
     }
 )  # fmt: skip
 
@@ -148,10 +148,6 @@ class ResponsesRequest(SamplerFields):
         for name, reason in NOT_POSSIBLE.items():
             if extra.get(name):
                 raise InputFault(f"{name} is not supported: {reason}.", name)
-        if self.top_logprobs or "message.output_text.logprobs" in (self.include or ()):
-            param = "top_logprobs" if self.top_logprobs else "include"
-            raise InputFault("Log probabilities are not supported here; use /v1/chat/completions.", param)
-
         if self.conversation is not None and self.previous_response_id is not None:
             raise InputFault("conversation and previous_response_id cannot be combined.", "conversation")
         if self.background and self.store is False:
@@ -159,6 +155,12 @@ class ResponsesRequest(SamplerFields):
         unknown = [name for name in self.include or () if name not in INCLUDES]
         if unknown:
             raise InputFault(f"include: {unknown[0]!r} is not known.", "include")
+
+    @property
+    def wanted_logprobs(self) -> int | None:
+        """How many alternatives of each token are wanted; None: no log probabilities."""
+        included = "message.output_text.logprobs" in (self.include or ())
+        return (self.top_logprobs or 0) if included or self.top_logprobs else None
 
     def ignored(self) -> list[str]:
         """Also what is asked of a whole answer and would show in a stream only, and what could be cut."""

@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from devices.errors import TesseraError
-from engine.chat.chat_pipeline import AnswerFinished, ChatEvent
+from engine.chat.chat_pipeline import AnswerFinished, AnswerLogprobs, ChatEvent
 from engine.chat.events import CallArguments, CallEnded, CallStarted, ReasoningDelta, TextDelta
 from engine.chat.types import Message, ToolCall
 from engine.core.errors import ContextOverflow, InputFault
 from engine.core.types import Usage
 from engine.server.custom_tools import custom_input
 from engine.server.ids import new_id
+from engine.server.openai.stream import chat_logprob
 from engine.server.responses.tools import Toolbox
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class ItemStream:
         self._arguments = self._call_id = self._call_name = ""
         self._calls: list[ToolCall] = []
         self._found: Found | None = None
+        self._logprobs: list[dict[str, Any]] = []  # of text that has not been sent
 
     def begin(self) -> bytes:
         """The first two events."""
@@ -78,6 +80,8 @@ class ItemStream:
 
     def feed(self, item: ChatEvent) -> bytes:
         """The events that this one becomes."""
+        if isinstance(item, AnswerLogprobs):
+            self._logprobs += map(chat_logprob, item.entries)
         if isinstance(item, TextDelta):
             return self._grow("message", "output_text", item.text)
         if isinstance(item, ReasoningDelta):
@@ -127,7 +131,10 @@ class ItemStream:
         if self._kind != kind:
             out = self._close() + self._open_text(kind, part)
         self._item["content"][0]["text"] += text
-        extra: dict[str, Any] = {"logprobs": []} if kind == "message" else {}
+        extra: dict[str, Any] = {}
+        if kind == "message":
+            extra["logprobs"], self._logprobs = self._logprobs, []
+            self._item["content"][0]["logprobs"] += extra["logprobs"]
         return out + self._event(f"response.{part}.delta", **self._ids(), content_index=0, delta=text, **extra)
 
     def _open_text(self, kind: str, part: str) -> bytes:
@@ -140,7 +147,7 @@ class ItemStream:
         if kind == "message":
             empty |= {"annotations": [], "logprobs": []}
         out = self._open({**item, "content": []}, kind)
-        self._item["content"].append(dict(empty))
+        self._item["content"].append({**empty, "logprobs": []} if kind == "message" else dict(empty))
         return out + self._event("response.content_part.added", **self._ids(), content_index=0, part=empty)
 
     def _open_call(self, call: CallStarted) -> bytes:
@@ -170,7 +177,10 @@ class ItemStream:
 
     def _close_text(self, kind: str) -> bytes:
         part = self._item["content"][0]
-        extra: dict[str, Any] = {"logprobs": []} if kind == "message" else {}
+        if kind == "message":  # those of tokens behind the last text
+            part["logprobs"] += self._logprobs
+            self._logprobs = []
+        extra = {"logprobs": part["logprobs"]} if kind == "message" else {}
         ids = {**self._ids(), "content_index": 0}
         out = self._cite(part, ids) if kind == "message" and self._found else b""
         out += self._event(f"response.{part['type']}.done", **ids, text=part["text"], **extra)
