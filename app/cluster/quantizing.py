@@ -64,7 +64,7 @@ def quantize_on_cluster(
             admission = MemoryAdmission(services.placer)
             gates = GateService(services.placer, admission, paths.cache / "quantize", NAMED_TASKS)
             done = make_file(services.catalogue, options, Control(show), resources, executor, lambda: gates)
-        return msgspec.convert(done["report"], learned(QuantizeReport))
+        return done.report
     finally:
         ray.shutdown()
 

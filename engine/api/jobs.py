@@ -5,9 +5,9 @@ from typing import TypeVar
 import msgspec
 
 from devices.msgspec_lock import learned
-from engine.jobs.job_types import ENDED, Fault, Job, JobKind, JobState, Progress
+from engine.job_kinds.quantize.options import Quantized
+from engine.jobs.job_types import ENDED, Fault, Job, JobKind, JobState, ModelMade, Progress
 from engine.placement.measurements import Knobs, Point, Report, TuneReport, TypePrices
-from quantize.job.request import QuantizeReport
 
 __all__ = [
     "ENDED",
@@ -36,26 +36,6 @@ class Jobs(msgspec.Struct, frozen=True, kw_only=True):
     """GET /tessera/v1/jobs: every job, newest first."""
 
     jobs: tuple[Job, ...]
-
-
-class ModelMade(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of a job of kind `pull` or `import`: the model's id and where it is.
-
-    `is_new` is false where an import found the same content in the library.
-    """
-
-    model: str
-    path: str
-    size_bytes: int = 0
-    is_new: bool = True
-
-
-class Quantized(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of a job of kind `quantize`."""
-
-    model: str
-    path: str
-    report: QuantizeReport
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):

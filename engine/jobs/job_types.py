@@ -69,6 +69,18 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     blame: Literal["request", "machine", "program"] = "machine"
 
 
+class ModelMade(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Result of a job of kind `pull` or `import`: the model's id and where it is.
+
+    `is_new`, of an import: there was no model with the same content.
+    """
+
+    model: str
+    path: str
+    size_bytes: int = 0
+    is_new: bool | None = None
+
+
 class Job(msgspec.Struct, frozen=True, kw_only=True):
     """One job as everybody sees it; a new record for every change. Times are seconds since the epoch."""
 

@@ -12,11 +12,12 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, TypeVar, overload
 
 import msgspec
 
 from devices.errors import TesseraError
+from devices.msgspec_lock import learned
 from engine.core.errors import Cancelled, InputFault, exhausted, fact_of
 from engine.core.json_store import JsonStore
 from engine.jobs.job_types import Fault, Job, JobKind, JobState, Progress
@@ -178,7 +179,21 @@ class Control:
             self._on_progress(progress)
 
 
-Work = Callable[[dict[str, Any], Control], dict[str, Any] | None]
+P = TypeVar("P")
+# What a job yields: a struct of the contract, or plain values.
+Result = msgspec.Struct | dict[str, Any] | None
+Work = Callable[[P, Control], Result]
+
+
+def params_of(kind: type[P]) -> Callable[[dict[str, Any]], P]:
+    """Reads the parameters of a job, which are plain values in its file, as this struct."""
+    return lambda stored: msgspec.convert(stored, learned(kind))
+
+
+class _Kind(NamedTuple):
+    work: Work[Any]
+    read: Callable[[dict[str, Any]], Any]
+    slots: "_Slots"
 
 
 class _Slots:
@@ -221,17 +236,30 @@ class JobRegistry:
         self._touched: set[str] = set()  # what this process began, changed or forgot; others are another server's
         self._controls: dict[str, Control] = {}
         self._threads: dict[str, threading.Thread] = {}
-        self._kinds: dict[JobKind, tuple[Work, _Slots]] = {}
+        self._kinds: dict[JobKind, _Kind] = {}
         self._subscriptions: list[Subscription] = []
         self._ends = False
         self._lock = threading.RLock()
         self._load()
 
-    def register(self, kind: JobKind, work: Work, parallel: int = 1) -> None:
-        """Say what jobs of `kind` do. The work raises TesseraError (or Cancelled, Paused); its result is JSON."""
-        self._kinds[kind] = (work, _Slots(parallel))
+    @overload
+    def register(self, kind: JobKind, work: Work[dict[str, Any]], parallel: int = 1) -> None: ...
 
-    def start(self, kind: JobKind, title: str, params: dict[str, Any]) -> Job:
+    @overload
+    def register(
+        self, kind: JobKind, work: Work[P], parallel: int = 1, *, read: Callable[[dict[str, Any]], P]
+    ) -> None: ...
+
+    def register(
+        self, kind: JobKind, work: Work[Any], parallel: int = 1, *, read: Callable[[dict[str, Any]], Any] = dict
+    ) -> None:
+        """Say what jobs of `kind` do, with parameters as `read` makes them of what is stored.
+
+        The work raises TesseraError (or Cancelled, Paused).
+        """
+        self._kinds[kind] = _Kind(work, read, _Slots(parallel))
+
+    def start(self, kind: JobKind, title: str, params: msgspec.Struct | dict[str, Any]) -> Job:
         """Begin a job. Raises: InputFault: nobody registered that kind."""
         if kind not in self._kinds:
             raise InputFault(f"this server does no jobs of kind {kind.value}", "kind")
@@ -240,7 +268,7 @@ class JobRegistry:
             id=f"{kind.value}-{uuid.uuid4().hex[:10]}",
             kind=kind,
             title=title,
-            params=params,
+            params=msgspec.to_builtins(params),
             state="queued",
             created_at=now,
             updated_at=now,
@@ -350,23 +378,23 @@ class JobRegistry:
 
     def _launch(self, job: Job, control: Control) -> None:
         self._controls[job.id] = control
-        work, slots = self._kinds[job.kind]
-        slots.join(control)
-        thread = threading.Thread(target=self._run, args=(job.id, control, work, slots), name=f"job {job.id}")
+        kind = self._kinds[job.kind]
+        kind.slots.join(control)
+        thread = threading.Thread(target=self._run, args=(job.id, control, kind), name=f"job {job.id}")
         self._threads[job.id] = thread
         thread.start()
 
-    def _run(self, job_id: str, control: Control, work: Work, slots: _Slots) -> None:
+    def _run(self, job_id: str, control: Control, kind: _Kind) -> None:
         job = self.get(job_id)
         try:
-            held = slots.acquire(control)
+            held = kind.slots.acquire(control)
             try:
                 if held:
                     self._update(job_id, state="running")
-                result = work(job.params, control)
+                result = msgspec.to_builtins(kind.work(kind.read(job.params), control), enc_hook=str)
             finally:
                 if held:
-                    slots.release()
+                    kind.slots.release()
         except Paused:
             self._update(job_id, state="paused")
         except Cancelled:

@@ -1,15 +1,16 @@
-"""The library's long work as jobs: pull, verify, import. Parameters and results are JSON."""
+"""The library's long work as jobs: pull, verify, import."""
 
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 from msgspec.structs import replace
 
 from engine.core.errors import Cancelled
-from engine.jobs.jobs import Control, JobKind, JobRegistry, Work
+from engine.jobs.job_types import ModelMade
+from engine.jobs.jobs import Control, JobKind, JobRegistry, Work, params_of
 from engine.library.catalogue import Catalogue
 from engine.library.hashing import git_sha1_of, sha256_of
 from engine.library.importing import import_copy
@@ -21,6 +22,29 @@ if TYPE_CHECKING:
     from engine.library.hub.plan import FitEstimator
 
 _DOWNLOADS_AT_ONCE = 2
+P = TypeVar("P")
+
+
+class PullTask(msgspec.Struct, frozen=True, kw_only=True):
+    """Fetch `model` (see hub.names), with `quant` and `revision` if given; `update`: a newer version of its own."""
+
+    model: str
+    quant: str | None = None
+    revision: str | None = None
+    vision: bool = True
+    update: bool = False
+
+
+class ImportTask(msgspec.Struct, frozen=True, kw_only=True):
+    """Copy a file or folder into the library."""
+
+    path: str
+
+
+class VerifyTask(msgspec.Struct, frozen=True, kw_only=True):
+    """Hash the files of a model."""
+
+    model: str
 
 
 def register(
@@ -33,31 +57,30 @@ def register(
     `estimate` makes what says whether a file fits here.
     """
 
-    def with_catalogue(work: Callable[[Catalogue, dict[str, Any], Control], dict[str, Any]]) -> Work:
-        def run(params: dict[str, Any], control: Control) -> dict[str, Any]:
+    def with_catalogue(work: Callable[[Catalogue, P, Control], msgspec.Struct]) -> Work[P]:
+        def run(task: P, control: Control) -> msgspec.Struct:
             with closing(open_catalogue()) as catalogue:
-                return work(catalogue, params, control)
+                return work(catalogue, task, control)
 
         return run
 
-    def fetch(catalogue: Catalogue, params: dict[str, Any], control: Control) -> dict[str, Any]:
-        if params.get("update"):
-            return _named(update(catalogue, str(params["model"]), control))
-        return _named(pull(catalogue, params, control, estimate() if estimate is not None else None))
+    def fetch(catalogue: Catalogue, task: PullTask, control: Control) -> ModelMade:
+        if task.update:
+            return _made(update(catalogue, task.model, control))
+        return _made(pull(catalogue, task, control, estimate() if estimate is not None else None))
 
-    registry.register(
-        JobKind.PULL,
-        with_catalogue(fetch),
-        parallel=_DOWNLOADS_AT_ONCE,
-    )
-    registry.register(JobKind.VERIFY, with_catalogue(_verify))
-    registry.register(JobKind.IMPORT, with_catalogue(_import))
+    def hash_files(catalogue: Catalogue, task: VerifyTask, control: Control) -> Verification:
+        return verify(catalogue, require(catalogue, task.model), control)
+
+    registry.register(JobKind.PULL, with_catalogue(fetch), _DOWNLOADS_AT_ONCE, read=params_of(PullTask))
+    registry.register(JobKind.VERIFY, with_catalogue(hash_files), read=params_of(VerifyTask))
+    registry.register(JobKind.IMPORT, with_catalogue(_import), read=params_of(ImportTask))
 
 
 def pull(
-    catalogue: Catalogue, params: dict[str, Any], control: Control, estimate: "FitEstimator | None" = None
+    catalogue: Catalogue, task: PullTask, control: Control, estimate: "FitEstimator | None" = None
 ) -> ModelEntry:
-    """Plan and fetch `model` (see hub.names), `quant` and `revision` if given, without its `vision` half if False.
+    """Plan and fetch what a task names.
 
     Raises: the errors of planning and downloading; Paused and Cancelled from `control`.
     """
@@ -68,9 +91,8 @@ def pull(
     from engine.library.hub.names import parse_hub_name  # noqa: PLC0415 - see above
     from engine.library.hub.plan import plan_repository  # noqa: PLC0415 - see above
 
-    wanted = str(params["model"])
-    name = parse_hub_name(starter_repo(wanted) or wanted)
-    name = replace(name, label=params.get("quant") or name.label, revision=params.get("revision") or name.revision)
+    name = parse_hub_name(starter_repo(task.model) or task.model)
+    name = replace(name, label=task.quant or name.label, revision=task.revision or name.revision)
     try:
         control.check()
     except Cancelled:  # a job that was paused: without asking the hub again, drop what it left
@@ -80,7 +102,7 @@ def pull(
     control.report("planning", 0, 0)
     plan = plan_repository(client, catalogue.paths, name.repo, revision=name.revision, estimate=estimate)
     option = choose(plan, name)
-    files = files_of(plan.repository, option.choice, vision=params.get("vision", True))
+    files = files_of(plan.repository, option.choice, vision=task.vision)
     return Download(client, catalogue, Request(plan.repository, files)).run(control)
 
 
@@ -104,21 +126,14 @@ def update(catalogue: Catalogue, model: str, control: Control) -> ModelEntry:
     return Download(client, catalogue, newest(catalogue, client, entry)).run(control)
 
 
-def _verify(catalogue: Catalogue, params: dict[str, Any], control: Control) -> dict[str, Any]:
-    found: dict[str, Any] = msgspec.to_builtins(
-        verify(catalogue, require(catalogue, str(params["model"])), control)
-    )
-    return found
-
-
-def _import(catalogue: Catalogue, params: dict[str, Any], control: Control) -> dict[str, Any]:
+def _import(catalogue: Catalogue, task: ImportTask, control: Control) -> ModelMade:
     earlier = {entry.id for entry in catalogue.entries()}
-    entry = import_copy(catalogue, Path(str(params["path"])), control)
-    return _named(entry) | {"is_new": entry.id not in earlier}
+    entry = import_copy(catalogue, Path(task.path), control)
+    return replace(_made(entry), is_new=entry.id not in earlier)
 
 
-def _named(entry: ModelEntry) -> dict[str, Any]:
-    return {"model": entry.id, "path": str(entry.path), "size_bytes": entry.size_bytes}
+def _made(entry: ModelEntry) -> ModelMade:
+    return ModelMade(model=entry.id, path=str(entry.path), size_bytes=entry.size_bytes)
 
 
 _SHA256_HEX = 64

@@ -31,7 +31,6 @@ REASONS = {
         engine.Collection engine.Counts
         engine.OnnxConvertRequest engine.ToOnnx
         engine.BenchRequest engine.BenchOptions
-        engine.LoadRequest engine.LoadedModel
         engine.RemoteRequest engine.RemoteRow
         engine.RemoteRequest engine.Remote
         engine.RemoteRow engine.Remote

@@ -12,7 +12,6 @@ from devices.backends.cpu_kernels import tiles_library
 from devices.backends.libraries import library_folder
 from devices.host import Host
 from devices.host_real import RealHost
-from devices.msgspec_lock import learned
 from engine.core.errors import Cancelled
 from engine.core.paths import Paths
 from engine.energy.meter import EnergyMeter
@@ -22,7 +21,7 @@ from engine.job_kinds.autotune.space import dimensions
 from engine.job_kinds.bench.qtype_speed import PriceStore, measure_prices
 from engine.job_kinds.bench.run import bench, bench_settings
 from engine.job_kinds.measure.target import Opened, Subject, opened
-from engine.jobs.jobs import Control, JobKind, JobRegistry
+from engine.jobs.jobs import Control, JobKind, JobRegistry, params_of
 from engine.library.catalogue import Catalogue
 from engine.message_catalog.reasons import Reason, because
 from engine.placement.load_settings import usable_cores
@@ -213,9 +212,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 def register(registry: JobRegistry, bench_service: BenchService) -> None:
     """Teach a registry the kind `measure`: one at a time."""
     registry.register(
-        JobKind.MEASURE,
-        lambda params, control: run(bench_service, msgspec.convert(params, learned(Task)), control),
-        parallel=1,
+        JobKind.MEASURE, lambda task, control: run(bench_service, task, control), read=params_of(Task)
     )
 
 
@@ -229,7 +226,7 @@ def run(bench_service: BenchService, task: Task, control: Control) -> dict[str, 
 
         try:
             control.check()
-            return {"reports": msgspec.to_builtins(bench_service.tune(task.tune, tried))}
+            return {"reports": bench_service.tune(task.tune, tried)}
         except Cancelled:
             bench_service.forget(task.tune)
             raise
@@ -248,10 +245,10 @@ def run(bench_service: BenchService, task: Task, control: Control) -> dict[str, 
             known = {"model": options.subject.name, "points": msgspec.to_builtins(points)}
             control.report("measuring", min(done, total), total, "runs", now, known)
 
-        return {"report": msgspec.to_builtins(bench_service.bench(options, step, points.append))}
+        return {"report": bench_service.bench(options, step, points.append)}
 
     def priced(name: str, done: int, total: int) -> None:
         control.check()
         control.report("pricing types", done, total, "types", name)
 
-    return {"prices": msgspec.to_builtins(bench_service.price_types(priced))}
+    return {"prices": bench_service.price_types(priced)}

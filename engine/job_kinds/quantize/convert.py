@@ -49,14 +49,15 @@ class Fetch(msgspec.Struct, frozen=True, kw_only=True, tag="converter", tag_fiel
 def register(registry: JobRegistry, open_catalogue: Callable[[], Catalogue]) -> None:
     """Teach a registry the kind `convert`; one at a time, for it reads and writes whole models."""
 
-    def run(params: dict[str, Any], control: Control) -> dict[str, Any]:
-        task = msgspec.convert(params, learned(ToGguf | ToOnnx | Fetch))
+    def run(task: ToGguf | ToOnnx | Fetch, control: Control) -> dict[str, Any]:
         with closing(open_catalogue()) as catalogue:
             if isinstance(task, Fetch):
                 return _fetched(catalogue, control)
             return _gguf(catalogue, task, control) if isinstance(task, ToGguf) else _onnx(catalogue, task, control)
 
-    registry.register(JobKind.CONVERT, run)
+    registry.register(
+        JobKind.CONVERT, run, read=lambda stored: msgspec.convert(stored, learned(ToGguf | ToOnnx | Fetch))
+    )
 
 
 def _fetched(catalogue: Catalogue, control: Control) -> dict[str, Any]:

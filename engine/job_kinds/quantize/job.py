@@ -10,7 +10,7 @@ import msgspec
 from devices.msgspec_lock import learned
 from engine.core.errors import Cancelled, EnvironmentFault, InputFault
 from engine.core.paths import Paths, whole_path
-from engine.job_kinds.quantize.options import QuantizeOptions
+from engine.job_kinds.quantize.options import Quantized, QuantizeOptions
 from engine.jobs.jobs import Control, JobKind, JobRegistry
 from engine.library.catalogue import Catalogue
 from engine.library.lookup import require
@@ -34,11 +34,11 @@ def register(
 ) -> None:
     """Teach a registry the kind `quantize`: one at a time, for it takes every core."""
 
-    def run(params: dict[str, Any], control: Control) -> dict[str, Any]:
+    def run(options: QuantizeOptions, control: Control) -> Quantized:
         with closing(open_catalogue()) as catalogue:
-            return make(catalogue, options_of(params), control, resources, open_gates=open_gates)
+            return make(catalogue, options, control, resources, open_gates=open_gates)
 
-    registry.register(JobKind.QUANTIZE, run, parallel=1)
+    registry.register(JobKind.QUANTIZE, run, read=options_of)
 
 
 def options_of(params: dict[str, Any]) -> QuantizeOptions:
@@ -82,7 +82,7 @@ def make(
     resources: Resources,
     executor: Executor = HERE,
     open_gates: "OpenGates | None" = None,
-) -> dict[str, Any]:
+) -> Quantized:
     """Make the file, and list it; its `model` is empty where the source was a file outside the library.
 
     `open_gates` gives what asks a gate's tasks. Where a gate vetoes, `path` is empty too: no file is there.
@@ -114,12 +114,12 @@ def make(
         control.check()  # a pause, not a cancellation
         raise
     if report.out is None:
-        return {"model": "", "path": "", "report": as_json(report)}
+        return Quantized(model="", path="", report=report)
     if options.out is None:
         made = catalogue.add(out, Origin(kind="built")).id
     else:  # what a model of the library became is one too, wherever it lies
         made = "" if Path(options.model).is_absolute() else catalogue.add(out).id
-    return {"model": made, "path": str(out), "report": as_json(report)}
+    return Quantized(model=made, path=str(out), report=report)
 
 
 def gate_task(options: QuantizeOptions, named: "TaskSets") -> "GateTask | None":
@@ -129,12 +129,6 @@ def gate_task(options: QuantizeOptions, named: "TaskSets") -> "GateTask | None":
     from engine.job_kinds.quantize.tasks import task_set  # noqa: PLC0415 - not while the server starts
 
     return task_set(options.gate, named).task
-
-
-def as_json(report: QuantizeReport) -> dict[str, Any]:
-    """A report as plain values."""
-    plain: dict[str, Any] = msgspec.to_builtins(report, enc_hook=str)
-    return plain
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,6 +10,7 @@ from engine.core.defaults import DEFAULT_CONTEXT
 from engine.core.errors import InputFault
 from engine.core.paths import whole_path
 from engine.library.types import ServerPath
+from quantize.job.request import QuantizeReport
 from quantize.kv_cache_types import K_DAMAGE
 from quantize.types import DeviceKind, Goal, Lock, Rounding, Tier
 
@@ -121,3 +122,11 @@ class QuantizeOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     def type_locks(self) -> tuple[Lock, ...]:
         """The locks as the quantizer takes them."""
         return tuple(Lock(lock.pattern, lock.type.upper(), lock.at_least) for lock in self.locks)
+
+
+class Quantized(msgspec.Struct, frozen=True, kw_only=True):
+    """Result of a job of kind `quantize`; `model` is empty outside of the library, `path` where none was made."""
+
+    model: str
+    path: str
+    report: QuantizeReport

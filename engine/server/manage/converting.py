@@ -6,7 +6,6 @@
 import asyncio
 from pathlib import Path
 
-import msgspec
 from fastapi import APIRouter, Request
 
 from engine.api.converting import ConverterRemoved, ConverterState, ConvertRequest, OnnxConvertRequest
@@ -53,7 +52,7 @@ async def converter(request: Request) -> ConverterState:
 @router.post("/converter", status_code=202)
 async def fetch_converter(request: Request) -> Job:
     """Start fetching llama.cpp's converter; asking for it is the consent."""
-    return server_state(request).jobs.start(JobKind.CONVERT, "llama.cpp's converter", msgspec.to_builtins(Fetch()))
+    return server_state(request).jobs.start(JobKind.CONVERT, "llama.cpp's converter", Fetch())
 
 
 @router.delete("/converter")
@@ -87,7 +86,7 @@ def _state(request: Request) -> ConverterState:
 
 def _start(request: Request, task: ToGguf | ToOnnx) -> Job:
     title = Path(task.source).name
-    return server_state(request).jobs.start(JobKind.CONVERT, title, msgspec.to_builtins(task))
+    return server_state(request).jobs.start(JobKind.CONVERT, title, task)
 
 
 def _wanted(out: str | None) -> str | None:

@@ -55,13 +55,13 @@ async def list_models(request: Request, *, refresh: bool = False) -> Models:
 async def pull(request: Request, body: PullRequest) -> Job:
     """Start a download."""
     title = f"{body.model}:{body.quant}" if body.quant else body.model
-    return server_state(request).jobs.start(JobKind.PULL, title, msgspec.to_builtins(body))
+    return server_state(request).jobs.start(JobKind.PULL, title, body)
 
 
 @router.post("/models/import", status_code=202)
 async def import_model(request: Request, body: ImportRequest) -> Job:
     """Start copying a file or folder into the library."""
-    return server_state(request).jobs.start(JobKind.IMPORT, Path(body.path).name, msgspec.to_builtins(body))
+    return server_state(request).jobs.start(JobKind.IMPORT, Path(body.path).name, body)
 
 
 @router.post("/models/link")

@@ -76,7 +76,7 @@ def _subject(body: SubjectRequest) -> Subject:
 
 def _start(request: Request, title: str, task: Task) -> Job:
     _bench_service(request)
-    return server_state(request).jobs.start(JobKind.MEASURE, title, msgspec.to_builtins(task))
+    return server_state(request).jobs.start(JobKind.MEASURE, title, task)
 
 
 def _bench_service(request: Request) -> BenchService:

@@ -38,4 +38,4 @@ async def start(request: Request, body: QuantizeOptions) -> Job:
     catalogue = await state.models.catalogue()
     source = await asyncio.to_thread(source_of, catalogue, body.model)
     await asyncio.to_thread(require_disk, source, body, catalogue.paths)
-    return state.jobs.start(JobKind.QUANTIZE, source.title, msgspec.to_builtins(body))
+    return state.jobs.start(JobKind.QUANTIZE, source.title, body)
