@@ -15,10 +15,13 @@ from pathlib import Path
 
 import pytest
 
+from app.client import Client
+from app.code.integrations.context_needs import load_for, need_of
 from app.code.integrations.registry import INTEGRATIONS
 from app.code.integrations.store import write_private
 from app.code.integrations.types import Endpoint
-from tests.support.fakes.scripted import ScriptedServer
+from tests.support.fakes.scripted import TOKEN, ScriptedServer
+from tests.support.models.shapes import scaled, write_hollow
 
 pytestmark = pytest.mark.timeout(900)
 ROOT = Path(__file__).resolve().parents[2]
@@ -198,6 +201,38 @@ def test_pi_changes_two_files(clients, server, project, tmp_path):
     assert (project / "two.py").read_text() == "TWO = 20\n"
     assert "ten times" in done.stdout
     assert "ONE = 1" in server.prompts()[1]
+
+
+def test_hermes_works_only_with_the_context_that_launch_loads(clients, tmp_path, project):
+    """Its own command writes its configuration; it refuses a model that is loaded with less than 64,000 tokens."""
+    program = clients / "hermes" / "bin" / "hermes"
+    if not program.exists():
+        subprocess.run([sys.executable, "-m", "venv", str(clients / "hermes")], check=True)
+        subprocess.run([str(program.parent / "pip"), "install", "-q", "hermes-agent"], check=True, timeout=800)
+    models = tmp_path / "server" / "models"
+    models.mkdir(parents=True)
+    write_hollow(models / "long.gguf", scaled("llama", layers=1, vocab=100, context=131_072))
+    served = ScriptedServer(tmp_path / "server", template=HERMES.read_text("utf-8"))
+    environment = local_home(tmp_path)
+    endpoint = Endpoint(url=served.url, model="long", context=65_536)
+    for line in INTEGRATIONS["hermes"].steps(endpoint).splitlines()[1:]:
+        run(program, line.split()[1:], [], project, environment)
+    script = "sed -i 's/ = \\([0-9]\\)/ = \\10/' one.py two.py"
+    served.say(tool_calls(("terminal", {"command": script})))
+    served.say("Both numbers are ten times as large.")
+    start = INTEGRATIONS["hermes"].launch(endpoint, tmp_path)
+    ask = ["--yolo", "-z", "Multiply the numbers by ten."]
+    try:
+        refused = run(program, start.argv[1:], ask, project, environment)
+        assert "at least 64,000 tokens" in refused.stdout
+        with Client(served.url, TOKEN) as client:
+            assert load_for(client, "long", "Hermes Agent", need_of("hermes", "agent")) == 65_536
+        done = run(program, start.argv[1:], ask, project, environment)
+    finally:
+        served.stop()
+    assert (project / "one.py").read_text() == "ONE = 10\n", done.stdout + done.stderr
+    assert (project / "two.py").read_text() == "TWO = 20\n"
+    assert "ten times" in done.stdout
 
 
 def test_continue_changes_two_files(clients, server, project, tmp_path):

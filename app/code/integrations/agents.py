@@ -333,7 +333,13 @@ def _hermes_steps(endpoint: Endpoint) -> str:
         "model.context_length": str(endpoint.context),
     }
     lines = (f"  hermes config set {name} {value}" for name, value in values.items())
-    return "Type these once, then start it by: hermes\n" + "\n".join(lines)
+    return "Type these once; from then on start it by: tessera launch hermes\n" + "\n".join(lines)
+
+
+def _hermes_launch(endpoint: Endpoint, folder: Path) -> Launch:
+    """It refuses a model that is loaded with too little context, so the model is loaded before it starts."""
+    del folder
+    return Launch(argv=("hermes", "--model", endpoint.model))
 
 
 HERMES = Integration(
@@ -341,6 +347,7 @@ HERMES = Integration(
     title="Hermes Agent",
     kind="agent",
     install="pip install hermes-agent",
+    launch=_hermes_launch,
     steps=_hermes_steps,
 )
 
