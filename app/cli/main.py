@@ -56,6 +56,15 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "evaluate": ("app.cli.evaluate", "Measure how well a model writes programs, or compare two."),
 }
 
+# How --help lists them.
+GROUPS: Final[dict[str, tuple[str, ...]]] = {
+    "Everyday": ("window", "chat", "run", "code", "collections", "tools", "settings", "doctor", "licences"),
+    "Models": ("models", "fit", "quantize", "onnx", "cache"),
+    "Server and clients": ("serve", "service", "logs", "keys", "connect", "launch", "phone", "upstreams"),
+    "Measuring": ("bench", "autotune", "fim-bench", "certify", "evaluate", "replay"),
+    "Machines": ("devices", "verify-device", "kernels", "engine", "power", "remote", "worker", "cluster"),
+}
+
 # Commands of other programs, and where they are here.
 ELSEWHERE: Final[dict[str, str]] = {
     "create": "tessera quantize, or tessera models import",
@@ -78,9 +87,9 @@ class LazyGroup(click.Group):
     """A group whose commands live in modules that are imported on first use."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Names in the order of the table."""
+        """Names in the order of the groups."""
         del ctx
-        return list(COMMANDS)
+        return [name for names in GROUPS.values() for name in names]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import the module that holds the command."""
@@ -104,8 +113,9 @@ class LazyGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands from the table, without importing them."""
         del ctx
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+        for group, names in GROUPS.items():
+            with formatter.section(group):
+                formatter.write_dl([(name, COMMANDS[name][1]) for name in names])
 
 
 @click.group(

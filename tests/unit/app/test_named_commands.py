@@ -4,8 +4,9 @@ import re
 from pathlib import Path
 
 import click
+from click.testing import CliRunner
 
-from app.cli.main import COMMANDS, cli
+from app.cli.main import COMMANDS, GROUPS, cli
 from engine.message_catalog.fit import COMMANDS as WAYS
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -64,3 +65,12 @@ def test_the_flags_of_a_way_out_are_options_of_fit_and_serve():
     assert ways >= {"--kv", "--ctx", "--parallel", "--layers"}
     assert ways <= options(found("fit"))
     assert ways - {"--layers"} <= options(found("serve"))
+
+
+def test_every_command_is_in_one_group_of_the_help():
+    grouped = [name for names in GROUPS.values() for name in names]
+    assert sorted(grouped) == sorted(COMMANDS)
+    shown = CliRunner().invoke(cli, ["--help"], prog_name="tessera").output
+    headings = [line.rstrip(":") for line in shown.splitlines() if line.endswith(":") and not line.startswith(" ")]
+    assert headings == ["Options", *GROUPS]
+    assert all(re.search(rf"^  {name}  ", shown, re.MULTILINE) for name in COMMANDS)
