@@ -20,8 +20,7 @@ from typing import Any, BinaryIO, Final, cast
 
 import msgspec
 
-from devices.child_answer import answer_in
-from devices.child_command import child_command
+from devices.child_command import answer_in, child_command
 from devices.child_service import PATIENCE as ANSWER_PATIENCE
 from devices.child_service import READY
 from devices.environment import without_secrets

@@ -4,9 +4,11 @@ A source installation asks the interpreter for a module. A frozen build has no i
 the `tessera` command, which `app.cli.main` turns into the child when `--child` comes first.
 """
 
+import json
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from devices.programs import installed_program
 
@@ -40,3 +42,37 @@ def interpreter(*arguments: str) -> tuple[str, ...]:
     if found is None:
         raise FileNotFoundError("no Python is installed; this build of Tessera has none of its own for other code")
     return (found, *arguments)
+
+
+# What a child that `run_child` started answers: one JSON object on a line of its standard output.
+
+MAX_OUTPUT_BYTES = 1 << 20
+
+
+def write_answer(answer: Mapping[str, Any]) -> None:
+    """Write the answer; `error` in it says why there is no other."""
+    sys.stdout.write(json.dumps(answer) + "\n")
+    sys.stdout.flush()
+
+
+def answer_with(find: Callable[[], Mapping[str, Any]], *errors: type[Exception]) -> int:
+    """Write what `find` finds, or which of `errors` stopped it; returns the exit code of the child."""
+    try:
+        found = find()
+    except errors as error:
+        write_answer({"error": str(error)})
+        return 1
+    write_answer(found)
+    return 0
+
+
+def answer_in(stdout: bytes) -> Mapping[str, Any] | None:
+    """The last line that is a JSON object: native libraries print around it."""
+    for line in reversed(stdout[:MAX_OUTPUT_BYTES].splitlines()):
+        if line.lstrip().startswith(b"{"):
+            try:
+                found = json.loads(line)
+            except (ValueError, RecursionError):
+                return None
+            return found if isinstance(found, dict) else None
+    return None

@@ -2,7 +2,7 @@
 
 from msgspec.structs import replace
 
-from devices import unusable_reasons
+from devices import types
 from devices.chips import with_chips
 from devices.distribution import distribution
 from devices.host import Host, text
@@ -109,7 +109,7 @@ def _cpu_device(cpu: Cpu, ram: SystemMemory) -> Device:
         isa=tuple(sorted(cpu.isa)),
         cores=cpu.cores,
         cache_bytes=cpu.caches,
-        reason=unusable_reasons.NOT_TRIED,
+        reason=types.NOT_TRIED,
         fix_hint="Run `tessera doctor` to try the processor's kernels.",
         evidence=cpu.evidence,
     )

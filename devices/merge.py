@@ -2,7 +2,7 @@
 
 from msgspec.structs import replace
 
-from devices import install_hints, unusable_reasons
+from devices import install_hints, types
 from devices.backends.cpu_kernels import BACKEND as TILES
 from devices.backends.libraries import BACKENDS
 from devices.chips import with_chips
@@ -161,11 +161,9 @@ def _settled(device: Device, machine: Machine) -> Device:  # noqa: PLR0911 - one
         return replace(device, state=state, reason=reason, fix_hint=failed[0].fix_hint or fix_hints.UNKNOWN)
     names = [b.name for b in candidates if machine.system in b.systems]
     if not names:
-        return replace(
-            device, state="unknown", reason=unusable_reasons.NO_BACKEND_KNOWN, fix_hint=fix_hints.UNKNOWN
-        )
+        return replace(device, state="unknown", reason=types.NO_BACKEND_KNOWN, fix_hint=fix_hints.UNKNOWN)
     absent = reports.get(names[0])
-    if absent is not None and absent.state == "not_built" and absent.reason != unusable_reasons.NOT_INSTALLED:
+    if absent is not None and absent.state == "not_built" and absent.reason != types.NOT_INSTALLED:
         return replace(device, reason=absent.reason, fix_hint=absent.fix_hint)
     hint = absent.fix_hint if absent else install_hints.missing_backend(names[0], machine.system, machine.arch)
     return replace(

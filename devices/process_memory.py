@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import os
 import re
 import sys
 from pathlib import Path
@@ -110,3 +111,8 @@ def bound_memory(pid: int) -> None:
     with contextlib.suppress(OSError, ValueError):  # it may have ended already
         resource.prlimit(pid, resource.RLIMIT_DATA, (limit, limit))
         resource.prlimit(pid, resource.RLIMIT_CORE, (0, 0))
+
+
+def allowed_cores() -> int:
+    """Logical processors within the affinity mask, where a system has one, else all."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -8,9 +8,9 @@ import os
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from engine.core.addresses import is_plain_text
-from engine.core.defaults import DEFAULT_CONTEXT
+from engine.core.open_sockets import is_plain_text
 from engine.core.paths import BUNDLED_MODELS, Paths, user_paths
+from engine.core.sampling import DEFAULT_CONTEXT
 from engine.core.version import __version__
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from engine.job_kinds.quantize.options import QuantizeOptions
     from engine.job_kinds.quantize.tasks import TaskSets
     from engine.library.catalogue import Catalogue
-    from engine.library.hub.names import HubName
+    from engine.library.hub.file_selection import HubName
     from engine.library.hub.types import Option, OwnBuild, RepoHit, RepoPlan  # noqa: TC004 - for annotations elsewhere
     from engine.library.other_apps import ForeignFolder
     from engine.library.trash import Removed
@@ -117,8 +117,8 @@ class Services:
         self, text: str, *, parameters: str | None = None, fits: bool = False, **filters: Any
     ) -> "tuple[RepoHit, ...]":
         """Repositories on the hub; `fits` leaves out what is too large here. Raises: the errors of HubClient."""
+        from engine.library.default_model import largest_parameters  # noqa: PLC0415 - see the top
         from engine.library.hub.client import HubClient  # noqa: PLC0415 - see the top
-        from engine.library.machine_memory import largest_parameters  # noqa: PLC0415 - see the top
 
         if fits and parameters is None:
             parameters = f"max:{largest_parameters() / 1e9:.1f}B"
@@ -151,7 +151,7 @@ class Services:
         """
         from msgspec.structs import replace  # noqa: PLC0415 - see the top
 
-        from engine.library.hub.names import parse_hub_name  # noqa: PLC0415 - see the top
+        from engine.library.hub.file_selection import parse_hub_name  # noqa: PLC0415 - see the top
         from engine.library.recommended_models import starter_repo  # noqa: PLC0415 - see the top
 
         name = parse_hub_name(starter_repo(model) or model)
@@ -161,7 +161,7 @@ class Services:
     def starters(self) -> "tuple[Proposal, ...]":
         """Models to begin with that fit this machine."""
         from engine.api.hub import Proposal  # noqa: PLC0415 - see the top
-        from engine.library.machine_memory import memory_bytes  # noqa: PLC0415 - see the top
+        from engine.library.default_model import memory_bytes  # noqa: PLC0415 - see the top
         from engine.library.recommended_models import propose  # noqa: PLC0415 - see the top
         from engine.message_catalog import sentence  # noqa: PLC0415 - see the top
 

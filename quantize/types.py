@@ -1,6 +1,7 @@
 """What the quantizer's parts hand to each other: tensors, budgets, plans, reports."""
 
 from enum import StrEnum
+from pathlib import Path
 from typing import Literal
 
 import msgspec
@@ -218,3 +219,10 @@ class FileReport(msgspec.Struct, frozen=True, kw_only=True):
     perplexity: Interval
     reference_perplexity: float
     ratio: Interval | None = None
+
+
+# The texts that come with the project: one to fit to, another to judge by.
+
+_TEXTS = Path(__file__).resolve().parent.parent / "assets" / "text"
+CALIBRATION = _TEXTS / "calibration.txt"
+HELD_OUT = _TEXTS / "heldout.txt"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from app.cli.echo import echo
-from app.tools.escape import shown_text
+from app.tools.types import shown_text
 
 if TYPE_CHECKING:
     from app.answer_facts import AnswerFacts

@@ -37,6 +37,6 @@ def _print_progress(progress: "Progress") -> None:
 def _line(text: str) -> None:
     """Where the work is, for people only."""
     if sys.stderr.isatty():
-        from app.tools.escape import shown_text  # noqa: PLC0415 - keeps --help fast
+        from app.tools.types import shown_text  # noqa: PLC0415 - keeps --help fast
 
         draw(f"\r\033[K{shown_text(text)}")

@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 import click
 
 from app.cli.echo import echo
-from app.db.read_only import chat_texts
+from app.db.backup import chat_texts
 from engine.services import Services
 
 _CHATS = "chats"

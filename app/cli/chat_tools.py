@@ -9,9 +9,9 @@ from app.cli.echo import echo
 from app.cli.tools import ask_person
 from app.tools.catalogue import offered, open_sources
 from app.tools.consent import ConsentStore, ToolConsent
-from app.tools.escape import shown_text
 from app.tools.loop import Called, answer_message, carried_out, result_message
 from app.tools.toolset import RunningServers, Toolset
+from app.tools.types import shown_text
 
 
 class ChatTools:

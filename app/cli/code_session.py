@@ -12,7 +12,7 @@ from app.answer_facts import NO_FACTS
 from app.cli.answer_text import AnswerText, print_end
 from app.cli.echo import echo
 from app.cli.line_editor import command_of, line_reader, unknown_command, whole_text
-from app.cli.phase_line import PhaseLine
+from app.cli.progress import PhaseLine
 from app.client import Answer, ApiError
 from app.code.agent.loop import Agent, ChatModel
 from app.code.agent.mcp_tools import McpTools
@@ -20,18 +20,16 @@ from app.code.agent.models import ReplayedModel, ServerModel
 from app.code.agent.tools import Toolbox
 from app.code.agent.transcript import Transcript, read_transcript
 from app.code.agent.types import AgentEvent, Edited, Ended, Planned, Thought, UserAsked
-from app.code.assistant import Assistant
+from app.code.assistant import Assistant, repair_request
 from app.code.context.items import Context
 from app.code.diff_rows import file_diff
 from app.code.edits.session import Proposal
 from app.code.edits.types import Applied
 from app.code.errors import GitFailed, UncommittedChanges
-from app.code.prompts import repair_request
 from app.tools.consent import Consent, ConsentRequest, Decision
-from app.tools.escape import shown_text
 from app.tools.loop import Called, Returned
 from app.tools.mcp_config import BadMcpConfig, read_mcp_config
-from app.tools.types import ToolRefused
+from app.tools.types import ToolRefused, shown_text
 from devices.errors import TesseraError
 
 HELP = """Ask anything; point at parts with @file, @folder, @symbol:name, @diff (@src/a.py#10-40 for lines).

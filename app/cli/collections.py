@@ -89,7 +89,7 @@ def add(
 @command.command("list")
 def list_collections() -> None:
     """Names, sizes, how far the reading is, and other servers that get their text."""
-    from app.tools.escape import shown_text  # noqa: PLC0415 - keeps --help fast
+    from app.tools.types import shown_text  # noqa: PLC0415 - keeps --help fast
 
     with connected() as client:
         found = client.collections()
@@ -112,7 +112,7 @@ def show(name: str) -> None:
 @click.argument("name")
 def unread(name: str) -> None:
     """What was not read, page by page, and why."""
-    from app.tools.escape import shown_text  # noqa: PLC0415 - keeps --help fast
+    from app.tools.types import shown_text  # noqa: PLC0415 - keeps --help fast
 
     with connected() as client:
         after, count = "", 0
@@ -162,7 +162,7 @@ def search(name: str, question: str, limit: int, ways: str, *, as_json: bool) ->
 def ask(name: str, question: str, model: str) -> None:
     """Ask a model a QUESTION about a collection; the answer tells its passages."""
     from app.cli.conversation import print_grounds  # noqa: PLC0415 - keeps --help fast
-    from app.tools.escape import shown_text  # noqa: PLC0415 - keeps --help fast
+    from app.tools.types import shown_text  # noqa: PLC0415 - keeps --help fast
 
     messages = [{"role": "user", "content": question}]
     grounds = None
@@ -219,7 +219,7 @@ def _agreed(put: "Callable[..., Collection]", *, allows: bool) -> "Collection":
 
 def _wait(client: "Client", key: str) -> "Collection":
     """Show how far the reading is until all can be asked for."""
-    from app.tools.escape import shown_text  # noqa: PLC0415 - keeps --help fast
+    from app.tools.types import shown_text  # noqa: PLC0415 - keeps --help fast
 
     shown = ""
     while True:
@@ -254,7 +254,7 @@ def _amount(found: "Collection") -> str:
 
 
 def _print_collection(found: "Collection") -> None:
-    from app.tools.escape import shown_text  # noqa: PLC0415 - keeps --help fast
+    from app.tools.types import shown_text  # noqa: PLC0415 - keeps --help fast
 
     echo(f"{found.name}: {_amount(found)} on disk, {_state(found)}")
     for source in found.sources:
@@ -273,7 +273,7 @@ def _print_collection(found: "Collection") -> None:
 
 
 def _passages(answer: "SearchAnswer") -> None:
-    from app.tools.escape import shown_text  # noqa: PLC0415 - keeps --help fast
+    from app.tools.types import shown_text  # noqa: PLC0415 - keeps --help fast
 
     if not answer.found:
         echo("Weak match: little of the question stands in the collection. The nearest passages:", err=True)

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from app.tools.escape import shown_text
+from app.tools.types import shown_text
 
 # Wide enough that nothing is cut for a program that reads it.
 _PIPE_COLUMNS = 1000

@@ -11,9 +11,9 @@ import msgspec
 from app.cli.answer_text import AnswerText, print_end
 from app.cli.echo import echo
 from app.cli.line_editor import command_of, line_reader, unknown_command, whole_text
-from app.cli.phase_line import PhaseLine
-from app.tools.escape import shown_text
+from app.cli.progress import PhaseLine
 from app.tools.loop import MAX_ROUNDS
+from app.tools.types import shown_text
 
 if TYPE_CHECKING:
     from app.answer_facts import AnswerFacts, ToolCall

@@ -12,7 +12,7 @@ import click
 
 from app.cli.connection import connected
 from app.cli.echo import echo
-from app.tools.escape import shown_text
+from app.tools.types import shown_text
 from devices.child_command import interpreter
 from devices.errors import EngineVersionRefused
 from devices.llama_cpp_versions.folder import engines_folder

@@ -146,7 +146,7 @@ def _start(
     launch: "Launch", folder: Path, arguments: tuple[str, ...], integration: "Integration", dry_run: bool
 ) -> int:
     from app.code.integrations.store import write_private  # noqa: PLC0415
-    from app.tools.escape import shown_argv  # noqa: PLC0415 - with the command's own imports
+    from app.tools.types import shown_argv  # noqa: PLC0415 - with the command's own imports
 
     argv = [*launch.argv, *arguments]
     if dry_run:

@@ -4,7 +4,7 @@ import click
 import msgspec
 
 from app.cli.echo import echo
-from app.tools.escape import shown_text
+from app.tools.types import shown_text
 
 
 @click.command("licences")

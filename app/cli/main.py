@@ -170,7 +170,7 @@ def main() -> None:
     try:
         sys.exit(cli.main(prog_name="tessera", standalone_mode=False) or 0)
     except click.ClickException as error:
-        from app.tools.escape import shown_text  # noqa: PLC0415 - only when something went wrong
+        from app.tools.types import shown_text  # noqa: PLC0415 - only when something went wrong
 
         if isinstance(error, click.UsageError):
             error.show()
@@ -184,7 +184,7 @@ def main() -> None:
         sys.exit(0)
     except Exception as error:
         from app.error_text import describe, exit_code  # noqa: PLC0415 - see above
-        from app.tools.escape import shown_text  # noqa: PLC0415 - only when something went wrong
+        from app.tools.types import shown_text  # noqa: PLC0415 - only when something went wrong
 
         code = exit_code(error)
         if code is None and not debug and (word := _unreadable_argument(error)) is not None:

@@ -8,7 +8,7 @@ import segno
 
 from app.cli.echo import echo
 from app.client import ApiError, running_server
-from engine.api.keys import KeyRequest
+from engine.api.requests import KeyRequest
 
 _LOCAL = ("127.0.0.1", "localhost", "::1")
 

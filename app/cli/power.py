@@ -20,7 +20,7 @@ def command(
     import msgspec  # noqa: PLC0415 - the command's own imports wait until it runs
 
     from app.cli.connection import connected  # noqa: PLC0415
-    from engine.api.power import PowerLimits  # noqa: PLC0415
+    from engine.api.machine import PowerLimits  # noqa: PLC0415
 
     given = {"mode": mode, "cap_w": cap_w, "battery_percent": battery_percent}
     chosen = {name: value for name, value in given.items() if value is not None}

@@ -1,9 +1,12 @@
 """Long work as the terminal shows it."""
 
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
+
+from app.generation_phase import Phase, phase_text
 
 if TYPE_CHECKING:
     from engine.api.jobs import Progress
@@ -60,3 +63,31 @@ def bar() -> Iterator[ProgressBar]:
         yield shown
     finally:
         shown.close()
+
+
+_CLEAR = "\r\x1b[2K"
+
+
+class PhaseLine:
+    """Written to stderr where that is a terminal, and wiped away before the answer."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._shown = False
+
+    def show(self, phase: Phase | None) -> None:
+        """Say where it is; text of the answer ends the line."""
+        if phase is None or not sys.stderr.isatty():
+            return
+        if phase.name in {"writing", "thinking"}:
+            self.clear()
+            return
+        self._shown = True
+        words = phase_text(phase, time.monotonic() - self._began, str, "{:,}".format)
+        draw(f"{_CLEAR}{words}")
+
+    def clear(self) -> None:
+        """Leave nothing behind."""
+        if self._shown:
+            self._shown = False
+            draw(_CLEAR)

@@ -26,7 +26,7 @@ def command(file: Path, *, explain: bool, model: str, old_model: str, as_json: b
     import msgspec  # noqa: PLC0415 - the command's own imports wait until it runs
 
     from app.cli.connection import connected  # noqa: PLC0415 - as above
-    from app.tools.escape import shown_text  # noqa: PLC0415 - as above
+    from app.tools.types import shown_text  # noqa: PLC0415 - as above
     from engine.api.receipts import Receipt, ReplayRequest  # noqa: PLC0415 - as above
 
     if file.stat().st_size > MOST_BYTES:

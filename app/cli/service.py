@@ -8,7 +8,7 @@ import click
 from app import os_service
 from app.cli.echo import echo
 from app.cli.logs import command as logs
-from app.tools.escape import shown_text
+from app.tools.types import shown_text
 from devices.child_command import own_command
 
 

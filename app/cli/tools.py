@@ -7,7 +7,7 @@ from typing import IO, TYPE_CHECKING
 import click
 
 from app.cli.echo import echo
-from app.tools.escape import shown_text
+from app.tools.types import shown_text
 
 if TYPE_CHECKING:
     from app.tools.consent import ConsentRequest, ToolDecision

@@ -5,11 +5,10 @@ from typing import TYPE_CHECKING, Any
 from app.client.chat_client import ChatClient
 from app.client.chat_stream import Answer, AnswerStream, ToolCalls, WholeAnswer, answers, chat_body
 from app.client.errors import ApiError, JobFailed, ServerNotStarted, ServerUnreachable, UnexpectedAnswer
-from app.client.stream import Stream
+from app.client.transport import Stream
 
 if TYPE_CHECKING:
-    from app.client.client import Client, local_server, running_server
-    from app.client.routes import Routes
+    from app.client.routes import Client, Routes, local_server, running_server
 
 __all__ = [
     "Answer",
@@ -36,6 +35,6 @@ def __getattr__(name: str) -> Any:
     """What is imported only where it is asked for: a chat's first token does not wait for its types."""
     if name not in ("Client", "Routes", "local_server", "running_server"):
         raise AttributeError(name)
-    from app.client import client  # noqa: PLC0415 - see above
+    from app.client import routes  # noqa: PLC0415 - see above
 
-    return getattr(client, name)
+    return getattr(routes, name)

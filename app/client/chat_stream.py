@@ -8,7 +8,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from app.answer_facts import NO_FACTS, AnswerFacts, ToolCall
-from app.client.stream import Stream
+from app.client.transport import Stream
 from app.generation_phase import WAITING, Phase, phase_of
 from engine.api.chat import ChatChunk, ToolCallDelta
 

@@ -8,9 +8,10 @@ from contextlib import closing
 from types import NoneType
 from typing import Any
 
+from app.client.chat_client import ChatClient
 from app.client.chat_routes import ChatRoutes
-from app.client.stream import Stream
-from app.client.transport import OURS, Asking, path_part
+from app.client.discovery import chosen_server, server_here
+from app.client.transport import OURS, Asking, Stream, path_part
 from engine.api.collections import (
     Collection,
     CollectionChange,
@@ -26,7 +27,6 @@ from engine.api.collections import Removed as CollectionRemoved
 from engine.api.converting import ConverterRemoved, ConverterState, ConvertRequest, OnnxConvertRequest
 from engine.api.hub import RepoPlan, SearchResults, Starters, Updates
 from engine.api.jobs import Job, Jobs
-from engine.api.keys import KeyRequest, Keys, NewKey
 from engine.api.library import (
     Freed,
     ImportRequest,
@@ -40,7 +40,16 @@ from engine.api.library import (
     Tensors,
     Trash,
 )
-from engine.api.machine import LedgerState, LiveDevices, Machine, Pinned, PinRequest, PlacementAnswer
+from engine.api.machine import (
+    LedgerState,
+    LiveDevices,
+    Machine,
+    Pinned,
+    PinRequest,
+    PlacementAnswer,
+    PowerLimits,
+    PowerState,
+)
 from engine.api.measuring import BenchRequest, BenchResults, Shapes, TuneRequest
 from engine.api.models import (
     Alias,
@@ -57,13 +66,13 @@ from engine.api.models import (
     ModelSampling,
     Unloaded,
 )
-from engine.api.power import PowerLimits, PowerState
 from engine.api.quantizing import QuantizeOptions, QuantizeSketch
 from engine.api.receipts import Replayed, ReplayRequest
 from engine.api.remotes import RemoteRequest, RemoteRow, Remotes
-from engine.api.requests import RecentActivity
+from engine.api.requests import KeyRequest, Keys, NewKey, RecentActivity
 from engine.api.stats import Stats, UsageSamples, Work, WorkSamples
 from engine.api.upstreams import UpstreamKeyRequest, UpstreamRequest, UpstreamRow, UpstreamRule, Upstreams
+from engine.core.paths import Paths
 from engine.runner.engine_args import EngineArgs
 
 
@@ -431,3 +440,20 @@ class Routes(ChatRoutes, JobRoutes):
     def revoke_key(self, name: str) -> None:
         """Revoke a key."""
         self.delete(f"{OURS}/keys/{path_part(name)}", NoneType)
+
+
+# A client with every route.
+
+
+class Client(ChatClient, Routes):
+    """Speaks to one server about everything."""
+
+
+def running_server(paths: Paths | None = None) -> Client | None:
+    """As `chosen_server`. Raises: ApiError."""
+    return chosen_server(Client, paths)
+
+
+def local_server(paths: Paths | None = None) -> Client | None:
+    """As `server_here`."""
+    return server_here(Client, paths)

@@ -1,14 +1,28 @@
 """How a server is asked, over any connection to it. Calls block and raise ApiError."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Any, Final, TypeVar
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, Protocol, TypeVar
 from urllib.parse import quote
 
 import msgspec
 
-from app.client.stream import Stream
 from engine.core.sendable import sendable
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Stream(Protocol[T_co]):
+    """Values as they arrive, until the server ends or somebody closes it."""
+
+    def __iter__(self) -> Iterator[T_co]:
+        """Values as they arrive. Raises: ApiError."""
+        ...
+
+    def close(self) -> None:
+        """End the stream; the server stops the work behind it."""
+        ...
+
 
 T = TypeVar("T")
 Body = msgspec.Struct | Mapping[str, Any] | None

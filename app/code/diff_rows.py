@@ -4,7 +4,7 @@ import difflib
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from app.code.edits import lines as text_lines
+from app.code.edits import parse as text_lines
 from app.code.edits.apply import merge
 from app.code.edits.session import FileProposal
 

@@ -14,6 +14,7 @@ import apsw
 from app.db import backup
 from app.db.backup import back_up, backups
 from app.db.errors import StoreFromNewerVersion, StoreInUse, StoreUnwritable
+from app.db.records import Prompt
 
 # Opening the store: durable settings, health check, migration with a backup first, and recovery.
 
@@ -312,3 +313,27 @@ def open_or_memory(path: Path) -> tuple[Store, StoreUnwritable | None]:
         return Store(open_store(path)), None
     except StoreUnwritable as error:
         return Store(open_in_memory()), error
+
+
+# Reading and writing saved prompts. Every function runs on the store's one thread.
+
+
+def prompts(connection: apsw.Connection) -> list[Prompt]:
+    """All saved prompts by name."""
+    return [
+        Prompt(*row)
+        for row in connection.execute("SELECT id, name, text FROM prompts ORDER BY name COLLATE NOCASE, id")
+    ]
+
+
+def save_prompt(connection: apsw.Connection, name: str, text: str) -> None:
+    """Make or replace the prompt of that name."""
+    connection.execute(
+        "INSERT INTO prompts(name, text) VALUES (?, ?) ON CONFLICT(name) DO UPDATE SET text = excluded.text",
+        (name, text),
+    )
+
+
+def remove_prompt(connection: apsw.Connection, prompt_id: int) -> None:
+    """Remove a prompt."""
+    connection.execute("DELETE FROM prompts WHERE id = ?", (prompt_id,))

@@ -14,8 +14,7 @@ from PySide6.QtWidgets import (
 )
 
 from app.gui.app_context import Services
-from app.gui.widgets.basics import button, label, row, stack
-from app.gui.widgets.fields import line_field
+from app.gui.widgets.basics import button, label, line_field, row, stack
 from app.licences import Component, components, own_licence
 from engine.core.version import __version__
 

@@ -13,7 +13,7 @@ from app import settings as table
 from app.client import Routes
 from app.db.store import Store
 from app.gui.background import Background
-from app.gui.server_errors import error_message
+from app.gui.reasons import error_message
 from app.gui.theme import Theme
 from app.gui.widgets.basics import Banner
 from engine.api.chat import REMOTE, ModelRow

@@ -39,7 +39,7 @@ from app.gui.jobs import Jobs
 from app.gui.main_window import MainWindow
 from app.gui.markdown.document import warm_up
 from app.gui.pages import Pages
-from app.gui.server_errors import error_message
+from app.gui.reasons import error_message
 from app.gui.server_link import ServerLink
 from app.gui.theme import ASSETS, Theme
 from app.gui.widgets.basics import Banner

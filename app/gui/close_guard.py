@@ -1,6 +1,9 @@
 """What would be lost by closing the window now."""
 
-from PySide6.QtCore import QCoreApplication
+from pathlib import Path
+
+from PySide6.QtCore import QCoreApplication, QUrl
+from PySide6.QtGui import QDesktopServices
 
 from app.gui.job_card import title_of
 from engine.api.jobs import Job
@@ -24,3 +27,9 @@ def question(lost: list[str]) -> str:
 
 def _tr(text: str) -> str:
     return QCoreApplication.translate("leaving", text)
+
+
+def show_in_folder(path: str) -> None:
+    """Open the folder of a file."""
+    file = Path(path)
+    QDesktopServices.openUrl(QUrl.fromLocalFile(str(file if file.is_dir() else file.parent)))

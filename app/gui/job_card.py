@@ -5,8 +5,7 @@ from PySide6.QtWidgets import QFrame, QProgressBar, QVBoxLayout, QWidget
 
 from app.gui import formatted
 from app.gui.jobs import Jobs
-from app.gui.reasons import translated
-from app.gui.server_errors import failure_of
+from app.gui.reasons import failure_of, translated
 from app.gui.theme import Theme
 from app.gui.widgets.basics import IconButton, clear, label, row, stack
 from engine.api.jobs import Job, JobKind, Progress

@@ -8,7 +8,7 @@ from PySide6.QtCore import QObject, QTimer, Signal
 from app.client import Routes
 from app.gui.app_context import Models
 from app.gui.background import Background, StreamJob
-from app.gui.server_errors import error_message
+from app.gui.reasons import error_message
 from engine.api.jobs import Job
 
 log = logging.getLogger(__name__)

@@ -6,8 +6,11 @@ from typing import Any
 import msgspec
 from PySide6.QtCore import QCoreApplication, QLocale
 
+from app.client import ApiError, ServerUnreachable
+from app.error_text import describe
 from app.gui import formatted
 from devices.msgspec_lock import learned
+from engine.api.jobs import Job
 from engine.message_catalog import AMOUNTS, Wording
 from engine.message_catalog.reasons import Reason
 
@@ -69,3 +72,23 @@ def all_translated(reasons: Sequence[Reason], english: Sequence[str]) -> list[st
     if len(reasons) != len(english):
         return list(english)
     return [translated(*both) for both in zip(reasons, english, strict=True)]
+
+
+# Errors of the server in the window's words.
+
+
+def error_message(error: BaseException) -> str:
+    """What happened and what to do next, for a banner."""
+    if isinstance(error, ServerUnreachable):
+        return QCoreApplication.translate(
+            "api", "The server does not answer. It may be starting; if not, start it on the Server page."
+        )
+    facts = error.facts if isinstance(error, ApiError) else {}
+    return formatted.sentence(translated(facts.get("detail"), describe(error)))
+
+
+def failure_of(job: Job) -> str:
+    """Why a job failed or stands still, for a banner or its card; empty where nobody knows."""
+    if job.error is None:
+        return ""
+    return formatted.sentence(translated(job.error.facts.get("detail"), job.error.message))

@@ -19,8 +19,7 @@ from PySide6.QtWidgets import (
 
 from app.gui.app_context import Services
 from app.gui.shortcuts import SHORTCUTS, shown_keys, words_of
-from app.gui.widgets.basics import Page, button, card, label, row, rule, set_kind, stack
-from app.gui.widgets.fields import search_field
+from app.gui.widgets.basics import Page, button, card, label, row, rule, search_field, set_kind, stack
 from app.gui.widgets.flow import Flow
 from app.gui.widgets.popups import Choice, entries_of
 from app.settings import SETTINGS, Setting, SettingsError, Value, settings_file

@@ -7,10 +7,9 @@ from pathlib import Path
 from app.settings import load
 from app.tools.builtin import CALCULATOR, FILES, Calculator, FileReader
 from app.tools.consent import ToolConsent
-from app.tools.escape import shown_argv, shown_line
 from app.tools.mcp_config import BadMcpConfig, ServerList
 from app.tools.toolset import RunningServers, Source
-from app.tools.types import ToolRefused
+from app.tools.types import ToolRefused, shown_argv, shown_line
 from engine.core.paths import Paths
 
 

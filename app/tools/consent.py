@@ -8,9 +8,8 @@ from typing import Literal
 
 import msgspec
 
-from app.tools.escape import shown_argv, shown_line
 from app.tools.mcp_config import McpServerConfig
-from app.tools.types import ToolSpec
+from app.tools.types import ToolSpec, shown_argv, shown_line
 from engine.core.json_store import JsonStore, with_row
 from engine.core.paths import Paths, user_paths
 

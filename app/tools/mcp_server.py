@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
-from app.tools.escape import shown_text
 from app.tools.mcp_config import McpServerConfig
-from app.tools.types import ToolOutcome, ToolRefused, ToolSpec
+from app.tools.types import ToolOutcome, ToolRefused, ToolSpec, shown_text
 from devices.environment import program_environment
 
 if TYPE_CHECKING:

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from app.tools.consent import ConsentRequest, ToolConsent, fingerprint_of, start_request, tool_fingerprint
-from app.tools.escape import shown_line, shown_text
 from app.tools.mcp_config import McpServerConfig
 from app.tools.mcp_server import McpServer
-from app.tools.types import ToolOutcome, ToolRefused, ToolSpec, decode_arguments
+from app.tools.types import ToolOutcome, ToolRefused, ToolSpec, decode_arguments, shown_line, shown_text
 
 
 class Source(Protocol):

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from devices import install_hints, unusable_reasons
+from devices import install_hints, types
 from devices.as_json import backend_reports, to_json
 from devices.atomic_file import write_atomically
 from devices.backends import libraries, openvino
@@ -105,7 +105,7 @@ def _not_built(machine: Machine, tried: set[str]) -> list[BackendReport]:
             for d in machine.devices
         )
         if wanted:
-            reason = unusable_reasons.NOT_INSTALLED
+            reason = types.NOT_INSTALLED
             hint = install_hints.missing_backend(backend.name, machine.system, machine.arch)
             found.append(BackendReport(backend.name, "", "not_built", reason, hint))
     if "onnx" not in tried:

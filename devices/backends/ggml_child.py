@@ -12,7 +12,7 @@ from typing import Any
 
 from devices.backends.libraries import best_variant, ggml_library
 from devices.backends.symbols import ggml_functions
-from devices.child_answer import answer_with
+from devices.child_command import answer_with
 
 # What Vulkan and Metal say of a device while they start. Source: ggml-vulkan.cpp, ggml_vk_print_gpu_info;
 # ggml-metal-device.m.

@@ -3,7 +3,7 @@
 import os
 import sys
 
-from devices.child_answer import answer_with
+from devices.child_command import answer_with
 
 # The official wheels send telemetry unless this is set before the import.
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"

@@ -11,8 +11,7 @@ from msgspec.structs import asdict
 
 from devices.backends.openvino import environment, offered, target_of
 from devices.child import run_child
-from devices.child_answer import answer_with
-from devices.child_command import child_command
+from devices.child_command import answer_with, child_command
 
 # Each device is opened beside the others' time: an NPU's driver starts within a second.
 OPEN_S = 12.0

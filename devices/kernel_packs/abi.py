@@ -11,7 +11,7 @@ import msgspec
 
 from devices.backends.libraries import ggml_library
 from devices.backends.symbols import ggml_functions
-from devices.child_answer import answer_with
+from devices.child_command import answer_with
 from devices.errors import PackRefused
 from devices.kernel_packs.manifest import Manifest, this_platform
 

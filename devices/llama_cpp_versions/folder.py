@@ -1,9 +1,13 @@
 """Where versions lie, and where the `llama_cpp` package in use lies."""
 
+import importlib
+import importlib.machinery
 import importlib.util
 import os
+import sys
+import types
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from devices.environment import user_folder
 from devices.llama_cpp_versions.names import PACKAGE, SHIPPED
@@ -50,3 +54,22 @@ def child_variables(model: str) -> dict[str, str]:
     """What the children that load this model get beside their environment; empty where it uses what all use."""
     version, usual = chosen_version(model), chosen_version()
     return {} if version == usual else {VARIABLE: version or SHIPPED}
+
+
+LOW_LEVEL: Final = f"{PACKAGE}.llama_cpp"
+
+
+def low_level_bindings(folder: Path) -> Any:
+    """`llama_cpp.llama_cpp` of the package in `folder`, imported without running the package's `__init__`.
+
+    That `__init__` pulls in the high-level classes (and diskcache, which unpickles), which nobody here uses; an
+    eighth of the start of a child that measures was theirs.
+    Raises: OSError, RuntimeError: its libraries do not load.
+    """
+    if PACKAGE not in sys.modules:
+        package = types.ModuleType(PACKAGE)
+        package.__path__ = [str(folder)]
+        package.__spec__ = importlib.machinery.ModuleSpec(PACKAGE, None, is_package=True)
+        package.__spec__.submodule_search_locations = [str(folder)]  # where others in this process look for it
+        sys.modules[PACKAGE] = package
+    return importlib.import_module(LOW_LEVEL)

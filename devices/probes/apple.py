@@ -1,6 +1,6 @@
 """Apple Silicon: the GPU shares all RAM up to a wired limit; only Core ML reaches the Neural Engine."""
 
-from devices import unusable_reasons
+from devices import types
 from devices.chips import GPU_CORES
 from devices.host import Host, number
 from devices.probes import fix_hints
@@ -38,7 +38,7 @@ def apple_devices(host: Host, cpu: Cpu, ram: SystemMemory) -> list[Device]:
         ),
         arch="metal",
         driver="Metal",
-        reason=unusable_reasons.NOT_TRIED,
+        reason=types.NOT_TRIED,
         fix_hint=fix_hints.TRY,
         evidence=(source, *cores),
     )
@@ -50,7 +50,7 @@ def apple_devices(host: Host, cpu: Cpu, ram: SystemMemory) -> list[Device]:
         state="present",
         memory=Memory(physical_bytes=ram.total_bytes, unified=True),
         arch="ane",
-        reason=unusable_reasons.CORE_ML_ONLY,
+        reason=types.CORE_ML_ONLY,
         fix_hint=fix_hints.NPU_RUNTIME["Apple"],
         evidence=(Evidence("sysctl", "machdep.cpu.brand_string", cpu.name, 0.9),),
     )

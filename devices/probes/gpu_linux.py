@@ -2,7 +2,7 @@
 
 import re
 
-from devices import unusable_reasons
+from devices import types
 from devices.host import Host, fields, number, read_number, text
 from devices.probes import fix_hints, gpu_ids
 from devices.probes.cgroup_limits import is_container
@@ -126,21 +126,21 @@ def _state(  # noqa: C901 - one branch for each way a GPU may be out of reach
                 f"the {module} driver is loaded but refused this GPU",
                 fix_hints.firmware(module, f.address),
             )
-        return "driver_missing", unusable_reasons.NO_DRIVER_BOUND, fix_hints.gpu_driver(vendor)
+        return "driver_missing", types.NO_DRIVER_BOUND, fix_hints.gpu_driver(vendor)
     if f.driver == "vfio-pci":
-        return "failed", unusable_reasons.SET_ASIDE_FOR_VM, fix_hints.vfio(f.address)
+        return "failed", types.SET_ASIDE_FOR_VM, fix_hints.vfio(f.address)
     if f.driver == "nvidia":
         if host.access("/dev/nvidiactl") == "absent" and is_container(host):
-            return "failed", unusable_reasons.NOT_IN_CONTAINER, fix_hints.CONTAINER_NVIDIA
+            return "failed", types.NOT_IN_CONTAINER, fix_hints.CONTAINER_NVIDIA
         if host.access("/dev/nvidiactl") == "denied":
             return "no_permission", "/dev/nvidiactl may not be opened", fix_hints.node("/dev/nvidiactl")
-        return "present", unusable_reasons.NOT_TRIED, fix_hints.TRY
+        return "present", types.NOT_TRIED, fix_hints.TRY
     render = next((name for name in cards if name.startswith("renderD")), None)
     if not cards:
         return "failed", f"{f.driver} is bound but offers no device node", fix_hints.firmware(f.driver, f.address)
     node = f"/dev/dri/{render or cards[0]}"
     if host.access(node) == "absent" and is_container(host):
-        return "failed", unusable_reasons.NOT_IN_CONTAINER, fix_hints.container_device("/dev/dri")
+        return "failed", types.NOT_IN_CONTAINER, fix_hints.container_device("/dev/dri")
     if host.access(node) == "denied":
         return "no_permission", f"{node} may not be opened", fix_hints.render_group(node)
     if vendor == "AMD" and host.access("/dev/kfd") == "denied":
@@ -149,7 +149,7 @@ def _state(  # noqa: C901 - one branch for each way a GPU may be out of reach
             "ROCm is out of reach: /dev/kfd may not be opened",
             fix_hints.render_group("/dev/kfd"),
         )
-    return "present", unusable_reasons.NOT_TRIED, fix_hints.TRY
+    return "present", types.NOT_TRIED, fix_hints.TRY
 
 
 def _memory(host: Host, f: PciFunction, ram: SystemMemory, cards: list[str], *, integrated: bool) -> Memory:
@@ -247,7 +247,7 @@ def _cards_without_pci(host: Host, addresses: set[str], ram: SystemMemory) -> li
                 pci_id=f"{vendor:04x}:{device:04x}",
                 arch=known.arch if known else None,
                 driver=driver or None,
-                reason=unusable_reasons.NOT_TRIED,
+                reason=types.NOT_TRIED,
                 fix_hint=fix_hints.TRY,
                 evidence=(Evidence(base, "vendor:device", f"{vendor:04x}:{device:04x}"),),
             )
@@ -260,7 +260,7 @@ def _cards_without_pci(host: Host, addresses: set[str], ram: SystemMemory) -> li
                 state="present",
                 memory=unified_memory(ram, None, None, ram.total_bytes, None),
                 driver=driver,
-                reason=unusable_reasons.NOT_TRIED,
+                reason=types.NOT_TRIED,
                 fix_hint=fix_hints.TRY,
                 evidence=(Evidence(base, "driver", driver),),
             )
@@ -278,7 +278,7 @@ def _wsl_gpu(ram: SystemMemory, cpu_name: str) -> Device:
         state="present",
         memory=unified_memory(ram, None, None, ram.total_bytes, None) if part else Memory(),
         driver="dxgkrnl",
-        reason=unusable_reasons.NOT_TRIED,
+        reason=types.NOT_TRIED,
         fix_hint=fix_hints.TRY,
         evidence=(Evidence("/dev/dxg", "access", "ok"),),
     )

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 
-from devices import unusable_reasons
+from devices import types
 from devices.host import Host, Json, number, records, strings
 from devices.probes import fix_hints, gpu_ids
 from devices.probes.gpu_linux import unified_memory
@@ -110,7 +110,7 @@ def _adapter(
         arch=known.arch if known else None,
         driver=str(driver.get("InfSection") or "") or None,
         driver_version=version or None,
-        reason=unusable_reasons.NOT_TRIED,
+        reason=types.NOT_TRIED,
         fix_hint=fix_hints.TRY,
         evidence=(Evidence("DXGI", "adapter", str(adapter.get("description") or "")), why),
     )
@@ -131,7 +131,7 @@ def _without_driver(pci_id: str, address: str, ram: SystemMemory) -> Device:
         pci=address if ":" in address[:5] else None,
         pci_id=pci_id,
         arch=known.arch if known else None,
-        reason=unusable_reasons.NO_DISPLAY_DRIVER,
+        reason=types.NO_DISPLAY_DRIVER,
         fix_hint=fix_hints.windows_driver(vendor),
         evidence=(Evidence("Plug and Play", "instance", address),),
     )

@@ -4,7 +4,7 @@ import re
 
 import msgspec
 
-from devices import unusable_reasons
+from devices import types
 from devices.host import Host, number, strings, text
 from devices.probes import fix_hints
 from devices.probes.pci import PciFunction
@@ -122,11 +122,11 @@ def _linux_state(
     host: Host, f: PciFunction, known: NpuId, accel: str | None, firmware: str, kernel: str
 ) -> tuple[State, str, str]:
     if known.vendor == "AMD" and "amd_iommu=off" in text(host, "/proc/cmdline").split():
-        return "failed", unusable_reasons.IOMMU_OFF, fix_hints.NPU_IOMMU
+        return "failed", types.IOMMU_OFF, fix_hints.NPU_IOMMU
     if f.driver is None:
         return (
             "driver_missing",
-            unusable_reasons.NO_DRIVER_BOUND,
+            types.NO_DRIVER_BOUND,
             fix_hints.npu_kernel(known.driver, known.since_kernel, kernel),
         )
     if accel is None:
@@ -147,7 +147,7 @@ def _linux_state(
     memlock = number(host.api("memlock_limit"))
     if known.vendor == "AMD" and memlock is not None and memlock < MIN_MEMLOCK_BYTES:
         return "failed", f"only {memlock >> 10} KiB may be locked", fix_hints.NPU_MEMLOCK
-    return "present", unusable_reasons.NOT_TRIED, fix_hints.NPU_RUNTIME[known.vendor]
+    return "present", types.NOT_TRIED, fix_hints.NPU_RUNTIME[known.vendor]
 
 
 def _hexagon(host: Host, node: str, ram: SystemMemory) -> Device:
@@ -160,7 +160,7 @@ def _hexagon(host: Host, node: str, ram: SystemMemory) -> Device:
         state="no_permission" if denied else "present",
         memory=Memory(physical_bytes=ram.installed_bytes or ram.total_bytes, unified=True),
         driver="fastrpc",
-        reason=f"{node} may not be opened" if denied else unusable_reasons.NOT_TRIED,
+        reason=f"{node} may not be opened" if denied else types.NOT_TRIED,
         fix_hint=fix_hints.node(node) if denied else fix_hints.NPU_RUNTIME["Qualcomm"],
         evidence=(Evidence(node, "access", host.access(node)),),
     )
@@ -214,7 +214,7 @@ def _pnp_npu(instance: str) -> NpuId | None:
 
 def _windows_state(known: NpuId, version: str) -> tuple[State, str, str]:
     if not version:
-        return "driver_missing", unusable_reasons.NO_DRIVER, fix_hints.windows_driver(known.vendor)
+        return "driver_missing", types.NO_DRIVER, fix_hints.windows_driver(known.vendor)
     if not known.llm:
         return "present", f"{known.generation}: no runtime for language models", fix_hints.NPU_XDNA1
-    return "present", unusable_reasons.NOT_TRIED, fix_hints.npu_runtime_windows(known.vendor)
+    return "present", types.NOT_TRIED, fix_hints.npu_runtime_windows(known.vendor)

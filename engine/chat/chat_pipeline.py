@@ -10,15 +10,6 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from engine.chat.events import (
-    AnswerEvent,
-    CallArguments,
-    CallEnded,
-    CallMalformed,
-    CallStarted,
-    ReasoningDelta,
-    TextDelta,
-)
 from engine.chat.openai_forward import forward
 from engine.chat.query import ChatQuery
 from engine.chat.reasoning import Markers, open_markers
@@ -37,10 +28,22 @@ from engine.chat.tools.dialect import Dialect
 from engine.chat.tools.dialects import choose
 from engine.chat.tools.grammar import ToolGrammar, embedded, tool_grammar
 from engine.chat.tools.parser import AnswerParser
-from engine.chat.types import ChatTemplate, Message, NamedTool, Rendered, ToolDefinition
-from engine.core.prompt_limits import refuse_impossible
+from engine.chat.types import (
+    AnswerEvent,
+    CallArguments,
+    CallEnded,
+    CallMalformed,
+    CallStarted,
+    ChatTemplate,
+    Message,
+    NamedTool,
+    ReasoningDelta,
+    Rendered,
+    TextDelta,
+    ToolDefinition,
+)
 from engine.core.request_timing import current_clock
-from engine.core.sampling import NOTHING_RECOMMENDED, Chosen, Recommended, Source
+from engine.core.sampling import NOTHING_RECOMMENDED, Chosen, Recommended, Source, refuse_impossible
 from engine.core.sampling import choose as choose_sampling
 from engine.core.types import (
     Constraint,

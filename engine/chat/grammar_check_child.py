@@ -8,7 +8,7 @@ import msgspec
 
 from devices import child_service
 from devices.msgspec_lock import learned
-from engine.chat.constraint_protocol import Trial, Verdict
+from engine.chat.render_protocol import Trial, Verdict
 from engine.chat.schemas import Loosening, Schema, closed, readable, tidy
 from engine.core.errors import ConstraintRefused
 from engine.core.grammar import grammar_of, lark_of_gbnf, limits

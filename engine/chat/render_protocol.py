@@ -41,3 +41,26 @@ Answer = RenderAnswer | RenderRefused
 encode = msgspec.msgpack.Encoder().encode
 decode_job = msgspec.msgpack.Decoder(learned(RenderJob)).decode
 decode_answer = msgspec.msgpack.Decoder(learned(Answer)).decode
+
+
+# What the server and the child that tries grammars say to each other, as msgpack.
+
+
+class Trial(msgspec.Struct, frozen=True, kw_only=True):
+    """A constraint to be tried. Not `strict`: what of a schema cannot be enforced may be dropped."""
+
+    kind: str
+    source: str
+    strict: bool = True
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """`problem` is empty if the constraint can be honoured; then `kind` and `source` are what to send on.
+
+    `dropped` names what of a schema is not enforced.
+    """
+
+    kind: str
+    source: str
+    problem: str = ""
+    dropped: tuple[str, ...] = ()

@@ -9,8 +9,8 @@ import msgspec
 
 from devices.child import BoundedChild, ChildFailed
 from devices.msgspec_lock import learned
-from engine.chat.constraint_protocol import Trial, Verdict
 from engine.chat.reasoning import Markers, open_markers
+from engine.chat.render_protocol import Trial, Verdict
 from engine.chat.schemas import MAX_COUNT
 from engine.core.errors import InputFault
 from engine.core.types import Constraint

@@ -5,6 +5,7 @@ import weakref
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
+from urllib.parse import urlsplit
 
 
 class OpenSockets:
@@ -35,3 +36,19 @@ class OpenSockets:
 def _hang_up(opened: socket.socket) -> None:
     with suppress(OSError):
         opened.shutdown(socket.SHUT_RDWR)
+
+
+# Addresses of servers.
+
+
+def is_plain_text(url: str) -> bool:
+    """Whether what is sent there can be read on the way: no TLS, and not this machine."""
+    parts = urlsplit(url)
+    return parts.scheme == "http" and parts.hostname not in {"127.0.0.1", "localhost", "::1"}
+
+
+def free_port() -> int:
+    """A port of loopback that nobody listened on a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -124,3 +124,11 @@ class TimeLog:
     def newest(self, count: int = MAX_ENTRIES) -> list[TimeSpent]:
         """Newest first."""
         return list(reversed(self._finished))[:count]
+
+
+# Whose prompts the request at hand belongs to: of a computed prompt nobody but its owner may notice anything.
+
+# What this user's own programs send, where keys are in use.
+LOCAL: Final = "local"
+# Set for each HTTP request before any route; tasks that the route starts inherit it. Empty: no keys are in use.
+prefix_owner: ContextVar[str] = ContextVar("prefix_owner", default="")

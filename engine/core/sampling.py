@@ -4,12 +4,18 @@ For each field the first of these that says something counts: the request, the u
 file, the publisher's generation_config.json, the family's model card, llama.cpp's own defaults.
 """
 
+import re
+import tomllib
 from collections.abc import Iterable, Mapping
+from functools import cache
+from pathlib import Path
 from typing import Any, Final, Literal
 
 import msgspec
 
-from engine.core.types import SamplingParams
+from devices.msgspec_lock import learned
+from engine.core.errors import ContextOverflow
+from engine.core.types import ModelFacts, SamplingParams
 from quantize.files.sampling_keys import BOUNDS, SAMPLING, Value
 
 Source = Literal["request", "user", "file", "generation_config", "model_card", "llama.cpp", "ollama"]
@@ -103,3 +109,57 @@ def recommended(
     if card is None:
         return Recommended(plain=present, thinking=present, reasons=reasons)
     return Recommended(plain=(*present, card[0]), thinking=(*present, card[1]), reasons=reasons)
+
+
+# What is in force where nobody says otherwise.
+
+# Where the server listens.
+DEFAULT_HOST: Final = "127.0.0.1"
+DEFAULT_PORT: Final = 7373
+# Tokens a model gets at least, if it was trained for so many: enough for a long chat, small next to the weights.
+DEFAULT_CONTEXT: Final = 8192
+# Tokens it gets at most where nobody asks for more: coding agents need about so many.
+LARGEST_DEFAULT_CONTEXT: Final = 65_536
+
+
+def refuse_impossible(facts: ModelFacts, length: int, *, text: bool = True) -> None:
+    """Refuse a prompt of `length` characters, or token ids, that cannot fit whatever it says.
+
+    Raises: ContextOverflow.
+    """
+    per_token = facts.longest_token_bytes if text else 1
+    least = -(-length // per_token) if per_token else 0
+    if least > facts.largest_ctx:
+        raise ContextOverflow(least, facts.largest_ctx, at_least=text)
+
+
+# The table of families and what their publishers recommend (sampling_families.toml).
+
+
+class Family(msgspec.Struct, frozen=True, kw_only=True):
+    """One row of the table."""
+
+    architectures: frozenset[str]
+    name: str
+    source: str
+    values: dict[str, float | int]
+    thinking: dict[str, float | int] | None = None
+
+
+@cache
+def families() -> tuple[Family, ...]:
+    """The whole table."""
+    raw = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+    return msgspec.convert(raw["family"], learned(tuple[Family, ...]))
+
+
+def of_card(architecture: str, names: Iterable[str]) -> tuple[Layer, Layer] | None:
+    """What the model card recommends, without and with reasoning; None: the family is not in the table."""
+    known = "\n".join(names)
+    for family in families():
+        if architecture in family.architectures and re.search(family.name, known, re.IGNORECASE):
+            plain = Layer(source="model_card", values=family.values, link=family.source)
+            if family.thinking is None:
+                return plain, plain
+            return plain, msgspec.structs.replace(plain, values=family.thinking)
+    return None

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 from pathspec import GitIgnoreSpec
 
-from devices.drives import drive_is_here
+from devices.disk_speed import drive_is_here
 from engine.core.sendable import sendable
 from engine.documents.file_types import SKIPPED_FOLDERS, kind_of
 

@@ -1,6 +1,7 @@
 """A part of the battery that work may spend: "finish within N %"."""
 
 from dataclasses import dataclass
+from typing import Final
 
 from devices.battery import Battery
 
@@ -39,3 +40,8 @@ class BatteryBudget:
         """Work that is expected to draw so much does not fit any more. On mains everything does."""
         left = self.left_j
         return self.discharging and left is not None and expected_j >= max(left, 0.0)
+
+
+# What is said where energy is not measured.
+
+NO_METER: Final = "not measured: no meter here"

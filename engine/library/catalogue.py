@@ -12,7 +12,7 @@ from typing import Any
 import apsw
 import msgspec
 
-from devices.drives import drive_is_here
+from devices.disk_speed import drive_is_here
 from devices.errors import TesseraError
 from devices.msgspec_lock import learned
 from engine.core.errors import BadModelFile, OutOfResources, exhausted, why_of

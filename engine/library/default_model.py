@@ -2,6 +2,8 @@
 
 from collections.abc import Collection, Sequence
 
+import psutil
+
 from engine.core.paths import installed_models
 from engine.library.types import ModelEntry
 
@@ -35,3 +37,19 @@ def why_missing() -> str | None:
         return (installed_models() / MISSING_NOTE).read_text(encoding="utf-8").strip() or None
     except OSError:
         return None
+
+
+# What this machine can hold, as far as the library needs to know before anything is loaded.
+
+_FRACTION = 0.8  # the rest is for the system and other programs
+_BYTES_PER_PARAMETER = 0.69  # 4.8 bits a weight, and 15 % for context and buffers
+
+
+def memory_bytes() -> int:
+    """Memory that models may use."""
+    return int(psutil.virtual_memory().total * _FRACTION)
+
+
+def largest_parameters() -> float:
+    """Parameters of the largest model that fits at about 4.8 bits a weight."""
+    return memory_bytes() / _BYTES_PER_PARAMETER

@@ -8,7 +8,7 @@ import msgspec
 
 from devices.errors import TesseraError
 from engine.core.hf_folder import chat_template, links_root, read_json, text
-from engine.library import quant_names
+from engine.library import model_ids
 from engine.library.types import Details
 from engine.onnx.folder import read_folder
 from quantize.files.gguf_file import GgufFile, TensorInfo
@@ -39,7 +39,7 @@ def gguf_details(head: GgufFile, tensors: list[TensorInfo]) -> Details:
         title=text(metadata.get("general.name")) or "",
         n_params=sum(tensor.num_values for tensor in tensors),
         context_train=head.arch_int("context_length") or 0,
-        quantization=quant_names.from_header(metadata.get("general.file_type"), type_bytes),
+        quantization=model_ids.from_header(metadata.get("general.file_type"), type_bytes),
         type_bytes=dict(type_bytes),
         chat_template=text(metadata.get("tokenizer.chat_template")),
         capabilities=() if is_projector else capabilities_of(metadata, (t.name for t in tensors)),
@@ -80,7 +80,7 @@ def inspect_safetensors(folder: Path) -> Details:
         title=text(config.get("_name_or_path")) or "",
         n_params=sum(tensor.num_values for tensor in tensors),
         context_train=context if isinstance(context, int) and not isinstance(context, bool) else 0,
-        quantization=quant_names.from_header(None, type_bytes),
+        quantization=model_ids.from_header(None, type_bytes),
         type_bytes=dict(type_bytes),
         chat_template=template,
         capabilities=tuple(found),

@@ -87,8 +87,11 @@ def pull(
     # The hub's client takes a quarter of a second to import and is needed by no other work.
     from engine.library.hub.client import HubClient  # noqa: PLC0415 - see above
     from engine.library.hub.download import Download, Request, discard_parts  # noqa: PLC0415 - see above
-    from engine.library.hub.file_selection import choose, files_of  # noqa: PLC0415 - see above
-    from engine.library.hub.names import parse_hub_name  # noqa: PLC0415 - see above
+    from engine.library.hub.file_selection import (  # noqa: PLC0415 - see above
+        choose,
+        files_of,
+        parse_hub_name,
+    )
     from engine.library.hub.plan import plan_repository  # noqa: PLC0415 - see above
 
     name = parse_hub_name(starter_repo(task.model) or task.model)

@@ -5,8 +5,7 @@ from collections.abc import Callable
 from engine.core.errors import BadModelFile
 from engine.core.paths import Paths
 from engine.library.hub.client import HubClient
-from engine.library.hub.file_selection import choose
-from engine.library.hub.names import parse_hub_name
+from engine.library.hub.file_selection import choose, parse_hub_name
 from engine.library.hub.plan import FitEstimator, plan_repository
 from engine.library.hub.types import FitEstimate, RepoPlan
 from engine.library.types import Details

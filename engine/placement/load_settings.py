@@ -7,11 +7,9 @@ from typing import Final
 import msgspec
 import psutil
 
-from devices.cores import allowed_cores
-from engine.core.defaults import DEFAULT_CONTEXT
+from devices.process_memory import allowed_cores
 from engine.core.errors import InputFault
-from engine.core.sampling import Recommended, recommended
-from engine.core.sampling_families import of_card
+from engine.core.sampling import DEFAULT_CONTEXT, Recommended, of_card, recommended
 from engine.library.types import ModelEntry
 from engine.message_catalog.reasons import because
 from engine.placement.cpu_choices import TILE_KERNELS

@@ -23,8 +23,7 @@ from engine.core.errors import (
     StaysHere,
     fact_of,
 )
-from engine.core.prefix_owner import prefix_owner
-from engine.core.request_timing import current_clock
+from engine.core.request_timing import current_clock, prefix_owner
 from engine.core.startup_timing import Phases
 from engine.core.types import Event, GenerationRequest, Started
 from engine.message_catalog import sentence

@@ -13,7 +13,7 @@ from devices.errors import TesseraError
 from devices.llama_cpp_versions.folder import child_variables
 from devices.process_memory import bound_memory
 from engine.core.errors import ContextOverflow, FileRefused, RunnerDied
-from engine.core.prompt_limits import refuse_impossible
+from engine.core.sampling import refuse_impossible
 from engine.core.types import Delta, Done, Event, GenerationRequest, ModelFacts
 from engine.message_catalog.reasons import Reason, because
 from engine.runner import orphans, protocol

@@ -12,41 +12,39 @@ from prometheus_client import generate_latest
 from starlette.responses import Response
 
 from engine.api.jobs import Job
-from engine.api.protocols.errors import AnthropicError, Error, OllamaError
-from engine.api.protocols.routes import ANSWERS
+from engine.api.protocols.routes import ANSWERS, AnthropicError, Error, OllamaError
 from engine.api.stats import Stats
 from engine.core.errors import InputFault
 from engine.core.version import __version__
 from engine.server.anthropic import routes as anthropic
 from engine.server.auth import OPEN_PATHS, manages
 from engine.server.body import write_schemas
-from engine.server.error_middleware import LastResort
-from engine.server.error_shape import shape_of_path
-from engine.server.handlers import HANDLERS, engine_error
+from engine.server.error_shape import HANDLERS, LastResort, engine_error, shape_of_path
 from engine.server.llama_server import fim, resumable_streams, tokens
 from engine.server.llama_server import routes as llama_server
 from engine.server.lmstudio import routes as lmstudio
 from engine.server.manage import collections as manage_collections
 from engine.server.manage import converting as manage_converting
-from engine.server.manage import engine_args as manage_engine_args
 from engine.server.manage import jobs as manage_jobs
 from engine.server.manage import keys as manage_keys
 from engine.server.manage import library as manage_library
 from engine.server.manage import machine as manage_machine
 from engine.server.manage import measuring as manage_measuring
+from engine.server.manage import models as manage_engine_args
 from engine.server.manage import models as manage_models
+from engine.server.manage import models as manage_sampling
 from engine.server.manage import power as manage_power
 from engine.server.manage import quantizing as manage_quantizing
 from engine.server.manage import recent as manage_recent
 from engine.server.manage import remotes as manage_remotes
 from engine.server.manage import replay as manage_replay
-from engine.server.manage import sampling as manage_sampling
 from engine.server.manage import stats as manage_stats
 from engine.server.manage import upstreams as manage_upstreams
 from engine.server.msgspec_routes import Contract, components, take_contract
 from engine.server.ollama import models as ollama_models
 from engine.server.ollama import routes as ollama
-from engine.server.openai import audio, completions, embeddings, files, models, unsupported, vector_stores
+from engine.server.openai import audio, completions, embeddings, files, models, vector_stores
+from engine.server.openai import errors as unsupported
 from engine.server.openai import routes as chat
 from engine.server.responses import compaction, conversations
 from engine.server.responses import routes as responses

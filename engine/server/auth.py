@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 from devices.atomic_file import write_atomically
 from devices.errors import TesseraError
 from engine.core.keys import BadKeyFile, KeyStore, Scope, digest
-from engine.core.prefix_owner import LOCAL
 from engine.core.program_keys import ProgramKeys
+from engine.core.request_timing import LOCAL
 from engine.message_catalog.reasons import because
 
 MANAGEMENT_PREFIX: Final = "/tessera/"

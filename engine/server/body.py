@@ -12,7 +12,6 @@ from starlette.requests import ClientDisconnect, Request
 
 from engine.core.errors import Cancelled, InputFault
 from engine.server.json_bounds import UNCOUNTED_BYTES, Counter, check_counts, chunks
-from engine.server.known_keys import unread
 
 # Large bodies parsed in short steps: long strings are cut out before the JSON is parsed and put back afterwards.
 #
@@ -296,3 +295,61 @@ def _inline(model: type[BaseModel]) -> dict[str, Any]:
     resolved = resolve(schema)
     assert isinstance(resolved, dict)
     return resolved
+
+
+_INDEX: Final = re.compile(r"\[\d+\]")
+# A header of more names than this would be longer than some clients read.
+MOST_NAMES: Final = 40
+
+
+def ignored_header(names: list[str]) -> dict[str, str]:
+    """The header that names fields of a request that have no effect here; clients chose some of the names."""
+    if not names:
+        return {}
+    names = _grouped(names)
+    shown = (name[:64].encode("ascii", "replace").decode() for name in names[:MOST_NAMES])
+    listed = ", ".join("".join(c if c.isprintable() else "?" for c in name) for name in shown)
+    more = f", and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    return {"x-tessera-ignored": listed + more}
+
+
+def _grouped(names: list[str]) -> list[str]:
+    """What occurs several times in a list is reported once: `messages[].content[].cache_control`."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(_INDEX.sub("[]", name), []).append(name)
+    return [found[0] if len(found) == 1 else pattern for pattern, found in groups.items()]
+
+
+# Which keys of free JSON objects are read: what else a client writes into them is reported as having no effect.
+#
+# A shape is a dict of the keys that are read, each with the shape of its value; `ANY` where all of it counts (a
+# JSON schema, the arguments of a call), a `ByType` where the object's own `type` decides. Lists have the shape of
+# their items.
+
+
+class ByType(dict[str, Any]):
+    """Shapes by the value of `type`; the one under "" is for objects without a known one."""
+
+
+ANY: Final = None
+
+
+def unread(value: object, shape: Any, path: str) -> list[str]:
+    """Paths of the keys in `value` that `shape` does not have. Nulls ask for nothing."""
+    if isinstance(value, list):
+        return [name for index, item in enumerate(value) for name in unread(item, shape, f"{path}[{index}]")]
+    if not isinstance(value, dict) or shape is ANY:
+        return []
+    if isinstance(shape, ByType):
+        shape = shape.get(str(value.get("type")), shape.get("", ANY))
+        if shape is ANY:
+            return []
+    found: list[str] = []
+    for key, inner in value.items():
+        where = f"{path}.{key}"
+        if key not in shape:
+            found += [where] if inner is not None else []
+        else:
+            found += unread(inner, shape[key], where)
+    return found

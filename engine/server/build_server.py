@@ -26,9 +26,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from devices.process_memory import give_back_freed
 from engine.api.requests import RequestRecord
 from engine.core.keys import BadKeyFile
-from engine.core.prefix_owner import prefix_owner
 from engine.core.proof import proof
-from engine.core.request_timing import TimeLog, start_clock
+from engine.core.request_timing import TimeLog, prefix_owner, start_clock
 from engine.core.startup_timing import Phases
 from engine.jobs.jobs import JobRegistry
 from engine.message_catalog import sentence
@@ -43,10 +42,9 @@ from engine.server.auth import (
     write_server_file,
 )
 from engine.server.connections import connection_class, connection_limit, quieten
-from engine.server.error_middleware import LastResort
+from engine.server.error_shape import HANDLERS, LastResort
 from engine.server.event_loop_watchdog import LoopWatch, start_threads
 from engine.server.guard import NOBODY_ELSE, Guard, refuse
-from engine.server.handlers import HANDLERS
 from engine.server.log_rate_limit import Sparing, bound_log
 from engine.server.metrics import Metrics
 from engine.server.model_side import ModelSide

@@ -12,8 +12,8 @@ from devices.process_memory import cpu_seconds
 from devices.types import Usage
 from engine.api import stats as api
 from engine.core.types import Done
+from engine.energy.budget import NO_METER
 from engine.energy.energy_accounting import Active, JouleLedger
-from engine.energy.words import NO_METER
 from engine.placement.placer import Placer
 from engine.pool.loaded_model import LoadedModel
 from engine.pool.pool import Pool

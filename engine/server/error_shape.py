@@ -1,11 +1,21 @@
 """The shape of an error in a request's protocol: a client must be able to read its own refusal."""
 
+import asyncio
+import json
+import logging
 from typing import Any, Final
 
-from starlette.types import Scope
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Match
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from devices.errors import TesseraError
+from engine.core.errors import EnvironmentFault, exhausted
+from engine.message_catalog.reasons import because
 from engine.server.anthropic import errors as anthropic
-from engine.server.errors import ErrorShape
+from engine.server.errors import ErrorShape, lookup, retry_header
 from engine.server.ollama import errors as ollama
 from engine.server.openai import errors as openai
 from engine.server.routing import ERROR_SHAPE
@@ -36,3 +46,89 @@ def error_body(scope: Scope, error: Exception) -> dict[str, Any]:
 def refusal_body(scope: Scope, status: int, code: str, message: str) -> dict[str, Any]:
     """A refusal that no route has seen, as the error object of the request's protocol."""
     return shape_of(scope).refusal(status, code, message)
+
+
+# What no route handles, in the protocol's own shape, inside the request log, on a connection that stays usable.
+#
+# Bugs are a 500; a system without descriptors, memory or disk space, and a server that is being stopped, a 503.
+
+log = logging.getLogger(__name__)
+
+
+class Stopping(EnvironmentFault):
+    """The server ends before this answer does."""
+
+    code = "stopping"
+
+    def __init__(self) -> None:
+        super().__init__(because("server_stopping"))
+
+
+class LastResort:
+    """ASGI middleware: what no route has handled. A response that has begun can only be cut off, by the server."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started = False
+
+        async def watched(message: Message) -> None:
+            nonlocal started
+            await send(message)
+            started = started or message["type"] == "http.response.start"
+
+        try:
+            await self._app(scope, receive, watched)
+        except asyncio.CancelledError:  # the server ends and has waited long enough for its answers
+            if not started:
+                await _send_error(scope, Stopping(), send)
+        except Exception as error:
+            if started:
+                raise
+            fault = exhausted(error)
+            if fault is None:
+                log.exception("unexpected error")
+            else:
+                log.warning("request refused, the system has no more %s: %s", fault.what, error)
+            await _send_error(scope, fault or error, send)
+
+
+async def _send_error(scope: Scope, error: Exception, send: Send) -> None:
+    body = json.dumps(error_body(scope, error)).encode()
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
+        *((name.encode(), value.encode()) for name, value in retry_header(error).items()),
+    ]
+    await send({"type": "http.response.start", "status": lookup(error)[0], "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def engine_error(request: Request, error: Exception) -> Response:
+    """An error that somebody foresaw."""
+    return JSONResponse(error_body(request.scope, error), status_code=lookup(error)[0], headers=retry_header(error))
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    code = "not_found" if error.status_code == 404 else "http_error"  # noqa: PLR2004 - HTTP
+    refused = f"{request.method} {request.url.path}: {error.detail}"
+    body = refusal_body(request.scope, error.status_code, code, refused)
+    headers = {"x-should-retry": "false", **{k.lower(): v for k, v in (error.headers or {}).items()}}
+    if error.status_code == 405:  # noqa: PLR2004 - HTTP
+        headers["allow"] = ", ".join(_methods(request))
+    return JSONResponse(body, status_code=error.status_code, headers=headers)
+
+
+def _methods(request: Request) -> list[str]:
+    """What the path can be asked with: several routes may share it."""
+    scopes = {method: {**request.scope, "method": method} for method in ("DELETE", "GET", "HEAD", "POST", "PUT")}
+    routes = request.app.router.routes
+    return [m for m, s in scopes.items() if any(route.matches(s)[0] is Match.FULL for route in routes)]
+
+
+HANDLERS: Final[dict[Any, Any]] = {TesseraError: engine_error, HTTPException: _http_error}

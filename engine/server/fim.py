@@ -7,7 +7,7 @@ import msgspec
 from engine.chat.fim import FimGap, fim_parts, fim_stops, shortened
 from engine.chat.fim_families import FimFamily, family_of
 from engine.core.errors import ContextOverflow, InputFault, ModelNotFound
-from engine.core.prompt_limits import refuse_impossible
+from engine.core.sampling import refuse_impossible
 from engine.core.types import GenerationRequest, SamplingParams
 from engine.pool.loaded_model import REMOTE, LoadedModel
 from engine.pool.pool import HERE

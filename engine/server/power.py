@@ -11,7 +11,7 @@ from devices.host_real import RealHost
 from devices.power import whole_w
 from devices.power_saver import PowerSaver
 from devices.types import Usage
-from engine.api.power import Mode, PowerLimits, PowerState
+from engine.api.machine import Mode, PowerLimits, PowerState
 from engine.core.errors import BatterySpent
 from engine.core.json_store import JsonStore
 from engine.core.types import GenerationRequest

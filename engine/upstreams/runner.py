@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 
 from engine.chat.chat_pipeline import AnswerLogprobs
-from engine.chat.events import AnswerEvent, TextDelta
 from engine.chat.openai_forward import ForwardedChat, forward_text, server_kind
+from engine.chat.types import AnswerEvent, TextDelta
 from engine.core.errors import InputFault, RunnerDied
 from engine.core.types import Delta, Done, Event, GenerationRequest, ModelFacts, Started, Timings, Usage
 from engine.message_catalog import sentence

@@ -7,7 +7,7 @@ import msgspec
 
 from devices.msgspec_lock import learned
 from engine.chat.chat_pipeline import AnswerLogprobs
-from engine.chat.events import AnswerEvent, CallArguments, CallEnded, CallStarted, ReasoningDelta, TextDelta
+from engine.chat.types import AnswerEvent, CallArguments, CallEnded, CallStarted, ReasoningDelta, TextDelta
 from engine.core.types import FinishReason, TokenLogprob, Usage
 from engine.message_catalog.reasons import because
 from engine.upstreams.errors import UpstreamBrokeOff

@@ -29,7 +29,7 @@ from quantize.files.gguf_write import GgufWriter, TensorSlot, file_bytes, header
 from quantize.files.sampling_keys import GENERATION_CONFIG_NAMES, GGUF_NAMES, checked
 from quantize.ggml_types import GgmlType
 from quantize.measurements import Step
-from quantize.native.vocabulary import tokenize
+from quantize.native.encode import tokenize
 from quantize.types import FloatType, ModelSpec, TensorSpec
 
 # llama.cpp's numbers for files that are mostly of one float type.

@@ -14,7 +14,7 @@ from statistics import median
 
 import msgspec
 
-from devices.cores import allowed_cores
+from devices.process_memory import allowed_cores
 from quantize.files.measurement_folder import read_json, write_json
 from quantize.gptq.codebooks import LATTICES
 from quantize.job.gate import GateTask

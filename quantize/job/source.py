@@ -14,7 +14,7 @@ from quantize.files.gguf_write import header
 from quantize.ggml_types import FLOAT_TYPES, NEARLY_EXACT, GgmlType, bits_per_weight
 from quantize.job.write_model import output_metadata, output_slots
 from quantize.plan.llama_cpp_preset_rules import MIXES, USUAL_MIX
-from quantize.plan.model_spec import model_spec
+from quantize.plan.speed import model_spec
 from quantize.tensor_rules import allows_quantization
 from quantize.types import ModelSpec, TensorSpec
 

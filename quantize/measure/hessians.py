@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from devices.errors import InputFault
 from quantize.files.measurement_folder import Group
-from quantize.gptq.products import add_gram, mirror
+from quantize.gptq.hessian import add_gram, mirror
 from quantize.native.graph import GgmlTensor, name_of, op_id, read_floats, read_ints, tensor_at
 from quantize.native.graph_hooks import NodeTap, Tap, multiplied_weight
 from quantize.native.source_weights import SourceWeights, quantizable

@@ -1,8 +1,10 @@
 """Tensors of a source in another type, by ggml's own rounding, in chunks of bounded size; for child processes."""
 
+import ctypes
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ from quantize.files.gguf_file import GgufFile, TensorInfo
 from quantize.files.imatrix import Importance
 from quantize.ggml_types import GgmlType
 from quantize.native.blocks import quantize_rows
+from quantize.native.libraries import llama
 from quantize.native.source_weights import SourceWeights
 
 Blocks = npt.NDArray[np.uint8]
@@ -65,3 +68,26 @@ def copied(part: GgufFile, tensor: TensorInfo) -> Iterator[Blocks]:
         if dtype is not None and not np.isfinite(chunk.view(dtype)).all():
             raise BadFile(part.name, f"tensor {tensor.name} holds values that are not finite", tensor.offset)
         yield chunk
+
+
+def tokenize(path: Path, texts: list[str]) -> list[list[int]] | None:
+    """Token ids of each text, special tokens parsed, nothing added. None: llama.cpp refuses the vocabulary."""
+    lib = llama()
+    params = lib.llama_model_default_params()
+    params.vocab_only = True
+    model = lib.llama_model_load_from_file(str(path).encode(), params)
+    if not model:
+        return None
+    try:
+        vocab = lib.llama_model_get_vocab(model)
+        return [_ids(lib, vocab, text) for text in texts]
+    finally:
+        lib.llama_model_free(model)
+
+
+def _ids(lib: object, vocab: object, text: str) -> list[int]:
+    raw = text.encode()
+    size = len(raw) + 8
+    out = (ctypes.c_int32 * size)()
+    count = lib.llama_tokenize(vocab, raw, len(raw), out, size, False, True)  # type: ignore[attr-defined] # untyped
+    return list(out[: max(0, count)])

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 from devices.backends.symbols import ggml_functions
-from devices.llama_cpp_versions.bindings import low_level_bindings
+from devices.llama_cpp_versions.folder import low_level_bindings
 from quantize.files.measurement_folder import identity_of
 from quantize.reproducible_math import cpu_library
 

@@ -14,12 +14,12 @@ import msgspec
 import numpy as np
 from tokenizers import Tokenizer
 
-from quantize.calibration_texts import CALIBRATION
 from quantize.errors import InvalidOption, UnsupportedModel
 from quantize.files.gguf_split import GgufModel
 from quantize.onnx.decoder import DecoderShape, decoder_shape
 from quantize.onnx.graph import GraphWriter
 from quantize.onnx.static_shapes import MASKED, FixedShape, FixedWeights, Floats, walk
+from quantize.types import CALIBRATION
 
 # Computing the steps of a fixed decoder in float32, and the range that each step's values have on a text.
 

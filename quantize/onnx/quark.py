@@ -19,11 +19,11 @@ from tokenizers import Tokenizer
 from devices.child_command import interpreter
 from devices.environment import without_secrets
 from devices.errors import TesseraError
-from quantize.calibration_texts import CALIBRATION
 from quantize.errors import InvalidOption
 from quantize.files.gguf_split import read_gguf_model
 from quantize.onnx import encoder
 from quantize.onnx.graph import GraphWriter
+from quantize.types import CALIBRATION
 
 Form = Literal["a8w8", "a16w8", "bf16", "xint8", "float"]
 OPSET: Final = 17

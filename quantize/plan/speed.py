@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping
 
+from quantize.files.gguf_file import GgufFile, LazyArray
 from quantize.ggml_types import TIME_UNIT, GgmlType, bits_per_weight
-from quantize.types import DeviceKind
+from quantize.types import DeviceKind, ModelSpec, TensorSpec
 
 # Times of types differ by a tenth from one load to the next. Measured: docs/log.md, "what types cost here".
 _AS_FAST = 1.1
@@ -34,3 +35,25 @@ def slowness(qtype: GgmlType, device: DeviceKind, measured: Mapping[str, float] 
 def is_fast(qtype: GgmlType, device: DeviceKind, measured: Mapping[str, float] | None) -> bool:
     """Whether this machine's own timing found a type about as fast as its bytes; False where it was not timed."""
     return qtype.name in (measured or {}) and slowness(qtype, device, measured) < _AS_FAST
+
+
+def model_spec(file: GgufFile) -> ModelSpec:
+    """What a plan needs to know of a model; numbers the header lacks count as 0."""
+    return ModelSpec(
+        architecture=file.architecture,
+        num_layers=file.arch_int("block_count") or 0,
+        num_heads=_first(file, "attention.head_count"),
+        num_kv_heads=_first(file, "attention.head_count_kv") or _first(file, "attention.head_count"),
+        num_experts=file.arch_int("expert_count") or 0,
+        tensors=tuple(TensorSpec(t.name, t.shape, t.ggml_type.name) for t in file.tensors),
+    )
+
+
+def _first(file: GgufFile, key: str) -> int:
+    """The value for the first layer, where a model may give one for each."""
+    value = file.arch_value(key)
+    if isinstance(value, LazyArray):
+        return int(value.numbers()[0]) if value.count else 0
+    if isinstance(value, tuple):
+        value = value[0] if value else 0
+    return value if isinstance(value, int) else 0

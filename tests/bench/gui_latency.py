@@ -24,7 +24,7 @@ from PySide6.QtTest import QTest  # noqa: E402
 from PySide6.QtWidgets import QApplication  # noqa: E402
 
 from app.db import conversations, messages  # noqa: E402
-from app.db.search import search  # noqa: E402
+from app.db.conversations import search  # noqa: E402
 from app.db.store import (  # noqa: E402
     Store,
     open_in_memory,

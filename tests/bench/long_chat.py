@@ -15,7 +15,7 @@ from pathlib import Path
 from app.client import Client, WholeAnswer, chat_body
 from app.compaction import plan
 from app.db import conversations, messages, summaries
-from app.db.search import search
+from app.db.conversations import search
 from app.db.store import open_store
 from app.gui.chat.request import rendered
 from engine.placement.model_settings import ModelSettingsStore

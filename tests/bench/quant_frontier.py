@@ -40,8 +40,8 @@ from quantize.measure.smoothing import SmoothRequest  # noqa: E402
 from quantize.measure.verify import verify  # noqa: E402
 from quantize.measurements import Evidence, Measured, MeasureRequest, RoundRequest, VerifyRequest  # noqa: E402
 from quantize.plan.llama_cpp_presets import stock_types  # noqa: E402
-from quantize.plan.model_spec import model_spec  # noqa: E402
 from quantize.plan.plan import Question, make_plan  # noqa: E402
+from quantize.plan.speed import model_spec  # noqa: E402
 from quantize.types import EvidenceRef, Goal  # noqa: E402
 
 MIXES = "Q2_K,Q3_K_M,IQ4_XS,Q4_K_S,Q4_K_M,Q5_K_M"

@@ -15,7 +15,7 @@ OURS = """
 import sys
 from pathlib import Path
 from quantize.files.gguf_file import read_gguf
-from quantize.plan.model_spec import model_spec
+from quantize.plan.speed import model_spec
 from quantize.plan.llama_cpp_presets import stock_types
 from quantize.plan.llama_cpp_preset_rules import MIXES
 from quantize.job.write_model import WriteRequest, write_model

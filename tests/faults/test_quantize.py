@@ -13,7 +13,6 @@ import psutil
 import pytest
 
 from devices.errors import Cancelled
-from quantize.calibration_texts import CALIBRATION, HELD_OUT
 from quantize.errors import (
     BadFile,
     BadWeights,
@@ -31,7 +30,7 @@ from quantize.job.report import report_path
 from quantize.job.request import QuantizeRequest
 from quantize.measure.verify import NotFinite, verify
 from quantize.measurements import VerifyRequest, encode
-from quantize.types import Goal, Lock
+from quantize.types import CALIBRATION, HELD_OUT, Goal, Lock
 from tests.support.models.small_folder import small_file
 from tests.support.reports import read_report
 from tests.support.servers import runs, wait_for

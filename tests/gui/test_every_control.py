@@ -27,7 +27,7 @@ READ = {
     ("server/remote_server_card.py", "QR code of the link"),
     ("server/page.py", "Log of the server"),
     ("server/page.py", "What to paste"),
-    ("widgets/consent_card.py", "What would happen"),
+    ("widgets/popups.py", "What would happen"),
     ("widgets/tensor_mosaic.py", "{n} tensors, {bits} bits on average"),
 }
 # Other words of a control that is pressed by the first ones.
@@ -83,7 +83,6 @@ WHERE = {
     ("chat/options.py", "Documents"): "walker",
     ("chat/options.py", "System prompt"): "test_prompts",
     ("chat/page.py", "Undo"): "test_chat_keeping",
-    ("chat/variables_dialog.py", "Cancel"): "test_prompts",
     ("chat/project_dialog.py", "Cancel"): "test_small_controls",
     ("chat/project_dialog.py", "Save"): "test_chat_keeping",
     ("chat/sidebar.py", "Delete"): "test_mends",

@@ -98,7 +98,7 @@ def test_a_dispatch_card_gives_its_reasons_in_german(qtbot, german):
 
 def test_an_error_of_the_server_is_told_in_german(german):
     from app.client import ApiError
-    from app.gui.server_errors import error_message
+    from app.gui.reasons import error_message
     from engine.core.errors import NotEnoughMemory
     from engine.server.openai.errors import openai_body
 

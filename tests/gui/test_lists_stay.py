@@ -15,7 +15,7 @@ from app.gui.quantize.page import FitPage
 from app.gui.widgets.basics import when_released
 from engine.api.hub import SearchResults
 from engine.api.library import Models
-from engine.api.power import PowerLimits, PowerState
+from engine.api.machine import PowerLimits, PowerState
 from tests.gui.fake_server import Events
 from tests.gui.hands import ask, press, texts
 from tests.gui.wire import SPARK, hit, hub_option, hub_plan, sketch

@@ -6,9 +6,7 @@ from PySide6.QtCore import QSettings
 from PySide6.QtWidgets import QWidget
 
 from app.gui.library.model_card import spoken_name
-from app.gui.widgets.basics import label
-from app.gui.widgets.elided import ElidedLabel
-from app.gui.widgets.facts_line import FactsLine
+from app.gui.widgets.basics import ElidedLabel, FactsLine, label
 from app.gui.widgets.flow import Flow
 from app.gui.widgets.splitter import keep_splitters, restore_splitters, saved_splitter
 from tests.gui.wire import SPARK

@@ -20,7 +20,6 @@ from app.settings import SETTINGS, load
 from app.suggestions import FOR_A_MODEL
 from engine.api.chat import ModelRow
 from engine.api.hub import Proposal, Starters
-from engine.api.keys import Key, Keys, NewKey
 from engine.api.library import Models
 from engine.api.machine import (
     Alternative,
@@ -41,7 +40,7 @@ from engine.api.machine import (
     SystemMemory,
 )
 from engine.api.models import LoadedModel, LoadedModels
-from engine.api.requests import Program, RecentActivity, RequestRecord
+from engine.api.requests import Key, Keys, NewKey, Program, RecentActivity, RequestRecord
 from engine.api.stats import ModelUse, Stats, Work, WorkSamples
 from tests.gui.fake_server import Events, machine
 from tests.gui.hands import press, texts

@@ -3,7 +3,7 @@
 import msgspec
 
 from app.gui.devices.page import DevicesPage
-from engine.api.power import PowerLimits, PowerState
+from engine.api.machine import PowerLimits, PowerState
 from tests.gui.hands import press, texts
 
 

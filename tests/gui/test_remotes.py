@@ -7,9 +7,9 @@ from app.gui.devices.page import placement_card
 from app.gui.server.page import ServerPage
 from app.gui.server.workers_card import _host_and_port
 from engine.api.chat import ModelList
-from engine.api.keys import NewKey
 from engine.api.machine import ModelPlacement, PlacementAnswer
 from engine.api.remotes import RemoteDevice, RemoteRow, Remotes
+from engine.api.requests import NewKey
 from tests.gui.hands import press, texts
 
 SHOWN = "SHA256:NRFenoZxgl5+eRTPPWQwoxf36IPF+sbL2n06mEWEuZo"

@@ -19,7 +19,7 @@ from app.gui.server.page import SNIPPETS
 from app.gui.shortcuts import SHORTCUTS
 from app.settings import SETTINGS
 from app.suggestions import FOR_A_MODEL, FOR_THE_TOY
-from devices import unusable_reasons
+from devices import types
 from devices.probes import fix_hints
 from engine.api.jobs import JobKind
 from engine.message_catalog import CHECKS, TEMPLATES
@@ -70,7 +70,7 @@ def tables():
     found |= {kind.title for kind in JobKind} | set(_CACHE_NAMES.values()) | {item.hint for item in SNIPPETS}
     found |= {source(name) for name in ("", "user", "file", "generation_config", "model_card", "llama.cpp")}
     found |= {template for kind, template in TEMPLATES.items() if kind not in CHECKS}  # the terminal's alone
-    found |= {*plain_texts(unusable_reasons), *plain_texts(fix_hints), *SYSTEM_TEXTS}
+    found |= {*plain_texts(types), *plain_texts(fix_hints), *SYSTEM_TEXTS}
     # Others are commands and addresses.
     found |= {item.install for item in INTEGRATIONS.values() if item.install.startswith(("install ", "add "))}
     found |= {"unknown", "{n} s", "{n} min", "{h} h {m} min"}  # app.format's

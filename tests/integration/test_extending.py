@@ -23,7 +23,7 @@ from pydantic import ValidationError
 from PySide6.QtWidgets import QLabel
 from devices.detect import inventory
 from devices.recording import FORMAT, RecordedHost
-from engine.chat.events import CallArguments, CallStarted
+from engine.chat.types import CallArguments, CallStarted
 from engine.chat.tools.dialects import choose
 from engine.chat.tools.parser import AnswerParser
 from engine.chat.types import ToolDefinition

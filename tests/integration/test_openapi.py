@@ -7,8 +7,7 @@ import httpx2
 import msgspec
 import pytest
 
-from engine.api.protocols.errors import AnthropicError, Error, OllamaError
-from engine.api.protocols.routes import ANSWERS
+from engine.api.protocols.routes import ANSWERS, AnthropicError, Error, OllamaError
 from tests.support.fakes.scripted import TOKEN
 
 METHODS = ("get", "post", "put", "delete")

@@ -8,7 +8,7 @@ import pytest
 
 from devices.power_saver import PowerSaver
 from devices.programs import installed_program
-from engine.api.power import PowerLimits
+from engine.api.machine import PowerLimits
 from engine.energy.energy_accounting import JouleLedger
 from engine.placement.types import Overrides
 from engine.pool.generation_hooks import GenerationHooks

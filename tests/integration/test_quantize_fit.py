@@ -13,11 +13,11 @@ from engine.job_kinds.quantize.request import fit_goal, promised, source_dry_run
 from engine.placement.fit_report import machine_isa
 from engine.placement.shape import model_shape
 from engine.runner.process import RunnerProcess
-from quantize.calibration_texts import CALIBRATION, HELD_OUT
 from quantize.errors import BudgetTooSmall
 from quantize.files.gguf_split import read_gguf_model
 from quantize.job.execute import quantize
 from quantize.job.request import QuantizeRequest
+from quantize.types import CALIBRATION, HELD_OUT
 
 SPARK = Path("assets/models/spark-f16.gguf")
 CONTEXT = 1024

@@ -18,7 +18,6 @@ from engine.job_kinds.quantize.gate import GateService
 from engine.job_kinds.quantize.tasks import TaskSet
 from engine.placement.memory_admission import MemoryAdmission
 from engine.services import Services
-from quantize.calibration_texts import CALIBRATION, HELD_OUT
 from quantize.files.gguf_file import read_gguf
 from quantize.files.measurement_folder import file_sha256
 from quantize.files.provenance import KEY, read_provenance
@@ -26,7 +25,7 @@ from quantize.job.execute import quantize
 from quantize.job.gate_run import NOT_THE_SOURCE
 from quantize.job.report import report_path, summary
 from quantize.job.request import QuantizeRequest
-from quantize.types import Goal
+from quantize.types import CALIBRATION, HELD_OUT, Goal
 from tests.support.models.golden_tasks import golden_tasks
 from tests.support.reports import read_report
 from tests.support.servers import runs, wait_for

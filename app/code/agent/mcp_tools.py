@@ -4,10 +4,9 @@ import json
 from pathlib import Path
 
 from app.tools.consent import Consent, ConsentRequest, start_request
-from app.tools.escape import shown_line, shown_text
 from app.tools.mcp_config import McpServerConfig
 from app.tools.mcp_server import McpServer
-from app.tools.types import ToolOutcome, ToolRefused, ToolSpec, decode_arguments
+from app.tools.types import ToolOutcome, ToolRefused, ToolSpec, decode_arguments, shown_line, shown_text
 
 
 class McpTools:

@@ -18,8 +18,7 @@ from app.code.edits.types import Answer, Hunk
 from app.code.index.project import ProjectIndex
 from app.code.index.walk import is_ignored
 from app.tools.consent import Consent, ConsentRequest
-from app.tools.escape import shown_argv, shown_line, shown_text
-from app.tools.types import ToolOutcome, ToolRefused, ToolSpec
+from app.tools.types import ToolOutcome, ToolRefused, ToolSpec, shown_argv, shown_line, shown_text
 from devices.errors import TesseraError
 from devices.msgspec_lock import learned
 

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
-from app.code.edits import lines as text_lines
-from app.code.edits.lines import indent_of
+from app.code.edits import parse as text_lines
+from app.code.edits.parse import indent_of
 from app.code.edits.types import Applied, FileResult, Hunk, Match, Outcome, Refused
 
 # Where in a file a quoted piece of code is: exactly one place, or none with the reason.

@@ -4,12 +4,12 @@ Whatever looks like an edit and cannot be read with certainty is reported, never
 """
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final
 
-from app.code.edits.lines import contents
 from app.code.edits.naming import FENCE, Naming, mentions, name_before, name_in_info, name_on
 from app.code.edits.types import Answer, Hunk, HunkKind, Malformed
 
@@ -548,3 +548,33 @@ def _without_prefixes(old: str, new: str) -> tuple[str, str]:
     if old == "/dev/null":
         return old, new.removeprefix("b/")
     return old, new
+
+
+# Text as lines that keep their own endings.
+
+
+def split(text: str) -> list[tuple[str, str]]:
+    """(content, ending) of each line; only LF and CRLF end a line, so form feeds and U+2028 stay content."""
+    if not text:
+        return []
+    parts = text.split("\n")
+    lines = [(p[:-1], "\r\n") if p.endswith("\r") else (p, "\n") for p in parts[:-1]]
+    if parts[-1]:
+        lines.append((parts[-1], ""))
+    return lines
+
+
+def contents(text: str) -> list[str]:
+    """The lines without their endings."""
+    return [content for content, _ in split(text)]
+
+
+def ending_of(lines: list[tuple[str, str]]) -> str:
+    """The ending most lines have; LF where none has one."""
+    counted = Counter(ending for _, ending in lines if ending)
+    return counted.most_common(1)[0][0] if counted else "\n"
+
+
+def indent_of(line: str) -> str:
+    """Leading tabs and spaces."""
+    return line[: len(line) - len(line.lstrip(" \t"))]

@@ -5,8 +5,15 @@ import re
 from pathlib import Path
 from typing import Any
 
-from app.code.integrations.json_settings import Settings, undo_settings, with_settings
-from app.code.integrations.text_block import set_aside, undo_block, with_block, without_block
+from app.code.integrations.json_settings import (
+    Settings,
+    set_aside,
+    undo_block,
+    undo_settings,
+    with_block,
+    with_settings,
+    without_block,
+)
 from app.code.integrations.types import Endpoint, FileEdit, Integration, Launch, NeedsHand, read_config
 
 # OpenCode: https://opencode.ai/docs/providers (custom provider, OpenAI-compatible).

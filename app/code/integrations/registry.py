@@ -7,8 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from app.code.integrations.agents import AIDER, CLAUDE_CODE, CODEX, GOOSE, HERMES, OPENCLAW, OPENCODE, PI
-from app.code.integrations.json_settings import Settings, has_extras, parse, undo_settings, with_settings
-from app.code.integrations.text_block import undo_block, with_block, without_block
+from app.code.integrations.json_settings import (
+    Settings,
+    has_extras,
+    parse,
+    undo_block,
+    undo_settings,
+    with_block,
+    with_settings,
+    without_block,
+)
 from app.code.integrations.types import Endpoint, FileEdit, Integration, NeedsHand, read_config
 
 # Zed: https://zed.dev/docs/ai/llm-providers (OpenAI API compatible), .../edit-prediction (self-hosted servers).

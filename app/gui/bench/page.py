@@ -23,7 +23,7 @@ from PySide6.QtWidgets import (
 from app.gui import formatted
 from app.gui.app_context import Services
 from app.gui.jobs import Jobs
-from app.gui.server_errors import failure_of
+from app.gui.reasons import failure_of
 from app.gui.theme import Theme
 from app.gui.widgets.basics import Banner, Empty, Page, button, card, label, row, stack
 from app.gui.widgets.chart import Chart, ChartKey, value_words

@@ -19,7 +19,7 @@ from app.gui.documents.citations import GroundsCard
 from app.gui.theme import Theme
 from app.gui.widgets.basics import IconButton, button, label, row, set_kind, stack
 from app.gui.widgets.virtual_list import Column, ColumnItem
-from app.tools.escape import shown_text
+from app.tools.types import shown_text
 
 # The column of messages with a button that leads back to its end.
 

@@ -15,7 +15,7 @@ from app.db.records import Conversation, Fold, Message
 from app.gui.app_context import Services
 from app.gui.chat.project_of_chat import ProjectOfChat
 from app.gui.chat.request import branch_body, estimate_message, estimate_tokens, rendered
-from app.gui.server_errors import error_message
+from app.gui.reasons import error_message
 
 # A person who reads or thinks is not disturbed, and one who writes on at once is not slowed.
 _IDLE_MS = 1500

@@ -20,7 +20,7 @@ from app.db.records import Attachment
 from app.gui.background import Background
 from app.gui.chat.answer_stats import number
 from app.gui.chat.request import estimate_tokens
-from app.gui.server_errors import error_message
+from app.gui.reasons import error_message
 from app.gui.theme import Theme
 from app.gui.widgets.basics import IconButton, label, row, stack
 from app.gui.widgets.flow import Flow

@@ -21,7 +21,7 @@ from app.gui.chat.project_of_chat import ProjectOfChat
 from app.gui.chat.request import branch_body, pictures
 from app.gui.chat.tool_call_loop import ToolTurns
 from app.gui.chat.tree import MessageTree, pair_of
-from app.gui.server_errors import error_message
+from app.gui.reasons import error_message
 from app.gui.widgets.basics import Banner
 from app.tools.loop import MAX_ROUNDS
 from app.tools.types import ToolSpec

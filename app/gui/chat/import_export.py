@@ -12,7 +12,7 @@ from PySide6.QtWidgets import QFileDialog, QWidget
 from app.db import messages
 from app.db.records import Conversation, Fold, Message
 from app.gui.app_context import Services
-from app.gui.server_errors import error_message
+from app.gui.reasons import error_message
 
 
 class ChatImportExport(QObject):

@@ -7,7 +7,7 @@ from app.gui.app_context import Services
 from app.gui.chat import chat_transactions
 from app.gui.chat.controller import ChatController
 from app.gui.chat.message_widget import MessageWidget
-from app.gui.server_errors import error_message
+from app.gui.reasons import error_message
 from app.gui.widgets.basics import Banner
 
 

@@ -16,8 +16,7 @@ from app.gui.chat.message_editor import MessageEditor
 from app.gui.chat.phase_label import PhaseLabel
 from app.gui.markdown.view import MarkdownView
 from app.gui.theme import Theme
-from app.gui.widgets.basics import IconButton, button, label, row, stack
-from app.gui.widgets.facts_line import FactsLine
+from app.gui.widgets.basics import FactsLine, IconButton, button, label, row, stack
 from app.gui.widgets.flow import Flow
 from app.gui.widgets.popups import Menu
 from app.gui.widgets.virtual_list import ColumnItem

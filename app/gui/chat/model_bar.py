@@ -6,7 +6,7 @@ from PySide6.QtWidgets import QWidget
 from app.client import ApiError
 from app.gui import formatted
 from app.gui.app_context import ModelChoice, Services
-from app.gui.server_errors import error_message
+from app.gui.reasons import error_message
 from app.gui.widgets.basics import IconButton, row
 from app.gui.widgets.popups import Choice
 from app.gui.widgets.search_popup import Entry, Palette

@@ -25,11 +25,10 @@ from app.db.records import Conversation, Preset
 from app.gui import formatted
 from app.gui.app_context import Services
 from app.gui.theme import Theme
-from app.gui.widgets.basics import IconButton, button, label, row, scrolled, stack
-from app.gui.widgets.fields import line_field
+from app.gui.widgets.basics import IconButton, button, label, line_field, row, scrolled, stack
 from app.gui.widgets.popups import Choice
-from app.prompt_variables import asked_for, filled
 from app.settings import BY_NAME, Settings
+from app.suggestions import asked_for, filled
 from engine.api.collections import Collection
 from engine.api.models import Decided
 from quantize.files.sampling_keys import SAMPLING, SamplingField
@@ -224,7 +223,7 @@ class ChatOptions(QFrame):
         if not names:
             take({})
             return
-        from app.gui.chat.variables_dialog import VariablesDialog  # noqa: PLC0415 - not before it is wanted
+        from app.gui.chat.message_editor import VariablesDialog  # noqa: PLC0415 - not before it is wanted
 
         dialog = VariablesDialog(chosen.name, names, self.tr("Use"), self.window())
         dialog.accepted.connect(lambda: take(dialog.values))

@@ -22,10 +22,10 @@ from app.gui.chat.options import ChatOptions, default_sampling
 from app.gui.chat.prompt_library import PromptLibrary
 from app.gui.chat.sidebar import Sidebar
 from app.gui.chat.welcome import Welcome
-from app.gui.server_errors import error_message
-from app.gui.show_in_folder import show_in_folder
+from app.gui.close_guard import show_in_folder
+from app.gui.reasons import error_message
 from app.gui.widgets.basics import SCROLL_BAR, Banner, button, label, row, stack
-from app.gui.widgets.consent_card import ConsentCard
+from app.gui.widgets.popups import ConsentCard
 
 if TYPE_CHECKING:
     from app.gui.chat.project_dialog import ProjectDialog

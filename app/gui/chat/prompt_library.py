@@ -7,13 +7,13 @@ from typing import Any
 from PySide6.QtCore import QObject, Qt
 from PySide6.QtWidgets import QInputDialog, QWidget
 
-from app.db import prompts
+from app.db import store
 from app.db.records import Prompt
 from app.gui.app_context import Services
 from app.gui.chat.composer import Composer
-from app.gui.chat.variables_dialog import VariablesDialog
+from app.gui.chat.message_editor import VariablesDialog
 from app.gui.widgets.search_popup import Entry, Palette
-from app.prompt_variables import asked_for, filled
+from app.suggestions import asked_for, filled
 
 _SAVE = "\x00save"
 _SHOWN = 90  # letters of a prompt in the list
@@ -31,7 +31,7 @@ class PromptLibrary(QObject):
 
     def open(self) -> None:
         """Show what is saved."""
-        future = self._services.store.submit(prompts.prompts)
+        future = self._services.store.submit(store.prompts)
         self._services.background.watch(future, self._show, None, self)
 
     def _show(self, found: list[Prompt]) -> None:
@@ -96,7 +96,7 @@ class PromptLibrary(QObject):
         dialog.setTextValue(offered)
 
         def save(name: str) -> None:
-            self._watch(self._services.store.submit(prompts.save_prompt, name.strip() or offered, text))
+            self._watch(self._services.store.submit(store.save_prompt, name.strip() or offered, text))
 
         dialog.textValueSelected.connect(save)
         dialog.open()
@@ -109,7 +109,7 @@ class PromptLibrary(QObject):
 
     def _remove(self, prompt_id: int, palette: Palette) -> None:
         palette.close()
-        future = self._services.store.submit(prompts.remove_prompt, prompt_id)
+        future = self._services.store.submit(store.remove_prompt, prompt_id)
         self._services.background.watch(future, lambda _: self.open(), None, self)
 
     def _watch(self, future: Any) -> None:

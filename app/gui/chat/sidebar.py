@@ -41,12 +41,11 @@ from PySide6.QtWidgets import (
 )
 
 from app.db import conversations
+from app.db.conversations import search
 from app.db.records import Conversation, Folder, Hit
-from app.db.search import search
 from app.gui.app_context import Services
 from app.gui.theme import Theme
-from app.gui.widgets.basics import IconButton, label, row, stack, when_released
-from app.gui.widgets.fields import search_field
+from app.gui.widgets.basics import IconButton, label, row, search_field, stack, when_released
 from app.gui.widgets.popups import Menu
 
 _SEARCH_DELAY_MS = 120

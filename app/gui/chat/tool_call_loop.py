@@ -14,7 +14,7 @@ from app.db import messages
 from app.db.records import Message
 from app.db.store import Store
 from app.gui.app_context import Services
-from app.gui.server_errors import error_message
+from app.gui.reasons import error_message
 from app.tools.loop import Called, carried_out
 from app.tools.types import ToolSpec
 

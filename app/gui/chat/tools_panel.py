@@ -10,13 +10,13 @@ from PySide6.QtWidgets import QCheckBox, QDialog, QFrame, QLineEdit, QPlainTextE
 from app.code.certify.run import CertificateStore
 from app.db.records import Conversation
 from app.gui.app_context import Services
-from app.gui.server_errors import error_message
+from app.gui.reasons import error_message
 from app.gui.widgets.basics import IconButton, button, clear, label, row, scrolled, stack, when_released
 from app.tools.builtin import CALCULATOR, FILES
 from app.tools.catalogue import Offered, offered
 from app.tools.consent import ConsentStore, StoredDecision
-from app.tools.escape import shown_line
 from app.tools.mcp_config import BadMcpConfig, McpServerConfig, ServerList, check_server, parse_servers
+from app.tools.types import shown_line
 from engine.core.paths import user_paths
 
 _MAX_SHOWN = 90

@@ -26,8 +26,8 @@ from app.generation_phase import Phase
 from app.gui.app_context import Services
 from app.gui.background import Job, StreamJob
 from app.tools.consent import Consent, ConsentRequest, Decision
-from app.tools.escape import shown_text
 from app.tools.loop import Called, Returned
+from app.tools.types import shown_text
 from devices.errors import InputFault
 from engine.api.chat import Usage
 

@@ -18,10 +18,10 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+from app.code.assistant import TASKS
 from app.code.context.items import Context, ContextItem
 from app.code.edits.session import Proposal
 from app.code.errors import GitFailed, UncommittedChanges
-from app.code.prompts import TASKS
 from app.db.records import Attachment
 from app.gui import formatted
 from app.gui.app_context import Services
@@ -32,13 +32,11 @@ from app.gui.code.controller import CodeController
 from app.gui.code.review_panel import ReviewPanel
 from app.gui.code.source_view import Selected, SourceText, SourceView
 from app.gui.code.transcript import Transcript
-from app.gui.server_errors import error_message
+from app.gui.reasons import error_message
 from app.gui.theme import Theme
-from app.gui.widgets.basics import Banner, Empty, IconButton, button, label, row, rule, stack
-from app.gui.widgets.consent_card import ConsentCard
-from app.gui.widgets.elided import ElidedLabel
+from app.gui.widgets.basics import Banner, ElidedLabel, Empty, IconButton, button, label, row, rule, stack
 from app.gui.widgets.flow import Flow
-from app.gui.widgets.popups import Choice, entries_of
+from app.gui.widgets.popups import Choice, ConsentCard, entries_of
 from app.gui.widgets.splitter import saved_splitter
 from app.tools.consent import ConsentRequest
 

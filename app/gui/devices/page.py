@@ -14,8 +14,7 @@ from app.gui import formatted
 from app.gui.app_context import Services
 from app.gui.devices.facts import KINDS, backend_words, device_facts, gpu_words, live_facts, pool_shares, summary
 from app.gui.devices.power_card import PowerCard
-from app.gui.reasons import all_translated, translated
-from app.gui.server_errors import error_message
+from app.gui.reasons import all_translated, error_message, translated
 from app.gui.widgets.basics import Banner, LabelKind, Page, button, card, clear, label, row, stack
 from app.gui.widgets.memory_bar import MemoryUse
 from engine.api.machine import (
@@ -30,9 +29,9 @@ from engine.api.machine import (
     Pinned,
     PlacementAnswer,
     Pool,
+    PowerState,
 )
 from engine.api.models import LoadedModel
-from engine.api.power import PowerState
 
 T = TypeVar("T")
 

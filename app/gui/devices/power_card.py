@@ -9,11 +9,10 @@ from PySide6.QtWidgets import QFrame, QLineEdit, QWidget
 from app.gui import formatted
 from app.gui.app_context import Services
 from app.gui.reasons import all_translated
-from app.gui.widgets.basics import Banner, button, label, row, stack
-from app.gui.widgets.fields import line_field
+from app.gui.widgets.basics import Banner, button, label, line_field, row, stack
 from app.gui.widgets.flow import Flow
 from app.gui.widgets.popups import Choice
-from engine.api.power import Mode, PowerLimits, PowerState
+from engine.api.machine import Mode, PowerLimits, PowerState
 
 _FIELD_WIDTH = 96
 

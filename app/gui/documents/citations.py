@@ -7,8 +7,7 @@ from PySide6.QtGui import QTextCharFormat, QTextCursor
 from PySide6.QtWidgets import QDialog, QFrame, QPlainTextEdit, QTextEdit, QVBoxLayout, QWidget
 
 from app.gui.app_context import Services
-from app.gui.reasons import translated
-from app.gui.server_errors import error_message
+from app.gui.reasons import error_message, translated
 from app.gui.widgets.basics import button, label, stack
 from engine.api.collections import Grounds, PageText, Passage
 

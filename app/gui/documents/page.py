@@ -9,8 +9,7 @@ from PySide6.QtWidgets import QFileDialog, QFrame, QVBoxLayout
 
 from app.gui import formatted
 from app.gui.app_context import Services
-from app.gui.reasons import all_translated
-from app.gui.server_errors import error_message
+from app.gui.reasons import all_translated, error_message
 from app.gui.widgets.basics import Banner, Empty, Page, button, card, clear, label, row, when_released
 from engine.api.collections import Collection, CollectionChange, CollectionRequest
 

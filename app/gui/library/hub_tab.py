@@ -9,10 +9,8 @@ from PySide6.QtWidgets import QFrame, QVBoxLayout, QWidget
 from app.gui import formatted
 from app.gui.app_context import Services
 from app.gui.library.recommended import download_name, name_row, recommendation
-from app.gui.reasons import translated
-from app.gui.server_errors import error_message
-from app.gui.widgets.basics import Banner, button, card, clear, label, row, stack
-from app.gui.widgets.fields import search_field
+from app.gui.reasons import error_message, translated
+from app.gui.widgets.basics import Banner, button, card, clear, label, row, search_field, stack
 from app.gui.widgets.flow import Flow
 from app.gui.widgets.popups import Choice
 from engine.api.hub import Option, RepoHit, RepoPlan, SearchResults, Starters

@@ -10,7 +10,7 @@ from PySide6.QtWidgets import QCheckBox, QDialog, QFrame, QGridLayout, QSlider, 
 from app.gui import formatted
 from app.gui.app_context import Services
 from app.gui.devices.facts import PARTS, tr
-from app.gui.server_errors import error_message
+from app.gui.reasons import error_message
 from app.gui.widgets.basics import Banner, button, label, row, rule, stack
 from app.gui.widgets.memory_bar import MemoryUse, Share
 from app.gui.widgets.popups import Choice

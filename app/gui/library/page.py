@@ -22,14 +22,14 @@ from app.client import ApiError
 from app.code.certify.run import CertificateStore
 from app.gui import formatted
 from app.gui.app_context import Services
+from app.gui.close_guard import show_in_folder
 from app.gui.job_card import JobList, title_of
 from app.gui.jobs import Jobs
 from app.gui.library.hub_tab import HubTab
 from app.gui.library.load_dialog import LoadDialog
 from app.gui.library.model_card import ModelCard, capability_words, facts_of, origin_words
 from app.gui.markdown.view import MarkdownView
-from app.gui.server_errors import error_message, failure_of
-from app.gui.show_in_folder import show_in_folder
+from app.gui.reasons import error_message, failure_of
 from app.gui.theme import Theme
 from app.gui.widgets.basics import Banner, Empty, Page, button, clear, label, row, rule, stack, when_released
 from app.gui.widgets.popups import Menu

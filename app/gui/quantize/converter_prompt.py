@@ -7,7 +7,7 @@ from PySide6.QtCore import QObject, Signal
 from app.gui import formatted
 from app.gui.app_context import Services
 from app.gui.jobs import Jobs
-from app.gui.server_errors import failure_of
+from app.gui.reasons import failure_of
 from app.gui.widgets.basics import Banner
 from engine.api.converting import ConvertedFile, ConverterFetched, ConverterState, ConvertRequest
 from engine.api.jobs import Job, result_of

@@ -17,7 +17,7 @@ from app.gui.library.sources import unfit
 from app.gui.quantize.converter_prompt import NEEDED, ForeignFamily
 from app.gui.quantize.report import PlanView, report_card
 from app.gui.quantize.size_loss_plot import size_words
-from app.gui.server_errors import error_message, failure_of
+from app.gui.reasons import error_message, failure_of
 from app.gui.widgets.basics import Banner, Empty, Page, button, card, clear, label, row, set_kind
 from app.gui.widgets.flow import Flow, FlowLayout
 from app.gui.widgets.popups import Choice

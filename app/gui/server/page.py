@@ -9,20 +9,19 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QLayout, QPlainTextEdit
 
 from app.gui import formatted
 from app.gui.app_context import Services
+from app.gui.reasons import error_message
 from app.gui.server import requests
 from app.gui.server.remote_server_card import ElsewhereCard
 from app.gui.server.rows_card import RowsCard
 from app.gui.server.upstreams_card import UpstreamsCard
 from app.gui.server.workers_card import RemotesCard
-from app.gui.server_errors import error_message
 from app.gui.server_link import ServerLink
 from app.gui.widgets.basics import Banner, IconButton, Page, button, card, label, row, set_kind, stack
 from app.gui.widgets.flow import Flow
 from app.gui.widgets.plain_table import PlainTable
 from app.gui.widgets.popups import Choice
 from app.server_process import server_log
-from engine.api.keys import Key, KeyRequest, Keys, NewKey
-from engine.api.requests import RecentActivity
+from engine.api.requests import Key, KeyRequest, Keys, NewKey, RecentActivity
 from engine.services import DEFAULT_CONTEXT
 
 _DONE_MS = 1500

@@ -13,9 +13,8 @@ from app.client import ApiError, Client
 from app.client.remote_server import RemoteServer, parts_of
 from app.gui import formatted
 from app.gui.app_context import Services
-from app.gui.widgets.basics import Banner, button, label, row, stack
-from app.gui.widgets.fields import line_field
-from engine.api.keys import KeyRequest
+from app.gui.widgets.basics import Banner, button, label, line_field, row, stack
+from engine.api.requests import KeyRequest
 from engine.services import is_plain_text
 
 if TYPE_CHECKING:

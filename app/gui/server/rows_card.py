@@ -8,8 +8,7 @@ from typing import Generic, TypeVar
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QLayout, QLineEdit, QPushButton, QVBoxLayout
 
 from app.gui.app_context import Services
-from app.gui.widgets.basics import Banner, LabelKind, button, clear, label, row, when_released
-from app.gui.widgets.fields import line_field
+from app.gui.widgets.basics import Banner, LabelKind, button, clear, label, line_field, row, when_released
 
 T = TypeVar("T")
 

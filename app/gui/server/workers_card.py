@@ -5,9 +5,8 @@ from PySide6.QtWidgets import QFrame, QLayout, QVBoxLayout
 
 from app.client import ApiError
 from app.gui.app_context import Services
-from app.gui.reasons import translated
+from app.gui.reasons import error_message, translated
 from app.gui.server.rows_card import RowsCard, kind_of_state
-from app.gui.server_errors import error_message
 from app.gui.widgets.basics import Banner, button, label, row, stack
 from app.gui.widgets.flow import Flow
 from app.gui.widgets.popups import Choice

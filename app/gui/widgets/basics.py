@@ -1,10 +1,19 @@
 """Labels, buttons, cards and banners in the kinds of the style sheet."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
-from PySide6.QtCore import QObject, QSize, Qt, QTimer, Signal
-from PySide6.QtGui import QFocusEvent, QGuiApplication, QHideEvent, QIcon, QResizeEvent, QShowEvent
+from PySide6.QtCore import QEvent, QObject, QSize, Qt, QTimer, Signal
+from PySide6.QtGui import (
+    QFocusEvent,
+    QGuiApplication,
+    QHideEvent,
+    QIcon,
+    QPainter,
+    QPaintEvent,
+    QResizeEvent,
+    QShowEvent,
+)
 from PySide6.QtWidgets import (
     QAbstractScrollArea,
     QApplication,
@@ -12,9 +21,11 @@ from PySide6.QtWidgets import (
     QHBoxLayout,
     QLabel,
     QLayout,
+    QLineEdit,
     QPushButton,
     QScrollArea,
     QSizePolicy,
+    QStyle,
     QToolButton,
     QVBoxLayout,
     QWidget,
@@ -387,3 +398,88 @@ class Empty(QWidget):
             layout.addWidget(button(action, self.pressed.emit, "primary"), 0, Qt.AlignmentFlag.AlignHCenter)
         layout.addStretch(1)
         self.setLayout(layout)
+
+
+# Fields of one line.
+
+
+def line_field(hint: str, name: str = "") -> QLineEdit:
+    """A field with `hint` in it while it is empty; screen readers say `name`, else the hint."""
+    field = QLineEdit()
+    field.setPlaceholderText(hint)
+    field.setAccessibleName(name or hint)
+    return field
+
+
+def search_field(hint: str, name: str = "") -> QLineEdit:
+    """The same, with a button that empties it."""
+    field = line_field(hint, name)
+    field.setClearButtonEnabled(True)
+    return field
+
+
+_FEWEST = 8  # letters of the narrowest
+
+
+class ElidedLabel(QLabel):
+    """Its text stays whole for a screen reader; the tip tells it where it is cut."""
+
+    def __init__(self, text: str = "", kind: LabelKind = "") -> None:
+        super().__init__(text)
+        self.setTextFormat(Qt.TextFormat.PlainText)
+        self.setProperty("kind", kind)
+
+    def minimumSizeHint(self) -> QSize:
+        """A few letters."""
+        whole = super().minimumSizeHint()
+        return QSize(min(whole.width(), _FEWEST * self.fontMetrics().averageCharWidth()), whole.height())
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        """The text, cut if need be."""
+        del event
+        shown = self.fontMetrics().elidedText(self.text(), Qt.TextElideMode.ElideMiddle, self.width())
+        tip = self.text() if shown != self.text() else ""
+        if tip != self.toolTip():
+            self.setToolTip(tip)
+        painter = QPainter(self)
+        painter.setPen(self.palette().color(self.foregroundRole()))
+        left = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
+        painter.drawText(self.rect(), QStyle.visualAlignment(self.layoutDirection(), left), shown)
+
+
+_BETWEEN, _MORE = " · ", " · …"
+
+
+class FactsLine(QLabel):
+    """The first facts matter most: the last ones go first."""
+
+    def __init__(self, facts: Sequence[str], kind: LabelKind = "small") -> None:
+        super().__init__()
+        self._facts = list(facts)
+        self.setTextFormat(Qt.TextFormat.PlainText)
+        self.setProperty("kind", kind)
+        self.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)
+        self.setAccessibleName(_BETWEEN.join(facts))
+        self._fit()
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        """As many as fit now."""
+        super().resizeEvent(event)
+        self._fit()
+
+    def changeEvent(self, event: QEvent) -> None:
+        """Letters of another size need another room."""
+        super().changeEvent(event)
+        if event.type() in {QEvent.Type.FontChange, QEvent.Type.StyleChange}:
+            self._fit()
+
+    def _fit(self) -> None:
+        whole = _BETWEEN.join(self._facts)
+        shown, metrics = whole, self.fontMetrics()
+        for count in range(len(self._facts) - 1, 0, -1):
+            if metrics.horizontalAdvance(shown) <= self.width():
+                break
+            shown = _BETWEEN.join(self._facts[:count]) + _MORE
+        if shown != self.text():
+            self.setText(shown)
+        self.setToolTip(whole if shown != whole else "")

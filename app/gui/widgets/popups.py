@@ -4,14 +4,71 @@ Corners are masked: not every system can draw translucent windows.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from PySide6.QtCore import QPoint, QRectF, Qt
-from PySide6.QtGui import QAction, QPainterPath, QRegion, QResizeEvent
-from PySide6.QtWidgets import QComboBox, QMenu, QWidget
+from PySide6.QtCore import QEvent, QObject, QPoint, QRect, QRectF, Qt, Signal
+from PySide6.QtGui import QAction, QColor, QPainterPath, QPaintEvent, QRegion, QResizeEvent
+from PySide6.QtWidgets import QBoxLayout, QComboBox, QFrame, QMenu, QPlainTextEdit, QWidget
 
 from app.gui.theme import Theme
-from app.gui.widgets.shadow import Shadow
+from app.gui.widgets.basics import button, label, stack
+from app.gui.widgets.swatch import shape_painter
+
+if TYPE_CHECKING:
+    from app.tools.consent import ConsentRequest
+
+_REACH, _DROP = 18, 6  # pixels around the popup, and how far below it the light puts it
+_STRENGTH = 22  # of 255, summed up over the layers
+
+
+class Shadow(QWidget):
+    """Follows `popup` from the moment it is shown until it goes; `dim` darkens the rest of the window too."""
+
+    def __init__(self, popup: QWidget, window: QWidget, radius: int, *, dim: bool = False) -> None:
+        super().__init__(window)
+        self._popup, self._radius, self._dim = popup, radius, dim
+        self.setAttribute(Qt.WidgetAttribute.WA_TransparentForMouseEvents)
+        self.setAttribute(Qt.WidgetAttribute.WA_NoSystemBackground)
+        self.hide()
+        popup.installEventFilter(self)
+        popup.destroyed.connect(self.deleteLater)
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        """Come, move and go with the popup."""
+        if watched is self._popup:
+            if event.type() in {QEvent.Type.Show, QEvent.Type.Move, QEvent.Type.Resize}:
+                self._follow()
+            elif event.type() in {QEvent.Type.Hide, QEvent.Type.Close}:
+                self.hide()
+        return super().eventFilter(watched, event)
+
+    def _follow(self) -> None:
+        window = self.parentWidget()
+        if window is None or not self._popup.isVisible():
+            return
+        corner = window.mapFromGlobal(self._popup.mapToGlobal(QPoint(0, 0)))
+        self._at = QRect(corner, self._popup.size())
+        around = self._at.adjusted(-_REACH, -_REACH, _REACH, _REACH + _DROP)
+        self.setGeometry(window.rect() if self._dim else around & window.rect())
+        self.show()
+        self.raise_()
+        self.update()
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        """Layers of pale rounded frames that add up."""
+        del event
+        painter = shape_painter(self)
+        if self._dim:
+            painter.fillRect(self.rect(), QColor(0, 0, 0, 48))
+        at = QRectF(self._at.translated(-self.pos())).translated(0, _DROP)
+        steps = _REACH // 2
+        for step in range(steps, 0, -1):
+            painter.setBrush(QColor(0, 0, 0, max(1, round(_STRENGTH / steps * (1 - step / (steps + 1)) * 2))))
+            reach = step * 2 - 1
+            painter.drawRoundedRect(
+                at.adjusted(-reach, -reach, reach, reach), self._radius + reach, self._radius + reach
+            )
+
 
 _RADIUS = 8  # of a list of choices; as in the token file
 
@@ -69,3 +126,49 @@ def round_corners(window: QWidget, radius: int) -> None:
     path = QPainterPath()
     path.addRoundedRect(QRectF(window.rect()), radius, radius)
     window.setMask(QRegion(path.toFillPolygon().toPolygon()))
+
+
+class ConsentCard(QFrame):
+    """Shown while somebody waits for the answer. Declining has the focus, so that a stray Enter allows nothing."""
+
+    decided = Signal(str)
+    max_height = 160  # of what would happen, in pixels
+
+    def __init__(self, theme: Theme) -> None:
+        super().__init__()
+        self.setProperty("kind", "card")
+        self.title = label("", "strong", wrap=True)
+        self.warning = label("", "chip-warn", wrap=True)
+        self.detail = QPlainTextEdit()
+        self.detail.setReadOnly(True)
+        theme.dress(self.detail, "small")
+        self.detail.setMaximumHeight(self.max_height)
+        self.detail.setAccessibleName(self.tr("What would happen"))
+        self.decline = button(self.tr("Decline"), lambda: self._decide("no"))
+        self.once = button(self.tr("Allow once"), lambda: self._decide("once"), "primary")
+        items = (self.title, self.warning, self.detail, self.answers())
+        self.setLayout(stack(*items, spacing=8, margins=(12, 12, 12, 12)))
+        self.hide()
+
+    def answers(self) -> QBoxLayout:
+        """The row of buttons; `decline` and `once` are among them."""
+        raise NotImplementedError
+
+    def words(self, request: "ConsentRequest") -> str:
+        """The question."""
+        return request.title
+
+    def ask(self, request: "ConsentRequest") -> None:
+        """Show a question."""
+        words = self.words(request)
+        self.title.setText(words)
+        self.warning.setText(request.warning or "")
+        self.warning.setVisible(bool(request.warning))
+        self.detail.setPlainText(request.detail)
+        self.setAccessibleName(words)
+        self.show()
+        self.decline.setFocus()
+
+    def _decide(self, decision: str) -> None:
+        self.hide()
+        self.decided.emit(decision)

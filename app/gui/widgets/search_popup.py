@@ -8,10 +8,8 @@ from PySide6.QtGui import QKeyEvent, QResizeEvent
 from PySide6.QtWidgets import QDialog, QListWidget, QListWidgetItem, QVBoxLayout, QWidget
 
 from app.gui.theme import Theme
-from app.gui.widgets.basics import IconButton, button, label, row, stack, when_released
-from app.gui.widgets.fields import line_field
-from app.gui.widgets.popups import round_corners
-from app.gui.widgets.shadow import Shadow
+from app.gui.widgets.basics import IconButton, button, label, line_field, row, stack, when_released
+from app.gui.widgets.popups import Shadow, round_corners
 
 _WIDTH, _SHOWN = 620, 9
 _LEADING, _FRAME = 1.35, 8  # lines of text to their pixel size; what the style puts around an entry

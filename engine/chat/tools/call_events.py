@@ -4,11 +4,10 @@ import json
 import secrets
 from collections.abc import Callable, Sequence
 
-from engine.chat.events import AnswerEvent, CallArguments, CallEnded, CallMalformed, CallStarted
 from engine.chat.tools.dialect import IdStyle
 from engine.chat.tools.lenient_json import LenientJson, repair
 from engine.chat.tools.schema_types import properties
-from engine.chat.types import ToolDefinition
+from engine.chat.types import AnswerEvent, CallArguments, CallEnded, CallMalformed, CallStarted, ToolDefinition
 
 _NAMESPACE = "functions."
 _NINE = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from enum import Enum, auto
 from typing import Final
 
-from engine.chat.events import AnswerEvent, ReasoningDelta, TextDelta
 from engine.chat.reasoning import last_opening, open_markers
 from engine.chat.tools.call_events import CallSink
 from engine.chat.tools.call_parsers import (
@@ -22,18 +21,20 @@ from engine.chat.tools.call_parsers import (
 )
 from engine.chat.tools.dialect import (
     ARGUMENT_KEYS,
+    FENCES,
     NAME_KEYS,
     Dialect,
     JsonCalls,
+    Marks,
     NamedCalls,
     PythonCalls,
     Section,
     TaggedCalls,
+    marks_of,
 )
 from engine.chat.tools.lenient_json import LenientJson
-from engine.chat.tools.marks import FENCES, Marks, marks_of
 from engine.chat.tools.tagged import TaggedPayload
-from engine.chat.types import ToolDefinition
+from engine.chat.types import AnswerEvent, ReasoningDelta, TextDelta, ToolDefinition
 
 # Between the calls of a section these mean nothing.
 _FILLER: Final = ",;[]"

@@ -6,8 +6,7 @@ from typing import Any, Final
 
 from engine.chat.tools.call_events import CallSink
 from engine.chat.tools.call_parsers import MAX_HEADER_CHARS, NotACall
-from engine.chat.tools.dialect import TaggedCalls
-from engine.chat.tools.marks import earliest
+from engine.chat.tools.dialect import TaggedCalls, earliest
 from engine.chat.tools.schema_types import allowed_types, properties, typed
 
 _CDATA_START: Final = "<![CDATA["

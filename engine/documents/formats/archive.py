@@ -5,7 +5,9 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+from lxml import etree
 
 from engine.documents.types import Unreadable
 
@@ -40,3 +42,27 @@ def read_member(archive: zipfile.ZipFile, name: str) -> bytes:
     if len(raw) > MAX_MEMBER_BYTES:
         raise Unreadable(f"{name} in it has more than {MAX_MEMBER_BYTES >> 20} MiB")
     return raw
+
+
+# What the formats of Office share: XML in an archive, and which part leads to which.
+
+XML: Final = etree.XMLParser(resolve_entities=False, no_network=True, huge_tree=False)
+
+
+def local(element: Any) -> str:
+    """The name of an element without its namespace; empty for comments and the like."""
+    return element.tag.rpartition("}")[2] if isinstance(element.tag, str) else ""
+
+
+def relations(archive: Any, name: str) -> dict[str, tuple[str, str]]:
+    """(part, kind) by id of what a part leads to; of the whole package for "". Raises: KeyError: it has no list."""
+    folder, _, leaf = name.rpartition("/")
+    raw = read_member(archive, f"{folder}/_rels/{leaf}.rels".lstrip("/"))
+    found = {}
+    for relation in etree.fromstring(raw, XML):
+        target = relation.get("Target") or ""
+        parts = [] if target.startswith("/") or not folder else folder.split("/")
+        for part in target.strip("/").split("/"):
+            parts = parts[:-1] if part == ".." else parts if part == "." else [*parts, part]
+        found[relation.get("Id") or ""] = ("/".join(parts), (relation.get("Type") or "").rsplit("/", 1)[-1])
+    return found

@@ -6,10 +6,9 @@ from typing import Any, Final
 
 from lxml import etree
 
-from engine.documents.formats.archive import open_archive, read_member
+from engine.documents.formats.archive import XML, local, open_archive, read_member, relations
 from engine.documents.formats.html import blocks_of
 from engine.documents.formats.pseudo_pages import in_parts
-from engine.documents.formats.relations import XML, local, relations
 from engine.documents.types import Block, Page, Unreadable
 
 _SHEET_ROWS: Final = 60

@@ -6,9 +6,8 @@ from typing import Any, Final
 
 from lxml import etree
 
-from engine.documents.formats.archive import open_archive, read_member
+from engine.documents.formats.archive import XML, local, open_archive, read_member
 from engine.documents.formats.pseudo_pages import in_parts
-from engine.documents.formats.relations import XML, local
 from engine.documents.types import Block, Page, Unreadable
 
 # Deleted text, comments, the number of a note, readings over signs, and what holds no text.

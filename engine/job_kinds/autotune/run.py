@@ -12,10 +12,9 @@ import msgspec
 from devices.errors import TesseraError
 from engine.core.errors import EnvironmentFault
 from engine.energy.meter import EnergyMeter, Unmetered
-from engine.job_kinds.autotune.goal import MAX_SLOWDOWN, cost, finite, noise, worth
 from engine.job_kinds.autotune.journal import Journal
 from engine.job_kinds.autotune.search import OutOfTime, Search
-from engine.job_kinds.autotune.space import Dimension
+from engine.job_kinds.autotune.space import MAX_SLOWDOWN, Dimension, cost, finite, noise, worth
 from engine.job_kinds.bench.measure import COPIED_TOKENS, Meter, Timed
 from engine.message_catalog.reasons import Reason, because
 from engine.placement.measurements import (

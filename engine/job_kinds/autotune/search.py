@@ -11,8 +11,17 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import msgspec
 
-from engine.job_kinds.autotune.goal import MAX_SLOWDOWN, cost, finite, noise, worth
-from engine.job_kinds.autotune.space import Dimension, Level, changed, valid
+from engine.job_kinds.autotune.space import (
+    MAX_SLOWDOWN,
+    Dimension,
+    Level,
+    changed,
+    cost,
+    finite,
+    noise,
+    valid,
+    worth,
+)
 from engine.placement.measurements import Budget, Choice, Goal, Knobs, Outcome
 
 # One in so many points continues to the next round. Source: Li et al., "Hyperband", 2018 (3 or 4 there).

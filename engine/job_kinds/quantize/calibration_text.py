@@ -14,7 +14,7 @@ from engine.core.errors import InputFault
 from engine.core.paths import whole_path
 from engine.documents.walk import Walk
 from engine.job_kinds.quantize.options import QuantizeOptions
-from quantize.calibration_texts import CALIBRATION
+from quantize.types import CALIBRATION
 
 # Text taken from one file, and from all together: as much as the text that comes with the program, so that a model
 # is not fitted to one kind of text alone.

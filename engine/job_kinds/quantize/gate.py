@@ -13,9 +13,9 @@ import msgspec
 from devices.errors import Cancelled
 from devices.msgspec_lock import learned
 from engine.chat.chat_pipeline import Conversations, read
-from engine.chat.events import CallArguments, CallStarted, TextDelta
 from engine.chat.structured import ConstraintChecker
 from engine.chat.template import TemplateRenderer
+from engine.chat.types import CallArguments, CallStarted, TextDelta
 from engine.core.errors import EnvironmentFault, InputFault, NotEnoughMemory
 from engine.core.types import Delta, GenerationRequest, SamplingParams
 from engine.job_kinds.quantize.tasks import Task, TaskAnswer, TaskSet, TaskSets, task_set

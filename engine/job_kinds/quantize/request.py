@@ -26,7 +26,6 @@ from engine.placement.results import machine_key
 from engine.placement.shape import ModelShape, model_shape
 from engine.placement.types import DryRun
 from engine.runner.protocol import LoadSettings
-from quantize.calibration_texts import CALIBRATION, HELD_OUT
 from quantize.child import run_task
 from quantize.convert.folder import ConvertRequest
 from quantize.files.gguf_file import TensorInfo
@@ -36,7 +35,7 @@ from quantize.job.gate import GateTask
 from quantize.job.plan_file import read_plan
 from quantize.job.request import QuantizeRequest
 from quantize.kv_cache_types import K_DAMAGE, V_DAMAGE
-from quantize.types import DeviceKind, Goal, KvOption
+from quantize.types import CALIBRATION, HELD_OUT, DeviceKind, Goal, KvOption
 
 # What "fits this machine at this context" means in bytes: what weights and cache may share.
 

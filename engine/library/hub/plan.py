@@ -26,9 +26,9 @@ from engine.message_catalog.reasons import because
 from quantize.errors import BadFile
 from quantize.files.gguf_file import Entry, GgufFile, TensorInfo, read_gguf_source
 from quantize.ggml_types import GgmlType
-from quantize.plan.model_spec import model_spec
 from quantize.plan.plan import Question, make_plan, model_damage
 from quantize.plan.priors import prior_damage
+from quantize.plan.speed import model_spec
 from quantize.types import EvidenceRef, Goal, ModelSpec, TensorSpec
 
 # The file Tessera would quantize itself instead of fetching a ready one: its size and the damage to expect.

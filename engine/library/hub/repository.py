@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable
 from pathlib import PurePosixPath
 
-from engine.library import quant_names
+from engine.library import model_ids
 from engine.library.hub.types import Choice, RepoFile, Repository
 from engine.library.model_ids import stem_of
 from quantize.files.gguf_split import parse_split_name
@@ -88,7 +88,7 @@ def _complete(files: list[RepoFile]) -> bool:
 def _labels(stems: Iterable[str]) -> dict[str, str]:
     """A short label for each: the announced mix where that is unique, else the file's name."""
     stems = list(stems)
-    named = {stem: quant_names.from_file_name(PurePosixPath(stem).name) for stem in stems}
+    named = {stem: model_ids.from_file_name(PurePosixPath(stem).name) for stem in stems}
     return {
         stem: label if label and list(named.values()).count(label) == 1 else PurePosixPath(stem).name
         for stem, label in named.items()

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from devices.child_answer import answer_with
+from devices.child_command import answer_with
 from devices.msgspec_lock import learned
 from devices.process_memory import process_memory
 from engine.core.errors import ConstraintRefused

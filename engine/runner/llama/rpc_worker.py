@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 
-from devices.child_answer import write_answer
+from devices.child_command import write_answer
 from devices.process_memory import process_memory
 from engine.runner.llama.native.llama_api import KernelsMissing, start_backends
 from engine.runner.llama.native.rpc import NoWorker, describe, serve

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from devices.child_answer import write_answer
+from devices.child_command import write_answer
 from devices.msgspec_lock import learned
 from engine.runner.llama.native import model as llama_model
 from engine.runner.llama.native.device_check import NotComparable, compare, is_wrong, read_reference

@@ -8,7 +8,7 @@ onnxruntime-genai opens itself.
 import ctypes
 import sys
 
-from devices.child_answer import write_answer
+from devices.child_command import write_answer
 from engine.runner import onnx_libraries as libraries
 
 

@@ -4,7 +4,7 @@ import json
 from typing import Any, Final
 
 from devices.errors import TesseraError
-from engine.api.protocols.errors import AnthropicError
+from engine.api.protocols.routes import AnthropicError
 from engine.core.errors import ContextOverflow
 from engine.server.errors import ErrorShape, lookup
 

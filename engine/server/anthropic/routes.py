@@ -16,25 +16,31 @@ from starlette.responses import Response
 
 from engine.chat import structured
 from engine.chat.chat_pipeline import AnswerFinished, AnswerStarted, ChatEvent, is_begun
-from engine.chat.events import (
+from engine.chat.query import ChatQuery
+from engine.chat.types import (
     CallArguments,
     CallEnded,
     CallStarted,
+    ImagePart,
+    Message,
+    NamedTool,
+    Part,
     ReasoningDelta,
     TextDelta,
+    TextPart,
+    ToolCall,
+    ToolChoice,
+    ToolDefinition,
 )
-from engine.chat.query import ChatQuery
-from engine.chat.types import ImagePart, Message, NamedTool, Part, TextPart, ToolCall, ToolChoice, ToolDefinition
 from engine.core.errors import InputFault
 from engine.core.types import Constraint, Usage
 from engine.server.anthropic.errors import SHAPE
 from engine.server.anthropic.schemas import Choice, CountRequest, InputMessage, MessagesRequest, Tool
 from engine.server.anthropic_tools import SERVER_TOOLS, client_tool
-from engine.server.body import openapi_body, parse
+from engine.server.body import ignored_header, openapi_body, parse
+from engine.server.file_parts import MAX_IMAGE_BYTES
 from engine.server.ids import new_id
-from engine.server.ignored import ignored_header
-from engine.server.images import MAX_IMAGE_BYTES
-from engine.server.protocol_router import protocol_router
+from engine.server.routing import protocol_router
 from engine.server.sse import EventStream, while_connected
 from engine.server.state import ServerState, server_state
 from engine.server.turn import prepare_turn

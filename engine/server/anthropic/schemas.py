@@ -4,8 +4,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field
 
-from engine.server.body import Body
-from engine.server.known_keys import ANY, ByType
+from engine.server.body import ANY, Body, ByType
 
 _TEXT: Final = {"type": ANY, "text": ANY}
 _SOURCE: Final = {"type": ANY, "media_type": ANY, "data": ANY}

@@ -7,8 +7,7 @@ from fastapi.responses import JSONResponse
 from pydantic import Field
 from starlette.responses import Response
 
-from engine.server.body import Body, openapi_body, parse
-from engine.server.ignored import ignored_header
+from engine.server.body import Body, ignored_header, openapi_body, parse
 from engine.server.openai.errors import SHAPE
 from engine.server.sse import EventStream
 from engine.server.state import server_state

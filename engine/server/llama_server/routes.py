@@ -16,10 +16,9 @@ from engine.core.sampling import choose, only_explicit
 from engine.core.types import Event, GenerationRequest
 from engine.core.version import __version__
 from engine.pool.loaded_model import LoadedModel
-from engine.server.body import openapi_body, parse
+from engine.server.body import ignored_header, openapi_body, parse
 from engine.server.chosen_model import chosen_model
 from engine.server.fanout import merge
-from engine.server.ignored import ignored_header
 from engine.server.llama_server.schemas import NativeRequest, PromptPart, TemplateRequest
 from engine.server.llama_server.stream import CompletionAnswer, sse, timed
 from engine.server.models import DEFAULT_NAME

@@ -9,9 +9,8 @@ from starlette.responses import Response
 
 from engine.core.errors import InputFault
 from engine.pool.pool import HERE
-from engine.server.body import Body, openapi_body, parse
+from engine.server.body import Body, ignored_header, openapi_body, parse
 from engine.server.chosen_model import chosen_model
-from engine.server.ignored import ignored_header
 from engine.server.state import server_state
 
 router = APIRouter()

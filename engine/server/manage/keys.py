@@ -5,7 +5,7 @@ import asyncio
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from engine.api.keys import Key, KeyRequest, Keys, NewKey
+from engine.api.requests import Key, KeyRequest, Keys, NewKey
 from engine.core.errors import InputFault
 from engine.server.msgspec_routes import TypedRoute
 from engine.server.state import server_state

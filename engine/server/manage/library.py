@@ -31,7 +31,7 @@ from engine.library import importing, recommended_models, trash
 from engine.library.catalogue import Catalogue
 from engine.library.lookup import require
 from engine.library.types import ModelEntry
-from engine.server.manage.sampling import decided
+from engine.server.manage.models import decided
 from engine.server.msgspec_routes import TypedRoute
 from engine.server.state import server_state
 from engine.services import Services

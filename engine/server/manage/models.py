@@ -1,5 +1,6 @@
 """/tessera/v1/loaded and models/{id}/load: what is loaded, loading and unloading by hand, pins and aliases."""
 
+import asyncio
 import time
 from pathlib import Path
 
@@ -11,25 +12,127 @@ from engine.api.models import (
     Alias,
     Aliases,
     AliasRequest,
+    Decided,
+    EngineArgsRequest,
     EngineRequest,
     LoadedModel,
     LoadedModels,
     LoadOptions,
     LoadRequest,
     ModelEngine,
+    ModelEngineArgs,
     ModelLoadSettings,
+    ModelSampling,
+    SamplingRequest,
     Unloaded,
 )
 from engine.core.errors import InputFault, ModelNotFound
+from engine.core.sampling import Chosen, Layer, choose
 from engine.library.types import ModelEntry
+from engine.message_catalog.reasons import because
+from engine.placement.load_settings import require_sound, with_engine_args
 from engine.pool.loaded_model import LoadedModel as PooledModel
-from engine.server.manage.engine_args import keep_engine_args
+from engine.runner.engine_args import NO_ARGS, EngineArgs
 from engine.server.models import ServedModels
 from engine.server.msgspec_routes import TypedRoute
 from engine.server.sse import while_connected
 from engine.server.state import ServerState, server_state
 
+# /tessera/v1/models/{id}/sampling: what a model samples with, who decided it, and the user's own values.
+
 router = APIRouter(prefix="/tessera/v1", tags=["management"], route_class=TypedRoute)
+
+
+@router.get("/models/{model:path}/sampling")
+async def model_sampling(request: Request, model: str) -> ModelSampling:
+    """What is in force for a model, and what is recommended."""
+    models = server_state(request).models
+    return describe_sampling(models, await models.entry(model))
+
+
+@router.put("/models/{model:path}/sampling")
+async def set_model_sampling(request: Request, model: str, body: SamplingRequest) -> ModelSampling:
+    """Set the user's own values for a model; none at all goes back to what is recommended."""
+    models = server_state(request).models
+    entry = await models.entry(model)
+    models.user_settings.set_sampling(entry.id, body.values)
+    return describe_sampling(models, entry)
+
+
+def describe_sampling(models: ServedModels, entry: ModelEntry) -> ModelSampling:
+    """The decision for a model as a whole."""
+    found = models.recommended_for(entry)
+    usual, plain = found.layers(None), found.plain
+    return ModelSampling(
+        id=entry.id,
+        user=models.user_settings.get(entry.id).sampling,
+        in_force=decided(choose({}, usual)),
+        recommended=decided(choose({}, _without_user(usual))),
+        in_force_without_reasoning=decided(choose({}, plain)),
+        recommended_without_reasoning=decided(choose({}, _without_user(plain))),
+    )
+
+
+def _without_user(layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
+    return tuple(layer for layer in layers if layer.source != "user")
+
+
+def decided(chosen: Chosen) -> dict[str, Decided]:
+    """What was chosen, as the management routes tell it."""
+    return {
+        name: Decided(value=getattr(chosen.params, name), source=source, link=chosen.links.get(name, ""))
+        for name, source in chosen.sources.items()
+    }
+
+
+# /tessera/v1/models/{id}/engine_args: llama.cpp's own arguments for a model beside Tessera's settings.
+
+
+@router.get("/models/{model:path}/engine_args")
+async def engine_args(request: Request, model: str) -> ModelEngineArgs:
+    """The raw engine arguments of a model."""
+    models = server_state(request).models
+    entry = await models.entry(model)
+    return ModelEngineArgs(id=entry.id, engine_args=models.user_settings.get(entry.id).engine_args)
+
+
+@router.put("/models/{model:path}/engine_args")
+async def set_engine_args(request: Request, model: str, body: EngineArgsRequest) -> ModelEngineArgs:
+    """Set them; none at all goes back to Tessera's choice. They come into force as load settings do.
+
+    llama.cpp tries them first without allocating anything; what it refuses is not kept.
+    """
+    state = server_state(request)
+    entry = await state.models.entry(model)
+    needed = await keep_engine_args(state, entry, body.engine_args)
+    applies = await state.pool.settings_changed(entry.id)
+    unloaded = applies == "now" and state.pool.get(entry.id) is None
+    return ModelEngineArgs(
+        id=entry.id, engine_args=body.engine_args, needed_bytes=needed, unloaded=unloaded, applies=applies
+    )
+
+
+async def keep_engine_args(state: ServerState, entry: ModelEntry, args: EngineArgs) -> int | None:
+    """Try arguments and keep them; returns the bytes a load would need with them.
+
+    Raises: InputFault.
+    """
+    require_sound(entry, args)
+    engine = state.models.user_settings.get(entry.id).engine
+    if engine is not None and args != NO_ARGS:
+        raise InputFault(because("args_of_engine", engine=engine, model=entry.id), "engine_args")
+    needed = None
+    if args != NO_ARGS:
+        _, before = await state.models.unplaced(entry.id)
+        wanted = with_engine_args(state.models.usual_settings(entry), args)
+        wanted = msgspec.structs.replace(wanted, draft_path=before.draft_path)
+        overrides = state.models.overrides_for(entry)
+        placed = await asyncio.to_thread(state.placer.placement, entry.id, wanted, overrides, exact=False)
+        await asyncio.to_thread(state.placer.try_engine_args, placed.settings)
+        needed = placed.need.total_bytes
+    await asyncio.to_thread(state.placer.history.remember, entry.id, {})  # what worked was tried without them
+    state.models.user_settings.change(entry.id, engine_args=args)
+    return needed
 
 
 def describe(model: PooledModel) -> LoadedModel:

@@ -2,7 +2,7 @@
 
 from fastapi import APIRouter, Request
 
-from engine.api.power import PowerLimits, PowerState
+from engine.api.machine import PowerLimits, PowerState
 from engine.server.msgspec_routes import TypedRoute
 from engine.server.state import server_state
 

@@ -4,7 +4,7 @@ import json
 from typing import Any, Final
 
 from devices.errors import TesseraError
-from engine.api.protocols.errors import OllamaError
+from engine.api.protocols.routes import OllamaError
 from engine.server.errors import ErrorShape
 from engine.server.openai.errors import openai_body
 

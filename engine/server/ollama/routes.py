@@ -21,22 +21,20 @@ from engine.chat.chat_pipeline import (
     end_notes,
     is_begun,
 )
-from engine.chat.events import TextDelta
 from engine.chat.fim import FimGap
 from engine.chat.query import ChatQuery
-from engine.chat.types import ImagePart, Message, Part, TextPart, ToolCall, ToolDefinition
+from engine.chat.types import ImagePart, Message, Part, TextDelta, TextPart, ToolCall, ToolDefinition
 from engine.core.errors import InputFault
 from engine.core.types import Constraint, Delta, Done, GenerationRequest, SamplingParams
 from engine.pool.loaded_model import LoadedModel
-from engine.server.body import openapi_body, parse
+from engine.server.body import ignored_header, openapi_body, parse
+from engine.server.file_parts import MAX_IMAGE_BYTES
 from engine.server.fim import fim_prompt, fim_request
-from engine.server.ignored import ignored_header
-from engine.server.images import MAX_IMAGE_BYTES
 from engine.server.ollama.errors import SHAPE
 from engine.server.ollama.keep_alive import acquire, keep, seconds
 from engine.server.ollama.schemas import ChatBody, ChatMessage, GenerateBody, Running
 from engine.server.ollama.stream import NDJSON, Lines, now
-from engine.server.protocol_router import protocol_router
+from engine.server.routing import protocol_router
 from engine.server.sse import EventStream, while_connected
 from engine.server.state import ServerState, server_state
 from engine.server.turn import Turn

@@ -5,8 +5,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 from pydantic import Field
 
 from engine.core.errors import InputFault
-from engine.server.body import Body
-from engine.server.known_keys import ANY
+from engine.server.body import ANY, Body
 from engine.server.sampling_fields import SharedSampling
 from quantize.files.sampling_keys import SAMPLING
 

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from engine.chat.chat_pipeline import AnswerFinished, AnswerLogprobs, ChatEvent
-from engine.chat.events import CallArguments, CallEnded, CallStarted, ReasoningDelta, TextDelta
+from engine.chat.types import CallArguments, CallEnded, CallStarted, ReasoningDelta, TextDelta
 from engine.core.types import TokenLogprob
 from engine.server.ollama.keep_alive import NANO
 from engine.server.openai.stream import chat_logprob

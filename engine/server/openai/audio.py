@@ -16,9 +16,8 @@ from starlette.responses import Response
 
 from engine.core.errors import InputFault
 from engine.runner.onnx.speech.protocol import SpeechSegments
-from engine.server.body import Body, fault
+from engine.server.body import Body, fault, ignored_header
 from engine.server.errors import NotServed
-from engine.server.ignored import ignored_header
 from engine.server.openai.errors import SHAPE
 from engine.server.speech import NAME, Segment
 from engine.server.sse import EventStream, while_connected

@@ -16,11 +16,10 @@ from engine.core.sampling import Chosen, choose, only_explicit
 from engine.core.types import Delta, Done, Event, GenerationRequest, TokenLogprob
 from engine.pool.loaded_model import LoadedModel, QueueTicket
 from engine.pool.pool import HERE
-from engine.server.body import parse
+from engine.server.body import ignored_header, parse
 from engine.server.fanout import merge
 from engine.server.fim import fim_prompt, fim_request
 from engine.server.ids import new_id
-from engine.server.ignored import ignored_header
 from engine.server.openai import stream
 from engine.server.openai.errors import STREAM_SHAPE
 from engine.server.openai.routes import claimed

@@ -12,12 +12,10 @@ from starlette.responses import Response
 
 from engine.core.errors import InputFault
 from engine.runner.protocol import Embedded
-from engine.server.body import Body, openapi_body, parse
+from engine.server.body import ANY, Body, ignored_header, openapi_body, parse
 from engine.server.chosen_model import chosen_model
-from engine.server.embedding import embed, prompted
+from engine.server.fanout import embed, prompted
 from engine.server.ids import new_id
-from engine.server.ignored import ignored_header
-from engine.server.known_keys import ANY
 from engine.server.openai.schemas import TokenId
 from engine.server.sse import while_connected
 from engine.server.state import ServerState, server_state

@@ -11,15 +11,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from engine.chat.chat_pipeline import AnswerFinished, AnswerLogprobs, ChatEvent, PreparedChat, read
-from engine.chat.events import TextDelta
-from engine.chat.types import ChatTemplate
+from engine.chat.types import ChatTemplate, TextDelta
 from engine.core.types import PromptProgress, TokenLogprob
 from engine.pool.loaded_model import LoadedModel, QueueTicket
 from engine.pool.pool import HERE
-from engine.server.body import parse
+from engine.server.body import ignored_header, parse
 from engine.server.fanout import merge
 from engine.server.ids import new_id
-from engine.server.ignored import ignored_header
 from engine.server.openai import stream
 from engine.server.openai.errors import STREAM_SHAPE
 from engine.server.openai.schemas import ChatRequest, CompletionRequest

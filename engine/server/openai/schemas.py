@@ -7,8 +7,7 @@ from pydantic import Field
 
 from engine.core.errors import InputFault
 from engine.core.types import SamplingParams
-from engine.server.body import Body
-from engine.server.known_keys import ANY, ByType
+from engine.server.body import ANY, Body, ByType
 from engine.server.sampling_fields import SharedSampling, bounds
 
 MAX_CHOICES = 16

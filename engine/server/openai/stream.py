@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from engine.chat.chat_pipeline import AnswerFinished, AnswerLogprobs, ChatEvent, end_notes
-from engine.chat.events import CallArguments, CallEnded, CallStarted, ReasoningDelta, TextDelta
+from engine.chat.types import CallArguments, CallEnded, CallStarted, ReasoningDelta, TextDelta
 from engine.core.request_timing import current_clock
 from engine.core.sampling import Chosen
 from engine.core.types import Done, PromptProgress, TokenLogprob, Usage

@@ -10,8 +10,7 @@ from engine.chat.types import Message, NamedTool, Part, TextPart, ToolCall, Tool
 from engine.core.errors import InputFault
 from engine.core.types import Constraint
 from engine.server import custom_tools
-from engine.server.file_parts import attached_text
-from engine.server.images import decode_data_url
+from engine.server.file_parts import attached_text, decode_data_url
 from engine.server.openai.schemas import ChatMessage, ChatRequest, OutputFields
 
 _GRAMMARS = frozenset({"regex", "lark", "grammar", "gbnf"})

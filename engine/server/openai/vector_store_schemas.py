@@ -4,8 +4,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field
 
-from engine.server.body import Body, Metadata
-from engine.server.known_keys import ANY
+from engine.server.body import ANY, Body, Metadata
 from engine.server.openai.vector_store_filters import MAX_DEPTH
 
 # Source: OpenAI's reference; more files are added one by one or in batches.

@@ -21,10 +21,9 @@ from engine.documents.file_types import kind_of
 from engine.documents.registry import Live
 from engine.documents.store import FAILED, READING
 from engine.documents.types import DocumentRow
-from engine.server.body import openapi_body, parse, parse_or
+from engine.server.body import ignored_header, openapi_body, parse, parse_or
 from engine.server.documents.service import CollectionService
 from engine.server.ids import new_id
-from engine.server.ignored import ignored_header
 from engine.server.openai.files import Files, files_of
 from engine.server.openai.vector_store_filters import fits
 from engine.server.openai.vector_store_schemas import BatchRequest, FileRequest, StoreRequest, StoreSearch, Wanted

@@ -11,18 +11,15 @@ from pydantic import Field
 from starlette.responses import Response
 
 from engine.chat.chat_pipeline import AnswerFinished
-from engine.chat.events import TextDelta
 from engine.chat.query import ChatQuery
-from engine.chat.types import Message, TextPart
+from engine.chat.types import Message, TextDelta, TextPart
 from engine.core.errors import EnvironmentFault, InputFault
-from engine.server.body import Body, openapi_body, parse
+from engine.server.body import Body, ignored_header, openapi_body, parse
 from engine.server.ids import new_id
-from engine.server.ignored import ignored_header
 from engine.server.responses.schemas import ITEM
 from engine.server.responses.stream import usage_body
-from engine.server.responses.summary import sealed
 from engine.server.responses.tools import Toolbox
-from engine.server.responses.translate import to_messages
+from engine.server.responses.translate import sealed, to_messages
 from engine.server.sse import while_connected
 from engine.server.state import ServerState, server_state
 from engine.server.turn import prepare_turn

@@ -7,8 +7,7 @@ from fastapi.responses import JSONResponse
 from pydantic import Field
 from starlette.responses import Response
 
-from engine.server.body import Body, Metadata, openapi_body, parse
-from engine.server.ignored import ignored_header
+from engine.server.body import Body, Metadata, ignored_header, openapi_body, parse
 from engine.server.paging import Order, PageSize, page
 from engine.server.response_store.conversations import Conversation, ConversationStore
 from engine.server.responses.schemas import ITEM

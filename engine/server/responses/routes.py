@@ -19,9 +19,8 @@ from engine.chat.types import Message
 from engine.core.errors import InputFault, exhausted
 from engine.core.sampling import Chosen
 from engine.core.types import Constraint
-from engine.server.body import openapi_body, parse
+from engine.server.body import ignored_header, openapi_body, parse
 from engine.server.ids import new_id
-from engine.server.ignored import ignored_header
 from engine.server.openai.errors import SHAPE
 from engine.server.openai.schemas import Reasoning, limit_of
 from engine.server.openai.translate import allowed_tools

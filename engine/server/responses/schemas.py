@@ -6,8 +6,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 from pydantic import Field
 
 from engine.core.errors import InputFault
-from engine.server.body import Body, Metadata
-from engine.server.known_keys import ANY, ByType
+from engine.server.body import ANY, Body, ByType, Metadata
 from engine.server.openai.schemas import Reasoning, SamplerFields
 
 # Items of tools that ran elsewhere, in sessions begun on another server.

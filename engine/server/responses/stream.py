@@ -7,8 +7,7 @@ import msgspec
 
 from devices.errors import TesseraError
 from engine.chat.chat_pipeline import AnswerFinished, AnswerLogprobs, ChatEvent
-from engine.chat.events import CallArguments, CallEnded, CallStarted, ReasoningDelta, TextDelta
-from engine.chat.types import Message, ToolCall
+from engine.chat.types import CallArguments, CallEnded, CallStarted, Message, ReasoningDelta, TextDelta, ToolCall
 from engine.core.errors import ContextOverflow, InputFault
 from engine.core.types import Usage
 from engine.server.custom_tools import custom_input

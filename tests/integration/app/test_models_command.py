@@ -12,7 +12,7 @@ from app.cli import models_hub
 from app.client import local_server
 from app.format import duration
 from engine.core.errors import InputFault
-from engine.library.hub.names import HubName, parse_hub_name
+from engine.library.hub.file_selection import HubName, parse_hub_name
 from engine.library.recommended_models import propose, starter_repo, starters
 from tests.support.fakes.fake_hub import FakeHub
 from tests.support.servers import RunningServer

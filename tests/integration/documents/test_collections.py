@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from devices import drives
+from devices import disk_speed
 from engine.core.errors import InputFault
 from engine.core.paths import user_paths
 from engine.documents import registry, search, walk
@@ -105,7 +105,7 @@ def test_a_moment_without_descriptors_forgets_no_document_and_misses_no_change(
 
 
 def test_an_ordinary_folder_where_drives_are_mounted_is_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(drives, "_DRIVES", (tmp_path.parent,))
+    monkeypatch.setattr(disk_speed, "_DRIVES", (tmp_path.parent,))
     (tmp_path / "a.md").write_text("Tides")
     looked = walk.Walk((str(tmp_path),))
     assert [Path(file.path).name for file in looked.files()] == ["a.md"]

@@ -9,8 +9,8 @@ from quantize.job.round_plan import round_plan
 from quantize.measure.verify import verify
 from quantize.measurements import RoundRequest, VerifyRequest
 from quantize.plan.llama_cpp_presets import stock_types
-from quantize.plan.model_spec import model_spec
 from quantize.plan.plan import Question, make_plan
+from quantize.plan.speed import model_spec
 from quantize.types import EvidenceRef, Goal
 from tests.support.models.measured_model import HELD_OUT, ignore, never
 

@@ -26,7 +26,7 @@ from quantize.measure.verify import verify
 from quantize.measurements import MeasureRequest, VerifyRequest
 from quantize.native.source_weights import SourceWeights
 from quantize.plan.llama_cpp_presets import uniform_types
-from quantize.plan.model_spec import model_spec
+from quantize.plan.speed import model_spec
 from quantize.types import Goal
 from tests.support.models.lora_adapter import write_adapter
 from tests.support.models.measured_model import CALIBRATION, HELD_OUT, ignore, never

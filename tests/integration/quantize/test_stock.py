@@ -9,7 +9,7 @@ import pytest
 from quantize.files.gguf_file import read_gguf
 from quantize.plan.llama_cpp_preset_rules import MIXES
 from quantize.plan.llama_cpp_presets import stock_types
-from quantize.plan.model_spec import model_spec
+from quantize.plan.speed import model_spec
 
 # A dry run in a child: llama.cpp reports each tensor's type in its log and writes nothing.
 DRY_RUNS = """

@@ -5,9 +5,9 @@ import pytest
 
 from app.answer_facts import NO_FACTS, AnswerFacts, ToolCall
 from app.db import backup, conversations, messages
+from app.db.conversations import search
 from app.db.errors import StoreFromNewerVersion
 from app.db.records import Attachment
-from app.db.search import search
 from app.db.store import MIGRATIONS, Store, open_in_memory, open_store
 from engine.api.chat import Usage
 

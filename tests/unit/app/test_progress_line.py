@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from app.cli import bench_job
-from app.cli.phase_line import PhaseLine
+from app.cli.progress import PhaseLine
 from app.cli.quantize import _Line
 from app.generation_phase import WAITING
 from engine.api.jobs import Progress

@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime
 
-from app.prompt_variables import asked_for, filled
+from app.suggestions import asked_for, filled
 
 
 def test_names_are_asked_once_in_their_order_and_own_ones_never():

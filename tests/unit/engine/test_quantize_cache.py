@@ -4,8 +4,8 @@ import pytest
 
 from engine.job_kinds.quantize.request import fit_goal, promised
 from engine.placement.shape import model_shape
-from quantize.calibration_texts import CALIBRATION
 from quantize.files.gguf_split import read_gguf_model
+from quantize.types import CALIBRATION
 
 SPARK = CALIBRATION.parents[1] / "models/spark-f16.gguf"
 TYPES = {"f16", "q8_0", "q5_1", "q4_0"}

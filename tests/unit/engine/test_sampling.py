@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from engine.core.errors import InputFault
-from engine.core.sampling import LLAMA_CPP, Layer, Recommended, choose, recommended
-from engine.core.sampling_families import families, of_card
+from engine.core.sampling import LLAMA_CPP, Layer, Recommended, choose, families, of_card, recommended
 from engine.library.catalogue import Catalogue
 from engine.library.inspect_files import inspect_onnx
 from engine.placement.model_settings import ModelSettingsStore

@@ -21,9 +21,8 @@ from quantize.files.gguf_write import padded
 from quantize.ggml_types import BLOCK_SIZES, USUAL, GgmlType, bits_per_weight
 from quantize.job.effort import types_to_measure
 from quantize.job.request import QuantizeRequest
-from quantize.plan.model_spec import model_spec
 from quantize.plan.plan import Question, best_stock, make_plan, stock_plans
-from quantize.plan.speed import decode_time, relative_bytes
+from quantize.plan.speed import decode_time, model_spec, relative_bytes
 from quantize.tensor_rules import allows_quantization, effective_type
 from quantize.types import EvidenceRef, Goal, KvOption, Lock, ModelSpec, TensorSpec
 from tests.support.examples import examples

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from quantize.gptq.products import add_gram, mirror
+from quantize.gptq.hessian import add_gram, mirror
 
 
 @pytest.mark.parametrize("width", [7, 1024, 1501])

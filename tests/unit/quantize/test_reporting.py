@@ -21,9 +21,9 @@ from quantize.job.forecast import (
 )
 from quantize.job.report import report_path, summary, write_report
 from quantize.job.request import QuantizeReport
-from quantize.plan.model_spec import model_spec
 from quantize.plan.plan import Question, make_plan
 from quantize.plan.priors import prior_damage
+from quantize.plan.speed import model_spec
 from quantize.types import EvidenceRef, FileReport, Goal, Interval, Rounding
 from tests.support.reports import read_report
 

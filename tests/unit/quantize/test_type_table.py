@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.library.quant_names import FILE_TYPES, from_file_name
+from engine.library.model_ids import FILE_TYPES, from_file_name
 from engine.placement.savings import MIX_COSTS
 from quantize.ggml_types import ANCHORS, MEASURED, PRICED, SMALL_BLOCKS, TIME_UNIT, USUAL, GgmlType
 from quantize.gptq.codebooks import LATTICES

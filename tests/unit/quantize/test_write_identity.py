@@ -12,7 +12,7 @@ from quantize.files.imatrix import Importance, write_imatrix
 from quantize.job.write_model import WriteRequest, write_model
 from quantize.plan.llama_cpp_preset_rules import MIXES
 from quantize.plan.llama_cpp_presets import stock_types
-from quantize.plan.model_spec import model_spec
+from quantize.plan.speed import model_spec
 from quantize.tensor_rules import allows_quantization
 from quantize.types import TensorSpec
 

@@ -13,8 +13,7 @@ from devices.backends.libraries import best_variant, built_libraries
 from devices.backends.symbols import ggml_functions
 from devices.errors import EngineVersionRefused
 from devices.kernel_packs.folder import active_libraries
-from devices.llama_cpp_versions.bindings import LOW_LEVEL, low_level_bindings
-from devices.llama_cpp_versions.folder import package_folder
+from devices.llama_cpp_versions.folder import LOW_LEVEL, low_level_bindings, package_folder
 from engine.runner.llama.native import log
 from quantize.ggml_types import GgmlType
 

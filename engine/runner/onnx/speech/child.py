@@ -13,8 +13,8 @@ import msgspec
 import numpy as np
 
 from devices.child_service import serve
-from devices.cores import allowed_cores
 from devices.msgspec_lock import learned
+from devices.process_memory import allowed_cores
 from engine.onnx.folder import OnnxFolder
 from engine.runner.onnx.errors import LoadFailed
 from engine.runner.onnx.full_graph_session import compiled_at, whole_session

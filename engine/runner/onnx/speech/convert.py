@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from devices.child_answer import write_answer
+from devices.child_command import write_answer
 from engine.runner.onnx.speech.moonshine import SPARE_TOKENS, TOKENS_A_SECOND, BadSpeechModel
 from engine.runner.onnx_libraries import onnxruntime, reason
 from quantize.onnx.request import SPEECH_FACTS as FACTS

@@ -17,10 +17,9 @@ from app.code.agent.types import Edited, Ended, Planned, Thought
 from app.code.edits.journal import Journal
 from app.code.edits.session import EditSession
 from app.tools.consent import Consent
-from app.tools.escape import shown_argv, shown_text
 from app.tools.loop import Called, Returned
 from app.tools.mcp_config import BadMcpConfig, McpServerConfig, read_mcp_config
-from app.tools.types import ToolRefused
+from app.tools.types import ToolRefused, shown_argv, shown_text
 from tests.support.servers import runs, wait_for
 
 

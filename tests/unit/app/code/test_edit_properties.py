@@ -6,8 +6,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from app.code.edits.apply import apply_hunks, merge
-from app.code.edits.lines import contents, split
-from app.code.edits.parse import parse_answer
+from app.code.edits.parse import contents, parse_answer, split
 from app.code.edits.types import Applied, Hunk
 from tests.support.examples import examples
 

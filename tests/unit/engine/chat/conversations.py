@@ -4,10 +4,20 @@ import json
 from functools import cache
 from pathlib import Path
 
-from engine.chat.events import CallArguments, CallEnded, CallMalformed, CallStarted, ReasoningDelta, TextDelta
 from engine.chat.render_child import Renderer
 from engine.chat.render_protocol import RenderJob
-from engine.chat.types import ChatTemplate, Message, ToolCall, ToolDefinition
+from engine.chat.types import (
+    CallArguments,
+    CallEnded,
+    CallMalformed,
+    CallStarted,
+    ChatTemplate,
+    Message,
+    ReasoningDelta,
+    TextDelta,
+    ToolCall,
+    ToolDefinition,
+)
 
 TEMPLATES = Path(__file__).parents[3] / "data" / "templates"
 NAMES = sorted(path.stem for path in TEMPLATES.glob("*.jinja"))

@@ -6,11 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.chat.events import CallEnded, CallStarted
+from engine.chat.tools.dialect import Found, earliest
 from engine.chat.tools.dialects import BY_NAME, DIALECTS, choose
-from engine.chat.tools.marks import Found, earliest
 from engine.chat.tools.parser import AnswerParser
-from engine.chat.types import ToolDefinition
+from engine.chat.types import CallEnded, CallStarted, ToolDefinition
 from tests.support.examples import examples
 from tests.unit.engine.chat.conversations import TOOLS, collect
 

@@ -3,8 +3,8 @@
 import pytest
 
 from engine.chat.reasoning import open_markers
+from engine.chat.tools.dialect import marks_of
 from engine.chat.tools.dialects import BY_NAME, DIALECTS, choose
-from engine.chat.tools.marks import marks_of
 from engine.chat.tools.parser import AnswerParser
 from engine.chat.types import Message
 from tests.unit.engine.chat.conversations import NAMES, TOOLS, collect, render, source, turn

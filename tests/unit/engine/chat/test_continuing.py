@@ -3,12 +3,11 @@
 import pytest
 
 from engine.chat.chat_pipeline import Answer
-from engine.chat.events import CallEnded, CallStarted
 from engine.chat.render_child import Renderer
 from engine.chat.render_protocol import RenderJob
 from engine.chat.tools.dialects import choose
 from engine.chat.tools.parser import AnswerParser
-from engine.chat.types import ChatTemplate, Message
+from engine.chat.types import CallEnded, CallStarted, ChatTemplate, Message
 from engine.core.types import Delta
 from tests.unit.engine.chat.conversations import NAMES, TOOLS, collect, source
 from tests.unit.engine.chat.test_conversation import done, prepared

@@ -13,10 +13,19 @@ from engine.chat.chat_pipeline import (
     check_tools,
     read,
 )
-from engine.chat.events import CallArguments, CallEnded, CallStarted, ReasoningDelta, TextDelta
 from engine.chat.query import ChatQuery
 from engine.chat.tools.dialects import BY_NAME
-from engine.chat.types import Message, NamedTool, Rendered, ToolDefinition
+from engine.chat.types import (
+    CallArguments,
+    CallEnded,
+    CallStarted,
+    Message,
+    NamedTool,
+    ReasoningDelta,
+    Rendered,
+    TextDelta,
+    ToolDefinition,
+)
 from engine.core.errors import InputFault
 from engine.core.sampling import choose
 from engine.core.types import Delta, Done, GenerationRequest, Started, Timings, TokenLogprob, Usage

@@ -7,8 +7,8 @@ import jsonschema
 import llguidance
 import pytest
 
-from engine.chat.constraint_protocol import Trial
 from engine.chat.grammar_check_child import Checker
+from engine.chat.render_protocol import Trial
 from engine.chat.schemas import FORMATS, closed, shape, tidy
 from engine.chat.tools.dialects import BY_NAME
 from engine.chat.tools.grammar import tool_grammar

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from devices import drives
+from devices import disk_speed
 from engine.core.errors import BadModelFile
 from engine.library import catalogue as catalogue_module
 from engine.library.catalogue import Catalogue, Store
@@ -84,7 +84,7 @@ def test_a_folder_that_was_moved_shows_as_missing_or_offline_and_comes_back(
     drive.rename(tmp_path / "unplugged")
     assert catalogue.refresh() == catalogue_module.Changes()
     assert catalogue.get("far").state == "missing"
-    monkeypatch.setattr(drives, "_DRIVES", (tmp_path.parent,))  # as if drives were mounted there, and none is
+    monkeypatch.setattr(disk_speed, "_DRIVES", (tmp_path.parent,))  # as if drives were mounted there, and none is
     assert catalogue.get("far").state == "offline"
     (tmp_path / "unplugged").rename(drive)
     assert catalogue.get("far").state == "online"

@@ -11,7 +11,7 @@ import pytest
 from msgspec import json as msgspec_json
 
 import engine
-from engine.api import keys, library, machine, measuring, quantizing
+from engine.api import library, machine, measuring, quantizing, requests
 from engine.api.jobs import Job, JobKind
 from engine.core.errors import InputFault, ModelNotLoaded
 from engine.core.paths import user_paths
@@ -114,9 +114,9 @@ def test_bodies_are_described_with_their_limits(page):
 @pytest.mark.parametrize(
     ("kind", "raw", "param"),
     [
-        (keys.KeyRequest, b"{}", "name"),
-        (keys.KeyRequest, b'{"name": 3}', "name"),
-        (keys.KeyRequest, b'{"name": "x", "scopes": ["root"]}', "scopes[0]"),
+        (requests.KeyRequest, b"{}", "name"),
+        (requests.KeyRequest, b'{"name": 3}', "name"),
+        (requests.KeyRequest, b'{"name": "x", "scopes": ["root"]}', "scopes[0]"),
         (library.PullRequest, b'{"model": ""}', "model"),
         (machine.PinRequest, b"{}", "device"),
         (measuring.BenchRequest, b'{"shape": "x", "lengths": [0]}', "lengths[0]"),
@@ -124,7 +124,7 @@ def test_bodies_are_described_with_their_limits(page):
         (measuring.TuneRequest, b'{"shape": "x", "limit_s": 1e999}', "limit_s"),
         (quantizing.QuantizeOptions, b'{"model": "x", "locks": [{"pattern": "a"}]}', "locks[0].type"),
         (quantizing.QuantizeOptions, b'{"model": "x", "tier": "best"}', "tier"),
-        (keys.KeyRequest, b'{"name": "x", "scope": "chat"}', "scope"),
+        (requests.KeyRequest, b'{"name": "x", "scope": "chat"}', "scope"),
         (
             quantizing.QuantizeOptions,
             b'{"model": "x", "locks": [{"pattern": "a", "type": "q8_0", "x": 1}]}',

@@ -9,7 +9,7 @@ import pytest
 from devices.types import Usage
 from engine.core.types import Done, StepTime, Timings
 from engine.core.types import Usage as Tokens
-from engine.energy.words import NO_METER
+from engine.energy.budget import NO_METER
 from engine.placement.history import PlacementHistory
 from engine.pool.generation_hooks import GenerationHooks
 from engine.runner.protocol import Stats

@@ -8,12 +8,10 @@ from fastapi import FastAPI
 
 from engine.core.errors import ModelNotFound
 from engine.server.anthropic import errors as anthropic
-from engine.server.error_middleware import LastResort
-from engine.server.error_shape import refusal_body, shape_of_path
-from engine.server.handlers import HANDLERS
+from engine.server.error_shape import HANDLERS, LastResort, refusal_body, shape_of_path
 from engine.server.ollama import errors as ollama
 from engine.server.openai import errors as openai
-from engine.server.protocol_router import protocol_router
+from engine.server.routing import protocol_router
 
 
 async def missing():

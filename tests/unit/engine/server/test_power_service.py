@@ -8,7 +8,7 @@ import pytest
 from devices.battery import SUPPLIES, Battery
 from devices.recording import FORMAT, RecordedHost
 from devices.types import Usage
-from engine.api.power import PowerLimits
+from engine.api.machine import PowerLimits
 from engine.core.errors import BatterySpent
 from engine.core.types import GenerationRequest
 from engine.energy.budget import BatteryBudget

@@ -5,10 +5,18 @@ import json
 import pytest
 
 from engine.chat.chat_pipeline import AnswerLogprobs
-from engine.chat.events import CallArguments, CallEnded, CallStarted, ReasoningDelta, TextDelta
 from engine.chat.openai_forward import forward
 from engine.chat.query import ChatQuery
-from engine.chat.types import Message, NamedTool, ToolDefinition
+from engine.chat.types import (
+    CallArguments,
+    CallEnded,
+    CallStarted,
+    Message,
+    NamedTool,
+    ReasoningDelta,
+    TextDelta,
+    ToolDefinition,
+)
 from engine.core.errors import ContextOverflow, InputFault, ModelNotFound
 from engine.core.types import Constraint
 from engine.upstreams import errors

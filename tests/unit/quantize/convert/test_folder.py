@@ -10,7 +10,7 @@ import pytest
 from quantize.convert.folder import ConvertRequest, convert, prepare
 from quantize.errors import BadFile, BadWeights, IncompleteFile, UnsupportedModel
 from quantize.files.gguf_file import read_gguf
-from quantize.plan.model_spec import model_spec
+from quantize.plan.speed import model_spec
 
 SPARK_HF = Path("tests/data/spark-hf")
 SPARK = Path("assets/models/spark-f16.gguf")

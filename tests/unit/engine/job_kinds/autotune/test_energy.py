@@ -10,11 +10,10 @@ from devices.recording import FORMAT, RecordedHost
 from devices.types import Device, Machine, Memory, Runtime, SystemMemory
 from engine.energy import meter as joules
 from engine.energy.meter import EnergyMeter, NeverAtRest, NoPowerMeter
-from engine.job_kinds.autotune.goal import CLEAR, LOSSY_WORTH, WORTH, noise, worth
 from engine.job_kinds.autotune.journal import Journal
 from engine.job_kinds.autotune.run import rounds_for
 from engine.job_kinds.autotune.search import Search
-from engine.job_kinds.autotune.space import Dimension
+from engine.job_kinds.autotune.space import CLEAR, LOSSY_WORTH, WORTH, Dimension, noise, worth
 from engine.placement.measurements import ANSWER_TOKENS, Budget, Knobs, Outcome, Trial
 from tests.support.machines.simulated_computer import Computer, Request
 
