@@ -3,6 +3,7 @@
 `tr` translates; the terminal passes the text on as it is.
 """
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -11,6 +12,9 @@ from engine.api.chat import ChatChunk
 
 # From so many seconds on the words say how long it has taken.
 _MIN_SHOWN_S = 1.0
+# An idle machine has read a usual prompt by then.
+_MIN_BUSY_S = 3.0
+_BUSY_LOAD = 1.5
 
 
 @dataclass(frozen=True)
@@ -61,4 +65,19 @@ def phase_text(phase: Phase, seconds: float, tr: Callable[[str], str], number: C
         }[phase.name]
     if phase.before:
         words = f"{words} · " + tr("{n} before this one").format(n=phase.before)
-    return words if seconds < _MIN_SHOWN_S else f"{words} · " + tr("{n} s").format(n=int(seconds))
+    if seconds < _MIN_SHOWN_S:
+        return words
+    words = f"{words} · " + tr("{n} s").format(n=int(seconds))
+    return f"{words} · " + tr("this computer is busy") if seconds >= _MIN_BUSY_S and is_busy() else words
+
+
+def is_busy() -> bool:
+    """More programs want to compute than there are processors, so that answers begin late.
+
+    The load is the mean of a minute; a model of our own adds as many as it has threads, one for each processor.
+    """
+    try:
+        load, _, _ = os.getloadavg()
+    except (AttributeError, OSError):  # Windows has none
+        return False
+    return load > _BUSY_LOAD * (os.cpu_count() or 1)

@@ -13,6 +13,12 @@ from engine.message_catalog.reasons import Reason
 REMOTE: Final = "remote"
 
 
+class ModelNumbers(msgspec.Struct, frozen=True, kw_only=True):
+    """Numbers from a model's header; 0: not known."""
+
+    n_params: int = 0
+
+
 class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
     """One model of GET /v1/models, with the context it really gets here (0: not known before it is loaded).
 
@@ -30,6 +36,7 @@ class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
     default: bool = False
     sampling: dict[str, Decided] = {}
     alias_of: str = ""
+    meta: ModelNumbers = ModelNumbers()
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):

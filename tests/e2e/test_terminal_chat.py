@@ -235,3 +235,16 @@ def test_a_model_is_loaded_by_hand_and_the_log_is_shown(beside):
     assert "/load" in run("logs", "--lines", "1000")
     assert len(run("logs", "-n", "2").splitlines()) == 2
     assert (beside.home / "logs" / "server.log").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_model_too_small_for_a_text_says_so_and_only_then(beside):
+    command = [sys.executable, "-m", "app", "chat", "spark", "--max-tokens", "2", "-p", "What does this change?"]
+    environment = {**os.environ, "TESSERA_HOME": str(beside.home)}
+    said = []
+    for piped in ("", "a line of a diff\n" * 40):
+        done = subprocess.run(
+            command, cwd=ROOT, env=environment, input=piped, capture_output=True, text=True, timeout=90
+        )
+        assert done.returncode == 0, done.stderr
+        said.append("too few to be right about a text" in done.stderr)
+    assert said == [False, True]

@@ -1,10 +1,11 @@
 """What is said while a model loads: a device's compiler is told apart, for it is slow only once."""
 
+import os
 from types import SimpleNamespace
 
 import msgspec
 
-from app.generation_phase import phase_of, phase_text
+from app.generation_phase import Phase, phase_of, phase_text
 from engine.api.chat import ChatChunk
 from engine.pool.loaded_model import QueueTicket
 from engine.runner.protocol import COMPILING
@@ -22,3 +23,18 @@ def told(phase):
 def test_the_compiler_of_a_device_is_told_apart_from_reading_weights():
     assert told("weights") == "Starting the model 50 %"
     assert told(COMPILING) == "Compiling the model for its device 50 % (the first time only)"
+
+
+def test_a_long_wait_on_a_busy_computer_says_so(monkeypatch):
+    cores = os.cpu_count()
+
+    def words(seconds):
+        return phase_text(Phase("reading", 1, 9), seconds, lambda text: text, str)
+
+    monkeypatch.setattr(os, "getloadavg", lambda: (2 * cores, 0.0, 0.0))
+    assert words(4.0) == "Reading your prompt 1 of 9 · 4 s · this computer is busy"
+    assert "busy" not in words(2.0)
+    monkeypatch.setattr(os, "getloadavg", lambda: (float(cores), 0.0, 0.0))
+    assert "busy" not in words(4.0)
+    monkeypatch.delattr(os, "getloadavg")
+    assert "busy" not in words(4.0)
