@@ -43,7 +43,7 @@ def larger_context(
     which must be the same place for all, so that no layer leaves a GPU for a longer context.
     """
     least, most, trained = base.n_ctx, overrides.max_ctx, shape.context_train
-    if most is None or overrides.n_ctx is not None or base.engine_args.ctx_size is not None or trained <= least:
+    if most is None or overrides.n_ctx is not None or base.engine_args.n_ctx is not None or trained <= least:
         return None
     usual = place(least)
     if not usual.fits or usual.streaming is not None or usual.backend == BACKEND:

@@ -251,7 +251,12 @@ def streamed_settings(shape: ModelShape, settings: LoadSettings) -> LoadSettings
     """`settings` with the least memory for experts; None where they cannot be streamed or the user said no."""
     args = settings.engine_args
     refused = (
-        args.mmap is False or args.mlock or settings.use_mlock or args.repack or args.tiles or args.check_tensors
+        args.use_mmap is False
+        or args.use_mlock
+        or settings.use_mlock
+        or args.repack
+        or args.tiles
+        or args.check_tensors
     )
     layers = expert_layers(shape)
     if refused or not layers or not shape.experts_used or settings.embeddings or not settings.use_mmap:

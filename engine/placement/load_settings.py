@@ -105,36 +105,31 @@ def recommended_for(entry: ModelEntry, user: ModelSettings) -> Recommended:
     )
 
 
-# Arguments that are settings of a load by other names.
-SETTINGS: Final = {
-    "batch_size": "n_batch", "ubatch_size": "n_ubatch", "threads": "n_threads", "threads_batch": "n_threads_batch",
-    "cache_type_k": "type_k", "cache_type_v": "type_v", "flash_attn": "flash_attn", "mmap": "use_mmap",
-    "mlock": "use_mlock", "repack": "repack",
-}  # fmt: skip
+# Arguments that are settings of a load.
+SETTINGS: Final = (
+    "n_batch", "n_ubatch", "n_threads", "n_threads_batch", "type_k", "type_v", "flash_attn", "use_mmap",
+    "use_mlock", "repack",
+)  # fmt: skip
 
 
 def with_engine_args(settings: LoadSettings, args: EngineArgs) -> LoadSettings:
     """The settings before dispatch, with what the arguments ask for; they decide again afterwards (`decided`)."""
     settings = msgspec.structs.replace(settings, engine_args=args)
-    if args.ctx_size is not None:
-        settings = resize_context(settings, args.ctx_size)
+    if args.n_ctx is not None:
+        settings = resize_context(settings, args.n_ctx)
     return decided(settings)
 
 
 def decided(settings: LoadSettings) -> LoadSettings:
     """Settings in which the user's arguments stand before what was dispatched, tuned or measured."""
     args = settings.engine_args
-    changes: dict[str, object] = {}
-    for name, field in SETTINGS.items():
-        value = getattr(args, name)
-        if value is not None:
-            changes[field] = value
+    changes: dict[str, object] = {name: v for name in SETTINGS if (v := getattr(args, name)) is not None}
     if args.tiles is not None:
         changes["tiles"] = TILE_KERNELS if args.tiles else ()
-    if args.ubatch_size is not None and args.batch_size is None:
-        changes["n_batch"] = max(settings.n_batch, args.ubatch_size)
-    if args.batch_size is not None and args.ubatch_size is None:
-        changes["n_ubatch"] = min(settings.n_ubatch, args.batch_size)
+    if args.n_ubatch is not None and args.n_batch is None:
+        changes["n_batch"] = max(settings.n_batch, args.n_ubatch)
+    if args.n_batch is not None and args.n_ubatch is None:
+        changes["n_ubatch"] = min(settings.n_ubatch, args.n_batch)
     devices = args.devices or tuple(f"RPC{n}" for n in range(len(args.rpc)))
     if devices:
         changes |= {"devices": devices, "n_gpu_layers": settings.n_gpu_layers or -1, "tensor_split": ()}

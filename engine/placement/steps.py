@@ -355,8 +355,8 @@ def _take(load: Load, step: Step[Load], settings: LoadSettings) -> LoadSettings:
 def _before_dispatch(base: LoadSettings) -> list[SettingChange]:
     """Who set what of the settings that dispatch begins with."""
     args, found = base.engine_args, []
-    by_arguments = {field for name, field in SETTINGS.items() if getattr(args, name) is not None}
-    by_arguments |= {"engine_args"} | ({"n_ctx", "kv_cells"} if args.ctx_size is not None else set())
+    by_arguments = {name for name in SETTINGS if getattr(args, name) is not None}
+    by_arguments |= {"engine_args"} | ({"n_ctx", "kv_cells"} if args.n_ctx is not None else set())
     for change in changes_between("defaults", LoadSettings(path=base.path), base, because("before_dispatch")):
         if change.field in by_arguments:
             found.append(msgspec.structs.replace(change, step=name_of(engine_arguments), reason=_arguments(base)))

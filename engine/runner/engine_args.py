@@ -31,8 +31,20 @@ Beta = Annotated[float, Meta(ge=0, le=1e4)]
 Worker = Annotated[str, Meta(pattern=r"^127\.0\.0\.1:[0-9]{1,5}$")]
 
 
-class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+# Fields that llama.cpp's flags call otherwise than its structs.
+FLAGS: Final = {
+    "n_ctx": "ctx_size", "n_batch": "batch_size", "n_ubatch": "ubatch_size", "n_threads": "threads",
+    "n_threads_batch": "threads_batch", "type_k": "cache_type_k", "type_v": "cache_type_v", "use_mmap": "mmap",
+    "use_mlock": "mlock",
+}  # fmt: skip
+
+
+class EngineArgs(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, rename=FLAGS
+):
     """`engine_args` of a model. None and empty: as Tessera or the file decides.
+
+    The names are those of `LoadSettings`; on the wire, on disk and on the command line they are those of the flags.
 
     `rope_scale` is how many times longer texts get, `rope_freq_scale` its inverse. `override_tensor` holds
     `PATTERN=BUFFER`, first match first; `override_kv` holds `KEY=int|float|bool|str:VALUE` for the file's metadata.
@@ -40,16 +52,16 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     (`tessera worker`) at the near ends of tunnels; without `devices` all layers go to them.
     """
 
-    ctx_size: Tokens | None = None
-    batch_size: Annotated[int, Meta(ge=1, le=1 << 20)] | None = None
-    ubatch_size: Annotated[int, Meta(ge=1, le=1 << 20)] | None = None
-    threads: Threads | None = None
-    threads_batch: Threads | None = None
-    cache_type_k: CacheType | None = None
-    cache_type_v: CacheType | None = None
+    n_ctx: Tokens | None = None
+    n_batch: Annotated[int, Meta(ge=1, le=1 << 20)] | None = None
+    n_ubatch: Annotated[int, Meta(ge=1, le=1 << 20)] | None = None
+    n_threads: Threads | None = None
+    n_threads_batch: Threads | None = None
+    type_k: CacheType | None = None
+    type_v: CacheType | None = None
     flash_attn: Literal["auto", "on", "off"] | None = None
-    mmap: bool | None = None
-    mlock: bool | None = None
+    use_mmap: bool | None = None
+    use_mlock: bool | None = None
     repack: bool | None = None
     tiles: bool | None = None
     n_gpu_layers: Annotated[int, Meta(ge=-1, le=10_000)] | None = None
@@ -81,9 +93,13 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
 NO_ARGS: Final = EngineArgs()
 # They only say where and how fast: what a model computes stays the same.
 _PLACING: Final = frozenset(
-    ("threads", "threads_batch", "mmap", "mlock", "n_gpu_layers", "rpc", "devices", "split_mode", "tensor_split",
-     "main_gpu", "check_tensors", "no_host", "kv_offload", "op_offload", "cpu_moe", "n_cpu_moe", "override_tensor")
+    ("n_threads", "n_threads_batch", "use_mmap", "use_mlock", "n_gpu_layers", "rpc", "devices", "split_mode",
+     "tensor_split", "main_gpu", "check_tensors", "no_host", "kv_offload", "op_offload", "cpu_moe", "n_cpu_moe",
+     "override_tensor")
 )  # fmt: skip
+
+
+_PLACING_FLAGS: Final = frozenset(FLAGS.get(name, name) for name in _PLACING)
 
 
 class Override(msgspec.Struct, frozen=True):
@@ -109,14 +125,14 @@ class BadEngineArg(ValueError):
 
 
 def given(args: EngineArgs) -> dict[str, object]:
-    """The arguments that were set, by name."""
+    """The arguments that were set, by the names of the flags."""
     found: dict[str, object] = msgspec.to_builtins(args)
     return found
 
 
 def meaning(args: EngineArgs) -> tuple[tuple[str, str], ...]:
     """Those on which depends what a model computes: states computed with others are of no use."""
-    return tuple((name, repr(value)) for name, value in given(args).items() if name not in _PLACING)
+    return tuple((name, repr(value)) for name, value in given(args).items() if name not in _PLACING_FLAGS)
 
 
 def computing(args: EngineArgs) -> EngineArgs:
@@ -195,7 +211,7 @@ def from_text(values: Mapping[str, str]) -> dict[str, object]:
 
     Raises: BadEngineArg: an unknown name.
     """
-    fields = {field.name: field for field in msgspec.structs.fields(EngineArgs)}
+    fields = {field.encode_name: field for field in msgspec.structs.fields(EngineArgs)}
     found: dict[str, object] = {}
     for text, value in values.items():
         name = text.lstrip("-").replace("-", "_")

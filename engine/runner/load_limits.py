@@ -36,7 +36,7 @@ def growth_limit(settings: LoadSettings) -> int:
     argument names it. An embedding model has no cache.
     """
     args = settings.engine_args
-    fixed = settings.embeddings or settings.remotes or args.rpc or args.ctx_size is not None
+    fixed = settings.embeddings or settings.remotes or args.rpc or args.n_ctx is not None
     if fixed or openvino.target_of(settings.devices):
         return settings.n_ctx
     return max(settings.n_ctx, settings.max_ctx)

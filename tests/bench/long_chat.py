@@ -44,7 +44,7 @@ def prepared(given, threads):
     file = home / "models" / f"{MODEL}.gguf"
     if not file.exists():
         file.symlink_to(source)
-    args = EngineArgs(threads=threads, threads_batch=threads) if threads else EngineArgs()
+    args = EngineArgs(n_threads=threads, n_threads_batch=threads) if threads else EngineArgs()
     ModelSettingsStore(home / "config" / "model_settings.json").change(MODEL, engine_args=args)
     (home / "state" / "server.json").unlink(missing_ok=True)  # a run that was killed leaves it
     return home

@@ -83,7 +83,7 @@ def test_the_less_memory_the_less_context_and_a_quarter_stays_free(models):
     [
         (Overrides(max_ctx=65536, n_ctx=4096), {}, 4096),
         (Overrides(), {}, 8192),
-        (OPEN, {"engine_args": EngineArgs(ctx_size=8192)}, 8192),
+        (OPEN, {"engine_args": EngineArgs(n_ctx=8192)}, 8192),
     ],
 )
 def test_what_was_asked_for_counts_first(models, overrides, changes, expected):

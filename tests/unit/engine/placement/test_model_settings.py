@@ -44,7 +44,7 @@ def check_all(store: ModelSettingsStore) -> None:
         keep_loaded=True,
         device="gpu0/vulkan",
         draft="tiny",
-        engine_args=EngineArgs(repack=False, ctx_size=2048),
+        engine_args=EngineArgs(repack=False, n_ctx=2048),
         sampling={"temperature": 0.25, "top_k": 3},
     )
     assert store.get("other") == ModelSettings(n_ctx=512)

@@ -33,7 +33,7 @@ def by_field(placement, field):
 
 
 def test_the_changes_in_their_order_make_the_settings(placer, bundled_model):
-    args = EngineArgs(batch_size=256, override_kv=("a=int:1",))
+    args = EngineArgs(n_batch=256, override_kv=("a=int:1",))
     base = LoadSettings(path=str(bundled_model), n_ctx=1024, kv_cells=4096, n_batch=256, n_ubatch=256)
     base = msgspec.structs.replace(base, cache_ram_bytes=1 << 20, engine_args=args)
     asked = Overrides(n_ctx=512, n_parallel=2, type_k="q8_0", n_threads=1)

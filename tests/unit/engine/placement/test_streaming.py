@@ -121,7 +121,7 @@ def test_a_longer_context_may_take_the_place_of_experts():
     [
         (1.5, mixture(), {}),
         (8, mixture(experts=0, experts_used=0), {}),
-        (8, mixture(), {"engine_args": EngineArgs(mmap=False), "use_mmap": False}),
+        (8, mixture(), {"engine_args": EngineArgs(use_mmap=False), "use_mmap": False}),
         (8, mixture(), {"engine_args": EngineArgs(repack=True)}),
         (8, mixture(), {"system": "windows"}),
     ],

@@ -32,7 +32,7 @@ from quantize.ggml_types import GgmlType
 def test_values_of_a_command_line():
     given = from_text({"--rope-scale": "4", "override_tensor": "exps=CPU,blk\\.1\\.=CPU", "mmap": "false"})
     args = msgspec.convert(given, EngineArgs, strict=False)
-    assert args == EngineArgs(rope_scale=4.0, override_tensor=("exps=CPU", "blk\\.1\\.=CPU"), mmap=False)
+    assert args == EngineArgs(rope_scale=4.0, override_tensor=("exps=CPU", "blk\\.1\\.=CPU"), use_mmap=False)
 
 
 def test_an_unknown_name_is_told_with_the_known_ones():
@@ -81,14 +81,14 @@ def test_metadata_of_each_type():
 
 
 def test_placing_changes_no_meaning():
-    args = EngineArgs(cpu_moe=True, threads=3, rope_scale=2.0)
+    args = EngineArgs(cpu_moe=True, n_threads=3, rope_scale=2.0)
     assert meaning(args) == (("rope_scale", "2.0"),)
     assert computing(args) == EngineArgs(rope_scale=2.0)
 
 
 def test_arguments_stand_before_what_was_dispatched():
     settings = LoadSettings(path="x", n_ctx=1024, kv_cells=4096, n_batch=512, n_ubatch=256)
-    args = EngineArgs(ctx_size=8192, cache_type_k="q8_0", ubatch_size=1024, mmap=False, n_gpu_layers=7)
+    args = EngineArgs(n_ctx=8192, type_k="q8_0", n_ubatch=1024, use_mmap=False, n_gpu_layers=7)
     found = with_engine_args(settings, args)
     assert (found.n_ctx, found.kv_cells, found.type_k, found.use_mmap) == (8192, 4 * 8192, "q8_0", False)
     assert (found.n_batch, found.n_ubatch) == (1024, 1024)
@@ -101,7 +101,7 @@ def test_arguments_stand_before_what_was_dispatched():
 
 def test_cache_types_are_those_of_the_runner():
     hints = msgspec.inspect.type_info(EngineArgs)
-    field = next(f for f in hints.fields if f.name == "cache_type_k")
+    field = next(f for f in hints.fields if f.encode_name == "cache_type_k")
     literal = next(t for t in field.type.types if isinstance(t, msgspec.inspect.LiteralType))
     assert set(literal.values) == set(KV_TYPES)
 
