@@ -75,6 +75,7 @@ NOT_RUN = {
     r"tessera connect http.*": "another computer: e2e/test_connect.py",
     r"tessera fit owner/name": "the hub: unit/app/test_fit_command.py",
     r"tessera models pull .*": "the hub: unit/engine/library/test_hub.py",
+    r"tessera (bench|autotune) .*": "a measurement: e2e/test_measuring_routes.py",
     r"tessera doctor": "ends with 1 where something is missing: unit/devices/test_doctor.py",
     r"tessera launch \S+.*": "other programs: unit/app/code",
     r"tessera service .*": "the service manager of this user: integration/test_service.py",
