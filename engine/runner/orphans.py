@@ -7,6 +7,7 @@ native call when its parent dies.
 import ctypes
 import os
 import sys
+from typing import Any, ClassVar, Final
 
 _PR_SET_PDEATHSIG = 1
 _SIGKILL = 9
@@ -26,15 +27,72 @@ def die_with_parent(parent_pid: int) -> None:
 def kill_on_close_job() -> int | None:
     """Windows: a job object that ends its processes when this process ends. None elsewhere."""
     if sys.platform == "win32":
-        from engine.runner import windows_job  # noqa: PLC0415 - exists to run there only
-
-        return windows_job.create()
+        return create()
     return None
 
 
 def assign_to_job(job: int | None, pid: int) -> None:
     """Put a started child into the job of `kill_on_close_job`; nothing to do where there is none."""
     if sys.platform == "win32" and job is not None:
-        from engine.runner import windows_job  # noqa: PLC0415 - exists to run there only
+        assign(job, pid)
 
-        windows_job.assign(job, pid)
+
+# Windows job objects: children that end with their parent.
+#
+# Untested on Windows hardware; follows the documented behaviour of JOB_OBJECT_LIMIT_KILL_ON_JOB_CLOSE.
+
+_KILL_ON_JOB_CLOSE: Final = 0x2000
+_EXTENDED_LIMIT_INFORMATION: Final = 9
+_SET_QUOTA_AND_TERMINATE: Final = 0x0101
+
+
+class _BasicLimits(ctypes.Structure):
+    _fields_: ClassVar = [
+        ("PerProcessUserTimeLimit", ctypes.c_int64),
+        ("PerJobUserTimeLimit", ctypes.c_int64),
+        ("LimitFlags", ctypes.c_uint32),
+        ("MinimumWorkingSetSize", ctypes.c_size_t),
+        ("MaximumWorkingSetSize", ctypes.c_size_t),
+        ("ActiveProcessLimit", ctypes.c_uint32),
+        ("Affinity", ctypes.c_size_t),
+        ("PriorityClass", ctypes.c_uint32),
+        ("SchedulingClass", ctypes.c_uint32),
+    ]
+
+
+class _ExtendedLimits(ctypes.Structure):
+    _fields_: ClassVar = [
+        ("BasicLimitInformation", _BasicLimits),
+        ("IoInfo", ctypes.c_uint64 * 6),
+        ("ProcessMemoryLimit", ctypes.c_size_t),
+        ("JobMemoryLimit", ctypes.c_size_t),
+        ("PeakProcessMemoryUsed", ctypes.c_size_t),
+        ("PeakJobMemoryUsed", ctypes.c_size_t),
+    ]
+
+
+def _kernel32() -> Any:
+    loader: Any = ctypes
+    return loader.WinDLL("kernel32", use_last_error=True)
+
+
+def create() -> int:
+    """A job object whose processes end when its last handle, ours, closes."""
+    kernel32 = _kernel32()
+    kernel32.CreateJobObjectW.restype = ctypes.c_void_p
+    job = int(kernel32.CreateJobObjectW(None, None) or 0)
+    limits = _ExtendedLimits()
+    limits.BasicLimitInformation.LimitFlags = _KILL_ON_JOB_CLOSE
+    kernel32.SetInformationJobObject(
+        ctypes.c_void_p(job), _EXTENDED_LIMIT_INFORMATION, ctypes.byref(limits), ctypes.sizeof(limits)
+    )
+    return job
+
+
+def assign(job: int, pid: int) -> None:
+    """Put the process `pid` into the job."""
+    kernel32 = _kernel32()
+    kernel32.OpenProcess.restype = ctypes.c_void_p
+    handle = kernel32.OpenProcess(_SET_QUOTA_AND_TERMINATE, False, pid)
+    kernel32.AssignProcessToJobObject(ctypes.c_void_p(job), ctypes.c_void_p(handle))
+    kernel32.CloseHandle(ctypes.c_void_p(handle))

@@ -1,14 +1,18 @@
 """The server's side of one runner: start it, speak with it, know why it ended."""
 
 import asyncio
+import os
 import time
 import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
+from devices.child_command import child_command
+from devices.environment import without_secrets
 from devices.errors import TesseraError
 from devices.llama_cpp_versions.folder import child_variables
 from devices.process_memory import bound_memory
@@ -18,10 +22,8 @@ from engine.core.types import Delta, Done, Event, GenerationRequest, ModelFacts
 from engine.message_catalog.reasons import Reason, because
 from engine.runner import orphans, protocol
 from engine.runner.buffers import BufferLog
-from engine.runner.command import runner_command, runner_environment
 from engine.runner.exit_reasons import exit_reason, file_to_blame
 from engine.runner.faults import fault_to_error
-from engine.runner.mailbox import Mailbox
 from engine.runner.watchdog import Watchdog
 
 STDERR_LINES: Final = 200
@@ -416,3 +418,53 @@ def _retrieve(future: "asyncio.Future[Any]") -> None:
     """Mark a failure as seen; whoever waits gets it anyway."""
     if not future.cancelled():
         future.exception()
+
+
+class Mailbox:
+    """Events of one request on their way from the reader to its consumer."""
+
+    def __init__(self) -> None:
+        self.items: deque[Event | TesseraError] = deque()
+        self._wake: asyncio.Future[None] | None = None
+
+    def put(self, item: Event | TesseraError) -> None:
+        """Add an event; wakes the consumer."""
+        self.items.append(item)
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)
+
+    async def get(self) -> Event | TesseraError:
+        """The next event, when there is one."""
+        while not self.items:
+            self._wake = asyncio.get_running_loop().create_future()
+            await self._wake
+        return self.items.popleft()
+
+
+# How a runner process is started.
+
+# Asks Linux for 2 MiB pages where the C library gives out much at once (glibc 2.35 on; others ignore it): weights
+# are read from end to end for every token, and tables of small pages with them. Measured: docs/log.md, engine.
+HUGE_PAGES: Final = "glibc.malloc.hugetlb=1"
+
+
+def runner_command(engine: str) -> tuple[str, ...]:
+    """How to start a runner. Ryzen AI brings a Python of its own, which TESSERA_ONNX_PYTHON names."""
+    command = child_command("engine.runner.main", engine, str(os.getpid()))
+    python = os.environ.get("TESSERA_ONNX_PYTHON")
+    return (python, *command[1:]) if engine == "onnx" and python else command
+
+
+def runner_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The child's environment: what processes need, no secrets.
+
+    A model file can be hostile and is parsed in this process, so tokens and keys stay out of its reach.
+    """
+    env = without_secrets()
+    root = str(Path(__file__).resolve().parents[2])
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, (root, env.get("PYTHONPATH"))))
+    env["PYTHONUNBUFFERED"] = "1"
+    env["GLIBC_TUNABLES"] = ":".join(filter(None, (HUGE_PAGES, env.get("GLIBC_TUNABLES"))))  # the last word counts
+    if extra:
+        env.update(extra)
+    return env

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.runner.command import runner_environment
+from engine.runner.process import runner_environment
 from quantize.onnx.folder import convert_gguf
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -53,7 +53,7 @@ def test_a_line_that_has_room_does_not_wrap_and_one_that_has_none_does(qtbot):
 
 
 def test_a_long_name_is_cut_in_its_middle_and_its_tip_is_whole(qtbot):
-    name = ElidedLabel("engine/runner/llama/cache/prefix_files.py", "strong")
+    name = ElidedLabel("engine/runner/llama/cache/prefix_store.py", "strong")
     qtbot.addWidget(name)
     assert name.minimumSizeHint().width() < 120
     name.resize(120, 24)

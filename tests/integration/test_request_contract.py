@@ -16,7 +16,7 @@ import pytest
 from pydantic import BaseModel
 
 import engine.server.all_routes  # noqa: F401 - every body is known
-from engine.server.anthropic.schemas import CountRequest, MessagesRequest
+from engine.server.anthropic.routes import CountRequest, MessagesRequest
 from engine.server.body import Body
 from engine.server.llama_server.fim import FimCompletionRequest, InfillRequest
 from engine.server.llama_server.resumable_streams import LookupRequest

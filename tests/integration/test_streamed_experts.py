@@ -14,10 +14,9 @@ from engine.core.startup_timing import Phases
 from engine.core.types import GenerationRequest, SamplingParams
 from engine.placement.shape import model_shape
 from engine.runner.expert_tensors import held_bytes, least_bytes, stacks
-from engine.runner.llama import loading
+from engine.runner.llama import service
 from engine.runner.llama.experts import expert_cache
-from engine.runner.llama.experts.predictor import ExpertPredictor
-from engine.runner.llama.experts.readers import Readers, ReadJob
+from engine.runner.llama.experts.expert_cache import ExpertPredictor, Readers, ReadJob
 from engine.runner.llama.native.batch import Batch
 from engine.runner.llama.native.llama_api import start_backends
 from engine.runner.protocol import LoadSettings
@@ -183,7 +182,7 @@ def test_the_next_layers_experts_are_predicted_by_its_own_router(tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(expert_cache, "ExpertPredictor", Watched)
         settings = LoadSettings(path=str(path), n_ctx=512, expert_bytes=sizes(path)[0], n_threads=1, **SETTINGS)
-        loaded, experts = loading.load(start_backends(), settings, lambda _: True, Phases())
+        loaded, experts = service.load(start_backends(), settings, lambda _: True, Phases())
         batch = Batch(loaded)
         for position in range(60):
             batch.clear()

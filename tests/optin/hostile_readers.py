@@ -160,7 +160,7 @@ def single_files():
     from engine.runner.onnx.errors import LoadFailed
     from engine.runner.onnx.service import read_facts
     from engine.runner.onnx.speech.audio import BadSound, read_sound
-    from engine.upstreams.listing import NoList, read_list
+    from engine.upstreams.link import NoList, read_list
     from quantize.job.plan_file import read_plan
     from quantize.onnx.fixed_folder import FACTS
 

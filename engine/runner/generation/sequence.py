@@ -1,6 +1,14 @@
 """One request while it runs."""
 
+import math
+import re
+import time
+from array import array
+from collections import deque
 from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
 
 from engine.core.types import (
     Delta,
@@ -10,18 +18,291 @@ from engine.core.types import (
     GenerationRequest,
     Runaway,
     Started,
+    StepTime,
+    Timings,
     TokenLogprob,
     Usage,
 )
+from engine.runner.generation.draft_length import Acceptance
 from engine.runner.generation.grammar_mask import TokenConstraint
-from engine.runner.generation.loop_guard import NoiseWatch, RepeatWatch
-from engine.runner.generation.ngram_drafter import NgramDrafter
 from engine.runner.generation.reasoning import ReasoningLimit
 from engine.runner.generation.sampler import Sampler
 from engine.runner.generation.step_accounting import step_time
 from engine.runner.generation.text import TextStream
-from engine.runner.generation.times import AnswerTimes
+from engine.runner.load_limits import MAX_DRAFT
 from engine.runner.protocol import INITIAL_CREDIT
+
+# Answers that lead nowhere: the same passage again and again, or noise.
+
+# A word, or a piece of a long one; a letter of scripts that put no spaces between words; lines and long blanks.
+# Said as what they are not: a range that ends with Unicode takes ten times as long to compile.
+_CHUNK: Final = re.compile(r"\n{40}|\n|[^\x00-\u0dff]|[^\s\u0e00-\U0010ffff]{1,24}|[^\S\n]{80}")
+_BLOCK: Final = 24
+_MARK: Final = re.compile(r"[-*\u2022+>#]+|\(?\d{1,4}[.):]+")
+_PLAIN: Final = re.compile(r"[^\W\d_]+[.,;:!?]*")
+_ENOUGH: Final = 64
+_UNBROKEN: Final = 240
+# All measured on tests/support/long_texts.py and on greedy answers of SmolLM2-135M: docs/log.md, "Runaway answers".
+_WINDOW_CHARS: Final = 1200
+_FRACTION: Final = 0.65
+_FIND: Final = 4
+_MISSES: Final = 4
+_OF: Final = 8
+_NEWS_CHARS: Final = 150
+_CHANGED: Final = 4
+_HISTORY: Final = 8000
+_PASSAGE_CHARS: Final = 200
+_NOISE_NATS: Final = 5.0
+_SAMPLES: Final = 64
+_EVERY: Final = 4
+
+
+class RepeatWatch:
+    """Follows a text and finds out that it goes round in circles.
+
+    Every word is compared with the one at the same place of the passage that came before. What stands there for the
+    third time or more speaks for a loop. A changed word speaks against it, a changed number or name much more: so
+    tables, lists, code and songs continue. Counters before the items of a list do not count.
+    """
+
+    def __init__(self) -> None:
+        self.found: Runaway | None = None
+        self._unread = ""
+        self._words: list[str] = []
+        self._rounds: list[int] = []
+        self._last_seen: dict[tuple[str, ...], int] = {}
+        self._source = -1
+        self._misses: deque[bool] = deque(maxlen=_OF)
+        self._window: deque[tuple[int, int]] = deque()
+        self._chars = self._repeated = 0
+        self._line_begins = True
+
+    def feed(self, text: str) -> None:
+        """More of the text, in pieces of any length; `found` tells when it has been a loop for some time."""
+        self._unread += text
+        if len(self._unread) < _ENOUGH or self.found is not None:
+            return
+        cut = max(self._unread.rfind(" "), self._unread.rfind("\n")) + 1
+        if not cut:
+            if len(self._unread) < _UNBROKEN:
+                return
+            cut = len(self._unread) // _BLOCK * _BLOCK
+        complete, self._unread = self._unread[:cut], self._unread[cut:]
+        for word in _CHUNK.findall(complete):
+            if word == "\n":
+                self._line_begins = True
+                continue
+            if not (self._line_begins and _MARK.fullmatch(word)):
+                self._take(word)
+            self._line_begins = False
+
+    def _take(self, word: str) -> None:
+        at = len(self._words)
+        self._words.append(word)
+        rounds = value = 0
+        if self._source >= 0:
+            same = self._words[self._source] == word
+            before = self._rounds[self._source]
+            rounds = before + same
+            if same:
+                value = len(word) + 1 if rounds > 1 else 0
+            else:
+                plain = _PLAIN.fullmatch(word) and not word[0].isupper()
+                value = -_CHANGED * len(word) if plain else -_NEWS_CHARS
+            self._misses.append(not same)
+            self._source += 1
+            if sum(self._misses) >= _MISSES:
+                self._source = -1
+        self._rounds.append(rounds)
+        if at + 1 >= _FIND:
+            last = tuple(self._words[-_FIND:])
+            if self._source < 0:
+                self._source = self._last_seen.get(last, -2) + 1
+                self._misses.clear()
+            self._last_seen[last] = at
+        self._weigh(len(word) + 1, value)
+        if len(self._words) >= 2 * _HISTORY:
+            self._forget()
+
+    def _weigh(self, chars: int, repeated: int) -> None:
+        self._window.append((chars, repeated))
+        self._chars += chars
+        self._repeated += repeated
+        while self._chars - self._window[0][0] >= _WINDOW_CHARS:
+            old_chars, old_repeated = self._window.popleft()
+            self._chars -= old_chars
+            self._repeated -= old_repeated
+        if self._chars >= _WINDOW_CHARS and self._repeated >= _FRACTION * self._chars and self._source >= 0:
+            period = len(self._words) - self._source
+            passage = " ".join(self._words[-period:])[:_PASSAGE_CHARS]
+            self.found = Runaway(kind="loop", passage=passage, times=max(self._rounds[-period:]) + 1)
+
+    def _forget(self) -> None:
+        """Keep the newer half of a very long text."""
+        del self._words[:_HISTORY], self._rounds[:_HISTORY]
+        self._last_seen = {key: at - _HISTORY for key, at in self._last_seen.items() if at >= _HISTORY}
+        self._source = max(self._source - _HISTORY, -1)
+
+
+class NoiseWatch:
+    """Follows how unlikely the model itself finds what is sampled from it.
+
+    Text that a model writes in earnest costs 1 to 3 nats a token, digits and hashes up to 4.2; where the sampling
+    cut nothing off and the text fell apart, 6 and more. Every fourth token is looked at, which costs less than 1 %
+    of a step.
+    """
+
+    def __init__(self) -> None:
+        self.found: Runaway | None = None
+        self._count = 0
+        self._log_sum: float | None = None
+        self._nats: deque[float] = deque(maxlen=_SAMPLES)
+
+    def before(self, row: Any) -> None:
+        """The logits (n_vocab,) that the next token is sampled from, before anything changes them."""
+        self._count += 1
+        self._log_sum = None
+        if self._count % _EVERY == 0:
+            top = float(row.max())
+            self._log_sum = top + math.log(float(np.exp(row - top).sum()))
+
+    def sampled(self, logit: float) -> None:
+        """The logit of the token that was sampled."""
+        if self._log_sum is None:
+            return
+        self._nats.append(max(self._log_sum - logit, 0.0))
+        if len(self._nats) == _SAMPLES and self.found is None:
+            mean = sum(self._nats) / _SAMPLES
+            if mean >= _NOISE_NATS:
+                self.found = Runaway(kind="noise", nats=round(mean, 2))
+
+
+# N-gram drafts: the next tokens proposed from the text itself, where that pays.
+#
+# A draft is what followed the last time the same few tokens stood in the prompt or the answer. The model then
+# checks the whole draft in one step; sampling goes on as long as it samples what was drafted, so the text is the
+# one that it would have been without.
+
+# Tokens that must match before what followed them is proposed. Shorter keys match everywhere and predict badly.
+KEY_TOKENS: Final = 4
+# With the newest token four, then eight, then sixteen rows: processors take rows by four (pacing.py).
+FIRST_LENGTH: Final = 3
+# From so many matching tokens on a copy is under way, and it is judged apart from chance matches.
+LONG_MATCH: Final = 12
+# How often drafts are thought right at first: behind a chance match, and within a copy.
+PRIORS: Final = (0.5, 0.9)
+# Rejected drafts in a row after which drafting pauses for as many tokens as PAUSE_TOKENS, doubled each time.
+PATIENCE: Final = 2
+PAUSE_TOKENS: Final = 16
+LONGEST_PAUSE: Final = 512
+
+
+@dataclass
+class NgramDrafter:
+    """Proposals for one sequence. `observe` its tokens, `propose`, then `record` what became of the proposal."""
+
+    length: int = FIRST_LENGTH
+    _tokens: list[int] = field(default_factory=list)
+    _after: dict[tuple[int, ...], int] = field(default_factory=dict)
+    _cursor: int = 0
+    _matched: int = 0
+    _failures: int = 0
+    _pause: int = PAUSE_TOKENS
+    _silent_until: int = 0
+    _by_match: list[Acceptance] = field(default_factory=lambda: [Acceptance(prior) for prior in PRIORS])
+
+    @property
+    def acceptance(self) -> Acceptance:
+        """How often drafts like the present one are right."""
+        return self._by_match[self._matched >= LONG_MATCH]
+
+    def observe(self, tokens: list[int]) -> None:
+        """Tokens that are now part of the sequence."""
+        for token in tokens:
+            end = len(self._tokens)
+            key = tuple(self._tokens[end - KEY_TOKENS :]) if end >= KEY_TOKENS else None
+            if self._matched and self._tokens[self._cursor] == token:
+                self._cursor += 1
+                self._matched += 1
+            else:
+                self._matched = 0
+            if key is not None:
+                self._after[key] = end
+            self._tokens.append(token)
+
+    def propose(self, room: int) -> list[int]:
+        """Up to `room` tokens that may follow; empty when there is no draft or drafting does not pay now.
+
+        A copy that is under way continues where it is, even if the last few tokens stood elsewhere since.
+        """
+        if room <= 0 or len(self._tokens) < max(self._silent_until, KEY_TOKENS):
+            return []
+        if not self._matched:
+            start = self._after.get(tuple(self._tokens[-KEY_TOKENS:]))
+            if start is None:
+                return []
+            self._cursor, self._matched = start, KEY_TOKENS
+        return self._tokens[self._cursor : self._cursor + min(self.length, room)]
+
+    def record(self, proposed: int, accepted: int) -> None:
+        """Learn from a checked draft before its tokens are observed: longer after success, rarer after failures."""
+        self.acceptance.note(proposed, accepted)
+        if accepted == proposed:
+            self.length = min(2 * self.length + 1, MAX_DRAFT - 1)
+            self._failures, self._pause = 0, PAUSE_TOKENS
+            return
+        self.length = max(FIRST_LENGTH, accepted + 1)
+        if 2 * accepted >= proposed:
+            self._failures = 0
+            return
+        self._failures += 1
+        if self._failures >= PATIENCE:
+            self._failures = 0
+            self._silent_until = len(self._tokens) + self._pause
+            self._pause = min(2 * self._pause, LONGEST_PAUSE)
+
+
+@dataclass
+class AnswerTimes:
+    """Monotonic seconds of one request: submitted, admitted, its first and its newest token; 0 before they came."""
+
+    submitted: float = field(default_factory=time.monotonic)
+    admitted: float = 0.0
+    first_token: float = 0.0
+    last_token: float = 0.0
+    gaps_s: "array[float]" = field(default_factory=lambda: array("f"))
+
+    def sampled(self, now: float) -> None:
+        """A token came at `now`."""
+        if self.first_token:
+            self.gaps_s.append(now - self.last_token)
+        else:
+            self.first_token = now
+        self.last_token = now
+
+    def timings(
+        self, *, draft_tokens: int = 0, draft_accepted: int = 0, step_time: StepTime | None = None
+    ) -> Timings:
+        """As they are sent with the end of a request."""
+        begun, first = self.admitted or time.monotonic(), self.first_token
+        return Timings(
+            queue_s=begun - self.submitted,
+            prefill_s=first - begun if first else 0.0,
+            ttft_s=first - self.submitted if first else 0.0,
+            decode_s=self.last_token - first if first else 0.0,
+            draft_tokens=draft_tokens,
+            draft_accepted=draft_accepted,
+            itl_s=_percentiles(self.gaps_s),
+            step_time=step_time,
+        )
+
+
+def _percentiles(gaps_s: "array[float]") -> tuple[float, ...]:
+    """Median, 90 and 99 % of the gaps; empty when there are none."""
+    if not gaps_s:
+        return ()
+    ordered = sorted(gaps_s)
+    return tuple(ordered[int(share * (len(ordered) - 1))] for share in (0.5, 0.9, 0.99))
 
 
 @dataclass(eq=False)  # two of them are the same only if they are one

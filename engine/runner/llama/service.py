@@ -4,32 +4,45 @@ import contextlib
 import queue
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from devices.backends import openvino
+from engine.core.startup_timing import Phases
 from engine.core.types import DeviceCheck, GenerationRequest, ModelFacts
 from engine.runner import protocol
 from engine.runner.channel import Channel
 from engine.runner.duty_cycle import DutyCycle
+from engine.runner.engine_args import meaning
 from engine.runner.generation.grammar_mask import ConstraintCompiler, TokenConstraint
-from engine.runner.llama import loading
 from engine.runner.llama.batch.adapters import Adapters
 from engine.runner.llama.batch.deterministic import ExactScheduler
 from engine.runner.llama.batch.embed import CannotEmbed, Embedder
 from engine.runner.llama.batch.scheduler import Scheduler
-from engine.runner.llama.cache.prefix_store import PrefixStore
+from engine.runner.llama.cache.checkpoints import budget
+from engine.runner.llama.cache.prefix_store import PrefixStore, model_fingerprint
 from engine.runner.llama.native import model as llama_model
 from engine.runner.llama.native.abort import AbortSwitch
 from engine.runner.llama.native.batch import EngineBroken
-from engine.runner.llama.native.device_check import DeviceWrong
+from engine.runner.llama.native.device_check import (
+    WRONG_KLD_MEAN,
+    WRONG_KLD_MEAN_BFLOAT,
+    DeviceWrong,
+    NotComparable,
+    read_reference,
+)
+from engine.runner.llama.native.device_verdict import checked
 from engine.runner.llama.native.huge_pages import LargePages
 from engine.runner.llama.native.llama_api import KernelsMissing, load_api, start_backends
 from engine.runner.llama.native.rpc import NoWorker, add_workers
 from engine.runner.llama.native.self_check import SelfCheckFailed, self_check
 from engine.runner.llama.native.vocabulary import LONGEST_TOKEN_BYTES, LlamaVocabulary
+from engine.runner.llama.speculative.draft_model import DraftModel
+from engine.runner.llama.speculative.model_drafter import ModelDrafter
+from engine.runner.llama.speculative.mtp import MtpHead
 from engine.runner.llama.vision.image import ImageRefused
 from engine.runner.llama.vision.vision import Media, Vision
 from engine.runner.service import RunnerService
@@ -103,7 +116,7 @@ class LlamaRunner(RunnerService[LlamaVocabulary]):
             if settings.engine_args.rpc:
                 add_workers(api, settings.engine_args.rpc)
             self._phases.done("backends")
-            loaded, self._experts = self._pages.loading()(loading.load)(api, settings, on_progress, self._phases)
+            loaded, self._experts = self._pages.loading()(load)(api, settings, on_progress, self._phases)
             vocabulary = LlamaVocabulary(api, loaded.vocab)
             self._phases.done("vocabulary")
             self._send_check(settings)
@@ -111,12 +124,12 @@ class LlamaRunner(RunnerService[LlamaVocabulary]):
                 llama_model.warm_up(loaded)
             else:
                 self_check(loaded, vocabulary)
-                check = loading.compared(loaded, vocabulary)
+                check = compared(loaded, vocabulary)
             self._phases.done("check")
             if settings.mmproj_path is not None:
                 self._load_projector(loaded, settings.mmproj_path)
-            self._store = loading.prefix_store(api, loaded)
-            draft_model = loading.model_drafter(loaded, vocabulary)
+            self._store = prefix_store(api, loaded)
+            draft_model = model_drafter(loaded, vocabulary)
             self._adapters = Adapters(loaded, settings.lora)
             self._scheduler = Scheduler(loaded, vocabulary, self._store, self._adapters, draft_model, self._vision)
         except DeviceWrong as error:
@@ -414,3 +427,73 @@ def _code_of(error: Exception) -> str:
     if isinstance(error, SelfCheckFailed):
         return "self_check_failed"
     return "file_refused" if isinstance(error, llama_model.FileRefused) else "load_failed"
+
+
+# What a load of a model needs beside its weights: kept prefixes, a comparison, what drafts, its experts.
+
+
+def load(
+    api: Any, settings: protocol.LoadSettings, on_progress: Callable[[float], bool], phases: Phases
+) -> "tuple[llama_model.LoadedModel, StreamedExperts | None]":
+    """The model with its context, and its experts where they are streamed. Raises: LoadFailed."""
+    if not settings.expert_bytes:
+        return llama_model.load(api, settings, on_progress, phases), None
+    from engine.runner.llama.experts.expert_cache import CannotStream  # noqa: PLC0415 - as above
+    from engine.runner.llama.experts.load import StreamedExperts  # noqa: PLC0415 - other models start without it
+
+    try:
+        experts = StreamedExperts(api, settings)
+        loaded = llama_model.load(api, settings, on_progress, phases, on_node=experts.callback)
+        experts.begin()
+    except CannotStream as error:
+        raise llama_model.LoadFailed(f"its experts cannot be streamed: {error}") from error
+    loaded.problem = experts.problem
+    phases.done("experts")
+    return loaded, experts
+
+
+def prefix_store(api: Any, loaded: llama_model.LoadedModel) -> PrefixStore:
+    """The store for this model's prefixes: only states of the same file, cache types and build fit."""
+    settings = loaded.settings
+    path = Path(settings.path)
+    build = api.llama_version().decode()
+    adapters = tuple(model_fingerprint(Path(adapter)) for adapter in settings.lora)
+    shape: tuple[object, ...] = (settings.type_k, settings.type_v, settings.flash_attn, build, protocol.VERSION)
+    shape += (*adapters, *meaning(settings.engine_args), settings.tiles, settings.repack)
+    if settings.mmproj_path is not None:
+        projector = Path(settings.mmproj_path).stat()
+        shape += (settings.mmproj_path, projector.st_size, projector.st_mtime_ns)
+    folder = Path(settings.cache_dir) if settings.cache_dir else None
+    fingerprint = model_fingerprint(path, *shape)
+    return PrefixStore(settings.cache_ram_bytes - budget(loaded), settings.cache_disk_bytes, folder, fingerprint)
+
+
+def compared(loaded: llama_model.LoadedModel, vocabulary: LlamaVocabulary) -> DeviceCheck | None:
+    """How the device compares with the CPU; None where no comparison is wanted or its reference is of no use.
+
+    Raises: DeviceWrong.
+    """
+    path = loaded.settings.reference_path
+    expected = read_reference(Path(path)) if path else None
+    if expected is None:
+        return None
+    compiled = bool(openvino.target_of(loaded.settings.devices))  # whole graphs; a node alone is another program
+    floor = WRONG_KLD_MEAN_BFLOAT if compiled else WRONG_KLD_MEAN
+    try:
+        return checked(expected, loaded, vocabulary, floor, whole=compiled)
+    except NotComparable as error:
+        sys.stderr.write(f"the device was not compared with the CPU: {error}\n")
+        return None
+
+
+def model_drafter(loaded: llama_model.LoadedModel, vocabulary: LlamaVocabulary) -> ModelDrafter | None:
+    """What drafts: a draft model that was asked for, else the model's own head, where that can be used."""
+    settings = loaded.settings
+    if settings.draft_path:
+        return DraftModel.load(loaded.api, settings, vocabulary)
+    if settings.mtp:
+        try:
+            return MtpHead(loaded)
+        except llama_model.LoadFailed as error:
+            sys.stderr.write(f"the model's own head is not used: {error}\n")
+    return None

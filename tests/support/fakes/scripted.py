@@ -15,8 +15,7 @@ from engine.library.catalogue import Catalogue
 from engine.placement.memory_admission import MemoryAdmission
 from engine.placement.placer import Placer
 from engine.placement.resources import open_resources
-from engine.runner.command import runner_environment
-from engine.runner.process import RunnerProcess
+from engine.runner.process import RunnerProcess, runner_environment
 from engine.server.auth import Access
 from engine.server.build_server import create_app
 from engine.server.models import ServedModels

@@ -5,14 +5,19 @@ Where the settings allow it exactly, the chain sees only the tokens that can sti
 
 import ctypes
 import math
+import random
+from collections.abc import Sequence as Pieces
+from functools import cache
 from typing import Any, Final
 
 import numpy as np
 
-from engine.core.types import SamplingParams
-from engine.runner.generation.sampler import NotFinite, Sampler
-from engine.runner.llama.batch.full_vocab_sampler import ANY_SEED, FullVocabSampler, same_generator, skip
+from engine.core.types import SamplingParams, TokenLogprob
+from engine.runner.generation.sampler import NotFinite, Sampler, token_logprob
 from engine.runner.llama.native import chain
+from engine.runner.llama.native.batch import Batch
+from engine.runner.llama.sequence import LlamaSequence
+from engine.runner.load_limits import MAX_DRAFT
 
 _CANDIDATE: Final = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
 
@@ -174,3 +179,139 @@ def _exact_share(ids: Any, weights: Any, logits: Any, wanted: float) -> Any:
     order = np.argsort(-logits, kind="stable")
     reached = int(np.searchsorted(np.cumsum(weights[order], dtype=np.float64), wanted)) + 1
     return ids[order[:reached]]
+
+
+# Log probabilities of a prompt's own tokens: every row of the prompt is an output, so few are read in one step.
+
+
+def put(batch: Batch, sequence: LlamaSequence, start: int, take: int, others: int) -> bool:
+    """Add up to `take` tokens of a prompt that is to be scored, all of them outputs; False for any other prompt.
+
+    `others` are the sequences of this step that may want one row each.
+    """
+    request, cache = sequence.request, sequence.cache
+    if not request.prompt_logprobs or request.logprobs is None or sequence.n_generated or cache is None:
+        return False
+    take = min(take, 1 + MAX_DRAFT, batch.max_outputs - batch.outputs - others)
+    if take > 0:
+        sequence.row, sequence.scored = batch.outputs, take
+        batch.add_embedded(sequence.tokens[start : start + take], sequence.position(start), cache.seq_id)
+        del sequence.prompt_logprobs[start + 1 :]  # what a step that failed has left
+    return True
+
+
+def note(sequence: LlamaSequence, rows: Any, pieces: Pieces[bytes]) -> bool:
+    """Keep what this step's rows say of the prompt; True once all is computed: the last row can be sampled from."""
+    count, sequence.scored = sequence.scored, 0
+    top = sequence.request.logprobs or 0
+    first, logprobs = sequence.row, sequence.prompt_logprobs
+    if not logprobs:
+        logprobs.append(TokenLogprob(sequence.tokens[0], pieces[sequence.tokens[0]], math.nan))
+    for row in range(first, first + count):
+        if len(logprobs) < sequence.n_prompt:
+            logprobs.append(token_logprob(rows[row], sequence.tokens[len(logprobs)], top, pieces))
+    sequence.row = first + count - 1 if sequence.n_missing == 0 else -1
+    return sequence.row >= 0
+
+
+# Sampling from the whole vocabulary by temperature alone: llama.cpp's own tokens, by sums over blocks.
+
+BLOCK: Final = 64
+# Weights here and there differ by the last digits of exp (numpy: 2.5 units, C libraries: 1), sums by less.
+MARGIN: Final = 1e-6
+# llama.cpp takes this seed as a request to make one up.
+ANY_SEED: Final = 0xFFFFFFFF
+
+
+class FullVocabSampler:
+    """Samples what llama.cpp's last stage would with this seed, in a quarter of its time.
+
+    Where the random number lies so near the edge of a token that rounding could decide, `sample` gives None and the
+    chain has to sample; its generator is `behind` by that many numbers then.
+    """
+
+    def __init__(self, seed: int, temperature: float) -> None:
+        self._random = mersenne_twister(seed)
+        self._temperature = np.float32(temperature)
+        self.behind = 0
+
+    def sample(self, row: Any, best: int) -> int | None:
+        """The token sampled from a row (n_vocab,) float32 whose likeliest is `best`."""
+        number = self._random.getrandbits(64) / 2**64
+        found = _token_at(row, row[best], self._temperature, number)
+        self.behind += found is not None
+        return found
+
+
+def mersenne_twister(seed: int) -> random.Random:
+    """The generator of C++'s std::mt19937 with this seed, which Python's own is once its state is given.
+
+    numpy has it too, but takes 20 ms and 3 MB to import. Source: the C++ standard, mersenne_twister_engine.
+    """
+    words = [seed]
+    for i in range(1, 624):
+        words.append((1812433253 * (words[-1] ^ words[-1] >> 30) + i) & 0xFFFFFFFF)
+    generator = random.Random()  # noqa: S311 - samples tokens, no secrets
+    generator.setstate((3, (*words, 624), None))
+    return generator
+
+
+def _token_at(row: Any, top: Any, temperature: Any, number: float) -> int | None:
+    """The token at `number` (0 to 1) of the summed probabilities, None near the edge of one."""
+    weights = np.empty(-(-len(row) // BLOCK) * BLOCK, np.float32)
+    weights[len(row) :] = 0
+    own = weights[: len(row)]
+    np.divide(row, temperature, out=own)
+    own -= top / temperature
+    np.exp(own, out=own)
+    sums = weights.reshape(-1, BLOCK).sum(axis=1, dtype=np.float64).cumsum()
+    target, margin = number * sums[-1], MARGIN * sums[-1]
+    block = int(sums.searchsorted(target))
+    if block == len(sums):
+        return None
+    edges = np.empty(BLOCK + 1, np.float64)
+    edges[0] = sums[block - 1] if block else 0.0
+    weights[block * BLOCK : (block + 1) * BLOCK].cumsum(dtype=np.float64, out=edges[1:])
+    edges[1:] += edges[0]
+    offset = int(edges[1:].searchsorted(target))
+    if offset == BLOCK or target - edges[offset] < margin or edges[offset + 1] - target < margin:
+        return None
+    return block * BLOCK + offset
+
+
+def skip(api: Any, chain: Any, count: int) -> None:
+    """Let a chain sample `count` times from two tokens: its generator is then where as many samples leave it."""
+    array, _owner = _even(api, 2)
+    for _ in range(count):
+        api.llama_sampler_apply(chain, ctypes.byref(array))
+
+
+@cache
+def same_generator(api: Any) -> bool:
+    """llama.cpp samples what is sampled here: C++ leaves to its library how a fraction is made of random bits."""
+    mine, seed = FullVocabSampler(2026, 1.0), 2026
+    stage = api.llama_sampler_init_dist(seed)
+    row = np.zeros(4096, np.float32)
+    try:
+        for _ in range(8):
+            array, _owner = _even(api, len(row))
+            api.llama_sampler_apply(stage, ctypes.byref(array))
+            token = mine.sample(row, 0)
+            if token is not None and token != array.selected:
+                return False
+            skip(api, stage, 1)
+            mine.sample(row, 0)
+    finally:
+        api.llama_sampler_free(stage)
+    return True
+
+
+def _even(api: Any, count: int) -> tuple[Any, Any]:
+    """Candidates that are all as likely, and what has to live as long as they."""
+    candidates = (api.llama_token_data * count)()
+    array = api.llama_token_data_array()
+    array.data = ctypes.cast(candidates, ctypes.POINTER(api.llama_token_data))
+    array.size = count
+    array.selected = -1
+    array.sorted = False
+    return array, candidates

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from engine.core.types import GenerationRequest
 from engine.runner.generation.admission import answer_limit, context_exceeded
@@ -11,11 +11,9 @@ from engine.runner.generation.grammar_mask import TokenConstraint
 from engine.runner.generation.request_queue import enqueue_again, must_wait, to_preempt
 from engine.runner.generation.sample import ConstraintFailed, SamplingFailed, sample
 from engine.runner.generation.scheduler import BaseScheduler, Output
-from engine.runner.llama.batch import admission, prompt_logprobs
+from engine.runner.llama.batch import admission, sampler
 from engine.runner.llama.batch.adapters import Adapters
-from engine.runner.llama.batch.context_shift import is_full, shift
 from engine.runner.llama.batch.inflight_prefix import Following
-from engine.runner.llama.batch.nan_isolation import Quarantine
 from engine.runner.llama.batch.step_budget import Pace, flush_text, prefill_order, usable_prefix
 from engine.runner.llama.cache.cached_sequence import CachedSequence
 from engine.runner.llama.cache.kv import KVCache
@@ -28,7 +26,7 @@ from engine.runner.llama.sequence import LlamaSequence, begun_for_watchers, pref
 from engine.runner.llama.speculative.model_drafter import ModelDrafter
 from engine.runner.llama.speculative.speculation import Speculation
 from engine.runner.llama.vision.vision import Media, Span, Vision
-from engine.runner.load_limits import STEADY_ROWS
+from engine.runner.load_limits import MAX_DRAFT, STEADY_ROWS
 from engine.runner.protocol import ContextWanted, Fault
 
 
@@ -340,7 +338,7 @@ class Scheduler(BaseScheduler[LlamaSequence]):
                     continue
                 take = min(take, sequence.media.text_until(start, len(sequence.tokens)) - start)
             budget -= take
-            if prompt_logprobs.put(batch, sequence, start, take, len(prefilling)):
+            if sampler.put(batch, sequence, start, take, len(prefilling)):
                 continue
             tokens, position = sequence.tokens[start : start + take], sequence.position(start)
             last = take == sequence.n_missing
@@ -382,7 +380,7 @@ class Scheduler(BaseScheduler[LlamaSequence]):
             if rows is None:
                 rows = self._logits.rows(self._batch.outputs)
                 now = time.monotonic()
-            if sequence.scored and not prompt_logprobs.note(sequence, rows, self._vocabulary.pieces):
+            if sequence.scored and not sampler.note(sequence, rows, self._vocabulary.pieces):
                 continue
             if len(sequence.tokens) >= sequence.limit:  # nothing was to be generated
                 self._end(sequence, "length", out)
@@ -486,3 +484,70 @@ class Scheduler(BaseScheduler[LlamaSequence]):
         sequence.row = -1
         self._running.remove(sequence)
         enqueue_again(self._waiting, sequence)
+
+
+# Going on when the context is full, for requests that ask for it: forget the middle, compute the rest again.
+#
+# Moving computed keys to new positions would be faster, but is possible for some models only, is not what the model
+# would have computed, and would move cells that other sequences share.
+
+# The prompt's beginning, up to this share of the context, stays: it holds the instructions.
+KEPT_FRAC: Final = 0.25
+
+
+def is_full(sequence: LlamaSequence, n_ctx: int) -> bool:
+    """No step with a draft is certain to fit any more."""
+    return sequence.request.context_shift and len(sequence.tokens) >= n_ctx - MAX_DRAFT - 1
+
+
+def shift(sequence: LlamaSequence, kv: KVCache, n_ctx: int) -> None:
+    """Forget the older half of what follows the kept beginning; what remains is computed again from there."""
+    keep = min(sequence.n_prompt, int(n_ctx * KEPT_FRAC))
+    count = (len(sequence.tokens) - keep) // 2
+    del sequence.tokens[keep : keep + count]
+    sequence.limit -= count
+    sequence.forgotten += count
+    if sequence.cache is not None:
+        kv.truncate(sequence.cache, keep, or_empty=True)
+
+
+# What happens when logits are not numbers: nobody but the request that causes it may suffer.
+#
+# A cell that holds NaN spoils every sequence of the same cache, since a masked value still counts as 0 times NaN in
+# some kernels (seen on the processor, docs/log.md). So the whole cache is wiped, all requests are computed again,
+# and those that showed NaN one by one and alone, without any stored prefix: who shows it again is to blame.
+
+
+class Quarantine:
+    """The requests under suspicion, in the order in which they are examined."""
+
+    def __init__(self, kv: KVCache) -> None:
+        self._kv = kv
+        self._suspects: list[LlamaSequence] = []
+
+    @property
+    def open(self) -> bool:
+        """Somebody is under suspicion: nobody else may run."""
+        return bool(self._suspects)
+
+    def isolate(self, not_finite: list[LlamaSequence]) -> list[LlamaSequence]:
+        """Sequences whose logits are no numbers: those to blame. Everybody else is put under suspicion or cleared.
+
+        The caller must take all sequences off the cache before the next decode.
+        """
+        offending = [s for s in not_finite if s in self._suspects]
+        self._suspects = [s for s in self._suspects if s not in offending]
+        self._suspects += [s for s in not_finite if s not in offending]
+        return offending
+
+    def examine(self) -> tuple[LlamaSequence, CachedSequence] | None:
+        """The next one to run alone, with an empty sequence of the cache; None while there is no free one."""
+        sequence = self._suspects[0]
+        self._kv.spilling.forget(sequence.tokens, sequence.key)
+        cache = self._kv.acquire([], sequence.key)
+        return None if cache is None else (sequence, cache)
+
+    def clear(self, sequence: LlamaSequence) -> None:
+        """It showed numbers, or it ended."""
+        if sequence in self._suspects:
+            self._suspects.remove(sequence)

@@ -7,9 +7,11 @@ is computed never depends on this.
 
 import ctypes
 import functools
+import threading
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any, Final
 
@@ -17,14 +19,136 @@ import numpy as np
 
 from engine.core.expert_use import HALF_LIFE_TOKENS, RANKS, ExpertUse
 from engine.runner.expert_tensors import PAGE, READERS
-from engine.runner.llama.experts.expert_layout import NotMapped, Parts, Span, Stack, find
+from engine.runner.llama.experts.expert_layout import FileChanged, NotMapped, Parts, Span, Stack, find
 from engine.runner.llama.experts.page_swap import NoPages, Pages
-from engine.runner.llama.experts.predictor import ExpertPredictor
-from engine.runner.llama.experts.readers import Readers, ReadJob
 from engine.runner.llama.native.llama_api import KernelsMissing, ggml
-from engine.runner.llama.native.tensor_layout import Tensor, check_layout
+from engine.runner.llama.native.tensor_layout import F32, Tensor, check_layout
 from engine.runner.protocol import ExpertStats
 from quantize.files.gguf_split import GgufModel
+
+# Threads that read experts: what is waited for first, then what will probably be asked for.
+
+Part = Callable[..., None]
+
+
+@dataclass(slots=True, eq=False)
+class ReadJob:
+    """The read of one expert, by layer and number, in place of `victim`, and whether somebody waits for it.
+
+    `parts` get the number of the reader they run on. `prefetch`: nobody asked for it yet.
+    """
+
+    expert: tuple[int, int]
+    parts: Sequence[Part]
+    prefetch: bool = False
+    victim: tuple[int, int] | None = None
+    left: int = field(init=False)
+    urgent: bool = False
+    begun: bool = False
+
+    def __post_init__(self) -> None:
+        self.left = len(self.parts)
+
+
+class Readers:
+    """A few threads. `failure` is the first thing that went wrong; nothing is read after it."""
+
+    def __init__(self, count: int, done: Callable[[ReadJob], None]) -> None:
+        """`done` is called behind the last part of each job, on the thread that read it."""
+        self._done = done
+        self._news = threading.Condition()
+        self._urgent: deque[tuple[ReadJob, Part]] = deque()
+        self._ahead: deque[ReadJob] = deque()
+        self._ended = False
+        self.failure: Exception | None = None
+        self._threads = [
+            threading.Thread(target=self._work, args=(number,), name=f"experts-{number}", daemon=True)
+            for number in range(count)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def idle(self) -> bool:
+        """Nothing waits to be read."""
+        return not self._urgent and not self._ahead
+
+    def ahead(self, jobs: Iterable[ReadJob]) -> None:
+        """Read these when nothing is waited for."""
+        with self._news:
+            self._ahead.extend(jobs)
+            self._news.notify_all()
+
+    def cancel(self, which: Callable[[ReadJob], bool]) -> list[ReadJob]:
+        """Of what is to be read ahead and is not begun, do not read those; returns them."""
+        with self._news:
+            gone = [job for job in self._ahead if which(job)]
+            for job in gone:
+                self._ahead.remove(job)
+        return gone
+
+    def last_ahead(self) -> ReadJob | None:
+        """Do not read what would be read last of all; returns it."""
+        with self._news:
+            return self._ahead.pop() if self._ahead else None
+
+    def wait_for(self, jobs: list[ReadJob]) -> None:
+        """Read these before anything else, and return when they are read. Raises: `failure`."""
+        with self._news:
+            for job in jobs:
+                job.urgent = True
+                if not job.begun:
+                    if job in self._ahead:
+                        self._ahead.remove(job)
+                    self._begin(job)
+            self._news.notify_all()
+            while any(job.left for job in jobs) and self.failure is None:
+                self._news.wait()
+        if self.failure is not None:
+            raise self.failure
+
+    def close(self) -> None:
+        """End the threads; what is being read is read to its end."""
+        with self._news:
+            self._ended = True
+            self._urgent.clear()
+            self._ahead.clear()
+            self._news.notify_all()
+        for thread in self._threads:
+            thread.join()
+
+    def _begin(self, job: ReadJob) -> None:
+        job.begun = True
+        self._urgent.extend((job, part) for part in job.parts)
+
+    def _next(self) -> tuple[ReadJob, Part] | None:
+        with self._news:
+            while True:
+                if self._ended or self.failure is not None:
+                    return None
+                if not self._urgent and self._ahead:
+                    self._begin(self._ahead.popleft())
+                if self._urgent:
+                    return self._urgent.popleft()
+                self._news.wait()
+
+    def _work(self, room: int) -> None:
+        while (queued := self._next()) is not None:
+            job, part = queued
+            try:
+                part(room=room)
+            except (OSError, FileChanged, NoPages) as error:
+                with self._news:
+                    self.failure = self.failure or error
+                    self._news.notify_all()
+                return
+            with self._news:
+                job.left -= 1
+                if not job.left:
+                    self._done(job)
+                    if job.urgent:
+                        self._news.notify_all()
+
 
 # Source: llama-graph.cpp, build_moe_ffn: the experts of each token, as a view of int32 (used, tokens).
 _ROUTING: Final = b"ffn_moe_topk-"
@@ -336,3 +460,103 @@ class ExpertStream:
                 self._tokens = earlier.tokens
         if len(earlier.ranks) == RANKS:
             self._ranks[:] = earlier.ranks
+
+
+# What the next layer will ask for, by its own router over what this layer's router read.
+#
+# A layer adds little to what runs through all of them, so the next router mostly chooses the same from this layer's
+# input. Source of the idea: Eliseev and Mazur 2023, Fast inference of mixture-of-experts language models with
+# offloading, 2.3.
+
+# From a routing back to its logits there are at most so many nodes.
+_FAR: Final = 8
+# The part of what predictions read that must be asked for; below it, so many layers go by without any.
+_WORTH: Final = 0.5
+_PAUSE_LAYERS: Final = 2000
+# Of the newest predictions, about so many count.
+_REMEMBERED: Final = 64.0
+
+
+@dataclass(slots=True)
+class _Router:
+    """One layer's router: its matrix (experts, width), the norm before it (width,), and what is added to scores."""
+
+    matrix: Any
+    norm: Any
+    bias: Any
+
+
+class ExpertPredictor:
+    """Learns each layer's router when it is first computed. Views of the model's weights: no longer than it."""
+
+    def __init__(self) -> None:
+        self._routers: dict[int, _Router | None] = {}
+        self._hits = self._read = 0.0
+        self._pause = 0
+
+    def predict(self, row: int, routing: Tensor, used: int) -> list[int]:
+        """The experts that layer `row` + 1 will ask for, the surest first; none where that cannot be computed."""
+        logits, biased = _logits(routing)
+        if logits is None:
+            self._routers[row] = None
+            return []
+        if row not in self._routers:
+            self._routers[row] = _router(logits, biased)
+        here, following = self._routers[row], self._routers.get(row + 1)
+        if here is None or following is None or self._pause > 0:
+            self._pause -= 1
+            return []
+        width, tokens = int(logits.src[1].contents.ne[0]), int(logits.src[1].contents.ne[1])
+        hidden = _array(logits.src[1].contents, (tokens, width))
+        if here.norm is not None and following.norm is not None:
+            hidden = hidden * (following.norm / here.norm)
+        scores = hidden @ following.matrix.T
+        if following.bias is not None:
+            scores = 1 / (1 + np.exp(-scores)) + following.bias
+        best = np.argpartition(-scores, used - 1, axis=1)[:, :used]
+        order = np.take_along_axis(scores, best, axis=1).ravel().argsort()[::-1]
+        return list(dict.fromkeys(best.ravel()[order].tolist()))
+
+    def note(self, read: int, hits: int) -> None:
+        """Of the experts `read` for a prediction, `hits` were asked for."""
+        fading = 1 - min(1.0, read / _REMEMBERED)
+        self._read = self._read * fading + read
+        self._hits = self._hits * fading + hits
+        if self._read > _REMEMBERED / 2 and self._hits < _WORTH * self._read:
+            self._pause, self._read, self._hits = _PAUSE_LAYERS, 0.0, 0.0
+
+
+def _logits(routing: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """The product of a routing's router, and the node that adds a bias to its scores, if there is one."""
+    node, biased = routing, None
+    for _ in range(_FAR):
+        if not node.src[0]:
+            return None, None
+        node = node.src[0].contents
+        if node.name.startswith(b"ffn_moe_probs_biased-"):
+            biased = node
+        if node.name.startswith(b"ffn_moe_logits-"):
+            whole = node.src[0] and node.src[1] and node.src[0].contents.name.endswith(b"ffn_gate_inp.weight")
+            return (node, biased) if whole else (None, None)
+    return None, None
+
+
+def _router(logits: Tensor, biased: Tensor | None) -> _Router | None:
+    weights, read = logits.src[0].contents, logits.src[1].contents
+    if weights.type != F32 or read.type != F32:
+        return None
+    matrix = _array(weights, (int(weights.ne[1]), int(weights.ne[0])))
+    norm = bias = None
+    scale = read.src[1].contents if read.src[1] else None
+    if scale is not None and scale.name.endswith(b"norm.weight") and scale.type == F32:
+        norm = _array(scale, (int(scale.ne[0]),))
+        norm = norm if np.all(norm) else None
+    if biased is not None and biased.src[1] and biased.src[1].contents.type == F32:
+        bias = _array(biased.src[1].contents, (matrix.shape[0],))
+    return _Router(matrix, norm, bias)
+
+
+def _array(tensor: Tensor, shape: tuple[int, ...]) -> Any:
+    """A view of its float32 values, whose rows lie one behind the other."""
+    count = int(np.prod(shape))
+    return np.ctypeslib.as_array((ctypes.c_float * count).from_address(tensor.data)).reshape(shape)

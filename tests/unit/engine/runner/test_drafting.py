@@ -1,4 +1,4 @@
-from engine.runner.generation.ngram_drafter import FIRST_LENGTH, KEY_TOKENS, MAX_DRAFT, PATIENCE, NgramDrafter
+from engine.runner.generation.sequence import FIRST_LENGTH, KEY_TOKENS, MAX_DRAFT, PATIENCE, NgramDrafter
 
 
 def repeating(times=3, length=40):

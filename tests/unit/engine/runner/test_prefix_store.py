@@ -4,7 +4,7 @@ import threading
 import numpy as np
 import pytest
 
-from engine.runner.llama.cache import prefix_files
+from engine.runner.llama.cache import prefix_store
 from engine.runner.llama.cache.prefix_store import PrefixStore, model_fingerprint
 
 KEY = ()
@@ -165,13 +165,13 @@ def test_the_fingerprint_follows_content_and_settings(tmp_path):
 @pytest.fixture
 def slow_disk(monkeypatch):
     """A disk that begins to write when it is told to."""
-    go, write = threading.Event(), prefix_files.PrefixFiles._write_file
+    go, write = threading.Event(), prefix_store.PrefixFiles._write_file
 
     def wait(files, entry, data, path):
         assert go.wait(60)
         write(files, entry, data, path)
 
-    monkeypatch.setattr(prefix_files.PrefixFiles, "_write_file", wait)
+    monkeypatch.setattr(prefix_store.PrefixFiles, "_write_file", wait)
     yield go
     go.set()
 
@@ -200,7 +200,7 @@ def test_what_is_forgotten_while_it_waits_or_is_written_leaves_no_file(tmp_path,
 
 
 def test_a_disk_that_does_not_follow_is_spared(tmp_path, slow_disk, monkeypatch):
-    monkeypatch.setattr(prefix_files, "MAX_WAITING_BYTES", 2500)
+    monkeypatch.setattr(prefix_store, "MAX_WAITING_BYTES", 2500)
     store = disk_store(tmp_path, limit=100_000)
     for i in range(10):
         store.put(KEY, tokens(i, 2, 3), state())
@@ -236,12 +236,12 @@ def test_the_rest_of_the_disk_is_left_to_others(tmp_path, monkeypatch, bound, ca
     """Chats and downloads need it more than prefixes, which are computed again in seconds."""
     everything = {"MIN_FREE_FRAC": 1.0, "MAX_FREE_BYTES": 1 << 60}
     for name, value in everything.items():
-        monkeypatch.setattr(prefix_files, name, value if name != bound else 0)
+        monkeypatch.setattr(prefix_store, name, value if name != bound else 0)
     store = disk_store(tmp_path)
     store.put(KEY, tokens(1, 2, 3), state())
     store.close()
     assert len(list(tmp_path.glob("*/*.kv"))) == 1
-    monkeypatch.setattr(prefix_files, bound, everything[bound])
+    monkeypatch.setattr(prefix_store, bound, everything[bound])
     store = disk_store(tmp_path)
     store.put(KEY, tokens(4, 5, 6), state())
     store.close()

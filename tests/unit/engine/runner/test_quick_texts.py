@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from engine.runner.int8_embedder import NotQuick, QuickTexts
-from engine.runner.llama.batch.int8_choice import MIN_TEXTS, QuickChoice
+from engine.runner.llama.batch.embed import MIN_TEXTS, QuickChoice
 from engine.runner.onnx_libraries import onnxruntime
 from engine.runner.protocol import LoadSettings
 from quantize.onnx.folder import convert_gguf

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from engine.runner.generation.loop_guard import NoiseWatch, RepeatWatch
+from engine.runner.generation.sequence import NoiseWatch, RepeatWatch
 from tests.support.long_texts import DATA, long_texts
 
 LOOPS = [json.loads(line) for line in (DATA / "loops.jsonl").read_text(encoding="utf-8").splitlines()]

@@ -7,7 +7,7 @@ import pytest
 
 from engine.core.types import SamplingParams
 from engine.runner.generation.sampler import NotFinite, token_logprob
-from engine.runner.llama.batch import full_vocab_sampler
+from engine.runner.llama.batch import sampler as full_vocab_sampler
 from engine.runner.llama.batch.sampler import ChainSampler, _highest, _nucleus
 from engine.runner.llama.native.llama_api import start_backends
 

@@ -21,7 +21,7 @@ from engine.core.errors import ContextOverflow, InputFault, ModelNotFound
 from engine.core.types import Constraint
 from engine.upstreams import errors
 from engine.upstreams.error_mapping import refusal
-from engine.upstreams.listing import NoList, read_list
+from engine.upstreams.link import NoList, read_list
 from engine.upstreams.registry import UpstreamRegistry, checked_url
 from engine.upstreams.stream import ChatReader
 from engine.upstreams.types import Rule
