@@ -10,6 +10,7 @@ from devices.backends.backend_probe import try_backends as try_all
 from devices.detect import detailed
 from devices.gpu_advice import advised
 from devices.host import Host
+from devices.kernel_packs import bundled
 from devices.kernel_packs.folder import installed_trials
 from devices.merge import merged
 from devices.recording import RecordedHost
@@ -17,10 +18,14 @@ from devices.types import Machine
 
 
 def live_report(host: Host, cache: Path | None, *, try_backends: bool = True, fresh: bool = False) -> Machine:
-    """Report on the machine this process runs on; backend results come from `cache` while nothing changed."""
+    """Report on the machine this process runs on; backend results come from `cache` while nothing changed.
+
+    Before backends are tried, kernels that came along are installed where a device can use them.
+    """
     machine = detailed(host)
     if not try_backends:
         return machine
+    bundled.provide(machine)
     trials = installed_trials(libraries.library_folder(), onnx=libraries.has_onnxruntime())
     reports = advised(host, machine, try_all(machine, cache, fresh=fresh, trials=trials))
     return merged(replace(machine, backends=reports))

@@ -12,7 +12,6 @@ from devices.backends.libraries import WITHOUT_DEVICE, library_folder
 from devices.detect import detailed, inventory
 from devices.host import Host
 from devices.host_real import RealHost
-from devices.kernel_packs import bundled
 from devices.kernel_packs.folder import installed_libraries
 from devices.memory_audit import AuditLog
 from devices.memory_ledger import Ledger
@@ -66,16 +65,12 @@ class MachineState:
         return any(meter.readable for meter in self._meters)
 
     def full(self, *, fresh: bool = False) -> Machine:
-        """With every backend tried; `fresh` tries them again.
-
-        Kernels that came along are installed first where a device can use them.
-        """
+        """With every backend tried; `fresh` tries them again."""
         with self._lock:
             if self._machine is None or fresh:
                 if isinstance(self._host, RecordedHost):
                     self._machine = recorded_report(self._host)
                 else:
-                    bundled.provide(inventory(self._host))
                     self._machine = live_report(self._host, self._cache, fresh=fresh)
         return self.now()
 
