@@ -23,7 +23,7 @@ from engine.core.errors import (
 from engine.core.types import DeviceCheck
 from engine.message_catalog.reasons import because
 from engine.placement import onnx
-from engine.placement.estimate import exact_parts, kv_layer_bytes
+from engine.placement.estimate import exact_parts
 from engine.placement.external import admit_external, kind_of
 from engine.placement.fallbacks import (
     FLASH_ATTENTION,
@@ -32,13 +32,12 @@ from engine.placement.fallbacks import (
     without_flash_attention,
     without_tiles,
 )
-from engine.placement.fit import largest_context
 from engine.placement.fit_report import claim, fit_report, ledger_amounts
 from engine.placement.history import FALLBACK_FIELDS
 from engine.placement.load_need import audit_key, offload_target
 from engine.placement.placer import ENOUGH_TOKENS, LARGE_READ_BYTES, Placer, read_shape
 from engine.placement.speed import weights_read
-from engine.placement.types import Fallback, FitReport, Need, Placement
+from engine.placement.types import Fallback, FitReport, Placement
 from engine.runner.buffers import BufferLog
 from engine.runner.engine_args import NO_ARGS
 from engine.runner.protocol import LoadSettings
@@ -145,22 +144,7 @@ class MemoryAdmission:
 
         `copied` are those whose caches are copied to main memory for a moment; None: to disk.
         """
-        return await asyncio.to_thread(self._shortage_now, model_id, settings, copied)
-
-    def _shortage_now(self, model_id: str, settings: LoadSettings, copied: LoadSettings | None) -> Overdrawn | None:
-        amounts = ledger_amounts(self._need_of(settings))
-        if copied is not None:
-            bytes_copied = sum(kv_layer_bytes(read_shape(copied.path), copied))
-            own = amounts.get("cpu", Amount(0))
-            amounts["cpu"] = Amount(own.anonymous_bytes + bytes_copied, own.mapped_bytes)
-        try:
-            self._ledger.check(amounts, exclude=model_id)
-        except Overdrawn as error:
-            return error
-        return None
-
-    def _need_of(self, settings: LoadSettings) -> Need:
-        return self._placer.need(read_shape(settings.path), settings, self._placer.machine_now())
+        return await asyncio.to_thread(self._placer.shortage, model_id, settings, copied)
 
     async def resized(self, model_id: str, settings: LoadSettings) -> None:
         """The context of a loaded model has another size now."""
@@ -170,17 +154,12 @@ class MemoryAdmission:
         load = self._loads.get(model_id)
         if load is not None:
             self._loads[model_id] = msgspec.structs.replace(load, settings=settings)
-        need = self._need_of(settings)
+        need = self._placer.need_of(settings)
         self._ledger.refine(model_id, ledger_amounts(need), need.resident_bytes, need.by_purpose())
 
     async def largest_context(self, model_id: str, settings: LoadSettings, limit: int) -> int:
         """The largest context, up to `limit`, that this model could have in the memory that is free for it."""
-        return await asyncio.to_thread(
-            largest_context,
-            settings,
-            limit,
-            lambda at: self._shortage_now(model_id, _single(settings, at.n_ctx), None) is None,
-        )
+        return await asyncio.to_thread(self._placer.largest_context, model_id, settings, limit)
 
     def others(self, model_id: str) -> list[tuple[str, int]]:
         """Who else holds memory, and how much, the largest first."""
@@ -381,11 +360,6 @@ class MemoryAdmission:
 def _in_llama_cpp(settings: LoadSettings) -> bool:
     """A runner of ours loads it with llama.cpp, which tells what it takes."""
     return settings.external is None and not onnx.is_folder(settings.path)
-
-
-def _single(settings: LoadSettings, n_ctx: int) -> LoadSettings:
-    """A cache that one request of `n_ctx` tokens fills."""
-    return msgspec.structs.replace(settings, n_ctx=n_ctx, kv_cells=n_ctx)
 
 
 def _widened(model_id: str) -> str:

@@ -6,16 +6,18 @@ from pathlib import Path
 
 import msgspec
 
-from devices.errors import TesseraError
+from devices.errors import Overdrawn, TesseraError
+from devices.memory_ledger import Amount
 from devices.types import Machine
 from engine.core.errors import BadModelFile, fact_of
 from engine.message_catalog.reasons import because
 from engine.onnx.folder import OnnxFolder
 from engine.placement import llama_server, onnx, openvino, rpc_layers
 from engine.placement.cpu_choices import disk_gbs
+from engine.placement.estimate import kv_layer_bytes
 from engine.placement.external import external_report, kind_of, place_external
 from engine.placement.fit import DryRunFailed, dry_run, largest_context, need_at
-from engine.placement.fit_report import fit_report, machine_isa, overdraft
+from engine.placement.fit_report import fit_report, ledger_amounts, machine_isa, overdraft
 from engine.placement.load_need import audit_key, load_need
 from engine.placement.load_settings import refused
 from engine.placement.npu_rule import busy_igpu
@@ -280,6 +282,37 @@ class Placer:
             return need.total_bytes - need.part_bytes("weights") + weights_bytes <= free
 
         return largest_context(settings, shape.context_train or max(settings.n_ctx, 1 << 17), fits)
+
+    def need_of(self, settings: LoadSettings) -> Need:
+        """What a load with these settings takes, by formulas. Raises: BadModelFile."""
+        return self.need(read_shape(settings.path), settings, self.machine_now())
+
+    def shortage(
+        self, model_id: str, settings: LoadSettings, copied: LoadSettings | None = None
+    ) -> Overdrawn | None:
+        """What is missing for a model to have these settings in place of those it is loaded with; None: nothing.
+
+        `copied` are settings whose caches are copied to main memory for a moment.
+        """
+        amounts = ledger_amounts(self.need_of(settings))
+        if copied is not None:
+            bytes_copied = sum(kv_layer_bytes(read_shape(copied.path), copied))
+            own = amounts.get("cpu", Amount(0))
+            amounts["cpu"] = Amount(own.anonymous_bytes + bytes_copied, own.mapped_bytes)
+        try:
+            self.ledger.check(amounts, exclude=model_id)
+        except Overdrawn as error:
+            return error
+        return None
+
+    def largest_context(self, model_id: str, settings: LoadSettings, limit: int) -> int:
+        """The largest context, up to `limit`, that this model could have in the memory that is free for it."""
+
+        def fits(at: LoadSettings) -> bool:
+            single = msgspec.structs.replace(settings, n_ctx=at.n_ctx, kv_cells=at.n_ctx)
+            return self.shortage(model_id, single) is None
+
+        return largest_context(settings, limit, fits)
 
     def expected_tok_s(self, bytes_per_token: int) -> float:
         """Decode speed of a model that reads so many bytes a token, on the fastest usable device here."""

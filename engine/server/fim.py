@@ -74,7 +74,8 @@ async def fim_prompt(model: LoadedModel, gap: FimGap, max_tokens: int, *, may_sh
     facts = model.facts
     assert facts is not None
     stops = fim_stops(facts, family)
-    limit = facts.n_ctx - max_tokens - _MARGIN_TOKENS
+    n_ctx = facts.n_ctx if may_shorten else facts.largest_ctx  # what an editor sends needs no larger one
+    limit = n_ctx - max_tokens - _MARGIN_TOKENS
     num_chars = _length(gap)
     refuse_impossible(facts, 0 if may_shorten else num_chars)
     cut = may_shorten and num_chars > TOKENIZE_CHARS  # far from the gap, and more than is tokenized at once
@@ -85,14 +86,14 @@ async def fim_prompt(model: LoadedModel, gap: FimGap, max_tokens: int, *, may_sh
     if len(token_ids) <= limit:
         return FimPrompt(token_ids=token_ids, stops=stops, truncated=cut)
     if not may_shorten or limit <= _MARGIN_TOKENS:
-        raise ContextOverflow(len(token_ids) + max_tokens, facts.n_ctx)
+        raise ContextOverflow(len(token_ids) + max_tokens, n_ctx)
     budget = limit * num_chars / len(token_ids)
     for _ in range(_SHORTENING_TRIES):
         token_ids = await _tokenized(model, family, _within(gap, int(budget) // _BUDGET_STEP * _BUDGET_STEP))
         if len(token_ids) <= limit:
             return FimPrompt(token_ids=token_ids, stops=stops, truncated=True)
         budget *= 0.95 * limit / len(token_ids)
-    raise ContextOverflow(len(token_ids) + max_tokens, facts.n_ctx)
+    raise ContextOverflow(len(token_ids) + max_tokens, n_ctx)
 
 
 def _length(gap: FimGap) -> int:

@@ -26,6 +26,7 @@ from engine.remotes.registry import RemoteRegistry
 from engine.remotes.service import Remotes
 from engine.runner.protocol import Stats
 from engine.server.auth import Access
+from engine.server.context_sizes import ContextSizes
 from engine.server.energy import EnergyService
 from engine.server.metrics import Metrics
 from engine.server.models import ServedModels
@@ -129,6 +130,7 @@ class ServerState:
     start: Phases = field(default_factory=Phases)
     utilization: Utilization | None = None
     history: WorkHistory = field(init=False)
+    contexts: ContextSizes = field(init=False)
     energy: EnergyService = field(init=False)
     power: PowerService = field(init=False)
     bench_service: "BenchService | None" = None
@@ -147,6 +149,7 @@ class ServerState:
 
     def __post_init__(self) -> None:
         self.conversations = Conversations(self.renderer, self.checker)
+        self.contexts = ContextSizes(self.models, self.pool, self.placer)
         self.pool.hooks.finished = self.metrics.finished
         self.history = WorkHistory(self.pool)
         self.speech = speech_of(self.placer, self.models, self.paths.cache)

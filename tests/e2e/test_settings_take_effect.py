@@ -147,3 +147,23 @@ def test_a_larger_context_alone_does_not_wait(client):
     whole = ask(client, prompt="word " * 600)
     assert whole["usage"]["prompt_tokens"] > 512
     assert (state(client)["n_ctx"], state(client)["pid"]) == (1024, loaded["pid"])
+
+
+def test_clients_are_told_what_the_context_can_be(client):
+    """The largest size this model can have here, cold or loaded; the loaded one stands next to it."""
+
+    def told():
+        row = client.get(f"/v1/models/{MODEL}", headers={"anthropic-version": "2023-06-01"}).json()
+        props = client.get("/props", params={"model": MODEL}).json()
+        shown = client.post("/api/show", json={"model": MODEL}).json()
+        studio = client.get(f"/api/v0/models/{MODEL}").json()
+        largest = {row["context_length"], row["max_model_len"], row["meta"]["n_ctx"], row["max_input_tokens"]}
+        largest |= {props["default_generation_settings"]["n_ctx"], shown["context_length"]}
+        largest.add(studio["max_context_length"])
+        loaded = {row["loaded_context_length"], props["n_ctx_loaded"], shown["loaded_context_length"]}
+        return largest, loaded | {studio.get("loaded_context_length")}
+
+    client.post(f"{OURS}/unload")
+    assert told() == ({1024}, {None})
+    client.post(f"{OURS}/load", json={"n_ctx": 256})
+    assert told() == ({1024}, {256})

@@ -168,7 +168,8 @@ async def props(request: Request, model: str | None = None) -> dict[str, Any]:
     settings = loaded.settings if loaded else state.models.settings(entry)
     defaults = msgspec.structs.asdict(choose({}, state.models.recommended_for(entry).plain).params)
     return {
-        "default_generation_settings": {"n_ctx": facts.n_ctx if facts else settings.n_ctx, "params": defaults},
+        "default_generation_settings": {"n_ctx": await state.contexts.largest(entry.id), "params": defaults},
+        "n_ctx_loaded": state.contexts.loaded(entry.id),
         "total_slots": settings.n_parallel,
         "model_alias": entry.id,
         "model_path": entry.path.name,

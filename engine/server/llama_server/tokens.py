@@ -52,7 +52,7 @@ async def tokenize(request: Request) -> Response:
     special = body.add_special if body.add_special is not None else body.add_special_tokens
     special = special if special is not None else body.prompt is not None
     tokens = await model.runner.tokenize(text, add_special=special, parse_special=body.parse_special)
-    answer: dict[str, Any] = {"tokens": tokens, "count": len(tokens), "max_model_len": model.facts.n_ctx}
+    answer: dict[str, Any] = {"tokens": tokens, "count": len(tokens), "max_model_len": model.facts.largest_ctx}
     if body.with_pieces:
         pieces = await model.runner.detokenize(tokens)
         answer["tokens"] = [{"id": t, "piece": _piece(p)} for t, p in zip(tokens, pieces, strict=True)]

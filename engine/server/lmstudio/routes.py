@@ -14,7 +14,7 @@ router = APIRouter()
 async def list_models(request: Request) -> dict[str, Any]:
     """Every model with its state and context."""
     state = server_state(request)
-    data = [describe(e, state) for e in await state.models.entries() if e.servable and e.state == "online"]
+    data = [await describe(e, state) for e in await state.models.entries() if e.servable and e.state == "online"]
     return {"object": "list", "data": data}
 
 
@@ -22,10 +22,10 @@ async def list_models(request: Request) -> dict[str, Any]:
 async def show_model(request: Request, model: str) -> dict[str, Any]:
     """One model."""
     state = server_state(request)
-    return describe(await state.models.entry(model), state)
+    return await describe(await state.models.entry(model), state)
 
 
-def describe(entry: ModelEntry, state: ServerState) -> dict[str, Any]:
+async def describe(entry: ModelEntry, state: ServerState) -> dict[str, Any]:
     """LM Studio's fields of a model."""
     loaded = state.pool.get(entry.id)
     ready = loaded is not None and loaded.ready
@@ -39,7 +39,7 @@ def describe(entry: ModelEntry, state: ServerState) -> dict[str, Any]:
         "compatibility_type": entry.format,
         "quantization": entry.details.quantization,
         "state": "loaded" if ready else "not-loaded",
-        "max_context_length": entry.context_train or state.models.settings(entry).n_ctx,
+        "max_context_length": await state.contexts.largest(entry.id),
         "capabilities": ["tool_use"] if "tools" in entry.capabilities else [],
     }
     if ready and loaded is not None and loaded.facts is not None:

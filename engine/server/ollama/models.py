@@ -127,12 +127,11 @@ async def loaded(request: Request) -> dict[str, Any]:
 
 @router.post("/show", openapi_extra=openapi_body(ShowBody))
 async def show(request: Request) -> Response:
-    """What is known about a model. `context_length` is what it really gets here."""
+    """What is known about a model. `context_length` is what it can have here; a loaded one grows to it."""
     state = server_state(request)
     body = await parse(request, ShowBody)
     entry = await state.models.entry(body.wanted)
-    running = state.pool.get(entry.id)
-    n_ctx = running.facts.n_ctx if running and running.facts else state.models.settings(entry).n_ctx
+    n_ctx = await state.contexts.largest(entry.id)
     capabilities = dict.fromkeys(_CAPABILITIES.get(name, name) for name in entry.capabilities)
     template = entry.chat_template or ""
     if "fim" in entry.capabilities:  # clients look for this before they send a suffix
@@ -147,6 +146,7 @@ async def show(request: Request) -> Response:
         "capabilities": list(capabilities),
         "modified_at": datetime.fromtimestamp(entry.added_at, UTC).isoformat(),
         "context_length": n_ctx,
+        "loaded_context_length": state.contexts.loaded(entry.id),
     }
     return JSONResponse(payload, headers=ignored_header(body.ignored()))
 

@@ -24,7 +24,7 @@ async def list_models(request: Request) -> dict[str, Any]:
     entries = await state.models.entries()
     toys, chosen = demos(entries), default_model(entries, {m.id for m in state.pool.loaded})
     data = [
-        {**_describe(e, state), "demo": e.id in toys, "default": e is chosen}
+        {**await _describe(e, state), "demo": e.id in toys, "default": e is chosen}
         for e in entries
         if e.servable and e.state == "online"
     ]
@@ -46,7 +46,7 @@ async def show_model(request: Request, model: str) -> dict[str, Any]:
     """One model."""
     _answer_as_asked(request)
     state = server_state(request)
-    described = _describe(await state.models.entry(model), state)
+    described = await _describe(await state.models.entry(model), state)
     return {**described, **_as_anthropic(described)} if "anthropic-version" in request.headers else described
 
 
@@ -94,12 +94,15 @@ def sampling_of(entry: ModelEntry, state: ServerState) -> dict[str, Any]:
     return payload
 
 
-def _describe(entry: ModelEntry, state: ServerState) -> dict[str, Any]:
-    """OpenAI's fields, and the context the model really gets here, under the names clients look for."""
+async def _describe(entry: ModelEntry, state: ServerState) -> dict[str, Any]:
+    """OpenAI's fields, and the context the model can have here, under the names clients look for.
+
+    The one it has now is `loaded_context_length`; it grows with the first request that needs more.
+    """
     loaded = state.pool.get(entry.id)
     ready = loaded is not None and loaded.ready
     remote = entry.origin.kind == "remote"
-    context = loaded.facts.n_ctx if loaded and loaded.facts else state.models.settings(entry).n_ctx
+    context = await state.contexts.largest(entry.id)
     return {
         "id": entry.id,
         "object": "model",
@@ -112,6 +115,7 @@ def _describe(entry: ModelEntry, state: ServerState) -> dict[str, Any]:
         "created_at": datetime.fromtimestamp(entry.added_at, UTC).isoformat().replace("+00:00", "Z"),
         "context_length": context,
         "max_model_len": context,
+        "loaded_context_length": state.contexts.loaded(entry.id),
         "state": "loaded" if ready else "not-loaded",
         "capabilities": list(entry.capabilities),
         **({"remote": entry.origin.app, "problem": entry.problem} if remote else sampling_of(entry, state)),

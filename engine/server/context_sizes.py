@@ -1,0 +1,79 @@
+"""The largest context each model can have here now: what clients are told before they send a long prompt."""
+
+import asyncio
+import time
+from typing import Final
+
+from engine.core.errors import InputFault
+from engine.placement.placer import Placer
+from engine.placement.types import Overrides
+from engine.pool.loaded_model import LoadedModel
+from engine.pool.pool import Pool
+from engine.runner.load_limits import growth_limit
+from engine.runner.protocol import LoadSettings
+from engine.server.models import ServedModels
+
+# How long a number is used again: lists are asked for often, and memory changes slowly.
+FRESH_S: Final = 20.0
+# Numbers come in steps of so many tokens, so that clients do not see another one with every megabyte.
+STEP: Final = 1024
+
+
+class ContextSizes:
+    """Asks the ledger, by formulas and off the event loop; models that are loaded first."""
+
+    def __init__(self, models: ServedModels, pool: Pool, placer: Placer) -> None:
+        self._models = models
+        self._pool = pool
+        self._placer = placer
+        self._found: dict[tuple[str, LoadSettings | None], tuple[float, int]] = {}
+
+    def loaded(self, model_id: str) -> int | None:
+        """The context that a loaded model has."""
+        model = self._pool.get(model_id)
+        return model.facts.n_ctx if model is not None and model.ready and model.facts is not None else None
+
+    async def largest(self, model_id: str) -> int:
+        """The context that a model could have here: that it can grow to, or get with a load.
+
+        Raises: ModelNotFound, BadModelFile.
+        """
+        model = self._pool.get(model_id)
+        key = (model_id, model.settings if model is not None and model.ready else None)
+        at, tokens = self._found.get(key, (0.0, 0))
+        if not tokens or time.monotonic() - at > FRESH_S:
+            tokens = await self._look(model_id, model)
+            self._found = {k: v for k, v in self._found.items() if k[0] != model_id} | {
+                key: (time.monotonic(), tokens)
+            }
+        return tokens
+
+    async def _look(self, model_id: str, model: LoadedModel | None) -> int:
+        if model is not None and model.ready and model.facts is not None:
+            has, most = model.facts.n_ctx, model.facts.max_ctx
+            if most <= has:
+                return has
+            found = await asyncio.to_thread(self._placer.largest_context, model_id, model.settings, most)
+            return _rounded(found, has, most)
+        entry = await self._models.entry(model_id)
+        try:
+            settings = self._models.settings(entry)
+        except InputFault:  # the program that was to serve it is gone: the load will say so
+            return entry.context_train
+        if entry.format != "gguf" or settings.embeddings or settings.external is not None:
+            return settings.n_ctx
+        return await asyncio.to_thread(self._if_loaded, model_id, settings, self._models.overrides_for(entry))
+
+    def _if_loaded(self, model_id: str, settings: LoadSettings, overrides: Overrides) -> int:
+        try:
+            placed = self._placer.placement(model_id, settings, overrides, exact=False)
+        except InputFault:  # a file that cannot be read: the load will say so
+            return settings.n_ctx
+        if not placed.fits:
+            return settings.n_ctx
+        has, most = placed.settings.n_ctx, growth_limit(placed.settings)
+        return _rounded(self._placer.largest_context(model_id, placed.settings, most), has, most)
+
+
+def _rounded(tokens: int, least: int, most: int) -> int:
+    return most if tokens >= most else max(least, tokens - tokens % STEP)
