@@ -6,12 +6,13 @@ import functools
 
 import pytest
 
-from engine.core.errors import ContextOverflow
+from engine.core.errors import ContextOverflow, RunnerDied
 from engine.core.types import GenerationRequest
 from engine.runner.protocol import ContextWanted
 from tests.support import runner_calls
 from tests.support.models.architectures import ARCHITECTURES, write_architecture
 from tests.support.runner_calls import EXACT, LIKELIEST, answered
+from tests.support.servers import wait_for
 
 TRAINED = 8192
 # Lengths in tokens, ids below that are bytes of the vocabulary.
@@ -157,3 +158,33 @@ def test_a_smaller_context_keeps_prefixes_in_memory(model):
     small, again = with_runner(model("Llama, Mistral"), work)
     assert len(small.ids) == 24
     assert again.started.cached_tokens >= LONG
+
+
+def test_a_runner_that_is_killed_while_it_grows_loses_nothing_that_was_stored(model, tmp_path):
+    """Who waits is told; another runner has the conversation's prefix from disk, and grows."""
+    first = []
+
+    async def killed(runner):
+        first.append(await answered(runner, asked(text(200))))
+        await asyncio.to_thread(
+            wait_for, lambda: any(f.is_file() and f.suffix != ".part" for f in tmp_path.rglob("*")), 60
+        )
+
+        def on_wanted(wanted):
+            task = asyncio.ensure_future(runner.resize(1024, 1024))
+            task.add_done_callback(lambda t: t.exception())
+            asyncio.get_running_loop().call_soon(runner.kill)
+
+        runner.on_context_wanted = on_wanted
+        with pytest.raises(RunnerDied):
+            await answered(runner, asked([*text(200), *first[0].ids, *text(LONG, seed=9)]))
+
+    async def again(runner):
+        grown_by(runner, (1024,))
+        return await answered(runner, asked([*text(200), *first[0].ids, *text(LONG, seed=9)]))
+
+    stored = {"cache_dir": str(tmp_path), "cache_disk_bytes": 1 << 30}
+    with_runner(model("Llama, Mistral"), killed, **stored)
+    answer = with_runner(model("Llama, Mistral"), again, **stored)
+    assert len(answer.ids) == 24
+    assert answer.started.cached_tokens >= 200
