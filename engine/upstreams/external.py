@@ -160,7 +160,8 @@ class ExternalRunner(UpstreamRunner):
                 raise ExternalFailed(self._not_started("external_ended", kind, code=self._process.returncode))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LAST_WORDS_S):
-                    if await self._own.answers(kind.health):
+                    # Whoever answers at the port of a program that has ended is somebody else.
+                    if await self._own.answers(kind.health) and self._process.returncode is None:
                         return
             if on_progress is not None:
                 on_progress(phase, min(0.95, waited / kind.ready_s))

@@ -45,7 +45,7 @@ def start(program, tmp_path, monkeypatch):
         head = {"authorization": f"Bearer {made[-1].token}"}
         made[-1].http = httpx2.Client(base_url=f"{made[-1].url}/tessera/v1", headers=head, timeout=60)
         chosen = made[-1].http.put(f"/models/{MODEL}/engine", json={"engine": "chip"})
-        assert chosen.json() == {"id": MODEL, "engine": "chip", "unloaded": False}
+        assert chosen.json() == {"id": MODEL, "engine": "chip", "unloaded": False, "applies": "at_load"}
         return made[-1]
 
     yield begin

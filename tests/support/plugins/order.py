@@ -24,6 +24,7 @@ SECONDS = {
     "tests/e2e/test_terminal.py": 25,
     "tests/e2e/test_terminal_quantize.py": 15,
     "tests/e2e/test_vllm_engine.py": 22,
+    "tests/e2e/test_added_engines.py": 40,
     "tests/faults/test_compaction_killed.py": 14,
     "tests/faults/test_connections.py": 19,
     "tests/faults/test_fastflowlm.py": 10,
