@@ -149,7 +149,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
 @cache
 def families() -> tuple[Family, ...]:
     """The whole table."""
-    raw = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+    raw = tomllib.loads(Path(__file__).with_name("sampling_families.toml").read_text(encoding="utf-8"))
     return msgspec.convert(raw["family"], learned(tuple[Family, ...]))
 
 
