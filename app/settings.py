@@ -33,6 +33,10 @@ class SettingsError(Exception):
         self.where = where
 
 
+# What this process set itself is no decision of the environment.
+_EXPORTED: Final[dict[str, str]] = {}
+
+
 @dataclass(frozen=True)
 class Setting:
     """One row of the table. `minimum` and `maximum` bound numbers, `choices` text; a `folder` is a whole path.
@@ -398,14 +402,15 @@ def load(path: Path | None = None, environ: Mapping[str, str] | None = None) -> 
     return Settings(values, tuple(problems), frozenset(fixed))
 
 
+def given_environment() -> dict[str, str]:
+    """The environment as this process was given it: what comes from the file is read from there again."""
+    return {name: value for name, value in os.environ.items() if _EXPORTED.get(name) != value}
+
+
 def unknown(name: str) -> str:
     """What is said of a name that is no setting."""
     near = get_close_matches(name, BY_NAME, 1, 0.4)
     return "there is no such setting" + (f"; did you mean {near[0]}?" if near else "")
-
-
-# What this process set itself is no decision of the environment.
-_EXPORTED: Final[dict[str, str]] = {}
 
 
 def export(settings: Settings) -> None:

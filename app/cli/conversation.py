@@ -139,6 +139,10 @@ class Conversation:
         except (ApiError, click.ClickException) as error:  # the conversation goes on without that question
             self._messages = before
             echo(str(error) if isinstance(error, ApiError) else error.format_message(), fg="yellow", err=True)
+            if command is None and self._attached:  # else a file that is too long would fail every question
+                names = ", ".join(document.name for document in self._attached)
+                self._attached.clear()
+                echo(f"{names}: no longer attached.", fg="yellow", err=True)
         return True
 
     # ------------------------------------------------------------------ commands
@@ -377,6 +381,7 @@ def _path(argument: str) -> Path:
 def _saved(path: Path) -> Saved | None:
     """The conversation in a file, if it is one."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Saved)
+        found = msgspec.json.decode(path.read_bytes(), type=Saved)
     except (OSError, ValueError, RecursionError):
         return None
+    return found if all({"role", "content"} <= message.keys() for message in found.messages) else None

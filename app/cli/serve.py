@@ -11,6 +11,7 @@ from quantize.kv_cache_types import CACHE_TYPES
 
 if TYPE_CHECKING:
     import logging
+    from io import TextIOWrapper
 
     from engine.placement.types import Mode
 
@@ -162,11 +163,15 @@ def _log_to_file(root: "logging.Logger") -> None:
 
     from app.server_process import server_log  # noqa: PLC0415 - see command
 
+    class PrivateFile(logging.handlers.RotatingFileHandler):
+        def _open(self) -> "TextIOWrapper":
+            os.close(os.open(self.baseFilename, os.O_CREAT | os.O_WRONLY, 0o600))
+            return super()._open()
+
     path = server_log()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))
-        handler = logging.handlers.RotatingFileHandler(path, maxBytes=_LOG_BYTES, backupCount=_OLD_LOGS)
+        handler = PrivateFile(path, maxBytes=_LOG_BYTES, backupCount=_OLD_LOGS, encoding="utf-8", errors="replace")
     except OSError as error:
         root.warning("no log file: %s", error)
         return

@@ -8,6 +8,7 @@ import click
 from app import os_service
 from app.cli.echo import echo
 from app.cli.logs import command as logs
+from app.settings import given_environment
 from app.tools.types import shown_text
 from devices.child_command import own_command
 
@@ -22,7 +23,7 @@ def command() -> None:
 def install(options: tuple[str, ...]) -> None:
     """Install and start it. OPTIONS after `--` are those of `tessera serve`, such as `-- --port 8000`."""
     try:
-        found = os_service.manager(own_command("serve", *options))
+        found = os_service.manager(own_command("serve", *options), env=given_environment())
         os_service.install(found)
     except (os_service.ServiceFailed, OSError) as error:
         raise click.ClickException(shown_text(str(error))) from error

@@ -76,7 +76,7 @@ class Checker:
     def _closed(self, source: str) -> Verdict:
         """A schema that compiles, closed where that compiles too."""
         schema = json.loads(source)
-        shut = closed(schema)
+        shut = closed(tidy(schema))
         if shut != schema and not self._schema_problem(shut):
             source = json.dumps(shut, ensure_ascii=False)
         return Verdict(kind="json_schema", source=source)

@@ -188,23 +188,26 @@ class _Closing:
         """The schemas directly in a schema but for its definitions, and whether each is the whole of its value."""
         found: list[tuple[Schema, bool]] = []
         rules = node.keys() & _MEMBER_RULES
+        # Where other parts may speak of the same members, the values of these are not described here alone.
+        single = alone and not _has_other_parts(node, node.get("properties"))
         for key in ("properties", "patternProperties"):
             if isinstance(node.get(key), dict):
-                found += [(part, True) for part in node[key].values()]
+                found += [(part, single) for part in node[key].values()]
         for key in (
             "additionalProperties",
+            "unevaluatedProperties",
             "items",
             "additionalItems",
             "unevaluatedItems",
-            "unevaluatedProperties",
         ):
             value = node.get(key)
-            found += [(part, True) for part in (value if isinstance(value, list) else [value])]
+            found += [(part, single) for part in (value if isinstance(value, list) else [value])]
         if isinstance(node.get("prefixItems"), list):
-            found += [(part, True) for part in node["prefixItems"]]
+            found += [(part, single) for part in node["prefixItems"]]
         for key in ("anyOf", "oneOf", "allOf"):
             if isinstance(node.get(key), list):
-                whole = alone and rules == {key} and (key != "allOf" or len(node[key]) == 1)
+                # A value of two branches is none of oneOf: closed ones would let it through.
+                whole = alone and rules == {key} and (key == "anyOf" or (key == "allOf" and len(node[key]) == 1))
                 found += [(part, whole) for part in node[key]]
         found += [(node.get(key), False) for key in ("if", "then", "else", "not", "contains", "propertyNames")]
         for key in ("dependentSchemas", "dependencies"):
@@ -249,9 +252,17 @@ def _is_closable(node: dict[str, Any], names: dict[str, Any]) -> bool:
     least = node.get("minProperties", 0)
     if node.keys() & (_MEMBER_RULES - harmless) or not isinstance(least, int) or least > len(names):
         return False
+    return not _has_other_parts(node, names)
+
+
+def _has_other_parts(node: dict[str, Any], names: object) -> bool:
+    """Other schemas describe the same value, and not only which of its members must be there."""
+    if node.keys() & (set(_APPLICATORS) - {"anyOf", "oneOf"}):
+        return True
     branches = [node.get(key, []) for key in ("anyOf", "oneOf")]
-    return all(
-        isinstance(listed, list) and all(_only_requires(branch, names) for branch in listed) for listed in branches
+    named = names if isinstance(names, dict) else {}
+    return not all(
+        isinstance(listed, list) and all(_only_requires(branch, named) for branch in listed) for listed in branches
     )
 
 

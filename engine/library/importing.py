@@ -78,17 +78,24 @@ def _same_content(
             sizes = [(one.stat().st_size, other.stat().st_size) for one, other in zip(files, others, strict=False)]
             if len(others) != len(files) or any(one != other for one, other in sizes):
                 continue
-            if all(_same_bytes(one, other, control) for one, other in zip(files, others, strict=True)):
+            total, done = sum(size for size, _ in sizes), 0
+            for one, other in zip(files, others, strict=True):
+                if not _same_bytes(one, other, control, done, total):
+                    break
+                done += one.stat().st_size
+            else:
                 return entry
     return None
 
 
-def _same_bytes(one: Path, other: Path, control: Control) -> bool:
+def _same_bytes(one: Path, other: Path, control: Control, done: int, total: int) -> bool:
     with one.open("rb") as left, other.open("rb") as right:
         while chunk := left.read(_CHUNK_BYTES):
             control.check()
             if chunk != right.read(_CHUNK_BYTES):
                 return False
+            done += len(chunk)
+            control.report("verifying", done, total)
     return True
 
 

@@ -147,7 +147,8 @@ def test_lines_are_edited_and_a_message_may_have_several(opened, tmp_path):
 
 def test_commands_set_save_and_load(opened, tmp_path):
     (tmp_path / "notes file.txt").write_text("The rent is due on the fifth.")
-    (tmp_path / "other.json").write_text("{}")
+    no_roles = {"tessera_chat": 1, "model": "m", "system": None, "options": {}, "messages": [{}]}
+    (tmp_path / "other.json").write_text(json.dumps(no_roles))
     chat = opened("chat", "spark", "-s", "Be brief.", "--max-tokens", "3", cwd=tmp_path)
     at = chat.ready()
     at = chat.command("/file 'notes file.txt'", at)
@@ -180,8 +181,7 @@ def test_a_failed_question_is_forgotten_and_the_conversation_goes_on(opened, tmp
     chat = opened("chat", "spark", "--max-tokens", "3", "--file", str(tmp_path / "long.txt"))
     at = chat.ready()
     chat.type("What is in it?" + ENTER)
-    at = chat.ready(chat.until("1024", at))
-    at = chat.command("/new", at)
+    at = chat.ready(chat.until("no longer attached", chat.until("1024", at)))
     at = chat.ask("Hello", at)
     assert questions(saved(chat, at, tmp_path / "chat.json")[0]) == ["Hello"]
 

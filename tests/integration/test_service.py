@@ -65,6 +65,9 @@ pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="sy
 def test_installed_asked_for_and_removed(systemctl, tmp_path):
     told = json.loads(tessera("status", "--json").stdout)
     assert (told["installed"], told["running"]) == (False, False)
+    settings = Path(os.environ["TESSERA_HOME"]) / "config" / "settings.toml"
+    settings.parent.mkdir(parents=True)
+    settings.write_text(f"[models]\nfolder = '{tmp_path / 'models'}'\n")
     done = tessera("install", "--", "--port", "8123", "--host", "127.0.0.1")
     assert done.returncode == 0, done.stderr
     unit = tmp_path / "config" / "systemd" / "user" / "tessera.service"
@@ -73,6 +76,7 @@ def test_installed_asked_for_and_removed(systemctl, tmp_path):
     assert [words[1] for words in systemctl()] == ["daemon-reload", "enable", "restart"]
     told = json.loads(tessera("status", "--json").stdout)
     assert (told["installed"], told["running"]) == (True, True)
+    assert "TESSERA_MODELS_FOLDER" not in unit.read_text(encoding="utf-8"), "the setting is read from its file"
     assert tessera("restart").stdout.strip() == "Restarted."
     assert systemctl()[-1] == ["--user", "restart", "tessera.service"]
     assert tessera("remove").stdout.strip() == "Removed."

@@ -30,7 +30,7 @@ async def list_models(request: Request) -> dict[str, Any]:
     ]
     by_id = {described["id"]: described for described in data}
     for alias, model in state.models.user_settings.plain_aliases().items():
-        if model in by_id:
+        if model in by_id and alias not in by_id:
             named = {"id": alias, "name": alias, "display_name": alias, "alias_of": model}
             data.append({**by_id[model], **named, "default": False})
     answer: dict[str, Any] = {"object": "list", "data": data}

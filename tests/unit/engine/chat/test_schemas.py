@@ -202,6 +202,8 @@ CLOSED = {
     "one of two must be there": ({"properties": {"a": TEXT, "b": TEXT},
                                   "anyOf": [{"required": ["a"]}, {"required": ["b"]}]},
                                  [{"a": "x"}, {"b": "x"}], [{"a": "x", "c": 1}]),
+    "one of two kinds": ({"properties": {"p": {"oneOf": [A, B]}}}, [{"p": {"kind": "a"}}],
+                         [{"p": {"kind": "a", "z": 1}}]),
     "a number of them": ({"properties": {"a": TEXT, "b": TEXT}, "minProperties": 1}, [{"a": "x"}], [{"c": 1}]),
 }  # fmt: skip
 # Schemas that speak of further members, with a value of such members.
@@ -220,6 +222,11 @@ OPEN = {
     ),
     "more than are named": (
         {"properties": {"a": TEXT}, "required": ["a"], "minProperties": 2}, {"a": "x", "b": 1},
+    ),
+    "two parts that say of the same one what it has": (
+        {"properties": {"at": {"properties": {"x": TEXT}}},
+         "anyOf": [{"properties": {"at": {"properties": {"y": TEXT}}}, "required": ["at"]}]},
+        {"at": {"x": "1", "y": "2"}},
     ),
     "whole values": ({"properties": {"a": TEXT}, "enum": [{"a": "x", "b": 1}]}, {"a": "x", "b": 1}),
 }  # fmt: skip
@@ -248,6 +255,12 @@ def test_an_object_that_may_have_others_may_have_them(name):
     schema, value = OPEN[name]
     jsonschema.validate(value, schema)
     assert is_writable(schema, value)
+
+
+def test_closing_lets_nothing_through_that_two_branches_would_refuse():
+    """{"a": "x"} fits both and is no value of oneOf; whoever needs a guarantee is told that there is none."""
+    schema = {"oneOf": [{"properties": {"a": TEXT}}, {"properties": {"b": TEXT}}]}
+    assert CHECKER.check(Trial(kind="json_schema", source=json.dumps(schema))).problem != ""
 
 
 def test_parts_that_grow_without_end_are_left_as_they_are():
