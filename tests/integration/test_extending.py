@@ -83,7 +83,7 @@ def test_the_field_stands_in_an_example_and_in_the_table():
     from tests.support.contract_examples import EXAMPLES
     assert [body for bodies in EXAMPLES.values() for body in bodies if "max_new_tokens" in body]
     from pathlib import Path
-    assert "\\n| max_new_tokens | `5` | supported |\\n" in Path("docs/api.md").read_text("utf-8")
+    assert "\\n| max_new_tokens | `5` | supported |\\n" in Path("docs/api/chat-completions.md").read_text("utf-8")
 
 """
 SERVED = """

@@ -1,4 +1,4 @@
-"""docs/api.md says of every parameter what happens to it; here each example is sent."""
+"""docs/api says of every parameter what happens to it; here each example is sent."""
 
 import importlib
 import json
@@ -16,13 +16,12 @@ ROOT = Path(__file__).resolve().parents[2]
 ROW = re.compile(r"^\| (\w+) \| `(.*)` \| (supported|rejected|ignored) \|$", re.MULTILINE)
 
 
-def table(route):
-    text = (ROOT / "docs" / "api.md").read_text("utf-8")
-    section = text.split(f"## POST {route}\n", 1)[1].split("\n## ", 1)[0]
-    return [(name, json.loads(example), fate) for name, example, fate in ROW.findall(section)]
+def table(page):
+    text = (ROOT / "docs" / "api" / page).read_text("utf-8")
+    return [(name, json.loads(example), fate) for name, example, fate in ROW.findall(text)]
 
 
-CHAT, RESPONSES = table("/v1/chat/completions"), table("/v1/responses")
+CHAT, RESPONSES = table("chat-completions.md"), table("responses.md")
 
 
 @pytest.fixture(scope="module")
