@@ -70,7 +70,7 @@ def table():
     from engine.onnx.safety import check_graph
     from engine.runner.protocol import Cancel as RunnerCancel
     from engine.runner.protocol import Fault, FrameReader, decode_from_runner, decode_to_runner, frame
-    from engine.server.json_bounds import check_counts
+    from engine.server.body import check_counts
     from quantize.errors import BadFile
     from quantize.files.gguf_file import read_gguf_source
     from quantize.files.imatrix import read_imatrix

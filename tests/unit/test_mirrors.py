@@ -39,7 +39,7 @@ REASONS = {
     """,
     "two protocols, or two routes of one, name the same thing": """
         engine.ChatCompletion engine.TextCompletion
-        engine.Model engine.ModelRow
+        engine.ModelRow engine._Row
         engine.InfillRequest engine.NativeRequest
         engine.ChatMessage engine.Message
         engine.ChatMessage engine.ChatMessage
@@ -49,6 +49,8 @@ REASONS = {
     "one side is a file or a message whose form must not follow the other by accident": """
         engine.CachedHeader quantize.GgufFile
         engine.ChatQuery engine.RenderJob
+        engine.EngineArgs engine.Knobs
+        engine.EngineArgs engine._Plan
         engine.Knobs engine.LoadSettings
         engine.TuneReport engine.Tuned
         engine._FileHeader engine.StoredPrefix
