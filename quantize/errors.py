@@ -75,7 +75,7 @@ class InvalidOption(InputFault):
     code = "bad_wish"
 
     def __init__(self, param: str, reason: str) -> None:
-        super().__init__(f"{param}: {reason}")
+        super().__init__(f"{'The source cannot be used' if param == 'SOURCE' else param}: {reason}")
         self.param = param
         self.reason = reason
 

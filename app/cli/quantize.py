@@ -54,8 +54,9 @@ _SAME_NAME = (
 @click.option(
     "--tier",
     type=click.Choice(["instant", "balanced", "max"]),
-    help="instant measures nothing (the default with --type); balanced measures groups of tensors (the default); "
-    "max measures each tensor: it takes longest. LoRA adapters of the original fit files of both here, but in no "
+    help="instant plans without measuring tensors (the default with --type); balanced measures groups of them (the "
+    "default); max measures each tensor: it takes longest. Each compares the file with the stock mix, which "
+    "--no-verify leaves out. LoRA adapters of the original fit files of balanced and max here, but in no "
     "other program.",
 )
 @click.option(

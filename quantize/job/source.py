@@ -77,8 +77,12 @@ def check_precision(spec: ModelSpec, *, force: bool) -> tuple[str, ...]:
     if bits_per_weight(coarsest) >= bits_per_weight(NEARLY_EXACT):
         return (f"the source is quantized to {coarsest.name}: a file from the original is slightly better",)
     if not force:
-        reason = f"it is already quantized to {coarsest.name}; what that lost cannot be restored"
-        raise InvalidOption("SOURCE", f"{reason}. Use the original, or --force")
+        reason = f"it is already quantized to {coarsest.name}; what that lost cannot be restored. Get the original"
+        raise InvalidOption(
+            "SOURCE",
+            f"{reason} (its F16, BF16 or Q8_0 file: tessera models search NAME), or add --force: then the loss of "
+            "both adds up, and what is measured is only the new one",
+        )
     return (f"the source is already quantized to {coarsest.name}",)
 
 
