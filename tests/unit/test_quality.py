@@ -47,6 +47,7 @@ def test_imports_point_one_way():
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.process
+@pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="numpy has other stubs for newer Pythons")
 def test_types_hold():
     """What was found before is kept, by the contents of each file, for a new clone in the same place too."""
     folders = Path(kernels.cache_folder()).parent / "types"
