@@ -188,3 +188,16 @@ def test_a_runner_that_is_killed_while_it_grows_loses_nothing_that_was_stored(mo
     answer = with_runner(model("Llama, Mistral"), again, **stored)
     assert len(answer.ids) == 24
     assert answer.started.cached_tokens >= 200
+
+
+def test_a_request_that_gives_way_goes_on_where_it_was(model):
+    """Two answers outgrow the cells that were enough for both at first: one waits, nothing is computed twice."""
+
+    async def both(runner):
+        requests = [asked(text(60, seed=n), max_tokens=600) for n in range(2)]
+        answers = await asyncio.gather(*(answered(runner, request) for request in requests))
+        return answers, await runner.stats()
+
+    answers, stats = with_runner(model("Llama, Mistral"), both, n_ctx=768, kv_cells=1152, max_ctx=0)
+    assert [len(a.ids) for a in answers] == [600] * 2
+    assert stats.computed_tokens < 2 * (60 + 600) + 64

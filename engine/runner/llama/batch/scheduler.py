@@ -452,7 +452,8 @@ class Scheduler(BaseScheduler[LlamaSequence]):
             if self._kv.make_room(max(self._batch.size, free + 1)):  # at least one goes, should the count be wrong
                 return
             if len(self._running) > 1:
-                self._preempt(self._running[-1])
+                self._set_aside(self._running[-1])  # what it has computed goes to the store until its turn
+                self._kv.make_room(self._batch.size)
                 return
             self._fail(self._running[0], "cache_full", "The KV cache is too small for this request.", out)
         elif code == ABORTED:  # by a cancellation: what was computed stays
