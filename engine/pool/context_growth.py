@@ -34,11 +34,17 @@ class GrowingRunner(Runner, Protocol):
 
 
 class ContextGrowth:
-    """Asks the ledger, then the runner. `evict` unloads an idle model and says whether there was one."""
+    """Asks the ledger, then the runner.
 
-    def __init__(self, admission: MemoryAdmission, evict: Callable[[], Awaitable[bool]]) -> None:
+    `evict` unloads an idle model and says whether there was one; `evictable` names those that it may unload.
+    """
+
+    def __init__(
+        self, admission: MemoryAdmission, evict: Callable[[], Awaitable[bool]], evictable: Callable[[], set[str]]
+    ) -> None:
         self._admission = admission
         self._evict = evict
+        self._evictable = evictable
 
     async def grow(self, model: LoadedModel, tokens: int, *, exact: bool = False) -> None:
         """Let a request have `tokens`, prompt and answer together. The caller admits nothing else meanwhile.
@@ -55,7 +61,7 @@ class ContextGrowth:
             raise ContextOverflow(tokens - 1, facts.largest_ctx)
         sizes = (_resized(before, tokens),) if exact else tuple(larger(before, tokens, facts.max_ctx))
         while (found := await self._first_that_fits(model, sizes)) is None:
-            if not await self._evict():
+            if not await self._eviction_helps(model, sizes[-1]) or not await self._evict():
                 raise await self._refusal(model, tokens, sizes[-1])
         after, through_disk = found
         await self._resize(model, runner, after, through_disk=through_disk)
@@ -70,6 +76,14 @@ class ContextGrowth:
                 if await self._admission.shortage(model.id, after, copied) is None:
                     return after, through_disk
         return None
+
+    async def _eviction_helps(self, model: LoadedModel, least: LoadSettings) -> bool:
+        """Without all idle models there would be room: no other model is unloaded in vain."""
+        missing, idle = await self._admission.shortage(model.id, least, None), self._evictable()
+        if missing is None:
+            return True
+        freed = sum(held for owner, held in self._admission.others(model.id) if owner in idle)
+        return missing.needed_bytes - missing.available_bytes <= freed
 
     async def _refusal(self, model: LoadedModel, tokens: int, least: LoadSettings) -> ContextCannotGrow:
         assert model.facts is not None

@@ -82,7 +82,7 @@ class Pool:
         self._reaper: asyncio.Task[None] | None = None
         self.hooks = GenerationHooks()
         self._ending: set[asyncio.Task[None]] = set()
-        self._growth = ContextGrowth(admission, self._evict)
+        self._growth = ContextGrowth(admission, self._evict, lambda: {m.id for m in self._evictable()})
         self._growing: set[asyncio.Task[None]] = set()
 
     @property
@@ -292,11 +292,19 @@ class Pool:
         `exact`: somebody named this size; else there is room for more to come.
         Raises: ContextOverflow: it was trained for less. ContextCannotGrow: there is no memory for it.
         """
-        async with model.lock, self._admitting:
-            await self._growth.grow(model, tokens, exact=exact)
+        model.waiting += 1  # so that nobody unloads it to make room for another
+        try:
+            async with model.lock:
+                if self._models.get(model.id) is model:
+                    async with self._admitting:
+                        await self._growth.grow(model, tokens, exact=exact)
+        finally:
+            model.waiting -= 1
 
     async def _try_to_grow(self, model: LoadedModel, tokens: int) -> None:
         """The same for a client that is served anyway. The caller holds the model's lock."""
+        if self._models.get(model.id) is not model:
+            return
         try:
             async with self._admitting:
                 await self._growth.grow(model, tokens, exact=True)
@@ -417,9 +425,12 @@ class Pool:
                 else:
                     return
 
+    def _evictable(self) -> list[LoadedModel]:
+        return [m for m in self._models.values() if m.idle and not m.pinned and m.engine != REMOTE]
+
     async def _evict(self) -> bool:
         """Unload the idle, unpinned model that was used longest ago; False when there is none."""
-        idle = [m for m in self._models.values() if m.idle and not m.pinned and m.engine != REMOTE]
+        idle = self._evictable()
         if not idle:
             return False
         chosen = min(idle, key=lambda m: m.last_used)

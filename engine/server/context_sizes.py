@@ -27,26 +27,39 @@ class ContextSizes:
         self._pool = pool
         self._placer = placer
         self._found: dict[tuple[str, LoadSettings | None], tuple[float, int]] = {}
+        self._looking: dict[tuple[str, LoadSettings | None], asyncio.Task[int]] = {}
 
     def loaded(self, model_id: str) -> int | None:
         """The context that a loaded model has."""
         model = self._pool.get(model_id)
         return model.facts.n_ctx if model is not None and model.ready and model.facts is not None else None
 
-    async def largest(self, model_id: str) -> int:
+    async def largest(self, model_id: str, patience_s: float | None = None) -> int:
         """The context that a model could have here: that it can grow to, or get with a load.
 
-        Raises: ModelNotFound, BadModelFile.
+        After `patience_s` the last number is good enough, or that of a load. Raises: ModelNotFound, BadModelFile.
         """
         model = self._pool.get(model_id)
         key = (model_id, model.settings if model is not None and model.ready else None)
         at, tokens = self._found.get(key, (0.0, 0))
-        if not tokens or time.monotonic() - at > FRESH_S:
-            tokens = await self._look(model_id, model)
-            self._found = {k: v for k, v in self._found.items() if k[0] != model_id} | {
-                key: (time.monotonic(), tokens)
-            }
-        return tokens
+        if tokens and time.monotonic() - at <= FRESH_S:
+            return tokens
+        task = self._looking.get(key)
+        if task is None:
+            task = self._looking[key] = asyncio.create_task(self._look(model_id, model))
+            task.add_done_callback(lambda done: self._note(key, done))
+        try:
+            return await asyncio.wait_for(asyncio.shield(task), patience_s)
+        except TimeoutError:
+            return (
+                tokens or self.loaded(model_id) or self._models.settings(await self._models.entry(model_id)).n_ctx
+            )
+
+    def _note(self, key: tuple[str, LoadSettings | None], done: "asyncio.Task[int]") -> None:
+        del self._looking[key]
+        if not done.cancelled() and done.exception() is None:
+            self._found = {k: v for k, v in self._found.items() if k[0] != key[0]}
+            self._found[key] = (time.monotonic(), done.result())
 
     async def _look(self, model_id: str, model: LoadedModel | None) -> int:
         if model is not None and model.ready and model.facts is not None:

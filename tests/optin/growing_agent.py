@@ -4,7 +4,7 @@
 
 A real server, and a model that was loaded with `--start` tokens. Each turn sends the whole conversation and a new
 tool result of a sixteenth of the last context; a second client streams one long answer beside. Compared: all
-answers, the tokens that were computed, and the longest gap of the other stream.
+answers, which are deterministic, the tokens that were computed, and the longest gap of the other stream.
 """
 
 import argparse
@@ -69,7 +69,7 @@ def agent(model: Path, first: int, end: int, *, beside: bool) -> dict[str, Any]:
             while len(talk) < end - end // 8 - 2 * ANSWER:
                 talk += [3 + (len(talk) * 31 + i * i * 7 + i) % 200 for i in range(end // 16)]
                 body = {"model": NAME, "prompt": talk, "max_tokens": ANSWER, "ignore_eos": True, "temperature": 1}
-                body |= {"top_k": 1, "return_token_ids": True, "logprobs": 1}
+                body |= {"top_k": 1, "deterministic": True}
                 answer = client.post("/v1/completions", json=body).raise_for_status().json()
                 usage = answer["usage"]
                 computed += usage["prompt_tokens"] - usage["prompt_tokens_details"]["cached_tokens"]

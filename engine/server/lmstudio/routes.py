@@ -1,10 +1,12 @@
 """GET /api/v0/models: LM Studio's list, from which coding agents learn the context a model really has."""
 
+import time
 from typing import Any
 
 from fastapi import APIRouter, Request
 
 from engine.library.types import ModelEntry
+from engine.server.openai.models import LIST_S
 from engine.server.state import ServerState, server_state
 
 router = APIRouter()
@@ -14,7 +16,9 @@ router = APIRouter()
 async def list_models(request: Request) -> dict[str, Any]:
     """Every model with its state and context."""
     state = server_state(request)
-    data = [await describe(e, state) for e in await state.models.entries() if e.servable and e.state == "online"]
+    until = time.monotonic() + LIST_S
+    entries = [e for e in await state.models.entries() if e.servable and e.state == "online"]
+    data = [await describe(e, state, until) for e in entries]
     return {"object": "list", "data": data}
 
 
@@ -25,8 +29,9 @@ async def show_model(request: Request, model: str) -> dict[str, Any]:
     return await describe(await state.models.entry(model), state)
 
 
-async def describe(entry: ModelEntry, state: ServerState) -> dict[str, Any]:
+async def describe(entry: ModelEntry, state: ServerState, until: float | None = None) -> dict[str, Any]:
     """LM Studio's fields of a model."""
+    patience_s = None if until is None else max(0.0, until - time.monotonic())
     loaded = state.pool.get(entry.id)
     ready = loaded is not None and loaded.ready
     kind = "embeddings" if {"embedding", "rerank"} & set(entry.capabilities) else "llm"
@@ -39,7 +44,7 @@ async def describe(entry: ModelEntry, state: ServerState) -> dict[str, Any]:
         "compatibility_type": entry.format,
         "quantization": entry.details.quantization,
         "state": "loaded" if ready else "not-loaded",
-        "max_context_length": await state.contexts.largest(entry.id),
+        "max_context_length": await state.contexts.largest(entry.id, patience_s),
         "capabilities": ["tool_use"] if "tools" in entry.capabilities else [],
     }
     if ready and loaded is not None and loaded.facts is not None:

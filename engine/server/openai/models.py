@@ -1,7 +1,8 @@
 """GET /v1/models."""
 
+import time
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
 from starlette.requests import Request
 
@@ -14,6 +15,8 @@ from engine.server.routing import ERROR_SHAPE, EarlyRouter
 from engine.server.state import ServerState, server_state
 
 router = EarlyRouter()
+# How long a list waits for the contexts of models that nobody asked for yet; they are in the next one.
+LIST_S: Final = 1.0
 
 
 @router.get("/v1/models")
@@ -23,8 +26,9 @@ async def list_models(request: Request) -> dict[str, Any]:
     state = server_state(request)
     entries = await state.models.entries()
     toys, chosen = demos(entries), default_model(entries, {m.id for m in state.pool.loaded})
+    until = time.monotonic() + LIST_S
     data = [
-        {**await _describe(e, state), "demo": e.id in toys, "default": e is chosen}
+        {**await _describe(e, state, until), "demo": e.id in toys, "default": e is chosen}
         for e in entries
         if e.servable and e.state == "online"
     ]
@@ -94,7 +98,7 @@ def sampling_of(entry: ModelEntry, state: ServerState) -> dict[str, Any]:
     return payload
 
 
-async def _describe(entry: ModelEntry, state: ServerState) -> dict[str, Any]:
+async def _describe(entry: ModelEntry, state: ServerState, until: float | None = None) -> dict[str, Any]:
     """OpenAI's fields, and the context the model can have here, under the names clients look for.
 
     The one it has now is `loaded_context_length`; it grows with the first request that needs more.
@@ -102,7 +106,8 @@ async def _describe(entry: ModelEntry, state: ServerState) -> dict[str, Any]:
     loaded = state.pool.get(entry.id)
     ready = loaded is not None and loaded.ready
     remote = entry.origin.kind == "remote"
-    context = await state.contexts.largest(entry.id)
+    patience_s = None if until is None else max(0.0, until - time.monotonic())
+    context = await state.contexts.largest(entry.id, patience_s)
     return {
         "id": entry.id,
         "object": "model",
