@@ -26,9 +26,9 @@ from engine.placement.cpu_choices import (
     why_tiles,
 )
 from engine.placement.estimate import gpu_layer_start, kv_layer_bytes, layer_bytes, layer_counts
-from engine.placement.fit_report import machine_isa, overdraft
+from engine.placement.fit import machine_isa, overdraft
+from engine.placement.fit_report import need_on
 from engine.placement.history import AttentionSpeed, PlacementHistory, attention_key
-from engine.placement.load_need import need_on
 from engine.placement.results import machine_key
 from engine.placement.shape import ModelShape
 from engine.placement.speed import BACKENDS, HOST_UBATCH, Speed, expected

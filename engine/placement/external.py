@@ -24,7 +24,8 @@ from engine.core.paths import Paths
 from engine.message_catalog.reasons import Reason, because
 from engine.placement import fastflowlm, llama_server
 from engine.placement.estimate import CPU
-from engine.placement.fit_report import claim, overdraft
+from engine.placement.fit import overdraft
+from engine.placement.fit_report import claim
 from engine.placement.types import FitReport, Need, Part, PartName, Placement
 from engine.runner.protocol import ExternalProgram, LoadSettings
 from quantize.files.safetensors_file import safe_member

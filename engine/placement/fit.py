@@ -10,14 +10,25 @@ import msgspec
 from devices.backends.libraries import library_folder
 from devices.child import run_child
 from devices.child_command import child_command
+from devices.errors import Overdrawn
 from devices.llama_cpp_versions.folder import child_variables, chosen_version
+from devices.memory_ledger import Amount, Ledger
 from devices.msgspec_lock import learned
+from devices.types import Machine
 from engine.core.errors import EnvironmentFault
 from engine.core.json_store import JsonStore, with_row
 from engine.message_catalog.reasons import because
-from engine.placement.estimate import compute_prior, draft_shape, estimate, kv_layer_bytes, with_draft, with_head
+from engine.placement.estimate import (
+    amounts,
+    compute_prior,
+    draft_shape,
+    estimate,
+    kv_layer_bytes,
+    with_draft,
+    with_head,
+)
 from engine.placement.shape import ModelShape
-from engine.placement.types import DryRun, Need
+from engine.placement.types import WORKERS, DryRun, Need
 from engine.runner.load_limits import draft_settings
 from engine.runner.protocol import LoadSettings
 
@@ -151,3 +162,23 @@ def resize_context(settings: LoadSettings, n_ctx: int, n_parallel: int | None = 
     elif cells:
         cells = n_ctx
     return msgspec.structs.replace(settings, n_ctx=n_ctx, n_parallel=parallel, kv_cells=cells)
+
+
+def ledger_amounts(need: Need) -> dict[str, Amount]:
+    """A need as the ledger reserves it: what is on this machine."""
+    return {device: Amount(own, mapped) for device, (own, mapped) in amounts(need).items() if device != WORKERS}
+
+
+def machine_isa(machine: Machine) -> frozenset[str]:
+    """Instruction sets of the machine's processor."""
+    cpu = machine.device("cpu")
+    return frozenset(cpu.isa) if cpu else frozenset()
+
+
+def overdraft(ledger: Ledger, need: Need, owner: str = "") -> Overdrawn | None:
+    """Why the ledger would refuse this need now; None when it would not."""
+    try:
+        ledger.check(ledger_amounts(need), exclude=owner)
+    except Overdrawn as error:
+        return error
+    return None

@@ -32,9 +32,9 @@ from engine.placement.fallbacks import (
     without_flash_attention,
     without_tiles,
 )
-from engine.placement.fit_report import claim, fit_report, ledger_amounts
+from engine.placement.fit import ledger_amounts
+from engine.placement.fit_report import audit_key, claim, fit_report, offload_target
 from engine.placement.history import FALLBACK_FIELDS
-from engine.placement.load_need import audit_key, offload_target
 from engine.placement.placer import ENOUGH_TOKENS, LARGE_READ_BYTES, Placer, read_shape
 from engine.placement.speed import weights_read
 from engine.placement.types import Fallback, FitReport, Placement

@@ -15,7 +15,8 @@ from engine.core.errors import BadModelFile
 from engine.message_catalog.reasons import Reason, because
 from engine.onnx.folder import OnnxFolder, read_folder
 from engine.onnx.providers import ADAPTERS, UNTRIED, Adapter, adapter_of
-from engine.placement.fit_report import claim, overdraft
+from engine.placement.fit import overdraft
+from engine.placement.fit_report import claim
 from engine.placement.npu_rule import busy_igpu, expected_power, why_npu
 from engine.placement.types import Alternative, FitReport, Need, Overrides, Part, Placement
 from engine.runner.protocol import LoadSettings

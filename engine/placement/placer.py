@@ -16,9 +16,16 @@ from engine.placement import llama_server, onnx, openvino, rpc_layers
 from engine.placement.cpu_choices import disk_gbs
 from engine.placement.estimate import kv_layer_bytes
 from engine.placement.external import external_report, kind_of, place_external
-from engine.placement.fit import DryRunFailed, dry_run, largest_context, need_at
-from engine.placement.fit_report import fit_report, ledger_amounts, machine_isa, overdraft
-from engine.placement.load_need import audit_key, load_need
+from engine.placement.fit import (
+    DryRunFailed,
+    dry_run,
+    largest_context,
+    ledger_amounts,
+    machine_isa,
+    need_at,
+    overdraft,
+)
+from engine.placement.fit_report import audit_key, fit_report, load_need
 from engine.placement.load_settings import refused
 from engine.placement.npu_rule import busy_igpu
 from engine.placement.resources import Resources

@@ -8,7 +8,7 @@ import msgspec
 from devices.types import Machine
 from engine.message_catalog.reasons import Reason, because
 from engine.placement.estimate import compute_prior, estimate, kv_layer_bytes, work_bytes
-from engine.placement.fit_report import machine_isa, overdraft
+from engine.placement.fit import machine_isa, overdraft
 from engine.placement.resources import Resources
 from engine.placement.shape import BLOCK, ModelShape
 from engine.placement.speed import USUAL_DEPTH, effective_gbs, weights_read

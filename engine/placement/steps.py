@@ -25,10 +25,9 @@ from engine.placement.context_size import (
     with_speculation,
 )
 from engine.placement.fallbacks import sound_fallbacks
-from engine.placement.fit import resize_context
-from engine.placement.fit_report import overdraft
+from engine.placement.fit import overdraft, resize_context
+from engine.placement.fit_report import load_need, offload_target
 from engine.placement.history import FALLBACK_FIELDS, PlacementHistory
-from engine.placement.load_need import load_need, offload_target
 from engine.placement.load_settings import SETTINGS, decided
 from engine.placement.resources import Resources
 from engine.placement.results import Tuned, machine_key, pinned_elsewhere, shape_key, tuned_settings

@@ -7,7 +7,7 @@ from click.testing import CliRunner
 from app.cli.main import cli
 from devices.detect import inventory
 from devices.host_real import RealHost
-from engine.placement.fit_report import machine_isa
+from engine.placement.fit import machine_isa
 from tests.support.servers import RunningServer, wait_for
 
 pytestmark = pytest.mark.e2e

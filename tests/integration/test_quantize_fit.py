@@ -10,7 +10,7 @@ from devices.host_real import RealHost
 from devices.process_memory import process_memory
 from engine.core.types import GenerationRequest
 from engine.job_kinds.quantize.request import fit_goal, promised, source_dry_run
-from engine.placement.fit_report import machine_isa
+from engine.placement.fit import machine_isa
 from engine.placement.shape import model_shape
 from engine.runner.process import RunnerProcess
 from quantize.errors import BudgetTooSmall

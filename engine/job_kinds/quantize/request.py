@@ -18,8 +18,7 @@ from engine.job_kinds.bench.qtype_speed import PriceStore, planner_speeds
 from engine.job_kinds.quantize.options import QuantizeOptions
 from engine.library.errors import CannotWrite
 from engine.placement.estimate import estimate, is_repacked, kv_layer_bytes
-from engine.placement.fit import DryRunFailed, dry_run
-from engine.placement.fit_report import machine_isa
+from engine.placement.fit import DryRunFailed, dry_run, machine_isa
 from engine.placement.placer import Placer
 from engine.placement.resources import MachineState, Resources
 from engine.placement.results import machine_key

@@ -14,8 +14,8 @@ from devices.types import BackendDevice, BackendReport
 from engine.message_catalog import sentence, sentences
 from engine.placement import openvino
 from engine.placement.fallbacks import next_fallback, sound_fallbacks
+from engine.placement.fit_report import offload_target
 from engine.placement.history import PlacementHistory
-from engine.placement.load_need import offload_target
 from engine.placement.placer import read_shape
 from engine.placement.steps import place
 from engine.placement.types import NO_OVERRIDES, Overrides

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from app.cli.main import cli
 from engine.api.placing import model_placement
 from engine.message_catalog import sentence
-from engine.placement import load_need, memory_admission
+from engine.placement import fit_report, memory_admission
 from engine.placement.candidates import CPU_STEPS
 from engine.placement.memory_admission import MemoryAdmission
 from engine.placement.placer import Placer
@@ -74,7 +74,7 @@ def test_the_need_of_a_placement_is_not_computed_again_for_its_load(placer, bund
 
     def counted(*arguments):
         calls.append(arguments)
-        return load_need.load_need(*arguments)
+        return fit_report.load_need(*arguments)
 
     monkeypatch.setattr("engine.placement.placer.load_need", counted)
     monkeypatch.setattr(memory_admission, "PLENTY_FRAC", 1.0)

@@ -12,7 +12,8 @@ from engine.library.hub.types import Choice, FitEstimate, Option, RepoFile
 from engine.message_catalog import sentences
 from engine.placement.cpu_choices import expert_layers, forecast, whole_bytes
 from engine.placement.fallbacks import next_fallback
-from engine.placement.fit_report import fit_report, ledger_amounts
+from engine.placement.fit import ledger_amounts
+from engine.placement.fit_report import fit_report
 from engine.placement.history import PlacementHistory
 from engine.placement.shape import Layer, ModelShape
 from engine.placement.steps import place
