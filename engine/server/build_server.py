@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import faulthandler
 import gc
 import json
 import logging
@@ -9,6 +10,7 @@ import os
 import secrets
 import socket
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -43,7 +45,6 @@ from engine.server.auth import (
 )
 from engine.server.connections import connection_class, connection_limit, quieten
 from engine.server.error_shape import HANDLERS, LastResort
-from engine.server.event_loop_watchdog import LoopWatch, start_threads
 from engine.server.guard import NOBODY_ELSE, Guard, refuse
 from engine.server.log_rate_limit import Sparing, bound_log
 from engine.server.metrics import Metrics
@@ -58,12 +59,77 @@ from engine.server.routing import EarlyRoute
 from engine.server.state import ServerState, server_state
 from engine.server.utilization import Utilization
 
+# A server whose event loop stands still answers nobody any more: it is ended, so that it can be started again.
+
+# No work of the loop takes a second; a computer that swaps may need many times that.
+STILL_S: Final = 120
+WATCH_S: Final = 1.0
+# How long the workers wait for each other, so that none does the work of two.
+TOGETHER_S: Final = 0.2
+# sysexits.h, EX_SOFTWARE: services are started again after it.
+EXIT: Final = 70
+
+log = logging.getLogger(__name__)
+
+
+class LoopWatch:
+    """A thread that counts the seconds since the loop last turned.
+
+    The seconds are those of the thread, so a process that was stopped or a computer that slept is not taken for one
+    that stands still. Known cause: Python waits for ever for a thread that has no memory to begin with.
+    """
+
+    def __init__(self, still_s: int = STILL_S) -> None:
+        self._still_s = still_s
+        self._turns = 0
+        self._over = threading.Event()
+
+    async def watch(self) -> None:
+        """Until it is cancelled."""
+        threading.Thread(target=self._count, name="loop-watch", daemon=True).start()
+        try:
+            while True:
+                self._turns += 1
+                await asyncio.sleep(WATCH_S)
+        finally:
+            self._over.set()
+
+    def _count(self) -> None:
+        seen, still = -1, 0
+        while not self._over.is_set():
+            time.sleep(WATCH_S)
+            turns = self._turns
+            still = 0 if turns != seen else still + 1
+            seen = turns
+            if still >= self._still_s:
+                sys.stderr.write(f"The server has stood still for {still} s and ends. Where its threads are:\n")
+                sys.stderr.flush()
+                faulthandler.dump_traceback(all_threads=True)
+                os._exit(EXIT)
+
+
+async def start_threads() -> None:
+    """Begin the loop's worker threads now: one that has no memory to begin with would hold the loop for ever."""
+    count = min(32, (os.cpu_count() or 1) + 4)  # as many as asyncio begins one by one
+    together = threading.Barrier(count)
+
+    def wait() -> None:
+        with contextlib.suppress(threading.BrokenBarrierError):  # some were at work, so they are there
+            together.wait(TOGETHER_S)
+
+    loop = asyncio.get_running_loop()
+    try:
+        waiting = [loop.run_in_executor(None, wait) for _ in range(count)]
+    except RuntimeError as error:  # no room for one more thread: those that are there work
+        log.warning("%s", error)
+    else:
+        await asyncio.gather(*waiting)
+
+
 # A program that starts a server asks it for something at once; importing beside that would take a core from it.
 AFTER_S: Final = 1.0
 IDLE_LOOK_S: Final = 0.2
 AGAIN_S: Final = 5.0
-
-log = logging.getLogger(__name__)
 
 
 class LateRoutes:

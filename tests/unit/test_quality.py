@@ -1,5 +1,6 @@
 """The checks that every change must pass, as tests, so that one command runs them all."""
 
+import ast
 import contextlib
 import hashlib
 import os
@@ -90,3 +91,36 @@ def test_lock_files_hold_hashes_and_no_addresses():
 def test_files_are_small():
     long = {str(p.relative_to(ROOT)): n for p in sources() if (n := len(p.read_text().splitlines())) > 600}
     assert long == {}
+
+
+def test_a_small_file_with_one_importer_beside_it_joins_it():
+    """Child programs, commands and modules whose import is deferred keep a file of their own."""
+    texts = {
+        p: p.read_text("utf-8")
+        for top in ("app", "devices", "engine", "quantize")
+        for p in (ROOT / top).rglob("*.py")
+    }
+    modules = {".".join(p.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): p for p in texts}
+    users: dict[Path, set[Path]] = {p: set() for p in texts}
+    at_once: set[Path] = set()
+    for path, text in texts.items():
+        tree = ast.parse(text)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                for name in node.names:
+                    found = modules.get(f"{node.module}.{name.name}") or modules.get(node.module)
+                    if found and found != path:
+                        users[found].add(path)
+                        at_once |= {found} if node in tree.body else set()
+    named = {word for text in texts.values() for word in re.findall(r"[\"']((?:\w+\.)+\w+)[\"']", text)}
+    small = [
+        str(path.relative_to(ROOT))
+        for module, path in modules.items()
+        if len(users[path]) == 1 and path in at_once and path.name != "__init__.py" and module not in named
+        for user in users[path]
+        if user.parent == path.parent
+        and user.name != "__init__.py"
+        and texts[path].count("\n") < 80
+        and texts[path].count("\n") + texts[user].count("\n") <= 600
+    ]
+    assert small == []
