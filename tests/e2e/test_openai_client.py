@@ -8,7 +8,7 @@ from tests.support.late import openai
 
 pytestmark = pytest.mark.e2e
 
-# Closest two logits may come before the batch's shape may decide between them; see docs/dev/architecture.md.
+# Closest two logits may come before the batch's shape may decide between them; see docs/dev/runner.md.
 TOLERANCE = 0.05
 
 

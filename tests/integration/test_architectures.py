@@ -228,7 +228,7 @@ Encoders keep nothing between requests; their vectors in a batch of four are tho
 encoder and a decoder are refused when they are loaded.
 
 States (recurrent layers) and sliding windows cannot be cut to a shorter prefix; they come back from checkpoints,
-see [architecture.md](architecture.md). With flash attention, or a cache of f16, the kernels round more, and where
+see [runner.md](runner.md). With flash attention, or a cache of f16, the kernels round more, and where
 two logits are close a batch may choose the other token; docs/log.md has the figures.
 """
 

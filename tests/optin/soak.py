@@ -41,7 +41,7 @@ STUCK_TICKS = 180
 PAUSE_S = 30.0
 # Answers that a fault on the server's side may give, while one was injected.
 FAULT_CODES = ("runner_died", "runner", "died", "stuck")
-# Logits of one position differ by up to 0.03 between batches of different shapes (docs/dev/architecture.md).
+# Logits of one position differ by up to 0.03 between batches of different shapes (docs/dev/runner.md).
 TIE = 0.1
 
 
