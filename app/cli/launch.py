@@ -70,8 +70,8 @@ def command(
                 return
             need = need_of(name, integration.kind)
             if need is not None and not dry_run:
-                context = load_for(client, endpoint.model, integration.title, need)
-                endpoint = replace(endpoint, context=context or endpoint.context)
+                load_for(client, endpoint.model, integration.title, need)
+                endpoint = endpoint_of(client, endpoint.model, endpoint.key)  # with the context that it has now
             _print_limits(endpoint, integration)
             folder = user_paths().state / "launch" / integration.name
             sys.exit(_start(integration.launch(endpoint, folder), folder, arguments, integration, dry_run))

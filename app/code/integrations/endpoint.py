@@ -51,9 +51,8 @@ def context_here(client: Routes, model: str) -> int | None:
 
 
 def _context(client: Client, entry: ModelRow) -> int:
-    if entry.state == "loaded" or entry.origin == REMOTE:
-        return entry.context_length
-    return context_here(client, entry.id) or entry.context_length
+    """The largest it can have here: a request that needs more than is loaded makes it grow."""
+    return entry.context_length or context_here(client, entry.id) or 0
 
 
 def embedder(

@@ -162,7 +162,7 @@ class ConnectPage(Page):
             return
 
         def known() -> Endpoint:
-            return replace(endpoint, context=context_here(self._link, endpoint.model) or endpoint.context)
+            return replace(endpoint, context=endpoint.context or context_here(self._link, endpoint.model) or 0)
 
         if integration.edits is None:
             self._show_steps(integration, endpoint)

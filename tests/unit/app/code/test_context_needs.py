@@ -1,0 +1,58 @@
+"""What `tessera launch` names where a context has no room: smaller caches, models to close, other models."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from app.code.integrations.context_needs import ContextNeed, ContextTooSmall, load_for
+
+NEED = ContextNeed(least=32_768, opening=24_071, source="a test")
+
+
+class Server:
+    """Answers as the server's routes do; `fits` are the largest contexts of its models now."""
+
+    def __init__(self, **fits):
+        self.fits, self.loads = fits, []
+
+    def chat_models(self):
+        rows = {"origin": "file", "demo": False, "state": "not-loaded", "capabilities": ("chat", "tools")}
+        return [SimpleNamespace(id=name, **rows) for name in self.fits]
+
+    def placement(self, model, choices=None):
+        options = (
+            ("kv", "keep the context in q8_0 instead of f16", "--kv q8_0"),
+            ("context", "use a context of 4096 tokens instead of 32768", "--ctx 4096"),
+            ("unload", "stop other, which holds 9.1 GiB", "tessera models unload other"),
+        )
+        asked = choices is not None and choices.n_ctx == NEED.least
+        found = [SimpleNamespace(kind=k, text=t, flags=f) for k, t, f in options] if asked else []
+        return SimpleNamespace(fit=SimpleNamespace(largest_context=self.fits[model], fit_options=found))
+
+    def load_settings(self, model):
+        del model
+        return SimpleNamespace(user=SimpleNamespace(n_ctx=None), context_train=131_072)
+
+    def load(self, model, body):
+        self.loads.append((model, body.n_ctx))
+        return SimpleNamespace(n_ctx=body.n_ctx)
+
+
+def test_a_plan_names_smaller_caches_models_to_close_and_other_models():
+    server = Server(big=8_192, small=65_536, tiny=4_096)
+    with pytest.raises(ContextTooSmall) as refused:
+        load_for(server, "big", "Claude Code", NEED)
+    assert refused.value.plan == [
+        "keep the context in q8_0 instead of f16 (--kv q8_0)",
+        "stop other, which holds 9.1 GiB (tessera models unload other)",
+        "use another model: --model small",
+    ]
+    assert "big has 8,192 here: more does not fit now" in str(refused.value)
+    assert server.loads == []
+
+
+@pytest.mark.parametrize(("fits", "asked"), [(40_000, 40_000), (1 << 20, 65_536)])
+def test_it_asks_for_what_agents_use_where_that_fits(fits, asked):
+    server = Server(big=fits)
+    assert load_for(server, "big", "Claude Code", NEED) == asked
+    assert server.loads == [("big", asked)]
