@@ -40,6 +40,7 @@ ALSO_CALLED = {
     ("code/page.py", "Ask about the project, or name a @file"): "Question",
     ("devices/page.py", "Let Tessera choose"): "Let Tessera choose: MODEL",
     ("devices/page.py", "Pin"): "Pin: MODEL, DEVICE",
+    ("devices/page.py", "Who set what"): "Who set what: MODEL",
     ("devices/page.py", "Pin to this device"): "Pin to this device: MODEL",
     ("documents/page.py", "Download"): "Download a model that finds by meaning",
     ("documents/page.py", "Ask in a chat"): "Ask about NAME in a chat",

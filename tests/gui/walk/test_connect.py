@@ -28,11 +28,17 @@ WRITTEN = {
         ".config/opencode/opencode.json",
         lambda text: json.loads(text)["provider"]["tessera"]["options"]["baseURL"],
     ),
+    "Connect OpenClaw": (
+        ".openclaw/openclaw.json",
+        lambda text: json.loads(text)["models"]["providers"]["tessera"]["baseUrl"],
+    ),
+    "Connect VS Code chat (custom endpoint)": (".config/Code/User/chatLanguageModels.json", str),
     "Connect Zed": (
         ".config/zed/settings.json",
         lambda text: json.loads(text)["language_models"]["openai_compatible"]["Tessera"]["api_url"],
     ),
     "Connect aider": (".aider.conf.yml", str),
+    "Connect pi": (".pi/agent/models.json", lambda text: json.loads(text)["providers"]["tessera"]["baseUrl"]),
     "Connect llama.vim (Vim, Neovim)": (".vim/plugin/tessera_llama.vim", str),
     "Connect llama.vscode": (
         ".config/Code/User/settings.json",
@@ -81,13 +87,18 @@ def test_every_program_is_connected_and_let_go(walk):
 
 
 def test_a_program_whose_settings_nobody_may_write_says_what_to_enter(walk):
-    walk.click("Connect Cline (VS Code)", CONNECT)
-    walk.until(f"'Base URL' in {CONNECT}.shown.toPlainText()")
-    assert f"{walk.server()['url']}/v1" in walk.ask(f"{CONNECT}.shown.toPlainText()")
-    assert not walk.ask(f"{CONNECT}.confirm.isVisible()")
-    walk.picture("connect-by-hand")
-    walk.click("Cancel", f"{CONNECT}.review")
-    walk.until(f"not {CONNECT}.review.isVisible()")
+    for button, label in (
+        ("Connect goose", "OPENAI_HOST"),
+        ("Connect Hermes Agent", "model.base_url"),
+        ("Connect Cline (VS Code)", "Base URL"),
+    ):
+        walk.click(button, CONNECT)
+        walk.until(f"{label!r} in {CONNECT}.shown.toPlainText()")
+        assert walk.server()["url"] in walk.ask(f"{CONNECT}.shown.toPlainText()")
+        assert not walk.ask(f"{CONNECT}.confirm.isVisible()")
+        walk.picture("connect-by-hand")
+        walk.click("Cancel", f"{CONNECT}.review")
+        walk.until(f"not {CONNECT}.review.isVisible()")
 
 
 @pytest.fixture

@@ -98,6 +98,24 @@ def test_how_it_chats(walk):
     walk.go("Settings")
 
 
+def test_how_models_are_loaded(walk):
+    walk.click("Models", SETTINGS)
+    for title, typed, name, kept in (
+        ("Context", "2048", "models.context", 2048),
+        ("Requests at the same time", "2", "models.parallel", 2),
+        ("Device", "cpu", "models.device", "cpu"),
+        ("Unload idle models after", "600", "models.keep_alive", 600),
+        ("Models loaded at once", "3", "models.max_loaded", 3),
+        ("Disk for computed prompts", "512", "cache.prefix_mib", 512),
+        ("Folder of the models", str(walk.home / "models"), "models.folder", str(walk.home / "models")),
+    ):
+        walk.fill(title, typed, SETTINGS)
+        walk.key("Return")
+        is_kept(walk, name, kept)
+    walk.choose("KV cache type", "q8_0", SETTINGS)
+    is_kept(walk, "models.cache_type", "q8_0")
+
+
 def test_how_it_serves_and_what_it_reaches(walk):
     walk.click("Server", SETTINGS)
     walk.find("Port", SETTINGS, disabled=True)
