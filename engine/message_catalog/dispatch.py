@@ -16,6 +16,7 @@ _CHOICE: Final = {
     "half_the_cores_on_battery": "half the cores stay free: on battery",
     "fits_not_now": "it does not fit the memory that is free now",
     "context_by_memory": "{tokens} of context: its cache and buffers take {taken_gb:.1f} of {free_gb:.1f} GB that are free beside the weights; {more} would leave less than a quarter of them for a second model",
+    "context_by_room": "{tokens} of context: its cache and buffers take {taken_gb:.1f} of {free_gb:.1f} GB that are free beside the weights; {more} would not fit",
     "context_as_usual": "{tokens} of context, the most a model gets unless more is asked for: its cache and buffers take {taken_gb:.1f} of {free_gb:.1f} GB that are free beside the weights",
     "context_as_trained": "{tokens} of context, as many as it was trained for: its cache and buffers take {taken_gb:.1f} of {free_gb:.1f} GB that are free beside the weights",
     "engine_arguments": "your engine arguments: {arguments}",

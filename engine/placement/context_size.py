@@ -20,6 +20,8 @@ from engine.runner.protocol import LoadSettings
 
 # A larger context must pay for itself in memory: of what the weights leave, this part stays for a second model.
 FREE_FRAC: Final = 0.25
+# Up to so many tokens it need not: coding agents begin with 11,000 to 24,000.
+AGENT_CONTEXT: Final = 32_768
 _K: Final = 1024
 
 
@@ -58,7 +60,7 @@ def larger_context(
     for n_ctx in reversed(sizes):
         tried = place(n_ctx)
         found = capacity(tried.need) if tried.fits and _same_place(tried, usual) else None
-        if found is not None:
+        if found is not None and (found.leaves_enough or n_ctx <= AGENT_CONTEXT):
             return ContextChoice(n_ctx, _why(n_ctx, refused, trained, found))
         refused = n_ctx
     found = capacity(usual.need)
@@ -73,9 +75,14 @@ class Capacity(msgspec.Struct, frozen=True):
     taken_bytes: int
     free_bytes: int
 
+    @property
+    def leaves_enough(self) -> bool:
+        """Another model has its part."""
+        return self.taken_bytes <= self.free_bytes * (1 - FREE_FRAC)
+
 
 def capacity_for(need: Need, machine: Machine, ledger: Ledger, owner: str) -> Capacity | None:
-    """What a need takes beside the weights; None where it leaves less than the part for a second model."""
+    """What a need takes beside the weights; None where it takes nothing here."""
     capacities = []
     for device in need.devices:
         weights = sum(p.num_bytes for p in need.parts if p.device == device and p.name == "weights")
@@ -84,8 +91,6 @@ def capacity_for(need: Need, machine: Machine, ledger: Ledger, owner: str) -> Ca
                 need.device_bytes(device) - weights, ledger.available(device, machine, exclude=owner) - weights
             )
         )
-    if any(capacity.taken_bytes > capacity.free_bytes * (1 - FREE_FRAC) for capacity in capacities):
-        return None
     return max(capacities, key=lambda capacity: capacity.taken_bytes / max(1, capacity.free_bytes), default=None)
 
 
@@ -104,7 +109,8 @@ def _why(n_ctx: int, refused: int, trained: int, capacity: Capacity) -> Reason:
         "free_gb": capacity.free_bytes / 1e9,
     }
     if refused:
-        return because("context_by_memory", **facts, more=_short(refused))
+        kind = "context_by_room" if refused <= AGENT_CONTEXT else "context_by_memory"
+        return because(kind, **facts, more=_short(refused))
     if n_ctx == trained:
         return because("context_as_trained", **facts)
     return because("context_as_usual", **facts)
