@@ -28,7 +28,7 @@ _READERS: Final = {
     "html": ("html", "html"),
     "epub": ("html", "epub"),
     "pdf": ("pdf", "pdf"),
-    "docx": ("word", "docx"),
+    "docx": ("office", "docx"),
     "pptx": ("office", "pptx"),
     "xlsx": ("office", "xlsx"),
     "opendocument": ("opendocument", "opendocument"),
@@ -36,7 +36,7 @@ _READERS: Final = {
     "csv": ("table", "table"),
     "eml": ("mail", "eml"),
     "mbox": ("mail", "mbox"),
-    "picture": ("ocr", "image_pages"),
+    "picture": ("pdf", "image_pages"),
 }
 _decode = msgspec.msgpack.Decoder(learned(ReadRequest)).decode
 

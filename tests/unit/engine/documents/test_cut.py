@@ -1,7 +1,10 @@
-"""Cutting pages into passages."""
+"""Readers of documents by kind; cutting pages into passages."""
 
 import time
 
+import pytest
+
+from engine.documents import reader_child
 from engine.documents.reader_child import MOST_CHARS, Cutter
 from engine.documents.types import Block, Page
 
@@ -17,3 +20,9 @@ def test_a_block_without_ends_is_cut_once_through():
     assert time.process_time() - began < MOST_S
     assert "".join(chunk.text for chunk in read.chunks) == text
     assert max(len(chunk.text) for chunk in read.chunks) <= MOST_CHARS
+
+
+@pytest.mark.parametrize("kind", reader_child._READERS)
+def test_every_kind_of_file_has_its_reader(kind):
+    """They are found by name when the first file of the kind comes."""
+    assert callable(reader_child._reader(kind))
