@@ -99,7 +99,7 @@ def command(
 
     prompt = _prompt(words, prompt)
     if as_json and prompt is None:
-        raise click.UsageError("--json needs a prompt.")
+        raise click.UsageError("--json needs a prompt: PROMPT or --prompt.")
     settings = checked_settings()
     model = model or settings.text("chat.model") or None
     system = settings.text("chat.system_prompt") if system is None else system
