@@ -30,9 +30,7 @@ from engine.server.manage import keys as manage_keys
 from engine.server.manage import library as manage_library
 from engine.server.manage import machine as manage_machine
 from engine.server.manage import measuring as manage_measuring
-from engine.server.manage import models as manage_engine_args
 from engine.server.manage import models as manage_models
-from engine.server.manage import models as manage_sampling
 from engine.server.manage import power as manage_power
 from engine.server.manage import quantizing as manage_quantizing
 from engine.server.manage import recent as manage_recent
@@ -73,7 +71,7 @@ def every_route(state: ServerState) -> FastAPI:
         app.include_router(managed.router)
     for module in (manage_collections, manage_replay, files, vector_stores):
         app.include_router(module.router)
-    for also in (manage_sampling, manage_engine_args, manage_quantizing, manage_measuring, manage_recent):
+    for also in (manage_quantizing, manage_measuring, manage_recent):
         app.include_router(also.router)
     app.include_router(manage_converting.router)
     app.include_router(manage_upstreams.router)
