@@ -263,7 +263,7 @@ class Pool:
 
     async def _renewed(self, model: LoadedModel) -> None:
         """Wait until a model with pending settings is unloaded: after the last answer that has begun."""
-        while self._models.get(model.id) is model and model.pending:
+        while self._models.get(model.id) is model and model.pending and (model.ready or model.loading):
             model.answered.clear()
             if await self._renew(model):
                 return

@@ -105,6 +105,21 @@ def test_a_request_that_comes_meanwhile_is_answered_with_the_new_settings(server
     assert state(client)["n_ctx"] == 512
 
 
+def test_a_runner_that_dies_with_settings_pending_is_replaced(server, client):
+    ask(client)
+    body = {"model": MODEL, "prompt": "Once", "max_tokens": 800, "ignore_eos": True, "stream": True}
+    with client.stream("POST", "/v1/completions", json=body) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        runner = next(r for r in server.runners() if r.pid == state(client)["pid"])
+        runner.suspend()
+        assert client.put(f"{OURS}/load-settings", json={"n_ctx": 512}).json()["applies"] == "when_idle"
+        runner.kill()
+        assert any("error" in line for line in lines)
+    ask(client)
+    assert (state(client)["n_ctx"], state(client)["pending"]) == (512, [])
+
+
 def test_settings_taken_back_in_time_change_nothing(server, client):
     ask(client)
     before = state(client)
