@@ -11,8 +11,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
+from engine.core.defaults import DEFAULT_HOST, DEFAULT_PORT
 from engine.core.paths import user_paths
-from engine.core.sampling import DEFAULT_HOST, DEFAULT_PORT
 from quantize.kv_cache_types import CACHE_TYPES
 
 if TYPE_CHECKING:

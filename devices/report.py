@@ -11,7 +11,7 @@ from devices.detect import detailed
 from devices.gpu_advice import advised
 from devices.host import Host
 from devices.kernel_packs import bundled
-from devices.kernel_packs.folder import installed_trials
+from devices.kernel_packs.trials import installed_trials
 from devices.merge import merged
 from devices.recording import RecordedHost
 from devices.types import Machine

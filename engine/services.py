@@ -8,9 +8,9 @@ import os
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from engine.core.defaults import DEFAULT_CONTEXT
 from engine.core.open_sockets import is_plain_text
 from engine.core.paths import BUNDLED_MODELS, Paths, user_paths
-from engine.core.sampling import DEFAULT_CONTEXT
 from engine.core.version import __version__
 
 if TYPE_CHECKING:

@@ -2,9 +2,7 @@
 
 from pathlib import Path
 
-from devices.backends.backend_probe import Trial, trial_command
 from devices.backends.libraries import built_libraries
-from devices.child_command import child_command
 from devices.environment import user_folder
 from devices.kernel_packs.abi import headers_hash
 from devices.kernel_packs.store import PackStore
@@ -40,14 +38,3 @@ def installed_headers() -> str:
     """The hash of the headers of the llama-cpp-python in use; empty where it has none."""
     package = package_folder()
     return headers_hash(package / "include") if package is not None else ""
-
-
-def installed_trials(folder: Path | None, *, onnx: bool) -> tuple[Trial, ...]:
-    """What to try of the installed libraries; `onnx`: ONNX Runtime is there."""
-    trials = [
-        Trial(name, paths[0].name, trial_command(name, folder, paths), paths)
-        for name, paths in installed_libraries(folder).items()
-    ]
-    if onnx:
-        trials.append(Trial("onnx", "onnxruntime", child_command("devices.backends.onnx_child")))
-    return tuple(trials)

@@ -1,6 +1,6 @@
 """/tessera/v1/quantize: making a model fit."""
 
-from engine.core.sampling import DEFAULT_CONTEXT
+from engine.core.defaults import DEFAULT_CONTEXT
 from engine.job_kinds.quantize.options import LockRequest, QuantizeOptions
 from quantize.job.request import Forecast, QuantizeReport
 from quantize.types import FileReport, QuantPlan, StockPlan, TensorPlan, Tier

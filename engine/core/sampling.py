@@ -113,14 +113,6 @@ def recommended(
 
 # What is in force where nobody says otherwise.
 
-# Where the server listens.
-DEFAULT_HOST: Final = "127.0.0.1"
-DEFAULT_PORT: Final = 7373
-# Tokens a model gets at least, if it was trained for so many: enough for a long chat, small next to the weights.
-DEFAULT_CONTEXT: Final = 8192
-# Tokens it gets at most where nobody asks for more: coding agents need about so many.
-LARGEST_DEFAULT_CONTEXT: Final = 65_536
-
 
 def refuse_impossible(facts: ModelFacts, length: int, *, text: bool = True) -> None:
     """Refuse a prompt of `length` characters, or token ids, that cannot fit whatever it says.

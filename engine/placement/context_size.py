@@ -8,7 +8,7 @@ import msgspec
 from devices.backends.openvino import BACKEND
 from devices.memory_ledger import Ledger
 from devices.types import Machine
-from engine.core.sampling import LARGEST_DEFAULT_CONTEXT
+from engine.core.defaults import LARGEST_DEFAULT_CONTEXT
 from engine.message_catalog.reasons import Reason, because
 from engine.placement.candidates import Candidate
 from engine.placement.cpu_choices import ENOUGH_TOKENS, HARDLY_TWO

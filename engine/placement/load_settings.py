@@ -8,8 +8,9 @@ import msgspec
 import psutil
 
 from devices.process_memory import allowed_cores
+from engine.core.defaults import DEFAULT_CONTEXT
 from engine.core.errors import InputFault
-from engine.core.sampling import DEFAULT_CONTEXT, Recommended, of_card, recommended
+from engine.core.sampling import Recommended, of_card, recommended
 from engine.library.types import ModelEntry
 from engine.message_catalog.reasons import because
 from engine.placement.cpu_choices import TILE_KERNELS

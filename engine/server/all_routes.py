@@ -41,8 +41,7 @@ from engine.server.manage import upstreams as manage_upstreams
 from engine.server.msgspec_routes import Contract, components, take_contract
 from engine.server.ollama import models as ollama_models
 from engine.server.ollama import routes as ollama
-from engine.server.openai import audio, completions, embeddings, files, models, vector_stores
-from engine.server.openai import errors as unsupported
+from engine.server.openai import audio, completions, embeddings, files, models, unsupported, vector_stores
 from engine.server.openai import routes as chat
 from engine.server.responses import compaction, conversations
 from engine.server.responses import routes as responses

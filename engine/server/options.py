@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from engine.core.defaults import DEFAULT_HOST, DEFAULT_PORT
 from engine.core.paths import Paths, user_paths
-from engine.core.sampling import DEFAULT_HOST, DEFAULT_PORT
 from engine.placement.types import NO_OVERRIDES, Overrides
 
 if TYPE_CHECKING:

@@ -1,18 +1,17 @@
 """Routes that are served before FastAPI is there: importing it takes longer than a first answer may."""
 
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
-from fastapi import APIRouter
-from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Match, Route
 from starlette.types import Scope
 
-from engine.server.errors import ErrorShape
+if TYPE_CHECKING:
+    from fastapi import APIRouter
 
 # Where a request's scope holds the `ErrorShape` of the route that took it; OpenAI's where it holds none.
 ERROR_SHAPE: Final = "error_shape"
@@ -86,14 +85,3 @@ def _served(endpoint: Callable[..., Awaitable[Any]]) -> Callable[[Request], Awai
         return answer if isinstance(answer, Response) else JSONResponse(answer)
 
     return serve
-
-
-def protocol_router(shape: ErrorShape, **options: Any) -> APIRouter:
-    """A router, with FastAPI's options, whose routes tell errors in this shape."""
-
-    class ProtocolRoute(APIRoute):
-        def matches(self, scope: Scope) -> tuple[Match, Scope]:
-            match, found = super().matches(scope)
-            return match, {**found, ERROR_SHAPE: shape}
-
-    return APIRouter(route_class=ProtocolRoute, **options)

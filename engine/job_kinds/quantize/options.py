@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from engine.core.defaults import DEFAULT_CONTEXT
 from engine.core.errors import InputFault
 from engine.core.paths import whole_path
-from engine.core.sampling import DEFAULT_CONTEXT
 from engine.library.types import ServerPath
 from quantize.job.request import QuantizeReport
 from quantize.kv_cache_types import K_DAMAGE

@@ -40,7 +40,7 @@ from engine.server.anthropic_tools import SERVER_TOOLS, client_tool
 from engine.server.body import ANY, Body, ByType, ignored_header, openapi_body, parse
 from engine.server.file_parts import MAX_IMAGE_BYTES
 from engine.server.ids import new_id
-from engine.server.routing import protocol_router
+from engine.server.protocol_router import protocol_router
 from engine.server.sse import EventStream, while_connected
 from engine.server.state import ServerState, server_state
 from engine.server.turn import prepare_turn

@@ -21,14 +21,14 @@ from engine.library.trash import Trash
 from engine.library.types import ModelEntry
 from engine.runner.protocol import Embedded
 from engine.server.body import ignored_header, openapi_body, parse
+from engine.server.embedding import embed as embed_inputs
 from engine.server.errors import NotServed
-from engine.server.fanout import embed as embed_inputs
 from engine.server.models import LATEST
 from engine.server.ollama.errors import SHAPE
 from engine.server.ollama.keep_alive import FOREVER_S, NANO, acquire, keep
 from engine.server.ollama.schemas import CopyBody, CreateBody, EmbedBody, Named, OldEmbedBody, PullBody, ShowBody
 from engine.server.ollama.stream import NDJSON
-from engine.server.routing import protocol_router
+from engine.server.protocol_router import protocol_router
 from engine.server.sse import EventStream, while_connected
 from engine.server.state import ServerState, server_state
 from quantize.files.channel_scales import KEY as SCALES_KEY

@@ -34,7 +34,7 @@ from engine.server.ollama.errors import SHAPE
 from engine.server.ollama.keep_alive import acquire, keep, seconds
 from engine.server.ollama.schemas import ChatBody, ChatMessage, GenerateBody, Running
 from engine.server.ollama.stream import NDJSON, Lines, now
-from engine.server.routing import protocol_router
+from engine.server.protocol_router import protocol_router
 from engine.server.sse import EventStream, while_connected
 from engine.server.state import ServerState, server_state
 from engine.server.turn import Turn

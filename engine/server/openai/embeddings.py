@@ -14,7 +14,7 @@ from engine.core.errors import InputFault
 from engine.runner.protocol import Embedded
 from engine.server.body import ANY, Body, ignored_header, openapi_body, parse
 from engine.server.chosen_model import chosen_model
-from engine.server.fanout import embed, prompted
+from engine.server.embedding import embed, prompted
 from engine.server.ids import new_id
 from engine.server.openai.schemas import TokenId
 from engine.server.sse import while_connected

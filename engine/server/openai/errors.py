@@ -4,12 +4,11 @@ import json
 from typing import Any, Final
 
 import msgspec
-from fastapi import APIRouter, Request
 
 from devices.errors import TesseraError
 from engine.api.protocols.routes import Error
 from engine.core import errors
-from engine.server.errors import ErrorShape, NotServed, lookup
+from engine.server.errors import ErrorShape, lookup
 
 # What holds the prompt where it is not a conversation.
 _PROMPT_FIELDS: Final = {
@@ -75,24 +74,3 @@ STREAM_SHAPE: Final = ErrorShape(("", "/api/v"), openai_body, _last_event, _refu
 
 
 # Routes of OpenAI's that nothing here could answer: refused in plain words, not with a 404.
-
-router = APIRouter(include_in_schema=False)
-
-
-@router.post("/v1/moderations")
-async def moderations(_: Request) -> None:
-    """No classifier runs here, and a made-up verdict would be worse than none."""
-    raise NotServed("Moderation is not done here: no model of this server judges content. Leave the call out.")
-
-
-@router.post("/v1/images/generations")
-@router.post("/v1/images/edits")
-async def images(_: Request) -> None:
-    """No model here makes pictures."""
-    raise NotServed("No pictures are made here.")
-
-
-@router.post("/v1/audio/speech")
-async def speech(_: Request) -> None:
-    """No model here speaks."""
-    raise NotServed("No speech is made here.")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from engine.core.sampling import DEFAULT_PORT
+from engine.core.defaults import DEFAULT_PORT
 from installers.bundle import icons
 from installers.packs import toolchain
 from installers.packs.recipes import RECIPES

@@ -11,7 +11,7 @@ from engine.server.anthropic import errors as anthropic
 from engine.server.error_shape import HANDLERS, LastResort, refusal_body, shape_of_path
 from engine.server.ollama import errors as ollama
 from engine.server.openai import errors as openai
-from engine.server.routing import protocol_router
+from engine.server.protocol_router import protocol_router
 
 
 async def missing():

@@ -1,0 +1,57 @@
+"""Vectors of texts, whatever protocol asked for them."""
+
+from typing import Any, Final
+
+import numpy as np
+
+from engine.core.errors import InputFault
+from engine.library.embedding_prompts import retrieval_prompts
+from engine.pool.loaded_model import LoadedModel
+from engine.runner.protocol import Embedded
+from engine.server.state import ServerState
+
+# What texts are embedded for: NVIDIA's and Voyage's words, and Cohere's.
+INPUT_TYPES: Final = {
+    "query": "question", "search_query": "question",
+    "passage": "passage", "document": "passage", "search_document": "passage",
+}  # fmt: skip
+
+
+async def prompted(
+    state: ServerState, name: str, inputs: list[str | list[int]], input_type: str
+) -> list[str | list[int]]:
+    """The inputs behind what this model was trained to read before a question or a passage.
+
+    Raises: InputFault: tokens, which are read as they are; ModelNotFound; BadModelFile.
+    """
+    prompts = retrieval_prompts(await state.models.entry(name))
+    before: str = getattr(prompts, INPUT_TYPES[input_type])
+    texts = [text for text in inputs if isinstance(text, str)]
+    if len(texts) < len(inputs):
+        raise InputFault("input_type says what is read before a text; tokens are read as they are.", "input_type")
+    return [before + text for text in texts]
+
+
+async def embed(
+    state: ServerState,
+    name: str,
+    inputs: list[str | list[int]],
+    dimensions: int | None = None,
+    *,
+    truncate: bool = False,
+) -> tuple[LoadedModel, list[Any], Embedded]:
+    """Unit vectors of the inputs, float32 of (dimensions,), and what the runner said of them.
+
+    Cut vectors are scaled to unit length again, which is what models trained for that expect.
+    """
+    model = await state.pool.acquire(name)
+    assert model.runner is not None
+    answer = await model.runner.embed(inputs, truncate=truncate)
+    vectors = [np.frombuffer(vector, "<f4") for vector in answer.vectors]
+    if dimensions is not None:
+        if dimensions > answer.width:
+            raise InputFault(f"{model.id} gives {answer.width} dimensions, not {dimensions}.", "dimensions")
+        cut = [vector[:dimensions] for vector in vectors]
+        vectors = [(vector / (np.linalg.norm(vector) or 1.0)).astype("<f4") for vector in cut]
+    state.metrics.embedded(model.id, sum(answer.token_counts))
+    return model, vectors, answer

@@ -1,0 +1,22 @@
+"""Routers of a protocol: errors in one of their routes have the protocol's shape."""
+
+from typing import Any
+
+from fastapi import APIRouter
+from fastapi.routing import APIRoute
+from starlette.routing import Match
+from starlette.types import Scope
+
+from engine.server.errors import ErrorShape
+from engine.server.routing import ERROR_SHAPE
+
+
+def protocol_router(shape: ErrorShape, **options: Any) -> APIRouter:
+    """A router, with FastAPI's options, whose routes tell errors in this shape."""
+
+    class ProtocolRoute(APIRoute):
+        def matches(self, scope: Scope) -> tuple[Match, Scope]:
+            match, found = super().matches(scope)
+            return match, {**found, ERROR_SHAPE: shape}
+
+    return APIRouter(route_class=ProtocolRoute, **options)
