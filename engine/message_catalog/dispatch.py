@@ -29,6 +29,7 @@ _CHOICE: Final = {
     "experts_too_large": "its experts are larger than memory",
     "prefixes_by_room": "prefixes are cached in memory that the model leaves free",
     "worked_after_failure": "it worked here after other settings had failed",
+    "no_layers_in_config": "its config.json does not say how many layers and heads it has",
     "untried": "not tried on hardware by this project",
     "untried_on_this": "not tried on this hardware by this project",
     "as_told": "{text}",

@@ -274,7 +274,7 @@ def describe_folder(folder: Path) -> VllmModel:
     width = _count(text_config, "head_dim") or _count(text_config, "hidden_size") // max(1, heads)
     rows = _count(text_config, "num_hidden_layers") * (_count(text_config, "num_key_value_heads") or heads) * width
     if not rows:
-        raise BadModelFile(str(folder), "its config.json does not say how many layers and heads it has")
+        raise BadModelFile(str(folder), because("no_layers_in_config"))
     weights = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     return VllmModel(weights_bytes=weights, token_bytes=2 * _CACHE_VALUE_BYTES * rows)
 

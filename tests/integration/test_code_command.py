@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from app.cli.main import cli
+from app.code.integrations.context_needs import NEEDS, ContextNeed
 from tests.support.fakes.scripted import TOKEN, ScriptedServer
 
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
@@ -157,12 +158,16 @@ def test_an_agent_is_started_with_what_it_needs(server, tmp_path, monkeypatch):
     )
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(tool.parent), prepend=":")
+    refused = run("launch", "claude", "--print", "hi there")
+    assert refused.exit_code == 1
+    assert "Claude Code needs 32,768 tokens of context" in refused.output
+    assert not seen_path.exists()
+    monkeypatch.setitem(NEEDS, "claude", ContextNeed(least=900, opening=400, source="a test"))
     done = run("launch", "claude", "--print", "hi there")
     assert done.exit_code == 3, done.output
     seen = seen_path.read_text()
     assert server.url in seen
     assert "['--print', 'hi there']" in seen
-    assert "Warning: coding agents need" in done.output
     monkeypatch.setenv("PATH", str(tmp_path))
     missing = run("launch", "opencode")
     assert "npm install -g opencode-ai" in missing.output
