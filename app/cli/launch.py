@@ -45,9 +45,7 @@ def command(
 
     store = ConnectStore(user_paths().state)
     if name is None:
-        for integration in INTEGRATIONS.values():
-            mark = "connected" if store.connected(integration.name) else ""
-            echo(f"{integration.name:14} {integration.title:30} {integration.kind:7} {mark}".rstrip())
+        _list(store)
         return
     if name not in INTEGRATIONS:
         raise click.UsageError(f"{name!r} is not known. Known: {', '.join(INTEGRATIONS)}.")
@@ -68,15 +66,24 @@ def command(
                 _print_limits(endpoint, integration)
                 _connect(store, integration, endpoint, dry_run, yes)
                 return
-            need = need_of(name, integration.kind)
-            if need is not None and not dry_run:
-                load_for(client, endpoint.model, integration.title, need)
-                endpoint = endpoint_of(client, endpoint.model, endpoint.key)  # with the context that it has now
-            _print_limits(endpoint, integration)
             folder = user_paths().state / "launch" / integration.name
+            if not dry_run:
+                _installed(integration.launch(endpoint, folder), integration)  # before a model is loaded for it
+                if (need := need_of(name, integration.kind)) is not None:
+                    load_for(client, endpoint.model, integration.title, need)
+                    endpoint = endpoint_of(client, endpoint.model, endpoint.key)  # with the context that it has now
+            _print_limits(endpoint, integration)
             sys.exit(_start(integration.launch(endpoint, folder), folder, arguments, integration, dry_run))
     except (TesseraError, ApiError, ServerUnreachable) as error:
         raise click.ClickException(str(error)) from error
+
+
+def _list(store: "ConnectStore") -> None:
+    from app.code.integrations.registry import INTEGRATIONS  # noqa: PLC0415 - with the command's own imports
+
+    for integration in INTEGRATIONS.values():
+        mark = "connected" if store.connected(integration.name) else ""
+        echo(f"{integration.name:14} {integration.title:30} {integration.kind:7} {mark}".rstrip())
 
 
 def _key(name: str, *, dry_run: bool) -> str:
@@ -142,6 +149,14 @@ def _write(
     echo(f"{integration.title}: {'removed' if removing else 'connected'}.")
 
 
+def _installed(launch: "Launch", integration: "Integration") -> str:
+    """The program's path. Raises: ClickException: it is not installed."""
+    program = installed_program(launch.argv[0])
+    if program is None:
+        raise click.ClickException(f"{launch.argv[0]} is not installed. Install it with: {integration.install}")
+    return program
+
+
 def _start(
     launch: "Launch", folder: Path, arguments: tuple[str, ...], integration: "Integration", dry_run: bool
 ) -> int:
@@ -154,9 +169,7 @@ def _start(
             echo(f"{key}={value}")
         echo(shown_argv(argv))
         return 0
-    program = installed_program(argv[0])
-    if program is None:
-        raise click.ClickException(f"{argv[0]} is not installed. Install it with: {integration.install}")
+    program = _installed(launch, integration)
     for file_name, text in launch.files.items():
         write_private(folder / file_name, text)
     return subprocess.run([program, *argv[1:]], env={**os.environ, **launch.env}, check=False).returncode

@@ -111,9 +111,6 @@ def recommended(
     return Recommended(plain=(*present, card[0]), thinking=(*present, card[1]), reasons=reasons)
 
 
-# What is in force where nobody says otherwise.
-
-
 def refuse_impossible(facts: ModelFacts, length: int, *, text: bool = True) -> None:
     """Refuse a prompt of `length` characters, or token ids, that cannot fit whatever it says.
 

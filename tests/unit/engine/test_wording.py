@@ -44,7 +44,7 @@ NOT_OURS = {"can't start new thread", "such file in", *_PLAIN}
 
 @cache
 def parsed(folder):
-    """The files of a folder, but for reports of measurements and findings of `tessera doctor`: those are sentences."""
+    """The files of a folder, but for reports of measurements and findings of doctor, which are sentences."""
     found = (ROOT / folder).rglob("*.py") if not folder.endswith(".py") else [ROOT / folder]
     stated = [p for p in sorted(found) if p.name not in {"measurements.py", "fastflowlm.py", "pins.py"}]
     return [(p, ast.parse(p.read_text("utf-8"))) for p in stated]
