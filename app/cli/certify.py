@@ -9,7 +9,7 @@ import click
 from app.cli.echo import echo
 
 if TYPE_CHECKING:
-    from app.code.certify.run import CaseResult, Certificate
+    from app.evals.tool_calls.run import CaseResult, Certificate
 
 
 @click.command(help="Run about 30 tool calls on each MODEL and show the pass rate; several models are compared.")
@@ -35,10 +35,10 @@ def command(
 
     from app.cli.connection import connected  # noqa: PLC0415
     from app.client import ApiError, ServerUnreachable  # noqa: PLC0415
-    from app.code.certify.run import OWN, CertificateStore, certify, template_has_tools  # noqa: PLC0415
     from app.code.integrations.endpoint import endpoint_of  # noqa: PLC0415
     from app.evals import bfcl  # noqa: PLC0415
     from app.evals.datasets import BFCL, NoDataset, wheel  # noqa: PLC0415
+    from app.evals.tool_calls.run import OWN, CertificateStore, certify, template_has_tools  # noqa: PLC0415
     from engine.services import user_paths  # noqa: PLC0415
 
     def show(result: "CaseResult") -> None:

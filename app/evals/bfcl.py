@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from app.code.certify.cases import Calls, Case, Category, Check
 from app.evals.datasets import member
+from app.evals.tool_calls.cases import Calls, Case, Category, Check
 
 # Category: (file, how many the set has). A fixed sample is every so manieth case.
 CATEGORIES: Final[dict[Category, str]] = {

@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from app.code.certify.cases import Case
     from app.evals.human_eval import Problem
+    from app.evals.tool_calls.cases import Case
     from engine.job_kinds.quantize.tasks import Task, TaskAnswer, TaskSet
 
 # Of 50 cases five lost ones and none won are a veto; all 164 would take three times as long.
@@ -16,7 +16,7 @@ _PROBLEM_PROMPT, _PROBLEM_ANSWER = 130, 160
 
 
 def _certify() -> "TaskSet":
-    from app.code.certify.suite import suite  # noqa: PLC0415 - a server that starts imports this file
+    from app.evals.tool_calls.suite import suite  # noqa: PLC0415 - a server that starts imports this file
     from engine.job_kinds.quantize.tasks import TaskSet  # noqa: PLC0415
     from quantize.job.gate import GateTask  # noqa: PLC0415
 
@@ -32,7 +32,7 @@ def _certify() -> "TaskSet":
 
 def _of_case(case: "Case") -> "Task":
     from app.answer_facts import ToolCall  # noqa: PLC0415
-    from app.code.certify.run import MAX_TOKENS, checked  # noqa: PLC0415
+    from app.evals.tool_calls.run import MAX_TOKENS, checked  # noqa: PLC0415
     from engine.job_kinds.quantize.tasks import Task  # noqa: PLC0415
     from engine.server.openai.schemas import ChatRequest  # noqa: PLC0415
     from engine.server.openai.translate import to_query  # noqa: PLC0415

@@ -61,7 +61,7 @@ def test_a_file_that_is_not_understood_is_told(page, qtbot, tmp_path):
 
 
 def test_a_certificate_shows_on_the_card_of_its_model():
-    from app.code.certify.run import CaseResult, Certificate, CertificateStore
+    from app.evals.tool_calls.run import CaseResult, Certificate, CertificateStore
     from app.gui.library.model_card import chips_of
     from app.gui.library.page import LibraryPage
     from engine.api.library import Model

@@ -7,8 +7,8 @@ from functools import partial
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QCheckBox, QDialog, QFrame, QLineEdit, QPlainTextEdit, QWidget
 
-from app.code.certify.run import CertificateStore
 from app.db.records import Conversation
+from app.evals.tool_calls.run import CertificateStore
 from app.gui.app_context import Services
 from app.gui.reasons import error_message
 from app.gui.widgets.basics import IconButton, button, clear, label, row, scrolled, stack, when_released

@@ -19,7 +19,7 @@ from PySide6.QtWidgets import (
 )
 
 from app.client import ApiError
-from app.code.certify.run import CertificateStore
+from app.evals.tool_calls.run import CertificateStore
 from app.gui import formatted
 from app.gui.app_context import Services
 from app.gui.close_guard import show_in_folder

@@ -1,9 +1,9 @@
 import pytest
 
 from app.client import Answer, ApiError
-from app.code.certify.cases import Case, calls, no_call, same, user
-from app.code.certify.run import CertificateStore, certify
-from app.code.certify.suite import suite
+from app.evals.tool_calls.cases import Case, calls, no_call, same, user
+from app.evals.tool_calls.run import CertificateStore, certify
+from app.evals.tool_calls.suite import suite
 from engine.api.chat import FunctionDelta, ToolCallDelta
 
 

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from app.code.certify.cases import (
+from app.evals.tool_calls.cases import (
     ADD,
     ALL,
     CONVERT,

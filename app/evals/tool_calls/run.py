@@ -11,8 +11,8 @@ import msgspec
 from app.answer_facts import ToolCall
 from app.client import ApiError, Client
 from app.code.agent.models import ServerModel
-from app.code.certify.cases import Case
-from app.code.certify.suite import suite
+from app.evals.tool_calls.cases import Case
+from app.evals.tool_calls.suite import suite
 from app.tools.types import ToolRefused, decode_arguments
 from devices.atomic_file import write_atomically
 from devices.msgspec_lock import learned
