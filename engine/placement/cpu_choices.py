@@ -10,7 +10,7 @@ import msgspec
 
 from devices.backends.cpu_kernels import ATTENTION
 from devices.disk_speed import disk_of, read_gbs
-from engine.core.expert_use import ExpertUse, folder_of, use_store
+from engine.core.expert_stats import ExpertUse, folder_of, use_store
 from engine.message_catalog.reasons import Reason, because
 from engine.placement.estimate import NOT_MULTIPLIED, is_repacked
 from engine.placement.history import AttentionSpeed, Heads, Use

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from engine.core.errors import BadModelFile, RunnerDied
-from engine.core.expert_use import ExpertUse, folder_of, use_store
+from engine.core.expert_stats import ExpertUse, folder_of, use_store
 from engine.core.startup_timing import Phases
 from engine.core.types import GenerationRequest, SamplingParams
 from engine.placement.shape import model_shape

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from engine.core.expert_use import HALF_LIFE_TOKENS, RANKS, ExpertUse
+from engine.core.expert_stats import HALF_LIFE_TOKENS, RANKS, ExpertUse
 from engine.runner.expert_tensors import PAGE, READERS
 from engine.runner.llama.experts.expert_layout import FileChanged, NotMapped, Parts, Span, Stack, find
 from engine.runner.llama.experts.page_swap import NoPages, Pages

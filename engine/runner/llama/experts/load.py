@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from devices.errors import TesseraError
-from engine.core.expert_use import ExpertUse, folder_of, keep, use_store
+from engine.core.expert_stats import ExpertUse, folder_of, keep, use_store
 from engine.core.json_store import JsonStore
 from engine.runner.llama.experts.expert_cache import CannotStream, ExpertStream
 from engine.runner.protocol import ExpertStats, LoadSettings

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from devices.disk_speed import CHUNK_BYTES, SMALLEST_BYTES, disk_of, read_gbs
 from devices.memory_ledger import Ledger
-from engine.core.expert_use import RANKS, ExpertUse, folder_of, use_store
+from engine.core.expert_stats import RANKS, ExpertUse, folder_of, use_store
 from engine.library.hub.plan import _mark_best
 from engine.library.hub.types import Choice, FitEstimate, Option, RepoFile
 from engine.message_catalog import sentences
