@@ -71,7 +71,7 @@ def facts_of(stored: Any) -> AnswerFacts:
         facts = NO_FACTS
         for name, value in stored.items() if isinstance(stored, dict) else ():
             try:
-                facts = facts.updated(msgspec.convert({name: value}, AnswerFacts))
+                facts = facts.updated(msgspec.convert({name: value}, learned(AnswerFacts)))
             except msgspec.ValidationError:
                 continue
         return facts
