@@ -194,7 +194,47 @@ def on_post_page(output: str, page: Any, config: Any) -> str:
     return re.sub(r"https://[^\"' ]*iframe-worker[^\"' ]*", f"{up}assets/{SHIM}", output)
 
 
-PAGES: Final = {"cli.md": command_page, "settings.md": settings_page, "troubleshooting.md": remedies_page}
+def benchmarks_page() -> str:
+    """docs/benchmarks.md: the newest figure of each measurement, from tests/bench/results."""
+    sys.path.insert(0, str(ROOT))
+    from tests.bench.results import newest
+
+    lines = [
+        "# Benchmarks",
+        "",
+        "Generated from the results that the scripts in `tests/bench` record. *Shape* means random weights in the",
+        "dimensions of such a model. Each ratio compares both programs in one run on the same machine.",
+        "",
+    ]
+    found: dict[str, list[dict[str, Any]]] = {}
+    for line in newest():
+        found.setdefault(line["metric"], []).append(line)
+    for metric, of_metric in found.items():
+        names = list(dict.fromkeys(name for line in of_metric for name in line["parameters"]))
+        heads = [*(name.capitalize() for name in names), "Value", "Runs", "Date, commit", "Note"]
+        lines += [f"## {metric[:1].upper()}{metric[1:]}", "", f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+        for line in of_metric:
+            earlier = f" (before: {line['earlier']:g})" if "earlier" in line else ""
+            cells = [str(line["parameters"].get(name, "")) for name in names]
+            cells += [f"{line['value']:g} {line['unit']}".strip() + earlier, str(line["n"])]
+            cells += [f"{line['date']}, {line['commit']}", line.get("note", "")]
+            lines.append(f"| {' | '.join(cells)} |")
+        machines = dict.fromkeys(line["machine"] for line in of_metric)
+        commands = dict.fromkeys(line["command"] for line in of_metric)
+        lines += [
+            "",
+            f"Machine: {'; '.join(machines)}. Script: {', '.join(f'`{command}`' for command in commands)}.",
+            "",
+        ]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+PAGES: Final = {
+    "benchmarks.md": benchmarks_page,
+    "cli.md": command_page,
+    "settings.md": settings_page,
+    "troubleshooting.md": remedies_page,
+}
 
 
 def main() -> int:

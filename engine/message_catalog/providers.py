@@ -11,7 +11,7 @@ PROVIDERS: Final = {
     "tried_qnn": "run on Qualcomm's x86-64 emulator only; not tried on hardware by this project",
     "get_openvino_ep": "Install its plugin: pip install onnxruntime-ep-openvino, on a computer with an Intel processor.",
     "tried_openvino_ep": "the wheel of 1.24.1 was run on a CPU; its NPU was not tried on hardware by this project",
-    "get_ryzen_ai": "Install AMD's Ryzen AI Software, let RYZENAI_EP_PATH name its libonnxruntime_providers_ryzenai library, and TESSERA_ONNX_PYTHON the Python of its environment (docs/onnx.md).",
+    "get_ryzen_ai": "Install AMD's Ryzen AI Software, let RYZENAI_EP_PATH name its libonnxruntime_providers_ryzenai library, and TESSERA_ONNX_PYTHON the Python of its environment (docs/npu.md).",
     "get_vitis_ai": "It comes with AMD's Ryzen AI Software, as a build of onnxruntime of its own.",
     "get_directml": "It is part of onnxruntime-directml, which ended with 1.24; Windows ML replaces it.",
     "get_migraphx": "It is part of onnxruntime-migraphx, from AMD's ROCm repository.",

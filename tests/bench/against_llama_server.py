@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from tests.bench.clients import complete, together  # noqa: E402 - after sys.path
+from tests.bench.results import record  # noqa: E402
 from tests.bench.rival import LlamaServer, llama_bench  # noqa: E402
 from tests.support.servers import RunningServer  # noqa: E402
 
@@ -60,8 +61,12 @@ def fresh(rng: random.Random, count: int) -> list[int]:
 
 
 def report(name: str, ours: list[float], rival: list[float], unit: str, *, lower: bool = False) -> None:
-    """One line."""
+    """One line, and a recorded ratio: the model is the one that the command line names."""
     ratios = [o / r for o, r in zip(ours, rival, strict=True)]
+    model = next((Path(word).stem for word in sys.argv[1:] if word.endswith(".gguf")), "")
+    spread = (round(min(ratios), 3), round(max(ratios), 3))
+    ratio = round(statistics.median(ratios), 3)
+    record("table", name, ratio, "times llama-server", n=len(ratios), interval=spread, model=model)
     better = "lower is better" if lower else "higher is better"
     print(
         f"{name}: ours {statistics.median(ours):.3f} {unit}, theirs {statistics.median(rival):.3f} {unit}, ratio "

@@ -13,6 +13,10 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+sys.path.insert(0, str(ROOT))
+
+from tests.bench.results import record  # noqa: E402 - the project's root must be on the path before
+
 WAYS = ("main memory", "file", "both contexts")
 PROMPT = 512
 
@@ -73,6 +77,9 @@ def run(way: str, path: str, tokens: int, to: int) -> None:
         resize(loaded, to, to, through_disk=way == "file")
     seconds = time.monotonic() - begun
     more = (peak_bytes() - before) / 1e6
+    at = {"model": Path(path).stem, "state": f"{count * size / 1e6:.0f} MB", "way": way}
+    record("growing_context", "time to grow", round(seconds, 2), "s", **at)
+    record("growing_context", "peak memory above the weights", round(more), "MB", **at)
     print(f"{way:15} {seconds * 1000:8.0f} ms  peak {more:+8.0f} MB  state {count * size / 1e6:6.0f} MB")
 
 

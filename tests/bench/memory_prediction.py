@@ -1,4 +1,4 @@
-"""Predicted beside measured memory of loaded models, for docs/log.md.
+"""Predicted and measured memory of loaded models, recorded in tests/bench/results.
 
     python -m tests.bench.memory_prediction [--contexts 2048 8192 32768] [--kv f16 q8_0] [--plain] [--only ...]
 
@@ -23,6 +23,7 @@ from engine.placement.placer import read_shape
 from engine.placement.types import Need
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
+from tests.bench.results import record
 from tests.support.models.shapes import SHAPES, scaled, write_shape
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -120,6 +121,8 @@ def main() -> None:
                 sizes = [part(p) for p in ("weights", "kv", "recurrent", "compute", "overhead")]
                 sizes += [row.need.resident_bytes, row.measured_bytes]
                 cells = " | ".join(f"{size / MIB:.1f}" for size in sizes)
+                at = {"model": row.name, "context": n_ctx, "cache": kv_type}
+                record("memory_prediction", "error of predicted memory", round(100 * row.error_frac, 1), "%", **at)
                 print(f"| {row.name} | {n_ctx} | {kv_type} | {cells} | {100 * row.error_frac:+.1f} % |", flush=True)
 
 

@@ -1,4 +1,4 @@
-"""The simulation behind docs/scaling.md against what queueing theory says exactly."""
+"""The simulation behind docs/dev/scaling.md against what queueing theory says exactly."""
 
 import math
 import statistics

@@ -1,0 +1,39 @@
+"""Recorded measurements are whole, dated lines, and the page of benchmarks shows the newest of each."""
+
+import datetime as dt
+import json
+import re
+
+import pytest
+
+from tests.bench import results
+
+
+def test_every_recorded_line_is_whole():
+    lines = list(results.results())
+    assert len(lines) > 20
+    for line in lines:
+        dt.date.fromisoformat(line["date"])
+        assert re.fullmatch(r"[0-9a-f]{7,12}", line["commit"])
+        assert isinstance(line["value"], (int, float))
+        assert line["n"] >= 1
+        assert isinstance(line["parameters"], dict)
+
+
+@pytest.mark.process
+def test_a_figure_is_appended_and_the_newest_comes_with_the_one_before(tmp_path, monkeypatch):
+    monkeypatch.setattr(results, "FOLDER", tmp_path)
+    results.record("script", "speed", 2.0, "tok/s", n=3, interval=(1.9, 2.1), model="a")
+    results.record("script", "speed", 5.0, "tok/s", model="b")
+    results.record("script", "speed", 3.0, "tok/s", model="a", note="goal 4")
+    newest = {line["parameters"]["model"]: line for line in results.newest()}
+    assert (newest["a"]["value"], newest["a"]["earlier"], newest["a"]["note"]) == (3.0, 2.0, "goal 4")
+    assert "earlier" not in newest["b"]
+    assert len((tmp_path / "script.jsonl").read_text().splitlines()) == 3
+
+
+def test_a_line_without_a_field_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(results, "FOLDER", tmp_path)
+    (tmp_path / "script.jsonl").write_text(json.dumps({"metric": "speed", "value": 1}) + "\n")
+    with pytest.raises(ValueError, match=r"script.jsonl, line 1: date, commit"):
+        list(results.results())
