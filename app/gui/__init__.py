@@ -1,1 +1,1 @@
-"""The window. The only package that imports Qt."""
+"""The desktop window. The only package that imports Qt."""

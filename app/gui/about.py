@@ -1,4 +1,4 @@
-"""About Tessera: its version, what it runs on, and the licences of everything it is made of."""
+"""About dialog: version, runtime versions, and the licences of all components."""
 
 import platform
 
@@ -23,7 +23,7 @@ _COMPONENT = Qt.ItemDataRole.UserRole
 
 
 class About(QDialog):
-    """Parts on the left, the chosen one's licence on the right; Esc closes it."""
+    """Components on the left, the licence of the selected one on the right; Esc closes the dialog."""
 
     read = Signal()
 

@@ -1,4 +1,4 @@
-"""Quiet motion: what appears fades in, unless the system asks for less of it."""
+"""Fade-in animation of new widgets. It is off when the system requests reduced motion."""
 
 import ctypes
 import sys
@@ -13,7 +13,7 @@ _PORTAL_MS = 500
 
 
 def appear(theme: Theme, widget: QWidget) -> None:
-    """Show a small widget, faded in over the time of the token file where motion is wanted."""
+    """Show a small widget. It fades in over the theme's `fast_ms`, unless motion is reduced."""
     widget.show()
     if theme.still:
         return
@@ -23,15 +23,15 @@ def appear(theme: Theme, widget: QWidget) -> None:
     fade.setDuration(theme.tokens.fast_ms)
     fade.setStartValue(0.0)
     fade.setEndValue(1.0)
-    # The effect, and with it the fade, goes: what is still costs nothing to paint.
-    fade.finished.connect(lambda: widget.setGraphicsEffect(None))  # type: ignore[arg-type]  # None takes it away
+    # Remove the effect after the fade: a permanent effect makes every repaint slower.
+    fade.finished.connect(lambda: widget.setGraphicsEffect(None))  # type: ignore[arg-type]  # None removes it
     fade.start(QAbstractAnimation.DeletionPolicy.KeepWhenStopped)
 
 
 def asks_for_stillness() -> bool:
-    """Whether the system is set to less motion. May take half a second: not on the main thread.
+    """Whether the system requests reduced motion. May block for 0.5 s: do not call on the main thread.
 
-    Windows and macOS: untested. Elsewhere the desktop's own settings, asked over D-Bus; False where nobody answers.
+    Windows and macOS: untested. Other systems: reads the desktop's settings over D-Bus; False without a reply.
     """
     if sys.platform == "win32":
         moves = ctypes.c_int(1)
@@ -56,7 +56,7 @@ def _mac_setting() -> bool:
 
 
 def _portal(space: str, key: str) -> object:
-    """A setting of the desktop, or None."""
+    """A desktop setting from the XDG portal, or None."""
     try:
         from PySide6.QtDBus import QDBusConnection, QDBusMessage  # noqa: PLC0415 - not before the window is shown
     except ImportError:
@@ -68,7 +68,7 @@ def _portal(space: str, key: str) -> object:
     asked = QDBusMessage.createMethodCall(*place, "ReadOne")
     asked.setArguments([space, key])
     values = bus.call(asked, timeout=_PORTAL_MS).arguments()
-    if len(values) != 1:  # an error has a name and its words
+    if len(values) != 1:  # an error reply has a name and a message
         return None
     value = values[0]
     return value.variant() if hasattr(value, "variant") else value

@@ -1,4 +1,4 @@
-"""What every page is given: the theme, the door to background work, the store, the server, the settings."""
+"""Shared objects that every page gets: theme, background workers, store, server API and settings."""
 
 import logging
 import threading
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class LiveSettings(QObject):
-    """The settings in force; a change is saved and announced."""
+    """The effective settings. A change is saved and emits `changed`."""
 
     changed = Signal(str)
     save_failed = Signal(str)
@@ -45,14 +45,14 @@ class LiveSettings(QObject):
         self.changed.emit(name)
 
     def close(self) -> None:
-        """Write what no worker came to write."""
+        """Save changes that no worker has saved yet."""
         try:
             self._save()
         except (OSError, table.SettingsError) as error:
             log.warning("the settings could not be saved: %s", error)
 
     def _save(self) -> None:
-        """Write the newest state: workers may run out of order."""
+        """Save the newest state. Workers may run out of order."""
         with self._saving:
             if self._unsaved:
                 names, self._unsaved = self._unsaved, set()
@@ -61,7 +61,7 @@ class LiveSettings(QObject):
 
 @dataclass(frozen=True)
 class ModelChoice:
-    """A model that can be chatted with. `n_ctx` 0: not known before it is loaded."""
+    """A model for chat. `n_ctx` is 0 while the model's context length is unknown (before loading)."""
 
     id: str
     title: str
@@ -72,13 +72,13 @@ class ModelChoice:
     default: bool = False
     installed: bool = False
     remote: bool = False
-    sees: bool = True  # pictures; of a model elsewhere it may not be known
+    sees: bool = True  # accepts images; unknown for a remote model
     capabilities: tuple[str, ...] = ()
     sampling: Mapping[str, Decided] = field(default_factory=dict)
 
 
 class Models(QObject):
-    """The models the server offers, refreshed while the window is shown."""
+    """The server's chat models, refreshed while the window is visible."""
 
     changed = Signal()
     reachable_changed = Signal(bool)
@@ -95,42 +95,42 @@ class Models(QObject):
         self._timer.timeout.connect(self.refresh)
 
     def start(self) -> None:
-        """Begin to ask, now and from time to time."""
+        """Refresh now, then periodically."""
         self._timer.start()
         self.refresh()
 
     def stop(self) -> None:
-        """Ask no more."""
+        """Stop the periodic refresh."""
         self._timer.stop()
 
     def get(self, model_id: str) -> ModelChoice | None:
-        """The model of that id."""
+        """The model with this id, or None."""
         return next((choice for choice in self.choices if choice.id == model_id), None)
 
     def sees(self, model_id: str) -> bool:
-        """Whether pictures are sent to it; what is not known to be of text only gets them."""
+        """Whether images may be sent to the model. True unless the model is known to accept text only."""
         found = self.get(model_id)
         return found is None or found.sees
 
     def title(self, model_id: str) -> str:
-        """Its name; of a model that is not here, its id."""
+        """The model's title, or `model_id` if the model is not listed."""
         found = self.get(model_id)
         return found.title if found else model_id
 
     @property
     def partners(self) -> tuple[ModelChoice, ...]:
-        """Models to chat with: demos only where there is nothing else."""
+        """Models to chat with. Demo models only if there are no others."""
         return tuple(choice for choice in self.choices if not choice.demo) or self.choices
 
     @property
     def default(self) -> str:
-        """The model of a first chat, never one of another server; empty while none is known."""
+        """The local model for a first chat, or "" if no local model is known."""
         local = [choice for choice in self.choices if not choice.remote]
         able = [choice for choice in local if not choice.demo] or local
         return next((choice.id for choice in able if choice.default), able[0].id if able else "")
 
     def refresh(self) -> None:
-        """Ask the server."""
+        """Request the model list, unless a request is already pending."""
         if self._asking:
             return
         self._asking = True
@@ -157,7 +157,7 @@ class Models(QObject):
 
 
 def choice_of(row: ModelRow) -> ModelChoice:
-    """A model of the server as a choice."""
+    """Convert a model row of the server to a `ModelChoice`."""
     return ModelChoice(
         id=row.id,
         title=row.name or row.id,
@@ -180,7 +180,7 @@ def _can_chat(row: ModelRow) -> bool:
 
 @dataclass(frozen=True)
 class Services:
-    """One of each for the whole window."""
+    """The shared objects of the window, one of each."""
 
     theme: Theme
     background: Background
@@ -190,5 +190,5 @@ class Services:
     models: Models
 
     def ask(self, banner: Banner, work: Callable[[], T], on_done: Callable[[T], object]) -> None:
-        """Run `work` in the background, then `on_done`; what went wrong is said on the banner of the page."""
+        """Run `work` in the background, then `on_done`. Errors are shown on the page's banner."""
         self.background.run(work, on_done, lambda error: banner.notify(error_message(error), "bad"), banner)

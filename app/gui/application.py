@@ -1,4 +1,4 @@
-"""Starting and ending the window."""
+"""Starts and closes the desktop window."""
 
 import getpass
 import hashlib
@@ -48,12 +48,12 @@ from engine.core.paths import user_paths
 from engine.core.version import __version__
 
 _BACKUP_AFTER_MS = 8000
-# Behind the first picture: another thread's imports take the interpreter from it.
+# After the first paint: imports on another thread hold the GIL and would delay it.
 _WARM_UP_AFTER_MS = 250
 
 
 class Desktop:
-    """Everything that lives as long as the window."""
+    """The objects that live as long as the window."""
 
     def __init__(self, app: QApplication, store: Store, link: ServerLink) -> None:
         self.background = Background(app)
@@ -74,7 +74,7 @@ class Desktop:
         self.updates = UpdateNotice(self.services, self.window.banner, self.window)
         self.window.server_wanted.connect(self.supervisor.start)
         self.window.find_lost = lambda: would_be_lost(self.jobs.by_id, server_ends=link.owned)
-        self.window.closed.connect(app.quit)  # the last window may be a hidden one, which Qt does not count
+        self.window.closed.connect(app.quit)  # `lastWindowClosed` does not count a hidden window
         self.window.tray.set_wanted(now.flag("window.tray"))
         settings.changed.connect(self._on_setting)
         settings.save_failed.connect(
@@ -89,7 +89,7 @@ class Desktop:
             )
 
     def start(self) -> None:
-        """Show the window, then find or start the server and back up."""
+        """Show the window, then find or start the server and schedule the backup."""
         self.window.show()
         now = self.services.settings.now
         if now.flag("server.start_with_window"):
@@ -101,7 +101,7 @@ class Desktop:
         self.updates.start()
 
     def show_recovery(self) -> None:
-        """If the chats were damaged: say so, keep the file, offer the backup."""
+        """If the chat database was corrupt: report it, name the saved copy and offer to restore a backup."""
         opened = self.services.store.opened
         if opened.quarantined is None:
             return
@@ -126,13 +126,13 @@ class Desktop:
         self.window.banner.notify(words, "bad", (action, restore))
 
     def show_crash(self, report: str) -> None:
-        """Something broke, now or in the run before: offer the report, which stays on this computer."""
+        """Report a crash of this or the previous run and offer to copy the report. It stays on this computer."""
         words = self.window.tr("Something went wrong. A report without names or chats is on this computer.")
         copy = self.window.tr("Copy the report")
         self.window.banner.notify(words, "bad", (copy, lambda: QGuiApplication.clipboard().setText(report)))
 
     def close(self) -> None:
-        """Join every thread, stop the server this window started, close the store."""
+        """Stop all threads and the server that this window started, then close the store."""
         self.supervisor.stop()
         self.services.models.stop()
         self.jobs.stop()
@@ -171,7 +171,7 @@ class Desktop:
 
 
 def run(files: list[str]) -> int:
-    """Open the window; returns the exit code."""
+    """Open the window and run the event loop. Returns the exit code."""
     paths = user_paths()
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     QGuiApplication.setDesktopFileName("io.github.tessera.Tessera")
@@ -211,7 +211,10 @@ def run(files: list[str]) -> int:
 
 
 class Termination(QObject):
-    """Calls `end` on the main thread when SIGTERM or SIGINT arrives. Qt's loop does not run Python by itself."""
+    """Calls `end` on the main thread on SIGTERM or SIGINT.
+
+    Qt's event loop does not run Python signal handlers, so a wakeup socket is watched.
+    """
 
     def __init__(self, end: Callable[[], object], parent: QObject) -> None:
         super().__init__(parent)
@@ -220,13 +223,13 @@ class Termination(QObject):
         self._read.setblocking(False)
         self._write.setblocking(False)
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: None)  # the number goes to the socket
+            signal.signal(number, lambda *_: None)  # Python writes the signal number to the wakeup socket
         signal.set_wakeup_fd(self._write.fileno(), warn_on_full_buffer=False)
         self._notifier = QSocketNotifier(self._read.fileno(), QSocketNotifier.Type.Read, self)
         self._notifier.activated.connect(self._on_signal)
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop watching for signals."""
         signal.set_wakeup_fd(-1)
         self._notifier.setEnabled(False)
         self._read.close()
@@ -239,12 +242,12 @@ class Termination(QObject):
 
 log = logging.getLogger(__name__)
 SETTING = "updates.notice"
-# After a start other things come first.
+# Delay after the start, so that more urgent work runs first.
 _AFTER_MS = 10_000
 
 
 class UpdateNotice(QObject):
-    """Looks once after the start, and again when the setting is turned on; `looked` says that an answer came."""
+    """Checks once after the start and again when the setting is turned on. Emits `looked` after each check."""
 
     looked = Signal()
 
@@ -255,11 +258,11 @@ class UpdateNotice(QObject):
         services.settings.changed.connect(lambda name: self.look() if name == SETTING else None)
 
     def start(self) -> None:
-        """Look in a while."""
+        """Schedule the first check."""
         QTimer.singleShot(_AFTER_MS, self, self.look)
 
     def look(self) -> None:
-        """Ask the release page's server, unless the settings say not to; silence where nothing is new."""
+        """Check the release page, unless settings forbid it. Show a banner only if there is a newer version."""
         now = self._services.settings.now
         if not now.flag(SETTING) or now.flag("network.offline"):
             return
@@ -285,15 +288,15 @@ class UpdateNotice(QObject):
         )
 
 
-# The language of the interface. "pseudo" makes every text longer and accented, to find what does not fit.
+# The interface language. "pseudo" makes every text longer and accented, to find texts that do not fit.
 
 _ACCENTED = str.maketrans("aeiounAEIOUNcsyl", "áéíöüñÁÉÍÖÜÑçšýł")
-# Source: localisation practice; German and Finnish run about a third longer than English.
+# Source: localisation practice; German and Finnish texts are about one third longer than English ones.
 _LONGER = 0.35
 
 
 def pseudo(text: str) -> str:
-    """A text accented, bracketed and a third longer; {fields} are kept."""
+    """Pseudo-translate: accented, bracketed and about one third longer. {fields} stay unchanged."""
     if not text:
         return text
     parts = text.split("{")
@@ -305,7 +308,7 @@ def pseudo(text: str) -> str:
 
 
 class Catalogue(QTranslator):
-    """A translation by the English text alone, whatever part of the window it is in."""
+    """A translation by English text only. It ignores Qt's context."""
 
     def __init__(self, translated: Callable[[str], str], parent: QObject) -> None:
         super().__init__(parent)
@@ -316,26 +319,29 @@ class Catalogue(QTranslator):
         return self._translated(source)
 
     def isEmpty(self) -> bool:
-        """Never: Qt skips empty translators."""
+        """Always False: Qt skips empty translators."""
         return False
 
 
 def texts_of(name: str) -> dict[str, str]:
-    """The texts of a language (`de`); none where there is no translation."""
+    """The translations of a language (`de`), empty if there is no file."""
     path = ASSETS / "languages" / f"{name}.json"
     found: dict[str, str] = json.loads(path.read_text("utf-8")) if path.is_file() else {}
     return found
 
 
 def install_language(app: QApplication, name: str) -> QTranslator | None:
-    """Install the translation for `name` ("system": the locale's), if there is one; numbers and dates follow."""
+    """Install the translation for `name` ("system": the system language), if one exists.
+
+    Also sets the default locale.
+    """
     if name == "pseudo":
         translator = Catalogue(pseudo, app)
         app.installTranslator(translator)
         return translator
     locale = QLocale.system() if name == "system" else QLocale(name)
     if locale.language() == QLocale.Language.C:
-        # No language is set: numbers in groups and dates with names of months, as in the English texts around them.
+        # No language is set: use English number grouping and month names, like the English texts around them.
         locale = QLocale(QLocale.Language.English, QLocale.Country.World)
     texts = texts_of(QLocale.languageToCode(locale.language()))
     if name != "system" or QLocale().language() == QLocale.Language.C:
@@ -344,37 +350,37 @@ def install_language(app: QApplication, name: str) -> QTranslator | None:
         return None
     translator = Catalogue(lambda text: texts.get(text, text), app)
     app.installTranslator(translator)
-    own = QTranslator(app)  # what Qt says itself: buttons of dialogs, menus of fields
+    own = QTranslator(app)  # Qt's own texts: dialog buttons, context menus of text fields
     if own.load(locale, "qtbase", "_", QLibraryInfo.path(QLibraryInfo.LibraryPath.TranslationsPath)):
         app.installTranslator(own)
     return translator
 
 
 _LOOK_MS = 500
-# A server that dies twice in this time has a cause that starting it again does not fix.
+# After a second crash within this time, a restart does not fix the cause.
 _TRUST_S = 120.0
 
 
 class Supervisor(QObject):
-    """Looks whether the server runs, while the window is there."""
+    """Starts the server and restarts it once after a crash."""
 
     def __init__(self, services: Services, link: ServerLink, banner: Banner, parent: QObject) -> None:
         super().__init__(parent)
         self._services, self._link, self._banner = services, link, banner
         self._restarted_at: float | None = None
         self._starting = False
-        self._reported = False  # that it ended; what comes next is the user's decision
+        self._reported = False  # the second crash was reported; the user decides what comes next
         self._timer = QTimer(self)
         self._timer.setInterval(_LOOK_MS)
         self._timer.timeout.connect(self._look)
         self._timer.start()
 
     def stop(self) -> None:
-        """Watch no more."""
+        """Stop checking."""
         self._timer.stop()
 
     def start(self) -> None:
-        """Find a server or start one."""
+        """Connect to a running server or start one."""
         self._begin("")
 
     def _begin(self, when_there: str) -> None:
@@ -422,7 +428,10 @@ _MOST_BYTES = 1 << 16
 
 
 class SingleInstance(QObject):
-    """`claim` says whether this process is the first; `opened` brings the files of later ones."""
+    """Ensures one window per user.
+
+    `claim` returns whether this process is the first; `opened` emits files of later ones.
+    """
 
     opened = Signal(list)
 
@@ -436,7 +445,7 @@ class SingleInstance(QObject):
         self._server: QLocalServer | None = None
 
     def claim(self, files: list[str]) -> bool:
-        """Be the window, or hand `files` to the one there is and return False."""
+        """Become the first instance and return True, or send `files` to the running one and return False."""
         if self._hand_over(files):
             return False
         try:
@@ -445,8 +454,8 @@ class SingleInstance(QObject):
             if not self._lock.tryLock(0) and self._hand_over(files):
                 return False
         except OSError:
-            self._lock = None  # a home that cannot be written: nothing to share it with
-        QLocalServer.removeServer(self._name)  # left by a process that was killed
+            self._lock = None  # the home folder is not writable, so there is no lock
+        QLocalServer.removeServer(self._name)  # left by a killed process
         self._server = QLocalServer(self)
         self._server.setSocketOptions(QLocalServer.SocketOption.UserAccessOption)
         self._server.newConnection.connect(self._on_connection)
@@ -454,7 +463,7 @@ class SingleInstance(QObject):
         return True
 
     def release(self) -> None:
-        """Let another process be the window."""
+        """Let another process become the first instance."""
         if self._server is not None:
             self._server.close()
         if self._lock is not None:

@@ -1,4 +1,4 @@
-"""The one door from the window to background work. Results always arrive on the main thread."""
+"""Runs work on background threads and delivers the results on the main thread."""
 
 import logging
 import threading
@@ -14,14 +14,15 @@ from app.client import Stream
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-# Half the gap a person notices as stutter; several tokens share one repaint. Source: style reference, rule 4.
+# Half the shortest pause that users notice as stutter. Several tokens share one repaint.
+# Source: style reference, rule 4.
 FLUSH_MS = 33
-# At the end, work gets so long to end by itself: a server on this computer answers most questions in less.
+# Time for running work to finish at close. A local server answers most requests sooner.
 GRACE_S = 2.0
 
 
 class Job(QObject):
-    """One piece of work under way. `cancel` drops its callbacks and closes its stream."""
+    """Running background work. `cancel` drops its callbacks and closes its stream."""
 
     def __init__(self, parent: QObject) -> None:
         super().__init__(parent)
@@ -30,11 +31,11 @@ class Job(QObject):
         self.on_error: Callable[[Exception], object] | None = None
 
     def cancel(self) -> None:
-        """Forget the result. The work itself ends when it next looks."""
+        """Discard the result. The work ends when it next checks `cancelled`."""
         self.cancelled.set()
 
     def finish(self, result: object, error: Exception | None) -> None:
-        """Deliver the result; called on the main thread."""
+        """Call the callback with the result or the error. Main thread only."""
         if not self.cancelled.is_set():
             if error is not None:
                 if self.on_error is None:
@@ -47,7 +48,7 @@ class Job(QObject):
 
 
 class StreamJob(Job):
-    """A job that delivers lists of values every `FLUSH_MS` while it runs."""
+    """A job that delivers batches of values every `FLUSH_MS` while it runs."""
 
     def __init__(self, parent: QObject, on_values: Callable[[list[Any]], object]) -> None:
         super().__init__(parent)
@@ -61,7 +62,7 @@ class StreamJob(Job):
         self._timer.start()
 
     def consume(self, open_source: Callable[[], Stream[Any]]) -> None:
-        """Read the source to its end; called on a worker thread."""
+        """Read the source to its end. Runs on a worker thread."""
         source = open_source()
         with self._lock:
             self._source = source
@@ -75,18 +76,18 @@ class StreamJob(Job):
             source.close()
 
     def cancel(self) -> None:
-        """Stop the source and deliver nothing more."""
+        """Close the source and deliver no more values."""
         super().cancel()
         self._timer.stop()
         with self._lock:
             source = self._source
         if source is not None:
-            # Closing may wait for the network: never on the main thread.
+            # Closing may wait for the network: do not do it on the main thread.
             threading.Thread(target=source.close, name="close-stream").start()
 
     @Slot()
     def flush(self) -> None:
-        """Deliver what has arrived."""
+        """Deliver the buffered values."""
         values: list[Any] = []
         while self._buffer:
             values.append(self._buffer.popleft())
@@ -94,17 +95,17 @@ class StreamJob(Job):
             self._on_values(values)
 
     def finish(self, result: object, error: Exception | None) -> None:
-        """Deliver what has arrived, then that it ended."""
+        """Deliver the buffered values, then the result."""
         self._timer.stop()
         self.flush()
         super().finish(result, error)
 
 
 class _Results(QObject):
-    """Results on their way from the workers to the main thread.
+    """Passes results from worker threads to the main thread.
 
-    A worker emits no job's signal: the main thread may be destroying that job's parent at the very moment, and a
-    signal of a half-destroyed object brings the whole program down. Nobody destroys this one while `put` runs.
+    Workers must not emit a job's signal: the main thread may be destroying the job's parent, and a signal of a
+    half-destroyed object crashes the program. This object is never destroyed while `put` runs.
     """
 
     _came = Signal()
@@ -115,7 +116,7 @@ class _Results(QObject):
         self._came.connect(self._deliver, Qt.ConnectionType.QueuedConnection)
 
     def put(self, job: Job, result: object, error: Exception | None) -> None:
-        """From any thread."""
+        """Queue a result. Thread-safe."""
         self._waiting.append((job, result, error))
         self._came.emit()
 
@@ -128,7 +129,7 @@ class _Results(QObject):
 
 
 class Background(QObject):
-    """A pool of worker threads, joined at the end."""
+    """A pool of worker threads, joined at close."""
 
     def __init__(self, parent: QObject | None = None, workers: int = 6) -> None:
         super().__init__(parent)
@@ -140,11 +141,14 @@ class Background(QObject):
         self._running: set[Future[None]] = set()
 
     def at_close(self, end: Callable[[], object]) -> None:
-        """Have this called before the workers are waited for: it ends what would keep them busy."""
+        """Register a callback that `close` calls before it waits for the workers.
+
+        It should end long-running work.
+        """
         self._at_close.append(end)
 
     def at_last(self, end: Callable[[], object]) -> None:
-        """Have this called when workers are still busy GRACE_S later: whatever they wait for, it ends."""
+        """Register a callback that `close` calls if workers still run after `GRACE_S`. It should unblock them."""
         self._at_last.append(end)
 
     def run(
@@ -154,7 +158,7 @@ class Background(QObject):
         on_error: Callable[[Exception], object] | None = None,
         parent: QObject | None = None,
     ) -> Job:
-        """Run `work` on a worker; then one of the callbacks on the main thread, unless `parent` died."""
+        """Run `work` on a worker, then one callback on the main thread, unless `parent` was destroyed."""
         job = Job(parent or self)
         job.on_done, job.on_error = on_done, on_error
         self._submit(job, work)
@@ -167,7 +171,7 @@ class Background(QObject):
         on_error: Callable[[Exception], object] | None = None,
         parent: QObject | None = None,
     ) -> Job:
-        """Bring the result of a future (the store's) to the main thread."""
+        """Deliver the result of a future (for example the store's) on the main thread."""
         job = Job(parent or self)
         job.on_done, job.on_error = on_done, on_error
         results = self._results
@@ -197,7 +201,7 @@ class Background(QObject):
         return job
 
     def close(self) -> None:
-        """Cancel streams and wait for the workers; what has not begun by then never does."""
+        """Cancel streams and wait for the workers. Queued work is dropped."""
         for end in self._at_close:
             end()
         for job in list(self._streams):
@@ -217,7 +221,7 @@ class Background(QObject):
     def _guard(self, job: Job, work: Callable[[], Any]) -> None:
         try:
             result = work()
-        except Exception as error:  # noqa: BLE001 - carried to the main thread, where it is shown or raised
+        except Exception as error:  # noqa: BLE001 - passed to the main thread, which shows or logs it
             self._results.put(job, None, error)
         else:
             self._results.put(job, result, None)

@@ -1,4 +1,4 @@
-"""What would be lost by closing the window now."""
+"""Lists the work that closing the window would lose."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from engine.api.jobs import Job
 
 
 def would_be_lost(jobs: dict[str, Job], *, server_ends: bool) -> list[str]:
-    """Titles of the work that would have to begin again; empty where the server continues without the window."""
+    """Titles of unfinished jobs that would have to restart. Empty if the server outlives the window."""
     if not server_ends:
         return []
     return [
@@ -19,7 +19,7 @@ def would_be_lost(jobs: dict[str, Job], *, server_ends: bool) -> list[str]:
 
 
 def question(lost: list[str]) -> str:
-    """What to ask before closing."""
+    """The question to show before closing."""
     return _tr("This is not finished and would begin anew: {work}. Close all the same?").format(
         work=", ".join(lost)
     )
@@ -30,6 +30,6 @@ def _tr(text: str) -> str:
 
 
 def show_in_folder(path: str) -> None:
-    """Open the folder of a file."""
+    """Open a folder, or the folder that contains a file."""
     file = Path(path)
     QDesktopServices.openUrl(QUrl.fromLocalFile(str(file if file.is_dir() else file.parent)))

@@ -1,4 +1,4 @@
-"""What is left of a crash: a local, redacted report that the user may copy. Nothing is sent anywhere."""
+"""Crash reports: local, redacted files that the user may copy. Nothing is sent."""
 
 import faulthandler
 import logging
@@ -23,7 +23,7 @@ _SECRET = re.compile(r"(?i)(bearer\s+|hf_|sk-|token[\"'=:\s]+|key[\"'=:\s]+)[A-Z
 
 
 class RecentLog(logging.Handler):
-    """Keeps the last records for the report."""
+    """Stores the last log records for the report."""
 
     def __init__(self) -> None:
         super().__init__(logging.DEBUG)
@@ -31,29 +31,29 @@ class RecentLog(logging.Handler):
         self.records: deque[str] = deque(maxlen=_LAST_RECORDS)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep one record."""
+        """Store one record."""
         self.records.append(self.format(record))
 
 
 class CrashReports(QObject):
-    """Writes reports into a folder; faults of native code go to a file that the next start finds."""
+    """Writes crash reports into a folder. Native faults go to a file that the next start reads."""
 
     reported = Signal(str)
 
     def __init__(self, folder: Path, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self._folder = folder
-        self.earlier_fault = ""  # what native code left in the run before
+        self.earlier_fault = ""  # native fault of the previous run
         self.log = RecentLog()
         self._fault_file: IO[str] | None = None
 
     def install(self) -> None:
-        """Catch what nobody caught."""
+        """Install the exception hook and the fault handler."""
         logging.getLogger().addHandler(self.log)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             self.earlier_fault = self._take_native_fault()
-            # Held open for the life of the process: the fault handler writes to its descriptor.
+            # Open until the process exits: the fault handler writes to its descriptor.
             self._fault_file = (self._folder / "native-fault.txt").open("a", encoding="utf-8")
             faulthandler.enable(self._fault_file)
         except OSError:
@@ -70,7 +70,7 @@ class CrashReports(QObject):
             self._fault_file = None
 
     def on_exception(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        """Write a report and continue: one broken slot does not take the window with it."""
+        """Write a report and continue: a failing slot must not close the window."""
         text = self.report("".join(traceback.format_exception(kind, error, trace)))
         sys.stderr.write(text)
         try:
@@ -81,7 +81,7 @@ class CrashReports(QObject):
         self.reported.emit(text)
 
     def report(self, what: str = "") -> str:
-        """Facts for a bug report, without names, secrets or what was said."""
+        """Facts for a bug report, without names, secrets or chat text."""
         lines = [
             f"Tessera {__version__}, Python {platform.python_version()}, {platform.platform()}",
             what,
@@ -91,7 +91,7 @@ class CrashReports(QObject):
         return redact("\n".join(lines)) + "\n"
 
     def _take_native_fault(self) -> str:
-        """The fault of an earlier run, moved aside so that it is told once; empty when there was none."""
+        """The native fault of an earlier run, or "". Renames the file so that each fault is reported once."""
         file = self._folder / "native-fault.txt"
         try:
             with file.open(encoding="utf-8", errors="replace") as found:
@@ -106,5 +106,5 @@ class CrashReports(QObject):
 def redact(text: str) -> str:
     """The text without secrets and without the user's name in paths."""
     text = _SECRET.sub(lambda match: f"{match.group(1)}[redacted]", text)
-    home = os.path.expanduser("~")  # noqa: PTH111 - the text form, to find it in other text
+    home = os.path.expanduser("~")  # noqa: PTH111 - a string, to search for it in other text
     return text.replace(home, "~") if len(home) > 1 else text

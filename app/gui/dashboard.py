@@ -1,4 +1,4 @@
-"""The dashboard: what the server does right now, as it does it, and what it did."""
+"""Dashboard: the server's current activity and its recent history."""
 
 from collections.abc import Iterable
 from itertools import pairwise
@@ -20,7 +20,7 @@ _GIB = 1 << 30
 
 
 class DashboardPage(Page):
-    """Asks once a second while it is seen."""
+    """Requests new data once per second while visible."""
 
     def __init__(self, services: Services) -> None:
         super().__init__(self.tr("Dashboard"))
@@ -52,13 +52,13 @@ class DashboardPage(Page):
         self.while_visible(_EVERY_MS, self.refresh, self.refresh)
 
     def _nothing(self) -> QLabel:
-        """What stands where there are no rows yet."""
+        """Placeholder text for an empty table."""
         made = label(self.tr("Requests appear here, without what was said in them."), "muted", wrap=True)
         self._notes.append(made)
         return made
 
     def refresh(self) -> None:
-        """Ask for the counters."""
+        """Request the statistics, unless a request is already pending."""
         if self._asking:
             return
         self._asking = True
@@ -94,8 +94,8 @@ class DashboardPage(Page):
         )
 
     def _fill(self, samples: tuple[Work, ...]) -> None:
-        """The curves are the server's own, from before the page was opened on."""
-        if not samples:  # a server that has just begun
+        """Plot the server's samples. They include the time before the page was opened."""
+        if not samples:  # the server has just started
             return
         newest = samples[-1].at
 

@@ -1,4 +1,4 @@
-"""Numbers as people read them, in the language in force."""
+"""Formats numbers, sizes, dates and durations for the current language."""
 
 import re
 
@@ -7,20 +7,20 @@ from PySide6.QtCore import QCoreApplication, QDate, QDateTime, QLocale, Qt
 from app import format as plain
 
 _EXACT_BELOW = 10
-UNKNOWN = "—"  # a number nobody has
+UNKNOWN = "—"  # shown for an unknown number
 _QUANTIZED = re.compile(r"(?i)([-_.](gguf|i?q\d\w*|f16|bf16|f32|mxfp4))+$")
-_WORD = re.compile(r"[a-z]+(?=[\s,;:.!?]|$)(?![.:]\S)")  # no name of a file, no address
+_WORD = re.compile(r"[a-z]+(?=[\s,;:.!?]|$)(?![.:]\S)")  # not a file name or an address
 _WEEKDAY = re.compile(r"^dddd?,?\s+|,?\s*dddd?$")
 _SCALES = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K"))
 
 
 def size(num_bytes: float) -> str:
-    """5.5 GiB."""
+    """Format bytes, for example "5.5 GiB"."""
     return plain.size(num_bytes, decimal, _tr)
 
 
 def count(value: float) -> str:
-    """8.2 B, 350 M: parameters, downloads."""
+    """Format a count of parameters or downloads, for example "8.2 B" or "350 M"."""
     for scale, name in _SCALES:
         if value >= scale:
             return f"{QLocale().toString(value / scale, 'g', 3)} {name}"
@@ -28,27 +28,30 @@ def count(value: float) -> str:
 
 
 def whole(value: float) -> str:
-    """32,768."""
+    """Format an integer, for example "32,768"."""
     return QLocale().toString(round(value))
 
 
 def decimal(value: float, places: int = 1) -> str:
-    """4.25."""
+    """Format a decimal number, for example "4.25"."""
     return QLocale().toString(float(value), "f", places)
 
 
 def speed(tok_s: float) -> str:
-    """0.8, 3.4, 120: a decimal only where it says something."""
+    """Format tokens per second, for example "0.8", "3.4" or "120". Decimals only below 10."""
     return decimal(tok_s) if tok_s < _EXACT_BELOW else whole(tok_s)
 
 
 def model_name(repo: str) -> str:
-    """`Qwen2.5-Coder-7B` of `ggml-org/Qwen2.5-Coder-7B-Q8_0-GGUF`: which file is fetched is told beside it."""
+    """Model name without format suffixes: `Qwen2.5-Coder-7B` for `ggml-org/Qwen2.5-Coder-7B-Q8_0-GGUF`."""
     return _QUANTIZED.sub("", repo.rpartition("/")[2])
 
 
 def sentence(text: str) -> str:
-    """What a server or a library said, as a sentence: a capital first and an end; names stay as they are."""
+    """Turn a message of a server or library into a sentence: first letter upper case, end mark.
+
+    Names stay unchanged.
+    """
     text = text.strip()
     if _WORD.match(text):
         text = text[0].upper() + text[1:]
@@ -56,43 +59,43 @@ def sentence(text: str) -> str:
 
 
 def files(number: int) -> str:
-    """1 file, 12 files."""
+    """Format a number of files, for example "12 files"."""
     return _tr("1 file") if number == 1 else _tr("{n} files").format(n=whole(number))
 
 
 def versions(number: int) -> str:
-    """1 version, 12 versions."""
+    """Format a number of versions, for example "12 versions"."""
     return _tr("1 version") if number == 1 else _tr("{n} versions").format(n=whole(number))
 
 
 def documents(number: int) -> str:
-    """1 document, 12 documents."""
+    """Format a number of documents, for example "12 documents"."""
     return _tr("1 document") if number == 1 else _tr("{n} documents").format(n=whole(number))
 
 
 def pages(number: int) -> str:
-    """1 page, 12 pages."""
+    """Format a number of pages, for example "12 pages"."""
     return _tr("1 page") if number == 1 else _tr("{n} pages").format(n=whole(number))
 
 
 def duration(seconds: float | None) -> str:
-    """40 s, 3 min, 1 h 20 min."""
+    """Format a duration, for example "40 s", "3 min" or "1 h 20 min"."""
     return plain.duration(seconds, decimal, _tr)
 
 
 def day(iso: str) -> str:
-    """2026-05-01T10:00:00+00:00 as a date of this language; empty where it is none."""
+    """Format an ISO date such as 2026-05-01T10:00:00+00:00. Empty if it is not a date."""
     return date(QDate.fromString(iso[:10], Qt.DateFormat.ISODate))
 
 
 def date(day: QDate) -> str:
-    """1 May 2026, 1. Mai 2026: the long form of the language without the day of the week."""
+    """Format a date in the language's long form without the weekday, for example "1 May 2026"."""
     form = _WEEKDAY.sub("", QLocale().dateFormat(QLocale.FormatType.LongFormat))
     return QLocale().toString(day, form)
 
 
 def moment(seconds: float) -> str:
-    """1 May 2026, 14:05: a time since 1970 on this computer's clock."""
+    """Format a Unix time as local date and time, for example "1 May 2026, 14:05"."""
     at = QDateTime.fromSecsSinceEpoch(int(seconds))
     return f"{date(at.date())}, {QLocale().toString(at.time(), 'HH:mm')}"
 
@@ -108,7 +111,7 @@ JOBS = {
 
 
 def job(name: str) -> str:
-    """What a starter is for."""
+    """The purpose of a recommended model."""
     return _tr(JOBS.get(name, name))
 
 
@@ -122,7 +125,7 @@ _SOURCES = {
 
 
 def source(name: str) -> str:
-    """Who decided a value of sampling."""
+    """The origin of a sampling value."""
     return QCoreApplication.translate("sampling", _SOURCES.get(name, "Off"))
 
 

@@ -1,4 +1,4 @@
-"""A job under way: what, how far, how long, and the buttons to pause and cancel it."""
+"""Job card: title, progress, remaining time, and buttons to pause and cancel."""
 
 from PySide6.QtCore import QCoreApplication, Qt
 from PySide6.QtWidgets import QFrame, QProgressBar, QVBoxLayout, QWidget
@@ -14,7 +14,7 @@ _STEPS = 1000
 
 
 class JobCard(QFrame):
-    """One job; `show_job` brings it up to date."""
+    """Shows one job. `show_job` updates it."""
 
     def __init__(self, theme: Theme, jobs: Jobs, job: Job) -> None:
         super().__init__()
@@ -40,12 +40,12 @@ class JobCard(QFrame):
         self.show_job(job)
 
     def show_job(self, job: Job) -> None:
-        """Show the state of the job."""
+        """Show the job's state."""
         self._job = job
         done: float = job.progress.done
         total: float = job.progress.total
         if job.kind is JobKind.QUANTIZE and job.state in {"running", "paused"}:
-            done, total = share(job.progress), 1.0  # one bar for all of its phases
+            done, total = share(job.progress), 1.0  # one progress bar for all phases
         self._title.setText(title_of(job))
         self._bar.setRange(0, _STEPS if total else 0)
         if total:
@@ -64,7 +64,7 @@ class JobCard(QFrame):
 
 
 class JobList(QWidget):
-    """The jobs that are not finished, newest first."""
+    """The unfinished jobs, newest first."""
 
     def __init__(self, theme: Theme, jobs: Jobs, kinds: frozenset[JobKind] | None = None) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ class JobList(QWidget):
 
 
 def title_of(job: Job) -> str:
-    """What the job does, in words."""
+    """The job's title, with its state if it failed or is paused."""
     words_ = tr(job.kind.title)
     if job.state == "failed":
         words_ = tr("{task}: not done").format(task=words_)
@@ -111,7 +111,7 @@ def title_of(job: Job) -> str:
 
 
 def note_of(job: Job) -> str:
-    """How far it is, or why it stands."""
+    """Progress, or the reason why the job failed or paused."""
     progress, reason = job.progress, failure_of(job)
     if job.state == "failed":
         return reason or tr("It failed.")
@@ -133,7 +133,7 @@ def note_of(job: Job) -> str:
 
 
 def phase_words(phase: str) -> str:
-    """What a job does now."""
+    """The name of a job phase."""
     texts = {
         "planning": tr("Looking at what there is"),
         "downloading": tr("Downloading"),
@@ -149,7 +149,7 @@ def phase_words(phase: str) -> str:
 
 
 def amount_of(progress: Progress) -> str:
-    """How much of how much, and how fast."""
+    """Amount done, total and speed."""
     done, total = progress.done, progress.total
     if not total:
         return ""
@@ -173,7 +173,8 @@ def tr(text: str) -> str:
     return QCoreApplication.translate("jobs", text)
 
 
-# The steps of making a model fit, as one bar and six steps in plain words.
+# Quantization progress as one bar and six named steps.
+# Phases of quantize.job.execute and of its workers, grouped by step.
 
 # Phases of quantize.job.execute and of its workers by step.
 _QUANTIZE_STEPS: tuple[tuple[str, frozenset[str]], ...] = (
@@ -187,14 +188,14 @@ _QUANTIZE_STEPS: tuple[tuple[str, frozenset[str]], ...] = (
 
 
 def step_words(phase: str) -> str:
-    """`Step 3 of 6: measuring damage`."""
+    """The current step, for example `Step 3 of 6: measuring damage`."""
     position = _position(phase)
     words = _tr("Step {n} of {total}: {what}")
     return words.format(n=position + 1, total=len(_QUANTIZE_STEPS), what=_tr(_QUANTIZE_STEPS[position][0]))
 
 
 def share(progress: Progress) -> float:
-    """How much of the whole is done, 0 to 1: the job counts its phases by the time each should take."""
+    """Fraction of the job that is done, 0 to 1. The job weights its phases by expected time."""
     return min(progress.done / progress.total, 1.0) if progress.total else 0.0
 
 

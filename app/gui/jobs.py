@@ -1,4 +1,4 @@
-"""Long work of the server (downloads, quantizing, verifying) as the window follows it."""
+"""Server jobs (downloads, quantization, verification), followed through the server's event stream."""
 
 import logging
 import time
@@ -16,7 +16,7 @@ _AGAIN_MS = 3000
 
 
 class Jobs(QObject):
-    """Every job by id, kept up to date by the server's events while the server is there."""
+    """All jobs by id, updated from the server's events while it is reachable."""
 
     changed = Signal(object)  # Job
     finished = Signal(object)
@@ -28,7 +28,7 @@ class Jobs(QObject):
         self._models = models
         self._stream: StreamJob | None = None
         self.by_id: dict[str, Job] = {}
-        self._since = time.time()  # jobs that ended before are history
+        self._since = time.time()  # jobs that ended earlier count as history
         self._again = QTimer(self)
         self._again.setSingleShot(True)
         self._again.setInterval(_AGAIN_MS)
@@ -38,7 +38,7 @@ class Jobs(QObject):
             self.follow()
 
     def follow(self) -> None:
-        """Listen to the server's events."""
+        """Subscribe to the server's job events."""
         if self._stream is None and self._models.reachable:
             self._stream = self._background.stream(
                 self._api.job_events,
@@ -49,7 +49,7 @@ class Jobs(QObject):
             )
 
     def stop(self) -> None:
-        """Listen no more."""
+        """Unsubscribe from the events."""
         self._again.stop()
         if self._stream is not None:
             self._stream.cancel()
@@ -65,16 +65,19 @@ class Jobs(QObject):
         )
 
     def started(self, job: Job) -> None:
-        """A job that was just begun; followers are told the newest that is known of it, perhaps its end."""
+        """Add a job that was just started.
+
+        Emits `changed` with its newest known state, which may already be final.
+        """
         self._on_jobs([job])
         newest = self.by_id[job.id]
-        if newest is not job:  # its events were faster than the answer that began it
+        if newest is not job:  # events arrived before the reply to the request
             self.changed.emit(newest)
 
     def _on_jobs(self, jobs: list[Job]) -> None:
         for job in {job.id: job for job in jobs}.values():
             before = self.by_id.get(job.id)
-            # The answer to a request may arrive after the events of what it began.
+            # The reply to a request may arrive after the job's first events.
             if before is not None and before.updated_at > job.updated_at:
                 continue
             self.by_id[job.id] = job

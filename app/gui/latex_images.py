@@ -1,4 +1,7 @@
-"""Formulas as pictures: drawn once by a child process, and kept; until then, and if it fails, they are text."""
+"""Renders LaTeX formulas as images in a child process and caches them.
+
+A formula is shown as text until its image is ready, or if rendering fails.
+"""
 
 import json
 from collections import OrderedDict
@@ -10,14 +13,14 @@ from PySide6.QtSvg import QSvgRenderer
 from app.latex_child import LONGEST
 from devices.child_command import child_command
 
-_MAX_CACHED = 500  # pictures; one is some kilobytes
-_TIME_MS = 3000  # one formula may take so long; Measured: ordinary ones take 6 to 60 ms
-_START_MS = 60_000  # the first one waits for the child's start, on a busy computer too
+_MAX_CACHED = 500  # images, a few kilobytes each
+_TIME_MS = 3000  # time limit per formula. Measured: ordinary formulas take 6 to 60 ms
+_START_MS = 60_000  # the first formula also waits for the child process to start, on a busy computer too
 
 
 @dataclass(frozen=True)
 class FormulaImage:
-    """A drawn formula: sizes in pixels, the baseline from the top."""
+    """A rendered formula: sizes in pixels; `ascent` is the baseline's distance from the top."""
 
     renderer: QSvgRenderer
     width: float
@@ -27,7 +30,7 @@ class FormulaImage:
 
 @dataclass(frozen=True)
 class Formula:
-    """What a picture is made of; `size` and `colour` are those of the text around it."""
+    """Cache key of a rendered formula. `size` and `colour` are those of the surrounding text."""
 
     latex: str
     display: bool
@@ -36,7 +39,7 @@ class Formula:
 
 
 class Formulas(QObject):
-    """`ready` is emitted when pictures arrived that somebody asked for."""
+    """Renders and caches formulas. `ready` is emitted when a requested image is available."""
 
     ready = Signal()
 
@@ -53,7 +56,7 @@ class Formulas(QObject):
         self._watch.timeout.connect(self._give_up)
 
     def get(self, formula: Formula) -> FormulaImage | None:
-        """The picture, or None: it is not drawn yet, or cannot be."""
+        """The image, or None if it is not rendered yet or cannot be rendered. A miss queues it."""
         if formula in self._images:
             self._images.move_to_end(formula)
             return self._images[formula]
@@ -63,7 +66,7 @@ class Formulas(QObject):
         return None
 
     def close(self) -> None:
-        """End the child."""
+        """Stop the child process."""
         self._watch.stop()
         self._queue.clear()
         child, self._child = self._child, None
@@ -115,7 +118,7 @@ class Formulas(QObject):
         self._next()
 
     def _give_up(self) -> None:
-        """It takes too long: it stays text, and the child is another from now on."""
+        """Time limit reached: show this formula as text and use a new child process from now on."""
         child, self._child = self._child, None
         if child is not None:
             child.blockSignals(True)
@@ -127,7 +130,7 @@ class Formulas(QObject):
             self._keep(self._asked, None)
 
     def _on_ended(self) -> None:
-        """It died of a formula."""
+        """The child process crashed on a formula."""
         self._give_up()
 
 

@@ -1,4 +1,4 @@
-"""The window: pages behind a rail of icons."""
+"""The main window: navigation bar and pages."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -34,16 +34,16 @@ from app.gui.widgets.search_popup import Entry, Palette
 from app.gui.widgets.splitter import keep_splitters, restore_splitters
 from engine.core.paths import user_paths
 
-# The bar of destinations at the left, and the row of pages inside a destination.
+# The destination bar on the left, and the row of pages within a destination.
 
 _ICON = 22
 _NARROWEST = 80
-_SECTION_INSET = 18  # from the edge of a section's button to its word, which stands on the grid of the pages
+_SECTION_INSET = 18  # from the edge of a section button to its label, which aligns with the page grid
 
 
 @dataclass(frozen=True)
 class Destination:
-    """One entry of the bar with the names of its pages; the last entry stands at the foot where `at_foot`."""
+    """One entry of the destination bar and its page names. `at_foot` puts it at the bottom of the bar."""
 
     name: str
     icon: str
@@ -53,7 +53,7 @@ class Destination:
 
 
 class Rail(QFrame):
-    """As wide as its longest word at any size of text; where it is too low for words it shows icons only."""
+    """Destination bar, as wide as its longest label. Shows icons only if it is too short for labels."""
 
     chosen = Signal(str)
 
@@ -82,26 +82,26 @@ class Rail(QFrame):
             if entry.at_foot:
                 column.addStretch(1)
             column.addWidget(made)
-        theme.changed.connect(self._refresh, Qt.ConnectionType.QueuedConnection)  # fonts of controls follow first
+        theme.changed.connect(self._refresh, Qt.ConnectionType.QueuedConnection)  # fonts of controls change first
         self._refresh()
 
     def select(self, name: str) -> None:
-        """Mark a destination."""
+        """Mark a destination as selected."""
         self.buttons[name].setChecked(True)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        """Words only where all of them fit below each other."""
+        """Show labels only if all of them fit."""
         super().resizeEvent(event)
         self._fit()
 
     def changeEvent(self, event: QEvent) -> None:
-        """Follow the size of the text."""
+        """Adjust to the text size."""
         super().changeEvent(event)
         if event.type() in {QEvent.Type.FontChange, QEvent.Type.StyleChange}:
             self._fit()
 
     def minimumSizeHint(self) -> QSize:
-        """As wide as the words; as low as the icons."""
+        """Minimum width fits the labels; there is no minimum height."""
         return QSize(super().minimumSizeHint().width(), 0)
 
     def _refresh(self) -> None:
@@ -127,7 +127,7 @@ class Rail(QFrame):
 
 
 class Sections(QFrame):
-    """The pages of one destination, side by side, where there are more than one; on the grid of the pages."""
+    """Buttons for the pages of one destination, aligned with the page grid. Hidden if there is only one page."""
 
     chosen = Signal(str)
 
@@ -148,7 +148,7 @@ class Sections(QFrame):
         self.buttons: dict[str, QToolButton] = {}
 
     def show_pages(self, pages: Sequence[tuple[str, str]], current: str) -> None:
-        """Offer these (name, title); one alone needs no row."""
+        """Show buttons for these (name, title) pages. A single page needs no row."""
         if list(self.buttons) != [name for name, _ in pages]:
             for button in self.buttons.values():
                 self._group.removeButton(button)
@@ -171,23 +171,24 @@ class Sections(QFrame):
 
 
 _USUAL, _SMALLEST = QSize(1180, 760), QSize(720, 480)
-# Room for the frame of a window, which is not known before it is shown. Source: GNOME, KDE and openbox themes.
+# Space for the window frame, whose size is unknown before the window is shown.
+# Source: GNOME, KDE and openbox themes.
 _FRAME, _FRAME_TOP = 4, 40
 
 
 @dataclass(frozen=True)
 class PageEntry:
-    """A page: made when it is first shown."""
+    """A page, created when it is first shown."""
 
     name: str
     icon: str
     title: str
     make: Callable[[], QWidget]
-    group: tuple[str, str, str] | None = None  # name, icon and title of the destination it belongs to
+    group: tuple[str, str, str] | None = None  # name, icon and title of its destination
 
 
 class MainWindow(QMainWindow):
-    """Navigation, shortcuts, drag and drop, and what is kept between starts."""
+    """Navigation, shortcuts, drag and drop, and state saved between starts."""
 
     model_dropped = Signal(str)
     server_wanted = Signal()
@@ -234,16 +235,16 @@ class MainWindow(QMainWindow):
 
     @property
     def page_names(self) -> list[str]:
-        """All pages in the order of the destinations."""
+        """Names of all pages, in destination order."""
         return [name for place in self._destinations for name in place.pages]
 
     @property
     def destination_names(self) -> list[str]:
-        """The destinations in the order of the bar."""
+        """Names of the destinations, in bar order."""
         return [place.name for place in self._destinations]
 
     def page(self, name: str) -> QWidget:
-        """A page, made if need be."""
+        """The page with this name. Creates it on first use."""
         if name not in self._made:
             self._made[name] = self._entries[name].make()
             restore_splitters(self._made[name], self._geometry)
@@ -255,7 +256,7 @@ class MainWindow(QMainWindow):
         self._stack.setCurrentWidget(self.page(name))
         place = next(place for place in self._destinations if name in place.pages)
         self._rail.select(place.name)
-        if name == "chat":  # its list of chats leads to the other page, and its height belongs to the talk
+        if name == "chat":  # the chat list links to the Documents page, and the chat needs the height
             self._sections.show_pages([], name)
             self.chat.composer.editor.setFocus()
             return
@@ -265,7 +266,7 @@ class MainWindow(QMainWindow):
         self._sections.show_pages([(page, titles.get(page, place.title)) for page in place.pages], name)
 
     def save_state(self) -> None:
-        """Keep geometry and draft."""
+        """Save geometry, draft and current conversation."""
         self.chat.save_draft()
         self._geometry.setValue("geometry", self.saveGeometry())
         self._geometry.setValue("sidebar", self.chat.saveState())
@@ -295,7 +296,7 @@ class MainWindow(QMainWindow):
             self.chat.composer.set_text(str(draft))
 
     def _stay_on_screen(self) -> None:
-        """No larger than the screen with the frame that a window manager adds, and inside it."""
+        """Fit the window with its frame into the screen's available area."""
         screen = self.screen()
         if screen is None or self.isMaximized() or self.isFullScreen():
             return
@@ -312,7 +313,7 @@ class MainWindow(QMainWindow):
             )
 
     def _group_pages(self) -> list[Destination]:
-        """The destinations: the chat, and the pages in the groups their entries name."""
+        """The destinations: the chat, then the pages grouped by `PageEntry.group`."""
         made = [Destination("chat", "chat", self.tr("Chat"), ("chat",))]
         for entry in self._entries.values():
             name, icon, title = entry.group or (entry.name, entry.icon, entry.title)
@@ -356,7 +357,7 @@ class MainWindow(QMainWindow):
         return found
 
     def stop_answer(self) -> None:
-        """End the answer of the page that is shown; of the chat where that page has none."""
+        """Stop generation on the visible page, else in the chat."""
         getattr(self._stack.currentWidget(), "stop_answer", self.chat.stop)()
 
     def new_chat(self) -> None:
@@ -369,23 +370,23 @@ class MainWindow(QMainWindow):
         self.chat.sidebar.focus_search()
 
     def show_shortcuts(self) -> None:
-        """The sheet of shortcuts."""
+        """Show the shortcut sheet."""
         ShortcutSheet(min(len(self._destinations), 9), self).open()
 
     def show_about(self) -> None:
-        """Version and licences."""
+        """Show the About dialog."""
         from app.gui.about import About  # noqa: PLC0415 - rarely used
 
         About(self._services, self).open()
 
     def quit(self) -> None:
-        """Close for good, tray or not."""
+        """Quit, even if the tray icon would keep the program running."""
         self._quitting = True
         self.close()
         self._quitting = False
 
     def open_files(self, files: list[str]) -> None:
-        """Models go to the library, other files to the chat."""
+        """Open models in the library and attach other files to the chat."""
         for name in files:
             path = Path(name)
             if path.suffix.lower() == ".gguf" or path.is_dir():
@@ -397,17 +398,17 @@ class MainWindow(QMainWindow):
         self.activateWindow()
 
     def dragEnterEvent(self, event: QDragEnterEvent) -> None:
-        """Files may be dropped anywhere."""
+        """Accept files anywhere in the window."""
         if event.mimeData().hasUrls():
             event.acceptProposedAction()
 
     def dropEvent(self, event: QDropEvent) -> None:
-        """Take what was dropped."""
+        """Open the dropped files."""
         self.open_files([url.toLocalFile() for url in event.mimeData().urls() if url.isLocalFile()])
         event.acceptProposedAction()
 
     def closeEvent(self, event: QCloseEvent) -> None:
-        """Drafts and answers under way are kept; only work that would begin again is worth a question."""
+        """Save the state and close. Asks first only if closing would lose unfinished jobs."""
         self.save_state()
         if self.tray.keeps_running and not self._quitting:
             self.hide()
@@ -426,13 +427,13 @@ class MainWindow(QMainWindow):
         self.closed.emit()
 
     def quit_now(self) -> None:
-        """Close for good without a question."""
+        """Quit without asking."""
         self._sure = True
         self.quit()
 
 
 class Tray(QObject):
-    """While shown, closing the window leaves Tessera running; the icon brings it back or ends it."""
+    """Tray icon. While it is visible, closing the window hides it; the icon's menu shows it again or quits."""
 
     def __init__(self, window: QMainWindow, quit_app: Callable[[], object]) -> None:
         super().__init__(window)
@@ -443,11 +444,11 @@ class Tray(QObject):
 
     @property
     def keeps_running(self) -> bool:
-        """Closing the window hides it."""
+        """Whether closing the window only hides it."""
         return self._icon is not None and self._icon.isVisible()
 
     def set_wanted(self, wanted: bool) -> None:
-        """Show or remove the icon; without a tray nothing happens."""
+        """Show or remove the icon. Does nothing if the system has no tray."""
         if not wanted or not QSystemTrayIcon.isSystemTrayAvailable():
             if self._icon is not None:
                 self._icon.hide()
@@ -466,7 +467,7 @@ class Tray(QObject):
         self._icon.show()
 
     def show_window(self) -> None:
-        """Bring the window back."""
+        """Show and activate the window."""
         self._window.show()
         self._window.raise_()
         self._window.activateWindow()
@@ -477,7 +478,7 @@ class Tray(QObject):
 
 
 class Commands(QObject):
-    """What can be done from anywhere in the window."""
+    """The command palette, available from every page."""
 
     def __init__(self, services: Services, window: Any) -> None:
         super().__init__(window)
@@ -485,7 +486,7 @@ class Commands(QObject):
         self._runs: dict[str, Callable[[], object]] = {}
 
     def open(self) -> None:
-        """Show the list, with the chats as soon as they are read."""
+        """Show the palette. Chats are added when they have been read."""
         theme, window = self._services.theme, self._window
         assert isinstance(window, QWidget)
         palette = Palette(theme, self.tr("Commands"), self.tr("Type a command, a page, a model or a chat"), window)

@@ -1,6 +1,6 @@
-"""Which pages there are, in the order of the rail. Each is imported and built when it is first shown."""
+"""Defines all pages in the order of the rail. Each page is imported and built when first shown."""
 
-# ruff: noqa: PLC0415 - imports wait until a page is first shown, so that the window is visible sooner
+# ruff: noqa: PLC0415 - pages are imported when first shown, so that the window appears sooner
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from app.gui.server_link import ServerLink
 
 
 class Pages:
-    """Makes the pages and takes the user from one to the other."""
+    """Creates the pages and navigates between them."""
 
     def __init__(self, services: Services, jobs: Jobs, window: MainWindow, link: ServerLink) -> None:
         self._services, self._jobs, self._window, self._link = services, jobs, window, link
@@ -23,7 +23,7 @@ class Pages:
         window.model_dropped.connect(self._offer)
 
     def entries(self) -> list[PageEntry]:
-        """The pages beside the chat."""
+        """All pages except the chat."""
         tr = self._window.tr
         chat = ("chat", "chat", tr("Chat"))
         models = ("models", "library", tr("Models"))

@@ -1,4 +1,4 @@
-"""Why a model runs where it runs, in the language and with the numbers of the window."""
+"""Translates the reasons and errors of the server for the window, with localized numbers."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +14,7 @@ from engine.api.jobs import Job
 from engine.message_catalog import AMOUNTS, Wording
 from engine.message_catalog.reasons import Reason
 
-# What the system says of files, disks and connections, as it stands in errors. Source: strerror(3) of glibc.
+# Error texts of the operating system for files, disks and connections. Source: strerror(3) of glibc.
 SYSTEM_TEXTS = frozenset(
     {
         "Permission denied",
@@ -40,7 +40,7 @@ class _Translated(Wording):
         super().__init__(lambda text: QCoreApplication.translate("reasons", text))
 
     def amount(self, num_bytes: int, form: str) -> str:
-        """Bytes as people read them."""
+        """Format bytes for display."""
         del form
         return formatted.size(num_bytes)
 
@@ -60,7 +60,7 @@ _TRANSLATED = _Translated()
 
 
 def translated(reason: object, english: str) -> str:
-    """The sentence of a reason, also as JSON has it; `english`, the server's, where its kind is not known here."""
+    """The translated sentence of a reason (also in JSON form), or `english` if its kind is unknown."""
     try:
         return _TRANSLATED.sentence(msgspec.convert(reason, learned(Reason)))
     except (LookupError, TypeError, ValueError):
@@ -68,17 +68,17 @@ def translated(reason: object, english: str) -> str:
 
 
 def all_translated(reasons: Sequence[Reason], english: Sequence[str]) -> list[str]:
-    """Several; an older server has none of them as facts."""
+    """Translate several reasons. Returns `english` if the server is too old to send them as facts."""
     if len(reasons) != len(english):
         return list(english)
     return [translated(*both) for both in zip(reasons, english, strict=True)]
 
 
-# Errors of the server in the window's words.
+# Server errors in the window's language.
 
 
 def error_message(error: BaseException) -> str:
-    """What happened and what to do next, for a banner."""
+    """Error and next step, for a banner."""
     if isinstance(error, ServerUnreachable):
         return QCoreApplication.translate(
             "api", "The server does not answer. It may be starting; if not, start it on the Server page."
@@ -88,7 +88,7 @@ def error_message(error: BaseException) -> str:
 
 
 def failure_of(job: Job) -> str:
-    """Why a job failed or stands still, for a banner or its card; empty where nobody knows."""
+    """Why a job failed or paused, for a banner or its card. Empty if there is no reason."""
     if job.error is None:
         return ""
     return formatted.sentence(translated(job.error.facts.get("detail"), job.error.message))

@@ -1,4 +1,4 @@
-"""The window's connection to the local server: finds a running one, starts one if there is none."""
+"""The window's connection to the local server. Finds a running server or starts one."""
 
 import json
 import subprocess
@@ -19,40 +19,44 @@ from engine.core.paths import user_paths
 if TYPE_CHECKING:
     import psutil
 
-# The server process of the window, and of an earlier window that was killed before it could end its server.
+# The server process of this window, or of an earlier window that was killed before it stopped its server.
+# A server that shuts down cancels its work and removes partial files, which takes a while on a busy computer.
 
 # A server that ends takes its work along and leaves no half files; on a busy computer that takes a while.
 _END_S = 20.0
-# Clocks of two readings of one start time differ by less; a process id is not given again that soon.
+# Two reads of one process's start time differ by less than this. A process id is not reused within this time.
 _SAME_START_S = 1.0
 
 
 class ChildServer:
-    """A server that ends with the window. `popen` is None for an adopted one, which is no child of this process."""
+    """A server process that ends with the window.
+
+    `popen` is None for an adopted one, which is not a child process.
+    """
 
     def __init__(self, process: "psutil.Process", popen: "subprocess.Popen[bytes] | None" = None) -> None:
         self._process, self._popen = process, popen
 
     @property
     def alive(self) -> bool:
-        """It runs."""
+        """Whether the process is running."""
         if self._popen is not None:
             return self._popen.poll() is None
         return self._process.is_running() and self._process.status() != "zombie"
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """Process id."""
         return self._process.pid
 
     @property
     def exit_code(self) -> int | None:
-        """How it ended; None while it runs, or when it was adopted."""
+        """Exit code. None while the process runs, or if it was adopted."""
         return self._popen.poll() if self._popen is not None else None
 
     def end(self) -> None:
-        """End it and wait for it."""
-        import psutil  # noqa: PLC0415 - not before the window is shown
+        """Terminate the process and wait until it has ended."""
+        import psutil  # noqa: PLC0415 - not needed until the window is shown
 
         with suppress(psutil.NoSuchProcess):
             self._process.terminate()
@@ -71,8 +75,8 @@ class ChildServer:
 
 
 def started(popen: "subprocess.Popen[bytes]") -> ChildServer:
-    """The server this window just started; noted for the next window, should this one be killed."""
-    import psutil  # noqa: PLC0415 - not before the window is shown
+    """Wrap the server that this window just started. Records it, so that the next window can adopt it."""
+    import psutil  # noqa: PLC0415 - not needed until the window is shown
 
     process = psutil.Process(popen.pid)
     note = _note()
@@ -82,8 +86,8 @@ def started(popen: "subprocess.Popen[bytes]") -> ChildServer:
 
 
 def adopted(pid: int) -> ChildServer | None:
-    """The server `pid` if an earlier window started it; None if it is somebody else's, such as a terminal's."""
-    import psutil  # noqa: PLC0415 - not before the window is shown
+    """The server `pid` if an earlier window started it; None otherwise, for example for a terminal's server."""
+    import psutil  # noqa: PLC0415 - not needed until the window is shown
 
     try:
         saved = json.loads(_note().read_text("utf-8"))
@@ -98,16 +102,16 @@ def _note() -> Path:
     return user_paths().state / "window-server.json"
 
 
-# A server that has ended is told at once; one that is only slow, on a crowded computer, is waited for.
+# A server that exits is reported immediately. A slow one, on a busy computer, gets this time.
 START_S = 60.0
 _LOG_TAIL = 2000
 T = TypeVar("T")
 
 
 class _Events(Generic[T]):
-    """A stream over a connection of its own, so that closing it ends it from any thread.
+    """A stream on a separate connection, so that any thread can end it by closing the connection.
 
-    `again` gives another connection when the server did not take the token, or None when there is no other.
+    `again` returns a new connection after the server rejected the token, or None if there is none.
     """
 
     def __init__(
@@ -127,7 +131,7 @@ class _Events(Generic[T]):
                 raise
 
     def close(self) -> None:
-        """End the stream."""
+        """Close the stream."""
         if not self._closed.is_set():
             self._closed.set()
             self._connection.close()
@@ -148,7 +152,7 @@ class _Events(Generic[T]):
 
 
 class ServerLink(Routes):
-    """The routes as the window calls them. Thread-safe; the server may move or change its token."""
+    """The server routes for the window. Thread-safe; reconnects if the server's port or token changes."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -158,39 +162,39 @@ class ServerLink(Routes):
 
     @property
     def url(self) -> str:
-        """Where the server is, or an empty string."""
+        """URL of the server, or "" if not connected."""
         return self._client.url if self._client else ""
 
     @property
     def owned(self) -> bool:
-        """True when this window, or one before it that was killed, started the server."""
+        """Whether this window, or an earlier one that was killed, started the running server."""
         return self._process is not None and self._process.alive
 
     @property
     def remote(self) -> bool:
-        """True when the server is on another machine, or named by address: no process of this computer is known."""
+        """Whether the server is on a remote host or was given by address: its local process id is unknown."""
         return self._client is not None and not self._client.pid
 
     @property
     def crashed(self) -> bool:
-        """True when the server of this window ended by itself."""
+        """Whether this window's server ended unexpectedly."""
         return self._process is not None and not self._process.alive
 
     @property
     def exit_words(self) -> str:
-        """How the server that crashed ended: its exit code where that is known, else the last line it wrote."""
+        """Exit code of the crashed server if known, else the last line of its log."""
         code = self._process.exit_code if self._process is not None else None
         return f"exit code {code}" if code is not None else self._log_tail()
 
     @property
     def token(self) -> str:
-        """The token of the management routes."""
+        """Token for the management routes."""
         return (self._client.token or "") if self._client else ""
 
     def start(self, host: str, port: int, *, offline: bool = False) -> str:
-        """Find a server or start one, and wait until it answers; returns its address.
+        """Find or start a server and wait until it answers. Returns its URL.
 
-        Raises: ServerNotStarted: with the last line of its log, and whether time was up.
+        Raises: ServerNotStarted: with the last line of its log, and whether the time limit was reached.
         """
         with self._lock:
             if self._find() is not None:
@@ -204,7 +208,7 @@ class ServerLink(Routes):
                     break
                 time.sleep(0.05)
             late = f"It gave no answer within {START_S:.0f} s. " if self._process.alive else ""
-            reason = f"{late}{self._log_tail()}"  # before it is ended: its farewell explains nothing
+            reason = f"{late}{self._log_tail()}"  # read before the end: shutdown messages explain nothing
             self._end_process()
             raise ServerNotStarted(reason)
 
@@ -215,35 +219,35 @@ class ServerLink(Routes):
             self._drop()
 
     def hang_up(self) -> None:
-        """End what is under way from any thread, and begin nothing more: the window closes."""
+        """Abort all requests and reject new ones; the window is closing. Thread-safe."""
         self._ended.set()
         client = self._client
         if client is not None:
             client.close()
 
     def disconnect(self) -> None:
-        """Drop the connection; a server started by others continues."""
+        """Drop the connection. A server that this window did not start keeps running."""
         with self._lock:
             self._drop()
 
     def get(self, path: str, answer: type[T], **query: Any) -> T:
-        """The answer of a GET."""
+        """Send a GET request and return its response."""
         return self._ask(lambda client: client.get(path, answer, **query))
 
     def post(self, path: str, answer: type[T], body: Body = None) -> T:
-        """The answer of a POST."""
+        """Send a POST request and return its response."""
         return self._ask(lambda client: client.post(path, answer, body))
 
     def delete(self, path: str, answer: type[T]) -> T:
-        """The answer of a DELETE."""
+        """Send a DELETE request and return its response."""
         return self._ask(lambda client: client.delete(path, answer))
 
     def put(self, path: str, answer: type[T], body: Body = None) -> T:
-        """The answer of a PUT."""
+        """Send a PUT request and return its response."""
         return self._ask(lambda client: client.put(path, answer, body))
 
     def stream(self, path: str, event: type[T], body: Body = None) -> _Events[T]:
-        """Server-sent events, over a connection of their own."""
+        """Server-sent events on a separate connection."""
         client = self._connected()
 
         def again() -> Client | None:
@@ -252,7 +256,7 @@ class ServerLink(Routes):
         return _Events(_copy(client), lambda connection: connection.stream(path, event, body), again)
 
     def _ask(self, call: Callable[[Client], T]) -> T:
-        """Call; a server that does not take the token is another one than before, so look for it once more."""
+        """Run `call`. If the server rejects the token, it was replaced: find the new one and retry once."""
         client = self._connected()
         try:
             return call(client)
@@ -262,7 +266,7 @@ class ServerLink(Routes):
         return call(self._connected())
 
     def _moved(self, client: Client) -> bool:
-        """Whether there is another server, or another token, than `client` has."""
+        """Whether the server's URL or token differs from that of `client`."""
         with self._lock:
             if self._client is client:
                 self._drop()
@@ -308,7 +312,7 @@ class ServerLink(Routes):
 
 
 def _is_another(error: ApiError) -> bool:
-    """Another server than before is there: it does not take the token, or does not know it."""
+    """Whether the error shows that the server was replaced: the token is rejected or unknown."""
     return error.status == HTTPStatus.UNAUTHORIZED or isinstance(error, ServerReplaced)
 
 

@@ -1,4 +1,4 @@
-"""The settings page, made from the table of settings."""
+"""The settings page, generated from the settings table."""
 
 from functools import partial
 
@@ -28,18 +28,18 @@ from engine.core.version import __version__
 from quantize.kv_cache_types import CACHE_TYPES
 
 _DELAY_MS = 400
-_CODE = 2  # letters of a language's code
+_CODE = 2  # length of a language code
 
 
 class SettingsPage(Page):
-    """One row a setting; a change applies at once unless the row says otherwise."""
+    """One row per setting. A change applies immediately unless the row says otherwise."""
 
     def __init__(self, services: Services) -> None:
         super().__init__(self.tr("Settings"))
         self._services = services
         self._frames: dict[str, QWidget] = {}
-        self._headings: dict[str, QWidget] = {}  # shown where more than one section is
-        self._rows: list[tuple[str, QWidget, str]] = []  # section, row, what it says
+        self._headings: dict[str, QWidget] = {}  # visible if several sections are
+        self._rows: list[tuple[str, QWidget, str]] = []  # section, row, searchable text
         self.search = search_field(self.tr("Search settings"))
         self.search.setFixedWidth(240)
         self.search.textChanged.connect(lambda _: self._show_sections())
@@ -66,7 +66,7 @@ class SettingsPage(Page):
         services.settings.changed.connect(self._show_value)
 
     def _add_frame(self, name: str, title: str, frame: QWidget) -> None:
-        """A section with its name in the row above."""
+        """Add a section and its button in the row above."""
         holder = QWidget()
         heading = label(title, "strong")
         heading.hide()
@@ -87,18 +87,18 @@ class SettingsPage(Page):
         self._show_sections()
 
     def show_section(self, name: str) -> None:
-        """Show one section; `name` as in the table of settings."""
+        """Show one section. `name` is the section's name in the settings table."""
         self._buttons.buttons()[list(self._frames).index(name)].setChecked(True)
         self._on_section()
 
     def _show_sections(self) -> None:
-        """The chosen section; while something is searched, every row that says it."""
+        """Show the selected section, or all rows that match the search text."""
         wanted = self.search.text().strip().casefold()
         chosen = next(n for n, made in enumerate(self._buttons.buttons()) if made.isChecked())
         found = {section for section, _, words in self._rows if wanted and wanted in words}
         for number, (name, frame) in enumerate(self._frames.items()):
             frame.setVisible(name in found if wanted else number == chosen)
-            self._headings[name].setVisible(bool(wanted))  # else the row above says it
+            self._headings[name].setVisible(bool(wanted))  # otherwise the row above shows it
         for _, row_, words in self._rows:
             row_.setVisible(not wanted or wanted in words)
         for made in self._buttons.buttons():
@@ -143,7 +143,7 @@ class SettingsPage(Page):
         save = partial(self._save, setting.name)
         if setting.kind is bool:
             box = QCheckBox()
-            box.setLayoutDirection(Qt.LayoutDirection.RightToLeft)  # the mark at the edge of the other controls
+            box.setLayoutDirection(Qt.LayoutDirection.RightToLeft)  # aligns the check mark with the other controls
             box.setChecked(bool(value))
             box.toggled.connect(save)
             return box
@@ -168,7 +168,7 @@ class SettingsPage(Page):
         return name if name in CACHE_TYPES else self.tr(name.capitalize())
 
     def _model_editor(self, value: str) -> QWidget:
-        """The models there are; one that is not here now stays chosen."""
+        """Combo box of the available models. A chosen model that is missing stays selected."""
         choice = Choice()
         choice.setMinimumWidth(240)
 
@@ -178,7 +178,7 @@ class SettingsPage(Page):
             offered += [(model.title, model.id) for model in self._services.models.choices]
             if now not in {model for _, model in offered}:
                 offered.append((now, now))
-            if offered != entries_of(choice):  # else an open list stays as it is
+            if offered != entries_of(choice):  # otherwise do not refresh, the combo box may be open
                 choice.clear()
                 for title, model in offered:
                     choice.addItem(title, model)
@@ -232,7 +232,7 @@ class SettingsPage(Page):
             note.hide()
 
     def _show_value(self, name: str) -> None:
-        """Another place changed a setting."""
+        """Update an editor after its setting was changed elsewhere."""
         editor, value = self.editors.get(name), self._services.settings.now[name]
         if isinstance(editor, QCheckBox):
             editor.setChecked(bool(value))
@@ -271,7 +271,7 @@ class SettingsPage(Page):
 
     @staticmethod
     def _folder_line(words: str, path: str) -> QHBoxLayout:
-        """A path that can be read to its end and copied, however long it is."""
+        """A long path that can be scrolled, selected and copied."""
         shown = QLineEdit(path)
         shown.setReadOnly(True)
         shown.setAccessibleName(words)

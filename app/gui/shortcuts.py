@@ -1,4 +1,4 @@
-"""Every shortcut of the window: one table makes the keys, the sheet and the list in the settings."""
+"""All shortcuts of the window, in one table for the keys, the sheet and the settings page."""
 
 from dataclasses import dataclass
 
@@ -11,14 +11,14 @@ from app.gui.widgets.basics import button, label, row, stack
 
 @dataclass(frozen=True)
 class Shortcut:
-    """`name` is what the window connects; empty: the key belongs to a control, and is only listed."""
+    """A shortcut. `name` is the action that the window connects; if empty, a control handles the key."""
 
     name: str
     keys: str
     words: str
 
 
-# PAGES stands for Ctrl+1 and on, one a page.
+# PAGES stands for Ctrl+1, Ctrl+2 and so on, one per page.
 PAGES = "pages"
 SHORTCUTS: tuple[Shortcut, ...] = (
     Shortcut("new", "Ctrl+N", "New chat"),
@@ -36,23 +36,23 @@ SHORTCUTS: tuple[Shortcut, ...] = (
 
 
 def native_keys(keys: str) -> str:
-    """`Ctrl+N` as this system and language write it."""
+    """`Ctrl+N` in the notation of this system and language."""
     return QKeySequence(keys).toString(QKeySequence.SequenceFormat.NativeText)
 
 
 def shown_keys(shortcut: Shortcut, num_pages: int = 9) -> str:
-    """The keys as this system writes them."""
+    """The keys in this system's notation."""
     first = native_keys(shortcut.keys)
     return first if shortcut.name != PAGES else f"{first} … {native_keys(f'Ctrl+{num_pages}')}"
 
 
 def words_of(shortcut: Shortcut) -> str:
-    """What it does, translated."""
+    """The translated description."""
     return QCoreApplication.translate("shortcuts", shortcut.words)
 
 
 class ShortcutSheet(QDialog):
-    """All shortcuts at a glance; Esc closes it."""
+    """Lists all shortcuts; Esc closes it."""
 
     def __init__(self, num_pages: int, parent: QWidget) -> None:
         super().__init__(parent)

@@ -1,4 +1,4 @@
-"""The theme: colours, distances and fonts of the window, all from assets/themes/tokens.toml."""
+"""Colours, distances and fonts of the window, from assets/themes/tokens.toml."""
 
 import itertools
 import tomllib
@@ -16,13 +16,13 @@ from app.gui.latex_images import Formulas
 
 ASSETS = Path(__file__).resolve().parents[2] / "assets"
 _TOKENS = ASSETS / "themes" / "tokens.toml"
-_LARGE_PERCENT = 125  # letters from which icons are drawn larger too
+_LARGE_PERCENT = 125  # text size from which icons are larger
 _FAMILY, _MONO = "Inter", "JetBrains Mono"
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """The token file, resolved for light or dark."""
+    """The design tokens of one colour scheme."""
 
     dark: bool
     colours: dict[str, str]
@@ -45,7 +45,7 @@ class Tokens:
         return QColor(self.colours[name])
 
     def precision_colour(self, bits: float) -> QColor:
-        """The tile colour of a precision in bits per weight, blended between the steps of the scale."""
+        """The tile colour for a precision in bits per weight, interpolated between the steps of the scale."""
         scale = self.precision
         if bits <= scale[0][0]:
             return QColor(scale[0][1])
@@ -56,7 +56,7 @@ class Tokens:
 
 
 def tokens(*, dark: bool, text_percent: int = 100, contrast: bool = False) -> Tokens:
-    """Read the token file for one scheme, contrast and text size."""
+    """Read the token file for one colour scheme, contrast and text size."""
     with _TOKENS.open("rb") as file:
         raw: dict[str, Any] = tomllib.load(file)
     text = {name: round(size * text_percent / 100) for name, size in raw["text"].items()}
@@ -78,7 +78,7 @@ def tokens(*, dark: bool, text_percent: int = 100, contrast: bool = False) -> To
 
 
 class Theme(QObject):
-    """The theme in force. `changed` is emitted after the application's palette and style follow it."""
+    """The current theme. `changed` is emitted after the application's palette and style sheet are updated."""
 
     changed = Signal()
 
@@ -87,7 +87,7 @@ class Theme(QObject):
     ) -> None:
         super().__init__(app)
         self._app = app
-        self._hints = app.styleHints()  # held: what it hands out dies with this reference
+        self._hints = app.styleHints()  # keep this reference: objects it returns are destroyed with it
         self._scheme, self._contrast = scheme, contrast
         self._percent = text_percent
         self._icons: dict[tuple[str, str], QIcon] = {}
@@ -100,29 +100,29 @@ class Theme(QObject):
         self._hints.accessibility().contrastPreferenceChanged.connect(self._on_contrast_changed)
 
     def set(self, scheme: str, text_percent: int, contrast: str = "system") -> None:
-        """Change colour scheme (system, light, dark), text size and contrast (system, normal, high), live."""
+        """Change colour scheme (system, light, dark), text size and contrast (system, normal, high)."""
         self._scheme, self._percent, self._contrast = scheme, text_percent, contrast
         self._renew()
 
     @property
     def formulas(self) -> Formulas:
-        """Formulas drawn in this theme; made when the first is asked for."""
+        """The formula renderer of this theme, created on first use."""
         if self._formulas is None:
             self._formulas = Formulas(self)
         return self._formulas
 
     _formulas: Formulas | None = None
-    still = True  # no motion: until the system was asked, and where it asks for less of it
+    still = True  # no motion; True until the system's setting is known
 
     def close(self) -> None:
-        """Follow the system no more."""
+        """Stop following the system's settings."""
         if self._formulas is not None:
             self._formulas.close()
         self._hints.colorSchemeChanged.disconnect(self._on_scheme_changed)
         self._hints.accessibility().contrastPreferenceChanged.disconnect(self._on_contrast_changed)
 
     def font(self, size: str = "body", *, strong: bool = False, mono: bool = False) -> QFont:
-        """A font of the scale: size small, body, title or mono; two weights."""
+        """A font of the scale. `size` is small, body, title or mono; there are two weights."""
         font = QFont(_MONO if mono else _FAMILY)
         if mono:
             font.setStyleHint(QFont.StyleHint.Monospace)
@@ -132,11 +132,11 @@ class Theme(QObject):
         return font
 
     def dress(self, widget: QWidget, size: str = "body") -> None:
-        """Give a widget the fixed-width font of the scale, now and whenever the text size changes."""
+        """Set a widget's fixed-width font, now and after each text size change."""
         _Dress(self, widget, size)
 
     def icon(self, name: str, colour: str = "text") -> QIcon:
-        """An icon of assets/icons/ui in a named colour; muted when disabled."""
+        """An icon of assets/icons/ui in a named colour. Disabled icons use the border colour."""
         key = (name, colour)
         if key not in self._icons:
             icon = QIcon()
@@ -216,8 +216,8 @@ class Theme(QObject):
             palette.setColor(target, t.colour(name))
         for target in (role.WindowText, role.Text, role.ButtonText):
             palette.setColor(QPalette.ColorGroup.Disabled, target, t.colour("muted"))
-        # Taken away before another one comes: with the 1,600 widgets of all pages it takes Qt .12 s, and replacing
-        # one by another .44 (docs/log.md, Window).
+        # Remove the old style sheet first: with the 1,600 widgets of all pages this takes Qt 0.12 s, and replacing
+        # one by another 0.44 s (docs/log.md, Window).
         self._app.setStyleSheet("")
         self._app.setPalette(palette)
         self._app.setFont(self.font())
@@ -236,7 +236,7 @@ class Theme(QObject):
 
 
 class _Dress(QObject):
-    """Lives as long as its widget."""
+    """Updates one widget's font. Lives as long as the widget."""
 
     def __init__(self, theme: Theme, widget: QWidget, size: str) -> None:
         super().__init__(widget)
@@ -256,7 +256,7 @@ def _blend(first: QColor, second: QColor, share: float) -> QColor:
     )
 
 
-_LINE = 1.25  # height of a line of Inter, in its pixel size
+_LINE = 1.25  # line height of Inter, as a multiple of the pixel size
 
 
 def stylesheet(
@@ -267,7 +267,7 @@ def stylesheet(
     `icons` is the folder of the control images, with forward slashes.
     """
     half = unit // 2
-    line = max(3 * unit, round(_LINE * body))  # as low as a control may get: one line of its letters
+    line = max(3 * unit, round(_LINE * body))  # minimum control height: one line of text
     tick = "tick-dark" if dark else "tick-light"
     return f"""
 QToolTip {{ background: {c["raised"]}; color: {c["text"]}; border: 1px solid {c["border"]}; padding: {half}px; }}
