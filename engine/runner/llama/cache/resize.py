@@ -2,7 +2,7 @@
 
 States go to main memory first, or to a file where that has no room; then the old context is dropped and the new one
 made. With both there at once a GPU would have to hold two caches. Copies are as large as what is in use, no larger.
-Measured: docs/log.md, growing contexts.
+Measured: docs/adr/0031-growing-contexts.md.
 """
 
 import tempfile
