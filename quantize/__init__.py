@@ -1,1 +1,1 @@
-"""Model files: reading, converting and choosing a precision for every tensor."""
+"""Model files: reading, converting and choosing a type for every tensor."""

@@ -1,4 +1,4 @@
-"""Running a measuring task in a child process of its own: native code may die there without taking us along."""
+"""Runs measuring tasks in child processes, so that a crash of native code does not end the parent process."""
 
 import contextlib
 import errno
@@ -28,11 +28,11 @@ T = TypeVar("T")
 
 _STDERR_LINES: Final = 40
 _POLL_S: Final = 0.1
-_KILLED: Final = -9  # subprocess's word for SIGKILL
+_KILLED: Final = -9  # subprocess's return code for SIGKILL
 
 
 class ChildDied(EnvironmentFault):
-    """The child that did `task` ended without an answer; `exit_code` and its last lines of stderr say why."""
+    """The child process of `task` ended without a result; see `exit_code` and its last lines of stderr."""
 
     code = "child_died"
 
@@ -47,16 +47,16 @@ class ChildDied(EnvironmentFault):
         self.stderr_tail = stderr_tail
 
 
-# The name of a task and its request.
+# A task's name and request.
 Task = tuple[str, Mapping[str, Any] | msgspec.Struct]
 RunTasks = Callable[[list[Task], Callable[[int, Progress], None], CancelCheck], list[Any]]
 
 
 class _Worker:
-    """A process that does one task at a time.
+    """A process that runs one task at a time.
 
-    Its environment gives numpy one thread and lets ggml's threads sleep while they wait: they would starve each
-    other and, on a busy machine, take eight times as long (docs/log.md, "GPTQ rounding").
+    Its environment limits numpy to one thread and lets ggml's threads sleep while they wait. Otherwise the threads
+    compete for the cores, and on a busy machine take eight times as long (docs/log.md, "GPTQ rounding").
     """
 
     def __init__(self, environment: dict[str, str]) -> None:
@@ -78,10 +78,10 @@ class _Worker:
         self._readers = [threading.Thread(target=run) for run in (self._read_events, self._read_stderr)]
 
     def begin(self, child: "Child", order: bytes) -> None:
-        """Do this task; its events are the child's."""
+        """Start this task and send its events to `child`."""
         first, self._child = self._child is None, child
         assert self.process.stdin is not None
-        with contextlib.suppress(OSError):  # it died at once; its exit code tells the rest
+        with contextlib.suppress(OSError):  # it died immediately; its exit code gives the reason
             self.process.stdin.write(order.decode() + "\n")
             self.process.stdin.flush()
         if first:
@@ -89,14 +89,14 @@ class _Worker:
                 reader.start()
 
     def close(self) -> None:
-        """End it now and wait until it is gone."""
+        """Kill the process and wait until it has ended."""
         self.process.kill()
         self.process.wait()
         for reader in self._readers:
             reader.join()
         for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
             if pipe is not None and not pipe.closed:
-                with contextlib.suppress(OSError):  # unsent input of a child that is gone
+                with contextlib.suppress(OSError):  # unsent input of an ended child process
                     pipe.close()
 
     def _read_events(self) -> None:
@@ -112,18 +112,18 @@ class _Worker:
             self.stderr.append(line.rstrip())
 
 
-# With more memory than this after a task, a process ends with it, and the next one gets a fresh one.
+# A process that holds more memory than this after a task ends, and the next task gets a new process.
 _LITTLE_BYTES = 256 << 20
-# Processes that did a task and wait for the next one; None: each ends with its task.
+# Idle processes that finished a task; None: each process ends with its task.
 _REUSED: ContextVar[list[_Worker] | None] = ContextVar("reused", default=None)
 
 
 @contextmanager
 def reused_workers() -> Iterator[None]:
-    """Within it, tasks of this thread are done by processes of earlier ones where those hold little memory.
+    """Within this context, tasks of this thread reuse earlier processes that hold little memory.
 
-    A start takes a fifth of a second, ggml's tables for types below three bits up to fifteen, and a job has a dozen
-    tasks. Within another, the other's processes are used, and they outlive the inner one.
+    A process start takes 0.2 s and ggml's tables for types below three bits up to 15 s; a job has a dozen tasks. A
+    nested context uses the processes of the outer one, which also outlive it.
     """
     if _REUSED.get() is not None:
         yield
@@ -148,14 +148,17 @@ def _worker(environment: dict[str, str]) -> _Worker:
 
 
 def _on_gpu(request: Mapping[str, Any] | msgspec.Struct) -> bool:
-    """Whether a task, or one within, has layers on a GPU: its driver gives all memory back only at the end."""
+    """Whether a task, or a nested one, has layers on a GPU.
+
+    The driver frees all GPU memory only when the process ends.
+    """
     for part in ("round", "measure"):
         request = getattr(request, part, request)
     return getattr(request, "gpu_layers", 0) > 0
 
 
 class Child:
-    """One running task, in a process that does nothing else meanwhile."""
+    """One running task in a process that runs nothing else at the same time."""
 
     def __init__(self, task: str, request: Mapping[str, Any] | msgspec.Struct) -> None:
         self.task = task
@@ -175,7 +178,7 @@ class Child:
         return self._worker.process.pid
 
     def take(self, event: dict[str, Any]) -> None:
-        """What its process says, in the thread that listens."""
+        """Handle one event of the process; called in the reader thread."""
         if event["kind"] == "progress":
             self.progress.append(msgspec.convert(event["value"], learned(Progress)))
             return
@@ -188,11 +191,11 @@ class Child:
             self.all_sent.set()
 
     def poll(self) -> bool:
-        """Whether it has ended. Raises: the task's own error. ChildDied: it ended without an answer."""
+        """Whether the task has ended. Raises: the task's own error. ChildDied: it ended without a result."""
         if self._goes_on:
             self._give_back()
         else:
-            try:  # one that closed its output is about to end
+            try:  # a process that closed its output is about to end
                 self._worker.process.wait(_POLL_S if self.all_sent.is_set() else 0)
             except subprocess.TimeoutExpired:
                 return False
@@ -204,7 +207,7 @@ class Child:
         return True
 
     def kill(self) -> None:
-        """End it now and wait until it is gone, if it has not ended yet."""
+        """Kill the process and wait until it has ended; does nothing if the task is finished."""
         if self._goes_on:
             self._give_back()
         else:
@@ -216,16 +219,16 @@ class Child:
             self._reused.append(self._worker)
 
     def wait(self, seconds: float) -> None:
-        """Until its output ends, or so long."""
+        """Wait until the process closes its output, or for at most `seconds`."""
         self.all_sent.wait(seconds)
 
 
 def run_task(
     task: str, request: Mapping[str, Any] | msgspec.Struct, on_progress: OnProgress, cancelled: CancelCheck
 ) -> Any:
-    """Run one task to its end and return its answer (plain JSON values).
+    """Run one task to its end and return its result (plain JSON values).
 
-    Raises: Cancelled: `cancelled()` became true; the child is gone. ChildDied. Whatever the task raised.
+    Raises: Cancelled: `cancelled()` became true; the child process has ended. ChildDied. All errors of the task.
     """
     return run_tasks([(task, request)], lambda _index, progress: on_progress(progress), cancelled)[0]
 
@@ -237,7 +240,7 @@ def answer_of(
     on_progress: OnProgress,
     cancelled: CancelCheck,
 ) -> T:
-    """The answer of `run_task` as what it is."""
+    """Run a task like `run_task` and convert the result to `kind`."""
     return msgspec.convert(run_task(task, request, on_progress, cancelled), learned(kind))
 
 
@@ -246,7 +249,10 @@ def run_tasks(
     on_progress: Callable[[int, Progress], None],
     cancelled: CancelCheck,
 ) -> list[Any]:
-    """Run tasks side by side, one child each; `on_progress(index, progress)`. The first error ends them all."""
+    """Run tasks in parallel, one child process each; `on_progress(index, progress)`.
+
+    The first error ends all of them.
+    """
     children = [Child(task, request) for task, request in tasks]
     try:
         running = set(range(len(children)))
@@ -260,7 +266,7 @@ def run_tasks(
                     on_progress(index, child.progress.popleft())
                 if ended:
                     running.discard(index)
-            if running:  # a job starts hundreds of children, so the end of one is not only looked for
+            if running:  # a job starts hundreds of processes: wait for the event instead of polling
                 children[min(running)].wait(_POLL_S)
     finally:
         for child in children:
@@ -269,9 +275,10 @@ def run_tasks(
 
 
 class Executor(msgspec.Struct, frozen=True):
-    """Where the tasks of single groups and tensors are done: `run` does what `run_tasks` does.
+    """Runs the tasks of single groups and tensors; `run` has the signature of `run_tasks`.
 
-    They are cut into at most `parts`; None: as many as the request has threads, whose cores they share.
+    The tasks are divided into at most `parts`. None means one part per thread of the request; the parts share the
+    cores.
     """
 
     run: RunTasks
@@ -282,7 +289,7 @@ HERE: Final = Executor(run_tasks)
 
 
 def described(error: TesseraError | OSError) -> dict[str, Any]:
-    """An error as plain values, for another process; `rebuilt` makes it an error again."""
+    """An error as plain values for another process; `rebuilt` restores it."""
     if isinstance(error, TesseraError):
         family = "input" if isinstance(error, InputFault) else "environment"
         return {"code": error.code, "family": family, "message": str(error), "facts": _plain(error.facts())}
@@ -297,9 +304,10 @@ def _plain(facts: dict[str, object]) -> dict[str, object]:
 
 
 def rebuilt(fault: dict[str, Any]) -> TesseraError:
-    """The error that another process met, as this one knows it: of the same class where that is loaded here."""
+    """Restore an error of another process, in the same class if this process has loaded it."""
     family = InputFault if fault["family"] == "input" else EnvironmentFault
-    own = (k for k in _descendants(TesseraError) if k.__module__.startswith("quantize."))  # unique there
+    # codes are unique within quantize
+    own = (k for k in _descendants(TesseraError) if k.__module__.startswith("quantize."))
     kind = next((k for k in own if k.__dict__.get("code") == fault["code"]), family)
     error = kind.__new__(kind)
     error.args = (fault["message"],)

@@ -1,10 +1,10 @@
-"""Errors of the quantizer: facts as fields; engine.core.errors has them for other languages."""
+"""Errors of the quantizer, with details as fields. `engine.core.errors` translates them."""
 
 from devices.errors import EnvironmentFault, InputFault
 
 
 class Unreadable(EnvironmentFault):
-    """The system refused to open or read a file; `reason` is its own word for why."""
+    """The system could not open or read a file; `reason` is the system's error message."""
 
     code = "unreadable"
 
@@ -15,7 +15,10 @@ class Unreadable(EnvironmentFault):
 
 
 class DiskFull(EnvironmentFault):
-    """A write would not fit or did not: bytes needed and free in the folder of `path`."""
+    """A write failed or would fail for lack of space.
+
+    Holds the bytes needed and the bytes free in the folder of `path`.
+    """
 
     code = "disk_full"
 
@@ -27,7 +30,7 @@ class DiskFull(EnvironmentFault):
 
 
 class BadFile(InputFault):
-    """A model file breaks its format or our limits; `offset` is the byte at which that was seen."""
+    """A model file violates its format or Tessera's limits; `offset` is the byte position of the error."""
 
     code = "bad_file"
 
@@ -40,7 +43,11 @@ class BadFile(InputFault):
 
 
 class IncompleteFile(BadFile):
-    """The file ends too early. A whole one has `needed_bytes`, or more where the header is cut (not `known`)."""
+    """The file ends too early.
+
+    The complete file has `needed_bytes`. If the header itself is truncated, `known` is False and the file needs
+    more.
+    """
 
     code = "incomplete_file"
 
@@ -53,13 +60,13 @@ class IncompleteFile(BadFile):
 
 
 class RefusedFormat(BadFile):
-    """A format that is refused by policy, whatever is in it (pickles run code when they are read)."""
+    """A format that is always rejected, whatever the file contains (loading a pickle runs code)."""
 
     code = "refused_format"
 
 
 class BudgetTooSmall(InputFault):
-    """No mix fits: the smallest possible one takes `smallest_bytes` of the `limit_bytes` asked for."""
+    """No quantization recipe fits: the smallest one needs `smallest_bytes`, the limit is `limit_bytes`."""
 
     code = "budget_too_small"
 
@@ -70,7 +77,7 @@ class BudgetTooSmall(InputFault):
 
 
 class InvalidOption(InputFault):
-    """An option of the caller makes no sense for this model; `param` names it, `reason` says why."""
+    """An option is invalid for this model. `param` names the option, `reason` gives the reason."""
 
     code = "bad_wish"
 
@@ -81,7 +88,10 @@ class InvalidOption(InputFault):
 
 
 class UnsupportedModel(InputFault):
-    """The model is intact, but this converter does not know its kind; `reason` says what it met."""
+    """The model file is valid, but the converter does not support its kind.
+
+    `reason` describes what is unsupported.
+    """
 
     code = "unsupported_model"
 
@@ -94,7 +104,7 @@ class UnsupportedModel(InputFault):
 
 
 class ConverterNeeded(UnsupportedModel):
-    """This converter does not know the architecture, llama.cpp's own does."""
+    """Only llama.cpp's converter supports this architecture."""
 
     code = "converter_needed"
 
@@ -104,7 +114,7 @@ class ConverterNeeded(UnsupportedModel):
 
 
 class BadWeights(InputFault):
-    """A tensor holds values no model can have (NaN or infinity), or is of the wrong shape."""
+    """A tensor has the wrong shape or contains invalid values (NaN or infinity)."""
 
     code = "bad_weights"
 
@@ -116,7 +126,7 @@ class BadWeights(InputFault):
 
 
 class NotWritable(EnvironmentFault):
-    """Nothing can be written at `path`; `reason` is the system's own word for why."""
+    """Cannot write at `path`; `reason` is the system's error message."""
 
     code = "not_writable"
 
@@ -127,7 +137,7 @@ class NotWritable(EnvironmentFault):
 
 
 class SourceChanged(EnvironmentFault):
-    """The source was not the same at the end as at the beginning; nothing was kept."""
+    """The source changed during the job; no output was written."""
 
     code = "source_changed"
 

@@ -1,7 +1,7 @@
-"""The tensor types of GGML, one row a type: everything the project knows about a type by its name stands here.
+"""The GGML tensor types, one row per type: all facts about a type are listed here.
 
-A new type is a row of `GgmlType`, and a packer in `quantize/gptq/packing.py` if weights are to be rounded into it
-(in `lattices.py` where blocks store points of a lattice).
+A new type is a row of `GgmlType`. If GPTQ shall round to it, it also needs a packer in `quantize/gptq/packing.py`,
+or in `quantize/gptq/codebooks.py` if its blocks store codebook entries.
 """
 
 from enum import IntEnum
@@ -16,22 +16,26 @@ _VNNI = frozenset({"avx512dq", "avx512vl", "avx512_vnni"})
 class Traits(msgspec.Struct, frozen=True):
     """Facts about one type.
 
-    `id` is the number in GGUF files; `block_values` values take `block_bytes`. `file_type` is llama.cpp's number of
-    files in this format, where that is no mix of `plan.stock_rules`. `fallback` is what rows get that are no whole
-    number of blocks. `imatrix`: an importance matrix is needed for weights, or for any tensor (else ggml ends the
-    process). `error` is the relative squared error to expect (None: plans use the type only where its damage was
-    measured). `cpu_time` is the time to decode a weight in that of TIME_UNIT (None: by its bytes), `gpu_time_of`
-    the type that a GPU decodes as fast. `repack` are pairs of a multiple that rows must be of and instruction sets
-    with which llama.cpp keeps a copy of its own, `amx` whether it does so with AMX; `tiled` are instruction sets
-    with which its kernels for tiles of the file's own blocks, which a copy never reaches, make up for doing without
-    the copy. `tiles` are instruction sets with which our own kernels for prompts (engine/kernels) are faster than
-    llama.cpp's (None: they do not know the type); with `tiles_of_copy` they read that copy, else the file's blocks.
-    `measured` types are
-    judged and planned with, `priced` ones timed on the machine; `if_fast` ones are both only where that timing
-    found them as fast as their bytes. `anchor` ones are what tensors are swapped to for their sensitivity. Not
-    `writable` types are never asked for by name. `openvino` is what Intel's runtime makes of the weights: as they
-    are on every device (native) or on all but an NPU, which rounds them to 4 bits (kept); their offsets rounded to
-    whole steps; 8 bits with one scale a row; without a word it takes none.
+    - `id` is the number in GGUF files; `block_values` values take `block_bytes`.
+    - `file_type` is llama.cpp's number for files in this format, unless it is a preset's number
+      (`plan.llama_cpp_preset_rules`).
+    - `fallback` is the type for rows that are not a whole number of blocks.
+    - `imatrix`: an importance matrix is needed for weights, or for any tensor (otherwise ggml ends the process).
+    - `error` is the expected relative squared error (None: plans use the type only if it was measured).
+    - `cpu_time` is the time to decode a weight, relative to TIME_UNIT (None: proportional to its bytes).
+      `gpu_time_of` is the type that takes a GPU the same time.
+    - `repack` are pairs: a required multiple of the row count, and the instruction sets with which llama.cpp keeps
+      a repacked copy. `amx`: it also repacks for AMX. `tiled` are instruction sets with which llama.cpp's tiled
+      kernels make up for a missing copy. These kernels read the file's own blocks and cannot use a copy.
+    - `tiles` are instruction sets with which Tessera's own CPU kernels for prompts (engine/kernels) are faster than
+      llama.cpp's (None: they do not support the type). With `tiles_of_copy` they read the repacked copy, otherwise
+      the file's blocks.
+    - `measured` types are measured and used in plans, `priced` types are timed on the machine. `if_fast` types are
+      both, but only if the timing shows them as fast as their bytes imply. `anchor` types are the swap targets for
+      measuring sensitivity. Types that are not `writable` cannot be requested by name.
+    - `openvino` is how Intel's runtime stores the weights. "native": unchanged on every device. "kept": unchanged
+      except on an NPU, which rounds them to 4 bits. "rounded": offsets are rounded to whole steps. "widened":
+      8 bits with one scale per row. Empty: not supported.
     """
 
     id: int
@@ -58,12 +62,12 @@ class Traits(msgspec.Struct, frozen=True):
 
 
 class GgmlType(IntEnum):
-    """The types by their names.
+    """The types by name.
 
     Sources. Ids and blocks: ggml.h, enum ggml_type, and gguf.GGML_QUANT_SIZES (gguf 0.19), which a test compares;
-    removed ids are left out; Q2_0 from ggml-common.h. File types: llama.h, enum llama_ftype. Fallbacks and imatrix:
+    removed ids are omitted; Q2_0 from ggml-common.h. File types: llama.h, enum llama_ftype. Fallbacks and imatrix:
     src/llama-quant.cpp. Repacking: ggml-cpu/repack.cpp and amx/common.h. All at the commit of llama-cpp-python
-    0.3.36. GPU times: llama.cpp, pull request 11595. Tiles: docs/log.md, "tiles for prompts".
+    0.3.36. GPU times: llama.cpp, pull request 11595. CPU kernels: docs/log.md, "tiles for prompts".
     Measured: errors, geometric mean over the tensors of a trained model (docs/log.md, plan, "Errors by type"); CPU
     times, AVX-512, one thread, in cache (docs/log.md, plan). Types: docs/dev/quantization.md, "Types", "Alpha".
     """
@@ -71,7 +75,7 @@ class GgmlType(IntEnum):
     traits: Traits
 
     def __new__(cls, traits: Traits | int) -> Self:
-        """A member by its row; later calls find members by id, as of any IntEnum."""
+        """Create a member from its row; later calls find members by id, as in any IntEnum."""
         assert isinstance(traits, Traits)
         member = int.__new__(cls, traits.id)
         member._value_ = traits.id
@@ -165,13 +169,13 @@ class GgmlType(IntEnum):
 # type: (values in a block, bytes of a block).
 BLOCK_SIZES: Final = {t: (t.traits.block_values, t.traits.block_bytes) for t in GgmlType}
 FLOAT_TYPES: Final = frozenset(t for t in GgmlType if t.traits.is_float)
-# Types that our own kernels for prompts can be told to take.
+# Types that Tessera's own CPU kernels for prompts support.
 TILED: Final = tuple(t.name for t in GgmlType if t.traits.tiles is not None)
-# What times are told in.
+# Unit of the decoding times.
 TIME_UNIT: Final = GgmlType.Q4_K
-# The coarsest type of which a source loses next to nothing by being quantized again.
+# The smallest type that a source can have and lose almost nothing when it is quantized again.
 NEARLY_EXACT: Final = GgmlType.Q8_0
-# The type whose plain rounding follows what GPTQ does as channels are scaled. Measured: docs/log.md, "Smoothing".
+# Round-to-nearest in this type predicts the effect of channel scaling on GPTQ. Measured: docs/log.md, "Smoothing".
 SCALES_JUDGE: Final = GgmlType.Q4_1
 
 
@@ -187,7 +191,7 @@ def row_bytes(num_values: int, ggml_type: GgmlType) -> int:
 
 
 def bits_per_weight(ggml_type: GgmlType) -> float:
-    """Bits one value takes on disk, scales included."""
+    """Bits per value on disk, including scales."""
     block, size = BLOCK_SIZES[ggml_type]
     return size * 8 / block
 
@@ -196,14 +200,14 @@ def _by_size(types: list[GgmlType]) -> tuple[GgmlType, ...]:
     return tuple(sorted(types, key=lambda t: (bits_per_weight(t), -(t.traits.error or 0.0))))
 
 
-# From small to large: the types whose damage is measured, and those that are timed.
+# Sorted from small to large: types whose KL divergence is measured, and types whose speed is measured.
 MEASURED: Final = _by_size([t for t in GgmlType if t.traits.measured])
 PRICED: Final = _by_size([t for t in GgmlType if t.traits.priced])
-# What tensors are swapped to for their sensitivity: the first that a row can have.
+# Types used for measuring sensitivity: a tensor is swapped to the first one that its rows fit.
 ANCHORS: Final = tuple(sorted((t for t in GgmlType if t.traits.anchor), key=lambda t: -t.traits.block_values))
-# What is measured whatever the goal; the rest of MEASURED is so small that only small files have use for it.
+# Types that are measured for every goal. The rest of MEASURED is so small that only small files use it.
 USUAL: Final = tuple(t for t in MEASURED if t.traits.error is not None)
-# What rows that fit no larger block are measured in.
+# Types measured for rows that fit no larger block.
 SMALL_BLOCKS: Final = tuple(
     t
     for t in GgmlType

@@ -1,14 +1,17 @@
-"""How sure a share of passed cases is."""
+"""Confidence intervals of pass rates, and tests of the difference between two of them."""
 
 import math
 from collections.abc import Sequence
 from typing import Final
 
-Z95: Final = 1.959964  # of the normal distribution: 95 % lie within
+Z95: Final = 1.959964  # of the normal distribution: 95 % of values lie within
 
 
 def wilson(passed: int, total: int) -> tuple[float, float]:
-    """The 95 % interval of a share, 0 to 1. Source: Wilson (1927); it holds for few cases and at the ends."""
+    """The 95 % interval of a pass rate, 0 to 1.
+
+    Source: Wilson (1927); valid for few cases and for rates near 0 or 1.
+    """
     if total == 0:
         return 0.0, 1.0
     share, z2 = passed / total, Z95 * Z95
@@ -18,9 +21,9 @@ def wilson(passed: int, total: int) -> tuple[float, float]:
 
 
 def paired(first: Sequence[bool], second: Sequence[bool]) -> tuple[float, float, float]:
-    """The second's share less the first's on the same cases, with its 95 % interval.
+    """The second pass rate minus the first on the same cases, with its 95 % interval.
 
-    Only cases where the two differ say anything: comparing two models needs far fewer cases than two intervals.
+    Only cases with different results count. This needs far fewer cases than comparing two separate intervals.
     """
     n = len(first)
     won = sum(b and not a for a, b in zip(first, second, strict=True))
@@ -28,7 +31,7 @@ def paired(first: Sequence[bool], second: Sequence[bool]) -> tuple[float, float,
     if n == 0:
         return 0.0, -1.0, 1.0
     change = (won - lost) / n
-    # Agresti and Min (2005): half a case more in each of the four cells keeps the interval honest for few cases.
+    # Agresti and Min (2005): adding half a case to each of the four cells keeps the interval valid for few cases.
     won_, lost_, n_ = won + 0.5, lost + 0.5, n + 2.0
     middle = (won_ - lost_) / n_
     half = Z95 * math.sqrt(max((won_ + lost_) / n_ - middle * middle, 0.0) / n_)
@@ -36,9 +39,9 @@ def paired(first: Sequence[bool], second: Sequence[bool]) -> tuple[float, float,
 
 
 def mcnemar(lost: int, won: int) -> float:
-    """How often chance alone splits the cases that differ at least so unevenly, 0 to 1.
+    """Probability (0 to 1) that chance alone splits the differing cases at least this unevenly.
 
-    Source: McNemar (1947), exact, with half of the observed split's own weight (mid-p; Fagerland et al. 2013).
+    Source: McNemar (1947), exact, counting half of the observed split's probability (mid-p; Fagerland et al. 2013).
     """
     n, fewer = lost + won, min(lost, won)
     if n == 0 or lost == won:
@@ -48,6 +51,6 @@ def mcnemar(lost: int, won: int) -> float:
 
 
 def share_text(passed: int, total: int) -> str:
-    """A share with its interval, in words."""
+    """Format a pass rate with its interval."""
     low, high = wilson(passed, total)
     return f"{passed}/{total} = {passed / total if total else 0:.0%} ({low:.0%} to {high:.0%})"

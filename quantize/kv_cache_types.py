@@ -1,13 +1,13 @@
-"""The types that llama.cpp can store a KV cache in: the only list of them. Light, for `tessera --help` reads it."""
+"""The KV cache types of llama.cpp, in one list. Imports little, because `tessera --help` reads it."""
 
 from typing import Final, NamedTuple
 
 
 class CacheType(NamedTuple):
-    """`ggml_type` is its number in llama.cpp, `bits` what one value takes.
+    """`ggml_type` is the type's number in llama.cpp, `bits` the bits per value.
 
-    `k_damage` and `v_damage` are the mean KL divergence in nats a token, up to 1,024 tokens, with K or V in it;
-    None where that was not measured: such a type is not proposed.
+    `k_damage` and `v_damage` are the mean KL divergence in nats per token, up to 1,024 tokens, with K or V in this
+    type. None means not measured; such a type is not recommended.
     """
 
     ggml_type: int

@@ -1,4 +1,4 @@
-"""What measuring a model yields, and what is asked of it: the contract between measuring, planning and writing."""
+"""Requests and results of measurements, shared by the measuring, planning and writing code."""
 
 from collections.abc import Callable
 from hashlib import sha256
@@ -15,13 +15,13 @@ from quantize.types import Rounding
 
 T = TypeVar("T")
 MeasureTier = Literal["balanced", "max"]
-MOMENT_BYTES = 2 << 30  # of second moments that are held at a time
+MOMENT_BYTES = 2 << 30  # maximum size of the Hessians held in memory
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a phase is: `done` of `total` units of work (not counts), and the seconds it should still take.
+    """Progress of a phase: `done` of `total` units of work (not counts), and the remaining seconds.
 
-    Within a job `share` is how much of the whole is done, 0 to 1, and `left_s` what the whole should still take.
+    Within a job, `share` is the finished fraction of the whole job (0 to 1), and `left_s` its remaining seconds.
     """
 
     phase: str
@@ -33,26 +33,27 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def encode(value: object) -> bytes:
-    """A request as JSON; paths become strings."""
+    """Encode a request as JSON; paths become strings."""
     return msgspec.json.encode(value, enc_hook=str)
 
 
 def decode(raw: bytes | str, kind: type[T]) -> T:
-    """A request from JSON."""
+    """Decode a request from JSON."""
     return msgspec.json.decode(raw, type=learned(kind), dec_hook=lambda found, value: found(value))
 
 
 OnProgress = Callable[[Progress], None]
 CancelCheck = Callable[[], bool]
-Step = Callable[[float, float, str], None]  # done, total, detail: what a task tells the child's main loop
+# done, total, detail: a task's progress report to the child process's main loop
+Step = Callable[[float, float, str], None]
 
 
 class TensorEvidence(msgspec.Struct, frozen=True, kw_only=True):
-    """One tensor: how much of its output each type spoils, and what that costs the model.
+    """Quantization errors of one tensor by type, and their effect on the model.
 
-    `alpha` is KL divergence (nats a token) for each unit of relative output error; `errors[rounding][qtype]` is
-    tr(dW H dW^T) / tr(W H W^T), and the share that inputs in 8 bits spoil. Tensors of one `group` were swapped
-    together.
+    `alpha` is the sensitivity: KL divergence (nats per token) per unit of relative output error.
+    `errors[rounding][qtype]` is tr(dW H dW^T) / tr(W H W^T), plus the error of 8-bit inputs. Tensors of the same
+    `group` were swapped together.
     """
 
     name: str
@@ -62,9 +63,9 @@ class TensorEvidence(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
-    """Measured damage of every quantizable tensor of one file.
+    """Measured KL divergence of every quantizable tensor of one file.
 
-    `tier` says how alpha was found: by swapping bands of layers, or tensor by tensor.
+    `tier` tells how the sensitivity was measured: by swapping bands of layers, or tensor by tensor.
     """
 
     version: int = 1
@@ -78,22 +79,23 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def sha256(self) -> str:
-        """Hash of everything in it."""
+        """Hash of all fields."""
         return sha256(msgspec.json.encode(self)).hexdigest()
 
     def damage(self, rounding: Rounding) -> dict[str, dict[str, float]]:
-        """Expected KL divergence (nats a token) by tensor and type, each alone."""
+        """Expected KL divergence (nats per token) by tensor and type, with only that tensor quantized."""
         return {t.name: {q: t.alpha * e for q, e in t.errors[rounding].items()} for t in self.tensors}
 
 
 class MeasureRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What to measure. `source` is a GGUF file (F32, F16, BF16 or Q8_0); `calibration` a UTF-8 text.
+    """What to measure. `source` is a GGUF file (F32, F16, BF16 or Q8_0), `calibration` a UTF-8 text.
 
-    `cache_dir` keeps everything by content hash: a second run, or one after a kill, continues where it was.
-    `max_tokens` bounds the calibration text, `probe_tokens` what each swap is judged on, `memory_bytes` the second
-    moments held at a time. `arithmetic` is what sums are computed with (`quantize.reproducible_math`; empty: what
-    this CPU does best); the cache separates measurements by it. `source_sha256` and `calibration_sha256` are the
-    hashes of the files when the job began (empty: whatever they are).
+    `cache_dir` stores all results by content hash, so that a repeated or interrupted run continues from there.
+    `max_tokens` limits the calibration text, `probe_tokens` the text used for each swap, and `memory_bytes` the
+    Hessians held in memory at a time. `arithmetic` selects the instruction set for sums
+    (`quantize.reproducible_math`; empty: the fastest on this CPU); the cache separates measurements by it.
+    `source_sha256` and `calibration_sha256` are the hashes of the files at the start of the job (empty: use the
+    current files).
     """
 
     source: Path
@@ -112,7 +114,7 @@ class MeasureRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """The evidence and where its parts lie: the importance matrix as llama.cpp's GGUF, the folder of the cache."""
+    """The measurements, the importance matrix in llama.cpp's GGUF format, and the cache folder."""
 
     evidence: Evidence
     imatrix: Path
@@ -122,8 +124,8 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
 class RoundRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Round the tensors of `types` (tensor name to type) of a source.
 
-    "stock" uses the importance matrix in `imatrix`, or none; every other rounding needs the second moments in
-    `measure`'s cache, and measures again what is gone.
+    "stock" uses the importance matrix in `imatrix`, or none. Every other rounding needs the Hessians in `measure`'s
+    cache; missing ones are measured again.
     """
 
     measure: MeasureRequest
@@ -133,7 +135,7 @@ class RoundRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PackedTensor(msgspec.Struct, frozen=True, kw_only=True):
-    """One finished tensor: (rows, row_bytes) uint8, experts one after the other, mapped from the cache."""
+    """One finished tensor: (rows, row_bytes) uint8, expert after expert, memory-mapped from the cache."""
 
     name: str
     qtype: str
@@ -141,10 +143,11 @@ class PackedTensor(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VerifyRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Compare finished files with a reference on a text; the second half of each window counts.
+    """Compare finished files with a reference on a text; only the second half of each window counts.
 
-    All files are open at once: each needs its size in memory beside the reference's. With `min_tokens` it ends as
-    soon as so many tokens were seen and the interval tells whether the first file is better than the second.
+    All files are open at the same time, so memory must hold them and the reference. With `min_tokens` the
+    comparison stops after that many tokens, once the interval shows whether the first file is better than the
+    second.
     """
 
     reference: Path

@@ -1,7 +1,8 @@
-"""Arithmetic that comes out the same on every processor of a kind, for plans that travel.
+"""Arithmetic with identical results on every CPU of the same architecture level, for portable plans.
 
-Sums of floats depend on their order, and that on the width of a CPU's instructions: llama.cpp, OpenBLAS and
-numpy each pick kernels for the CPU they run on. A child that is told to leaves the wider ones alone.
+Floating-point sums depend on their order, and the order depends on the width of the CPU's instructions: llama.cpp,
+OpenBLAS and numpy each choose kernels for the CPU they run on. On request, a child process does not use the wider
+ones.
 """
 
 import os
@@ -12,18 +13,18 @@ from typing import Final
 
 from devices.backends.libraries import built_libraries, library_folder
 
-# AVX2, FMA and F16C: what CPUs of the last ten years have in common.
+# AVX2, FMA and F16C: supported by nearly all x86 CPUs of the last ten years.
 PORTABLE: Final = "x86-64-v3"
-_VARIANT: Final = "cpu-haswell"  # the library of ggml's CPU backend that needs no more
+_VARIANT: Final = "cpu-haswell"  # the ggml CPU backend library for exactly this level
 _BLAS: Final = "Haswell"  # Source: OpenBLAS, driver/others/dynamic.c, corename
 _WIDER: Final = ("X86_V4", "AVX512", "AVX10")  # Source: numpy, meson_cpu/x86/meson.build
 _LIBRARY: Final = "TESSERA_CPU_LIBRARY"
 
 
 def arithmetic_here() -> str:
-    """`PORTABLE` where this installation and processor have it, otherwise "".
+    """`PORTABLE` if this installation and CPU support it, otherwise "".
 
-    A llama.cpp that was compiled for one CPU has none of the variants, and other systems' BLAS none either.
+    A llama.cpp that was compiled for one CPU lacks the CPU variants, and on other systems numpy's BLAS lacks them.
     """
     import numpy as np  # noqa: PLC0415  the parent of a child that measures may do without it
 
@@ -34,7 +35,7 @@ def arithmetic_here() -> str:
 
 
 def environment_of(request: Mapping[str, object] | object) -> dict[str, str]:
-    """What a child needs in its environment for the arithmetic that its request, or one within, asks for."""
+    """Environment variables for the child process, for the arithmetic in the request (or a nested one)."""
     for part in ("round", "measure"):
         request = getattr(request, part, request)
     if getattr(request, "arithmetic", "") != PORTABLE:
@@ -52,7 +53,7 @@ def environment_of(request: Mapping[str, object] | object) -> dict[str, str]:
 
 
 def cpu_library() -> Path | None:
-    """The one library of ggml's CPU backend that this child shall compute with; None: the best one."""
+    """The ggml CPU backend library that this child process must use; None: the fastest one."""
     named = os.environ.get(_LIBRARY)
     return Path(named) if named else None
 

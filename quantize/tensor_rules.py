@@ -1,4 +1,4 @@
-"""What llama.cpp allows for a tensor: which are quantized at all, and what a type becomes on an unfit row.
+"""llama.cpp's rules per tensor: whether it is quantized, and the fallback type if its rows do not fit the blocks.
 
 Source of all rules: llama.cpp, src/llama-quant.cpp (tensor_allows_quantization, tensor_type_fallback,
 tensor_requires_imatrix), at the commit of llama-cpp-python 0.3.36.
@@ -7,7 +7,7 @@ tensor_requires_imatrix), at the commit of llama-cpp-python 0.3.36.
 from quantize.ggml_types import BLOCK_SIZES, GgmlType, row_bytes
 from quantize.types import TensorSpec
 
-# Fragments of names that stay as they are: norms, routers, tiny or positional tables, vision and audio parts.
+# Name fragments of tensors that keep their type: norms, routers, tiny or positional tables, vision and audio parts.
 _EXCLUDED_FRAGMENTS = (
     "_norm.weight",
     "ffn_gate_inp.weight",
@@ -51,7 +51,7 @@ _EMBEDDINGS_OR_HEAD = frozenset({"token_embd.weight", "per_layer_token_embd.weig
 
 
 def num_dims(shape: tuple[int, ...]) -> int:
-    """Dimensions as ggml counts them: trailing ones do not count."""
+    """Number of dimensions as ggml counts them: without trailing dimensions of size 1."""
     dims = len(shape)
     while dims > 1 and shape[dims - 1] == 1:
         dims -= 1
@@ -59,7 +59,7 @@ def num_dims(shape: tuple[int, ...]) -> int:
 
 
 def allows_quantization(tensor: TensorSpec) -> bool:
-    """Whether llama.cpp quantizes this tensor at all; the others keep their type."""
+    """Whether llama.cpp quantizes this tensor; other tensors keep their type."""
     name = tensor.name
     return (
         num_dims(tensor.shape) > 1
@@ -70,7 +70,7 @@ def allows_quantization(tensor: TensorSpec) -> bool:
 
 
 def effective_type(wanted: GgmlType, row_values: int) -> GgmlType:
-    """The type a row of `row_values` values really gets when `wanted` is asked for."""
+    """The type that a row of `row_values` values gets if `wanted` is requested."""
     if row_values % BLOCK_SIZES[wanted][0] == 0:
         return wanted
     fallback = GgmlType[wanted.traits.fallback or wanted.name]
@@ -78,13 +78,13 @@ def effective_type(wanted: GgmlType, row_values: int) -> GgmlType:
 
 
 def needs_imatrix(name: str, qtype: GgmlType) -> bool:
-    """Whether this tensor may get this type only with an importance matrix."""
+    """Whether this tensor needs an importance matrix for this type."""
     needed = qtype.traits.imatrix
     return needed == "always" or (needed == "weights" and name not in _EMBEDDINGS_OR_HEAD)
 
 
 def tensor_bytes(tensor: TensorSpec, qtype: GgmlType) -> int:
-    """Bytes of the tensor's data at a type its rows fit, without alignment.
+    """Bytes of the tensor's data in a type, without alignment.
 
     Raises: ValueError: the row is not a whole number of blocks.
     """

@@ -1,4 +1,4 @@
-"""What the quantizer's parts hand to each other: tensors, budgets, plans, reports."""
+"""Data types shared by the quantizer's modules: tensors, size targets, plans and reports."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -9,15 +9,16 @@ import msgspec
 Tier = Literal["instant", "balanced", "max"]
 GoalKind = Literal["budget", "fit", "bpw", "mix"]
 DeviceKind = Literal["cpu", "gpu", "npu"]
-# What a converted model is mostly of; "auto": what its folder has.
+# Type of most tensors of a converted model; "auto" follows the source (see `quantize.convert.folder`).
 FloatType = Literal["auto", "F16", "BF16", "F32"]
 
 
 class Rounding(StrEnum):
     """How weights are rounded.
 
-    `STOCK` is byte for byte what llama-quantize writes with the importance matrix; `ROWS` gives each row the best
-    of three exponents of it; `GPTQ` chooses integers against second moments, on the scales that ggml chose.
+    `STOCK` writes the same bytes as llama-quantize with the importance matrix. `ROWS` tries three exponents of the
+    importance matrix and takes the best one per row. `GPTQ` keeps ggml's scales and chooses the integers with the
+    Hessian.
     """
 
     STOCK = "stock"
@@ -26,15 +27,15 @@ class Rounding(StrEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> "Rounding | None":
-        """What plans, reports, measurements and scripts of earlier versions say."""
+        """Map names from plans, reports, measurements and scripts of earlier versions."""
         return cls.GPTQ if value == "craft" else None
 
 
 class TensorSpec(msgspec.Struct, frozen=True):
-    """One tensor of a model, as its header says.
+    """One tensor of a model, as described in the file header.
 
-    `shape` is in ggml order: shape[0] is the row length; a stack of experts has three dimensions.
-    `qtype` is the GGML type's name ("F16", "Q4_K").
+    `shape` is in ggml order: shape[0] is the row length. A stack of experts has three dimensions. `qtype` is the
+    GGML type's name ("F16", "Q4_K").
     """
 
     name: str
@@ -43,12 +44,12 @@ class TensorSpec(msgspec.Struct, frozen=True):
 
     @property
     def row_values(self) -> int:
-        """Values in one row."""
+        """Number of values in one row."""
         return self.shape[0]
 
     @property
     def num_rows(self) -> int:
-        """Rows over all experts."""
+        """Number of rows, over all experts."""
         rows = 1
         for extent in self.shape[1:]:
             rows *= extent
@@ -56,14 +57,14 @@ class TensorSpec(msgspec.Struct, frozen=True):
 
     @property
     def num_values(self) -> int:
-        """Values in the tensor."""
+        """Number of values in the tensor."""
         return self.row_values * self.num_rows
 
 
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """The facts about a model that decide a mix.
+    """The properties of a model that determine its quantization recipe.
 
-    `num_heads` and `num_kv_heads` are the first layer's, as llama.cpp's own rules use them.
+    `num_heads` and `num_kv_heads` are those of the first layer, as in llama.cpp's rules.
     """
 
     architecture: str
@@ -75,9 +76,9 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Lock(msgspec.Struct, frozen=True):
-    """A user's wish for the tensors whose name `pattern` (a regular expression) finds.
+    """A type set by the user for all tensors whose name matches `pattern` (a regular expression).
 
-    `at_least`: the type is a minimum of bits a weight, not the exact type.
+    With `at_least` the type is a minimum of bits per weight, otherwise the exact type.
     """
 
     pattern: str
@@ -86,7 +87,7 @@ class Lock(msgspec.Struct, frozen=True):
 
 
 class KvOption(msgspec.Struct, frozen=True):
-    """One way to store the KV cache: types of K and V, bytes at the promised context, damage in KLD."""
+    """A KV cache type: types of K and V, bytes at the requested context length, and `damage` as KL divergence."""
 
     type_k: str
     type_v: str
@@ -95,10 +96,11 @@ class KvOption(msgspec.Struct, frozen=True):
 
 
 class Goal(msgspec.Struct, frozen=True, kw_only=True):
-    """What a plan was asked for.
+    """The goal of a plan.
 
-    `limit_bytes` bounds the whole file ("budget", "bpw"), or weights and KV cache together ("fit"; what else
-    a load needs is `fixed_bytes` and already taken off). `mix` names a stock mix or a uniform type.
+    `limit_bytes` limits the whole file ("budget", "bpw"), or weights plus KV cache ("fit"). For "fit",
+    `fixed_bytes` is the other memory that a load needs; `limit_bytes` already excludes it. `mix` names a llama.cpp
+    preset or a single type for all tensors.
     """
 
     kind: GoalKind
@@ -111,7 +113,7 @@ class Goal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EvidenceRef(msgspec.Struct, frozen=True, kw_only=True):
-    """What the damage figures rest on, by hash, so that a plan can be rebuilt."""
+    """Hashes of the measurements behind a plan's KL divergences, so that the plan can be rebuilt."""
 
     tier: Tier
     has_imatrix: bool
@@ -122,7 +124,7 @@ class EvidenceRef(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TensorPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The decision about one tensor. `num_bytes` is unaligned; `wanted` is the type before a fallback."""
+    """The type chosen for one tensor. `num_bytes` is unaligned; `wanted` is the type before a fallback."""
 
     name: str
     shape: tuple[int, ...]
@@ -135,9 +137,10 @@ class TensorPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StockPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """A stock mix of llama.cpp on the same model: bytes of the whole file, damage by the same evidence.
+    """A llama.cpp preset applied to the same model. `file_bytes` is the size of the whole file.
 
-    `damage` None: the evidence does not cover every type of the mix.
+    `damage` is the KL divergence predicted from the same measurements. It is None if they do not cover every type
+    of the preset.
     """
 
     name: str
@@ -148,11 +151,11 @@ class StockPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QuantPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """A precision for every tensor, and why: enough to explain and rebuild the file.
+    """A type for every tensor, with enough information to explain and rebuild the file.
 
-    `file_bytes` is the exact size of the finished file, `smallest_bytes` that of the smallest possible one.
-    `gap` is how far, in damage, the plan may be from the best one (0: proved optimal).
-    `decode_cost` is time for one token relative to the same model all in Q4_K.
+    `file_bytes` is the exact size of the finished file, `smallest_bytes` the smallest possible size. `gap` is the
+    maximum difference in KL divergence from the optimal plan (0: proved optimal). `decode_cost` is the decoding
+    time per token, relative to the same model in Q4_K throughout.
     """
 
     version: int = 1
@@ -175,13 +178,13 @@ class QuantPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def bpw(self) -> float:
-        """Bits of the file's tensors for each weight."""
+        """Bits per weight over the file's tensors."""
         values = sum(_values(t.shape) for t in self.tensors)
         return 8 * sum(t.num_bytes for t in self.tensors) / max(1, values)
 
     @property
     def types(self) -> dict[str, str]:
-        """Tensor name to type name."""
+        """Type names by tensor name."""
         return {t.name: t.qtype for t in self.tensors}
 
 
@@ -193,7 +196,7 @@ def _values(shape: tuple[int, ...]) -> int:
 
 
 class Interval(msgspec.Struct, frozen=True):
-    """A figure and the bounds between which it lies in 95 % of resampled texts."""
+    """A value with its 95 % interval over resampled texts."""
 
     value: float
     low: float
@@ -201,11 +204,12 @@ class Interval(msgspec.Struct, frozen=True):
 
 
 class FileReport(msgspec.Struct, frozen=True, kw_only=True):
-    """How one file's predictions differ from the reference's on held-out text.
+    """Difference between one file's predictions and the reference's on held-out text.
 
-    KL divergences in nats a token; `top1_agreement_frac` is how often the likeliest token is the same; perplexities
-    are of the text itself. Intervals are by bootstrap over windows of text. `ratio` is the mean KL divergence over
-    that of the last file of the same comparison, window by window; None where it stood alone.
+    KL divergences are in nats per token. `top1_agreement_frac` is the fraction of positions with the same top
+    token. Perplexities are of the text itself. Intervals come from a bootstrap over text windows. `ratio` is the
+    mean KL divergence divided by that of the last file of the same comparison, paired by window. It is None if only
+    one file was measured.
     """
 
     path: str
@@ -221,7 +225,7 @@ class FileReport(msgspec.Struct, frozen=True, kw_only=True):
     ratio: Interval | None = None
 
 
-# The texts that come with the project: one to fit to, another to judge by.
+# Bundled texts: one for calibration, one held out for evaluation.
 
 _TEXTS = Path(__file__).resolve().parent.parent / "assets" / "text"
 CALIBRATION = _TEXTS / "calibration.txt"

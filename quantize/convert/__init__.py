@@ -1,1 +1,1 @@
-"""Hugging Face folders to GGUF, one file an architecture family, without torch."""
+"""Converts Hugging Face folders to GGUF without torch; one module per architecture family."""

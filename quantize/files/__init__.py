@@ -1,1 +1,1 @@
-"""Model files: read without trusting them, written whole or not at all."""
+"""Model files: read as untrusted input, written completely or not at all."""

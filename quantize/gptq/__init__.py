@@ -1,1 +1,1 @@
-"""Rounding that knows the inputs: ggml's own block scales, integers chosen again against second moments."""
+"""GPTQ rounding: keeps ggml's block scales and chooses the integers with the Hessian."""

@@ -1,1 +1,1 @@
-"""One quantization from end to end, and what its children do."""
+"""The steps of a whole quantization job, and the tasks of its child processes."""

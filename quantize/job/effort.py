@@ -1,4 +1,4 @@
-"""How thorough a job is, from seconds to hours, and which of that fits a given time."""
+"""Effort levels of a job, from seconds to hours, and the best one for a given time."""
 
 import msgspec
 
@@ -10,7 +10,7 @@ from quantize.types import Goal, ModelSpec, Rounding, Tier
 
 
 class Effort(msgspec.Struct, frozen=True, kw_only=True):
-    """One step of thoroughness. `kld_factor` is the damage to expect, that of the usual step being 1."""
+    """One effort level. `kld_factor` is the expected KL divergence relative to the balanced level."""
 
     name: str
     tier: Tier
@@ -21,9 +21,9 @@ class Effort(msgspec.Struct, frozen=True, kw_only=True):
     kld_factor: float
 
 
-# From quick to thorough. `verify_tokens` is what a comparison takes as a rule: it ends when it is clear.
+# From quick to thorough. `verify_tokens` is the usual length of a comparison, which stops once the result is clear.
 # Measured: factors of the output error by tokens, docs/log.md ("Quantization in minutes"), and of max and instant
-# ("Smoothing in balanced"); instant is allocation by priors with ggml's rounding against GPTQ.
+# ("Smoothing in balanced"); instant is allocation by priors with ggml's rounding, compared with GPTQ.
 EFFORTS = (
     Effort(
         name="instant", tier="instant", rounding=Rounding.STOCK, max_tokens=0, probe_tokens=0, verify_tokens=2048,
@@ -45,7 +45,7 @@ EFFORTS = (
 
 
 class Spent(msgspec.Struct, frozen=True, kw_only=True):
-    """What a given time is spent on, the seconds it should take, and what more would buy (empty: nothing)."""
+    """The effort level for a given time, its expected seconds, and the benefit of more time (empty: none)."""
 
     effort: Effort
     seconds: float
@@ -53,16 +53,17 @@ class Spent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def effort_of(tier: Tier) -> Effort:
-    """The usual step of a tier."""
+    """The default level of a tier."""
     return next(e for e in EFFORTS if e.name == tier)
 
 
-# Bits a weight of a whole file below which the smallest types are measured too: ggml takes long to round to them.
+# Below this many bits per weight of the whole file, the smallest types are measured too; ggml rounds to them
+# slowly.
 _SMALL_BITS = 3.5
 
 
 def types_to_measure(request: QuantizeRequest, spec: ModelSpec) -> tuple[str, ...]:
-    """The types whose damage a request asks for: by its goal, and by what this machine was found fast with."""
+    """The types to measure for a request, depending on its goal and on the measured speeds of this machine."""
     small = _is_small(request.goal, spec)
     return tuple(
         t.name
@@ -79,7 +80,7 @@ def _is_small(goal: Goal, spec: ModelSpec) -> bool:
 
 
 def spend(shape: JobShape, time_s: float, rates: Rates) -> Spent:
-    """The step that buys most within a time; the quickest one where none fits."""
+    """The best effort level within a time; the quickest level if none fits."""
     needed = [(e, sum(seconds_by_phase(_at(shape, e), rates).values())) for e in EFFORTS]
     fitting = [(e, s) for e, s in needed if s <= time_s]
     effort, seconds = min(fitting or needed[:1], key=lambda pair: pair[0].kld_factor)
@@ -103,7 +104,7 @@ def job_shape(
     verifies: bool,
     measured: bool = False,
 ) -> JobShape:
-    """What decides how long a request takes on a model."""
+    """The properties that determine how long a request takes on a model."""
     usual = next((e for e in EFFORTS if e.tier == request.tier and e.max_tokens == request.max_tokens), None)
     compared = (usual or effort_of(request.tier)).verify_tokens
     return JobShape(

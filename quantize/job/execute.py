@@ -1,4 +1,7 @@
-"""One quantization from end to end: convert, measure, plan, write, prove, publish. Native work is in children."""
+"""Runs a whole quantization job: convert, measure, plan, write, verify, publish.
+
+Native code runs in child processes.
+"""
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -79,11 +82,11 @@ from quantize.plan.plan import Question, given_plan, make_plan
 from quantize.plan.priors import prior_damage
 from quantize.types import EvidenceRef, FileReport, ModelSpec, Rounding
 
-# The phases of a job: what they report, what ends them, how long they took.
+# The phases of a job: progress, cancellation and duration.
 
 
 class Phases:
-    """`seconds` by phase, for as long as each took in all."""
+    """Runs the phases of a job; `seconds` holds the total duration of each phase by name."""
 
     def __init__(self, on_progress: OnProgress, cancelled: CancelCheck) -> None:
         self.on_progress = Bar(on_progress)
@@ -92,7 +95,7 @@ class Phases:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Time a phase. Raises: Cancelled, before it."""
+        """Time a phase. Raises: Cancelled, before the phase starts."""
         if self.cancelled():
             raise Cancelled
         self.on_progress(Progress(phase=name, done=0.0, total=1.0))
@@ -103,8 +106,8 @@ class Phases:
             self.seconds[name] = round(self.seconds.get(name, 0.0) + time.monotonic() - started, 3)
 
 
-# Phases of the workers inside a phase of the job, with their part of it.
-# Measured: docs/log.md, "Quantization in minutes" ("Phases").
+# Worker phases within a phase of the job: (job phase, start, fraction). Measured: docs/log.md, "Quantization in
+# minutes" ("Phases").
 _INSIDE: dict[str, tuple[str, float, float]] = {
     "smooth": ("measure", 0.0, 0.02),
     "survey": ("measure", 0.0, 0.02),
@@ -113,12 +116,15 @@ _INSIDE: dict[str, tuple[str, float, float]] = {
     "alpha": ("measure", 0.56, 0.44),
     "prepare": ("convert", 0.0, 1.0),
 }
-# What the forecast weighs against the pace so far, as a share of the whole.
+# Weight of the forecast against the pace so far, as a fraction of the whole job.
 _TRUST_FRAC = 0.1
 
 
 class Bar:
-    """Passes progress on with the share of the whole and the seconds left; `expect` says what is to come."""
+    """Forwards progress, with the finished fraction of the whole job and the remaining seconds.
+
+    Call `expect` first.
+    """
 
     def __init__(self, on_progress: OnProgress) -> None:
         self._on_progress = on_progress
@@ -127,13 +133,13 @@ class Bar:
         self._started = time.monotonic()
 
     def expect(self, phases: Mapping[str, float]) -> None:
-        """Seconds by phase, in the order in which they come."""
+        """Set the expected seconds of each phase, in order."""
         self._phases = dict(phases)
 
     def __call__(self, progress: Progress) -> None:
-        """Tell how far the whole is; it never goes back."""
+        """Report the progress of the whole job; it never decreases."""
         total = sum(self._phases.values())
-        if total <= 0:  # what a worker says is left is of its own phase
+        if total <= 0:  # without a forecast, a worker's remaining seconds cover only its own phase
             self._on_progress(msgspec.structs.replace(progress, left_s=None))
             return
         phase, first, part = _INSIDE.get(progress.phase, (progress.phase, 0.0, 1.0))
@@ -157,11 +163,14 @@ def quantize(
     executor: Executor = HERE,
     judge: Judge | None = None,
 ) -> QuantizeReport:
-    """Do the whole job; blocks. The output appears under its own name only when all of it is there and checked.
+    """Run the whole job; blocks. The output gets its final name only when it is complete and verified.
 
-    `judge` asks the tasks of the request's gate; where that vetoes, the report says so and no file is left.
-    Raises: BudgetTooSmall, InvalidOption, BadFile and its kin, BadWeights, UnsupportedModel: the request or source.
-    DiskFull, NotWritable, SourceChanged, ChildDied: the surroundings. Cancelled. No file is left behind then.
+    `judge` runs the tasks of the request's quality gate. If the gate rejects, the report says so and no file is
+    left.
+
+    Raises: BudgetTooSmall, InvalidOption, BadFile and its subclasses, BadWeights, UnsupportedModel: invalid request
+    or source. DiskFull, NotWritable, SourceChanged, ChildDied: problems of the environment. Cancelled. In all these
+    cases no file is left.
     """
     if request.gate is not None and judge is None and not request.plan_only:
         raise InvalidOption("--gate", "nobody here can ask a model tasks")
@@ -180,7 +189,7 @@ def quantize(
 
 
 class _Job:
-    """The state of one run."""
+    """State of one job."""
 
     def __init__(
         self,
@@ -211,7 +220,7 @@ class _Job:
         self._take(request)
 
     def _take(self, request: QuantizeRequest) -> None:
-        """What follows from the request, which a given time may change once the model is known."""
+        """Set the fields that follow from the request; a time budget may change it once the model is known."""
         self.request = request
         mix = request.goal.kind == "mix"
         self.rounding: Rounding = request.rounding or (Rounding.STOCK if mix else effort_of(request.tier).rounding)
@@ -220,7 +229,7 @@ class _Job:
             raise InvalidOption("--tier", f"tier instant measures nothing, which rounding {self.rounding} needs")
 
     def _spend(self, spec: ModelSpec, source_bytes: int) -> None:
-        """Choose how thorough to be by the time that was given."""
+        """Choose the effort level for the request's time budget."""
         request = self.request
         if request.time_s is None:
             return
@@ -241,7 +250,7 @@ class _Job:
         return job_shape(self.request, self.rounding, spec, source_bytes, verifies=self.verifies, measured=measured)
 
     def run(self) -> QuantizeReport:
-        """Every phase in turn."""
+        """Run all phases in order."""
         request = self.request
         if request.plan_only and request.source.is_dir():
             return self._previewed_folder()
@@ -257,7 +266,7 @@ class _Job:
                 self._measure_request(source), even=smooths(self.request, self.rounding)
             )
         self.on_progress.expect(seconds_by_phase(self._shape(spec, model.file_bytes), self.rates))
-        # A preview must not read a model of many gigabytes only to find that nothing is known about it.
+        # A preview must not read a model of many gigabytes only to find that nothing was measured.
         unknown = request.plan_only and not (request.plan or hash_is_cached(source, request.cache_dir))
         with self.phases.phase("hash"):
             source_hash = "" if unknown else model_sha256(source, request.cache_dir)
@@ -281,7 +290,7 @@ class _Job:
         return self._made(source, question, imatrix, rounded, report)
 
     def _planned(self, question: Question, source_hash: str, source_bytes: int) -> QuantizeReport:
-        """The plan and what it will take, as a report of which the rest is still open."""
+        """A report with the plan and its forecast; the results are still empty."""
         with self.phases.phase("plan"):
             given = self.request.plan
             if given is None:
@@ -309,7 +318,7 @@ class _Job:
         )
 
     def _previewed_folder(self) -> QuantizeReport:
-        """The plan for a folder that was never converted."""
+        """Plan a folder that was never converted."""
         task = ConvertRequest(folder=self.request.source, out=self.output.path)
         with self.phases.phase("prepare"):
             found = answer_of(Prepared, "prepare", task, self.on_progress, self.cancelled)
@@ -327,7 +336,7 @@ class _Job:
         rounded: dict[str, str],
         report: QuantizeReport,
     ) -> QuantizeReport:
-        """Write, compare, publish."""
+        """Write, compare and publish."""
         plan, basis = report.plan, self.basis.path
         rival = stock_rival(question, plan, self.rounding) if self.verifies else None
         self.output.require_disk(plan.file_bytes + (rival.file_bytes if rival else 0))
@@ -422,7 +431,7 @@ class _Job:
             return found
 
     def _measure_cache(self, source: Path) -> None:
-        """What each way to store the cache costs this model, where one is to be chosen."""
+        """Measure the KL divergence of each KV cache type for this model, if there is a choice."""
         if has_choice(self.request):
             with self.phases.phase("measure"):
                 task = self._measure_request(source)
@@ -431,7 +440,7 @@ class _Job:
     def _measure_request(self, source: Path) -> MeasureRequest:
         return MeasureRequest(
             source=source,
-            # A copy of our own is nobody's to change.
+            # No other program changes Tessera's own copy, so it needs no hash.
             source_sha256="" if self.basis.even.changed and source == self.basis.path else self.source_sha256,
             calibration=self.request.calibration,
             calibration_sha256=self.text_sha256,
@@ -446,7 +455,7 @@ class _Job:
         )
 
     def _inputs(self, source: Path) -> Path | None:
-        """The importance matrix that a given plan needs, with second moments in the cache."""
+        """The importance matrix for a given plan; also stores the Hessians in the cache."""
         if self.rounding == Rounding.STOCK and self.request.tier == "instant":
             return self.request.imatrix
         with self.phases.phase("measure"):
@@ -459,7 +468,7 @@ class _Job:
             return verify(task, self.on_progress, self.cancelled)
 
     def _gated(self, question: Question, ours: WriteRequest, candidates: dict[Mix, Path]) -> GateReport:
-        """Ask the reference and one candidate after the other, until one of them may be kept."""
+        """Test the reference and then the candidates in order, until one passes."""
         assert self.judge is not None
         assert self.request.gate is not None
         source, digest, note = ours.source, self.source_sha256, ""
@@ -476,20 +485,20 @@ class _Job:
         return gate
 
 
-# Which ways to store the KV cache a job chooses among, and what each of them costs the model in hand.
+# KV cache types: whether a job chooses among several, and measuring their cost for this model.
 
 
 def has_choice(request: QuantizeRequest) -> bool:
-    """Whether there is anything to measure, and time for it."""
+    """Whether there are several KV cache types, and whether the tier measures them."""
     return request.tier != "instant" and not request.plan_only and len(request.kv) > 1
 
 
 def measured_cache(
     request: QuantizeRequest, measure: MeasureRequest, on_progress: OnProgress, cancelled: CancelCheck
 ) -> tuple[QuantizeRequest, tuple[KvDamage, ...]]:
-    """The request with what was measured in place of expectations, and the table of it.
+    """The request with measured KL divergences instead of expected ones, and the table of measurements.
 
-    Tier max looks at contexts as long as the one that is promised. Raises: as `kv_damage`.
+    Tier max measures up to the requested context length. Raises: same as `kv_damage`.
     """
     n_ctx = request.goal.n_ctx or 0
     types = {t for o in request.kv for t in (o.type_k, o.type_v)}
@@ -500,7 +509,10 @@ def measured_cache(
 
 
 class Writing:
-    """`measure` says how a file of weights is measured, whose cache has what rounding needs."""
+    """Rounds tensors and writes files.
+
+    `measure` returns the measure request of a weights file; its cache holds the Hessians.
+    """
 
     def __init__(self, phases: Phases, executor: Executor, measure: Callable[[Path], MeasureRequest]) -> None:
         self._phases, self._executor, self._measure = phases, executor, measure
@@ -508,7 +520,7 @@ class Writing:
     def packed(
         self, source: Path, types: dict[str, str], imatrix: Path | None, rounding: Rounding
     ) -> dict[str, Path]:
-        """Finished blocks by tensor; the rest is rounded while the file is written."""
+        """Packed blocks by tensor; the other tensors are rounded while the file is written."""
         if not types:
             return {}
         task = RoundRequest(measure=self._measure(source), types=types, rounding=rounding, imatrix=imatrix)
@@ -517,8 +529,8 @@ class Writing:
         return {t.name: Path(str(getattr(t.blocks, "filename", ""))) for t in tensors}
 
     def written(self, task: WriteRequest) -> Path:
-        """The file that was asked for."""
-        if self._executor is not HERE:  # what writing would round by itself
+        """Write the file and return its path."""
+        if self._executor is not HERE:  # round in the executor what `write` would round itself
             packed = self.packed(task.source, plain_types(task), task.imatrix, Rounding.STOCK)
             task = msgspec.structs.replace(task, packed={**packed, **task.packed})
         with self._phases.phase("write"):
@@ -534,10 +546,10 @@ def question_of(
     measured: Measured | None,
     imatrix: Path | None,
 ) -> Question:
-    """The question for a plan; what was not measured (None) is taken from priors."""
+    """The input for a plan; unmeasured values (None) come from priors."""
     reference = EvidenceRef(
         tier=request.tier,
-        # A plan before measuring counts on the importance matrix that measuring will give.
+        # A plan before measuring assumes the importance matrix that measuring will produce.
         has_imatrix=imatrix is not None or request.tier != "instant",
         imatrix_sha256=file_sha256(imatrix) if imatrix else "",
         sensitivity_sha256=measured.evidence.sha256 if measured else "",
@@ -567,10 +579,10 @@ def publish(
     rounded: Collection[str],
     source: Identity,
 ) -> QuantizeReport:
-    """Stamp the `chosen` file, check it and give it its name; the report with what was found on the way.
+    """Stamp the `chosen` file, check it and give it its final name. Returns the completed report.
 
-    Raises: SourceChanged: it is no longer what it was. BadFile, InvalidOption: as `Output.publish`; other bytes
-    than those of the plan that was followed. OSError.
+    Raises: SourceChanged: the source has changed. BadFile, InvalidOption: as in `Output.publish`, or the file
+    differs from the one that the followed plan describes. OSError.
     """
     given, exports = request.plan, request.export_plan
     provenance = given.provenance if given and report.shipped == "ours" else provenance_of(report, request.tier)

@@ -1,7 +1,7 @@
-"""What a job will take, before it starts: time by phase, disk, memory. Rounded tensors in the cache make it less.
+"""Forecasts a job: time by phase, disk and memory. Rounded tensors in the cache reduce the time.
 
-Work is counted from the model's shape; how fast this machine does it is taken from earlier jobs here, and where
-there were none from a table and what the machine computes in a moment.
+The work follows from the model's shape. The speed of this machine comes from earlier jobs. Without earlier jobs, it
+comes from a table and a short benchmark.
 """
 
 import os
@@ -26,41 +26,42 @@ from quantize.plan.llama_cpp_presets import role_of
 from quantize.tensor_rules import allows_quantization
 from quantize.types import ModelSpec, QuantPlan, Rounding, TensorSpec, Tier
 
-# Phases as `QuantizeReport.seconds` names them, in the order in which a bar goes through them.
+# Phases named as in `QuantizeReport.seconds`, in the order of the progress bar.
 PHASES = ("convert", "hash", "measure", "plan", "round", "write", "verify", "gate")
 Rates = Mapping[str, float]
 
-# Phases that compute: they take as much longer than the table says as this machine is slower.
+# Compute-bound phases: their time scales with the speed of this machine compared with the table's.
 _COMPUTED = ("measure", "round", "verify")
-# Seconds of one core for a unit of work, units as in `_core_seconds`.
-# Measured: docs/log.md, "Quantization in minutes" ("Phases").
+# Seconds of one core per unit of work, units as in `_core_seconds`. Measured: docs/log.md, "Quantization in
+# minutes" ("Phases").
 _EVAL_FLOPS, _GRAM_FLOPS = 150e9, 70e9
 _HASH_BYTES, _WRITE_WEIGHTS, _CONVERT_BYTES = 400e6, 16e6, 150e6
 _LOGIT_S = 12e-9  # comparing one logit with the reference's
 _PLAIN_S, _GPTQ_S, _GPTQ_COLUMN_S, _FACTOR_S = 1.7e-6, 0.27e-6, 0.12e-9, 3.5e-11
-# Bytes of weights read for one token of an answer, by all cores together. Measured: docs/log.md, engine.
+# Bytes of weights read per generated token, by all cores together. Measured: docs/log.md, engine.
 _DECODE_BYTES = 10e9
-_GATE_FILE_FRAC = 0.3  # of the 16 bits of the source, for a forecast before there is a file
-# A weight whose eight signs are chosen together with their points, ggml's search three times included; and what the
-# smallest types take more while errors are measured: ggml's search in all of them, and choosing.
-# Measured: docs/log.md, "Points and signs".
+_GATE_FILE_FRAC = 0.3  # of the source's 16 bits, for a forecast before there is a file
+# Seconds per weight of choosing eight signs together with their codebook entries, including three runs of ggml's
+# search; then the additional seconds of the smallest types while errors are measured: ggml's search for all of
+# them, and the choice. Measured: docs/log.md, "Points and signs".
 _OCTET_S, _SMALLEST_PLAIN_S, _SMALLEST_GPTQ_S = 3.3e-6, 1.1e-6, 6.6e-6
-_LOAD_S = 1.0  # starting a child and loading Python's libraries
-_VERIFY_RUNS = 4.3  # the source once, and two quantized files, which are slower at many tokens at a time
+_LOAD_S = 1.0  # starting a child process and loading Python's libraries
+_VERIFY_RUNS = 4.3  # the source once, and two quantized files, which are slower for large batches
 _SAMPLED_ROWS = 128
-_SMOOTHING_TOKENS = 2 * 4096  # what channels are like, and what scaling makes of them
-_SWAPPED_FRACTION = 0.55  # of a model that a swap is evaluated on, on average: from its layer on
-_TYPES = 7  # that a row is rounded to by GPTQ, on average
+_SMOOTHING_TOKENS = 2 * 4096  # measuring the channels, and measuring them again after scaling
+_SWAPPED_FRACTION = 0.55  # average fraction of the model that is evaluated after a swap: from its layer to the end
+_TYPES = 7  # average number of types per row that GPTQ rounds to
 _MAX_RATES = 5
-# Phases that evaluate the model, and so take other times with layers on the GPU.
+# Phases that evaluate the model; their duration changes with layers on the GPU.
 _EVALUATING = frozenset({"measure", "verify"})
 
 
 class JobShape(msgspec.Struct, frozen=True, kw_only=True):
-    """What decides how long a job takes. `verify_tokens` 0: nothing is compared; `gate` None: no task is asked.
+    """The properties that determine a job's duration.
 
-    `gpu_layers` are evaluated on the GPU. `octet_weights` are rounded to types of lattices (known with a plan);
-    `smallest`: the damage of the smallest types is measured too. `measured`: the cache has what is measured.
+    `verify_tokens` 0 skips the comparison; `gate` None skips the quality gate. `gpu_layers` are evaluated on the
+    GPU. `octet_weights` are rounded to codebook types (known with a plan). With `smallest`, the KL divergence of
+    the smallest types is measured too. With `measured`, the cache already holds the measurements.
     """
 
     model: ModelSpec
@@ -80,9 +81,9 @@ class JobShape(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def seconds_by_phase(shape: JobShape, rates: Rates) -> dict[str, float]:
-    """Seconds by phase, in order; phases that do not happen are left out.
+    """Seconds by phase, in order; omits phases that do not run.
 
-    What earlier jobs with layers on the GPU took counts for such jobs; before the first the CPU's rate does.
+    Jobs with layers on the GPU use the rates of earlier such jobs; without any they use the CPU's rates.
     """
     cores = max(1, shape.threads)
     return {
@@ -93,14 +94,14 @@ def seconds_by_phase(shape: JobShape, rates: Rates) -> dict[str, float]:
 
 
 def _rate_name(phase: str, shape: JobShape) -> str:
-    """Under what a phase's rate is kept: those that evaluate apart with all layers, or some, on the GPU."""
+    """Key of a phase's rate; phases that evaluate the model have separate keys with layers on the GPU."""
     if not shape.gpu_layers or phase not in _EVALUATING:
         return phase
     return f"{phase} {'gpu' if shape.gpu_layers >= shape.model.num_layers else 'part'}"
 
 
 def forecast(shape: JobShape, plan: QuantPlan, rates: Rates) -> Forecast:
-    """Seconds, bytes of free disk and bytes of memory for the whole job that ends in this plan."""
+    """Seconds, free disk bytes and memory bytes for the whole job with this plan."""
     shape = msgspec.structs.replace(shape, octet_weights=_octet_weights(plan))
     file_bytes = plan.file_bytes
     phases = seconds_by_phase(shape, rates)
@@ -120,7 +121,10 @@ def forecast(shape: JobShape, plan: QuantPlan, rates: Rates) -> Forecast:
 
 
 def learned_rates(cache_dir: Path) -> dict[str, float]:
-    """How much slower than the table this machine is: in the last jobs, by phase and apart with a GPU, or now."""
+    """Slowdown of this machine relative to the table, by phase.
+
+    It comes from the last jobs (separately with a GPU), otherwise it is measured now.
+    """
     found = read_json(cache_dir / "rates.json")
     rates = found if isinstance(found, dict) else {}
     rates = {p: median(map(float, values)) for p, values in rates.items() if isinstance(values, list) and values}
@@ -130,10 +134,11 @@ def learned_rates(cache_dir: Path) -> dict[str, float]:
 
 
 def learn_rates(cache_dir: Path, shape: JobShape, report: QuantizeReport, whole: Collection[str]) -> None:
-    """Remember how long the phases took that were done in full. Raises: DiskFull. OSError."""
+    """Store the durations of the phases that ran completely. Raises: DiskFull. OSError."""
     found = read_json(cache_dir / "rates.json")
     rates: dict[str, list[float]] = found if isinstance(found, dict) else {}
-    # Half of each window counts, and a comparison ends when it is clear: what was seen is what took the time.
+    # Half of each window counts, and a comparison stops once it is clear: the time covers only the evaluated
+    # tokens.
     seen = max((r.tokens * 2 for r in report.file_reports), default=0) if report.stock else 0
     shape = msgspec.structs.replace(shape, verify_tokens=seen, octet_weights=_octet_weights(report.plan))
     for phase, expected in seconds_by_phase(shape, {}).items():
@@ -145,17 +150,17 @@ def learn_rates(cache_dir: Path, shape: JobShape, report: QuantizeReport, whole:
 
 
 def _octet_weights(plan: QuantPlan) -> int:
-    """The weights of a plan that get types of lattices."""
+    """Number of weights in a plan that get codebook types."""
     return sum(prod(t.shape) for t in plan.tensors if t.qtype in LATTICES and t.qtype != t.source_qtype)
 
 
 def _core_seconds(shape: JobShape) -> dict[str, float]:
-    """Seconds of one core by phase, on the machine of the table."""
+    """Seconds of one core by phase, on the reference machine of the table."""
     model = shape.model
     matrices = [t for t in model.tensors if allows_quantization(t)]
     weights = float(sum(t.num_values for t in matrices))
     head = _head_values(model)
-    # Embeddings are only looked up; where there is no other head they are multiplied, by predicted positions alone.
+    # Embeddings are only looked up. If there is no separate head, they are multiplied at predicted positions only.
     body = weights - sum(t.num_values for t in matrices if role_of(t.name) in {Role.TOKEN_EMBD, Role.OUTPUT})
     vocab = next((t.shape[1] for t in matrices if role_of(t.name) is Role.TOKEN_EMBD), 0)
 
@@ -179,7 +184,8 @@ def _core_seconds(shape: JobShape) -> dict[str, float]:
         phases["verify"] = _VERIFY_RUNS * (evaluated(shape.verify_tokens, 0.5) + weights / 1e9) + _LOAD_S
     if shape.gate is not None:
         gate = shape.gate
-        read_s = 2 * weights * (1 + _GATE_FILE_FRAC) / _DECODE_BYTES * shape.threads  # memory serves all cores
+        # all cores share the memory bandwidth
+        read_s = 2 * weights * (1 + _GATE_FILE_FRAC) / _DECODE_BYTES * shape.threads
         phases["gate"] = 2 * evaluated(gate.prompt_tokens, 0.0) + gate.answer_tokens * read_s + 4 * _LOAD_S
     return phases
 
@@ -192,7 +198,8 @@ def _measuring(shape: JobShape, matrices: list[TensorSpec], evaluated: Callable[
     sampled = [min(t.num_rows, _SAMPLED_ROWS) * t.row_values for t in matrices]
     by_gptq = 1.0 if shape.tier == "max" else min(1.0, probed / max(1, 4 * shape.model.num_layers))
     return (
-        # Once, also where moments do not fit into memory at once: each pass continues where the one before ended.
+        # Once, even if the Hessians do not fit in memory together: each pass continues where the previous one
+        # ended.
         evaluated(tokens, 0.0)
         + tokens * squares / _GRAM_FLOPS
         + probed * evaluated(shape.probe_tokens, 0.5, _SWAPPED_FRACTION)
@@ -222,19 +229,19 @@ def _head_values(model: ModelSpec) -> int:
     return named.get("output.weight", named.get("token_embd.weight", 0))
 
 
-# A product of two square matrices of floats: some 10 ms. The best of a few is what the machine can do.
+# A product of two square float matrices takes some 10 ms. The best of a few runs is the machine's speed.
 _SIDE = 1024
 _ROUNDS = 5
-# Of one core while all compute, on the machine of the forecast's table.
-# Measured: docs/log.md, "Forecast by the machine's own speed".
+# Speed of one core while all cores compute, on the reference machine of the forecast's table. Measured:
+# docs/log.md, "Forecast by the machine's own speed".
 _TABLE_FLOPS = 160e9
-# Libraries with units for matrices of their own say little of what llama.cpp does without them.
+# Limits: BLAS libraries with matrix units say little about llama.cpp's speed without them.
 _LEAST, _MOST = 0.5, 16.0
-_CACHE_S = 600.0  # what else runs changes in minutes
+_CACHE_S = 600.0  # the load of other programs changes within minutes
 
 
 def slower_than_table() -> float:
-    """Seconds that computing takes here for one of the forecast's table. Takes some 50 ms, once in ten minutes."""
+    """Slowdown of this machine relative to the forecast's table. Takes some 50 ms, once in ten minutes."""
     return _probed(int(time.monotonic() / _CACHE_S))
 
 
@@ -244,7 +251,7 @@ def _probed(_when: int) -> float:
 
     left = np.full((_SIDE, _SIDE), 0.5, dtype=np.float32)
     out = np.empty_like(left)
-    np.matmul(left, left, out=out)  # the library's threads are started by the first
+    np.matmul(left, left, out=out)  # the first product starts the library's threads
     seconds = []
     for _ in range(_ROUNDS):
         started = time.perf_counter()
@@ -255,7 +262,7 @@ def _probed(_when: int) -> float:
 
 
 def _threads() -> int:
-    """As many as numpy's library computes with: what it was told, else the cores this process may use."""
+    """Threads of numpy's BLAS library: as configured, else the cores that this process may use."""
     setting = os.environ.get("OPENBLAS_NUM_THREADS", "")
     allowed = allowed_cores()
     return min(int(setting), allowed) if setting.isdecimal() and int(setting) > 0 else allowed

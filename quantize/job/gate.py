@@ -1,4 +1,4 @@
-"""A task as a gate: the same cases for a file and for what it was made of, and whether the file may be kept."""
+"""A task as a quality gate: the same cases for a file and its source, and whether the file passes."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -12,7 +12,7 @@ Mix = Literal["ours", "stock"]
 
 
 class GateTask(msgspec.Struct, frozen=True, kw_only=True):
-    """What is asked, for a forecast: tokens of all cases together."""
+    """The size of a gate's task, for a forecast: total tokens of all cases."""
 
     name: str
     cases: int
@@ -21,10 +21,11 @@ class GateTask(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GateCheck(msgspec.Struct, frozen=True, kw_only=True):
-    """One file beside the reference on the same cases.
+    """One file compared with the reference on the same cases.
 
-    `lost` only the reference passed, `won` only the file. `loss` is their difference as a share of all cases, with
-    its 95 % interval; `p_value` is McNemar's. `vetoed`: the whole interval is a loss.
+    `lost` counts cases that only the reference passed, `won` those that only the file passed. `loss` is their
+    difference as a fraction of all cases, with its 95 % interval; `p_value` is McNemar's. `vetoed` is True if the
+    whole interval is a loss.
     """
 
     mix: Mix
@@ -39,7 +40,7 @@ class GateCheck(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GateReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a gate measured, file by file. `reference`: what they were compared with, where not with the source."""
+    """The results of a gate by file. `reference` describes the reference if it is not the source."""
 
     task: str
     reference: str
@@ -47,13 +48,13 @@ class GateReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def passed(self) -> Mix | None:
-        """Whose mix may be kept; None: neither."""
+        """The recipe that may be used; None if both were rejected."""
         last = self.checks[-1]
         return None if last.vetoed else last.mix
 
 
 def compared(mix: Mix, before: Sequence[bool], after: Sequence[bool]) -> GateCheck:
-    """The loss from one to the other, case by case: only cases where they differ say anything."""
+    """The paired loss from `before` to `after`: only cases with different results count."""
     change, low, high = paired(before, after)
     lost = sum(a and not b for a, b in zip(before, after, strict=True))
     won = sum(b and not a for a, b in zip(before, after, strict=True))
@@ -71,12 +72,12 @@ def compared(mix: Mix, before: Sequence[bool], after: Sequence[bool]) -> GateChe
 
 
 def counts(check: GateCheck) -> str:
-    """`38 of 50 before, 31 after`."""
+    """Format the counts, for example `38 of 50 before, 31 after`."""
     return f"{check.before} of {check.cases} before, {check.after} after"
 
 
 def likely(check: GateCheck) -> str:
-    """The interval in words, in points of a hundred."""
+    """Format the interval in percentage points."""
     low, high = 100 * check.loss.low, 100 * check.loss.high
     if low > 0:
         return f"likely loss {low:.0f} to {high:.0f} points"
@@ -86,7 +87,7 @@ def likely(check: GateCheck) -> str:
 
 
 def lines(gate: GateReport) -> list[str]:
-    """What a person wants to know of a gate, a line for each file that was asked."""
+    """Lines for the user about a gate, one per tested file."""
     texts = []
     for check in gate.checks:
         whose = "" if check.mix == "ours" else "stock mix, "
@@ -98,14 +99,14 @@ def lines(gate: GateReport) -> list[str]:
 
 
 def could_veto(gate: GateReport) -> bool:
-    """Whether losing all that the original passes would have been a veto."""
+    """Whether losing all cases that the original passes would have been a rejection."""
     check = gate.checks[-1]
     best = [True] * check.before + [False] * (check.cases - check.before)
     return compared(check.mix, best, [False] * check.cases).vetoed
 
 
 def cautions(gate: GateReport) -> tuple[str, ...]:
-    """What must not be overlooked: nothing was kept, and what to do; or this task could not veto at all."""
+    """Important warnings: no file was written and what to do, or the task could not have rejected any file."""
     check, task = gate.checks[-1], gate.task
     if gate.passed is None:
         which = "the file does" if len(gate.checks) == 1 else "this mix and the stock mix of the same size do"
@@ -118,6 +119,6 @@ def cautions(gate: GateReport) -> tuple[str, ...]:
 
 
 def receipt(gate: GateReport, mix: Mix) -> str:
-    """What the file itself says of its gate: `certify 31>30/34`."""
+    """The gate's result for the file's metadata, for example `certify 31>30/34`."""
     check = next(c for c in gate.checks if c.mix == mix)
     return f"{gate.task[:20]} {check.before}>{check.after}/{check.cases}"

@@ -1,4 +1,4 @@
-"""Asking a gate's cases: the reference once, then one file after the other until one may be kept."""
+"""Runs a quality gate: the reference once, then the candidates in order until one passes."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,17 +23,20 @@ NOT_THE_SOURCE: Final = (
 
 
 class Answered(msgspec.Struct, frozen=True):
-    """Which cases one file passed, in their order, and how many of them were asked now (the rest: known before)."""
+    """The results of one file's cases, in order.
+
+    `asked` is the number of cases that ran now (the others were cached).
+    """
 
     passed: tuple[bool, ...]
     asked: int = 0
 
 
 class Judge(Protocol):
-    """Asks a file the cases of one task, at temperature 0, and keeps its answers by the file's hash."""
+    """Runs the cases of one task on a file at temperature 0, and caches the results by the file's hash."""
 
     def fits(self, model: Path) -> bool:
-        """Whether the file can be loaded in the memory that is free."""
+        """Whether the file fits in the free memory."""
         ...
 
     def ask(self, model: Path, sha256: str, on_progress: OnProgress, cancelled: CancelCheck) -> Answered:
@@ -49,15 +52,17 @@ def ask_gate(
     on_progress: OnProgress,
     cancelled: CancelCheck,
 ) -> tuple[GateReport, bool]:
-    """What came out, and whether every case was asked now, of two files: only then the time it took says anything.
+    """Run the gate.
 
-    `reference` is a file, its hash and what to say of it. Raises: as the judge.
+    Returns its report, and whether every case of two files ran now (only then is the duration usable).
+
+    `reference` is a file, its hash and its description. Raises: same as `judge`.
     """
     asked = 0
 
     def ask(model: Path, sha256: str, turn: int) -> tuple[bool, ...]:
         nonlocal asked
-        # A third file takes longer than was told: the bar waits at its end.
+        # A third file exceeds the forecast: the progress bar stays at its end.
         shift, total = float(turn * task.cases), 2.0 * task.cases
 
         def forward(at: Progress) -> None:
@@ -79,7 +84,10 @@ def ask_gate(
 
 
 def nearly_exact(question: Question, ours: WriteRequest, out: Path) -> tuple[WriteRequest, int]:
-    """How to write the source in 8 bits, and the bytes that takes: a reference where 16 bits are too many."""
+    """A request to write the source in 8 bits, and the file's bytes.
+
+    The file is the reference if 16 bits do not fit in memory.
+    """
     nearly = next(s for s in stock_plans(question) if s.name == NEARLY_EXACT.name)
     number = file_type(NEARLY_EXACT.name)
     task = msgspec.structs.replace(
@@ -88,15 +96,15 @@ def nearly_exact(question: Question, ours: WriteRequest, out: Path) -> tuple[Wri
     return task, nearly.file_bytes
 
 
-# Whose mix ships: what is compared, what that says, and what is told where there is nothing to compare.
+# The choice between Tessera's recipe and the preset: the comparison, its result, and the message without a rival.
 
-_MAX_INSTANT_TOKENS = 8192  # to compare on where nothing was measured
+_MAX_INSTANT_TOKENS = 8192  # comparison length if nothing was measured
 
 
 def verify_request(
     request: QuantizeRequest, source: Path, ours: Path, stock: Path | None, text: Path
 ) -> VerifyRequest:
-    """What is compared, and on how much text: it ends as soon as it is clear which file is better."""
+    """The comparison request; the comparison stops as soon as it is clear which file is better."""
     most = request.verify_tokens
     return VerifyRequest(
         reference=source,
@@ -110,7 +118,7 @@ def verify_request(
 
 
 def stock_rival(question: Question, plan: QuantPlan, rounding: Rounding) -> StockPlan | None:
-    """The stock mix to be beaten, if there is one that fits and the plan is not that very mix."""
+    """The preset to compare with; None if no preset fits or the plan equals it."""
     if plan.goal.kind == "mix" or plan.best_stock is None:
         return None
     found = next(s for s in stock_plans(question) if s.name == plan.best_stock)
@@ -118,7 +126,7 @@ def stock_rival(question: Question, plan: QuantPlan, rounding: Rounding) -> Stoc
 
 
 def verdict(reports: tuple[FileReport, ...]) -> tuple[Shipped, tuple[str, ...]]:
-    """Ours ships only if it is better by more than chance, or alone; and what to say of it."""
+    """Which file ships, and warnings. Tessera's file ships if it is significantly better, or has no rival."""
     ratio = reports[0].ratio
     if ratio is None or ratio.high < 1:
         return "ours", ()
@@ -130,7 +138,7 @@ def verdict(reports: tuple[FileReport, ...]) -> tuple[Shipped, tuple[str, ...]]:
 
 
 def no_rival(question: Question, plan: QuantPlan) -> str:
-    """Why there is nothing to be better than."""
+    """Message: no preset is small enough for a comparison."""
     usable = [s for s in stock_plans(question) if question.evidence.has_imatrix or not s.needs_imatrix]
     smallest = min(usable, key=lambda s: s.file_bytes)
     return (

@@ -1,4 +1,4 @@
-"""Reading, checking and writing plans that travel."""
+"""Reads, checks and writes portable plans."""
 
 from collections.abc import Collection
 from pathlib import Path
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from quantize.job.request import QuantizeReport, QuantizeRequest
 
 MAX_BYTES = 4 << 20  # a plan of 100,000 tensors
-# How far above the plan's own interval a measurement here may lie: other text of the same kind, other arithmetic.
+# Factor by which a local measurement may exceed the plan's interval: similar text, different arithmetic.
 _SLACK = 1.25
 
 
 def read_plan(path: Path) -> PlanFile:
-    """Read a plan. Raises: Unreadable. InvalidOption: it is no plan, or one of another version."""
+    """Read a plan. Raises: Unreadable. InvalidOption: not a plan, or a plan of another version."""
     try:
         if path.stat().st_size > MAX_BYTES:
             raise InvalidOption("--plan", f"{path} is larger than any plan")
@@ -51,14 +51,14 @@ def read_plan(path: Path) -> PlanFile:
 
 
 def write_plan(path: Path, plan: PlanFile) -> None:
-    """Write a plan, whole or not at all. Raises: OSError."""
+    """Write a plan completely or not at all. Raises: OSError."""
     write_beside(path, msgspec.json.format(msgspec.json.encode(plan), indent=1) + b"\n", "plan")
 
 
 def arithmetic_for(request: "QuantizeRequest") -> str:
-    """What a job computes its sums with: as plans that travel do where one is followed or written.
+    """The arithmetic of a job: reproducible if it follows or exports a plan.
 
-    Raises: InvalidOption: the plan's arithmetic cannot be had here, and no other was allowed (`force`).
+    Raises: InvalidOption: the plan's arithmetic is not available here, and `force` is not set.
     """
     plan = request.plan
     if plan is None:
@@ -76,7 +76,7 @@ def arithmetic_for(request: "QuantizeRequest") -> str:
 
 
 def check_source(plan: PlanFile, spec: ModelSpec, source_sha256: str) -> None:
-    """Raises: InvalidOption: the plan is of another source."""
+    """Check the plan's source. Raises: InvalidOption: the plan belongs to another source."""
     if plan.architecture != spec.architecture:
         raise InvalidOption("--plan", f"it is of a model of {plan.architecture}; this one is {spec.architecture}")
     if plan.source_sha256 != source_sha256:
@@ -88,7 +88,10 @@ def check_source(plan: PlanFile, spec: ModelSpec, source_sha256: str) -> None:
 
 
 def check_texts(plan: PlanFile, calibration: Path, imatrix: Path | None) -> None:
-    """Raises: InvalidOption: the plan's text or importance matrix is not the one at hand. Unreadable."""
+    """Check the plan's inputs. Raises: InvalidOption: the text or importance matrix differs from the plan's.
+
+    Unreadable.
+    """
     if plan.rounding != Rounding.STOCK and plan.calibration_sha256 != file_sha256(calibration):
         raise InvalidOption(
             "--plan",
@@ -105,7 +108,7 @@ def check_texts(plan: PlanFile, calibration: Path, imatrix: Path | None) -> None
 
 
 def check_claim(plan: PlanFile, measured: Interval) -> None:
-    """Raises: InvalidOption: the file is worse here than the plan claims by more than chance."""
+    """Check the plan's KL divergence. Raises: InvalidOption: the local measurement is significantly worse."""
     if measured.low > _SLACK * plan.kld.high:
         raise InvalidOption(
             "--plan",
@@ -115,7 +118,7 @@ def check_claim(plan: PlanFile, measured: Interval) -> None:
 
 
 def applied(plan: PlanFile, made: QuantPlan) -> QuantPlan:
-    """A plan of the given types, with what the file says of it."""
+    """The plan made from the given types, with the values stored in the plan file."""
     return msgspec.structs.replace(made, goal=plan.goal, damage=plan.damage, best_stock=plan.best_stock)
 
 
@@ -123,7 +126,7 @@ NO_PLAN = "no plan was exported: the file is a stock mix, or was not compared"
 
 
 def same_or_not(plan: PlanFile, digest: str, *, force: bool) -> str:
-    """What to say of a file made by a plan. Raises: InvalidOption: other bytes came out, which `force` allows."""
+    """Message about a file made from a plan. Raises: InvalidOption: the file's bytes differ, without `force`."""
     if digest == plan.file_sha256:
         return f"byte for byte the file the plan describes (SHA-256 {digest[:16]}…)"
     found = (
@@ -144,7 +147,7 @@ def plan_of(
     provenance: Provenance,
     digest: str,
 ) -> PlanFile | None:
-    """The plan that makes a finished file elsewhere; None for a stock mix, or a file that was not compared."""
+    """The portable plan of a finished file; None for a preset, or a file that was not compared."""
     if report.ours is None or report.shipped != "ours":
         return None
     plan = report.plan

@@ -1,4 +1,4 @@
-"""A plan that travels: what it takes to make a file again from the same source, and what was measured of it."""
+"""A portable plan: everything needed to reproduce a file from the same source, and its measured quality."""
 
 import msgspec
 
@@ -7,17 +7,17 @@ from quantize.types import Goal, Interval, Rounding, Tier
 
 FORMAT = "tessera-plan"
 VERSION = 2
-# Raised whenever the same plan would make other bytes: another way of collecting moments or of rounding.
+# Increase when the same plan would produce other bytes, for example after a change in Hessians or rounding.
 RECIPE = 3
 
 
 class PlanFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Types and recipe of one file, with evidence.
+    """Types and settings of one file, with its measurements.
 
-    `types` by tensor; those in `plain` are rounded by ggml though the rest is by GPTQ. `max_tokens` and
-    `calibration_sha256` decide the second moments, `imatrix_sha256` is of an importance matrix that was given
-    (empty: measured, or none), `arithmetic` what sums were computed with (empty: what the maker's processor does
-    best). `kld` and `ratio` (to `stock_mix`) were measured on held-out text; `file_sha256` is of the finished file.
+    `types` by tensor; ggml rounds those in `plain`, GPTQ the others. `max_tokens` and `calibration_sha256`
+    determine the Hessians. `imatrix_sha256` is the hash of a given importance matrix (empty: measured, or none).
+    `arithmetic` is the arithmetic of sums (empty: the fastest on the CPU that made the plan). `kld` and `ratio` (to
+    `stock_mix`) were measured on held-out text; `file_sha256` is the hash of the finished file.
     """
 
     format: str = FORMAT

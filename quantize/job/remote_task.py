@@ -1,6 +1,6 @@
-"""A task of groups or tensors with all that it reads: done on any machine, in an empty folder, with the same bytes.
+"""A task for groups or tensors with all its inputs: runs on any machine in an empty folder, with the same result.
 
-What it takes of the model is a small GGUF file of the tensors it needs, so that machine need not have the model.
+The inputs include a small GGUF file with the needed tensors, so that the machine does not need the model.
 """
 
 from pathlib import Path
@@ -23,19 +23,19 @@ from quantize.types import Rounding
 
 Bytes = npt.NDArray[np.uint8]
 
-# What a task takes: the damped moments, their factor and copies of both (two in eight bytes a value, the others in
-# four), chunks of weights and the process. An estimate from quantize.gptq.hessian and quantize.gptq.tensors.
+# Memory of a task: the damped Hessians, their factor and copies of both (two with 8 bytes per value, the others
+# with 4), chunks of weights and the process. An estimate from quantize.gptq.hessian and quantize.gptq.tensors.
 _MOMENT_FACTOR: Final = 40
 _PROCESS_BYTES: Final = 512 << 20
 _SOURCE, _TEXT, _IMATRIX = "source.gguf", "text", "imatrix.gguf"
 
 
 class Parcel(msgspec.Struct, frozen=True, kw_only=True):
-    """One task, ready to be done elsewhere.
+    """One task, ready to run on another machine.
 
-    `request` is its request as JSON. `groups` are those it is about, `results` the files it will have made, by
-    their names in the folder of the cache. `memory_bytes` is what doing it takes at most, `work` its share of the
-    whole in the unit of its progress.
+    `request` is its request as JSON. `groups` are the groups it covers, `results` the names of its output files in
+    the cache folder. `memory_bytes` is its maximum memory, `work` its share of the total work, in the unit of its
+    progress.
     """
 
     task: str
@@ -47,9 +47,9 @@ class Parcel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def pack(task: Task) -> tuple[Parcel, Bytes, dict[str, Path]]:
-    """The parcel of a task, the part of the model it reads, and what else it reads, by name in the cache's folder.
+    """The parcel of a task, the part of the model it reads, and its other inputs by name in the cache folder.
 
-    Call it in a process that may read the source by mapping it. Raises: BadFile: a name that the source has not.
+    Call it in a process that may memory-map the source. Raises: BadFile: a tensor name is not in the source.
     """
     name, request = task
     assert isinstance(request, ErrorsRequest | TensorsRequest)
@@ -87,9 +87,11 @@ def pack(task: Task) -> tuple[Parcel, Bytes, dict[str, Path]]:
 
 
 def perform(parcel: Parcel, source: Bytes, read: dict[str, Bytes], scratch: Path) -> dict[str, bytes]:
-    """Do a task in an empty folder; what it made, by name. Blocks; native code runs in a child.
+    """Run a task in an empty folder and return its output files by name.
 
-    Raises: whatever the task raises; ChildDied.
+    Blocks; native code runs in a child process.
+
+    Raises: errors of the task; ChildDied.
     """
     kind = task_named(parcel.task)[0]
     (scratch / _SOURCE).write_bytes(source.data)
@@ -106,7 +108,7 @@ def perform(parcel: Parcel, source: Bytes, read: dict[str, Bytes], scratch: Path
 
 
 def unpack(task: Task, results: dict[str, bytes]) -> None:
-    """Put what a task made elsewhere where the same task here would have put it. Raises: DiskFull."""
+    """Store the results of a remote task where a local task would have written them. Raises: DiskFull."""
     request = task[1]
     assert isinstance(request, ErrorsRequest | TensorsRequest)
     folder = WorkFolder.open(_measure(request))
@@ -121,7 +123,7 @@ def _measure(request: ErrorsRequest | TensorsRequest) -> MeasureRequest:
 
 
 def _at_home(request: Any, scratch: Path) -> Any:
-    """The same request about the files in `scratch`."""
+    """The same request for the files in `scratch`."""
     measure = msgspec.structs.replace(
         _measure(request),
         source=scratch / _SOURCE,
@@ -141,7 +143,7 @@ def _at_home(request: Any, scratch: Path) -> Any:
 
 
 def _part_of(source: SourceWeights, names: tuple[str, ...]) -> Bytes:
-    """A GGUF file of these tensors, byte for byte those of the source."""
+    """A GGUF file with these tensors, byte for byte as in the source."""
     infos = [(n, source.info(n)) for n in names]
     head = header({}, [TensorSlot(n, i.shape, i.ggml_type) for n, i in infos])
     whole = np.zeros(len(head) + sum(padded(i.nbytes) for _, i in infos), np.uint8)

@@ -1,4 +1,4 @@
-"""The account of a job: JSON beside the file, and the few lines a person reads."""
+"""The report of a job: a JSON file next to the output, and a short summary for the user."""
 
 from hashlib import sha256
 from pathlib import Path
@@ -18,17 +18,17 @@ _SUFFIX = ".tessera.json"
 
 
 def report_path(out: Path) -> Path:
-    """Where the report of a file is."""
+    """Path of a file's report."""
     return out.with_name(f"{out.name.removesuffix('.gguf')}{_SUFFIX}")
 
 
 def write_report(path: Path, report: QuantizeReport) -> None:
-    """Write it as indented JSON, whole or not at all. Raises: OSError."""
+    """Write the report as indented JSON, completely or not at all. Raises: OSError."""
     write_beside(path, msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n", "report")
 
 
 def summary(report: QuantizeReport) -> list[str]:
-    """What a person wants to know, a line each."""
+    """Summary lines for the user."""
     plan = report.plan
     counts: dict[str, int] = {}
     for tensor in plan.tensors:
@@ -64,7 +64,7 @@ def summary(report: QuantizeReport) -> list[str]:
 
 
 def _ways(report: QuantizeReport) -> list[str]:
-    """How the file was made, where that is not the usual way."""
+    """Lines about unusual settings that were used to make the file."""
     lines = []
     if report.smoothed:
         lines.append(f"{report.smoothed} inputs evened out: LoRA adapters of the original fit here, not elsewhere")
@@ -92,7 +92,7 @@ def _measured(report: QuantizeReport) -> str:
 
 
 def _own(own: FileReport, elsewhere: FileReport | None) -> list[str]:
-    """What calibrating on somebody's own text gives there, and what it gives, or takes, on text of all kinds."""
+    """Lines about calibration on the user's text: its effect on that text, and on general text."""
     text = f"on your own text: KL divergence {own.kld_mean.value:.5f}"
     if own.ratio is None or elsewhere is None or elsewhere.ratio is None:
         return [text]
@@ -103,7 +103,7 @@ def _own(own: FileReport, elsewhere: FileReport | None) -> list[str]:
 
 
 def _beside_stock(ratio: Interval) -> str:
-    """Gained or lost, beside the stock mix of the same size."""
+    """Gain or loss compared with the preset of the same size."""
     if ratio.low <= 1 <= ratio.high:
         return f"neither gained nor lost beside the stock mix ({ratio.low:.3f} to {ratio.high:.3f} of its)"
     change = f"{abs(1 - ratio.value):.0%} {'less' if ratio.value < 1 else 'more'} than the stock mix"
@@ -116,7 +116,7 @@ def _duration(seconds: float) -> str:
 
 
 def goal_words(plan: QuantPlan) -> str:
-    """What a plan was asked for, as a file says it."""
+    """The goal of a plan, as stored in the file's metadata."""
     goal = plan.goal
     if goal.kind == "mix":
         return str(goal.mix)
@@ -127,7 +127,7 @@ def goal_words(plan: QuantPlan) -> str:
 
 
 def provenance_of(report: QuantizeReport, tier: Tier) -> Provenance:
-    """What the file itself says of its making."""
+    """The provenance stored in the file's metadata."""
     plan, shipped = report.plan, report.stock if report.shipped == "stock" else report.ours
     return Provenance(
         tool=report.tool,

@@ -1,4 +1,4 @@
-"""What is asked of a quantization from end to end, and what comes out of it."""
+"""Request and report of a whole quantization job."""
 
 from pathlib import Path
 from typing import Literal
@@ -15,16 +15,16 @@ Shipped = Literal["ours", "stock", "nothing"]
 class QuantizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Make the best file of `source` within `goal`.
 
-    `source` is a GGUF file or a Hugging Face folder. `rounding` None takes the tier's own (instant: stock,
-    balanced and max: gptq; a stock mix asked for by name: stock). `imatrix` replaces the importance matrix that
-    would be measured. `kv` are the ways to store the cache and `doubled_head_types` the types in which a tied head
-    is held twice, for goals of kind "fit". `cache_dir` keeps measurements. `gpu_layers` are evaluated on the GPU.
-    `time_s` is a time to spend: it decides tier, rounding and the tokens looked at. `max_tokens` and `probe_tokens`
-    are of the calibration text, for moments and for each swap. `force` allows sources that are already quantized
-    below Q8_0, and other bytes than those of the `plan` that is followed. `speeds` are measured decoding times by
-    type. `own_text` is the user's own text, held out, on which the result is judged too. `plan` is a plan to follow
-    instead of making one, `export_plan` where to write one that others can follow. `gate` is a task that the file
-    must not do clearly worse than the source.
+    `source` is a GGUF file or a Hugging Face folder. `rounding` None takes the tier's default (instant: stock,
+    balanced and max: gptq; a preset requested by name: stock). `imatrix` replaces the measured importance matrix.
+    For goals of kind "fit", `kv` are the allowed KV cache types, and `doubled_head_types` the types in which memory
+    holds a tied head twice. `cache_dir` stores measurements. `gpu_layers` are evaluated on the GPU. `time_s` is a
+    time budget: it determines tier, rounding and token counts. `max_tokens` and `probe_tokens` limit the
+    calibration text for the Hessians and for each swap. `force` allows sources already quantized below Q8_0, and
+    output bytes that differ from the followed `plan`. `speeds` are measured decoding times by type. `own_text` is
+    held-out text of the user, for an additional evaluation. `plan` is a plan to follow instead of making one,
+    `export_plan` the path for a portable plan. `gate` is a task that the file must not perform significantly worse
+    than the source.
     """
 
     source: Path
@@ -58,11 +58,11 @@ class QuantizeRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Forecast(msgspec.Struct, frozen=True, kw_only=True):
-    """What a job should take.
+    """Expected cost and result of a job.
 
-    `phases` are its seconds by phase, in order; `kld` is the predicted mean KL divergence in nats a token.
-    `gpu_untimed`: layers are evaluated on the GPU, but no job here has told yet how fast that is, so that the
-    seconds are the CPU's.
+    `phases` are its seconds by phase, in order; `kld` is the predicted mean KL divergence in nats per token.
+    `gpu_untimed` means that layers run on the GPU but no earlier job measured its speed; the seconds are then the
+    CPU's.
     """
 
     seconds: float
@@ -74,13 +74,14 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QuantizeReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything about a finished job: lies as JSON beside the file.
+    """The full report of a finished job, stored as JSON next to the file.
 
-    `shipped` tells whose mix the file holds; `nothing` for a plan alone, or where the `gate` let none pass (then
-    `out` is None). `ours` and `stock` are measured on text that was not used for calibration. `seconds` by phase.
-    `effort` is what a given time was spent on, `more` what more time would buy. `smoothed` is how many inputs our
-    file has evened out, `gpu_layers` what the GPU evaluated. `own` is our file on the user's own text. `kv_damage`
-    is the KL divergence that a coarser K or V costs this model, by tokens of context.
+    `shipped` names the recipe in the file. It is `nothing` for a plan without a file, or if the `gate` rejected all
+    files (then `out` is None). `ours` and `stock` are measured on text that was not used for calibration. `seconds`
+    by phase. `effort` is the effort level chosen for a time budget, `more` the benefit of more time. `smoothed` is
+    the number of smoothed inputs (SmoothQuant) in Tessera's file, `gpu_layers` the layers evaluated on the GPU.
+    `own` is Tessera's file on the user's text. `kv_damage` is the KL divergence of smaller K or V types for this
+    model, by context length.
     """
 
     version: int = 1
@@ -109,15 +110,18 @@ class QuantizeReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def file_reports(self) -> tuple[FileReport, ...]:
-        """What was measured on held-out text."""
+        """The measurements on held-out text."""
         return tuple(r for r in (self.ours, self.stock) if r is not None)
 
     @property
     def kld_ratio(self) -> float | None:
-        """Our mean KL divergence over that of the stock mix of no more bytes; None if one was not measured."""
+        """Mean KL divergence of Tessera's file over that of the preset of the same size.
+
+        None if one was not measured.
+        """
         if self.ours is None or self.stock is None:
             return None
         if self.ours.ratio is not None:
             return self.ours.ratio.value
-        # A report of before intervals were kept.
+        # Old reports have no intervals.
         return self.ours.kld_mean.value / self.stock.kld_mean.value if self.stock.kld_mean.value > 0 else None

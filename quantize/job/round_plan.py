@@ -1,4 +1,4 @@
-"""Rounding the tensors of a plan: as many children as there are threads, or wherever an executor has them."""
+"""Rounds the tensors of a plan: with one child process per thread, or in the executor's workers."""
 
 from collections.abc import Iterator
 
@@ -13,15 +13,15 @@ from quantize.measurements import CancelCheck, Measured, OnProgress, PackedTenso
 from quantize.native.source_weights import SourceWeights
 from quantize.types import QuantPlan, Rounding
 
-# What one weight costs beside its share of the matrix products, in units of a multiply-add.
-# Measured: docs/dev/quantization.md, "What it costs".
+# Cost per weight in addition to the matrix products, in multiply-adds. Measured: docs/dev/quantization.md, "What it
+# costs".
 _COLUMN_WORK = 400.0
 
 
 def types_to_round(
     plan: QuantPlan, rounding: Rounding, measured: Measured | None, given: PlanFile | None
 ) -> dict[str, str]:
-    """The tensors of a plan that are not rounded by ggml while the file is written, with their types."""
+    """The tensors of a plan with their types, except those that ggml rounds while the file is written."""
     changed = {t.name: t.qtype for t in plan.tensors if t.qtype != t.source_qtype}
     if rounding == Rounding.STOCK:
         return {}
@@ -34,10 +34,10 @@ def types_to_round(
 def round_plan(
     request: RoundRequest, on_progress: OnProgress, cancelled: CancelCheck, executor: Executor = HERE
 ) -> Iterator[PackedTensor]:
-    """Round every tensor of a request, then hand them out in the file's order, mapped from the cache.
+    """Round every tensor of a request, then yield them in file order, memory-mapped from the cache.
 
-    What an earlier run finished is used again. Call it in a process that may read the source by mapping it.
-    Raises: Cancelled. BadFile: weights that are not finite (the tensor is named). ChildDied. DiskFull.
+    Reuses results of earlier runs. Call it in a process that may memory-map the source. Raises: Cancelled. BadFile:
+    weights that are not finite (the error names the tensor). ChildDied. DiskFull.
     """
     folder = WorkFolder.open(request.measure)
     source = SourceWeights(request.measure.source)
@@ -57,7 +57,7 @@ def round_plan(
 
 
 class _Rounding:
-    """Tensors that are rounded each for itself."""
+    """Rounds tensors independently of each other."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class _Rounding:
         self._total = float(sum(source.info(n).num_values for n in pending))
 
     def by_subset(self, folder: WorkFolder) -> None:
-        """With the second moments of as many groups at a time as there is room for."""
+        """Process tensor groups in batches whose Hessians fit in memory."""
         measure, pending = self._request.measure, self._pending
         groups = folder.groups() or ()
         keep = keeps_moments(folder, groups)
@@ -89,7 +89,7 @@ class _Rounding:
                         folder.drop_moments(group)
 
     def round(self, names: list[str]) -> None:
-        """Round tensors whose second moments, where needed, are there."""
+        """Round tensors; the Hessians they need must be in the cache."""
         if not names:
             return
         units = []

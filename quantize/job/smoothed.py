@@ -1,4 +1,7 @@
-"""What a file rounded by GPTQ is made of: a copy of the source with its inputs evened out, unlike stock mixes."""
+"""The base of files rounded by GPTQ: a copy of the source with smoothed inputs (SmoothQuant).
+
+Presets do not use it.
+"""
 
 from pathlib import Path
 
@@ -18,32 +21,32 @@ from quantize.measurements import CancelCheck, Measured, MeasureRequest, OnProgr
 from quantize.native.calibration import WINDOW
 from quantize.types import ModelSpec, Rounding
 
-# What the cache knows of a model, and how much longer the header of its smoothed copy is (0: it is of the source).
+# The cached measurement of a model, and the additional header bytes of its smoothed copy (0: it is of the source).
 CachedMeasurement = tuple[Measured | None, int]
 _AS_IT_IS = Smoothed(changed=0, seams=0)
 
 
 def smooths(request: QuantizeRequest, rounding: Rounding) -> bool:
-    """Whether a job evens inputs out: if it rounds by GPTQ from its own measurements, or as its plan says."""
+    """Whether a job smooths inputs: with GPTQ and its own measurements, or if its plan says so."""
     if request.plan is not None:
         return request.plan.provenance.smoothed
     return request.tier != "instant" and rounding == Rounding.GPTQ and request.imatrix is None
 
 
 class Basis(msgspec.Struct, frozen=True):
-    """The file that ours is made of, and how it differs from the source."""
+    """The file that Tessera's output is made from, and its smoothing."""
 
     path: Path = Path()
     even: Smoothed = _AS_IT_IS
 
     def scale_header_bytes(self, source: GgufModel, spec: ModelSpec) -> int:
-        """How much longer than the source's the header is: it holds the scales."""
+        """Additional header bytes compared with the source: the header holds the scales."""
         return (
             header_bytes(read_gguf_model(self.path), spec) - header_bytes(source, spec) if self.even.changed else 0
         )
 
     def source_imatrix(self, imatrix: Path | None, output: Output) -> Path | None:
-        """The importance matrix of the source itself, from that of this file."""
+        """The importance matrix of the source itself, computed from that of this file."""
         if imatrix is None or not self.even.changed:
             return imatrix
         entries, columns = {}, self.even.channel_scales().columns
@@ -58,7 +61,7 @@ class Basis(msgspec.Struct, frozen=True):
 def smoothed(
     measure: MeasureRequest, output: Output, num_bytes: int, on_progress: OnProgress, cancelled: CancelCheck
 ) -> Basis:
-    """A copy of the source, of about `num_bytes`, with its inputs evened out; the source where nothing is gained.
+    """A smoothed copy of the source, of about `num_bytes`; the source itself if smoothing gains nothing.
 
     Raises: DiskFull. Cancelled. ChildDied. TextTooShort, Unreadable.
     """
@@ -70,21 +73,21 @@ def smoothed(
 
 
 def remember(measure: MeasureRequest, measured: Measured, scale_bytes: int) -> None:
-    """Keep what is known of a source's smoothed copy with the source's own measurements. Raises: DiskFull.
+    """Store the measurement of a source's smoothed copy with the source's own measurements. Raises: DiskFull.
 
-    `scale_bytes` is how much longer its header is: it holds the scales.
+    `scale_bytes` is the number of additional header bytes, which hold the scales.
     """
     write_json(_cache_file(measure), {"measured": msgspec.json.decode(encode(measured)), "told_bytes": scale_bytes})
 
 
 def is_whole(cached: CachedMeasurement, *, even: bool) -> bool:
-    """Whether a job will find all that it measures; `even`: of the smoothed copy."""
+    """Whether the cache holds all measurements of a job; `even`: those of the smoothed copy."""
     measured, scale_bytes = cached
     return measured is not None and (scale_bytes > 0 or not even)
 
 
 def cached_measurement(measure: MeasureRequest, *, even: bool) -> CachedMeasurement:
-    """What is known of a source, or, where that is wanted (`even`), of its smoothed copy; measures nothing."""
+    """Cached measurements of a source, or of its smoothed copy with `even`; measures nothing."""
     if not hash_is_cached(measure.source, measure.cache_dir):
         return None, 0
     found = read_json(_cache_file(measure)) if even else None

@@ -1,4 +1,4 @@
-"""What a job has to know of its source: facts for the plan, whether it is good enough and stays the same."""
+"""Checks of a job's source: facts for the plan, sufficient precision, and no change during the job."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -23,7 +23,7 @@ _DEFAULT_FILE_TYPE = MIXES[USUAL_MIX].ftype
 
 
 def identity(source: Path) -> Identity:
-    """Names, sizes and times of change of a source's files. Raises: Unreadable."""
+    """Names, sizes and modification times of a source's files. Raises: Unreadable."""
     paths = sorted(p for p in source.iterdir() if p.is_file()) if source.is_dir() else model_files(source)
     try:
         stats = [(p.name, p.stat()) for p in paths]
@@ -33,16 +33,16 @@ def identity(source: Path) -> Identity:
 
 
 def check_unchanged(source: Path, before: Identity) -> None:
-    """Raises: SourceChanged."""
+    """Check that the source has not changed. Raises: SourceChanged."""
     if identity(source) != before:
         raise SourceChanged(str(source))
 
 
 @contextmanager
 def watched(source: Path) -> Iterator[Identity]:
-    """What the source is now; a fault of work on one that changed meanwhile is told as that.
+    """Yield the source's identity, and report an error as SourceChanged if the source changed meanwhile.
 
-    Raises: SourceChanged: in place of whatever the changed weights led to. Unreadable.
+    Raises: SourceChanged: instead of the error that the changed weights caused. Unreadable.
     """
     before = identity(source)
     try:
@@ -56,20 +56,20 @@ def watched(source: Path) -> Iterator[Identity]:
 
 
 def whole_spec(model: GgufModel) -> ModelSpec:
-    """What a plan needs to know, of all parts of a model."""
+    """The model properties that a plan needs, over all parts of a model."""
     spec = model_spec(model.parts[0])
     tensors = tuple(TensorSpec(t.name, t.shape, t.ggml_type.name) for _, t in model.tensors())
     return msgspec.structs.replace(spec, tensors=tensors)
 
 
 def header_bytes(model: GgufModel, spec: ModelSpec) -> int:
-    """Bytes of the output before its first tensor, whatever types are chosen."""
+    """Bytes of the output before its first tensor, for any choice of types."""
     metadata = output_metadata(model.parts[0], _DEFAULT_FILE_TYPE, provenance=True)
     return len(header(metadata, output_slots(model.tensors(), {t.name: t.qtype for t in spec.tensors})))
 
 
 def check_precision(spec: ModelSpec, *, force: bool) -> tuple[str, ...]:
-    """What to say of a source that is quantized already. Raises: InvalidOption: it lost too much; no `force`."""
+    """Warnings about a source that is already quantized. Raises: InvalidOption: too coarse, without `force`."""
     types = {GgmlType[t.qtype] for t in spec.tensors if allows_quantization(t)} - FLOAT_TYPES
     if not types:
         return ()
@@ -87,12 +87,12 @@ def check_precision(spec: ModelSpec, *, force: bool) -> tuple[str, ...]:
 
 
 def file_type(mix: str | None) -> int:
-    """llama.cpp's number of a stock mix."""
+    """llama.cpp's file type number of a preset."""
     return MIXES[mix].ftype if mix in MIXES else _DEFAULT_FILE_TYPE
 
 
 def mostly(source: Path, types: Mapping[str, str]) -> int:
-    """llama.cpp's number for a file of many types: that of the type which most weights have, as its names say."""
+    """llama.cpp's file type number for mixed types: that of the type with the most weights."""
     weights: Counter[GgmlType] = Counter()
     for _, tensor in read_gguf_model(source).tensors():
         weights[GgmlType[types[tensor.name]]] += tensor.num_values

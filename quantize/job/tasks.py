@@ -1,4 +1,4 @@
-"""What a child can be asked to do: the name of each task, its request and its function."""
+"""Tasks of the child processes: name, request type and function of each."""
 
 from collections.abc import Callable
 from typing import Any
@@ -31,9 +31,10 @@ _MEASURING: dict[str, TaskKind] = {
 
 
 def task_named(name: str) -> TaskKind:
-    """The request and the function of a task. Raises: KeyError."""
+    """The request type and function of a task. Raises: KeyError."""
     if name in ("convert", "prepare"):
-        # A job starts a child for each tensor; what only converting needs would be two fifths of its start.
+        # A job starts a child process for each tensor; the converter's imports would be two fifths of its start
+        # time.
         from quantize.convert.folder import ConvertRequest, convert, prepare  # noqa: PLC0415
 
         return ConvertRequest, convert if name == "convert" else prepare

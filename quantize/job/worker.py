@@ -1,4 +1,4 @@
-"""The child side of `quantize.child`: a task and its answer, progress on the way, then perhaps another task."""
+"""The child process of `quantize.child`: runs a task, sends progress and the result, and may run further tasks."""
 
 import os
 import sys
@@ -18,7 +18,7 @@ from quantize.measurements import Progress, decode
 
 
 class _Order(msgspec.Struct):
-    """One line of input. Another may follow where this process then holds no more than `goes_on_below_bytes`."""
+    """One line of input. The process accepts another task if it holds at most `goes_on_below_bytes` of memory."""
 
     task: str
     request: msgspec.Raw
@@ -26,9 +26,9 @@ class _Order(msgspec.Struct):
 
 
 def main() -> int:
-    """Do what stdin says, line by line; write events to stdout."""
+    """Run the tasks from stdin, line by line; write events to stdout."""
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what native code prints must not end up among the events
+    os.dup2(2, 1)  # keep output of native code out of the events
     lines: SimpleQueue[str] = SimpleQueue()
     threading.Thread(target=_listen, args=(lines,), daemon=True).start()
     while True:
@@ -46,7 +46,7 @@ def main() -> int:
 
 
 class _Sender:
-    """Writes progress at most ten times a second, with the time left at the pace so far."""
+    """Sends progress at most ten times per second, with the remaining time at the pace so far."""
 
     def __init__(self, out: TextIO, phase: str) -> None:
         self._out = out
@@ -75,7 +75,7 @@ def _emit(out: TextIO, kind: str, value: Any, *, goes_on: bool = False) -> None:
 
 
 def _listen(lines: "SimpleQueue[str]") -> None:
-    """The parent holds our stdin open as long as it lives."""
+    """Read stdin; the process ends when the parent closes it or dies."""
     for line in sys.stdin:
         lines.put(line)
     os._exit(3)

@@ -1,4 +1,4 @@
-"""Writing a model file in new types: metadata copied, tensors kept, taken from the cache or rounded here."""
+"""Writes a model file in new types: copies metadata; copies tensors, takes them from the cache or rounds them."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -25,9 +25,9 @@ _CACHE_CHUNK_BYTES = 32 << 20
 class WriteRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Write `source` to `out` (which must not exist) with the tensors of `types` in those types.
 
-    `packed` names files of finished blocks by tensor; all others are rounded by ggml with `imatrix`, or
-    copied where the type stays. `file_type` is llama.cpp's number of the nearest stock mix. `provenance` False
-    leaves our metadata out.
+    `packed` names files of finished blocks by tensor. ggml rounds all others with `imatrix`, or they are copied if
+    the type stays the same. `file_type` is llama.cpp's number of the nearest preset. `provenance` False omits
+    Tessera's metadata.
     """
 
     source: Path
@@ -41,7 +41,7 @@ class WriteRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def output_metadata(source: GgufFile, file_type: int, *, provenance: bool) -> dict[str, MetaValue]:
-    """The metadata a quantized file gets; its size depends on the source alone."""
+    """The metadata of a quantized file; its size depends only on the source."""
     meta = copied_metadata(source)
     meta["general.quantization_version"] = scalar(_QUANTIZATION_VERSION)
     meta["general.file_type"] = scalar(file_type)
@@ -52,21 +52,21 @@ def output_metadata(source: GgufFile, file_type: int, *, provenance: bool) -> di
 
 
 def output_slots(tensors: list[tuple[GgufFile, TensorInfo]], types: Mapping[str, str]) -> list[TensorSlot]:
-    """Name, shape and type of every tensor of the output, in the source's order."""
+    """Name, shape and type of every output tensor, in the source's order."""
     return [TensorSlot(t.name, t.shape, GgmlType[types[t.name]]) for _, t in tensors]
 
 
 def plain_types(request: WriteRequest) -> dict[str, str]:
-    """The tensors that writing rounds by itself, with their types."""
+    """The tensors that `write_model` rounds itself, with their types."""
     tensors = read_gguf_model(request.source).tensors()
     changed = {t.name: request.types[t.name] for _, t in tensors if request.types[t.name] != t.ggml_type.name}
     return {name: qtype for name, qtype in changed.items() if name not in request.packed}
 
 
 def write_model(request: WriteRequest, send: Step) -> int:
-    """Write the file; returns its bytes.
+    """Write the file and return its size in bytes.
 
-    Raises: BadFile: a value that is not finite, or blocks in the cache that do not fit. OSError: writing failed.
+    Raises: BadFile: a value is not finite, or cached blocks have the wrong size. OSError: writing failed.
     """
     model = read_gguf_model(request.source)
     tensors = model.tensors()
@@ -113,7 +113,7 @@ def _from_cache(path: Path, slot: TensorSlot) -> Iterator[Any]:
 
 
 def stamp(path: Path, provenance: Provenance) -> None:
-    """Put what is known of a finished file into the place left for it. Raises: BadFile: there is no such place."""
+    """Write the provenance into the space reserved for it in a finished file. Raises: BadFile: no such space."""
     entry = read_gguf(path).entries.get(KEY)
     text = provenance.encode()
     size = entry.nbytes - 8 if entry else -1

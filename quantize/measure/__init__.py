@@ -1,1 +1,1 @@
-"""What types cost a model: moments of its inputs, rounding errors, sensitivities, divergence."""
+"""Measures the cost of types for a model: Hessians, rounding errors, sensitivities and KL divergence."""

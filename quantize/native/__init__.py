@@ -1,1 +1,1 @@
-"""The only door of the quantizer to libggml and libllama; to be used in child processes that may die."""
+"""The quantizer's only interface to libggml and libllama. Use it in child processes, because it may crash."""

@@ -1,1 +1,1 @@
-"""GGUF models as ONNX Runtime GenAI folders, without a training framework."""
+"""Converts GGUF models to ONNX Runtime GenAI folders, without a training framework."""

@@ -1,1 +1,1 @@
-"""Which precision every tensor gets. Pure: no file, no native code."""
+"""Chooses the type of every tensor. Pure: no file access, no native code."""

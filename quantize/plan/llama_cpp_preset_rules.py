@@ -1,7 +1,7 @@
-"""What a stock mix of llama.cpp gives a tensor of each role.
+"""The type that a llama.cpp preset gives a tensor of each role.
 
-Source: llama.cpp, src/llama-quant.cpp (llama_tensor_get_type_impl, llama_ftype_get_default_type), at the
-commit of llama-cpp-python 0.3.36. MXFP4_MOE, NVFP4, Q1_0 and Q2_0 are formats rather than mixes: left out.
+Source: llama.cpp, src/llama-quant.cpp (llama_tensor_get_type_impl, llama_ftype_get_default_type), at the commit of
+llama-cpp-python 0.3.36. MXFP4_MOE, NVFP4, Q1_0 and Q2_0 are formats rather than recipes and are omitted.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ T = GgmlType
 
 
 class Role(Enum):
-    """What a tensor does, in llama.cpp's own broad categories."""
+    """Tensor categories of llama.cpp."""
 
     TOKEN_EMBD = auto()
     OUTPUT = auto()
@@ -30,10 +30,10 @@ class Role(Enum):
 
 
 class Mix(msgspec.Struct, frozen=True):
-    """A stock mix: llama.cpp's number for it (`general.file_type`) and the type most tensors get.
+    """A llama.cpp preset: its number (`general.file_type`) and the type of most tensors.
 
-    `loss` is of mixes that are proposed: how much of the quality they cost, on a scale where an 8-bit cache costs
-    0.5 and halving the context 2. Source: the order of the KL divergences in docs/log.md, quantize.
+    `loss` is set for recommended presets: the quality loss, on a scale where an 8-bit KV cache costs 0.5 and
+    halving the context 2. Source: the order of the KL divergences in docs/log.md, quantize.
     """
 
     ftype: int
@@ -70,12 +70,12 @@ MIXES: dict[str, Mix] = {
     "IQ4_XS": Mix(30, T.IQ4_XS),
     "IQ1_M": Mix(31, T.IQ1_M),
 }
-# What most people take, and what to fetch without a verdict about the machine: it, its neighbours, then anything.
+# Download order if nothing is known about the machine: the most popular preset, its neighbours, then any other.
 USUAL_MIX = "Q4_K_M"
 USUAL_LABELS = (
     USUAL_MIX, "UD-Q4_K_XL", "Q4_K_S", "IQ4_XS", "Q4_0", "Q5_K_M", "MXFP4", "Q8_0", "F16", "BF16", "safetensors",
 )  # fmt: skip
-# Mixes people know by name, and those stand-ins are offered in.
+# Presets that are widely known, and presets offered for simulated models.
 WELL_KNOWN = frozenset({"Q2_K", "Q3_K_M", "IQ4_XS", "Q4_K_M", "Q5_K_M", "Q6_K"})
 STAND_IN_MIXES = ("Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0", "F16")
 LOW_MIXES = frozenset({"IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ2_M"})
@@ -98,10 +98,10 @@ _EIGHT_EXPERTS_Q5_OUTPUT = frozenset(
 
 
 class Layer(msgspec.Struct, frozen=True):
-    """Where a tensor stands and what the model is.
+    """A tensor's position, and properties of the model.
 
-    `index` counts tensors of the role in file order (for models with experts: the layer); `count` is how many
-    there are. `fused_qkv`: the tensor holds q, k and v together.
+    `index` counts tensors of the role in file order (for models with experts: the layer); `count` is the number of
+    them. `fused_qkv`: the tensor holds q, k and v together.
     """
 
     index: int
@@ -114,7 +114,7 @@ class Layer(msgspec.Struct, frozen=True):
 
     @property
     def gets_more_bits(self) -> bool:
-        """The first and last eighth of the layers, and every third between."""
+        """Whether the layer is in the first or last eighth, or every third one between."""
         i, eighth, third_of_three = self.index, self.count // 8, 2
         return i < eighth or i >= 7 * self.count // 8 or _remainder(i - eighth) == third_of_three
 
@@ -129,7 +129,7 @@ def _remainder(value: int) -> int:
 
 
 def mix_type(mix: str, role: Role, at: Layer, row_values: int, *, tied_head: bool) -> GgmlType:
-    """The type `mix` gives a tensor of `role` before llama.cpp looks whether its rows fit."""
+    """The type that preset `mix` gives a tensor of `role`, before llama.cpp checks the row length."""
     base = MIXES[mix].base
     if role is Role.OUTPUT or (tied_head and role is Role.TOKEN_EMBD):
         return _head(mix, base, row_values, falcon=at.falcon)

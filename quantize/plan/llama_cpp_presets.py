@@ -1,7 +1,7 @@
-"""The stock mixes of llama.cpp: which type its quantizer gives each tensor, reproduced rule by rule.
+"""The llama.cpp presets: the type that llama-quantize gives each tensor, reproduced rule by rule.
 
 Source: llama.cpp, src/llama-quant.cpp and src/llama-model-loader.h (weight_name_comparer), at the commit of
-llama-cpp-python 0.3.36. A test compares every mix with the types `llama_model_quantize` really wrote.
+llama-cpp-python 0.3.36. A test compares every preset with the types that `llama_model_quantize` writes.
 """
 
 import re
@@ -26,12 +26,12 @@ _FRAGMENTS = (
 )
 _NAMED_LAYER = frozenset({Role.FFN_DOWN, Role.FFN_GATE, Role.FFN_UP})
 _COUNTED = _NAMED_LAYER | {Role.ATTN_V}
-# Models of 80 layers (Jais 2: 68) whose value projections llama.cpp spares.
+# Models of 80 layers (Jais 2: 68) whose value projections get fewer bits in llama.cpp.
 _SPARED_70B = {"llama": 80, "qwen2": 80, "deci": 80, "olmo": 80, "jais2": 68}
 
 
 def role_of(name: str) -> Role:
-    """The category llama.cpp puts a tensor of this name into."""
+    """llama.cpp's category for a tensor name."""
     if name == "output.weight":
         return Role.OUTPUT
     if name in {"token_embd.weight", "per_layer_token_embd.weight"}:
@@ -46,9 +46,9 @@ def layer_of(name: str) -> int:
 
 
 def stock_types(model: ModelSpec, mix: str, *, has_imatrix: bool) -> dict[str, GgmlType]:
-    """The type llama-quantize gives every tensor of the model for a stock mix, fallbacks included.
+    """The type that llama-quantize gives every tensor for a preset, including fallbacks.
 
-    Tensors that stay as they are keep their source's type. Raises: KeyError: no such mix.
+    Tensors that are not quantized keep the source's type. Raises: KeyError: unknown preset.
     """
     ordered = sorted(model.tensors, key=lambda t: (layer_of(t.name), t.name))
     num_v = sum(role_of(t.name) is Role.ATTN_V for t in ordered)
@@ -60,7 +60,7 @@ def stock_types(model: ModelSpec, mix: str, *, has_imatrix: bool) -> dict[str, G
             types[tensor.name] = GgmlType[tensor.qtype]
             continue
         role = role_of(tensor.name)
-        # With experts llama.cpp reads the layer from the name, but not in the mixes below three bits.
+        # For models with experts llama.cpp reads the layer from the name, except in presets below three bits.
         by_layer = model.num_experts > 1 and role in _NAMED_LAYER and mix not in LOW_MIXES
         index = layer_of(tensor.name) if by_layer else seen.get(role, 0)
         at = Layer(
@@ -80,7 +80,7 @@ def stock_types(model: ModelSpec, mix: str, *, has_imatrix: bool) -> dict[str, G
 
 
 def uniform_types(model: ModelSpec, qtype: GgmlType) -> dict[str, GgmlType]:
-    """Every tensor that may be quantized at one type (or what its rows allow)."""
+    """Give one type to every tensor that may be quantized (or the fallback type for its rows)."""
     return {
         t.name: effective_type(qtype, t.row_values) if allows_quantization(t) else GgmlType[t.qtype]
         for t in model.tensors

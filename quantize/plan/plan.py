@@ -1,4 +1,4 @@
-"""Which precision every tensor gets: from a model's shape, measured damage and a goal to a plan. Pure."""
+"""Chooses the type of every tensor from the model's shape, the KL divergences and the goal. Pure."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -36,19 +36,19 @@ from quantize.types import (
 
 Damage = Mapping[str, Mapping[str, float]]
 
-# How much a slow type must be better to be chosen: a type that decodes twice as slowly as its bytes counts a
-# quarter more damage. Keeps IQ3 off CPUs (2.5 times slower than Q3_K at the same bytes) unless forced.
+# Penalty for slow types: a type that decodes twice as slowly as its bytes imply counts 25 % more KL divergence.
+# This avoids IQ3 on CPUs (2.5 times slower than Q3_K at the same bytes) unless it is forced.
 _SPEED_PRICE = 0.25
 
 
 class Question(msgspec.Struct, frozen=True):
-    """Everything a plan depends on; the same question always gets the same plan.
+    """The complete input of a plan; the same input always gives the same plan.
 
-    `damage` maps tensor and type to expected KL divergence; `stock_damage` is the same without GPTQ (None:
-    the same figures). `header_bytes` is what the file holds beside tensor data. `kv` are the ways to store
-    the cache at the promised context (for goals of kind "fit"). `speeds` are times a weight by type name.
-    `doubled_head_types` are types in which a tied embedding is held in memory twice. Without `with_stock` the plan
-    has no prices of stock mixes, which take most of the time.
+    `damage` maps tensor and type to expected KL divergence; `stock_damage` is the same without GPTQ (None: the same
+    values). `header_bytes` is the size of the file without tensor data. `kv` are the available KV cache types at
+    the requested context length (for goals of kind "fit"). `speeds` are decoding times per weight by type name.
+    `doubled_head_types` are types in which memory holds a tied embedding twice. Without `with_stock` the plan omits
+    the sizes and losses of llama.cpp presets, which take most of the time.
     """
 
     model: ModelSpec
@@ -74,10 +74,10 @@ class _Option(msgspec.Struct, frozen=True):
 
 
 def make_plan(question: Question, goal: Goal) -> QuantPlan:
-    """The plan with least damage (slow types counted dearer) within the goal's bytes.
+    """The plan with the least KL divergence (slow types are penalized) within the goal's bytes.
 
-    Monotone: a larger limit never raises the cost; with `speed_price` 0 cost and damage are the same.
-    Raises: BudgetTooSmall: not even the smallest mix fits. InvalidOption: a lock or mix that cannot be.
+    Monotone: a larger limit never raises the cost. With `speed_price` 0, cost and KL divergence are the same.
+    Raises: BudgetTooSmall: not even the smallest recipe fits. InvalidOption: an impossible lock or preset.
     """
     if goal.kind == "mix":
         return _fixed_plan(question, goal)
@@ -102,7 +102,7 @@ def make_plan(question: Question, goal: Goal) -> QuantPlan:
 
 
 def given_plan(question: Question, goal: Goal, types: Mapping[str, str]) -> QuantPlan:
-    """A plan of types that somebody else chose. Raises: InvalidOption: they are not of this model's tensors."""
+    """A plan with given types. Raises: InvalidOption: the types do not match this model's tensors."""
     tensors = {t.name: t for t in question.model.tensors}
     if odd := sorted(types.keys() ^ tensors.keys()):
         raise InvalidOption("--plan", f"its tensors are not those of this model: {odd[0]} is only in one of them")
@@ -123,13 +123,13 @@ def given_plan(question: Question, goal: Goal, types: Mapping[str, str]) -> Quan
 
 
 def _held(question: Question, tensor: TensorSpec, option: _Option) -> int:
-    """Bytes of a tensor in the memory of a runner."""
+    """Bytes of a tensor in the runner's memory."""
     twice = tensor.name == "token_embd.weight" and option.qtype.name in question.doubled_head_types
     return padded(option.num_bytes) * (2 if twice else 1)
 
 
 def stock_plans(question: Question) -> tuple[StockPlan, ...]:
-    """Every stock mix of llama.cpp on this model, smallest file first."""
+    """Every llama.cpp preset for this model, smallest file first."""
     model, damage = question.model, question.stock_damage or question.damage
     plans = []
     for name in MIXES:
@@ -151,7 +151,10 @@ def stock_plans(question: Question) -> tuple[StockPlan, ...]:
 
 
 def best_stock(plans: Sequence[StockPlan], limit_bytes: int, *, has_imatrix: bool) -> StockPlan | None:
-    """The stock mix to beat: least predicted damage in `limit_bytes`; the largest where damage is unknown."""
+    """The preset to compare with: the least predicted KL divergence within `limit_bytes`.
+
+    If no KL divergence is known, it is the largest one that fits.
+    """
     fitting = [p for p in plans if p.file_bytes <= limit_bytes and (has_imatrix or not p.needs_imatrix)]
     measured = [p for p in fitting if p.damage is not None]
     if measured:
@@ -160,7 +163,7 @@ def best_stock(plans: Sequence[StockPlan], limit_bytes: int, *, has_imatrix: boo
 
 
 def model_damage(model: ModelSpec, types: Mapping[str, GgmlType], damage: Damage) -> float | None:
-    """Predicted damage of any mix, None where the evidence does not cover it."""
+    """Predicted KL divergence of any recipe; None if the measurements do not cover it."""
     return _total_damage(model, types, damage)
 
 
@@ -234,7 +237,7 @@ def _usable(question: Question, tensor: TensorSpec, source: GgmlType, actual: Gg
         return False
     if question.device == "npu" and actual.traits.openvino != "native":
         return False
-    # Writing an already quantized tensor at more bits than it has only grows the file.
+    # Writing an already quantized tensor with more bits only makes the file larger.
     return bits_per_weight(actual) < bits_per_weight(source)
 
 
@@ -252,14 +255,14 @@ def _locked(tensor: TensorSpec, lock: Lock, as_is: _Option, by_type: Mapping[str
 
 
 def _nearest(qtype: GgmlType, by_type: Mapping[str, float]) -> float:
-    """Damage of the measured type nearest in bits: for locked types nobody measured."""
+    """KL divergence of the measured type nearest in bits, for locked types without a measurement."""
     bits = bits_per_weight(qtype)
     pairs = ((abs(bits_per_weight(GgmlType[name]) - bits), damage) for name, damage in by_type.items())
     return min(pairs, default=(0.0, 0.0))[1]
 
 
 def _typical_damage(question: Question) -> dict[str, float]:
-    """Median damage a value by type: for tensors without evidence (never multiplied on the sample text)."""
+    """Median KL divergence per value by type, for tensors that the calibration text does not use."""
     sizes = {t.name: t.num_values for t in question.model.tensors}
     by_type: dict[str, list[float]] = {}
     for name, row in question.damage.items():
@@ -315,7 +318,7 @@ def _total_damage(model: ModelSpec, types: Mapping[str, GgmlType], damage: Damag
 
 
 class _Outcome(msgspec.Struct, frozen=True):
-    """What the solver, or a stock rule, chose: and the bytes a rival's whole file may take."""
+    """The choice of the solver or of a preset rule, and the size limit for a preset's whole file."""
 
     picks: Sequence[_Option]
     options: Sequence[Sequence[_Option]]
@@ -362,7 +365,7 @@ def _assemble(question: Question, goal: Goal, outcome: _Outcome) -> QuantPlan:
 
 
 def _stock_report(plan: StockPlan, *, with_types: bool) -> StockPlan:
-    """What an answer says of a stock mix: the types of all tensors only of the one to beat."""
+    """The preset as shown in a plan; only the best preset includes the types of all tensors."""
     types = plan.types if with_types else {}
     return StockPlan(name=plan.name, file_bytes=plan.file_bytes, damage=plan.damage, types=types)
 
@@ -386,22 +389,22 @@ def _notes(question: Question) -> tuple[str, ...]:
     return (f"{len(blind)} tensors have no evidence and were taken as typical, such as {blind[0]}",)
 
 
-# The multiple-choice knapsack, solved exactly: one option of every item, least total cost within a capacity.
+# Exact solver for the multiple-choice knapsack: one option per item, least total cost within a capacity.
 #
-# A Lagrangian bound fixes most items before the search: an option whose reduced cost exceeds what the best
-# solution can be away from the bound is in no best solution. The rest is searched as Pareto frontiers of
-# (bytes, cost), with the allowed distance from the bound widened until a solution appears, which is the best.
+# A Lagrangian bound fixes most items before the search. If an option's reduced cost is larger than the distance
+# between the bound and the best solution, no best solution contains it. The rest is searched as Pareto frontiers of
+# (bytes, cost). The allowed distance from the bound is widened until a solution appears, which is the best.
 
 Array = np.ndarray[Any, Any]
 
-# States kept before nearly equal ones are merged; then the result is within the reported gap of the best.
-# Measured: 8B shapes with measured damage need under 30,000 (docs/log.md, plan).
+# Above this many states, nearly equal ones are merged; the result is then within the reported gap of the best.
+# Measured: 8B shapes with measured KL divergence need under 30,000 (docs/log.md, plan).
 _MAX_STATES = 400_000
 _FIRST_DISTANCE = 1e-3
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """The chosen option of each item, the totals, and how far at most the cost is above the best possible."""
+    """The chosen option of each item, the totals, and the maximum distance of the cost from the optimum."""
 
     options: tuple[int, ...]
     num_bytes: int
@@ -410,7 +413,10 @@ class Choice(msgspec.Struct, frozen=True):
 
 
 class _Item(msgspec.Struct, frozen=True):
-    """Options worth looking at, sorted by bytes, costs strictly falling; `index` are the caller's numbers."""
+    """Undominated options, sorted by bytes, with strictly falling costs.
+
+    `index` are the caller's option numbers.
+    """
 
     num_bytes: Array
     cost: Array
@@ -418,9 +424,9 @@ class _Item(msgspec.Struct, frozen=True):
 
 
 def solve(items: Sequence[tuple[Sequence[int], Sequence[float]]], capacity: int) -> Choice | None:
-    """Choose one option of each item (bytes, costs: same length) with least total cost in `capacity` bytes.
+    """Choose one option per item (bytes, costs: same length) with the least total cost within `capacity` bytes.
 
-    None: even the smallest options do not fit. Costs must be finite and not negative.
+    Returns None if even the smallest options do not fit. Costs must be finite and not negative.
     """
     reduced = [_undominated(num_bytes, cost) for num_bytes, cost in items]
     if sum(int(i.num_bytes[0]) for i in reduced) > capacity:
@@ -458,7 +464,7 @@ def _choice(items: list[_Item], picks: Sequence[int], gap: float) -> Choice:
 
 
 def _hull(item: _Item) -> list[tuple[float, int]]:
-    """(cost saved per byte, bytes more) of each step along the lower convex hull, steepest first."""
+    """(cost saved per byte, additional bytes) of each step along the lower convex hull, steepest first."""
     points = [0]
     for k in range(1, len(item.index)):
         while len(points) > 1 and _slope(item, points[-2], points[-1]) <= _slope(item, points[-1], k):
@@ -472,9 +478,10 @@ def _slope(item: _Item, a: int, b: int) -> float:
 
 
 def _dual(items: list[_Item], capacity: int) -> tuple[float, float]:
-    """The price of a byte that gives the best lower bound, and that bound.
+    """The Lagrange multiplier (cost per byte) with the best lower bound, and that bound.
 
-    Taking hull steps by steepness solves the relaxed problem; the step that no longer fits sets the price.
+    Taking hull steps in order of steepness solves the relaxed problem; the first step that does not fit sets the
+    price.
     """
     steps = sorted((step for item in items for step in _hull(item)), reverse=True)
     left = capacity - sum(int(i.num_bytes[0]) for i in items)
@@ -522,7 +529,7 @@ def _search(items: list[_Item], capacity: int, price: float, distance: float) ->
             alive = _thinned(alive, new_size)
         trail.append((alive // len(keep), keep[alive % len(keep)]))
         size, cost, away = new_size[alive], new_cost[alive], new_away[alive]
-    # The frontier falls in cost as bytes rise, so the last state is the cheapest; it must beat the distance.
+    # The frontier falls in cost as bytes rise, so the last state is the cheapest; it must be within the distance.
     last = len(size) - 1
     if not away[last] + price * (capacity - size[last]) <= distance * (1 + 1e-9):
         return None
@@ -535,7 +542,7 @@ def _search(items: list[_Item], capacity: int, price: float, distance: float) ->
 
 
 def _thinned(alive: Array, size: Array) -> Array:
-    """One state of each stretch of bytes: the last, which is the cheapest."""
+    """One state per range of bytes: the last, which is the cheapest."""
     sizes = size[alive]
     stretch = (sizes - sizes[0]) * (_MAX_STATES // 2) // max(1, int(sizes[-1] - sizes[0]))
     return alive[np.concatenate((stretch[1:] != stretch[:-1], [True]))]

@@ -1,4 +1,4 @@
-"""What damage to expect before anything was measured: by type, by a tensor's role, and by its depth."""
+"""Expected KL divergence before anything is measured: by type, tensor role and depth."""
 
 import math
 
@@ -8,8 +8,8 @@ from quantize.plan.llama_cpp_presets import layer_of, role_of
 from quantize.tensor_rules import allows_quantization
 from quantize.types import ModelSpec, TensorSpec
 
-# KL divergence a unit of relative error, by role. Measured: alpha by in-place swaps on a trained model of eight
-# layers; the sum over a role's layers matters, so each layer gets its share (docs/log.md, plan).
+# KL divergence per unit of relative error, by role. Measured: sensitivity by in-place swaps on a trained model of
+# eight layers. The sum over a role's layers matters, so each layer gets its share (docs/log.md, plan).
 _ALPHA_OF_ROLE = {
     Role.OUTPUT: 0.9,
     Role.TOKEN_EMBD: 0.15,
@@ -22,12 +22,13 @@ _ALPHA_OF_ROLE = {
     Role.FFN_UP: 0.15,
     Role.OTHER: 0.3,
 }
-# The first layers weigh more, the last somewhat: what they spoil goes through all others, or into the head.
+# The first layers count more, because their errors pass through all others. The last layer counts somewhat more,
+# because its errors go directly into the head.
 _FIRST_LAYERS_WEIGHT, _LAST_LAYER_WEIGHT = 1.5, 1.2
 
 
 def prior_damage(model: ModelSpec) -> dict[str, dict[str, float]]:
-    """Expected KL divergence (nats a token) by tensor and type, for the tier that measures nothing."""
+    """Expected KL divergence (nats per token) by tensor and type, for the tier that measures nothing."""
     tied = all(t.name != "output.weight" for t in model.tensors)
     errors = {t.name: t.traits.error for t in GgmlType if t.traits.error is not None}
     return {

@@ -1,4 +1,4 @@
-"""What a type costs in time: seconds of decoding for one weight, relative to TIME_UNIT."""
+"""Decoding time per weight of each type, relative to TIME_UNIT."""
 
 from collections.abc import Mapping
 
@@ -6,19 +6,20 @@ from quantize.files.gguf_file import GgufFile, LazyArray
 from quantize.ggml_types import TIME_UNIT, GgmlType, bits_per_weight
 from quantize.types import DeviceKind, ModelSpec, TensorSpec
 
-# Times of types differ by a tenth from one load to the next. Measured: docs/log.md, "what types cost here".
+# Times of a type vary by a tenth between loads. Measured: docs/log.md, "what types cost here".
 _AS_FAST = 1.1
 
 
 def relative_bytes(qtype: GgmlType) -> float:
-    """Bytes of one weight, relative to TIME_UNIT."""
+    """Bytes per weight, relative to TIME_UNIT."""
     return bits_per_weight(qtype) / bits_per_weight(TIME_UNIT)
 
 
 def decode_time(qtype: GgmlType, device: DeviceKind, measured: Mapping[str, float] | None = None) -> float:
-    """Time to decode one weight of this type relative to TIME_UNIT; `measured` (by type name) beats the table.
+    """Time to decode one weight of this type, relative to TIME_UNIT; `measured` (by type name) overrides the table.
 
-    GPUs are bound by bandwidth: time follows bytes, but for types that decode no faster than a larger one.
+    GPUs are bound by bandwidth, so time follows bytes. Exceptions are types that decode no faster than a larger
+    one.
     """
     if measured and qtype.name in measured and measured.get(TIME_UNIT.name):
         return measured[qtype.name] / measured[TIME_UNIT.name]
@@ -28,17 +29,17 @@ def decode_time(qtype: GgmlType, device: DeviceKind, measured: Mapping[str, floa
 
 
 def slowness(qtype: GgmlType, device: DeviceKind, measured: Mapping[str, float] | None = None) -> float:
-    """How much slower than its bytes alone would make it: 1 is as fast as TIME_UNIT byte for byte."""
+    """Decoding time relative to the time that the bytes alone imply: 1 is as fast per byte as TIME_UNIT."""
     return max(1.0, decode_time(qtype, device, measured) / max(relative_bytes(qtype), 1e-9))
 
 
 def is_fast(qtype: GgmlType, device: DeviceKind, measured: Mapping[str, float] | None) -> bool:
-    """Whether this machine's own timing found a type about as fast as its bytes; False where it was not timed."""
+    """Whether a type is about as fast on this machine as its bytes imply; False if it was not timed."""
     return qtype.name in (measured or {}) and slowness(qtype, device, measured) < _AS_FAST
 
 
 def model_spec(file: GgufFile) -> ModelSpec:
-    """What a plan needs to know of a model; numbers the header lacks count as 0."""
+    """The model properties that a plan needs; numbers missing in the header count as 0."""
     return ModelSpec(
         architecture=file.architecture,
         num_layers=file.arch_int("block_count") or 0,
@@ -50,7 +51,7 @@ def model_spec(file: GgufFile) -> ModelSpec:
 
 
 def _first(file: GgufFile, key: str) -> int:
-    """The value for the first layer, where a model may give one for each."""
+    """The first layer's value, for keys that may hold one value per layer."""
     value = file.arch_value(key)
     if isinstance(value, LazyArray):
         return int(value.numbers()[0]) if value.count else 0
