@@ -1,5 +1,6 @@
-"""What goes over the wire of /tessera/v1: a struct for every request and answer, the same for server and clients.
+"""Request and response structs of /tessera/v1, shared by the server and its clients.
 
-Nothing here loads a native library, a web framework or Qt: a client decodes an answer without starting an engine.
-Fields may be added to an answer; clients pass over those that they do not know.
+This package loads no native library, no web framework and no Qt, so a client can decode responses without starting
+an engine.
+Responses may get new fields. Clients ignore fields that they do not know.
 """

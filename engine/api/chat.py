@@ -1,4 +1,4 @@
-"""What clients of our own read of OpenAI's protocol: the list of models, and the chunks of a streamed answer."""
+"""The parts of OpenAI's protocol that Tessera's clients read: the model list and chunks of streamed responses."""
 
 from typing import Final, Literal
 
@@ -9,21 +9,22 @@ from engine.api.models import Decided
 from engine.api.receipts import Receipt
 from engine.message_catalog.reasons import Reason
 
-# The origin of models that another server runs: nothing chooses one by itself.
+# Origin of models that another server runs. Tessera never selects such a model automatically.
 REMOTE: Final = "remote"
 
 
 class ModelNumbers(msgspec.Struct, frozen=True, kw_only=True):
-    """Numbers from a model's header; 0: not known."""
+    """Numbers from a model's header; 0 if unknown."""
 
     n_params: int = 0
 
 
 class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One model of GET /v1/models, with the context it really gets here (0: not known before it is loaded).
+    """One model of GET /v1/models, with its effective context length (0 if unknown before the model is loaded).
 
-    `default` answers requests that name no model; a `demo` is a toy; `origin` is that of the library.
-    `sampling` is what a chat that names none is sampled with. `alias_of`: this id is another name of that model.
+    `default` marks the model for requests that name no model. `demo` marks a toy model. `origin` is the origin
+    stored in the library. `sampling` has the values for chats that set none. `alias_of` is the model that this id
+    is another name for.
     """
 
     id: str
@@ -46,7 +47,7 @@ class ModelList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Embedding(msgspec.Struct, frozen=True, kw_only=True):
-    """The vector of the text number `index`."""
+    """The embedding vector of input number `index`."""
 
     index: int
     embedding: list[float]
@@ -59,13 +60,13 @@ class Embeddings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenCount(msgspec.Struct, frozen=True, kw_only=True):
-    """POST /tokenize, of which clients of ours need the count."""
+    """POST /tokenize; Tessera's clients read only the count."""
 
     count: int
 
 
 class InfillEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """One event of POST /infill; the last one has `stop`. Counts are None until they are known."""
+    """One event of POST /infill; the last one has `stop` set. Counts are None until they are known."""
 
     content: str = ""
     stop: bool = False
@@ -74,14 +75,14 @@ class InfillEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FunctionDelta(msgspec.Struct, frozen=True, kw_only=True):
-    """A piece of a call: its name, or more of the JSON text of its arguments."""
+    """Delta of a function call: its name, or the next part of its arguments as JSON text."""
 
     name: str | None = None
     arguments: str | None = None
 
 
 class ToolCallDelta(msgspec.Struct, frozen=True, kw_only=True):
-    """A piece of the call number `index`."""
+    """Delta of tool call number `index`."""
 
     index: int | None = None
     id: str | None = None
@@ -89,7 +90,7 @@ class ToolCallDelta(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True):
-    """What is new in an answer."""
+    """Delta of a response."""
 
     role: str | None = None
     content: str | None = None
@@ -98,7 +99,7 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """One of the answers asked for; ours ask for one."""
+    """One choice of the response; Tessera's clients request one."""
 
     index: int = 0
     delta: Delta = Delta()
@@ -106,13 +107,13 @@ class ChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PromptDetails(msgspec.Struct, frozen=True, kw_only=True):
-    """How much of the prompt came from the cache."""
+    """Number of prompt tokens that came from the cache."""
 
     cached_tokens: int = 0
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens of a request."""
+    """Token counts of a request."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -121,9 +122,9 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Timings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Where the time of a request went, in seconds, its speed in tokens/s, its guesses, and its energy.
+    """Times of a request in seconds, its speed in tokens/s, its draft tokens and its energy.
 
-    `joules` is what was drawn for it beyond the computer's rest; left out where no meter tells.
+    `joules` is the energy above idle. It is omitted if no meter is available.
     """
 
     queue_s: float = 0.0
@@ -138,7 +139,10 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Runaway(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Why the loop guard ended an answer: it said `passage` so many `times`, or its tokens surprised by `nats`."""
+    """The loop guard's reason for ending a response.
+
+    A "loop" repeated `passage` `times` times. In "noise" the tokens had a surprise of `nats`.
+    """
 
     kind: Literal["loop", "noise"]
     choice: int = 0
@@ -148,9 +152,10 @@ class Runaway(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Extras(msgspec.Struct, frozen=True, kw_only=True):
-    """Fields of our own beside OpenAI's. `ran_on` says which other server answered, and by which rule.
+    """Tessera's additions to OpenAI's fields.
 
-    `ran_on_detail` has it as facts.
+    `ran_on` names the other server that answered and the rule for it. `ran_on_detail` is the same as structured
+    data.
     """
 
     runaway: tuple[Runaway, ...] = ()
@@ -161,9 +166,9 @@ class Extras(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoadProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """How far the start of the model is (0 to 1), and how many requests wait before this one.
+    """Progress of a model load (0 to 1), and the number of requests that wait before this one.
 
-    `compiling`: its device's compiler works on it, which takes long the first time only.
+    `compiling` is True while the device's compiler processes the model. That is slow the first time only.
     """
 
     fraction: float = 0.0
@@ -172,14 +177,14 @@ class LoadProgress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PromptProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """How many tokens of the prompt were read."""
+    """Number of prompt tokens processed so far."""
 
     processed: int = 0
     total: int = 0
 
 
 class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
-    """One event of a streamed chat completion. The last one has no choices but the numbers of the request."""
+    """One event of a streamed chat completion. The last one has no choices, but usage and timings."""
 
     choices: tuple[ChunkChoice, ...] = ()
     usage: Usage | None = None

@@ -1,4 +1,4 @@
-"""/tessera/v1/collections: a user's documents as they are indexed, searched and cited."""
+"""/tessera/v1/collections: indexing, search and citation of the user's documents."""
 
 from typing import Annotated, Literal
 
@@ -38,9 +38,10 @@ ModelChoice = Annotated[str, Meta(max_length=200)]
 class CollectionRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """POST /tessera/v1/collections. Sources are absolute paths of files and folders.
 
-    `follow` keeps the index up to date with the files; `ocr` reads scanned pages and pictures; `open` lets everyone
-    ask it who may chat, not only the user's own programs. Models: an id, "" for a local one of the server's choice,
-    "none". A model that another server runs needs `allow_remote`: the text of the collection is sent there.
+    `follow` updates the index when the files change. `ocr` reads scanned pages and images. `open` allows queries
+    from every client with the chat scope, not only from the user's own programs. A model is an id, "" for a local
+    model that the server selects, or "none". A model on another server needs `allow_remote`, because the text of
+    the collection is sent there.
     """
 
     name: Name
@@ -54,9 +55,10 @@ class CollectionRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
 
 
 class CollectionChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """POST /tessera/v1/collections/{collection}: what is given is changed; sources are added and removed.
+    """POST /tessera/v1/collections/{collection}: changes the given fields; adds and removes sources.
 
-    `allow_remote` true agrees that the text is sent to the servers that run its models, false takes that back.
+    `allow_remote` True permits sending the text to the servers that run the collection's models. False revokes that
+    permission.
     """
 
     name: Name | None = None
@@ -71,18 +73,18 @@ class CollectionChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
 
 
 class SentTo(msgspec.Struct, frozen=True, kw_only=True):
-    """Another server that gets text of a collection, because it runs this model of the collection."""
+    """Another server that receives text of a collection because it runs this model of the collection."""
 
     model: str
     server: str
 
 
 class Collection(msgspec.Struct, frozen=True, kw_only=True):
-    """One collection and how far its index is.
+    """One collection and the state of its index.
 
-    `state`: reading (files that need work are read: `files_done` of `files`), embedding (all is found by words
-    already), ready. `embedded` of `chunks` have a vector. `sent_to` are other servers that get its text. `problems`
-    say what keeps the index from being whole, `problem_details` the same as facts.
+    `state` is "reading" (`files_done` of `files` are read), "embedding" (keyword search already covers everything)
+    or "ready". `embedded` of `chunks` have a vector. `sent_to` lists other servers that receive its text.
+    `problems` lists the reasons why the index is incomplete; `problem_details` is the same as structured data.
     """
 
     id: str
@@ -119,21 +121,21 @@ class Collections(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Removed(msgspec.Struct, frozen=True, kw_only=True):
-    """DELETE /tessera/v1/collections/{collection}; the files themselves stay."""
+    """DELETE /tessera/v1/collections/{collection}; the source files are not deleted."""
 
     id: str
     name: str
 
 
 class Documents(msgspec.Struct, frozen=True, kw_only=True):
-    """GET /tessera/v1/collections/{collection}/documents, by path; `after` begins the next call."""
+    """GET /tessera/v1/collections/{collection}/documents, sorted by path; pass `after` to the next call."""
 
     documents: tuple[Document, ...]
     after: str | None = None
 
 
 class PageState(msgspec.Struct, frozen=True, kw_only=True):
-    """A page of a document, and why it could not be read."""
+    """A page of a document, with the reason if it could not be read."""
 
     number: int
     label: str = ""
@@ -148,9 +150,9 @@ class DocumentPages(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PageText(msgspec.Struct, frozen=True, kw_only=True):
-    """GET /tessera/v1/collections/{collection}/documents/{document}/pages/{page}: a page as it was read.
+    """GET /tessera/v1/collections/{collection}/documents/{document}/pages/{page}: the extracted text of a page.
 
-    `start` to `end` is the passage that was asked for with `?passage=`; both 0 without one.
+    `start` and `end` delimit the passage requested with `?passage=`; both are 0 without one.
     """
 
     path: str
@@ -173,10 +175,11 @@ class SearchRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class SearchAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """Passages, best first. `found` is false where nothing seems to bear on the question: a guess by two numbers.
+    """Search results, best passage first.
 
-    `coverage`: the share of the question's telling words in one of the best passages; `cosine`: of the nearest one.
-    `ways` are those that were used; `notes` say why one was not.
+    `found` is an estimate from `coverage` and `cosine`: False if no passage seems relevant. `coverage` is the share
+    of the query's content words in one of the best passages. `cosine` is that of the nearest passage. `ways` are
+    the search modes that were used; `notes` give the reason if a mode was not used.
     """
 
     passages: tuple[Passage, ...] = ()
@@ -190,11 +193,11 @@ class SearchAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Grounds(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What an answer was made from; the field `tessera.collection` of an answer.
+    """The sources of a response: its field `tessera.collection`.
 
-    `mode`: whole (every document was given to the model, `documents` of them), passages, or none (there
-    is no text to give). `found` is false where the match is weak; the best passages are given all the same.
-    `why` says how that was chosen, `why_detail` the same as facts. `checked` comes with the end of the answer.
+    `mode` is "whole" (the model got all `documents`), "passages" or "none" (there is no text to use). `found` is
+    False for a weak match; the model gets the best passages anyway. `why` gives the reason for the mode;
+    `why_detail` is the same as structured data. `checked` arrives at the end of the response.
     """
 
     id: str

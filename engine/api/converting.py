@@ -1,4 +1,4 @@
-"""/tessera/v1/models/convert and /tessera/v1/onnx/convert: other formats of a model."""
+"""/tessera/v1/models/convert and /tessera/v1/onnx/convert: conversion of a model to another format."""
 
 from typing import Annotated, Literal
 
@@ -10,10 +10,10 @@ from quantize.onnx.request import Converted
 
 
 class ConvertRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """POST /tessera/v1/models/convert: the Hugging Face folder `source` to a GGUF file.
+    """POST /tessera/v1/models/convert: converts the Hugging Face folder `source` to a GGUF file.
 
-    Paths are whole ones on this computer; without `out` the file is with the library's own models. `float_type`
-    auto keeps 16 bits as they are and makes F16 of F32.
+    Paths are absolute paths on the server's computer. Without `out`, the file is created in the library's models
+    folder. With `float_type` "auto", 16-bit tensors keep their type and F32 tensors become F16.
     """
 
     source: ServerPath
@@ -22,10 +22,11 @@ class ConvertRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 class ConverterState(msgspec.Struct, frozen=True, kw_only=True):
-    """GET /tessera/v1/converter: llama.cpp's own converter, for families that Tessera's does not know.
+    """GET /tessera/v1/converter: llama.cpp's converter, for architectures that Tessera's own does not support.
 
-    `bytes` is what is on the disk now, unfinished or old parts too. Getting it downloads about `download_bytes`,
-    takes about `disk_bytes` of disk and `seconds` (measured: two busy cores). `architectures` are those it knows.
+    `bytes` is the current disk use, including unfinished and old parts. Installing it downloads about
+    `download_bytes` and takes about `disk_bytes` of disk and `seconds` (measured on two busy cores).
+    `architectures` are those it supports.
     """
 
     installed: bool
@@ -39,22 +40,22 @@ class ConverterState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ConverterFetched(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of a job of kind `convert` that fetched llama.cpp's converter."""
+    """Result of a `convert` job that downloaded llama.cpp's converter."""
 
     path: str
     bytes: int
 
 
 class ConverterRemoved(msgspec.Struct, frozen=True, kw_only=True):
-    """DELETE /tessera/v1/converter: the bytes that are free again."""
+    """DELETE /tessera/v1/converter: the number of freed bytes."""
 
     freed_bytes: int
 
 
 class FixedShapes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Quantized graphs of fixed shapes: `context` tokens in all, weights of 8 or 4 `bits`.
+    """Quantized graphs with fixed shapes: `context` tokens in total, weights of 8 or 4 `bits`.
 
-    The speech model (source `speech`) gets `seconds` of sound at once instead, in floats.
+    For the speech model (source `speech`) the graph takes `seconds` of audio per call instead and uses floats.
     """
 
     context: Annotated[int, Meta(ge=64, le=8192)] = 512
@@ -63,9 +64,9 @@ class FixedShapes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class OnnxConvertRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """POST /tessera/v1/onnx/convert: a model of the library, or the GGUF file at a whole path, to an ONNX folder.
+    """POST /tessera/v1/onnx/convert: converts a library model or a GGUF file (absolute path) to an ONNX folder.
 
-    `exact`: activations in 32 bits instead of 8. `all_logits`: logits of every position.
+    `exact` uses 32-bit activations instead of 8-bit. `all_logits` returns the logits of every position.
     """
 
     source: ServerPath
@@ -76,7 +77,7 @@ class OnnxConvertRequest(msgspec.Struct, frozen=True, kw_only=True, omit_default
 
 
 class ConvertedFile(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of a job of kind `convert` that made a GGUF file; `notes` say what is not as in the folder."""
+    """Result of a `convert` job that created a GGUF file; `notes` list differences from the source folder."""
 
     model: str
     path: str
@@ -85,7 +86,7 @@ class ConvertedFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ConvertedFolder(Converted, frozen=True, kw_only=True):
-    """Result of a job of kind `convert` that made an ONNX folder."""
+    """Result of a `convert` job that created an ONNX folder."""
 
     model: str
     path: str

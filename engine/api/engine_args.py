@@ -1,4 +1,4 @@
-"""The raw arguments of llama.cpp that a model may have, and how they are read from a command line."""
+"""The llama.cpp arguments that a model may have, and their command-line parser."""
 
 from engine.runner.engine_args import NO_ARGS, BadEngineArg, EngineArgs, from_text, given
 

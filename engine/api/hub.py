@@ -1,4 +1,4 @@
-"""/tessera/v1/hub: models that could be fetched, and what they would need here."""
+"""/tessera/v1/hub: models to download, with their memory needs on this computer."""
 
 from typing import Literal
 
@@ -47,12 +47,12 @@ class SearchResults(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Proposal(msgspec.Struct, frozen=True, kw_only=True):
-    """A starter that fits, why this one, and what to expect of it here (`expected_tok_s` None: not known).
+    """A recommended model that fits, with a reason and its expected speed and memory on this computer.
 
-    `reason` is an English sentence, `reason_detail` the same as facts.
-
-    At most one is `recommended`: the largest to chat with that writes as fast as people read, else the quickest,
-    or, where no speed is known, the smallest.
+    `expected_tok_s` is None if unknown. `reason` is an English sentence; `reason_detail` is the same as structured
+    data.
+    At most one proposal is `recommended`: the largest chat model that generates at reading speed, else the fastest,
+    or the smallest if no speed is known.
     """
 
     starter: Starter
@@ -70,7 +70,7 @@ class Starters(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Folder(msgspec.Struct, frozen=True, kw_only=True):
-    """A folder of another application whose models could be linked."""
+    """A folder of another application whose models can be linked."""
 
     app: str
     path: str
@@ -83,7 +83,7 @@ class Folders(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Updates(msgspec.Struct, frozen=True, kw_only=True):
-    """GET /tessera/v1/hub/updates; `problems`: repositories that could not be asked, with the reason."""
+    """GET /tessera/v1/hub/updates; `problems` maps each repository that could not be queried to the reason."""
 
     updates: tuple[Newer, ...]
     problems: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""/tessera/v1/jobs: long work, and what each kind of it yields."""
+"""/tessera/v1/jobs: long-running jobs and the result type of each kind."""
 
 from typing import TypeVar
 
@@ -39,7 +39,7 @@ class Jobs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of a job of kind `measure`: of a measurement, of a search for settings, or of pricing types."""
+    """Result of a `measure` job: a measurement, a settings search, or the costs of quantization types."""
 
     report: Report | None = None
     reports: tuple[TuneReport, ...] = ()
@@ -47,17 +47,17 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BenchPartial(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a measurement that still runs (`progress.partial`)."""
+    """Partial results of a measurement that is still running (`progress.partial`)."""
 
     model: str = ""
     points: tuple[Point, ...] = ()
 
 
 def result_of(job: Job, kind: type[T]) -> T | None:
-    """The result of a job that is done; None for any other. Raises: msgspec.ValidationError: it is not a `kind`."""
+    """The result of a finished job, or None. Raises: msgspec.ValidationError: the result is not a `kind`."""
     return None if job.result is None else msgspec.convert(job.result, learned(kind))
 
 
 def partial_of(job: Job) -> BenchPartial:
-    """What is known of a measurement under way."""
+    """Partial results of a running measurement."""
     return msgspec.convert(job.progress.partial, learned(BenchPartial))

@@ -34,7 +34,7 @@ __all__ = [
 
 
 class PullRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """POST /tessera/v1/models/pull: owner/name, owner/name:Q4_K_M, an address, or a starter's id."""
+    """POST /tessera/v1/models/pull: owner/name, owner/name:Q4_K_M, a URL, or the id of a recommended model."""
 
     model: Annotated[str, Meta(min_length=1, max_length=500)]
     quant: Annotated[str, Meta(max_length=200)] | None = None
@@ -58,21 +58,21 @@ class LinkRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class RenameRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """PUT /tessera/v1/models/{id}/name: a name for people; an empty one goes back to the model's own."""
+    """PUT /tessera/v1/models/{id}/name: sets the display name; an empty one restores the model's own name."""
 
     name: Annotated[str, Meta(max_length=200)]
 
 
 class Linked(msgspec.Struct, frozen=True, kw_only=True):
-    """Ids of the models that are new in the list."""
+    """Ids of the models that were added to the list."""
 
     added: tuple[str, ...]
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):
-    """One model of the library. `path` is what a runner opens; `problem` says why a broken one is broken.
+    """One model of the library. A runner opens `path`. `problem` is the reason if the model cannot be used.
 
-    `bits_per_weight` 0: unknown. In a list `details.chat_template` is empty where the file has one.
+    `bits_per_weight` is 0 if unknown. In a list, `details.chat_template` is empty even if the file has a template.
     """
 
     id: str
@@ -104,7 +104,7 @@ class Models(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tensor(msgspec.Struct, frozen=True, kw_only=True):
-    """One tensor of a GGUF file; `shape` in ggml order, `qtype` as ggml names it."""
+    """One tensor of a GGUF file; `shape` is in ggml order, `qtype` is ggml's type name."""
 
     name: str
     qtype: str
@@ -119,7 +119,7 @@ class Tensors(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Removed(msgspec.Struct, frozen=True, kw_only=True):
-    """A removed model: `ticket` brings it back; `freed_bytes` come free when the trash is emptied."""
+    """A removed model. `ticket` restores it; emptying the trash frees `freed_bytes`."""
 
     ticket: str
     model: str = ""

@@ -1,4 +1,4 @@
-"""/tessera/v1/devices, /ledger, /models/{id}/placement and /pin: the machine, its memory, and where models run."""
+"""/tessera/v1/devices, /ledger, /models/{id}/placement and /pin: hardware, memory and model placement."""
 
 from typing import Annotated, Literal
 
@@ -65,7 +65,7 @@ __all__ = [
 
 
 class Machine(types.Machine, frozen=True, kw_only=True):
-    """GET /tessera/v1/devices: everything known about this machine; `build` says which kernels are installed."""
+    """GET /tessera/v1/devices: all known facts about this computer; `build` names the installed CPU kernels."""
 
     build: str = ""
 
@@ -77,15 +77,15 @@ class LiveDevices(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PinRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """POST /tessera/v1/models/{id}/pin: a device, backend or `device/backend`; null lets Tessera choose again."""
+    """POST /tessera/v1/models/{id}/pin: a device, backend or `device/backend`; null removes the pin."""
 
     device: Annotated[str, Meta(min_length=1, max_length=100)] | None
 
 
 class Pinned(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a model is kept from now on; `unloaded`: it was idle, and its next request loads it there.
+    """The device that a model is pinned to; `unloaded` if the model was idle: its next request loads it there.
 
-    `applies` is when that comes into force, as of load settings.
+    `applies` says when the pin takes effect, as for load settings.
     """
 
     id: str
@@ -95,7 +95,7 @@ class Pinned(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reservation(msgspec.Struct, frozen=True, kw_only=True):
-    """What one runner was granted and holds: bytes by pool (`drawn`), by device and by purpose (`parts`)."""
+    """Memory reserved and used by one runner: bytes by pool (`drawn`), by device and by purpose (`parts`)."""
 
     owner: str
     drawn: dict[str, int] = {}
@@ -108,7 +108,7 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LedgerState(msgspec.Struct, frozen=True, kw_only=True):
-    """GET /tessera/v1/ledger: pools, who holds what of them, and the last audits."""
+    """GET /tessera/v1/ledger: memory pools, their reservations, and the last audits."""
 
     pools: tuple[Pool, ...] = ()
     available_bytes: dict[str, int] = {}
@@ -118,7 +118,7 @@ class LedgerState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Alternative(msgspec.Struct, frozen=True, kw_only=True):
-    """A choice that lost: how fast it was expected to be, and why it lost; `reason_detail` has that as facts."""
+    """A rejected placement: its expected speed and the reason; `reason_detail` is the same as structured data."""
 
     device: str
     backend: str
@@ -129,7 +129,7 @@ class Alternative(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SettingChange(msgspec.Struct, frozen=True, kw_only=True):
-    """A step of the placement set one field of `settings`; `reason` is a sentence of `reason_detail`."""
+    """A change of one field of `settings` by a placement step; `reason` is the sentence for `reason_detail`."""
 
     step: str
     field: str
@@ -140,10 +140,10 @@ class SettingChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelPlacement(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a model runs and how; `engine.placement.types.Placement` explains the fields.
+    """Placement of a model; `engine.placement.types.Placement` explains the fields.
 
-    The fields of `settings` stand beside it too. `reasons` and `energy` are English sentences; `reason_details` and
-    `energy_detail` are the same as kinds with values, for programs and for other languages.
+    Some fields of `settings` are repeated at the top level. `reasons` and `energy` are English sentences;
+    `reason_details` and `energy_detail` are the same as kinds with values, for programs and other languages.
     """
 
     device: str
@@ -172,7 +172,7 @@ class ModelPlacement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ComparedDevice(msgspec.Struct, frozen=True, kw_only=True):
-    """One way of computing on one device beside the CPU's. `state`: right, wrong, failed (no load), or skipped."""
+    """One compute method of a device compared with the CPU. `state`: right, wrong, failed (no load) or skipped."""
 
     device: str
     backend: str
@@ -183,9 +183,9 @@ class ComparedDevice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FitOption(msgspec.Struct, frozen=True, kw_only=True):
-    """A trade-off that needs less memory: its text, the flags that ask for it, and what the load then needs.
+    """An option that needs less memory: its text, its command-line flags and the memory that the load then needs.
 
-    `detail` has the text as facts.
+    `detail` is the text as structured data.
     """
 
     kind: OptionKind
@@ -198,7 +198,10 @@ class FitOption(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FitReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Does it fit: needed and available per device, and what to do if not. `note_details`: the notes as facts."""
+    """Fit report: needed and available memory per device, and options if it does not fit.
+
+    `note_details` is `notes` as structured data.
+    """
 
     model: str
     fits: bool
@@ -211,7 +214,7 @@ class FitReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlacementAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """GET /tessera/v1/models/{id}/placement: where it would run, what that needs, where it runs, and its pin."""
+    """GET /tessera/v1/models/{id}/placement: planned placement, its fit report, current placement and pin."""
 
     placement: ModelPlacement
     fit: FitReport | None = None
@@ -219,17 +222,18 @@ class PlacementAnswer(msgspec.Struct, frozen=True, kw_only=True):
     pinned: str | None = None
 
 
-# /tessera/v1/power: how much power the work here may draw.
+# /tessera/v1/power: power limits for Tessera's work.
 
 Mode = Literal["quiet", "balanced", "fast"]
 
 
 class PowerLimits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """PUT /tessera/v1/power. `mode` null: as the server was started.
+    """PUT /tessera/v1/power. `mode` null: the mode that the server was started with.
 
-    `cap_w` is held by fewer threads and rests between steps of models that run here through llama.cpp; null: none.
-    `battery_percent` of the full battery may be spent from now on; then requests are refused until it is set again
-    or the computer is plugged in. null: no such bound.
+    `cap_w` is enforced with fewer threads and with pauses between the steps of models that run locally through
+    llama.cpp; null means no limit. `battery_percent` is the share of the full battery that may be used from now on.
+    After that, requests are refused until the limit is set again or the computer is plugged in; null means no
+    limit.
     """
 
     mode: Mode | None = None
@@ -238,11 +242,12 @@ class PowerLimits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class PowerState(msgspec.Struct, frozen=True, kw_only=True):
-    """GET /tessera/v1/power: the limits that were asked for, and what comes of them.
+    """GET /tessera/v1/power: the requested limits and their effect.
 
-    `saver`: the system's power-saver profile is held, as mode quiet asks. `notes` say what cannot be held, and why;
-    `note_details` have it as facts.
-    `threads` and `duty_frac` are what runners keep to now; `spent_percent` is of the battery, since they were set.
+    `saver` is True while the system's power-saver profile is active, as mode "quiet" requires. `notes` list the
+    limits that cannot be enforced, with reasons; `note_details` is the same as structured data.
+    `threads` and `duty_frac` are the current limits of the runners. `spent_percent` is the battery used since the
+    limits were set.
     """
 
     limits: PowerLimits = PowerLimits()

@@ -1,4 +1,4 @@
-"""/tessera/v1/bench and /tessera/v1/autotune: what to measure, and what was measured."""
+"""/tessera/v1/bench and /tessera/v1/autotune: measurement requests and results."""
 
 from typing import Annotated
 
@@ -25,9 +25,10 @@ Parallel = Annotated[int, Meta(ge=1, le=64)]
 
 
 class SubjectRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One of: a model of the library, or a stand-in of a named shape, a model here, or a file on the hub.
+    """The model to measure: a library model, or a dummy-weight model.
 
-    A file here may stand for its model. Files on the hub are owner/name:label.
+    A dummy-weight model is described by a named shape, by a local model or model file (`like`), or by a file on the
+    hub (`hub`, as owner/name:label).
     """
 
     model: Annotated[str, Meta(max_length=4096)] | None = None
@@ -38,7 +39,7 @@ class SubjectRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 class BenchRequest(SubjectRequest, frozen=True, kw_only=True, omit_defaults=True):
-    """POST /tessera/v1/bench: what to measure, and how. Lengths and `tokens` in tokens."""
+    """POST /tessera/v1/bench: what to measure, and how. `lengths` and `tokens` are in tokens."""
 
     lengths: Annotated[tuple[Length, ...], Meta(min_length=1, max_length=16)] = (128, 512, 2048)
     parallel: Annotated[tuple[Parallel, ...], Meta(max_length=8)] = (1, 4)
@@ -48,7 +49,7 @@ class BenchRequest(SubjectRequest, frozen=True, kw_only=True, omit_defaults=True
 
 
 class TuneRequest(SubjectRequest, frozen=True, kw_only=True, omit_defaults=True):
-    """POST /tessera/v1/autotune: what to tune, for which prompt lengths, the longest it may take, and for what."""
+    """POST /tessera/v1/autotune: the model, the prompt lengths, the time limit and the goal."""
 
     lengths: Annotated[tuple[Length, ...], Meta(min_length=1, max_length=8)] = (512,)
     limit_s: Annotated[float, Meta(ge=1, le=86_400)] = 600.0
@@ -56,7 +57,7 @@ class TuneRequest(SubjectRequest, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class BenchResult(Report, frozen=True, kw_only=True):
-    """A measurement with its place in the list of all."""
+    """A measurement with its id in the list of results."""
 
     id: int
 
@@ -68,6 +69,6 @@ class BenchResults(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Shapes(msgspec.Struct, frozen=True, kw_only=True):
-    """GET /tessera/v1/bench/shapes: shapes that can be measured without a file."""
+    """GET /tessera/v1/bench/shapes: model shapes that can be measured without a file."""
 
     shapes: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""/tessera/v1/loaded, /models/{id}/load and /aliases: what is loaded, and by which names."""
+"""/tessera/v1/loaded, /models/{id}/load and /aliases: loaded models and their aliases."""
 
 from typing import Annotated, Literal
 
@@ -34,14 +34,14 @@ Name = Annotated[str, Meta(min_length=1, max_length=200)]
 
 
 class LoadRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """POST /tessera/v1/models/{id}/load. `ttl_s` 0 keeps the model until it is unloaded.
+    """POST /tessera/v1/models/{id}/load. With `ttl_s` 0 the model stays loaded until it is unloaded.
 
-    `draft` names a smaller model of the same vocabulary that guesses ahead, from now on; empty: none does.
-    `engine_args` is kept too; `{}` goes back to none. `n_ctx`: at least so many tokens of context; a loaded
-    model's grows while it serves, as far as it was trained for it, and is refused where memory has no room.
-    `ctx`, `num_ctx` and `context_length` are other names for it.
-    `n_parallel`, `kv_type`, `n_gpu_layers` and `n_threads` hold from now on, as in load-settings. `keep_alive` is
-    Ollama's word for `ttl_s`, where -1 stands for good.
+    `draft` sets the draft model for speculative decoding, which must have the same vocabulary; an empty string
+    disables it. `engine_args` is stored too; `{}` removes all arguments. `n_ctx` is the minimum context length. A
+    loaded model's context grows while it serves requests, up to its training context; the request is refused if
+    there is not enough memory. `ctx`, `num_ctx` and `context_length` are other names for it.
+    `n_parallel`, `kv_type`, `n_gpu_layers` and `n_threads` are stored, as in load-settings. `keep_alive` is
+    Ollama's name for `ttl_s`; -1 means permanently.
     """
 
     pinned: bool | None = None
@@ -60,20 +60,20 @@ class LoadRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     @property
     def tokens(self) -> int | None:
-        """The context, by whichever name it was given."""
+        """The requested context length, from whichever field has it."""
         names = (self.n_ctx, self.ctx, self.num_ctx, self.context_length)
         return next((given for given in names if given is not None), None)
 
     @property
     def idle_s(self) -> float | None:
-        """Seconds it stays when idle, 0 for good; None: nothing is said of it."""
+        """Seconds that the idle model stays loaded; 0: permanently; None: not given."""
         if self.ttl_s is not None or self.keep_alive is None:
             return self.ttl_s
         return max(self.keep_alive, 0)
 
     @property
     def lasting(self) -> dict[str, int | str]:
-        """What of it holds for later loads too, by the names of `LoadOptions`."""
+        """The settings that also apply to later loads, by the field names of `LoadOptions`."""
         given = {
             "n_parallel": self.n_parallel,
             "type_k": self.kv_type,
@@ -84,10 +84,10 @@ class LoadRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class LoadedModel(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of one model of the pool; `progress` of its load is 0 to 1, `died` why its runner ended.
+    """State of one model of the pool. `progress` of its load is 0 to 1; `died` is the reason its runner exited.
 
-    `n_ctx` is the context it has, `max_ctx` how far that may grow while it serves (0: not at all). `pending` are
-    settings that come into force when the last answer has ended.
+    `n_ctx` is the current context length. `max_ctx` is the length that it can grow to while serving (0: it cannot
+    grow). `pending` lists settings that take effect when the last running response ends.
     """
 
     id: str
@@ -119,17 +119,17 @@ class LoadedModels(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Unloaded(msgspec.Struct, frozen=True, kw_only=True):
-    """POST /tessera/v1/models/{id}/unload; `unloaded` is false where nothing was loaded."""
+    """POST /tessera/v1/models/{id}/unload; `unloaded` is False if the model was not loaded."""
 
     id: str
     unloaded: bool
 
 
 class ModelLoadSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """GET /tessera/v1/models/{id}/load-settings; `unloaded`: it was idle, and its next request loads it again.
+    """GET /tessera/v1/models/{id}/load-settings; `unloaded` if it was idle: its next request loads it again.
 
-    `applies` says when a change comes into force: `now`, `when_idle` (after the last answer that has begun; later
-    requests wait for it) or `at_load` (it is not loaded).
+    `applies` says when a change takes effect: `now`, `when_idle` (after the running responses; later requests wait
+    for it) or `at_load` (the model is not loaded).
     """
 
     id: str
@@ -140,13 +140,13 @@ class ModelLoadSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """PUT /tessera/v1/models/{id}/engine: an added program (`tessera engine add`); null: Tessera's own."""
+    """PUT /tessera/v1/models/{id}/engine: a program from `tessera engine add`; null: Tessera's own engine."""
 
     engine: Annotated[str, Meta(min_length=1, max_length=40)] | None
 
 
 class ModelEngine(msgspec.Struct, frozen=True, kw_only=True):
-    """Its answer; `unloaded`: the model was idle, and its next request loads it there."""
+    """Response of PUT .../engine; `unloaded` if the model was idle: its next request loads it there."""
 
     id: str
     engine: str | None
@@ -155,15 +155,15 @@ class ModelEngine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineArgsRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """PUT /tessera/v1/models/{id}/engine_args: llama.cpp's own arguments; `{}` for none."""
+    """PUT /tessera/v1/models/{id}/engine_args: arguments for llama.cpp; `{}` removes all."""
 
     engine_args: EngineArgs
 
 
 class ModelEngineArgs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """GET /tessera/v1/models/{id}/engine_args. `needed_bytes` is what a load takes with those that were set now.
+    """GET /tessera/v1/models/{id}/engine_args. `needed_bytes` is the memory of a load with the arguments just set.
 
-    `unloaded`: the model was idle, and its next request loads it with them.
+    `unloaded` is True if the model was idle; its next request loads it with them.
     """
 
     id: str
@@ -174,13 +174,13 @@ class ModelEngineArgs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 
 
 class SamplingRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """PUT /tessera/v1/models/{id}/sampling: the user's own values; a field left out follows the recommendation."""
+    """PUT /tessera/v1/models/{id}/sampling: the user's values; an omitted field uses the recommended value."""
 
     values: dict[str, float | int]
 
 
 class Decided(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One field of sampling: its value, who decided it, and the address where that is written, if there is one."""
+    """One sampling field: its value, its source, and the URL of that source if there is one."""
 
     value: float | int
     source: Literal["request", "user", "file", "generation_config", "model_card", "llama.cpp", "ollama"]
@@ -188,10 +188,10 @@ class Decided(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ModelSampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """GET /tessera/v1/models/{id}/sampling: what answers are sampled with where a request leaves it open.
+    """GET /tessera/v1/models/{id}/sampling: sampling values for fields that a request does not set.
 
-    `user` are the user's own values, `recommended` what would be in force without them. The two with
-    `without_reasoning` hold for answers without a reasoning block.
+    `user` has the user's values. `recommended` has the values that apply without them. The two fields ending in
+    `without_reasoning` apply to responses without a reasoning block.
     """
 
     id: str
@@ -209,7 +209,7 @@ class AliasRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class Alias(msgspec.Struct, frozen=True, kw_only=True):
-    """Another name of a model."""
+    """An alias of a model."""
 
     alias: str
     model: str

@@ -1,4 +1,4 @@
-"""Placements and fit reports of dispatch as the contract has them: with sentences beside the facts."""
+"""Converts placements and fit reports of `engine.placement` to API structs, adding sentences to the facts."""
 
 import msgspec
 
@@ -8,7 +8,7 @@ from engine.placement.types import Alternative, FitOption, FitReport, Placement,
 
 
 def model_placement(placed: Placement) -> api.ModelPlacement:
-    """A placement in words."""
+    """A placement as an API struct, with sentences."""
     settings = placed.settings
     found = msgspec.structs.asdict(placed) | {
         "energy": sentence(placed.energy),
@@ -29,7 +29,7 @@ def model_placement(placed: Placement) -> api.ModelPlacement:
 
 
 def fit_report(report: FitReport) -> api.FitReport:
-    """A report in words."""
+    """A fit report as an API struct, with sentences."""
     found = msgspec.structs.asdict(report) | {
         "fit_options": tuple(map(_option, report.fit_options)),
         "notes": sentences(report.notes),

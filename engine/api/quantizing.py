@@ -1,4 +1,4 @@
-"""/tessera/v1/quantize: making a model fit."""
+"""/tessera/v1/quantize: quantization of models."""
 
 from engine.core.defaults import DEFAULT_CONTEXT
 from engine.job_kinds.quantize.options import LockRequest, QuantizeOptions
@@ -22,12 +22,12 @@ __all__ = [
 
 
 class PlanForecast(Forecast, frozen=True, kw_only=True):
-    """What a job should take, and the largest context that fits beside the file here (None: not known)."""
+    """Expected cost of a job, and the largest context that fits on this computer with the file (None: unknown)."""
 
     largest_context: int | None = None
 
 
 class QuantizeSketch(QuantizeReport, frozen=True, kw_only=True):
-    """POST /tessera/v1/quantize/plan: the likely plan; nothing was measured or written."""
+    """POST /tessera/v1/quantize/plan: the likely plan; nothing is measured or written."""
 
     forecast: PlanForecast

@@ -1,15 +1,15 @@
-"""Receipts of deterministic answers, and what replaying one finds."""
+"""Receipts of deterministic responses, and the results of replaying them."""
 
 from typing import Any, Literal
 
 import msgspec
 
-# Raised when the form of a receipt changes.
+# Increase this when the format of a receipt changes.
 VERSION = 1
 
 
 class Promise(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether the same request gives the same tokens while `fingerprint` is the same; if not, why not."""
+    """Whether the same request gives the same tokens while `fingerprint` is unchanged, and the reasons if not."""
 
     promised: bool
     because: tuple[str, ...] = ()
@@ -17,7 +17,7 @@ class Promise(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Parts(msgspec.Struct, frozen=True, kw_only=True):
-    """All that an answer depends on beside its request, as SHA-256 of the content or by name."""
+    """Everything that a response depends on besides its request, as SHA-256 of the content or as a name."""
 
     file: str
     template: str
@@ -30,18 +30,18 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TextDigest(msgspec.Struct, frozen=True, kw_only=True):
-    """The text of an answer before reasoning and calls are read from it: characters and their SHA-256."""
+    """Length in characters and SHA-256 of the raw generated text, before reasoning and tool calls are parsed."""
 
     num_chars: int
     sha256: str
 
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True):
-    """What an answer came from.
+    """The origin of a response.
 
-    `asked` is what the model was asked, in the words of /v1/completions, every field given, the prompt as ids, and
-    `format` what those have no words for. `route` and `body` are the request as the client sent it, `plan` the
-    settings of the load that decide about bits.
+    `asked` is the request to the model in the fields of /v1/completions. Every field is set and the prompt is token
+    ids. `format` has what those fields cannot express. `route` and `body` are the request as the client sent it.
+    `plan` has the load settings that affect the output bits.
     """
 
     version: int = VERSION
@@ -56,9 +56,9 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplayRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Run a receipt again; `explain`: also find what of all that changed since makes the difference.
+    """Replay a receipt. `explain` also finds which of the changes causes the difference.
 
-    `model` runs in place of the receipt's own, `old_model` is tried as the file of then.
+    `model` replaces the receipt's model. `old_model` is tried as the original file.
     """
 
     receipt: Receipt
@@ -68,7 +68,7 @@ class ReplayRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Exchange(msgspec.Struct, frozen=True, kw_only=True):
-    """One part that is not as it was. `same`: with the old one alone the answer is the old one; None: not tried."""
+    """One part that has changed. `same`: the old part alone restores the old text; None: not tried."""
 
     part: str
     then: str
@@ -78,10 +78,10 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Replayed(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of it. `same`: the text is that of the receipt, bit for bit.
+    """Result of a replay. `same` is True if the text equals the receipt's text bit for bit.
 
-    `changed` are the parts that are not as they were. With `explain` `same` speaks of the request asked again with
-    all that is in force now, and `exchanged` has one entry for each change.
+    `changed` lists the parts that have changed. With `explain`, `same` is about the request repeated with all
+    current parts, and `exchanged` has one entry per change.
     """
 
     text: str

@@ -1,4 +1,4 @@
-"""/tessera/v1/remotes: computers that hold layers of a model, and how they are."""
+"""/tessera/v1/remotes: remote hosts that hold layers of a model, and their state."""
 
 from typing import Annotated
 
@@ -12,9 +12,10 @@ __all__ = ["RemoteDevice", "RemoteRequest", "RemoteRow", "Remotes", "State", "Us
 
 
 class RemoteRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """PUT /tessera/v1/remotes/{name}. `host_key` is the fingerprint that the host is known to have.
+    """PUT /tessera/v1/remotes/{name}. `host_key` is the expected fingerprint of the host.
 
-    `identity` is a private key's file on the server's computer; empty: the agent and the user's usual keys.
+    `identity` is a private key file on the server's computer. If empty, the SSH agent and the user's default keys
+    are used.
     """
 
     host: Annotated[str, Meta(min_length=1, max_length=253)]
@@ -27,7 +28,7 @@ class RemoteRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class RemoteRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One worker. `state` is what the last look found, `at` when (0: never); rates in bytes a second."""
+    """One worker. `state` is the last probe's result, `at` its time (0: never); rates are in bytes/s."""
 
     name: str
     host: str
@@ -49,7 +50,7 @@ class RemoteRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Remotes(msgspec.Struct, frozen=True, kw_only=True):
-    """GET /tessera/v1/remotes. `kernel` is this computer's, which theirs must be."""
+    """GET /tessera/v1/remotes. `kernel` is this computer's kernel; the workers must have the same."""
 
     remotes: tuple[RemoteRow, ...] = ()
     kernel: str = ""

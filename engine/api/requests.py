@@ -1,4 +1,4 @@
-"""/tessera/v1/requests: the last requests and the programs that sent them."""
+"""/tessera/v1/requests: the latest requests and the programs that sent them."""
 
 from typing import Annotated, Literal
 
@@ -7,7 +7,7 @@ from msgspec import Meta
 
 
 class RequestRecord(msgspec.Struct, kw_only=True):
-    """One request for inference, without anything that was said in it. Times in seconds; None: not known."""
+    """One inference request, without its content. Times are in seconds; None: unknown."""
 
     id: str
     time: float
@@ -27,7 +27,7 @@ class RequestRecord(msgspec.Struct, kw_only=True):
 
 
 class Program(msgspec.Struct, kw_only=True):
-    """A program at an address, by the product its User-Agent names; `connected`: it asked lately."""
+    """A client program at an address, named by its User-Agent; `connected`: it sent a request recently."""
 
     name: str
     address: str
@@ -45,7 +45,7 @@ class RecentActivity(msgspec.Struct, frozen=True, kw_only=True):
     programs: tuple[Program, ...] = ()
 
 
-# /tessera/v1/keys: who else may use this server.
+# /tessera/v1/keys: API keys of this server.
 
 Scope = Literal["chat", "manage"]
 
@@ -58,7 +58,7 @@ class KeyRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class NewKey(msgspec.Struct, frozen=True, kw_only=True):
-    """A key that was just made. `key` is shown this once."""
+    """A key that was just created. `key` is shown only once."""
 
     name: str
     key: str
@@ -66,7 +66,7 @@ class NewKey(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Key(msgspec.Struct, frozen=True, kw_only=True):
-    """One key; the key itself is not kept. A connected `program`'s key does not make keys required."""
+    """One key, without the key itself, which is not stored. A connected `program`'s key does not require keys."""
 
     name: str
     scopes: tuple[Scope, ...] = ("chat",)
@@ -75,9 +75,9 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Keys(msgspec.Struct, frozen=True, kw_only=True):
-    """GET /tessera/v1/keys. A `public` server (other machines reach it) requires a key even if none exists.
+    """GET /tessera/v1/keys. A `public` server (reachable from other machines) requires a key even if none exists.
 
-    required: programs must present a key, made here or given with `--api-key`.
+    `required` is True if programs must send a key that was created here or set with `--api-key`.
     """
 
     keys: tuple[Key, ...]

@@ -1,4 +1,4 @@
-"""/tessera/v1/stats: speed, queue, memory and cache as they change, and where the time of requests went."""
+"""/tessera/v1/stats: speed, queue, memory, cache and request timings over time."""
 
 import msgspec
 
@@ -25,10 +25,10 @@ __all__ = [
 
 
 class ModelStats(LoadedModel, frozen=True, kw_only=True):
-    """One model now. Counts of tokens are since it was loaded; speeds are since the event before.
+    """Current state of one model. Token counts are since its load; speeds are since the previous event.
 
-    `load` is where the time of its load went, from its request on; `runner` the same of the process that holds
-    it, from its own start. `experts` where they are streamed from the disk.
+    `load` has the load phases, measured from the request. `runner` has the phases of the runner process, measured
+    from its start. `experts` is set if experts are streamed from disk.
     """
 
     prompt_tokens: int = 0
@@ -49,13 +49,13 @@ class ModelStats(LoadedModel, frozen=True, kw_only=True):
 
 
 class UsageSamples(msgspec.Struct, frozen=True, kw_only=True):
-    """GET /tessera/v1/stats/utilization: a sample a second, oldest first."""
+    """GET /tessera/v1/stats/utilization: one sample per second, oldest first."""
 
     samples: tuple[Usage, ...]
 
 
 class ModelUse(msgspec.Struct, frozen=True, kw_only=True):
-    """What was asked of one model since the server started, whatever was loaded meanwhile."""
+    """Use of one model since the server started, across reloads."""
 
     model: str
     requests: int = 0
@@ -65,7 +65,7 @@ class ModelUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelEnergy(msgspec.Struct, frozen=True, kw_only=True):
-    """What the requests of one model drew since the server started, beyond what the computer draws at rest."""
+    """Energy used by the requests of one model since the server started, above the computer's idle energy."""
 
     model: str
     joules: float
@@ -75,9 +75,9 @@ class ModelEnergy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Energy(msgspec.Struct, frozen=True, kw_only=True):
-    """Joules of the work here. `measured` is false where no meter can be read, and `note` says so.
+    """Energy of Tessera's work in joules. If no meter can be read, `measured` is False and `note` says so.
 
-    `power_w` is what is drawn now by the parts that have a meter, `idle_w` what each draws at rest.
+    `power_w` is the current power of the parts that have a meter. `idle_w` is the idle power of each part.
     """
 
     measured: bool = False
@@ -89,9 +89,9 @@ class Energy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True):
-    """An event of GET /tessera/v1/stats. `rss_bytes` is the server with all its runners.
+    """An event of GET /tessera/v1/stats. `rss_bytes` is the memory of the server and all its runners.
 
-    `start` is where the time went from the start of the server's process to the first token of its first answer.
+    `start` has the phases from the start of the server process to the first token of its first response.
     """
 
     time: float = 0.0
@@ -108,7 +108,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
-    """What the server did up to one second: tokens are counted since its start; `at` is seconds since the epoch."""
+    """One sample of the server's work: token counts are since its start; `at` is seconds since the epoch."""
 
     at: float
     active: int = 0
@@ -120,12 +120,12 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkSamples(msgspec.Struct, frozen=True, kw_only=True):
-    """GET /tessera/v1/stats/history: a sample a second, oldest first."""
+    """GET /tessera/v1/stats/history: one sample per second, oldest first."""
 
     samples: tuple[Work, ...]
 
 
 class RequestTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """GET /tessera/v1/stats/requests: where the time of the newest requests went, newest first."""
+    """GET /tessera/v1/stats/requests: timings of the latest requests, newest first."""
 
     requests: tuple[TimeSpent, ...]

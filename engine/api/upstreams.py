@@ -1,4 +1,4 @@
-"""/tessera/v1/upstreams: other servers, the user's rules for them, and how they are."""
+"""/tessera/v1/upstreams: other servers, the user's routing rules, and their state."""
 
 from typing import Annotated, Literal
 
@@ -13,7 +13,7 @@ ModelName = Annotated[str, Meta(min_length=1, max_length=200)]
 
 
 class UpstreamRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """PUT /tessera/v1/upstreams/{name}. `kind` None: seen from its list of models; `key` None: as it was."""
+    """PUT /tessera/v1/upstreams/{name}. `kind` None: detect it from the model list; `key` None: no change."""
 
     url: Annotated[str, Meta(min_length=1, max_length=2000)]
     kind: Kind | None = None
@@ -27,7 +27,7 @@ class UpstreamKeyRequest(msgspec.Struct, frozen=True, kw_only=True, omit_default
 
 
 class UpstreamModel(msgspec.Struct, frozen=True, kw_only=True):
-    """One model there; `allowed`: a rule sends requests for its full name there."""
+    """One model of an upstream; `allowed`: a rule sends requests for its full name there."""
 
     name: str
     n_ctx: int = 0
@@ -36,7 +36,7 @@ class UpstreamModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UpstreamRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One upstream. `state` is what the last look found, `at` when (0: never); `plain_text`: not encrypted."""
+    """One upstream. `state` is the last probe's result, `at` its time (0: never); `plain_text`: no encryption."""
 
     name: str
     url: str
@@ -54,7 +54,8 @@ class UpstreamRow(msgspec.Struct, frozen=True, kw_only=True):
 class UpstreamRule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Requests for `model` may go to `upstream`, where the model is called `as_model`.
 
-    Always, or when more than `queue` requests wait here, or (`unfit`) when it does not fit here.
+    With `queue`, only if more than `queue` requests wait here; with `unfit`, only if the model does not fit here;
+    otherwise always.
     """
 
     model: ModelName
@@ -65,7 +66,7 @@ class UpstreamRule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class Upstreams(msgspec.Struct, frozen=True, kw_only=True):
-    """GET /tessera/v1/upstreams. Earlier rules win."""
+    """GET /tessera/v1/upstreams. Earlier rules take precedence."""
 
     upstreams: tuple[UpstreamRow, ...] = ()
     rules: tuple[UpstreamRule, ...] = ()

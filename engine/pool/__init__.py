@@ -1,1 +1,1 @@
-"""The loaded models: which are in memory, who uses them, which one gives way."""
+"""Manages the loaded models: loading, use and eviction."""

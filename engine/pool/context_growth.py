@@ -1,4 +1,4 @@
-"""The context of a loaded model grows when a request needs more of it, and shrinks when nobody did for long."""
+"""Grows a loaded model's context when a request needs more, and shrinks it after a long idle time."""
 
 import logging
 from collections.abc import Awaitable, Callable, Iterator
@@ -15,17 +15,17 @@ from engine.runner.protocol import ContextWanted, LoadSettings, Resized
 
 log = logging.getLogger(__name__)
 
-# Room for an answer behind the prompt that a context grows for. Source: runner/llama/batch/admission.py, twice.
+# Tokens reserved for the response when a context grows. Source: runner/llama/batch/admission.py, twice its value.
 ANSWER_TOKENS: Final = 1024
-# Contexts come in whole blocks of llama.cpp's cells. Source: llama-context.cpp, GGML_PAD(n_ctx, 256).
+# Context lengths are multiples of llama.cpp's block size. Source: llama-context.cpp, GGML_PAD(n_ctx, 256).
 STEP: Final = 256
-# A context whose model was not used for so long goes back to the size of its load.
+# After this many idle seconds, a grown context shrinks to its size at load.
 SHRINK_AFTER_S: Final = 1800.0
 
 
 @runtime_checkable
 class GrowingRunner(Runner, Protocol):
-    """A runner whose context can change its size while it answers."""
+    """A runner whose context can be resized while it generates."""
 
     on_context_wanted: Callable[[ContextWanted], None]
 
@@ -34,9 +34,10 @@ class GrowingRunner(Runner, Protocol):
 
 
 class ContextGrowth:
-    """Asks the ledger, then the runner.
+    """Resizes contexts: checks the memory ledger first, then calls the runner.
 
-    `evict` unloads an idle model and says whether there was one; `evictable` names those that it may unload.
+    `evict` unloads an idle model and returns False if there was none. `evictable` returns the models that it may
+    unload.
     """
 
     def __init__(
@@ -47,12 +48,14 @@ class ContextGrowth:
         self._evictable = evictable
 
     async def grow(self, model: LoadedModel, tokens: int, *, exact: bool = False) -> None:
-        """Let a request have `tokens`, prompt and answer together. The caller admits nothing else meanwhile.
+        """Grow the context to hold `tokens` (prompt and response). The caller must admit no other load meanwhile.
 
-        `exact`: somebody named this size; else there is room for more to come.
+        `exact`: the user requested this size; otherwise more space is added for later tokens.
 
-        Raises: ContextOverflow: the model was trained for less, or its context keeps its size. ContextCannotGrow:
-        there is no memory for it. RequestFailed, RunnerDied.
+        Raises:
+            ContextOverflow: The model was trained for less, or its context cannot be resized.
+            ContextCannotGrow: There is not enough memory.
+            RequestFailed, RunnerDied: The resize failed.
         """
         facts, runner, before = model.facts, model.runner, model.settings
         if facts is None or tokens <= facts.n_ctx:
@@ -69,7 +72,7 @@ class ContextGrowth:
     async def _first_that_fits(
         self, model: LoadedModel, sizes: tuple[LoadSettings, ...]
     ) -> tuple[LoadSettings, bool] | None:
-        """The first of some settings that there is memory for, and whether states go through a file."""
+        """The first of `sizes` that fits in memory, and whether the KV state has to go through a file."""
         for after in sizes:
             for through_disk in (False, True):
                 copied = None if through_disk else model.settings
@@ -78,7 +81,7 @@ class ContextGrowth:
         return None
 
     async def _eviction_helps(self, model: LoadedModel, least: LoadSettings) -> bool:
-        """Without all idle models there would be room: no other model is unloaded in vain."""
+        """Whether evicting all idle models would free enough memory. Avoids useless evictions."""
         missing, idle = await self._admission.shortage(model.id, least, None), self._evictable()
         if missing is None:
             return True
@@ -99,7 +102,7 @@ class ContextGrowth:
         return ContextCannotGrow(tokens - 1, max(largest, model.facts.n_ctx), model.facts.n_ctx, names)
 
     async def shrink(self, model: LoadedModel) -> None:
-        """Go back to the size of the load, if the context has grown and nobody uses it."""
+        """Shrink a grown context to its size at load if the model is idle."""
         if not isinstance(model.runner, GrowingRunner) or model.loaded_settings is None or not has_grown(model):
             return
         first = model.loaded_settings
@@ -124,14 +127,15 @@ class ContextGrowth:
 
 
 def has_grown(model: LoadedModel) -> bool:
-    """The context is larger than that of the load."""
+    """Whether the context is larger than at load."""
     return model.ready and model.loaded_settings is not None and model.settings.n_ctx > model.loaded_settings.n_ctx
 
 
 def larger(settings: LoadSettings, tokens: int, most: int) -> Iterator[LoadSettings]:
-    """Settings with room for `tokens`, best first: doubled until an answer fits as well, at last just enough.
+    """Settings that hold `tokens`, best first: doubled sizes with space for a response, then the minimum.
 
-    A cache for several long requests becomes one for as many, or one that a single request fills.
+    For a KV cache that held several long requests, first try a cache for the same number, then one for a single
+    request.
     """
     size = settings.n_ctx
     while size < tokens + ANSWER_TOKENS:
@@ -145,5 +149,5 @@ def larger(settings: LoadSettings, tokens: int, most: int) -> Iterator[LoadSetti
 
 
 def _resized(settings: LoadSettings, n_ctx: int) -> LoadSettings:
-    """The same cache if one request of `n_ctx` tokens fits into it, else one that it fills."""
+    """Settings with `n_ctx`; the KV cache grows only if one request of that length would not fit."""
     return msgspec.structs.replace(settings, n_ctx=n_ctx, kv_cells=max(settings.kv_cells, n_ctx))

@@ -1,4 +1,4 @@
-"""Callbacks of the pool for each generation, while it runs and once when it ends."""
+"""Callbacks that the pool calls for each generation."""
 
 import asyncio
 import time
@@ -14,11 +14,11 @@ from engine.pool.loaded_model import LoadedModel
 
 @dataclass
 class GenerationHooks:
-    """Called by the pool; None: nobody asked.
+    """Optional callbacks of the pool.
 
-    `first_token` is called once, at the first token of any model. `admits` refuses a request by an error that it
-    raises. `metered` gives the end of a request with the energy that it took. `finished` is called once for every
-    generation that began, also for one that is left before its end: then with what was made until then.
+    `first_token` is called once, at the first token of any model. `admits` raises an error to refuse a request.
+    `metered` returns the `Done` event with the request's energy added. `finished` is called once per started
+    generation. If the caller stops early, it gets the usage up to that point.
     """
 
     first_token: Callable[[], None] | None = None
@@ -33,9 +33,10 @@ class GenerationHooks:
         events: AsyncIterator[Event],
         at_once: Callable[[], int],
     ) -> AsyncGenerator[Event, None]:
-        """The events of one runner, where `at_once` requests run; leaving early ends the generation.
+        """Yields the events of one runner; closing the generator early ends the generation.
 
-        The admission learns that the settings work, and the speed.
+        `at_once` returns the number of concurrent requests. Reports to the admission that the settings work, and
+        the measured speed.
         """
         made, is_reported = _Made(), False
         try:
@@ -63,7 +64,7 @@ class GenerationHooks:
 
 
 def observe(admission: MemoryAdmission, model: LoadedModel, done: Done, at_once: int) -> None:
-    """Tell the admission how long answers are and how fast the model was."""
+    """Report the response length and the model's speed to the admission."""
     tokens = done.usage.completion_tokens
     admission.answered(model.id, tokens, done.usage.prompt_tokens + tokens / 2, at_once)
     if done.timings.decode_s > 0 and at_once == 1:
@@ -71,7 +72,7 @@ def observe(admission: MemoryAdmission, model: LoadedModel, done: Done, at_once:
 
 
 class _Made:
-    """What a generation has made so far, as this side saw it."""
+    """Tokens and times of a generation so far, as measured in the server process."""
 
     def __init__(self) -> None:
         self._asked = self._first = self._last = time.monotonic()

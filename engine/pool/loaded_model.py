@@ -1,4 +1,4 @@
-"""One model of the pool: its runner, its load, and where those stand who wait for it."""
+"""State of one model of the pool: its runner, its load, and the queue position of waiting requests."""
 
 import asyncio
 import time
@@ -14,19 +14,19 @@ from engine.placement.types import ModelSettings, Placement
 from engine.runner.buffers import BufferLog
 from engine.runner.protocol import COMPILING, Embedded, LoadSettings, Stats
 
-# Ends of a runner that are remembered of a model.
+# Maximum number of runner crashes stored per model.
 MAX_CRASHES: Final = 3
 
-# The engine of models that another server runs: no memory here, and no process.
+# Engine of models that another server runs. They need no local memory and no local process.
 REMOTE: Final = "remote"
-# That of models that another program here runs: a server that is started for the model, reached as an upstream is.
+# Engine of models that another local program runs: a server started for the model and called like an upstream.
 EXTERNAL: Final = "external"
-# That of loads some of whose layers lie on workers: a runner here, and links that it lives and ends with.
+# Engine of loads with some layers on workers: a local runner and its connections, which end together.
 SPREAD: Final = "spread"
 
 
 class Runner(Protocol):
-    """What serves one model: a child process (`RunnerProcess`), or another server. `pid` None: it is no process."""
+    """The process that serves one model: a child process (`RunnerProcess`), or another server (`pid` is None)."""
 
     @property
     def pid(self) -> int | None: ...
@@ -62,14 +62,15 @@ class Runner(Protocol):
 class LoadedModel:
     """One model that is loaded or being loaded.
 
-    `progress` of `phase` is 0 to 1; `waiting` requests wait for its load. It is unloaded after `ttl_s` without a
-    request (None: never), or earlier when another model needs its room, unless it is `pinned`. `notes` tell what
-    was changed because the first settings failed; `proven` are the last settings that generated a token.
-    `chosen` is what the user had set at the load, `pending` are fields that were set otherwise since: they come
-    into force when the last answer ends; `answered` is set whenever one does.
-    `loaded_settings` are those of the load, before its context grew.
-    `widened` is the runner whose deterministic requests have their memory. `placement` is what was chosen for this
-    load, before anything failed; `phases` are those of the load, from the request for the model on.
+    `progress` of `phase` is 0 to 1. `waiting` is the number of requests that wait for the load. The model is
+    unloaded after `ttl_s` without a request (None: never), or earlier if another model needs its memory and it is
+    not `pinned`. `notes` describe settings that were changed after a failed load. `proven` are the last settings
+    that generated a token.
+    `chosen` are the user's settings at load time. `pending` are fields that changed since; they take effect when
+    the last response ends. `answered` is set at the end of each response.
+    `loaded_settings` are the settings at load, before the context grew.
+    `widened` is the runner that has memory reserved for deterministic requests. `placement` was chosen for this
+    load before any fallback. `phases` are the load phases, measured from the request for the model.
     """
 
     id: str
@@ -99,62 +100,62 @@ class LoadedModel:
 
     @property
     def ready(self) -> bool:
-        """A live runner serves it."""
+        """Whether a live runner serves the model."""
         return self.runner is not None and self.runner.alive and self.facts is not None
 
     @property
     def queued(self) -> int:
-        """Requests that wait for their turn."""
+        """Number of requests that wait in the queue."""
         if self.runner is None or self.facts is None:
             return self.waiting
         return self.waiting + max(0, self.runner.active_requests - self.facts.n_parallel)
 
     @property
     def idle(self) -> bool:
-        """Loaded, and nobody uses or waits for it."""
+        """Whether the model is loaded and has no active or waiting requests."""
         return self.ready and not self.waiting and self.runner is not None and self.runner.active_requests == 0
 
     @property
     def expires_in_s(self) -> float | None:
-        """Seconds until the model is unloaded if no request comes; None: it stays."""
+        """Seconds until the model is unloaded if no request arrives; None: never."""
         if self.pinned or self.ttl_s is None:
             return None
         return max(0.0, self.last_used + self.ttl_s - time.monotonic())
 
 
 class QueueTicket:
-    """Where one request stands while its model loads, for those who tell the client."""
+    """Queue position and load progress of one request, for reporting to the client."""
 
     def __init__(self) -> None:
         self._model: LoadedModel | None = None
         self._before = 0
 
     def take(self, model: LoadedModel) -> None:
-        """Queue up for a model."""
+        """Join the queue of a model."""
         self._model, self._before = model, model.waiting
 
     @property
     def compiling(self) -> bool:
-        """What is slow now is the compiler of its device, which keeps what it makes for later loads."""
+        """Whether the device's compiler is running. Its result is cached for later loads."""
         return self._model is not None and self._model.phase == COMPILING
 
     @property
     def loading(self) -> bool:
-        """The model is not there yet."""
+        """Whether the model is still loading."""
         return self._model is not None and not self._model.ready
 
     @property
     def fraction(self) -> float:
-        """How far the load is, 0 to 1."""
+        """Load progress, 0 to 1."""
         return 0.0 if self._model is None else 1.0 if self._model.ready else self._model.progress
 
     @property
     def before(self) -> int:
-        """Requests that wait for the same load and came earlier."""
+        """Number of earlier requests that wait for the same load."""
         return self._before
 
     def words(self) -> str:
-        """How far the load is and who came before; nothing once the model is there."""
+        """Load progress and queue position as text; "" once the model is loaded."""
         model = self._model
         if model is None or model.ready:
             return ""

@@ -1,4 +1,4 @@
-"""How a model's name becomes what a runner needs, and whether another machine answers instead."""
+"""Interfaces that resolve a model name to load settings, or to another server."""
 
 from typing import Protocol
 
@@ -10,11 +10,11 @@ from engine.runner.protocol import LoadSettings
 
 
 class Resolved(msgspec.Struct, frozen=True, kw_only=True):
-    """A model as it would be loaded now: its id, the engine that runs it, its settings.
+    """A model as it would be loaded now: its id, engine and settings.
 
-    `chosen` is what the user had set for the model then.
-    `placement` says where and why, if a dispatcher chose; its settings are `settings`. `keep`: it stays loaded.
-    `server` is the address of the other server that answers, empty for this machine; `ran_on` reports it.
+    `chosen` are the user's settings for the model at that time. `placement` gives the device and the reasons if
+    placement chose them; its settings equal `settings`. `keep` pins the model. `server` is the URL of the other
+    server that answers, or "" for this computer; `ran_on` reports it.
     """
 
     model_id: str
@@ -28,28 +28,29 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelSource(Protocol):
-    """Turns a model's name into what a runner needs."""
+    """Resolves a model name to load settings."""
 
     async def resolve(self, model: str, min_ctx: int = 0) -> Resolved:
-        """How to load it, with `min_ctx` tokens of context or as many as it was trained for. Keeps nothing.
+        """Load settings with a context of at least `min_ctx` tokens, up to the training context. Changes no state.
 
-        What a person chose for the model, or for all, is the least; 0 leaves the number to the dispatcher.
+        The user's context setting for the model, or for all models, is the minimum. 0 leaves the length to the
+        placement.
         Raises: ModelNotFound or another TesseraError.
         """
         ...
 
     def chosen(self, model_id: str) -> ModelSettings:
-        """What the user has set for a model by now."""
+        """The user's current settings for a model."""
         ...
 
 
 class Elsewhere(Protocol):
-    """The user's rules for requests that another machine answers."""
+    """The user's routing rules for other servers."""
 
     def always(self, model: str) -> Resolved | None:
-        """Where all requests for this name go; None: they are answered here. Raises: InputFault."""
+        """The route for all requests with this name; None: answer locally. Raises: InputFault."""
         ...
 
     def relief(self, model_id: str, queued: int | None) -> Resolved | None:
-        """Where a request goes that would wait behind `queued` others; None: its model does not fit here."""
+        """The route for a request with `queued` others before it; `queued` None: the model does not fit here."""
         ...

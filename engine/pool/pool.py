@@ -1,4 +1,4 @@
-"""The loaded models: one runner each, loaded on demand, replaced when they die, evicted when others need room."""
+"""The pool of loaded models: one runner per model, with loading on demand, restart after a crash, and eviction."""
 
 import asyncio
 import contextlib
@@ -39,15 +39,15 @@ from engine.runner.protocol import ContextWanted, LoadSettings
 
 log = logging.getLogger(__name__)
 
-# A model that kills its runner MAX_CRASHES times in this time is not loaded again until file or settings change.
+# A model whose runner crashed MAX_CRASHES times within this time is not loaded until its file or settings change.
 CRASH_WINDOW_S: Final = 300.0
-# How often idle models are looked at. A model overstays its time to live by at most this.
+# Interval between checks for idle models. A model outlives its time to live by at most this.
 REAP_S: Final = 1.0
-# A runner answers between two steps; one that is busy for longer is unloaded without a last measurement.
+# A runner replies between two steps. One that is busy for longer is unloaded without a last measurement.
 STATS_S: Final = 1.0
-# For `Pool.acquire`: no other server may answer.
+# For `Pool.acquire`: only this server may answer.
 HERE: Final = ""
-# When changed settings of a load come into force.
+# When changed load settings take effect.
 Applies = Literal["now", "when_idle", "at_load"]
 
 
@@ -55,10 +55,10 @@ Starter = Callable[[str, str], Awaitable[Runner]]
 
 
 class Pool:
-    """Hands out live runners by model name.
+    """Provides live runners by model name.
 
-    `ttl_s` is the time to live of models that were not given one; `max_models` how many may be loaded at once
-    (None: as many as `admission` finds room for).
+    `ttl_s` is the default time to live. `max_models` is the maximum number of loaded models (None: limited only by
+    the memory that `admission` finds).
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Pool:
 
     @property
     def busy(self) -> bool:
-        """A model loads or answers."""
+        """Whether any model is loading or generating."""
         return any(m.loading or m.waiting or (m.ready and not m.idle) for m in self._models.values())
 
     @property
@@ -101,7 +101,7 @@ class Pool:
         return list(self._models.values())
 
     def get(self, model_id: str) -> LoadedModel | None:
-        """The model with this id if it was ever asked for."""
+        """The model with this id if it was ever requested."""
         return self._models.get(model_id)
 
     async def acquire(
@@ -114,14 +114,12 @@ class Pool:
         loads: bool = True,
         only: str | None = None,
     ) -> LoadedModel:
-        """A loaded model, loading it first if need be and `loads`.
+        """Return a loaded model; load it first if necessary and `loads` is set.
 
-        A model with less context than `min_ctx` tokens gets more, as far as it was trained for it and memory has
-        room; otherwise it serves as it is, and `facts.n_ctx` tells. `ticket` is kept up to date meanwhile.
-
-        What a person asks for goes where the user's rules send it. Whatever nobody asked for passes `only`: the
-        address of the one server that it may go to, or `HERE` for none. This is the one place that decides it.
-
+        If the model's context is smaller than `min_ctx` tokens, it grows up to the training context as far as
+        memory allows. Otherwise it stays as it is; read `facts.n_ctx`. `ticket` is updated during the load.
+        User requests follow the user's routing rules. Background requests pass `only`: the URL of the one server
+        that they may go to, or `HERE` for none. This method is the only place that decides this.
         Raises: ModelNotFound, BadModelFile, NotEnoughMemory, RunnerDied, ModelNotLoaded, StaysHere.
         """
         away = self._elsewhere.always(name)
@@ -154,21 +152,21 @@ class Pool:
             return relief
 
     async def acquire_otherwise(self, name: str, exchange: Callable[[LoadSettings], LoadSettings]) -> LoadedModel:
-        """A model that is not loaded, loaded with settings other than the chosen ones. Raises: as `acquire`."""
+        """Load a model that is not loaded, with settings changed by `exchange`. Raises: as `acquire`."""
         found = await self._source.resolve(name)
         changed = msgspec.structs.replace(found, settings=exchange(found.settings), placement=None)
         return await self._acquire(changed, None, 0, None)
 
     def announce(self, name: str) -> None:
-        """Note for the request at hand that it is answered elsewhere. Raises: InputFault."""
+        """Record for the current request that another server answers it. Raises: InputFault."""
         away, clock = self._elsewhere.always(name), current_clock()
         if away is not None and clock is not None:
             clock.ran_on = away.ran_on
 
     async def _relieved(self, model_id: str, queued: int | None, ticket: QueueTicket | None) -> LoadedModel | None:
-        """The model elsewhere, where the user's rules send a request that would wait or does not fit here.
+        """The remote model that the user's rules select for a request that would wait or does not fit here.
 
-        A place that cannot be reached is no relief: the request stays.
+        Returns None if the other server cannot be reached: the request is then answered locally.
         """
         found = self._elsewhere.relief(model_id, queued)
         if found is None:
@@ -224,15 +222,15 @@ class Pool:
 
     @staticmethod
     def _should_grow(model: LoadedModel, min_ctx: int) -> bool:
-        """The loaded model should have more context."""
+        """Whether the loaded model should get a larger context."""
         if not model.ready or model.facts is None:
             return False
         return min(min_ctx, model.facts.n_ctx_train) > model.facts.n_ctx
 
     async def settings_changed(self, model_id: str) -> Applies:
-        """What the user set for a model has changed: put it into force now, or when the last answer ends.
+        """Apply the user's changed settings of a model now, or when the last response ends.
 
-        A larger context alone does not wait: it grows in place.
+        If only the context grows, it does not wait: it grows in place.
         """
         model = self._models.get(model_id)
         if model is None or not (model.ready or model.loading):
@@ -246,7 +244,7 @@ class Pool:
         return "when_idle"
 
     async def _grown_to(self, model: LoadedModel, n_ctx: int) -> bool:
-        """Whether the context of a model that answers has that size now; an idle one is loaded again."""
+        """Whether a busy model's context now has that size. An idle model is reloaded instead."""
         if not model.ready or model.idle or model.facts is None or n_ctx <= model.facts.n_ctx:
             return False
         try:
@@ -258,11 +256,11 @@ class Pool:
         return True
 
     async def _renew(self, model: LoadedModel) -> bool:
-        """Unload a model with pending settings if nobody uses it; its next request loads it with them."""
+        """Unload an idle model with pending settings; its next request loads it with them."""
         return model.idle and await self.unload(model.id)
 
     async def _renewed(self, model: LoadedModel) -> None:
-        """Wait until a model with pending settings is unloaded: after the last answer that has begun."""
+        """Wait until a model with pending settings is unloaded, after its running responses have ended."""
         while self._models.get(model.id) is model and model.pending and (model.ready or model.loading):
             model.answered.clear()
             if await self._renew(model):
@@ -271,7 +269,7 @@ class Pool:
                 await asyncio.wait_for(model.answered.wait(), REAP_S)
 
     def _on_answered(self, model: LoadedModel) -> None:
-        """An answer has ended. If settings wait for that, load the model again with them, as it was."""
+        """Called when a response ends. If settings are pending, reload the model with them; TTL and pin stay."""
         model.answered.set()
         if model.pending and model.idle and self._models.get(model.id) is model:
             task = asyncio.create_task(self._load_again(model))
@@ -287,12 +285,15 @@ class Pool:
             log.warning("model=%s is not loaded again with its new settings: %s", model.id, error)
 
     async def grow(self, model: LoadedModel, tokens: int, *, exact: bool = False) -> None:
-        """Let requests of `tokens` run on a loaded model, prompt and answer together.
+        """Grow a loaded model's context to `tokens`, prompt and response together.
 
-        `exact`: somebody named this size; else there is room for more to come.
-        Raises: ContextOverflow: it was trained for less. ContextCannotGrow: there is no memory for it.
+        `exact`: the user requested this size; otherwise more space is added for later tokens.
+
+        Raises:
+            ContextOverflow: The model was trained for less.
+            ContextCannotGrow: There is not enough memory.
         """
-        model.waiting += 1  # so that nobody unloads it to make room for another
+        model.waiting += 1  # prevents eviction meanwhile
         try:
             async with model.lock:
                 if self._models.get(model.id) is model:
@@ -302,7 +303,7 @@ class Pool:
             model.waiting -= 1
 
     async def _try_to_grow(self, model: LoadedModel, tokens: int) -> None:
-        """The same for a client that is served anyway. The caller holds the model's lock."""
+        """Grow the context if possible; on failure the request continues. The caller holds the model's lock."""
         if self._models.get(model.id) is not model:
             return
         try:
@@ -312,7 +313,7 @@ class Pool:
             log.info("model=%s keeps its context: %s", model.id, error)
 
     def _on_context_wanted(self, model: LoadedModel, runner: GrowingRunner, wanted: ContextWanted) -> None:
-        """A request of a runner needs a larger context."""
+        """Callback of a runner: one of its requests needs a larger context."""
         task = asyncio.create_task(self._grow_for(model, runner, wanted))
         self._growing.add(task)
         task.add_done_callback(self._growing.discard)
@@ -321,12 +322,12 @@ class Pool:
         try:
             await self.grow(model, wanted.tokens)
         except RunnerDied:
-            return  # whoever waits was told
+            return  # the waiting requests already got this error
         except TesseraError as error:
             runner.keep_context(wanted, error)
 
     def forget_names(self) -> None:
-        """What a name means may have changed: look it up again."""
+        """Drop the cached name lookups, because names may have changed their meaning."""
         self._ids.clear()
 
     async def _load(self, model: LoadedModel, on_progress: Callable[[float], None] | None) -> None:
@@ -367,7 +368,7 @@ class Pool:
         log.info("loaded model=%s pid=%s ms=%d", model.id, runner.pid, (model.loaded_at - now) * 1000)
 
     async def _start_loaded(self, model: LoadedModel, progress: Callable[[str, float], None]) -> Runner:
-        """A runner with the model in it; when that fails, with other settings as long as there are any to try."""
+        """Start a runner and load the model. If that fails, retry with each fallback of the admission."""
         while True:
             await self._admit(model)
             model.phases.done("memory")
@@ -408,9 +409,10 @@ class Pool:
                 return runner
 
     async def _admit(self, model: LoadedModel) -> None:
-        """Make room, evicting idle models that were not used for longest.
+        """Reserve memory for a load; evict idle models, least recently used first.
 
-        Raises: NotEnoughMemory: even without them it does not fit.
+        Raises:
+            NotEnoughMemory: The model does not fit even without them.
         """
         async with self._admitting:
             while self._max_models is not None and sum(m.engine != REMOTE for m in self.loaded) >= self._max_models:
@@ -429,7 +431,7 @@ class Pool:
         return [m for m in self._models.values() if m.idle and not m.pinned and m.engine != REMOTE]
 
     async def _evict(self) -> bool:
-        """Unload the idle, unpinned model that was used longest ago; False when there is none."""
+        """Unload the least recently used idle, unpinned model; False if there is none."""
         idle = self._evictable()
         if not idle:
             return False
@@ -445,9 +447,10 @@ class Pool:
                     log.info("unloading model=%s idle for its time to live", model.id)
                     try:
                         await self.unload(model.id)
-                    except (TesseraError, OSError) as error:  # no descriptor, no disk: the next round may do it
+                    # for example no file descriptor or no disk space: the next round retries
+                    except (TesseraError, OSError) as error:
                         log.warning("model=%s could not be unloaded: %s", model.id, error)
-                elif model.pending and model.idle:  # it was loading when they were set
+                elif model.pending and model.idle:  # the settings were changed during the load
                     self._on_answered(model)
                 elif model.idle and has_grown(model) and time.monotonic() - model.last_used > SHRINK_AFTER_S:
                     await self._shrink(model)
@@ -456,15 +459,15 @@ class Pool:
         async with model.lock:
             try:
                 await self._growth.shrink(model)
-            except (TesseraError, OSError) as error:  # somebody came: it has time
+            except (TesseraError, OSError) as error:  # a request arrived meanwhile: shrink later
                 model.last_used = time.monotonic()
                 log.info("model=%s keeps its context: %s", model.id, error)
 
     async def generate(self, model: LoadedModel, request: GenerationRequest) -> AsyncGenerator[Event, None]:
         """Run a request on a loaded model.
 
-        A runner that dies before its model's first token is replaced by one with other settings, as long as the
-        admission knows any, and the request starts over. Raises: RunnerDied and what the runner raises.
+        If the runner dies before the model's first token, the pool loads the model with the next fallback of the
+        admission and restarts the request. Raises: RunnerDied and the runner's errors.
         """
         request = msgspec.structs.replace(request, owner=prefix_owner.get())
         if not model.ready and self._models.get(model.id) is not model:  # unloaded since it was acquired
@@ -505,16 +508,16 @@ class Pool:
         model.last_used = time.monotonic()
 
     async def _replaced(self, model: LoadedModel, dead: Runner, error: RunnerDied) -> bool:
-        """Whether the model runs again, with other settings, after a runner died before its first token."""
+        """Whether the model was reloaded with other settings after its runner died before the first token."""
         if model.proven == model.settings or self._models.get(model.id) is not model:
             return False
         async with model.lock:
-            if model.runner is not dead:  # another request that died with it was faster
+            if model.runner is not dead:  # another request already replaced it
                 return model.ready
             self._admission.release(model.id)
             fallback = await self._admission.retry(model.id, model.settings, error)
             if fallback is None:
-                model.crashes.extend([time.monotonic()] * MAX_CRASHES)  # every way was tried just now
+                model.crashes.extend([time.monotonic()] * MAX_CRASHES)  # all fallbacks have failed
                 return False
             change = sentence(fallback.change)
             log.warning("model=%s died at its first token (%s); trying: %s", model.id, error, change)
@@ -524,7 +527,7 @@ class Pool:
         return True
 
     async def unload(self, model_id: str) -> bool:
-        """Stop a model's runner; False when it was not loaded. Once begun, cancelling does not keep it running."""
+        """Stop a model's runner; False if it was not loaded. Cancelling the caller does not stop the unload."""
         model = self._models.pop(model_id, None)
         if model is None or model.runner is None:
             return False
@@ -537,7 +540,8 @@ class Pool:
     async def _end(self, model: LoadedModel, runner: Runner) -> None:
         async with model.lock:
             if model.ready:
-                # What it took is worth knowing; its end does not wait for a system that has no descriptor for it.
+                # Record the memory use. Do not delay the unload if the system has no file descriptor for the
+                # request.
                 with contextlib.suppress(TesseraError, TimeoutError, OSError):
                     stats = await asyncio.wait_for(runner.stats(), STATS_S)
                     await self._admission.unloading(model.id, stats.cache_ram_bytes)
@@ -545,7 +549,7 @@ class Pool:
         self._admission.release(model.id)
 
     async def close(self) -> None:
-        """Stop every runner."""
+        """Stop all runners."""
         if self._reaper is not None:
             self._reaper.cancel()
             with contextlib.suppress(asyncio.CancelledError):

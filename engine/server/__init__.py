@@ -1,1 +1,1 @@
-"""HTTP: one application, one package per protocol."""
+"""The HTTP server: one application, one package per protocol."""

@@ -1,4 +1,4 @@
-"""Every protocol's routes, with the page that describes them. Imported behind the first answers, see `late.py`."""
+"""The application with the routes of all protocols and the OpenAPI page. Imported late, see `LateRoutes`."""
 
 import asyncio
 from pathlib import Path
@@ -55,8 +55,8 @@ DOCS_POLICY: Final = (
 
 
 def every_route(state: ServerState) -> FastAPI:
-    """An application of all routes. Those that are served early are in it for its OpenAPI page."""
-    # The page is our own: FastAPI's would fetch scripts from elsewhere, and stay blank offline.
+    """Application with all routes. Routes that are served early are included for the OpenAPI page."""
+    # Tessera has its own docs page: FastAPI's page loads scripts from a CDN and stays blank offline.
     app = FastAPI(title="Tessera", version=__version__, docs_url=None, redoc_url=None)
     app.state.server = state
     app.add_middleware(LastResort)
@@ -90,12 +90,12 @@ def every_route(state: ServerState) -> FastAPI:
 
 
 async def _docs() -> Response:
-    """Every route with its fields, to be tried out. It asks for nothing but this server's own answers."""
+    """Page that lists every route with its fields and can send test requests. It contacts only this server."""
     return await _page("docs.html")
 
 
 async def _chat() -> Response:
-    """A chat for phones. It asks for nothing but this server's own answers."""
+    """Chat page for phones. It contacts only this server."""
     return await _page("chat.html")
 
 
@@ -105,21 +105,21 @@ async def _page(name: str) -> Response:
 
 
 async def _metrics(request: Request) -> Response:
-    """Prometheus counters."""
+    """Counters in Prometheus format."""
     state = server_state(request)
     state.metrics.queue.set(sum(m.runner.active_requests for m in state.pool.loaded if m.runner))
     return PlainTextResponse(generate_latest(state.metrics.registry), media_type="text/plain; version=0.0.4")
 
 
 async def _invalid(request: Request, error: Exception) -> Response:
-    """Parameters of path and query, which FastAPI checks itself."""
+    """Error response for path and query parameters, which FastAPI validates."""
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     named = ".".join(str(part) for part in first["loc"][1:])
     return await engine_error(request, InputFault(f"{named}: {first['msg']}.", named))
 
 
-# What any route may answer, in the words of docs/api.md.
+# Error responses that any route may send, worded as in docs/api.md.
 _ERRORS: Final = {
     "400": "A field is wrong; `param` names it. Or the prompt does not fit the context",
     "401": "No valid key",
@@ -140,7 +140,7 @@ _ERRORS: Final = {
 }
 _SIDE_WORK: Final = {"409": "A request with `priority: side` for a model that is not loaded"}
 _NOT_AGREED: Final = {"409": "Another server runs a named model, and `allow_remote` is missing"}
-# What only some routes may answer beside those.
+# Additional error responses of single routes.
 _ERRORS_OF: Final = {
     ("post", "/v1/chat/completions"): _SIDE_WORK,
     ("post", "/v1/completions"): _SIDE_WORK,
@@ -157,7 +157,7 @@ _JSON: Final = "application/json"
 _TEXT: Final = {"type": "string"}
 _EVENTS: Final = "text/event-stream"
 _LINES: Final = "application/x-ndjson"
-# Routes that stream: always, or when asked to.
+# Media types of routes that stream, always or on request.
 _STREAMS: Final = {
     "/v1/chat/completions": _EVENTS,
     "/v1/completions": _EVENTS,
@@ -175,7 +175,7 @@ _STREAMS: Final = {
     "/tessera/v1/jobs/events": _EVENTS,
     "/tessera/v1/jobs/{job}/events": _EVENTS,
 }
-# What one event of those of our own carries.
+# Struct of one event of Tessera's own streams.
 _EVENT_STRUCTS: Final[dict[str, type[msgspec.Struct]]] = {
     "/tessera/v1/stats": Stats,
     "/tessera/v1/jobs/events": Job,
@@ -185,7 +185,7 @@ _KEYS: Final[list[dict[str, list[str]]]] = [{"bearer": []}, {"x-api-key": []}, {
 
 
 def complete(app: FastAPI) -> None:
-    """Let `app` publish a complete page."""
+    """Add bodies, errors and security to the OpenAPI page of `app`."""
     bare = app.openapi
 
     def page() -> dict[str, Any]:
@@ -233,7 +233,7 @@ def _add_body(operation: dict[str, Any], takes: type[msgspec.Struct] | None, by_
 
 def _add_errors(method: str, path: str, operation: dict[str, Any], by_kind: _ByKind) -> None:
     responses = operation["responses"]
-    responses.pop("422", None)  # FastAPI's own shape, which is never sent
+    responses.pop("422", None)  # FastAPI's validation error, which is never sent
     error = {_JSON: {"schema": by_kind[shape_of_path(path).schema]}}
     errors = {**_ERRORS, **_ERRORS_OF.get((method, path), {})}
     responses |= {status: {"description": text, "content": error} for status, text in errors.items()}

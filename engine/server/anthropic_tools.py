@@ -1,4 +1,4 @@
-"""Tools that Anthropic defines and the client runs: its own models know them by heart, others must be told."""
+"""Tools that Anthropic defines and the client runs, with the descriptions that other models need."""
 
 import re
 from typing import Any, Final
@@ -7,7 +7,7 @@ _TEXT: Final = {"type": "string"}
 _WHOLE: Final = {"type": "integer"}
 _PAIR: Final = {"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 2}
 _DATED: Final = re.compile(r"(.+)_(\d{8})")
-# Source: Anthropic's reference of each tool. Older editors say new_str for the text to insert.
+# Source: Anthropic's reference of each tool. Older editors call the text to insert new_str.
 _EDITS: Final = {
     "path": _TEXT, "file_text": _TEXT, "old_str": _TEXT, "new_str": _TEXT, "insert_line": _WHOLE,
     "insert_text": _TEXT, "view_range": _PAIR,
@@ -17,7 +17,7 @@ _ACTIONS: Final = (
     "triple_click", "left_mouse_down", "left_mouse_up", "scroll", "hold_key", "wait", "screenshot",
     "cursor_position", "zoom",
 )  # fmt: skip
-# Families of tools by the beginning of their type: what the model reads, and the arguments.
+# Tool families by the start of their type: description, parameters and required parameters.
 _DEFINED: Final[dict[str, tuple[str, dict[str, Any], list[str]]]] = {
     "bash": (
         "Run a command in a bash shell that stays open. `restart` starts it anew.",
@@ -47,12 +47,12 @@ _DEFINED: Final[dict[str, tuple[str, dict[str, Any], list[str]]]] = {
         ["action"],
     ),
 }  # fmt: skip
-# Run by Anthropic's own servers, which this is not.
+# Tools that run on Anthropic's servers and are not available here.
 SERVER_TOOLS: Final = ("web_search", "web_fetch", "code_execution", "tool_search", "mcp_toolset", "advisor")
 
 
 def client_tool(kind: str, more: dict[str, Any]) -> tuple[str, dict[str, Any]] | None:
-    """Description and schema of a tool of that type; None where the client cannot run it. `more`: its settings."""
+    """Description and schema of a tool of that type, or None if it is not a client tool. `more`: its settings."""
     dated = _DATED.fullmatch(kind)
     defined = _DEFINED.get(dated[1]) if dated else None
     if defined is None:

@@ -1,4 +1,4 @@
-"""Who may do what: API keys for inference, the local token for management."""
+"""Access control: API keys for inference, the local token for management."""
 
 import hmac
 import json
@@ -20,36 +20,36 @@ from engine.core.request_timing import LOCAL
 from engine.message_catalog.reasons import because
 
 MANAGEMENT_PREFIX: Final = "/tessera/"
-# Routes of other protocols that change what is on the disk.
+# Routes of other protocols that change files on disk.
 MANAGEMENT_PATHS: Final = frozenset({"/api/pull", "/api/push", "/api/create", "/api/copy", "/api/delete"})
 
 
-# Routes that tell nothing and are open to all.
+# Routes without private data, open to everyone.
 OPEN_PATHS: Final = frozenset({"/health", "/v1/health", "/", "/docs", "/chat"})
 
-# Wrong keys from one address before it has to wait, and for how long. Source: what people mistype, many times over.
+# Wrong keys per address before it must wait, and the time window. Chosen far above the number of typing errors.
 MAX_FAILURES: Final = 10
 FAILURE_WINDOW_S: Final = 60.0
-# Addresses remembered; the oldest is forgotten first.
+# Maximum number of stored addresses; the oldest is dropped first.
 MAX_ADDRESSES: Final = 10_000
-# A loopback port answers at once or not at all.
+# A loopback port answers immediately or not at all.
 _LOOK_S: Final = 0.5
 
 
 class Unauthorized(TesseraError):
-    """No valid key for this route."""
+    """The request has no valid key for this route."""
 
     code = "invalid_api_key"
 
 
 class Forbidden(TesseraError):
-    """A valid key that does not allow this."""
+    """The key is valid but does not permit this."""
 
     code = "insufficient_scope"
 
 
 class TooManyFailures(TesseraError):
-    """This address sent too many wrong keys; it may try again after `retry_after_s`."""
+    """The address sent too many wrong keys; it may retry after `retry_after_s`."""
 
     code = "too_many_failures"
 
@@ -59,7 +59,7 @@ class TooManyFailures(TesseraError):
 
 
 def presented_keys(headers: Mapping[str, str]) -> list[str]:
-    """Every key a request carries, in all the header forms clients use."""
+    """All keys in a request, from every header that clients use."""
     keys = []
     scheme, _, value = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and value.strip():
@@ -69,19 +69,19 @@ def presented_keys(headers: Mapping[str, str]) -> list[str]:
 
 
 def manages(path: str) -> bool:
-    """The route changes what is on the disk or what is loaded, or shows more than a client needs."""
+    """Whether the route changes files or loaded models, or returns more than a client needs."""
     return path.startswith(MANAGEMENT_PREFIX) or path.rstrip("/") in MANAGEMENT_PATHS
 
 
 class Failures:
-    """Wrong keys by address, in a sliding window."""
+    """Counts wrong keys per address in a sliding window."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._times: OrderedDict[str, deque[float]] = OrderedDict()
 
     def note(self, address: str) -> None:
-        """One more wrong key."""
+        """Record a wrong key."""
         times = self._times.setdefault(address, deque(maxlen=MAX_FAILURES))
         times.append(self._clock())
         self._times.move_to_end(address)
@@ -99,10 +99,11 @@ class Failures:
 
 
 class Access:
-    """Decides by path and keys.
+    """Decides whether a request may use a route, by its path and keys.
 
-    Without API keys anyone on loopback may infer; management needs the local token or a key that manages. A
-    `public` server always requires a key: when its last key is removed, it refuses everybody but the local token.
+    Without API keys, everyone on loopback may run inference. Management needs the local token or a key with the
+    scope `manage`. A `public` server always requires a key: after its last key is removed, it accepts only the
+    local token.
     """
 
     def __init__(
@@ -123,23 +124,23 @@ class Access:
 
     @property
     def needs_key(self) -> bool:
-        """Inference is not open to everyone who can connect."""
+        """Whether inference requires a key."""
         return bool(self.public or self._api_keys or self.store.in_use())
 
     def check(self, path: str, headers: Mapping[str, str], address: str = "") -> str:
-        """Pass, or raise Unauthorized, Forbidden or TooManyFailures. `/health` and `/` are open to all.
+        """Allow the request, or raise Unauthorized, Forbidden or TooManyFailures. Open paths need no key.
 
-        Returns whose prompts the request belongs to; empty where no keys are in use, so that all share.
+        Returns the owner of the request's prompts, or "" if no keys are in use and all clients share prefixes.
         """
         if path in OPEN_PATHS:
             return ""
         keys = presented_keys(headers)
-        # The window and the terminal share this address with whatever sends wrong keys; they are never locked out.
+        # The GUI and CLI may share their address with a client that sends wrong keys; they are never locked out.
         if any(_same(key, self.token) for key in keys):
             return self._local_owner()
         valid = [(key, found) for key in keys if (found := self._scopes(key)) is not None]
         scopes = [found for _, found in valid]
-        # A good key never waits for the wrong ones of its address: keys have 256 bits, nobody guesses one.
+        # A valid key never waits because of wrong keys from its address. Keys have 256 bits and cannot be guessed.
         if keys and not scopes and (self.needs_key or manages(path)):
             self.failures.check(address)
             self.failures.note(address)
@@ -152,16 +153,17 @@ class Access:
             raise Unauthorized(because("needs_management"))
         if self.needs_key and not scopes:
             raise Unauthorized(because("needs_key"))
-        return _owner(valid[0][0]) if valid and self.needs_key else ""  # a program's key makes none required
+        # a program's key does not make keys mandatory
+        return _owner(valid[0][0]) if valid and self.needs_key else ""
 
     def _local_owner(self) -> str:
         try:
             return LOCAL if self.needs_key else ""
-        except BadKeyFile:  # this user's own programs get in all the same
+        except BadKeyFile:  # the user's own programs keep access
             return LOCAL
 
     def may_manage(self, keys: Iterable[str]) -> bool:
-        """One of the keys is the local token, or may manage: the sender is one of the user's own programs."""
+        """Whether a key is the local token or has the scope `manage`, which only the user's own programs have."""
         return any(_same(key, self.token) or "manage" in (self._scopes(key) or ()) for key in keys)
 
     def _scopes(self, key: str) -> tuple[Scope, ...] | None:
@@ -171,7 +173,7 @@ class Access:
 
 
 def _owner(key: str) -> str:
-    """A name for the holder of a key that tells nothing of it, and is the same after a restart."""
+    """An identifier of the key's holder that does not reveal the key and is the same after a restart."""
     return digest(f"prefix owner {digest(key)}")[:32]
 
 
@@ -180,20 +182,20 @@ def _same(a: str, b: str) -> bool:
 
 
 def new_token() -> str:
-    """A token nobody can guess."""
+    """A new random token."""
     return secrets.token_urlsafe(32)
 
 
 def write_server_file(path: Path, url: str, token: str) -> None:
-    """Tell this user's other programs, and only those, where the server is and how to manage it."""
+    """Write the server's URL and token to a file that only this user can read."""
     raw = json.dumps({"url": url, "token": token, "pid": os.getpid()}).encode()
     write_atomically(path, raw, mode=0o600)
 
 
 def running_server_url(path: Path, own: str) -> str | None:
-    """The address in the file, when its process still runs and something listens there; None otherwise.
+    """The URL in the server file if its process runs and its port accepts connections, else None.
 
-    `own` is where this process listens: a crashed server's file may name the address taken over from it.
+    `own` is this process's URL. After a crash, the file may name the same URL, which this process now uses.
     """
     try:
         note = json.loads(path.read_text())
@@ -214,7 +216,7 @@ def _runs(pid: int) -> bool:
 
 
 def remove_server_file(path: Path) -> None:
-    """Remove the file if it is still this process's own."""
+    """Remove the file if it belongs to this process."""
     try:
         if json.loads(path.read_text())["pid"] == os.getpid():
             path.unlink()

@@ -1,4 +1,4 @@
-"""Request bodies: parsed once, checked strictly, errors name the field."""
+"""Parses and validates request bodies; errors name the field."""
 
 import asyncio
 import re
@@ -12,25 +12,24 @@ from starlette.requests import ClientDisconnect, Request
 
 from engine.core.errors import Cancelled, InputFault
 
-# Large bodies parsed in short steps: long strings are cut out before the JSON is parsed and put back afterwards.
-#
-# A parser holds the interpreter until it is done: 60 MB kept everybody else waiting for .3 s (docs/log.md, abuse).
+# Large bodies are parsed in short steps. Long strings are cut out before the JSON is parsed and are restored
+# afterwards. A parser holds the GIL until it ends: 60 MB blocked all other requests for 0.3 s (docs/log.md, abuse).
 
-# What is left is parsed in one step of some 40 ms at most: a million tokens of text in many messages are 5 MB.
+# The rest is parsed in one step of at most about 40 ms. A million tokens of text in many messages are 5 MB.
 MAX_SHORT_BYTES: Final = 16 << 20
 _CHUNK_BYTES: Final = 16 << 10
 M = TypeVar("M", bound=BaseModel)
 
 
 class Cut:
-    """A JSON text without its long strings. `short` is what is left, with a mark where something was cut out."""
+    """A JSON text without its long strings. `short` is the rest, with a mark in place of each removed string."""
 
     def __init__(self, raw: bytes | bytearray) -> None:
-        """Safe from any thread, in steps of some microseconds.
+        """Can run in any thread; yields to others every few microseconds.
 
-        Raises: InputFault: more values than any request needs, or a string that is none.
+        Raises: InputFault: more values than any request needs, or an invalid string.
         """
-        # Nobody who writes a body knows it, so what reads like a mark is one.
+        # The client cannot know this secret, so text that looks like a mark is a mark.
         self._secret = secrets.token_hex(16)
         self._mark = re.compile(rf"<{self._secret}:(\d+)>")
         self._texts: list[list[str]] = []
@@ -59,13 +58,15 @@ class Cut:
 
     @property
     def any(self) -> bool:
-        """Whether something was cut out."""
+        """Whether any string was cut out."""
         return bool(self._texts)
 
     def put_back(self, body: M) -> M:
-        """The body with its long strings, in place. Safe from any thread.
+        """Restore the long strings in the body, in place. Can run in any thread.
 
-        Raises: ValidationError: a string that is too long for its field; InputFault: a name that is too long.
+        Raises:
+            ValidationError: A string is too long for its field.
+            InputFault: A name is too long.
         """
         self._model(body)
         return body
@@ -77,11 +78,11 @@ class Cut:
         for name in type(model).model_fields:
             value = getattr(model, name)
             restored = self._value(value)
-            if restored is not None:  # checked again, for its length is only known now
+            if restored is not None:  # validate again now that its length is known
                 type(model).__pydantic_validator__.validate_assignment(model, name, restored)
 
     def _value(self, value: Any) -> Any:
-        """What takes its place; None where nothing was cut out of it, or it was fixed in place."""
+        """The replacement for `value`, or None if nothing was cut out of it or it was restored in place."""
         if isinstance(value, str):
             return self._text(value)
         if isinstance(value, BaseModel):
@@ -122,25 +123,25 @@ class Cut:
         return "".join(whole)
 
 
-# What clients may attach to what is stored for them. Source: OpenAI's reference.
+# Metadata that clients attach to stored objects. Source: OpenAI's reference.
 Metadata = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
 ]
 
 
 class Body(BaseModel):
-    """Base of request models: no silent conversion, NaN refused, unknown fields kept so they can be reported."""
+    """Base of request models: strict types, no NaN; unknown fields are collected so that they can be reported."""
 
     model_config = ConfigDict(
         strict=True, extra="allow", allow_inf_nan=False, protected_namespaces=(), defer_build=True
     )
 
-    # Declared fields that have no effect here, and the shapes of those that are free JSON.
+    # `no_effect`: declared fields that are ignored. `shapes`: known keys of fields with free-form JSON.
     no_effect: ClassVar[frozenset[str]] = frozenset()
     shapes: ClassVar[Mapping[str, Any]] = {}
 
     def ignored(self) -> list[str]:
-        """Names of what has no effect here, also inside other fields: `stream_options.x`, `messages[0].y`."""
+        """Names of ignored fields, including nested ones: `stream_options.x`, `messages[0].y`."""
         found = sorted(name for name, value in (self.model_extra or {}).items() if value is not None)
         for name in type(self).model_fields:
             value = getattr(self, name)
@@ -161,14 +162,14 @@ def _inside(value: object, path: str) -> list[str]:
     return []
 
 
-# From here on a body is parsed in short steps: smaller ones take a few milliseconds.
+# Bodies larger than this are parsed in short steps. Smaller ones take a few milliseconds.
 LARGE_BYTES: Final = 1 << 20
 
 _KINDS = frozenset({"str", "int", "float", "bool", "dict", "list"})
 
 
 async def parse(request: Request, model: type[M]) -> M:
-    """The request's body as `model`.
+    """Parse the request's body as `model`.
 
     Raises: InputFault: not JSON, too deeply nested, or a field out of range; `param` names it.
     """
@@ -185,7 +186,7 @@ async def parse(request: Request, model: type[M]) -> M:
         raise InputFault("The JSON is nested too deeply.") from None
 
 
-# One at a time, so that several together take no longer from everybody else than one.
+# Parse one large body at a time, so that several do not block other requests longer than one.
 _large = asyncio.Semaphore(1)
 
 
@@ -197,13 +198,13 @@ async def _parse_large(raw: bytes | bytearray, model: type[M]) -> M:
 
 
 async def whole(request: Request) -> bytes | bytearray:
-    """All bytes of the body. Raises: Cancelled: the client left before it had sent them."""
+    """All bytes of the body. Raises: Cancelled: the client disconnected before it had sent them."""
     buffered: bytes | bytearray | None = getattr(request.state, "whole_body", None)
     if buffered is not None:
         return buffered
     raw = bytearray()
     try:
-        async for chunk in request.stream():  # joined at their end they would be copied in one step
+        async for chunk in request.stream():  # joining the chunks at the end would copy them all in one step
             raw += chunk
     except ClientDisconnect:
         raise Cancelled("the client closed the connection") from None
@@ -212,7 +213,7 @@ async def whole(request: Request) -> bytes | bytearray:
 
 
 async def parse_or(request: Request, model: type[M]) -> M:
-    """The request's body as `model`, or its defaults when there is none. Raises: as `parse`."""
+    """Parse the request's body as `model`; an empty body gives the defaults. Raises: as `parse`."""
     if not await whole(request):
         return model()
     return await parse(request, model)
@@ -222,7 +223,7 @@ _SHOWN: Final = 60
 
 
 def fault(error: ValidationError) -> InputFault:
-    """The first problem of a validation error, with the field it is in."""
+    """The first problem of a validation error, with its field."""
     first = _closest(error.errors(include_url=False))
     if first["type"] == "json_invalid":
         return InputFault(f"The body is not valid JSON: {first['msg'].removeprefix('Invalid JSON: ')}.")
@@ -234,7 +235,7 @@ def fault(error: ValidationError) -> InputFault:
 
 
 def _closest(problems: list[Any]) -> Any:
-    """The first problem; where a field may be of several kinds, what is wrong with the kind that was sent."""
+    """The first problem; for a union field, the problem of the type that was sent."""
     first = problems[0]
     field = [p for p in problems if p["loc"][:1] == first["loc"][:1]]
     sent = type(first.get("input")).__name__
@@ -252,32 +253,32 @@ def _path(location: tuple[int | str, ...]) -> str:
         if isinstance(part, int):
             path += f"[{part}]"
         elif path and (part in _KINDS or part[:1].isupper()):
-            continue  # the name of a kind that the field may be of
+            continue  # the name of a member type of a union
         elif not any(mark in part for mark in "[(-"):
             path += f".{part}" if path else part
     return path
 
 
-# Bodies of routes whose schemas nobody asked for yet: where they belong, and their models.
+# Bodies whose schemas are not written yet: the target dict and the model.
 _unwritten: list[tuple[dict[str, Any], type[BaseModel]]] = []
 
 
 def openapi_body(model: type[BaseModel], *, required: bool = True) -> dict[str, Any]:
-    """The `openapi_extra` of a route whose body is parsed by `parse`; `write_schemas` makes it whole."""
+    """The `openapi_extra` of a route whose body is parsed by `parse`; `write_schemas` fills in the schema later."""
     content: dict[str, Any] = {}
     _unwritten.append((content, model))
     return {"requestBody": {"required": required, "content": {"application/json": content}}}
 
 
 def write_schemas() -> None:
-    """Make the schemas of all bodies, for the OpenAPI page: a fifth of a second that few servers ever need."""
+    """Write the schemas of all bodies for the OpenAPI page. Takes 0.2 s, so it runs only on demand."""
     while _unwritten:
         content, model = _unwritten.pop()
         content["schema"] = _inline(model)
 
 
 def _inline(model: type[BaseModel]) -> dict[str, Any]:
-    """The model's JSON schema with its definitions resolved in place."""
+    """The model's JSON schema with all definitions inlined."""
     schema = model.model_json_schema()
     definitions = schema.pop("$defs", {})
 
@@ -297,12 +298,12 @@ def _inline(model: type[BaseModel]) -> dict[str, Any]:
 
 
 _INDEX: Final = re.compile(r"\[\d+\]")
-# A header of more names than this would be longer than some clients read.
+# Maximum number of names in the header; some clients limit its length.
 MOST_NAMES: Final = 40
 
 
 def ignored_header(names: list[str]) -> dict[str, str]:
-    """The header that names fields of a request that have no effect here; clients chose some of the names."""
+    """The header that lists ignored fields of a request. Clients chose some of these names."""
     if not names:
         return {}
     names = _grouped(names)
@@ -313,29 +314,27 @@ def ignored_header(names: list[str]) -> dict[str, str]:
 
 
 def _grouped(names: list[str]) -> list[str]:
-    """What occurs several times in a list is reported once: `messages[].content[].cache_control`."""
+    """Merge repeated names into one pattern: `messages[].content[].cache_control`."""
     groups: dict[str, list[str]] = {}
     for name in names:
         groups.setdefault(_INDEX.sub("[]", name), []).append(name)
     return [found[0] if len(found) == 1 else pattern for pattern, found in groups.items()]
 
 
-# Which keys of free JSON objects are read: what else a client writes into them is reported as having no effect.
-#
-# A shape is a dict of the keys that are read, each with the shape of its value; `ANY` where all of it counts (a
-# JSON schema, the arguments of a call), a `ByType` where the object's own `type` decides. Lists have the shape of
-# their items.
+# Known keys of free-form JSON objects. Other keys are reported as ignored. A shape is a dict from each known key to
+# the shape of its value. `ANY` accepts everything (a JSON schema, the arguments of a call). `ByType` selects a
+# shape by the object's `type`. A list has the shape of its items.
 
 
 class ByType(dict[str, Any]):
-    """Shapes by the value of `type`; the one under "" is for objects without a known one."""
+    """Shapes by the value of `type`; the key "" is for objects with an unknown type."""
 
 
 ANY: Final = None
 
 
 def unread(value: object, shape: Any, path: str) -> list[str]:
-    """Paths of the keys in `value` that `shape` does not have. Nulls ask for nothing."""
+    """Paths of the keys in `value` that are not in `shape`. Null values are not reported."""
     if isinstance(value, list):
         return [name for index, item in enumerate(value) for name in unread(item, shape, f"{path}[{index}]")]
     if not isinstance(value, dict) or shape is ANY:
@@ -354,33 +353,32 @@ def unread(value: object, shape: Any, path: str) -> list[str]:
     return found
 
 
-# How much a JSON text would make, counted before it is parsed: a byte of text can become thirty of objects.
-#
-# What is in strings does not count, so that a long prompt is one value whatever it says.
+# The size of a JSON text in objects is counted before it is parsed: one byte of text can become 30 bytes of
+# objects. Text inside strings does not count, so a long prompt is one value.
 
-# Objects take the most: messages, their parts, tools and the nodes of their schemas. Validating and translating so
-# many takes some 100 ms, in which nobody else is served. Measured: docs/log.md, abuse.
+# Objects cost the most: messages, their parts, tools and the nodes of their schemas. Validating and translating
+# this many takes about 100 ms, which blocks all other requests. Measured: docs/log.md, abuse.
 MAX_OBJECTS: Final = 30_000
-# Numbers and short strings: a prompt of a quarter of a million token ids.
+# Numbers and short strings: enough for a prompt of 250,000 token ids.
 MAX_VALUES: Final = 300_000
-# Smaller bodies cannot hold as many.
+# Smaller bodies cannot have that many values.
 UNCOUNTED_BYTES: Final = 64 << 10
 _COUNTED_BYTES: Final = 256 << 10
-# The pair of a character beyond the first plane is one escape: its halves mean nothing alone.
+# Do not split a surrogate pair: it is one character with two escapes.
 _ESCAPE: Final = re.compile(rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|u....|.)", re.DOTALL)
 _ESCAPED: Final = re.compile(rb"\\.", re.DOTALL)
 _LONGEST_ESCAPE: Final = 12
 
 
 class Counter:
-    """Counts piece by piece. `inside`: what comes next is inside a string."""
+    """Counts values chunk by chunk. `inside`: the next chunk starts inside a string."""
 
     def __init__(self) -> None:
         self.inside = False
         self._objects = self._values = 0
 
     def count(self, chunk: bytes | bytearray) -> bool:
-        """Whether a string begins or ends in this piece.
+        """Count a chunk; return whether a string starts or ends in it.
 
         Raises: InputFault: more values, or objects, than any request needs.
         """
@@ -397,14 +395,14 @@ class Counter:
 
 
 def check_counts(raw: bytes | bytearray) -> None:
-    """Raises: InputFault: more values, or objects, than any request needs. Safe from any thread, yields often."""
+    """Raises: InputFault: more values, or objects, than any request needs. Can run in any thread; yields often."""
     counter = Counter()
     for chunk in chunks(raw, _COUNTED_BYTES):
         counter.count(chunk)
 
 
 def chunks(raw: bytes | bytearray, num_bytes: int) -> Iterator[bytes]:
-    """The text in pieces, none of them cut inside a character or what is escaped."""
+    """The text in chunks that never split a character or an escape sequence."""
     begin = 0
     while begin < len(raw):
         end = _safe(raw, begin, min(begin + num_bytes, len(raw)))
@@ -413,17 +411,17 @@ def chunks(raw: bytes | bytearray, num_bytes: int) -> Iterator[bytes]:
 
 
 def _safe(raw: bytes | bytearray, begin: int, end: int) -> int:
-    """The next place at or behind `end` where the text may be cut; `begin` is such a place."""
+    """The next position at or after `end` where the text may be split; `begin` is such a position."""
     for index in range(max(begin, end - _LONGEST_ESCAPE), end):
         if raw[index] != ord("\\"):
             continue
         before = raw[begin:index]
         if (len(before) - len(before.rstrip(b"\\"))) % 2:
-            continue  # it is itself escaped
+            continue  # this backslash is escaped
         escape = _ESCAPE.match(raw, index)
         if escape is not None and escape.end() > end:
             return escape.end()
-    for _ in range(3):  # the longest character has four bytes
+    for _ in range(3):  # a character has at most four bytes
         if end < len(raw) and raw[end] & 0xC0 == 0x80:  # noqa: PLR2004 - a byte that goes on
             end += 1
     return end

@@ -1,4 +1,4 @@
-"""Put a server together: its models, routes, and uvicorn around them."""
+"""Builds the server: models, routes and uvicorn."""
 
 import asyncio
 import contextlib
@@ -59,24 +59,24 @@ from engine.server.routing import EarlyRoute
 from engine.server.state import ServerState, server_state
 from engine.server.utilization import Utilization
 
-# A server whose event loop stands still answers nobody any more: it is ended, so that it can be started again.
+# A server with a blocked event loop ends its process, so that it can be restarted.
 
-# No work of the loop takes a second; a computer that swaps may need many times that.
+# No task blocks the loop for a second, but a computer that swaps may take many times longer.
 STILL_S: Final = 120
 WATCH_S: Final = 1.0
-# How long the workers wait for each other, so that none does the work of two.
+# Time that the worker threads wait for each other, so that each start task gets its own thread.
 TOGETHER_S: Final = 0.2
-# sysexits.h, EX_SOFTWARE: services are started again after it.
+# EX_SOFTWARE of sysexits.h: service managers restart the program after it.
 EXIT: Final = 70
 
 log = logging.getLogger(__name__)
 
 
 class LoopWatch:
-    """A thread that counts the seconds since the loop last turned.
+    """A thread that counts the seconds since the event loop last ran.
 
-    The seconds are those of the thread, so a process that was stopped or a computer that slept is not taken for one
-    that stands still. Known cause: Python waits for ever for a thread that has no memory to begin with.
+    It counts its own seconds, so a stopped process or a sleeping computer is not mistaken for a blocked loop. Known
+    cause of a blocked loop: Python waits forever for a new thread that has no memory to start.
     """
 
     def __init__(self, still_s: int = STILL_S) -> None:
@@ -85,7 +85,7 @@ class LoopWatch:
         self._over = threading.Event()
 
     async def watch(self) -> None:
-        """Until it is cancelled."""
+        """Run until cancelled."""
         threading.Thread(target=self._count, name="loop-watch", daemon=True).start()
         try:
             while True:
@@ -109,31 +109,31 @@ class LoopWatch:
 
 
 async def start_threads() -> None:
-    """Begin the loop's worker threads now: one that has no memory to begin with would hold the loop for ever."""
-    count = min(32, (os.cpu_count() or 1) + 4)  # as many as asyncio begins one by one
+    """Start the loop's worker threads now. Later, a thread without memory to start would block the loop forever."""
+    count = min(32, (os.cpu_count() or 1) + 4)  # asyncio's default maximum
     together = threading.Barrier(count)
 
     def wait() -> None:
-        with contextlib.suppress(threading.BrokenBarrierError):  # some were at work, so they are there
+        with contextlib.suppress(threading.BrokenBarrierError):  # some threads were busy, so they exist
             together.wait(TOGETHER_S)
 
     loop = asyncio.get_running_loop()
     try:
         waiting = [loop.run_in_executor(None, wait) for _ in range(count)]
-    except RuntimeError as error:  # no room for one more thread: those that are there work
+    except RuntimeError as error:  # no memory for another thread: continue with the existing ones
         log.warning("%s", error)
     else:
         await asyncio.gather(*waiting)
 
 
-# A program that starts a server asks it for something at once; importing beside that would take a core from it.
+# A program that starts a server sends a request immediately. Importing at the same time would slow it down.
 AFTER_S: Final = 1.0
 IDLE_LOOK_S: Final = 0.2
 AGAIN_S: Final = 5.0
 
 
 class LateRoutes:
-    """An application that `build` makes, in a thread, when it is first asked for something or made `ready`."""
+    """An application that `build` creates in a thread, at its first request or in `ready`."""
 
     def __init__(self, build: Callable[[], ASGIApp]) -> None:
         self._build = build
@@ -145,38 +145,40 @@ class LateRoutes:
         await app(scope, receive, send)
 
     async def ready(self) -> ASGIApp:
-        """The application, made now if it was not."""
+        """The application; created now if necessary."""
         async with self._lock:
             if self._app is None:
                 self._app = await asyncio.to_thread(self._build)
             return self._app
 
     async def ready_when_idle(self, busy: Callable[[], bool]) -> None:
-        """Make it as soon as nobody waits for anything else."""
+        """Create the application as soon as no request is running."""
         await asyncio.sleep(AFTER_S)
         while busy():  # noqa: ASYNC110 - several things end it, none of which should know of this
             await asyncio.sleep(IDLE_LOOK_S)
         while True:
             try:
                 await self.ready()
-            except OSError as error:  # no descriptor for a module: whoever asks tries again, and so does this
+            # for example no file descriptor: the next request retries, and so does this loop
+            except OSError as error:
                 log.warning("the other routes are not there yet: %s", error)
                 await asyncio.sleep(AGAIN_S)
             else:
                 return
 
 
-# The HTTP application: middleware, error answers, the routes a first answer needs, and all others behind them.
+# The HTTP application: middleware, error responses, the early routes and, behind them, all others.
 
 LOOK_S: Final = 5.0
-# A body of 60 MB left 52 MB in the C library's heap for good, 500,000 messages 20 more (docs/log.md, marathons).
+# A body of 60 MB left 52 MB in the C library's heap permanently, 500,000 messages 20 MB more (docs/log.md,
+# marathons).
 WORTH_BYTES: Final = 16 << 20
-# What a request that is still read holds cannot go back yet: so many looks in a row without a gain, and it is kept.
+# Memory of a request in progress cannot be returned yet. After this many checks without a gain, stop trying.
 LOOKS: Final = 12
 
 
 async def give_back_when_idle(busy: Callable[[], bool]) -> None:
-    """Until it is cancelled: whenever the process has grown by so much and nobody waits for a model."""
+    """Return freed memory to the system when the process has grown and no model is busy. Runs until cancelled."""
     least = looks = 0
     while True:
         try:
@@ -190,17 +192,17 @@ async def give_back_when_idle(busy: Callable[[], bool]) -> None:
                     least, looks = left, 0
             else:
                 least = min(held, least) or held
-        except OSError as error:  # no descriptor to look with
+        except OSError as error:  # no file descriptor to read the memory use
             log.debug("memory could not be looked at: %s", error)
         await asyncio.sleep(LOOK_S)
 
 
-# Nothing that can wait is imported while people begin to work.
+# Measuring starts late, so that its imports do not slow down the first requests.
 MEASURE_AFTER_S: Final = 60.0
 
 
 class AccessCheck:
-    """ASGI middleware that asks `Access` before any route, and notes whose request it is."""
+    """ASGI middleware that checks `Access` before any route and records the owner of the request."""
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
         self._app = app
@@ -232,13 +234,13 @@ class AccessCheck:
 def create_app(
     state: ServerState, callers: Callers = NOBODY_ELSE, before_late: Callable[[], None] = lambda: None
 ) -> Starlette:
-    """The application around `state`; closing it stops every runner.
+    """The application for `state`; closing it stops every runner.
 
-    `before_late` is called once, in a thread, before a route that is not needed early is served.
+    `before_late` is called once, in a thread, before the first route that is not early is served.
     """
 
     def build() -> ASGIApp:
-        gc.disable()  # what is imported is no garbage: looking for some is a sixth of this
+        gc.disable()  # collection during the imports took 1/6 of their time and freed nothing
         try:
             from engine.server.all_routes import every_route  # noqa: PLC0415 - must not hold up a first answer
 
@@ -292,41 +294,41 @@ def create_app(
 
 
 async def _make_ready(state: ServerState, late: LateRoutes) -> None:
-    """Once nobody waits for an answer: what later requests would otherwise wait for."""
+    """When no request is running, prepare what later requests would otherwise wait for."""
     await late.ready_when_idle(lambda: state.pool.busy)
     await start_threads()
     try:
         state.checker.warm()
         if state.has_collections:
             await state.collection_service()
-    except OSError as error:  # whoever asks for them tries again
+    except OSError as error:  # the first request for them retries
         log.warning("collections or grammars are not ready yet: %s", error)
 
 
 async def _measure_attention(state: ServerState) -> None:
-    await asyncio.sleep(MEASURE_AFTER_S)  # what measures is imported long after a first answer
+    await asyncio.sleep(MEASURE_AFTER_S)  # import the benchmark long after the first response
     from engine.server.idle_attention_bench import IdleAttention  # noqa: PLC0415
 
     await IdleAttention(state).run()
 
 
 async def _health(request: Request) -> Response:
-    """This user's own programs first ask who listens here: see `engine.core.proof`."""
+    """Health check. The user's programs use it to verify which server listens here: see `engine.core.proof`."""
     proven = proof(server_state(request).access.token, request.query_params.get("challenge", ""))
     return JSONResponse({**await health(), **({"proof": proven} if proven is not None else {})})
 
 
 access_log = logging.getLogger("engine.access")
 
-# Routes that programs poll; their lines would bury the others.
+# Routes that programs poll; they are not logged.
 _QUIET: Final = frozenset({"/health", "/metrics"})
-# Only these methods run a model on a route that is not of the management.
+# Other routes than management ones run a model only with these methods.
 _ASKING: Final = frozenset({"POST"})
 _MOST_PATH: Final = 60
 
 
 class RequestLog:
-    """ASGI middleware, outermost. Neither query strings nor headers are written: they may carry secrets."""
+    """Outermost ASGI middleware. Logs neither query strings nor headers, which may contain secrets."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics, times: TimeLog, recent: RecentRequests) -> None:
         self._app = app
@@ -344,7 +346,10 @@ class RequestLog:
         receiving = True
 
         async def timed() -> Message:
-            """The body's pieces count as time on the network; what comes after it only tells that a client left."""
+            """Count the time until the body is complete as network time.
+
+            Later messages only report a disconnect.
+            """
             nonlocal receiving
             before = time.monotonic()
             message = await receive()
@@ -398,7 +403,7 @@ class RequestLog:
 
     def _write(self, scope: Scope, request_id: str, status: int, sent: int, elapsed: float) -> None:
         route: Any = scope.get("route")
-        # The pattern of the route, never the path as it came: a label for each path would fill the memory.
+        # Use the route's pattern, never the path of the request: one label per path would fill the memory.
         template = getattr(route, "path", "unknown")
         self._metrics.requests.labels(template, f"{status // 100}xx" if status else "left").inc()
         if template in _QUIET:
@@ -420,7 +425,7 @@ _LATE_S: Final = 0.1
 
 
 class _Server(uvicorn.Server):
-    """uvicorn that tells where it is once it takes requests, and takes that back at the end."""
+    """A uvicorn server that publishes its URL once it accepts requests and removes it at shutdown."""
 
     def __init__(
         self,
@@ -442,7 +447,7 @@ class _Server(uvicorn.Server):
         self._loop_watch: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Publish the address after the sockets are served."""
+        """Publish the URL once the sockets are served."""
         loop = asyncio.get_running_loop()
         quieten(loop)
         for handler in logging.getLogger().handlers:
@@ -463,7 +468,7 @@ class _Server(uvicorn.Server):
         sys.stderr.flush()
 
     def _publish(self, server_file: Path) -> None:
-        """Publish where this server is, unless another of this user's is published there and still runs."""
+        """Publish this server's URL, unless another running server of this user is published there."""
         other = running_server_url(server_file, self._url)
         try:
             if other is None:
@@ -475,7 +480,7 @@ class _Server(uvicorn.Server):
         log.warning("not published: %s", reason)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Take the address back first: uvicorn ends by raising the signal it caught, and nothing runs after it."""
+        """Remove the URL first: uvicorn ends by raising the signal it caught, and nothing runs after that."""
         for task in (self._log_bounding, self._loop_watch):
             if task is not None:
                 task.cancel()
@@ -489,7 +494,7 @@ class _Server(uvicorn.Server):
             closing.cancel()
 
     async def _close_late(self) -> None:
-        """Close connections just being accepted: uvicorn does not know of them, and would wait for them."""
+        """Close connections that are just being accepted. uvicorn does not know them and would wait for them."""
         while True:
             await asyncio.sleep(_LATE_S)
             for connection in list(self.server_state.connections):
@@ -499,9 +504,9 @@ class _Server(uvicorn.Server):
 def assemble(
     options: ServeOptions, port: int, tls: dict[str, Any], access: Access, side: ModelSide, start: Phases
 ) -> uvicorn.Server:
-    """The server that `options` ask for, over its models, ready to serve a listening socket at `port`.
+    """Build the server for `options` and its models, ready to serve a listening socket at `port`.
 
-    `start` gets the phases until the first token.
+    `start` records the phases until the first token.
     """
     jobs = JobRegistry(None if options.private else options.paths.state / "jobs.json")
     utilization = Utilization(side.placer.machine_now)

@@ -1,4 +1,4 @@
-"""The model of a request that need not name one."""
+"""Selects the model of a request that may omit it."""
 
 from engine.core.errors import InputFault
 from engine.message_catalog.reasons import because
@@ -8,7 +8,7 @@ from engine.server.state import ServerState
 
 
 async def chosen_model(state: ServerState, name: str | None, only: str | None = None) -> LoadedModel:
-    """The named model; without a name a local one: the loaded one that was used last, else the first of all.
+    """The named model; without a name the most recently used loaded local model, else the first local model.
 
     `only` as in `Pool.acquire`.
     """

@@ -1,7 +1,6 @@
-"""Connections, which cost a client nothing: bounded in number, in size and time of a head, and in silence.
+"""Connections with limits on their number, on the size and time of the request head, and on idle time.
 
-What a client can hold is a descriptor, so none is held for nothing: when all are taken, the connection that has
-done nothing for the longest time makes room.
+Clients can exhaust file descriptors. When all connections are in use, the one that has been idle longest is closed.
 """
 
 import asyncio
@@ -16,21 +15,21 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 # From the first byte (or the connection) to the end of the head. Source: nginx waits 60 s, Apache 20 to 40 s.
 HEAD_S: Final = 30.0
-# Source: h11's limit; browsers and proxies keep to 8 to 32 KiB.
+# Source: h11's limit; browsers and proxies stay below 8 to 32 KiB.
 HEAD_BYTES: Final = 64 << 10
-# A client that takes nothing of its answer for so long has gone, or holds the model for nothing.
+# A client that reads nothing of its response for this long has gone, or blocks the model for nothing.
 UNREAD_S: Final = 60.0
-# Descriptors for everything that is no connection: files, databases, three for each runner, probes.
+# Descriptors reserved for files, databases, runners (three each) and probes.
 RESERVED: Final = 96
 _LEAST: Final = 16
 _MOST: Final = 4096
 _WANTED_DESCRIPTORS: Final = 8192
-# The same complaint of the event loop is written once in this time.
+# The same error message of the event loop is logged once per this time.
 _COMPLAIN_S: Final = 60.0
 
 
 def connection_limit() -> int:
-    """How many connections fit the descriptors of this process; raises its own soft limit first."""
+    """Number of connections that fit this process's descriptors; raises the soft limit first."""
     if sys.platform == "win32":
         return _MOST
     import resource  # noqa: PLC0415 - absent on Windows
@@ -47,7 +46,7 @@ def connection_limit() -> int:
 
 
 class _UntilClosed(RequestResponseCycle):
-    """An answer to HTTP/1.0. Without a length it ends with its connection: that version knows no chunks."""
+    """A response to HTTP/1.0, which has no chunked encoding. Without a length it ends with the connection."""
 
     counted = False
 
@@ -61,7 +60,7 @@ class _UntilClosed(RequestResponseCycle):
 
 
 class Connection(HttpToolsProtocol):
-    """uvicorn's connection with limits. `limit` is set by `connection_class`."""
+    """uvicorn's connection with limits. `connection_class` sets `limit`."""
 
     limit = _MOST
 
@@ -73,7 +72,7 @@ class Connection(HttpToolsProtocol):
         self.last_heard = time.monotonic()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take it, in the place of an idle one where there are too many."""
+        """Accept the connection; if there are too many, close an idle one first."""
         super().connection_made(transport)
         if len(self.connections) > self.limit and not self._close_idle():
             self._refuse(503, "server_busy", f"The server holds {self.limit} connections; try again later.")
@@ -81,20 +80,20 @@ class Connection(HttpToolsProtocol):
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the timers."""
+        """Cancel the timers."""
         self._stop_timer()
         if self._unread_timer is not None:
             self._unread_timer.cancel()
         super().connection_lost(exc)
 
     def on_headers_complete(self) -> None:
-        """A request is known; one of the older version gets its answer in that version's form."""
+        """A request head is complete; respond to HTTP/1.0 requests in that version's format."""
         super().on_headers_complete()
         if self.cycle is not None and self.cycle.scope["http_version"] == "1.0":
             self.cycle.__class__ = _UntilClosed
 
     def data_received(self, data: bytes) -> None:
-        """Count and time what comes while no request is known."""
+        """Limit the size and time of a request head."""
         self.last_heard = time.monotonic()
         before = self.cycle
         super().data_received(data)
@@ -110,16 +109,16 @@ class Connection(HttpToolsProtocol):
             self._await_head()
 
     def _unsupported_upgrade_warning(self) -> None:
-        """Clients try WebSockets on the routes they know elsewhere: they are answered, the log has the request."""
+        """Do nothing. Clients try WebSockets on routes of other servers; the request gets a normal response."""
 
     def pause_writing(self) -> None:
-        """The client does not take its answer."""
+        """The client has stopped reading its response."""
         super().pause_writing()
         if self._unread_timer is None:
             self._unread_timer = self.loop.call_later(UNREAD_S, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """It does."""
+        """The client reads again."""
         super().resume_writing()
         if self._unread_timer is not None:
             self._unread_timer.cancel()
@@ -127,12 +126,12 @@ class Connection(HttpToolsProtocol):
 
     @property
     def answering(self) -> bool:
-        """A request is known and its answer not complete."""
+        """Whether a request is known and its response incomplete."""
         return self.cycle is not None and not self.cycle.response_complete
 
     @property
     def idle(self) -> bool:
-        """Nothing is owed to this client: it is silent, or has not said what it wants to its end."""
+        """Whether no response is due: the client is silent, or has not sent its request completely."""
         return not self.answering or self.cycle.more_body
 
     def _await_head(self) -> None:
@@ -155,12 +154,12 @@ class Connection(HttpToolsProtocol):
         if not idle:
             return False
         oldest = min(idle, key=lambda connection: connection.last_heard)
-        self.connections.discard(oldest)  # it counts no more, though the system tells its end a little later
+        self.connections.discard(oldest)  # do not count it any more, although the transport reports its end later
         oldest.transport.abort()
         return True
 
     def _refuse(self, status: int, code: str, message: str) -> None:
-        """Answer and close, without a request."""
+        """Send an error response and close the connection."""
         error = {"message": message, "type": "server_error" if status >= 500 else "invalid_request_error"}  # noqa: PLR2004
         body = json.dumps({"error": {**error, "param": None, "code": code}}).encode()
         phrase = HTTPStatus(status).phrase
@@ -173,12 +172,12 @@ class Connection(HttpToolsProtocol):
 
 
 def connection_class(limit: int) -> type[Connection]:
-    """A `Connection` of which at most `limit` are open at once."""
+    """A `Connection` class that allows at most `limit` concurrent connections."""
     return type("Connection", (Connection,), {"limit": limit})
 
 
 def quieten(loop: asyncio.AbstractEventLoop) -> None:
-    """Let the loop write the same complaint once a minute: out of descriptors it would fill the disk with it."""
+    """Log the same loop error once per minute: without descriptors, repeated errors would fill the disk."""
     last_logged: dict[str, float] = {}
 
     def complain(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

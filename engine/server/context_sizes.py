@@ -1,4 +1,4 @@
-"""The largest context each model can have here now: what clients are told before they send a long prompt."""
+"""The largest context that each model can have on this computer now. Clients adapt their prompts to it."""
 
 import asyncio
 import time
@@ -13,14 +13,14 @@ from engine.runner.load_limits import growth_limit
 from engine.runner.protocol import LoadSettings
 from engine.server.models import ServedModels
 
-# How long a number is used again: lists are asked for often, and memory changes slowly.
+# Cache time of a result: clients request the list often, and free memory changes slowly.
 FRESH_S: Final = 20.0
-# Numbers come in steps of so many tokens, so that clients do not see another one with every megabyte.
+# Results are rounded to this many tokens, so that they do not change with every megabyte.
 STEP: Final = 1024
 
 
 class ContextSizes:
-    """Asks the ledger, by formulas and off the event loop; models that are loaded first."""
+    """Computes context sizes from the memory ledger, off the event loop."""
 
     def __init__(self, models: ServedModels, pool: Pool, placer: Placer) -> None:
         self._models = models
@@ -30,14 +30,14 @@ class ContextSizes:
         self._looking: dict[tuple[str, LoadSettings | None], asyncio.Task[int]] = {}
 
     def loaded(self, model_id: str) -> int | None:
-        """The context that a loaded model has."""
+        """The context length of a loaded model, or None."""
         model = self._pool.get(model_id)
         return model.facts.n_ctx if model is not None and model.ready and model.facts is not None else None
 
     async def largest(self, model_id: str, patience_s: float | None = None) -> int:
-        """The context that a model could have here: that it can grow to, or get with a load.
+        """The context that a model could have: by growing, or with a new load.
 
-        After `patience_s` the last number is good enough, or that of a load. Raises: ModelNotFound, BadModelFile.
+        After `patience_s`, return the cached value or the one at load. Raises: ModelNotFound, BadModelFile.
         """
         model = self._pool.get(model_id)
         key = (model_id, model.settings if model is not None and model.ready else None)
@@ -71,7 +71,7 @@ class ContextSizes:
         entry = await self._models.entry(model_id)
         try:
             settings = self._models.settings(entry)
-        except InputFault:  # the program that was to serve it is gone: the load will say so
+        except InputFault:  # its external program was removed: the load reports that
             return entry.context_train
         if entry.format != "gguf" or settings.embeddings or settings.external is not None:
             return settings.n_ctx
@@ -80,7 +80,7 @@ class ContextSizes:
     def _if_loaded(self, model_id: str, settings: LoadSettings, overrides: Overrides) -> int:
         try:
             placed = self._placer.placement(model_id, settings, overrides, exact=False)
-        except InputFault:  # a file that cannot be read: the load will say so
+        except InputFault:  # the file is unreadable: the load reports that
             return settings.n_ctx
         if not placed.fits:
             return settings.n_ctx

@@ -1,4 +1,4 @@
-"""Tools that take free text: for the model, functions with that text as their one argument."""
+"""Tools with free-text input, shown to the model as functions with that text as their only argument."""
 
 import json
 from typing import Any, Final
@@ -11,7 +11,7 @@ TEXT_PARAMETER: Final = "input"
 def definition(
     name: str, description: str, syntax: str | None = None, grammar: str | None = None
 ) -> ToolDefinition:
-    """The function that the model sees; a grammar is shown to it."""
+    """The function that the model sees; a grammar is added to its description."""
     if grammar is not None:
         description += f"\n\nThe input must follow this {syntax} grammar:\n{grammar}"
     properties = {TEXT_PARAMETER: {"type": "string"}}
@@ -20,12 +20,12 @@ def definition(
 
 
 def as_arguments(text: str) -> str:
-    """The arguments of a call with this text."""
+    """The arguments of a call with this text, as JSON."""
     return json.dumps({TEXT_PARAMETER: text}, ensure_ascii=False)
 
 
 def custom_input(arguments: str) -> str:
-    """The free text in a call's arguments; whatever else the model wrote, as it is."""
+    """The free text in a call's arguments; if there is none, the arguments unchanged."""
     try:
         value = json.loads(arguments)
     except (ValueError, RecursionError):
@@ -35,7 +35,7 @@ def custom_input(arguments: str) -> str:
 
 
 def chat_call(call: dict[str, Any], custom: frozenset[str]) -> dict[str, Any]:
-    """A whole call of a chat completion, in the form of its tool."""
+    """A complete call of a chat completion, in the format of its tool."""
     function = call["function"]
     if function["name"] not in custom:
         return call

@@ -1,4 +1,4 @@
-"""Vectors of texts, whatever protocol asked for them."""
+"""Embeddings, shared by all protocols."""
 
 from typing import Any, Final
 
@@ -10,7 +10,7 @@ from engine.pool.loaded_model import LoadedModel
 from engine.runner.protocol import Embedded
 from engine.server.state import ServerState
 
-# What texts are embedded for: NVIDIA's and Voyage's words, and Cohere's.
+# Purpose of the texts: the names used by NVIDIA and Voyage, and by Cohere.
 INPUT_TYPES: Final = {
     "query": "question", "search_query": "question",
     "passage": "passage", "document": "passage", "search_document": "passage",
@@ -20,9 +20,9 @@ INPUT_TYPES: Final = {
 async def prompted(
     state: ServerState, name: str, inputs: list[str | list[int]], input_type: str
 ) -> list[str | list[int]]:
-    """The inputs behind what this model was trained to read before a question or a passage.
+    """The inputs with the model's query or passage prefix.
 
-    Raises: InputFault: tokens, which are read as they are; ModelNotFound; BadModelFile.
+    Raises: InputFault: an input is token ids, which get no prefix; ModelNotFound; BadModelFile.
     """
     prompts = retrieval_prompts(await state.models.entry(name))
     before: str = getattr(prompts, INPUT_TYPES[input_type])
@@ -40,9 +40,9 @@ async def embed(
     *,
     truncate: bool = False,
 ) -> tuple[LoadedModel, list[Any], Embedded]:
-    """Unit vectors of the inputs, float32 of (dimensions,), and what the runner said of them.
+    """Unit vectors of the inputs, float32 of (dimensions,), and the runner's result.
 
-    Cut vectors are scaled to unit length again, which is what models trained for that expect.
+    Truncated vectors are normalized again, as Matryoshka models expect.
     """
     model = await state.pool.acquire(name)
     assert model.runner is not None

@@ -1,4 +1,4 @@
-"""The joule ledger of a running server: it is fed by the samples of each second and tells what answers drew."""
+"""Energy accounting of a running server: attributes the measured joules to requests."""
 
 import asyncio
 from collections.abc import Callable
@@ -20,14 +20,14 @@ from engine.pool.pool import Pool
 from engine.runner.protocol import Stats
 from engine.server.utilization import Utilization
 
-# An answer's end is a reason to look at the meters, unless they were just read.
+# The end of a response triggers a meter reading, unless the last one is more recent than this.
 FRESH_S: Final = 0.25
-# Shorter answers say little about tokens per joule.
+# Shorter responses are too noisy for tokens per joule.
 ENOUGH_TOKENS: Final = 32
 
 
 class EnergyService:
-    """Knows which runners work where, and what their meters say."""
+    """Tracks which runners use which devices, and reads their meters."""
 
     def __init__(self, pool: Pool, utilization: Utilization | None, placer: Placer) -> None:
         self._pool = pool
@@ -44,11 +44,11 @@ class EnergyService:
             pool.hooks.metered = self.metered
 
     def sampled(self, usage: Usage, seconds: float) -> None:
-        """A look at the machine, so long after the one before."""
+        """Process a usage sample; `seconds` is the time since the previous one."""
         self._newest = usage
         self.also(usage, seconds)
         if not usage.parts:
-            return  # no meter: nothing is asked of anybody
+            return  # no meter: read no runner times
         active = {}
         for model in self._pool.models:
             pid = model.runner.pid if model.runner is not None and model.ready else None
@@ -71,11 +71,11 @@ class EnergyService:
         return Active(model.id, cpu_s - before, frozenset(held) - {"cpu"}, works)
 
     def on_stats(self, pid: int, stats: Stats) -> None:
-        """A runner's counts, asked once a second while it works."""
+        """Process a runner's counters, which are read once per second while it works."""
         self.ledger.add_step_times(pid, stats.all_s, stats.own_s)
 
     async def metered(self, model: LoadedModel, done: Done) -> Done:
-        """The end of a request with its joules, where they are measured."""
+        """Add the energy to the end of a request, if it is measured."""
         step_time, runner = done.timings.step_time, model.runner
         if step_time is None or runner is None or runner.pid is None:
             return done
@@ -95,7 +95,7 @@ class EnergyService:
         return msgspec.structs.replace(done, timings=msgspec.structs.replace(done.timings, joules=joules))
 
     def snapshot(self) -> api.Energy:
-        """As statistics show it."""
+        """The energy part of the statistics."""
         if not self.ledger.measured:
             return api.Energy(note=NO_METER)
         parts = dict(self._newest.parts) if self._newest is not None else {}

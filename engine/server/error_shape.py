@@ -1,4 +1,4 @@
-"""The shape of an error in a request's protocol: a client must be able to read its own refusal."""
+"""Error bodies in the format of the request's protocol, so that its client can parse them."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ from engine.server.ollama import errors as ollama
 from engine.server.openai import errors as openai
 from engine.server.routing import ERROR_SHAPE
 
-# For paths that no route has matched, yet or at all: the longest prefix first.
+# For paths without a matching route; the longest prefix comes first.
 _BY_PREFIX: Final = sorted(
     ((prefix, shape) for shape in (anthropic.SHAPE, ollama.SHAPE, openai.SHAPE) for prefix in shape.prefixes),
     key=lambda pair: -len(pair[0]),
@@ -28,13 +28,13 @@ _BY_PREFIX: Final = sorted(
 
 
 def shape_of(scope: Scope) -> ErrorShape:
-    """The shape of the route that took the request; before that, of the protocol that the path belongs to."""
+    """The error format of the matched route; before routing, of the protocol that the path belongs to."""
     found: ErrorShape | None = scope.get(ERROR_SHAPE)
     return found if found is not None else shape_of_path(scope["path"])
 
 
 def shape_of_path(path: str) -> ErrorShape:
-    """The shape of the protocol that a path belongs to."""
+    """The error format of the protocol that a path belongs to."""
     return next(shape for prefix, shape in _BY_PREFIX if path.startswith(prefix))
 
 
@@ -44,19 +44,19 @@ def error_body(scope: Scope, error: Exception) -> dict[str, Any]:
 
 
 def refusal_body(scope: Scope, status: int, code: str, message: str) -> dict[str, Any]:
-    """A refusal that no route has seen, as the error object of the request's protocol."""
+    """A refusal before routing, as the error object of the request's protocol."""
     return shape_of(scope).refusal(status, code, message)
 
 
-# What no route handles, in the protocol's own shape, inside the request log, on a connection that stays usable.
-#
-# Bugs are a 500; a system without descriptors, memory or disk space, and a server that is being stopped, a 503.
+# Middleware for unhandled errors: it responds in the protocol's format, inside the request log, and keeps the
+# connection usable. Bugs give a 500. A system without descriptors, memory or disk space, and a server that is being
+# stopped, give a 503.
 
 log = logging.getLogger(__name__)
 
 
 class Stopping(EnvironmentFault):
-    """The server ends before this answer does."""
+    """The server stops before this response ends."""
 
     code = "stopping"
 
@@ -65,7 +65,7 @@ class Stopping(EnvironmentFault):
 
 
 class LastResort:
-    """ASGI middleware: what no route has handled. A response that has begun can only be cut off, by the server."""
+    """ASGI middleware for exceptions that no route has handled. A response that has started can only be cut off."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -83,7 +83,7 @@ class LastResort:
 
         try:
             await self._app(scope, receive, watched)
-        except asyncio.CancelledError:  # the server ends and has waited long enough for its answers
+        except asyncio.CancelledError:  # the server stops and has waited long enough for its responses
             if not started:
                 await _send_error(scope, Stopping(), send)
         except Exception as error:
@@ -109,7 +109,7 @@ async def _send_error(scope: Scope, error: Exception, send: Send) -> None:
 
 
 async def engine_error(request: Request, error: Exception) -> Response:
-    """An error that somebody foresaw."""
+    """Response for a known error."""
     return JSONResponse(error_body(request.scope, error), status_code=lookup(error)[0], headers=retry_header(error))
 
 
@@ -125,7 +125,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 
 def _methods(request: Request) -> list[str]:
-    """What the path can be asked with: several routes may share it."""
+    """The methods that the path supports; several routes may share it."""
     scopes = {method: {**request.scope, "method": method} for method in ("DELETE", "GET", "HEAD", "POST", "PUT")}
     routes = request.app.router.routes
     return [m for m, s in scopes.items() if any(route.matches(s)[0] is Match.FULL for route in routes)]

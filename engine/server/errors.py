@@ -1,4 +1,4 @@
-"""Engine errors as HTTP answers: looked up by the error's class, most specific first."""
+"""Maps engine errors to HTTP responses by class, most specific first."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +15,7 @@ from engine.server.response_store.responses import PreviousResponseNotFound, Res
 from engine.server.streams import NoStream
 from engine.upstreams import errors as upstreams
 
-# class: (HTTP status, OpenAI error type, may a retry help)
+# class: (HTTP status, OpenAI error type, whether a retry may help)
 STATUS: dict[type[Exception], tuple[int, str, bool]] = {
     library.RepositoryNotFound: (404, "invalid_request_error", False),
     library.GatedRepository: (403, "invalid_request_error", False),
@@ -51,7 +51,7 @@ STATUS: dict[type[Exception], tuple[int, str, bool]] = {
 
 
 def lookup(error: Exception) -> tuple[int, str, bool]:
-    """HTTP status, OpenAI type and whether a retry may help, for any exception."""
+    """HTTP status, OpenAI error type and whether a retry may help, for any exception."""
     for cls in type(error).__mro__:
         if cls in STATUS:
             return STATUS[cls]
@@ -59,10 +59,10 @@ def lookup(error: Exception) -> tuple[int, str, bool]:
 
 
 class ErrorShape(msgspec.Struct, frozen=True):
-    """How one protocol words errors: a body for an exception, an event in a stream that has begun, a refusal.
+    """Error format of one protocol: a response body, an event in a running stream, a refusal.
 
-    A refusal is what no route has seen; where a path has no route either, `prefixes` say whose it is. `schema` is
-    the struct on the API page.
+    A refusal is sent before routing. If a path has no route, `prefixes` decide which protocol it belongs to.
+    `schema` is the struct on the API page.
     """
 
     prefixes: tuple[str, ...]
@@ -73,11 +73,11 @@ class ErrorShape(msgspec.Struct, frozen=True):
 
 
 class NotServed(errors.InputFault):
-    """The protocol has this route; this server has nothing that could answer it."""
+    """The protocol has this route, but this server does not support it."""
 
     code = "not_supported"
 
 
 def retry_header(error: Exception) -> dict[str, str]:
-    """Official clients retry 5xx unless told not to; a deterministic fault would run a long prefill again."""
+    """Header against retries. Official clients retry 5xx by default, which would repeat a long prefill in vain."""
     return {} if lookup(error)[2] else {"x-should-retry": "false"}

@@ -1,4 +1,4 @@
-"""Several generations of one request, merged into one stream of events."""
+"""Merges several generations of one request into one stream of events."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
@@ -8,7 +8,7 @@ T = TypeVar("T")
 
 
 async def merge(generations: Sequence[AsyncIterator[T]]) -> AsyncGenerator[tuple[int, T], None]:
-    """Events with the index of the generation they belong to, as they come. Leaving early cancels all."""
+    """Events in order of arrival, with the index of their generation. Closing it early cancels all."""
     if len(generations) == 1:
         async for event in generations[0]:
             yield 0, event
@@ -38,6 +38,3 @@ async def merge(generations: Sequence[AsyncIterator[T]]) -> AsyncGenerator[tuple
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-# Vectors of texts, whatever protocol asked for them.

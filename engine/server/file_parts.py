@@ -1,4 +1,4 @@
-"""Files inside a request, in the words of OpenAI's protocols: text is read, nothing else is opened."""
+"""Files in OpenAI requests: text is read, all other types are refused, URLs are never opened."""
 
 import base64
 import binascii
@@ -7,14 +7,14 @@ from typing import Any, Final
 from engine.chat.types import ImagePart, TextPart
 from engine.core.errors import InputFault
 
-# As long as a text that no context holds any more.
+# The size of a text that is too long for any context.
 MAX_FILE_BYTES: Final = 8 << 20
 
 
 def attached_text(file: object, param: str) -> TextPart:
-    """The text of a file that is in the request as `file_data`, behind its name.
+    """The text of a file that the request contains as `file_data`, after its name.
 
-    Raises: InputFault: it is named by an id or an address, or it is no text.
+    Raises: InputFault: the file is given by id or URL, or it is not text.
     """
     found: dict[str, Any] = file if isinstance(file, dict) else {}
     data = found.get("file_data")
@@ -41,12 +41,12 @@ def attached_text(file: object, param: str) -> TextPart:
     return TextPart(text=f"{name}:\n{text}\n" if isinstance(name, str) and name else f"{text}\n")
 
 
-# Pictures are decoded in the runner; this bounds what reaches it. A 40-megapixel PNG is about this large.
+# Images are decoded in the runner; this limits their size. A 40-megapixel PNG is about this large.
 MAX_IMAGE_BYTES: Final = 32 << 20
 
 
 def decode_data_url(url: object, param: str) -> ImagePart:
-    """A picture from a `data:` URL. Files and web addresses are never opened on a client's behalf."""
+    """An image from a `data:` URL. Files and web addresses are never opened for a client."""
     if not isinstance(url, str) or not url.startswith("data:"):
         raise InputFault(f"{param}: only data: URLs are accepted; the server opens no files or addresses.", param)
     header, _, payload = url.partition(",")

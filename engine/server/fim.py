@@ -1,4 +1,4 @@
-"""Fill-in-the-middle requests for a loaded model: which one, its prompt as tokens, and its place in the context."""
+"""Fill-in-the-middle requests: selects the model, builds the prompt tokens and fits them into the context."""
 
 from typing import Any, Final
 
@@ -14,18 +14,18 @@ from engine.pool.pool import HERE
 from engine.runner.tokenizer_threads import TOKENIZE_CHARS
 from engine.server.state import ServerState
 
-# Shares of the room that a shortened prompt gives to each side of the gap and to other files.
+# Shares of the available context for the suffix and for other files when a prompt is shortened.
 _SUFFIX_FRACTION: Final = 0.15
 _EXTRA_FRACTION: Final = 0.25
 _SHORTENING_TRIES: Final = 6
-# Room is counted in steps of this many characters: a keystroke must not move the borders of the prompt.
+# Lengths are rounded to this many characters, so that a keystroke does not shift the start of the prompt.
 _BUDGET_STEP: Final = 256
-# Tokens of the marks and of an answer's last, unshown token.
+# Tokens of the marks and of the last token of a response, which is not shown.
 _MARGIN_TOKENS: Final = 4
 
 
 class FimPrompt(msgspec.Struct, frozen=True, kw_only=True):
-    """A prompt ready to run; `truncated` when not everything that was sent is in it."""
+    """A prompt ready to run; `truncated` if parts of the request were dropped."""
 
     token_ids: list[int]
     stops: tuple[str, ...]
@@ -33,9 +33,9 @@ class FimPrompt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def fim_model(state: ServerState, name: str | None) -> LoadedModel:
-    """The model asked for; without a name a local one that can fill gaps: a loaded one, else the first of all.
+    """The requested model; without a name, a local FIM model: a loaded one, else the first of the library.
 
-    Raises: ModelNotFound and what loading raises.
+    Raises: ModelNotFound and the errors of a load.
     """
     if name:
         return await state.pool.acquire(name)
@@ -49,7 +49,7 @@ async def fim_model(state: ServerState, name: str | None) -> LoadedModel:
 
 
 def fim_family(model: LoadedModel) -> FimFamily:
-    """How the model fills gaps.
+    """The model's fill-in-the-middle format.
 
     Raises: InputFault: it was not trained to.
     """
@@ -65,20 +65,21 @@ def fim_family(model: LoadedModel) -> FimFamily:
 
 
 async def fim_prompt(model: LoadedModel, gap: FimGap, max_tokens: int, *, may_shorten: bool) -> FimPrompt:
-    """The tokens of a gap's prompt, leaving room for `max_tokens`.
+    """The prompt tokens of a gap, leaving space for `max_tokens`.
 
-    With `may_shorten` text far from the gap is dropped to make it fit.
+    With `may_shorten`, text far from the gap is dropped until it fits.
     Raises: InputFault, ContextOverflow.
     """
     family = fim_family(model)
     facts = model.facts
     assert facts is not None
     stops = fim_stops(facts, family)
-    n_ctx = facts.n_ctx if may_shorten else facts.largest_ctx  # what an editor sends needs no larger one
+    n_ctx = facts.n_ctx if may_shorten else facts.largest_ctx  # editor requests do not need a larger context
     limit = n_ctx - max_tokens - _MARGIN_TOKENS
     num_chars = _length(gap)
     refuse_impossible(facts, 0 if may_shorten else num_chars)
-    cut = may_shorten and num_chars > TOKENIZE_CHARS  # far from the gap, and more than is tokenized at once
+    # drop text far from the gap: more than is tokenized in one call
+    cut = may_shorten and num_chars > TOKENIZE_CHARS
     if cut:
         gap = _within(gap, TOKENIZE_CHARS)
         num_chars = _length(gap)
@@ -101,7 +102,7 @@ def _length(gap: FimGap) -> int:
 
 
 def _within(gap: FimGap, budget: int) -> FimGap:
-    """Shortened to `budget` characters; what one side does not need goes to the prefix, then to other files."""
+    """Shorten to `budget` characters. Space that one side does not need goes to the other side and other files."""
     suffix = min(len(gap.suffix), int(budget * _SUFFIX_FRACTION))
     extra = min(sum(len(f.text) + len(f.path) for f in gap.extra), int(budget * _EXTRA_FRACTION))
     prefix = min(len(gap.prefix), budget - suffix - extra)
@@ -122,7 +123,7 @@ async def _tokenized(model: LoadedModel, family: FimFamily, gap: FimGap) -> list
 def fim_request(
     prompt: FimPrompt, *, max_tokens: int, stop: tuple[str, ...], sampling: SamplingParams, **more: Any
 ) -> GenerationRequest:
-    """The request the runner gets: the family's marks end it, shown as text so that they can be found."""
+    """The runner's request. The family's marks stop it; they are generated as text so that they can be found."""
     return GenerationRequest(
         prompt=prompt.token_ids,
         max_tokens=max_tokens,

@@ -1,4 +1,4 @@
-"""The model that `tessera serve --model` names: loaded while the server still imports its routes."""
+"""Loads the model of `tessera serve --model` while the server still imports its routes."""
 
 import asyncio
 import contextlib
@@ -10,14 +10,14 @@ from devices.errors import TesseraError
 from engine.library.types import ModelEntry
 from engine.pool.pool import Pool
 
-# Finding and placing a model takes less than a tenth of a second; the server answers soon where it does not.
+# Finding and placing a model takes less than 0.1 s. The server does not wait longer than this.
 PLACED_S: Final = 0.5
 
 log = logging.getLogger(__name__)
 
 
 class FirstModel:
-    """Begins at once. `found` raises ModelNotFound or BadModelFile; a load that fails is logged."""
+    """Starts immediately. `found` raises ModelNotFound or BadModelFile; a failed load is logged."""
 
     def __init__(self, pool: Pool, entry: Callable[[str], Awaitable[ModelEntry]], name: str) -> None:
         self._name = name
@@ -28,7 +28,7 @@ class FirstModel:
     async def _loaded(self, pool: Pool) -> None:
         try:
             await asyncio.shield(self.found)
-        except TesseraError:  # who waits for it tells
+        except TesseraError:  # the code that awaits `found` reports it
             return
         try:
             await pool.acquire(self._name, on_progress=lambda _: self._begun.set())
@@ -36,7 +36,7 @@ class FirstModel:
             log.error("model=%s is not loaded at the start: %s", self._name, error)  # noqa: TRY400 - as elsewhere
 
     async def with_runner(self) -> None:
-        """Wait until a runner loads it and this process has nothing more to do for it, at most PLACED_S."""
+        """Wait until a runner loads the model and this process is free again, at most PLACED_S."""
         begun = asyncio.ensure_future(self._begun.wait())
         try:
             await asyncio.wait((begun, self._load), timeout=PLACED_S, return_when=asyncio.FIRST_COMPLETED)
@@ -44,7 +44,7 @@ class FirstModel:
             begun.cancel()
 
     async def end(self) -> None:
-        """Wait for nobody: the pool ends what it loads."""
+        """Cancel without waiting for the load: the pool stops its runner."""
         for task in (self._load, self.found):
             task.cancel()
         with contextlib.suppress(asyncio.CancelledError, TesseraError):

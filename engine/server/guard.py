@@ -1,7 +1,6 @@
-"""First in line for every request: who may speak to this server, and how much they may say.
+"""First middleware: checks who may send requests, and limits the size of their bodies.
 
-A page in a browser can send requests to loopback; a foreign `Host` (DNS rebinding) or `Origin` is refused before
-any route sees the request.
+A web page can send requests to loopback. A foreign `Host` (DNS rebinding) or `Origin` is refused before routing.
 """
 
 import asyncio
@@ -14,16 +13,16 @@ from engine.server.auth import manages
 from engine.server.error_shape import refusal_body
 from engine.server.origin_check import Callers, Strangers
 
-# Enough for a 1 M token prompt or a few pictures; larger bodies are refused before they are read into memory.
+# Enough for a prompt of 1 M tokens or a few images; larger bodies are refused before they are read into memory.
 MAX_BODY_BYTES: Final = 64 << 20
-# Seconds between two pieces of a body. A client that stalls longer holds memory for nothing.
+# Maximum pause between two chunks of a body. A client that stalls longer would hold memory for nothing.
 BODY_PAUSE_S: Final = 30.0
-# Seconds for a whole body: 64 MiB over a slow line. One byte every half minute would hold memory for years.
+# Maximum time for a whole body: 64 MiB over a slow connection. One byte per 30 s would hold memory for years.
 BODY_S: Final = 300.0
-# Large bodies that are held at once, by all clients together; what is not beyond SMALL_BODY_BYTES is not counted.
+# Maximum size of large bodies in memory, all clients together. The first SMALL_BODY_BYTES of a body do not count.
 MAX_HELD_BYTES: Final = 192 << 20
 SMALL_BODY_BYTES: Final = 1 << 20
-# Bodies up to this are read away before a refusal, for at most so long.
+# Before a refusal, bodies up to this size are read and discarded, for at most DRAIN_S.
 DRAIN_BYTES: Final = 1 << 20
 DRAIN_S: Final = 2.0
 _FORM_TYPES: Final = frozenset({"text/plain", "multipart/form-data", "application/x-www-form-urlencoded"})
@@ -37,15 +36,15 @@ class BodyTooSlow(Exception):
 
 
 class TooManyBodies(Exception):
-    """Large bodies of other requests hold MAX_HELD_BYTES."""
+    """Large bodies of other requests use MAX_HELD_BYTES."""
 
 
 class BodyTooLarge(Exception):
-    """More bytes than MAX_BODY_BYTES arrived."""
+    """More than MAX_BODY_BYTES arrived."""
 
 
 class Guard:
-    """ASGI middleware: Host and Origin against `callers`, body size. Refused pages get no CORS header."""
+    """ASGI middleware: checks Host, Origin and body size. Refused pages get no CORS header."""
 
     def __init__(self, app: ASGIApp, callers: Callers = NOBODY_ELSE) -> None:
         self._app = app
@@ -57,7 +56,7 @@ class Guard:
             await self._app(scope, receive, send)
             return
         headers = {k.decode("latin-1").lower(): v.decode("latin-1") for k, v in scope["headers"]}
-        if "//" in scope["path"]:  # clients that join a base URL carelessly
+        if "//" in scope["path"]:  # some clients join a base URL incorrectly
             scope = {**scope, "path": "/" + "/".join(part for part in scope["path"].split("/") if part)}
         refusal = self._strangers.refusal(headers, scope["scheme"]) or _unfit(
             scope["method"], scope["path"], headers
@@ -71,7 +70,8 @@ class Guard:
         if scope["method"] == "OPTIONS" and origin is not None and "access-control-request-method" in headers:
             await _preflight(send, origin, headers.get("access-control-request-headers", ""))
             return
-        if scope["method"] == "HEAD" and not manages(scope["path"]):  # the server leaves the body out by itself
+        # the HTTP server omits the body of HEAD responses
+        if scope["method"] == "HEAD" and not manages(scope["path"]):
             scope = {**scope, "method": "GET"}
         await self._bounded(scope, receive, send, origin)
 
@@ -111,14 +111,14 @@ class Guard:
 
 
 class HeldBytes:
-    """Bytes of large bodies that are in memory, of all requests together."""
+    """Total size of the large bodies in memory, of all requests."""
 
     def __init__(self) -> None:
         self.count = 0
 
 
 class _BoundedBody:
-    """A `receive` that counts and times the pieces of the body."""
+    """A `receive` that limits the size and time of the body."""
 
     def __init__(self, receive: Receive, held: HeldBytes) -> None:
         self._receive = receive
@@ -129,12 +129,12 @@ class _BoundedBody:
         self._begun = asyncio.get_running_loop().time()
 
     def release(self) -> None:
-        """The body is no longer in memory."""
+        """Called when the body is no longer in memory."""
         self._held.count -= self._mine
         self._mine = 0
 
     async def __call__(self) -> Message:
-        if self._whole:  # from here on only the client's leaving is waited for
+        if self._whole:  # the body is complete: wait only for a disconnect
             return await self._receive()
         left = self._begun + BODY_S - asyncio.get_running_loop().time()
         try:
@@ -154,9 +154,9 @@ class _BoundedBody:
 
 
 def _unfit(method: str, path: str, headers: dict[str, str]) -> tuple[int, str, str] | None:
-    """Why a request of this form is refused before it is read."""
+    """A refusal based on the headers, before the body is read; None to accept."""
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
-    # A page can send forms without asking first; a terminal's curl says urlencoded by default.
+    # A page can send forms without a preflight. curl in a terminal sends urlencoded by default.
     form = (
         kind in _FORM_TYPES
         and not _takes_form(path, kind, headers)
@@ -176,7 +176,7 @@ def _unfit(method: str, path: str, headers: dict[str, str]) -> tuple[int, str, s
 
 
 def _takes_form(path: str, kind: str, headers: dict[str, str]) -> bool:
-    """Files come as forms. A page's form is taken only with its origin, which was judged before."""
+    """Whether the route takes file uploads as forms. A page's form needs an Origin, which was checked before."""
     sent_by_page = _from_browser(headers) and "origin" not in headers
     return kind == "multipart/form-data" and path in _FORM_PATHS and not sent_by_page
 
@@ -186,11 +186,11 @@ def _from_browser(headers: dict[str, str]) -> bool:
 
 
 async def _preflight(send: Send, origin: str, asked: str) -> None:
-    """The answer to a listed page that asks whether it may send a request."""
+    """Response to the CORS preflight of an allowed page."""
     headers = [
         (b"access-control-allow-origin", origin.encode("latin-1")),
         (b"access-control-allow-methods", b"GET, POST, PUT, DELETE"),
-        # Clients of a listed page send headers of their own (x-stainless-* of OpenAI's); what counts is the origin.
+        # Clients of an allowed page send additional headers (x-stainless-* of OpenAI's); only the origin matters.
         (b"access-control-allow-headers", asked.encode("latin-1") or b"authorization, content-type, x-api-key"),
         (b"access-control-max-age", b"600"),
         (b"vary", b"Origin, Access-Control-Request-Headers"),
@@ -200,7 +200,7 @@ async def _preflight(send: Send, origin: str, asked: str) -> None:
 
 
 async def _hang_up(scope: Scope, send: Send, status: int, code: str, message: str) -> None:
-    """Refuse a body that is not read to its end."""
+    """Refuse a body without reading the rest of it."""
 
     async def nothing() -> Message:
         raise TimeoutError
@@ -209,10 +209,10 @@ async def _hang_up(scope: Scope, send: Send, status: int, code: str, message: st
 
 
 async def drain(scope: Scope, receive: Receive) -> bool:
-    """Read a small body away; True when the connection can stay open.
+    """Read and discard a small body; return True if the connection can stay open.
 
-    A server that answers and closes while the client still writes resets the connection, and many clients then
-    report the reset instead of the answer.
+    If a server responds and closes while the client still writes, the connection is reset. Many clients then report
+    the reset instead of the response.
     """
     length = next((v for k, v in scope["headers"] if k.lower() == b"content-length"), None)
     chunked = any(k.lower() == b"transfer-encoding" for k, _ in scope["headers"])
@@ -230,7 +230,7 @@ async def drain(scope: Scope, receive: Receive) -> bool:
 async def refuse(
     scope: Scope, receive: Receive, send: Send, status: int, code: str, message: str, *more: tuple[bytes, bytes]
 ) -> None:
-    """Answer with an error in the shape of the path's protocol, without reaching any route."""
+    """Respond with an error in the format of the path's protocol, without calling a route."""
     body = json.dumps(refusal_body(scope, status, code, message)).encode()
     headers = [
         (b"content-type", b"application/json"),

@@ -1,6 +1,6 @@
-"""Once the computer rests: what plain and fused attention cost here for the heads of a model that is loaded.
+"""Measures plain and flash attention for the heads of a loaded model while the computer is idle.
 
-Dispatch asks for it at the next load. A request ends the measurement at once; it is begun again at the next rest.
+Placement uses the result at the next load. A request stops the measurement; it restarts at the next idle time.
 """
 
 import asyncio
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from engine.server.state import ServerState
 
 LOOK_S: Final = 2.0
-# A person who reads an answer or thinks of the next question is not away yet.
+# A user who reads a response or types the next prompt is not idle yet.
 IDLE_S: Final = 60.0
-# Share of all processors' time that a resting computer's other programs take.
+# Maximum share of CPU time that other programs may use on an idle computer.
 MOST_BUSY: Final = 0.15
-# Turns that contradict each other, or faults: after so many tries this server leaves it.
+# Maximum number of failed or contradictory measurements before this server stops trying.
 TRIES: Final = 3
-# A model of billions of parameters reads a layer of the stand-in's length within seconds on anything.
+# Any CPU computes a layer of a billion-parameter model at the benchmark's prompt length within seconds.
 LONGEST_S: Final = 180.0
 
 WATCH_S: Final = 0.1
@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 
 class IdleAttention:
-    """Measures while nobody waits for anything, after `idle_s` seconds with processors at most `most_busy` busy."""
+    """Measures after `idle_s` seconds without requests in which the CPU load is at most `most_busy`."""
 
     def __init__(self, state: "ServerState", idle_s: float = IDLE_S, most_busy: float = MOST_BUSY) -> None:
         self._state = state
@@ -51,7 +51,7 @@ class IdleAttention:
         self._tries: Counter[str] = Counter()
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Run until cancelled."""
         idle_for_s = 0.0
         while True:
             await asyncio.sleep(min(LOOK_S, self._idle_s))
@@ -70,7 +70,7 @@ class IdleAttention:
         return state.pool.busy or any(job.state not in {*ENDED, "paused"} for job in state.jobs.jobs())
 
     def _is_idle(self) -> bool:
-        """No other program works, and no battery pays for it."""
+        """Whether no other program uses the CPU and the computer is not on battery."""
         if with_power(NO_OVERRIDES).on_battery:
             return False
         usage = self._state.utilization
@@ -78,11 +78,11 @@ class IdleAttention:
         return bool(samples) and sum(s.cpu_frac for s in samples) <= self._most_busy * len(samples)
 
     def _wanted(self, model: LoadedModel) -> tuple[str, Heads, int] | None:
-        """Key, heads and threads of a measurement that is missing for a model of this processor's own kernels."""
+        """(key, heads, threads) of the next missing measurement for a CPU model, or None."""
         settings, placed = model.settings, model.placement
         if placed is None or placed.backend != "cpu" or settings.embeddings or settings.remotes:
             return None
-        if ATTENTION in settings.tiles:  # faster than either
+        if ATTENTION in settings.tiles:  # Tessera's CPU kernels are faster than both, so nothing to measure
             return None
         try:
             heads = heads_of(read_shape(settings.path))
@@ -96,7 +96,7 @@ class IdleAttention:
         return key, heads, settings.n_threads
 
     async def _measure(self, key: str, heads: Heads, threads: int) -> None:
-        """Measure and keep it, unless somebody comes meanwhile."""
+        """Measure and store the result; stop if a request arrives."""
         task = asyncio.create_task(self._measured(key, heads, threads))
         ends = asyncio.get_running_loop().time() + LONGEST_S
         try:

@@ -1,8 +1,8 @@
-"""Ids of answers and of what is kept of them."""
+"""Ids of responses and stored objects."""
 
 import secrets
 
 
 def new_id(prefix: str, separator: str = "-") -> str:
-    """An id such as `chatcmpl-…`."""
+    """A new id such as `chatcmpl-…`."""
     return f"{prefix}{separator}{secrets.token_hex(12)}"

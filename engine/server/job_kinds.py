@@ -1,4 +1,4 @@
-"""The kinds of jobs a server runs: downloads, quantizing, converting, measuring."""
+"""Registers the job kinds of a server: download, quantize, convert, measure."""
 
 from functools import partial
 from typing import TYPE_CHECKING
@@ -28,7 +28,7 @@ def register(
     admission: MemoryAdmission,
     named_tasks: "TaskSets | None" = None,
 ) -> BenchService:
-    """Teach a registry every kind; what measures is returned. `named_tasks` are those that a gate may name."""
+    """Register all job kinds and return the benchmark service. `named_tasks` can be used by a quality gate."""
     catalogue = partial(Catalogue, paths, scan=False)
     work.register(jobs, catalogue, partial(_fit_estimator, placer))
     quantizing.register(

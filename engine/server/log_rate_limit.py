@@ -1,4 +1,4 @@
-"""A log that cannot fill a disk: repeated lines are counted instead, and a file of the window's is begun again."""
+"""Keeps the log from filling the disk: limits repeated lines and shortens the log file of the GUI's server."""
 
 import asyncio
 import logging
@@ -8,14 +8,14 @@ import sys
 import time
 from typing import Final
 
-# Lines of one kind in a window of time; one request writes one line, so this is a hundred requests a second.
+# Maximum lines of one kind per window. One request writes one line, so this allows 100 requests per second.
 _SAME_LINES: Final = 1000
 _WINDOW_S: Final = 10.0
-# What is kept of the file, and how large it may become.
+# Maximum size of the log file, and the part that remains after shortening.
 FILE_BYTES: Final = 16 << 20
 TAIL_BYTES: Final = 1 << 20
 _LOOK_S: Final = 15.0
-# Set by whoever gives this process a file for its standard error that is its own to shorten.
+# The parent process sets this if standard error is a log file that this process may shorten.
 OWN_LOG: Final = "TESSERA_OWN_LOG"
 
 
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 def ignored_in_a_line() -> None:
-    """What Python cannot raise is one line: an event loop half made for want of descriptors, taken apart."""
+    """Log exceptions that Python cannot raise as one line, for example from a half-created event loop."""
     sys.unraisablehook = lambda raised: log.warning(
         "ignored in %s: %s: %s",
         getattr(raised.object, "__qualname__", "?"),
@@ -33,7 +33,7 @@ def ignored_in_a_line() -> None:
 
 
 class Sparing(logging.Filter):
-    """Lets at most _SAME_LINES of one kind through in _WINDOW_S, and says how many it kept."""
+    """Passes at most _SAME_LINES of one kind per _WINDOW_S, and reports the number of dropped lines."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class Sparing(logging.Filter):
 
 
 def shorten(descriptor: int) -> bool:
-    """Keep only the end of a log file that has grown too large; it must be open for reading and appending."""
+    """Truncate a log file that is too large to its last part; it must be open for reading and appending."""
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode) or status.st_size <= FILE_BYTES:
         return False
@@ -66,12 +66,12 @@ def shorten(descriptor: int) -> bool:
 
 
 async def bound_log(descriptor: int = 2) -> None:
-    """Look after the log for as long as the server runs."""
+    """Limit the log's size while the server runs."""
     if not os.environ.get(OWN_LOG) or not hasattr(os, "pread"):
         return
     while True:
         try:
             shorten(descriptor)
         except OSError:
-            return  # not readable: a file of someone else
+            return  # not readable: the file belongs to another program
         await asyncio.sleep(_LOOK_S)

@@ -1,4 +1,4 @@
-"""Counters of the server in Prometheus' form."""
+"""The server's counters in Prometheus format."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -50,7 +50,7 @@ class Metrics:
         )
 
     def use(self) -> tuple[ModelUse, ...]:
-        """What was asked of each model so far, by name."""
+        """Use of each model so far, sorted by name."""
         counted = {
             "requests": _by_model(self.ttft, "_count"),
             "prompt_tokens": _by_model(self.prompt_tokens, "_total"),
@@ -68,7 +68,7 @@ class Metrics:
         self.prompt_tokens.labels(model).inc(tokens)
 
     def finished(self, model: LoadedModel, usage: Usage, timings: Timings) -> None:
-        """Count one generation that ended, and tell the clock of the request that it belongs to."""
+        """Count a finished generation and add its times to the request's clock."""
         name = model.id
         clock = current_clock()
         if clock is not None:

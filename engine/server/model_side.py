@@ -1,4 +1,7 @@
-"""What finds, places and loads models. It needs no routes, so a model can load while those are imported."""
+"""Opens everything that finds, places and loads models.
+
+Needs no routes, so a model can load during their import.
+"""
 
 from functools import partial
 
@@ -20,7 +23,7 @@ from engine.upstreams.registry import UpstreamRegistry
 
 
 class ModelSide(msgspec.Struct, frozen=True):
-    """One per server: its models, where they run, and those that are loaded."""
+    """The model part of a server: models, placement, and the pool of loaded models."""
 
     models: ServedModels
     pool: Pool
@@ -31,7 +34,7 @@ class ModelSide(msgspec.Struct, frozen=True):
 
 
 def open_model_side(options: ServeOptions, spare: SpareRunner) -> ModelSide:
-    """The models that `options` ask for; the first of them is loaded by `spare`."""
+    """Open the models for `options`. `spare` provides the runner of the first one."""
     resources = open_resources(options.paths)
     placer = Placer(resources)
     remotes = Remotes(resources.remotes)

@@ -1,4 +1,4 @@
-"""Which models this server offers, and how each is loaded."""
+"""The models that this server offers, and their load settings."""
 
 import asyncio
 import logging
@@ -28,20 +28,20 @@ from engine.upstreams.errors import NoRule
 from engine.upstreams.registry import UpstreamRegistry, external_entries
 from engine.upstreams.types import ASSUMED_CONTEXT, PREFIX, Way
 
-# The name of whatever model answers when a client names none, unless an alias says otherwise.
+# Name of the default model, which answers requests without a model name, unless an alias redefines it.
 DEFAULT_NAME: Final = "default"
 log = logging.getLogger(__name__)
 
 ENGINES: Final = {"gguf": "llama", "onnx": "onnx", "remote": REMOTE}
-# The tag that Ollama's lists put behind names without one.
+# Tag that Ollama's lists append to names without one.
 LATEST: Final = ":latest"
 
 
 class ServedModels:
-    """The catalogue as the pool and the routes see it. Opened on first use, off the event loop.
+    """The catalogue as used by the pool and the routes. Opened on first use, off the event loop.
 
-    `choose` is the dispatcher's choice of where and how a model runs, `overrides` are those of this server's start.
-    `draft` names the draft model of all models of its vocabulary for which the user set none.
+    `choose` selects the placement of a model. `overrides` are the server's command-line options. `draft` is the
+    default draft model for all models with its vocabulary for which the user set none.
     """
 
     def __init__(
@@ -79,18 +79,18 @@ class ServedModels:
             return self._catalogue
 
     async def entries(self) -> tuple[ModelEntry, ...]:
-        """Models that can be served now; those of upstreams as far as the user's rules let requests go there."""
+        """Models that can be served now; upstream models only if the user's rules permit requests to them."""
         catalogue = await self.catalogue()
         remote = (e for e in self.upstreams.entries() if self.upstreams.allows(e.id))
         return (*await asyncio.to_thread(catalogue.entries), *await self.external(), *remote)
 
     async def automatic(self) -> tuple[ModelEntry, ...]:
-        """Models that may be chosen for whoever names none: those that this machine answers for."""
+        """Local models that may be selected for requests without a model name."""
         found = await self.entries()
         return tuple(e for e in found if e.format != "remote" and not self.server_of(e.id))
 
     def server_of(self, model: str) -> str:
-        """The address of the other server that answers all requests for this name; empty: this machine does."""
+        """URL of the other server that answers all requests for this name, or "" for this computer."""
         try:
             away = self.always(model)
         except NoRule:
@@ -100,12 +100,12 @@ class ServedModels:
     # ---- engine.pool.pool.Elsewhere
 
     def always(self, model: str) -> Resolved | None:
-        """Where all requests for this name go by the user's rules; None: they are answered here. Raises: NoRule."""
+        """The route for all requests with this name; None: answer locally. Raises: NoRule."""
         untagged = model.removesuffix(LATEST)
         return self._away(untagged, self.upstreams.way(self.user_settings.resolve(untagged)))
 
     def relief(self, model_id: str, queued: int | None) -> Resolved | None:
-        """Where a request goes that would wait behind `queued` others, or whose model does not fit (None)."""
+        """The route for a request with `queued` others before it; None: its model does not fit."""
         return self._away(model_id, self.upstreams.relief(model_id, queued=queued))
 
     def _away(self, model: str, way: Way | None) -> Resolved | None:
@@ -126,15 +126,16 @@ class ServedModels:
         )
 
     async def external(self, *, fresh: bool = False) -> tuple[ModelEntry, ...]:
-        """Models that other programs here could serve; the programs are asked once, and again with `fresh`."""
+        """Models that other local programs can serve. The programs are queried once, and again with `fresh`."""
         catalogue = await self.catalogue()
         async with self._lock:
             return await asyncio.to_thread(lambda: external_entries(catalogue.entries(), fresh=fresh))
 
     async def known(self, name: str) -> ModelEntry:
-        """The model of that name or alias, whatever became of its file; Ollama's tag `:latest` may follow it.
+        """The model with that name or alias, even if its file is gone; Ollama's tag `:latest` may follow the name.
 
-        For what loads nothing: a loaded model answers on when its file is gone. Raises: ModelNotFound.
+        Use it where nothing is loaded: a loaded model continues to answer when its file is gone. Raises:
+        ModelNotFound.
         """
         entry = await self._found(name)
         if entry is None and name != (untagged := name.removesuffix(LATEST)):
@@ -145,7 +146,7 @@ class ServedModels:
         return entry
 
     async def entry(self, name: str) -> ModelEntry:
-        """The model of that name or alias, on disk and sound. Raises: ModelNotFound, BadModelFile."""
+        """The model with that name or alias, with a usable file. Raises: ModelNotFound, BadModelFile."""
         entry = await self.known(name)
         if entry.state == "offline":
             raise BadModelFile(str(entry.path), "its drive is not mounted; connect it and try again")
@@ -168,7 +169,7 @@ class ServedModels:
         return external or await asyncio.to_thread(catalogue.get, resolved)
 
     async def resolve(self, model: str, min_ctx: int = 0) -> Resolved:
-        """What the pool needs to load a model; where it runs is the dispatcher's choice, if there is one.
+        """Load settings for the pool, with the placement if `choose` is set.
 
         Raises: ModelNotFound, BadModelFile, InputFault.
         """
@@ -193,13 +194,13 @@ class ServedModels:
         )
 
     def chosen(self, model_id: str) -> ModelSettings:
-        """What the user has set for a model by now."""
+        """The user's current settings for a model."""
         return self.user_settings.get(model_id)
 
     def overrides_for(self, entry: ModelEntry, *, min_ctx: int = 0, saved: bool = True) -> Overrides:
-        """What was asked for a load of this model: by the server's options, and where `saved`, by the user for it.
+        """Options for a load of this model: the server's, and if `saved`, the user's settings for the model.
 
-        Where nobody named a context, the dispatcher may choose it.
+        If no context length is set, the placement may choose it.
         """
         overrides = self.overrides
         if saved:
@@ -209,7 +210,7 @@ class ServedModels:
         return msgspec.structs.replace(overrides, max_ctx=open_context(asked=asked or not chats))
 
     async def unplaced(self, model: str) -> tuple[ModelEntry, LoadSettings]:
-        """A model that can be loaded, and its settings before the dispatcher chose. Raises: as `resolve`."""
+        """A loadable model and its settings before placement. Raises: as `resolve`."""
         entry = await self.entry(model)
         if entry.format == "safetensors":
             raise InputFault(
@@ -222,18 +223,18 @@ class ServedModels:
         return entry, msgspec.structs.replace(settings, draft_path=draft_path)
 
     def recommended(self, model_id: str) -> Recommended:
-        """How a model that was loaded once is sampled where a request leaves it open."""
+        """Recommended sampling of a model that was loaded before, for fields that a request does not set."""
         entry = self._entries.get(model_id)
         return NOTHING_RECOMMENDED if entry is None else self.recommended_for(entry)
 
     def recommended_for(self, entry: ModelEntry) -> Recommended:
-        """The same for any model of the library."""
+        """Recommended sampling of any model of the library."""
         return recommended_for(entry, self.user_settings.get(entry.id))
 
     async def choose_draft(self, entry: ModelEntry, name: str | None) -> None:
-        """Let another model draft for this one; None: no longer.
+        """Set the draft model of a model; None removes it.
 
-        Raises: ModelNotFound, BadModelFile; InputFault: it is of another vocabulary.
+        Raises: ModelNotFound, BadModelFile; InputFault: its vocabulary differs.
         """
         if name is None:
             self.user_settings.change(entry.id, draft=None)
@@ -245,7 +246,7 @@ class ServedModels:
         self.user_settings.change(entry.id, draft=draft.id)
 
     async def draft_path(self, entry: ModelEntry) -> str | None:
-        """The file of the model that drafts: the chosen one, or the server's if it fits."""
+        """File of the draft model: the user's choice, or the server's default if it fits."""
         chosen = self.user_settings.get(entry.id).draft
         if chosen is not None:
             return str((await self.entry(chosen)).path)
@@ -259,7 +260,7 @@ class ServedModels:
         return str(draft.path)
 
     def settings(self, entry: ModelEntry) -> LoadSettings:
-        """How the model is loaded, before the dispatcher chooses."""
+        """Load settings of a model before placement."""
         if entry.format == "remote":
             name, _, model = str(entry.folder).removeprefix(PREFIX).partition("/")
             return upstream_settings(name, model, entry.context_train or ASSUMED_CONTEXT)
@@ -270,14 +271,14 @@ class ServedModels:
         return settings if args == NO_ARGS or entry.format != "gguf" else with_engine_args(settings, args)
 
     def _in_program(self, settings: LoadSettings, entry: ModelEntry, name: str) -> LoadSettings:
-        """The settings of a load in a program that the user added. Raises: InputFault: it was removed."""
+        """Settings of a load in a program that the user added. Raises: InputFault: it was removed."""
         program = self.programs.get(name)
         if "rerank" in entry.capabilities:
             program = msgspec.structs.replace(program, arguments=(*program.arguments, "--reranking"))
         return msgspec.structs.replace(settings, external=program)
 
     async def choose_engine(self, entry: ModelEntry, name: str | None) -> None:
-        """Let an added program serve this model; None: Tessera's own engine.
+        """Select the added program that serves this model; None: Tessera's own engine.
 
         Raises: InputFault: no such program, or it cannot serve this model. OSError.
         """
@@ -290,6 +291,6 @@ class ServedModels:
         await asyncio.to_thread(self.user_settings.change, entry.id, engine=name)
 
     def usual_settings(self, entry: ModelEntry) -> LoadSettings:
-        """The same without the model's own engine arguments."""
+        """Load settings before placement, without the model's own engine arguments."""
         lora = tuple(path for name, path in self._lora if self.user_settings.resolve(name) == entry.id)
         return load_settings(entry, self._context, self._cache, lora)

@@ -34,7 +34,7 @@ _Endpoint = Callable[..., Awaitable[Any]]
 
 
 class Contract(NamedTuple):
-    """What an endpoint takes and returns; None where that is no struct."""
+    """Body and response structs of an endpoint; None if it has no struct."""
 
     takes: type[msgspec.Struct] | None
     returns: type[msgspec.Struct] | None
@@ -44,7 +44,7 @@ _contracts: dict[str, Contract] = {}
 
 
 class TypedRoute(APIRoute):
-    """A route whose endpoint takes and returns structs; others are as FastAPI makes them."""
+    """A route whose endpoint takes and returns structs. Other endpoints work as in FastAPI."""
 
     def __init__(self, path: str, endpoint: _Endpoint, *, status_code: int | None = None, **options: Any) -> None:
         key = f"{endpoint.__module__}.{endpoint.__qualname__}"
@@ -60,12 +60,12 @@ class TypedRoute(APIRoute):
 
 
 def take_contract(operation: dict[str, Any]) -> Contract | None:
-    """What the route behind an operation of FastAPI's page takes and returns; the mark that says so is removed."""
+    """The contract of the route behind an operation of FastAPI's page; removes the mark that links them."""
     return _contracts.get(operation.pop(_MARK, ""))
 
 
 def decode(raw: bytes, kind: type[T]) -> T:
-    """A body as a struct.
+    """Decode a body as a struct.
 
     Raises: InputFault: not JSON, nested too deeply, or a field that is wrong or unknown; `param` names it.
     """
@@ -84,7 +84,7 @@ def decode(raw: bytes, kind: type[T]) -> T:
 
 
 def _unknown(kind: inspection.Type, value: Any, path: str = "") -> Iterator[str]:
-    """Paths of keys that no struct has; free JSON and mappings may have any."""
+    """Paths of unknown keys. Free-form JSON and mappings may have any key."""
     if isinstance(kind, inspection.UnionType):
         structs = [inner for inner in kind.types if isinstance(inner, inspection.StructType | inspection.ListType)]
         kind = structs[0] if len(structs) == 1 else inspection.AnyType()
@@ -102,12 +102,12 @@ def _unknown(kind: inspection.Type, value: Any, path: str = "") -> Iterator[str]
 
 
 def components(kinds: Iterable[type[msgspec.Struct]]) -> tuple[tuple[dict[str, Any], ...], dict[str, Any]]:
-    """For the OpenAPI page: a reference to each kind, and the schemas that they refer to."""
+    """References to the structs and their schemas, for the OpenAPI page."""
     return msgspec.json.schema_components(list(kinds), ref_template=REF)
 
 
 def _fault(words: str) -> InputFault:
-    """The validator's message with the field in front, as the other routes have it."""
+    """The validator's message with the field first, in the format of the other routes."""
     at = _AT.search(words)
     path = at["path"] if at else ""
     text = words[: at.start()] if at else words
@@ -124,7 +124,7 @@ def _typed(
     returns: type[msgspec.Struct] | None,
     status: int,
 ) -> _Endpoint:
-    """The endpoint as FastAPI calls it: with the request and its own parameters of path and query."""
+    """The endpoint as FastAPI calls it: with the request and its path and query parameters."""
     optional = body is not None and not any(field.required for field in msgspec.structs.fields(body.annotation))
 
     @wraps(endpoint)

@@ -1,4 +1,4 @@
-"""What a server is started with."""
+"""Options of the server."""
 
 import ipaddress
 from pathlib import Path
@@ -13,22 +13,21 @@ from engine.placement.types import NO_OVERRIDES, Overrides
 if TYPE_CHECKING:
     from engine.job_kinds.quantize.tasks import TaskSets
 
-# Connections the system may keep for us until they are accepted; each is one try when descriptors run out.
+# Connections that the system may queue until they are accepted. Each is one attempt when descriptors run out.
 BACKLOG = 64
 
 
 class ServeOptions(msgspec.Struct, frozen=True):
-    """What `tessera serve` can set.
+    """Options of `tessera serve`.
 
-    `context` is the tokens a model is loaded with unless it was trained for less, `overrides` how and where else. A
-    `private` server belongs to the process that started it: it tells its address on standard output instead of
-    to all of this user's programs. With a certificate only TLS is spoken, and this user's own programs start a
-    server of their own beside it. A model is unloaded after `ttl_s` without a request (None: never).
+    `context` is the default context length (at most the model's training context). `overrides` has the other load
+    options. A `private` server belongs to the process that started it: it reports its URL on standard output
+    instead of to all programs of the user. With a certificate, the server accepts only TLS, and the user's programs
+    start a separate server. A model is unloaded after `ttl_s` without a request (None: never).
     `containers`, `apps` and `local_pages` are the switches of `Callers`.
-    `model` is loaded at the start; of a private server, only if it is there.
-    `lora` are (model, adapter file), loaded with that model and used by the requests that name them. `draft` names
-    a draft model for all others of its vocabulary. `named_tasks` are tasks that a
-    quantization may have to pass before it is kept.
+    `model` is loaded at start; a private server loads it only if it exists. `lora` are pairs of model and adapter
+    file, loaded together and used by requests for that model name. `draft` is the default draft model for all
+    models with its vocabulary. `named_tasks` are tasks for the quality gate of a quantization.
     """
 
     host: str = DEFAULT_HOST
@@ -54,7 +53,7 @@ class ServeOptions(msgspec.Struct, frozen=True):
 
 
 def is_loopback(host: str) -> bool:
-    """The address cannot be reached from another machine."""
+    """Whether the address cannot be reached from another machine."""
     if host == "localhost":
         return True
     try:

@@ -1,7 +1,7 @@
-"""Which host names the server answers to, and which pages may use it.
+"""Checks which host names the server answers to, and which web pages may use it.
 
-A page in a browser can send requests to loopback: one that reached it under a name of its own (DNS rebinding), or
-one that simply posts. Both are told apart from programs by what browsers always send.
+A web page can send requests to loopback: through a host name of its own (DNS rebinding), or by simply posting.
+Headers that browsers always send tell pages from programs.
 """
 
 from typing import Final
@@ -9,20 +9,20 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-# `0.0.0.0` reaches loopback too, and no page can be served from there under a name of its own.
+# `0.0.0.0` also reaches loopback, and no page can be served from there under its own name.
 LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1", "0.0.0.0"})  # noqa: S104 - a name, not a bind
-# How programs in a container call the computer they run on. Source: the manuals of Docker Desktop and Podman.
+# Names that containers use for their host computer. Source: the manuals of Docker Desktop and Podman.
 CONTAINER_NAMES: Final = frozenset(
     {"host.docker.internal", "gateway.docker.internal", "host.containers.internal", "host.lima.internal"}
 )
-# Schemes of installed programs that show pages (Obsidian, Tauri, VS Code); no web site can have such an origin.
+# Schemes of installed programs that display pages (Obsidian, Tauri, VS Code). No web site can have such an origin.
 APP_SCHEMES: Final = frozenset({"app", "tauri", "vscode-webview", "vscode-file"})
 
 Refusal = tuple[int, str, str]
 
 
 class Callers(msgspec.Struct, frozen=True, kw_only=True):
-    """Who may call. `hosts` and `origins` are listed one by one; the switches admit whole kinds."""
+    """Allowed callers: `hosts` and `origins` are single entries; each switch allows a whole kind."""
 
     hosts: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()
@@ -32,18 +32,18 @@ class Callers(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Strangers:
-    """Refuses what `callers` does not admit."""
+    """Refuses requests that `callers` does not allow."""
 
     def __init__(self, callers: Callers) -> None:
         self._callers = callers
         own = LOOPBACK_NAMES | {host.lower() for host in callers.hosts}
         self._hosts = own | CONTAINER_NAMES if callers.containers else own
-        # A page under a container's name would have come there by a forged name server: no page is served there.
+        # A page under a container's host name must come from a forged DNS entry: no page is served there.
         self._page_hosts = own
         self._origins = frozenset(callers.origins)
 
     def refusal(self, headers: dict[str, str], scheme: str) -> Refusal | None:
-        """Why this host or page may not speak to the server; None if it may."""
+        """The refusal for this host or page, or None if it is allowed."""
         host, origin = headers.get("host", ""), headers.get("origin")
         name = _name(host)
         if name not in self._hosts:

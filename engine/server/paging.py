@@ -1,4 +1,4 @@
-"""Lists of items in OpenAI's pages."""
+"""Lists in OpenAI's page format."""
 
 from typing import Annotated, Any, Literal
 
@@ -7,13 +7,13 @@ from fastapi import Query
 from engine.core.errors import InputFault
 
 PageSize = Annotated[int, Query(ge=1, le=100)]
-# OpenAI lists files by up to 10,000, and its client does so unless told otherwise.
+# OpenAI lists up to 10,000 files, and its client requests that many by default.
 ManyFiles = Annotated[int, Query(ge=1, le=10_000)]
 Order = Literal["asc", "desc"]
 
 
 def page(items: list[dict[str, Any]], limit: int, after: str | None, order: Order) -> dict[str, Any]:
-    """At most `limit` items behind the one with the id `after`. Raises: InputFault: there is none with that id."""
+    """At most `limit` items after the one with id `after`. Raises: InputFault: no item has that id."""
     ordered = items if order == "asc" else items[::-1]
     start = 0
     if after is not None:

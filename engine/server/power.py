@@ -1,4 +1,4 @@
-"""Keeps the user's power limits: a mode for loads, a cap in watts, a part of the battery."""
+"""Enforces the user's power limits: a mode for loads, a limit in watts, a battery budget."""
 
 from pathlib import Path
 from typing import Final
@@ -26,14 +26,14 @@ from engine.runner import protocol
 from engine.runner.process import RunnerProcess
 from engine.server.models import ServedModels
 
-# The driver of a battery looks every few seconds itself.
+# The battery driver updates its values only every few seconds.
 BATTERY_S: Final = 5.0
-# Tokens of an answer that says no bound, for what it may draw.
+# Assumed response length of a request without max_tokens, for its expected energy.
 USUAL_TOKENS: Final = 512
 
 
 class PowerService:
-    """Takes the limits, hears the meters and paces the runners. `sampled` is called after the ledger's."""
+    """Applies the limits: reads the meters and throttles the runners. `sampled` runs after the ledger's method."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class PowerService:
         self._take(self._store.get())
 
     def set(self, limits: PowerLimits) -> None:
-        """From now on, also after the next start."""
+        """Set and store the limits; they also apply after the next start."""
         self._store.put(limits)
         self._take(limits)
 
@@ -78,11 +78,11 @@ class PowerService:
             self._send_pace(Pace())
 
     def close(self) -> None:
-        """The system's own settings are as they were."""
+        """Restore the system's power profile."""
         self._saver.release()
 
     def sampled(self, usage: Usage, seconds: float) -> None:
-        """A look at the machine."""
+        """Process a usage sample."""
         self._power_w = whole_w(dict(usage.parts))
         self._look_at_battery(seconds)
         cap_w = self._store.get().cap_w
@@ -95,7 +95,7 @@ class PowerService:
                 return
             self._controller = CapController(cap_w, most)
         worked, self._worked = self._worked, works
-        if works == worked:  # a look at work that began or ended meanwhile says little of either
+        if works == worked:  # skip samples in which work started or ended
             duty = self._controller.pace.duty if works else 0.0
             self._controller.look(seconds, self._power_w, duty)
         self._send_pace(self._controller.pace)
@@ -118,7 +118,7 @@ class PowerService:
         self._paced = {pid: paced for pid, paced in self._paced.items() if pid in alive}
 
     def admits(self, model: LoadedModel, request: GenerationRequest) -> None:
-        """Raises: BatterySpent: the limits leave no room for this request."""
+        """Raises: BatterySpent: the battery budget is too small for this request."""
         budget = self._budget
         if budget is None:
             return
@@ -129,7 +129,7 @@ class PowerService:
             raise BatterySpent(budget.percent, budget.spent_percent or 0.0)
 
     def state(self) -> PowerState:
-        """The limits and what comes of it."""
+        """The limits and their current effect."""
         limits, controller = self._store.get(), self._controller
         notes = []
         if limits.cap_w is not None and self._power_w is None:

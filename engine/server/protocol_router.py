@@ -1,4 +1,4 @@
-"""Routers of a protocol: errors in one of their routes have the protocol's shape."""
+"""Routers whose errors have the format of one protocol."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from engine.server.routing import ERROR_SHAPE
 
 
 def protocol_router(shape: ErrorShape, **options: Any) -> APIRouter:
-    """A router, with FastAPI's options, whose routes tell errors in this shape."""
+    """A router with FastAPI's options whose routes report errors in this format."""
 
     class ProtocolRoute(APIRoute):
         def matches(self, scope: Scope) -> tuple[Match, Scope]:

@@ -1,4 +1,4 @@
-"""What the server did lately and who asked: the last requests with their numbers, and the programs behind them."""
+"""The latest requests with their numbers, and the programs that sent them."""
 
 import re
 import time
@@ -14,7 +14,7 @@ from engine.core.types import Timings, Usage
 
 MAX_REQUESTS: Final = 200
 MAX_PROGRAMS: Final = 100
-# A program that asked within this time counts as connected. Source: the longest interval at which editors poll.
+# A program counts as connected for this long after a request. Source: the longest polling interval of editors.
 CONNECTED_S: Final = 300.0
 _PRODUCT: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+/-]{0,39}")
 
@@ -23,14 +23,14 @@ current: ContextVar[RequestRecord | None] = ContextVar("current", default=None)
 
 
 class RecentRequests:
-    """The newest requests and programs, in memory only."""
+    """The latest requests and programs, in memory only."""
 
     def __init__(self) -> None:
         self._requests: deque[RequestRecord] = deque(maxlen=MAX_REQUESTS)
         self._programs: OrderedDict[tuple[str, str], Program] = OrderedDict()
 
     def began(self, record: RequestRecord, *, counts: bool) -> None:
-        """A request arrived; only what `counts` (runs a model) is listed by itself."""
+        """Record a new request; with `counts` (it runs a model), list it too."""
         key = (record.program, record.address)
         seen = self._programs.get(key)
         if seen is None:
@@ -46,7 +46,7 @@ class RecentRequests:
             self._requests.append(record)
 
     def ended(self, record: RequestRecord, *, status: int, seconds: float, sent_bytes: int) -> None:
-        """Its answer is complete, or its client has left (status 0)."""
+        """Record that the response is complete or the client has disconnected (status 0)."""
         record.status, record.seconds, record.sent_bytes, record.running = status, seconds, sent_bytes, False
         program = self._programs.get((record.program, record.address))
         if program is not None:
@@ -54,7 +54,7 @@ class RecentRequests:
             program.active = max(0, program.active - 1)
 
     def snapshot(self) -> RecentActivity:
-        """Newest first; a program is connected if it asked lately or is being answered."""
+        """Newest first; a program is connected if it sent a request recently or has one running."""
         now = time.time()
         programs = tuple(
             msgspec.structs.replace(p, connected=p.active > 0 or now - p.last_seen < CONNECTED_S)
@@ -64,7 +64,7 @@ class RecentRequests:
 
 
 def note_usage(model: str, usage: Usage, timings: Timings) -> None:
-    """Write the numbers of a finished generation to the request that asked for it."""
+    """Add the numbers of a finished generation to the current request."""
     record = current.get()
     if record is None:
         return
@@ -80,6 +80,6 @@ def note_usage(model: str, usage: Usage, timings: Timings) -> None:
 
 
 def program_of(headers: Mapping[bytes, bytes]) -> str:
-    """The first product of the User-Agent, cut short; whatever else a client writes there is not kept."""
+    """The first product of the User-Agent, truncated; the rest of it is not stored."""
     match = _PRODUCT.match(headers.get(b"user-agent", b"").decode("latin-1").strip())
     return match.group() if match else "unknown"

@@ -1,4 +1,4 @@
-"""What stands at the root: whether the server lives, and what it is."""
+"""Health check and root page."""
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
@@ -7,12 +7,12 @@ from engine.core.version import __version__
 
 
 async def health() -> dict[str, str]:
-    """200 as soon as requests are taken."""
+    """Returns 200 as soon as the server accepts requests."""
     return {"status": "ok", "version": __version__}
 
 
 async def root(request: Request) -> Response:
-    """A browser gets the page of routes, a program that wants JSON our name, any other Ollama's sentence."""
+    """Root page: redirects browsers to the docs; JSON clients get name and version, others Ollama's sentence."""
     accepted = request.headers.get("accept", "")
     if "text/html" in accepted:
         return RedirectResponse("/docs")

@@ -1,4 +1,4 @@
-"""Routes that are served before FastAPI is there: importing it takes longer than a first answer may."""
+"""Routes that are served before FastAPI is imported, because the import would delay the first response."""
 
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -13,7 +13,7 @@ from starlette.types import Scope
 if TYPE_CHECKING:
     from fastapi import APIRouter
 
-# Where a request's scope holds the `ErrorShape` of the route that took it; OpenAI's where it holds none.
+# Key in a request's scope for the `ErrorShape` of its route; without it, OpenAI's format is used.
 ERROR_SHAPE: Final = "error_shape"
 
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Awaitable[Any]])
@@ -27,7 +27,7 @@ class _Declared(msgspec.Struct, frozen=True):
 
 
 class EarlyRoute(Route):
-    """A route of one method; with any other the path is not its own, so that the routes behind it answer."""
+    """A route with one method. Other methods do not match, so that later routes can handle them."""
 
     def __init__(self, path: str, endpoint: Callable[..., Any], *, methods: list[str]) -> None:
         super().__init__(path, endpoint, methods=methods)
@@ -39,20 +39,20 @@ class EarlyRoute(Route):
 
 
 class EarlyRouter:
-    """Routes of endpoints that take the request and parts of the path, and return a response or a JSON object.
+    """Routes whose endpoints take the request and path parameters, and return a response or a JSON object.
 
-    `plain` serves them; `documented` gives them to FastAPI, for the OpenAPI page.
+    `plain` returns them for Starlette; `documented` returns them for FastAPI's OpenAPI page.
     """
 
     def __init__(self) -> None:
         self._routes: list[_Declared] = []
 
     def get(self, path: str) -> Callable[[Endpoint], Endpoint]:
-        """Declare a GET."""
+        """Declare a GET route."""
         return self._declare("GET", path, None)
 
     def post(self, path: str, body: type[BaseModel]) -> Callable[[Endpoint], Endpoint]:
-        """Declare a POST whose endpoint parses this body itself."""
+        """Declare a POST route whose endpoint parses the body itself."""
         return self._declare("POST", path, body)
 
     def _declare(self, method: str, path: str, body: type[BaseModel] | None) -> Callable[[Endpoint], Endpoint]:
@@ -63,11 +63,11 @@ class EarlyRouter:
         return declare
 
     def plain(self) -> list[Route]:
-        """The routes as Starlette serves them."""
+        """The routes for Starlette."""
         return [EarlyRoute(r.path, _served(r.endpoint), methods=[r.method]) for r in self._routes]
 
     def documented(self) -> "APIRouter":
-        """The same routes as FastAPI describes them."""
+        """The routes for FastAPI."""
         from fastapi import APIRouter  # noqa: PLC0415 - see above
 
         from engine.server.body import openapi_body  # noqa: PLC0415 - the schemas are made for the page only

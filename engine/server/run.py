@@ -1,4 +1,4 @@
-"""Run the server in this process until it is told to stop."""
+"""Runs the server in this process until it is stopped."""
 
 import asyncio
 import gc
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class PortTaken(EnvironmentFault):
-    """Another program listens there; `holder` names it when the system tells."""
+    """Another program uses the port; `holder` is its name if known."""
 
     code = "port_taken"
 
@@ -41,12 +41,12 @@ class PortTaken(EnvironmentFault):
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A listening socket, taken before anything else so that a used port is noticed at once.
+    """A listening socket. Bound before anything else, so that a used port is reported immediately.
 
-    Raises: PortTaken, InputFault: the address does not exist here.
+    Raises: PortTaken; InputFault: the address does not exist on this computer.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # Only with its protocol said does asyncio send each piece at once, not 40 ms later (TCP_NODELAY).
+    # asyncio sets TCP_NODELAY only if the protocol is given; otherwise chunks are delayed by 40 ms.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     if sys.platform != "win32":
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -75,9 +75,9 @@ def _holder(port: int) -> str | None:
 
 
 def check_tls(cert: Path | None, key: Path | None) -> dict[str, Any]:
-    """Uvicorn's settings for a certificate and its key; empty without one.
+    """TLS settings of uvicorn for a certificate and its key; empty without them.
 
-    Raises: InputFault: one of the two is missing, unreadable, or they do not belong together.
+    Raises: InputFault: one of the two is missing or unreadable, or they do not match.
     """
     if cert is None and key is None:
         return {}
@@ -95,7 +95,7 @@ def serve(options: ServeOptions) -> None:
 
     Raises: PortTaken; InputFault: a public address without an API key.
     """
-    gc.disable()  # what is imported is no garbage; on again when the server answers
+    gc.disable()  # nothing to collect during the imports; enabled again when the server is ready
     few_heaps()
     ignored_in_a_line()
     keys = KeyStore(options.paths.config / "api-keys.json")
@@ -114,7 +114,7 @@ def serve(options: ServeOptions) -> None:
 
 
 def is_public(host: str, listener: socket.socket) -> bool:
-    """Other machines may reach the server: by the name it was given, or by the address that the name stands for."""
+    """Whether other machines may reach the server, by the given name or by the address it resolves to."""
     return not (is_loopback(host) and is_loopback(str(listener.getsockname()[0])))
 
 
@@ -131,9 +131,9 @@ async def _serve(
     options: ServeOptions, listener: socket.socket, tls: dict[str, Any], keys: KeyStore, start: Phases
 ) -> None:
     spare = SpareRunner()
-    if options.model is not None or not options.private:  # a private server without a model is there for a job
+    if options.model is not None or not options.private:  # a private server without a model only runs jobs
         spare.prepare()
-        await asyncio.sleep(0)  # the child is there now and imports beside this process
+        await asyncio.sleep(0)  # let the child start and import in parallel
     first = None
     try:
         from engine.server.model_side import open_model_side  # noqa: PLC0415 - a runner starts beside it
@@ -141,9 +141,9 @@ async def _serve(
         side = open_model_side(options, spare)
         start.done("models")
         first = _first_model(side, options.model) if options.model is not None else None
-        if first is not None:  # two threads of one interpreter would make both late
+        if first is not None:  # two threads of one interpreter would delay both
             await first.with_runner()
-        # In a thread: the first model is loaded meanwhile.
+        # In a thread, because the first model loads meanwhile.
         assemble = await asyncio.to_thread(_assembler)
         if first is not None and not options.private:
             await first.found

@@ -1,4 +1,4 @@
-"""Sampling fields that the OpenAI and the Ollama protocol have under the same names and bounds."""
+"""Sampling fields with the same names and bounds in OpenAI's and Ollama's protocol."""
 
 from typing import Annotated, Any, Literal
 
@@ -9,13 +9,13 @@ from quantize.files.sampling_keys import SAMPLING
 
 
 def bounds(name: str) -> Any:
-    """The bounds of a field of sampling."""
+    """The bounds of a sampling field."""
     row = SAMPLING[name]
     return Field(gt=row.minimum, le=row.maximum) if row.above else Field(ge=row.minimum, le=row.maximum)
 
 
 class SharedSampling(Body):
-    """How tokens are drawn and where an answer ends. None and absence: the default."""
+    """Sampling parameters and stop strings. None or a missing field means the default."""
 
     temperature: Annotated[float, bounds("temperature")] | None = None
     top_p: Annotated[float, bounds("top_p")] | None = None

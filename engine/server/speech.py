@@ -1,4 +1,4 @@
-"""Recordings as text: the child that hears them, where it computes, its memory, and how long it stays."""
+"""Transcribes recordings: manages the child process, its device, its memory and its lifetime."""
 
 import asyncio
 import logging
@@ -34,36 +34,36 @@ from quantize.onnx.request import SPEECH_FACTS as FACTS
 log = logging.getLogger(__name__)
 NAME: Final = "moonshine-tiny-en"
 FILES: Final = ("encoder_model.ort", "decoder_model_merged.ort", "tokenizer.bin", "silero_vad.onnx")
-# Where `tessera onnx convert speech --fixed` puts its folder, beside the model's own files.
+# Subfolder for the output of `tessera onnx convert speech --fixed`, next to the model's files.
 BESIDE: Final = "npu"
 OWNER: Final = "speech"
-# Measured: docs/log.md: the child with both models and a recording of an hour; its address space is larger.
+# Measured in docs/log.md: the child with both models and a one-hour recording. Its address space is larger.
 RESIDENT_BYTES: Final = 1000 << 20
 ADDRESS_BYTES: Final = 4 << 30
-# The longest step is the search for speech in an hour of sound.
+# The longest step is voice detection in one hour of audio.
 STEP_S: Final = 300.0
-# Dictation comes in bursts; a child that nobody asks for so long makes room.
+# Dictation comes in bursts. A child that is idle for this long is ended to free its memory.
 IDLE_S: Final = 120.0
 
 
 class NoSpeechModel(InputFault):
-    """No model hears on this machine."""
+    """No speech model is installed."""
 
     code = "not_supported"
 
 
 class SpeechFailed(EnvironmentFault):
-    """The child died or ran out of time; the next recording gets a fresh one."""
+    """The child died or timed out; the next recording starts a new one."""
 
     code = "speech_failed"
 
 
 class ChildDied(SpeechFailed):
-    """It ended by itself, or was ended."""
+    """The child exited or was killed."""
 
 
 class Segment(msgspec.Struct, frozen=True, kw_only=True):
-    """What was said between two times, in seconds, and how sure model and voice detector are."""
+    """Transcript between two times in seconds, with the confidence of the model and the voice detector."""
 
     start: float
     end: float
@@ -72,9 +72,9 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Speech:
-    """Transcribes one recording at a time, in a child that starts with the first one.
+    """Transcribes one recording at a time in a child process, which starts with the first one.
 
-    `choose` says where a folder of fixed shapes would run now.
+    `choose` returns the placement of a fixed-shape folder.
     """
 
     def __init__(self, ledger: Ledger, choose: Callable[[OnnxFolder, str | None], Choice], cache: Path) -> None:
@@ -87,9 +87,9 @@ class Speech:
         self._going: asyncio.TimerHandle | None = None
 
     async def transcribe(self, sound: bytes) -> AsyncGenerator[SpeechSegments | Segment, None]:
-        """What a recording is like, then each segment of it as it is transcribed.
+        """Yields the detected segments of a recording, then the transcript of each segment.
 
-        Raises: NoSpeechModel; InputFault: it cannot be read; SpeechFailed.
+        Raises: NoSpeechModel; InputFault: the recording cannot be read; SpeechFailed.
         """
         folder, provider = await asyncio.to_thread(self._folder_and_provider)
         async with self._turn:
@@ -110,9 +110,11 @@ class Speech:
                 self._going = asyncio.get_running_loop().call_later(IDLE_S, self._leave)
 
     def _folder_and_provider(self) -> tuple[Path, str]:
-        """The folder that transcribes now, and the provider of one of fixed shapes (empty: the processor).
+        """The model folder to use, and the provider for fixed shapes ("": the CPU).
 
-        Raises: NoSpeechModel: neither is here. SpeechFailed: the device that is asked for cannot be used.
+        Raises:
+            NoSpeechModel: No model is installed.
+            SpeechFailed: The requested device cannot be used.
         """
         missing = [name for name in FILES if not (self._folder / name).is_file()]
         fixed = self._folder if (self._folder / FACTS).is_file() else self._folder / BESIDE
@@ -139,7 +141,7 @@ class Speech:
         return (fixed, provider) if provider or missing else (self._folder, "")
 
     async def _detect(self, child: BoundedChild, request: DetectSpeech) -> Answer:
-        """A second try tells a child that was ended while it waited from one that a recording ends."""
+        """Retry once, because a child that was killed while idle fails here too, not only one that crashes."""
         try:
             return await self._ask(child, request)
         except ChildDied:
@@ -175,7 +177,7 @@ class Speech:
         return found
 
     def _leave(self) -> None:
-        """Nobody asked for a while: the child ends and its memory is free."""
+        """Called after idle time: end the child and free its memory."""
         child, self._child = self._child, None
         self._ledger.release(OWNER)
         if child is not None:
@@ -191,7 +193,7 @@ class Speech:
 
 
 def speech_of(placer: Placer, models: ServedModels, cache: Path) -> Speech:
-    """The speech of a server."""
+    """The speech service of a server."""
 
     def choose(folder: OnnxFolder, pin: str | None) -> Choice:
         return placer.side_work(folder, msgspec.structs.replace(models.overrides, device=pin or None))

@@ -1,4 +1,4 @@
-"""Server-sent events as raw bytes: early headers, keep-alive comments, and an end when the client leaves."""
+"""Server-sent events as raw bytes: early headers, keep-alive comments, cancellation on disconnect."""
 
 import asyncio
 import json
@@ -19,19 +19,19 @@ from engine.server.streams import Making, conversation_of, owner_of
 
 log = logging.getLogger(__name__)
 
-# A request that fails before this answers with a status code; a slower one (loading, a long queue) gets its
-# headers now, so that client timeouts count from here, and its error as an event.
+# A request that fails before this time gets an HTTP status. A slower one (loading, a long queue) gets its headers
+# now, so that client timeouts count from here; its error is sent as an event.
 EARLY_HEADERS_S: Final = 5.0
-# Well below the idle limits of known clients (300 s and more), and of proxies (60 s).
+# Well below the idle timeouts of known clients (300 s and more) and proxies (60 s).
 PING_S: Final = 10.0
 
 T = TypeVar("T")
 
 
 class EventStream(Response):
-    """A response that sends the byte chunks of a generator.
+    """A response that streams the byte chunks of a generator.
 
-    `shape` makes the protocol's own event of an exception after the headers, of one before them its own body.
+    `shape` formats exceptions: as an event after the headers, as a body before them.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class EventStream(Response):
         if self._media_type.startswith(b"text/event-stream") and (name := conversation_of(scope)):
             making = Making(self._chunks, self._shape.event, self._sign)
             self._chunks = scope["app"].state.server.streams.made(owner_of(scope), name, making)
-            self._sign = bytes  # one that only this reader saw would shift the places that clients count
+            self._sign = bytes  # a ping for this reader only would shift the byte offsets that clients count
         pump = asyncio.create_task(self._pump(send))
         heart = asyncio.create_task(self._beat(send))
         gone = asyncio.create_task(_disconnected(receive))
@@ -119,7 +119,7 @@ class EventStream(Response):
 
 
 def comment_of(ticket: QueueTicket) -> Callable[[], bytes]:
-    """A sign of life that says how far the load of the model is and how many requests came before."""
+    """A keep-alive comment with the load progress and the number of earlier requests."""
     return lambda: b": " + (ticket.words() or "ping").encode() + b"\n\n"
 
 
@@ -129,9 +129,9 @@ async def _disconnected(receive: Receive) -> None:
 
 
 async def while_connected(request: Request, work: Awaitable[T]) -> T:
-    """Await `work`, cancelling it when the client goes away.
+    """Await `work`; cancel it when the client disconnects.
 
-    Raises: Cancelled: the client left.
+    Raises: Cancelled: the client disconnected.
     """
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_disconnected(request.receive))

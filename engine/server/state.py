@@ -1,4 +1,4 @@
-"""What the routes share: the models, the template renderer, access and counters."""
+"""State shared by the routes: models, template renderer, access control and counters."""
 
 import asyncio
 import time
@@ -47,24 +47,24 @@ if TYPE_CHECKING:
     from engine.server.documents.service import CollectionService
 
 HISTORY_S: Final = 600
-# A runner answers between two steps; one that is busy for longer is counted with the next sample.
+# A runner replies between two steps. One that is busy for longer is counted with the next sample.
 _ANSWER_S: Final = 0.5
 
 
 class WorkHistory:
-    """`sample` is called once a second by whoever has a clock. Only runners at work are asked for their counts."""
+    """Samples of the server's work. `sample` is called once per second; only active runners are queried."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self._own = psutil.Process()
         self._ring: deque[Work] = deque(maxlen=HISTORY_S)
-        self._seen: dict[int, Stats] = {}  # by the runner's process
-        self._rested: dict[int, float] = {}  # when a runner had last been used that was then seen at rest
+        self._seen: dict[int, Stats] = {}  # by the runner's process id
+        self._rested: dict[int, float] = {}  # last use of a runner at the time it was last seen idle
         self._sums = [0, 0, 0]  # prompt, cached and generated tokens
         self.on_stats: Callable[[int, Stats], None] = lambda _pid, _stats: None
 
     async def sample(self) -> None:
-        """Keep how it is now."""
+        """Store a sample of the current work."""
         running = [model for model in self._pool.models if model.runner is not None and model.ready]
         pids = {model.runner.pid for model in running if model.runner is not None}
         self._seen = {pid: stats for pid, stats in self._seen.items() if pid in pids}
@@ -84,12 +84,12 @@ class WorkHistory:
         )
 
     def last(self, seconds: int) -> tuple[Work, ...]:
-        """Samples of so many seconds, oldest first."""
+        """Samples of the last `seconds`, oldest first."""
         samples = list(self._ring)
         return tuple(s for s in samples if s.at >= samples[-1].at - seconds)
 
     async def _count(self, model: LoadedModel) -> None:
-        """Add what a runner did since it was last asked; it is asked once more after it came to rest."""
+        """Add a runner's work since its last query. It is queried once more after it becomes idle."""
         runner = model.runner
         assert runner is not None
         pid = runner.pid
@@ -115,7 +115,7 @@ class WorkHistory:
 
 @dataclass
 class ServerState:
-    """One per application, reachable as `request.app.state.server`."""
+    """One per application, available as `request.app.state.server`."""
 
     models: ServedModels
     pool: Pool
@@ -162,11 +162,11 @@ class ServerState:
 
     @property
     def has_collections(self) -> bool:
-        """The user has collections of documents, as far as a look at the disk tells."""
+        """Whether the user has document collections, judged by the configuration file."""
         return (self.paths.config / "collections.json").exists()
 
     async def collection_service(self) -> "CollectionService":
-        """The door to collections; what they need is imported when they are first asked for."""
+        """The collection service; imported and opened on first use."""
         async with self._opening:
             if self._collection_service is None:
                 self._collection_service = await asyncio.to_thread(

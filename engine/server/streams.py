@@ -1,4 +1,4 @@
-"""Streams that outlive their connection, as llama-server has them: `X-Conversation-Id` names one to read again."""
+"""Streams that outlive their connection, as in llama-server; `X-Conversation-Id` identifies them."""
 
 import asyncio
 import logging
@@ -16,25 +16,25 @@ from engine.server.auth import presented_keys
 
 log = logging.getLogger(__name__)
 
-# What is kept of one stream, how many streams are kept, all of them together, and for how long behind their end.
-# Source: llama-server's server-stream.cpp (4 MiB, 300 s); it has no bound on their number.
+# Limits for stored streams: bytes per stream, number, total bytes, and the time after their end. Source:
+# llama-server's server-stream.cpp (4 MiB, 300 s); it has no limit on their number.
 MAX_BYTES: Final = 4 << 20
 MAX_STREAMS: Final = 64
 MAX_ALL_BYTES: Final = 64 << 20
 RETENTION_S: Final = 300.0
-# A silent stream says this often that it lives, as `sse.py` does; here it counts as part of the stream.
+# Interval of keep-alive events, as in `sse.py`; here they are part of the stream.
 PING_S: Final = 10.0
 HEADER: Final = b"x-conversation-id"
 
 
 class NoStream(InputFault):
-    """No stream of that conversation is kept."""
+    """No stream of that conversation is stored."""
 
     code = "stream_not_found"
 
 
 class StreamStopped(InputFault):
-    """The stream was stopped, or another one of the same conversation took its place."""
+    """The stream was stopped or replaced by another one of the same conversation."""
 
     code = "cancelled"
 
@@ -43,7 +43,7 @@ class StreamStopped(InputFault):
 
 
 class Making(NamedTuple):
-    """How a stream is made: its chunks, its own form of an error, and of a sign of life."""
+    """Producer of a stream: its chunks, its error event and its keep-alive event."""
 
     chunks: AsyncGenerator[bytes, None]
     error_event: Callable[[Exception], bytes]
@@ -51,7 +51,7 @@ class Making(NamedTuple):
 
 
 class ResumableStream:
-    """The bytes of one stream, made whether somebody reads them or not."""
+    """The bytes of one stream, produced whether or not a client reads them."""
 
     def __init__(self, making: Making) -> None:
         self.started_at = int(time.time())
@@ -66,23 +66,24 @@ class ResumableStream:
 
     @property
     def done(self) -> bool:
-        """Nothing more will come."""
+        """Whether the stream is complete."""
         return self.completed_at != 0
 
     @property
     def total(self) -> int:
-        """Bytes that ever were in it."""
+        """Total bytes so far, including dropped ones."""
         return self.lost + len(self.buffer)
 
     def check(self, start: int) -> None:
-        """Raises: InputFault: what stands at `start` is not kept any more."""
+        """Raises: InputFault: the bytes at `start` were dropped."""
         if start < self.lost:
             raise InputFault(f"from: the first {self.lost} bytes of this stream are gone; ask again.", "from")
 
     async def read(self, start: int, *, first: bool = False) -> AsyncGenerator[bytes, None]:
-        """Its bytes from `start` on, those that have been and those to come.
+        """The stream's bytes from `start`, existing and future ones.
 
-        Raises: InputFault: they are not kept any more. For the `first` reader: what ended it before its first byte.
+        Raises: InputFault: they were dropped. The `first` reader also gets an error that came before the first
+        byte.
         """
         while True:
             if first and start == 0 and self._refused is not None:
@@ -99,13 +100,13 @@ class ResumableStream:
                 await news.wait()
 
     async def stop(self) -> None:
-        """End it now."""
+        """Stop the stream."""
         if self.done:
             return
         self._refuse(StreamStopped())
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
-        self._end()  # a task that never ran has not said so
+        self._end()  # a task that never ran has not done this
 
     async def _make(self) -> None:
         try:
@@ -156,15 +157,15 @@ class ResumableStream:
 
 
 class StreamRegistry:
-    """At most one stream of a conversation. A conversation's name belongs to the key that it was sent with."""
+    """Stores at most one stream per conversation. Conversation names are separate for each API key."""
 
     def __init__(self) -> None:
         self._streams: OrderedDict[tuple[str, str], ResumableStream] = OrderedDict()
 
     async def made(self, key: str, name: str, making: Making) -> AsyncGenerator[bytes, None]:
-        """Make a stream and keep it, and read it; the one before it in the same conversation ends.
+        """Start and store a stream, and read it; stops the previous one of the same conversation.
 
-        Raises: InputFault: too many are being made. What ended it before its first byte.
+        Raises: InputFault: too many streams are running. Also an error that came before the first byte.
         """
         await self.stop(key, name)
         self._forget()
@@ -185,7 +186,7 @@ class StreamRegistry:
         return stream
 
     def look(self, key: str, name: str) -> list[dict[str, Any]]:
-        """How far the streams of a conversation are, also those named `name::model`."""
+        """State of the streams of a conversation, including those named `name::model`."""
         self._forget()
         return [
             {
@@ -200,20 +201,20 @@ class StreamRegistry:
         ]
 
     async def stop(self, key: str, name: str) -> None:
-        """End a conversation's stream and forget it; nothing to do where there is none."""
+        """Stop and delete a conversation's stream, if there is one."""
         stream = self._streams.pop((key, name), None)
         if stream is not None:
             await stream.stop()
 
     async def close(self) -> None:
-        """End every stream."""
+        """Stop all streams."""
         streams = list(self._streams.values())
         self._streams.clear()
         for stream in streams:
             await stream.stop()
 
     def _forget(self) -> None:
-        """Drop what ended long ago, and what is over the bounds, the oldest first."""
+        """Delete expired streams, and the oldest finished ones if there are too many."""
         now = time.monotonic()
         size = sum(len(stream.buffer) for stream in self._streams.values())
         for name, stream in list(self._streams.items()):
@@ -224,12 +225,12 @@ class StreamRegistry:
 
 
 def owner_of(scope: Scope) -> str:
-    """Whose conversations a request means: those of its key."""
+    """The key of a request, which owns its conversations."""
     headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
     return " ".join(presented_keys(headers))
 
 
 def conversation_of(scope: Scope) -> str:
-    """The conversation that a request for a stream names in its header; empty where it names none."""
+    """The conversation in the header of a POST request, or ""."""
     found = (value for name, value in scope["headers"] if name.lower() == HEADER)
     return next(found, b"").decode("utf-8", "replace").strip() if scope["method"] == "POST" else ""

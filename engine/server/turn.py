@@ -1,4 +1,4 @@
-"""One turn of a conversation on a loaded model, whatever protocol asked for it."""
+"""One chat request on a loaded model, shared by all protocols."""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -12,7 +12,10 @@ from engine.upstreams.runner import UpstreamRunner
 
 
 class Turn:
-    """A turn that is ready to run. `model` serves it, `chat` is its prompt, `n_ctx` its context in tokens."""
+    """A chat request ready to run.
+
+    `model` serves it, `chat` is its prompt, `n_ctx` the context length in tokens.
+    """
 
     def __init__(self, state: ServerState, model: LoadedModel, chat: PreparedChat) -> None:
         self._state = state
@@ -22,14 +25,14 @@ class Turn:
         self.n_ctx = model.facts.n_ctx
 
     async def events(self) -> AsyncGenerator[ChatEvent, None]:
-        """The answer as it comes; leaving early cancels it."""
+        """The events of the response; closing the generator early cancels it."""
         answer = self.chat.answer()
         async with aclosing(read(answer, self._state.pool.generate(self.model, self.chat.request))) as events:
             async for event in events:
                 yield event
 
     async def prompt_tokens(self) -> int:
-        """Tokens of the prompt, exactly as it would run."""
+        """Exact number of tokens of the prompt."""
         assert self.model.runner is not None
         if isinstance(self.chat.request, ForwardedChat):
             assert isinstance(self.model.runner, UpstreamRunner)
@@ -39,9 +42,9 @@ class Turn:
 
 
 async def prepare_turn(state: ServerState, model: str, query: ChatQuery) -> Turn:
-    """Load the model and make the prompt.
+    """Load the model and render the prompt.
 
-    Raises: what the pool raises; BadTemplate, InputFault: the conversation cannot be put.
+    Raises: the pool's errors; BadTemplate, InputFault: the conversation cannot be rendered.
     """
     loaded = await state.pool.acquire(model)
     assert loaded.facts is not None

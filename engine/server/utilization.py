@@ -1,4 +1,4 @@
-"""How busy the machine was in the last minutes: a sample a second in a ring, also for Prometheus."""
+"""Utilization of the computer in the last minutes: one sample per second in a ring buffer, also for Prometheus."""
 
 import asyncio
 import contextlib
@@ -21,7 +21,7 @@ HISTORY_S: Final = 600
 
 
 class Utilization(Collector):
-    """Samples while the server runs. `read_machine` names the devices, asked once; reading is done off the loop."""
+    """Samples while the server runs, off the event loop. `read_machine` lists the devices and is called once."""
 
     def __init__(
         self, read_machine: Callable[[], Machine], host: Host | None = None, every_s: float = EVERY_S
@@ -30,7 +30,7 @@ class Utilization(Collector):
         self._host = host or RealHost()
         self._every_s = every_s
         self._ring: deque[Usage] = deque(maxlen=HISTORY_S)
-        self.also: Callable[[], Awaitable[None]] | None = None  # called once a second on the loop
+        self.also: Callable[[], Awaitable[None]] | None = None  # called once per second on the loop
         self.on_sample: Callable[[Usage, float], None] = lambda _usage, _seconds: None
         self._task: asyncio.Task[None] | None = None
         self._sampler: UsageSampler | None = None
@@ -38,12 +38,12 @@ class Utilization(Collector):
         self._looked = 0.0
 
     def start(self) -> None:
-        """Begin; needs a running loop."""
+        """Start sampling; needs a running loop."""
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._run(), name="utilization")
 
     async def stop(self) -> None:
-        """End; the ring stays."""
+        """Stop sampling; the samples stay."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
@@ -55,7 +55,7 @@ class Utilization(Collector):
         sampler = UsageSampler(self._host, machine.devices)
         loop = asyncio.get_running_loop()
         due = loop.time()
-        await asyncio.to_thread(sampler.sample)  # rates begin with the second sample
+        await asyncio.to_thread(sampler.sample)  # rates need a first sample as reference
         self._sampler, self._looked = sampler, loop.time()
         while True:
             due = max(due + self._every_s, loop.time())
@@ -66,11 +66,12 @@ class Utilization(Collector):
                     self._ring.append(usage)
                 if self.also is not None:
                     await self.also()
-            except OSError as error:  # a device that left, no descriptor: the next sample may work again
+            # for example a removed device or no file descriptor: the next sample may work again
+            except OSError as error:
                 log.warning("no usage sample: %s", error)
 
     async def fresh(self, least_s: float) -> None:
-        """A look now, unless the last was less than `least_s` ago; `on_sample` is notified."""
+        """Take a sample now unless the last is less than `least_s` old; `on_sample` is called."""
         with contextlib.suppress(OSError):
             await self._look(least_s)
 
@@ -89,12 +90,12 @@ class Utilization(Collector):
         return self._ring[-1] if self._ring else None
 
     def last(self, seconds: int) -> tuple[Usage, ...]:
-        """Samples of so many seconds, oldest first."""
+        """Samples of the last `seconds`, oldest first."""
         samples = list(self._ring)
         return tuple(s for s in samples if s.at >= samples[-1].at - seconds)
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
-        """The last sample as Prometheus' gauges; what is not readable here is left out."""
+        """The last sample as Prometheus gauges; unreadable values are omitted."""
         if not self._ring:
             return
         now = self._ring[-1]

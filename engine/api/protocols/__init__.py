@@ -1,1 +1,1 @@
-"""Answers of other programs' protocols, as far as their clients rely on them."""
+"""Response structs of other programs' protocols, limited to the fields that their clients rely on."""

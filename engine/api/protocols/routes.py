@@ -1,4 +1,4 @@
-"""Which answer each route of another protocol gives. One that can stream gives it when it does not."""
+"""Response struct of each route of the other protocols. Streaming routes are listed with their non-streamed one."""
 
 from typing import Any, Final, Literal
 
@@ -6,17 +6,17 @@ import msgspec
 
 from engine.message_catalog.reasons import Reason
 
-# Errors in the shapes of OpenAI, Anthropic and Ollama.
+# Errors in the formats of OpenAI, Anthropic and Ollama.
 
 
 class ReadAnswer(msgspec.Struct):
-    """Read here, never written: answers have more fields than these."""
+    """Used for decoding only: real responses have more fields."""
 
 
 class ErrorDetail(ReadAnswer):
-    """What went wrong: words for a person, a `code` for a program, the field in `param` if one is to blame.
+    """An error: `message` for people, `code` for programs, `param` for the field at fault if there is one.
 
-    `detail`: the words as a kind with values, where Tessera has them so.
+    `detail` is the message as a kind with values, if Tessera has it in that form.
     """
 
     message: str
@@ -27,13 +27,16 @@ class ErrorDetail(ReadAnswer):
 
 
 class Error(ReadAnswer):
-    """OpenAI's error, and that of our own routes. Facts (bytes needed, tokens) stand beside the message."""
+    """Error of OpenAI's routes and of Tessera's own routes.
+
+    Facts such as needed bytes or tokens are fields next to the message.
+    """
 
     error: ErrorDetail
 
 
 class AnthropicErrorDetail(ReadAnswer):
-    """Kind and words of an error."""
+    """Type and message of an error."""
 
     type: str
     message: str
@@ -54,11 +57,11 @@ class OllamaError(ReadAnswer):
 
 LoadState = Literal["loaded", "not-loaded"]
 
-# What OpenAI's clients rely on in an answer.
+# Response fields that OpenAI's clients rely on.
 
 
 class TokenUsage(ReadAnswer):
-    """Tokens of a request."""
+    """Token counts of a request."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -66,14 +69,14 @@ class TokenUsage(ReadAnswer):
 
 
 class PromptUsage(ReadAnswer):
-    """Tokens of a request that generates nothing."""
+    """Token counts of a request that generates no text."""
 
     prompt_tokens: int
     total_tokens: int
 
 
 class ServedModel(ReadAnswer):
-    """A model, with the context it really gets here."""
+    """A model with its effective context length."""
 
     id: str
     object: Literal["model"]
@@ -99,7 +102,7 @@ class CalledFunction(ReadAnswer):
 
 
 class FunctionCall(ReadAnswer):
-    """A call the model wants made."""
+    """A function call that the model requests."""
 
     id: str
     type: Literal["function"]
@@ -107,7 +110,7 @@ class FunctionCall(ReadAnswer):
 
 
 class AssistantMessage(ReadAnswer):
-    """An answer."""
+    """A message of the model."""
 
     role: Literal["assistant"]
     content: str | None
@@ -116,7 +119,7 @@ class AssistantMessage(ReadAnswer):
 
 
 class ChatChoice(ReadAnswer):
-    """One of the answers asked for."""
+    """One choice of a chat completion."""
 
     index: int
     message: AssistantMessage
@@ -135,7 +138,7 @@ class ChatCompletion(ReadAnswer):
 
 
 class TextChoice(ReadAnswer):
-    """One of the continuations asked for."""
+    """One choice of a text completion."""
 
     index: int
     text: str
@@ -154,7 +157,7 @@ class TextCompletion(ReadAnswer):
 
 
 class EmbeddedText(ReadAnswer):
-    """The vector of one text: numbers, or base64 of little-endian floats."""
+    """The vector of one text: floats, or base64 of little-endian floats."""
 
     object: Literal["embedding"]
     index: int
@@ -171,7 +174,7 @@ class EmbeddingList(ReadAnswer):
 
 
 class RankedDocument(ReadAnswer):
-    """One document and how well it answers the query."""
+    """One document and its relevance to the query."""
 
     index: int
     relevance_score: float
@@ -187,13 +190,13 @@ class Ranking(ReadAnswer):
 
 
 class OutputItem(ReadAnswer):
-    """A message, a call or a piece of reasoning."""
+    """A message, a call or a reasoning item."""
 
     type: str
 
 
 class StoredResponse(ReadAnswer):
-    """POST /v1/responses, and what was stored of it."""
+    """POST /v1/responses and GET /v1/responses/{id}."""
 
     id: str
     object: Literal["response"]
@@ -229,18 +232,18 @@ class Transcription(ReadAnswer):
     segments: tuple[dict[str, Any], ...] | None = None
 
 
-# What Ollama's clients rely on in an answer.
+# Response fields that Ollama's clients rely on.
 
 
 class OllamaMessage(ReadAnswer):
-    """What one side said."""
+    """One message of the chat."""
 
     role: str
     content: str
 
 
 class OllamaChat(ReadAnswer):
-    """POST /api/chat: the last line of a stream, or the whole answer."""
+    """POST /api/chat: the last line of a stream, or the whole response."""
 
     model: str
     created_at: str
@@ -264,7 +267,7 @@ class OllamaVersion(ReadAnswer):
 
 
 class OllamaDetails(ReadAnswer):
-    """What a model is made of."""
+    """Format, family, size and quantization of a model."""
 
     format: str
     family: str
@@ -283,7 +286,7 @@ class OllamaTag(ReadAnswer):
 
 
 class OllamaModel(OllamaTag):
-    """A model on the disk."""
+    """A model on disk."""
 
     modified_at: str
 
@@ -328,7 +331,7 @@ class OllamaStatus(ReadAnswer):
     status: str
 
 
-# What clients of llama-server, vLLM and LM Studio rely on in an answer.
+# Response fields that clients of llama-server, vLLM and LM Studio rely on.
 
 
 class Tokenized(ReadAnswer):
@@ -371,17 +374,17 @@ class LmStudioModels(ReadAnswer):
     data: tuple[LmStudioModel, ...]
 
 
-# What Anthropic's clients rely on in an answer.
+# Response fields that Anthropic's clients rely on.
 
 
 class ContentBlock(ReadAnswer):
-    """Text, thinking, or a use of a tool."""
+    """A block of type text, thinking or tool_use."""
 
     type: str
 
 
 class AnthropicUsage(ReadAnswer):
-    """Tokens of a request."""
+    """Token counts of a request."""
 
     input_tokens: int
     output_tokens: int
@@ -406,7 +409,7 @@ class CountedTokens(ReadAnswer):
     input_tokens: int
 
 
-# (method, path): the body of a success.
+# (method, path): struct of a successful response.
 ANSWERS: Final[dict[tuple[str, str], type[msgspec.Struct]]] = {
     ("get", "/v1/models"): ServedModelList,
     ("get", "/v1/models/{model}"): ServedModel,
