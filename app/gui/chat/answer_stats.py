@@ -1,4 +1,4 @@
-"""The numbers of an answer in words."""
+"""Formats the statistics of a response for display."""
 
 from PySide6.QtCore import QCoreApplication, QLocale
 
@@ -8,27 +8,27 @@ from app.db.records import Message
 from app.gui.reasons import translated
 from engine.api.chat import Timings, Usage
 
-_EXACT_BELOW = 100  # tokens/s; above, a decimal says nothing
+_EXACT_BELOW = 100  # tokens/s; no decimals above this
 _SHOWN_PASSAGE = 60
 
 
 def number(value: float, decimals: int = 0) -> str:
-    """A number as this language writes it."""
+    """Format a number for the current language."""
     return QLocale().toString(float(value), "f", decimals)
 
 
 def used_tokens(message: Message) -> int:
-    """Tokens of context in use after this answer; 0 when nobody counted."""
+    """Tokens of context in use after this response; 0 if unknown."""
     usage = message.facts.usage
     return usage.total_tokens if usage is not None else 0
 
 
 def answer_facts(message: Message, n_ctx: int = 0) -> list[str]:
-    """Speed, time to the first token and context used, as far as they are known; what matters most first."""
+    """Speed, time to first token and context used, as far as known. Most important first."""
     facts, parts = message.facts, list[str]()
     usage, timings = facts.usage, facts.timings
     if timings is not None:
-        # What the person waited, the start of the model and the queue included, where it was measured.
+        # Prefer the time the user waited, including model load and queue, if it was measured.
         speed, first = timings.tok_s, facts.first_s or timings.ttft_s
         if speed:
             parts.append(_tr("{n} tokens/s").format(n=number(speed, 1 if speed < _EXACT_BELOW else 0)))
@@ -56,7 +56,7 @@ def answer_facts(message: Message, n_ctx: int = 0) -> list[str]:
 
 
 def _energy(timings: Timings) -> list[str]:
-    """What the answer drew, where a meter tells."""
+    """Energy used by the response, if a power sensor reported it."""
     joules = timings.joules or 0
     if joules <= 0:
         return []
@@ -64,7 +64,7 @@ def _energy(timings: Timings) -> list[str]:
 
 
 def runaway_words(message: Message) -> str:
-    """Why the loop guard ended this answer; empty when it did not."""
+    """Why the loop guard stopped this response, or ""."""
     found = message.facts.runaway
     if found is None:
         return ""
@@ -83,7 +83,7 @@ def _tr(text: str) -> str:
 
 
 def speed_facts(answer: WholeAnswer, count: int) -> AnswerFacts:
-    """Usage and speed of an answer whose tokens were counted here."""
+    """Usage and speed of a response whose tokens the window counted itself."""
     seconds = answer.last_s - answer.first_s
     speed = round((count - 1) / seconds, 2) if seconds > 0 and count > 1 else 0.0
     return AnswerFacts(usage=Usage(completion_tokens=count), timings=Timings(tok_s=speed))

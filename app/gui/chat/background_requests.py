@@ -1,7 +1,7 @@
-"""What the window has its models do aside: a title for a new chat, and reading what will be asked before it is.
+"""Background requests of the window: chat titles and prompt prefill.
 
-All of it has `"priority": "side"`: the server does it only while nobody else is answered, a question ends it, and
-no text of it leaves this machine.
+All of them have `"priority": "side"`. The server runs them only while it has no other requests and cancels them
+when one arrives. Their text is never sent to another server.
 """
 
 import re
@@ -27,16 +27,16 @@ _TITLE = "Write a title for this conversation in at most six words. Write only t
 _TITLE_TOKENS = 24
 _LONGEST_TITLE = 60
 _IDLE_MS = 2000
-# A pause in typing after which the draft is read, and by how much it must have grown.
+# Delay after typing before the draft is prefilled, and the minimum number of new characters.
 _PAUSE_MS = 500
 _NEW_CHARS = 16
-# What reading ahead may take for one question: seconds of work, and characters read in vain.
+# Limits of prompt prefill per message: seconds of compute, and prefilled characters that were then deleted.
 BUDGET_S = {"mains": 30.0, "battery": 4.0}
 MAX_WASTED_CHARS = {"mains": 4000, "battery": 800}
 
 
 class _Aside(QObject):
-    """One request at a time that nobody waits for."""
+    """Runs one background request at a time."""
 
     def __init__(self, services: Services, parent: QObject) -> None:
         super().__init__(parent)
@@ -45,7 +45,7 @@ class _Aside(QObject):
         services.background.at_close(self.cancel)
 
     def cancel(self) -> None:
-        """Stop; what was read stays read."""
+        """Stop. Text that was already prefilled stays cached."""
         self._cancelled.set()
 
     def _ask(self, body: dict[str, Any], limit_s: float, done: Callable[[WholeAnswer, float], object]) -> None:
@@ -76,7 +76,7 @@ class _Aside(QObject):
 
 
 class Titles(_Aside):
-    """A new chat gets a title by its model once it is at rest; one that a person gave stays."""
+    """Has the model title a new chat once it is idle. A title set by the user is not replaced."""
 
     titled = Signal(int)
 
@@ -129,7 +129,7 @@ class Titles(_Aside):
 
 
 def clean_title(text: str) -> str:
-    """A title out of what a model wrote; empty where it wrote none."""
+    """Extract a title from the model's output; "" if there is none."""
     line = next((line for line in text.strip().splitlines() if line.strip()), "")
     line = re.sub(r"^\W*(?:title|here (?:is|are)[^:]*)\s*:\s*", "", line.strip(), flags=re.IGNORECASE)
     line = " ".join(line.strip(" \"'“”*#_`.").split())
@@ -137,12 +137,12 @@ def clean_title(text: str) -> str:
 
 
 class ReadAhead(_Aside):
-    """Has the context and the draft read while the person types, within a budget of time and of waste."""
+    """Prefills the context and the draft while the user types, within limits of time and waste."""
 
     def __init__(self, services: Services, controller: ChatController, composer: Composer, parent: QObject) -> None:
         super().__init__(services, parent)
         self._controller, self._composer = controller, composer
-        self._read: str | None = None  # the draft as far as it was read; None: nothing of this chat was
+        self._read: str | None = None  # the draft text prefilled so far; None if nothing of this chat was prefilled
         self._chat = -1
         self.spent_s = 0.0
         self.wasted_chars = 0
@@ -173,7 +173,7 @@ class ReadAhead(_Aside):
         model = self._services.models.get(chat.model)
         if self._controller.busy or model is None or not model.loaded or chat.tools or not self._allowed(power):
             return
-        if model.remote:  # a draft that was not sent goes to no other server
+        if model.remote:  # do not send an unsent draft to another server
             return
         if chat.id != self._chat:
             self._chat, self._read, self.spent_s, self.wasted_chars = chat.id, None, 0.0, 0
@@ -186,7 +186,7 @@ class ReadAhead(_Aside):
         self.wasted_chars += len(before) - len(_common(before, draft))
         if self.spent_s >= BUDGET_S[power] or self.wasted_chars > MAX_WASTED_CHARS[power]:
             return
-        # The last word may continue: it is read when it is complete.
+        # The last word may be incomplete. Prefill it after the next space.
         words = draft[: draft.rfind(" ") + 1] if " " in draft else ""
         asked = [*what.messages, Message(0, chat.id, None, "user", words or " ")]
         sees = self._services.models.sees(chat.model)
@@ -207,7 +207,7 @@ def _common(first: str, second: str) -> str:
 
 
 class SideWork(QObject):
-    """Both together, for the chat page."""
+    """Chat titles and prompt prefill for the chat page."""
 
     def __init__(self, services: Services, controller: ChatController, composer: Composer, parent: QObject) -> None:
         super().__init__(parent)

@@ -1,4 +1,4 @@
-"""Conversations as files: JSON that comes back whole, Markdown to read and share. No Qt here."""
+"""Conversations as files: JSON for lossless import, Markdown for reading and sharing. No Qt here."""
 
 import base64
 import json
@@ -29,7 +29,7 @@ _STATUSES = frozenset({"complete", "stopped", "interrupted", "error"})
 
 
 def to_json(items: Sequence[tuple[Conversation, Sequence[Message]]]) -> str:
-    """Conversations with all their branches."""
+    """Serialize conversations with all their branches as JSON."""
     document = {
         "format": FORMAT,
         "version": VERSION,
@@ -49,7 +49,7 @@ def to_json(items: Sequence[tuple[Conversation, Sequence[Message]]]) -> str:
 
 
 def file_name(title: str) -> str:
-    """A title as the name of a file that every system takes."""
+    """Turn a title into a file name that is valid on every system."""
     return _NOT_IN_NAMES.sub(" ", title)[:_LONGEST_NAME].strip(" .…")
 
 
@@ -59,7 +59,7 @@ def every_chat(connection: apsw.Connection) -> list[tuple[Conversation, list[Mes
 
 
 def write_archive(path: Path, items: Sequence[tuple[Conversation, Sequence[Message]]]) -> None:
-    """One archive: `conversations.json`, which comes back whole, and a Markdown file a chat. Raises: OSError."""
+    """Write a ZIP archive: `conversations.json` for import, and one Markdown file per chat. Raises: OSError."""
     partial = path.with_name(path.name + ".partial")
     try:
         with zipfile.ZipFile(partial, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -73,7 +73,7 @@ def write_archive(path: Path, items: Sequence[tuple[Conversation, Sequence[Messa
 
 
 def to_markdown(chat: Conversation, rows: Sequence[Message]) -> str:
-    """The branch that is shown, as a document."""
+    """The visible branch as a Markdown document."""
     parts = [f"# {chat.title}"]
     if chat.system_prompt:
         parts.append(f"> {chat.system_prompt}".replace("\n", "\n> "))
@@ -85,7 +85,7 @@ def to_markdown(chat: Conversation, rows: Sequence[Message]) -> str:
 
 
 def read_export(path: Path) -> Any:
-    """An export of ours as its document, one of another program as a list of chats.
+    """Read a Tessera export as its JSON document, or another program's export as a list of chats.
 
     Raises: ImportFailed, OSError.
     """
@@ -95,14 +95,14 @@ def read_export(path: Path) -> Any:
 
 
 def import_chats(connection: apsw.Connection, found: Any) -> int:
-    """Add what `read_export` found; all of it, or nothing. Returns how many chats. Raises: ImportFailed."""
+    """Add the chats that `read_export` returned, all or none. Returns their number. Raises: ImportFailed."""
     if isinstance(found, list) and all(isinstance(chat, Chat) for chat in found):
         return add_chats(connection, found)
     return import_document(connection, found)
 
 
 def import_document(connection: apsw.Connection, document: Any) -> int:
-    """Add the conversations of an export of ours; all of them, or none. Returns how many.
+    """Add the conversations of a Tessera export, all or none. Returns their number.
 
     Raises: ImportFailed.
     """

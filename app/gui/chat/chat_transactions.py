@@ -1,4 +1,4 @@
-"""The steps of a conversation as single writes: when one returns, nothing of it can be lost."""
+"""The steps of a conversation as single transactions. When one returns, its data is saved."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ _TITLE_CHARACTERS = 60
 
 @dataclass(frozen=True)
 class Turn:
-    """What was written: the conversation, the question (None for another answer) and the empty answer."""
+    """What was written: the conversation, the user message (None for a retry) and the empty response."""
 
     conversation: Conversation
     question: Message | None
@@ -22,7 +22,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Draft:
-    """What the user asks: `parent_id` is the message it follows; a conversation of id 0 is made."""
+    """A user message to write. `parent_id` is its parent message. A conversation with id 0 is created."""
 
     conversation: Conversation
     parent_id: int | None
@@ -31,7 +31,7 @@ class Draft:
 
 
 def ask(connection: apsw.Connection, draft: Draft) -> Turn:
-    """Write the question and the place for its answer."""
+    """Write the user message and an empty response."""
     conversation = draft.conversation
     with connection:
         if not conversation.id:
@@ -56,7 +56,7 @@ def ask(connection: apsw.Connection, draft: Draft) -> Turn:
 
 
 def answer_again(connection: apsw.Connection, conversation: Conversation, question_id: int) -> Turn:
-    """Write the place for another answer to the same question."""
+    """Write another empty response to the same user message."""
     answer = messages.add(
         connection, conversation.id, question_id, "assistant", "", status="streaming", model=conversation.model
     )
@@ -64,7 +64,7 @@ def answer_again(connection: apsw.Connection, conversation: Conversation, questi
 
 
 def fork(connection: apsw.Connection, source: Conversation, path: Sequence[Message]) -> Conversation:
-    """A new conversation that begins with these messages; the old one stays as it is."""
+    """Create a conversation from copies of these messages. The source stays unchanged."""
     with connection:
         made = conversations.create(
             connection,
@@ -94,7 +94,7 @@ def fork(connection: apsw.Connection, source: Conversation, path: Sequence[Messa
 
 
 def title_of(text: str, attachments: Sequence[Attachment] = ()) -> str:
-    """A title from the first line of the question: no model is asked, no cache is disturbed."""
+    """A title from the first line of the message. Uses no model, so the KV cache is not disturbed."""
     line = next((line.strip(" #*>-`") for line in text.splitlines() if line.strip(" #*>-`")), "")
     if not line and attachments:
         line = attachments[0].name
@@ -105,7 +105,7 @@ def title_of(text: str, attachments: Sequence[Attachment] = ()) -> str:
 
 
 def rounds(path: Sequence[Message]) -> int:
-    """How often tools were called since the last question."""
+    """Number of tool-call rounds since the last user message."""
     count = 0
     for message in reversed(path):
         if message.role == "user":

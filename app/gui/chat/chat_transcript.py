@@ -1,4 +1,4 @@
-"""The transcript of the open chat: the branch shown, as the conversation grows and changes."""
+"""The transcript of the open chat: shows the selected branch and its changes."""
 
 from collections.abc import Callable
 
@@ -20,14 +20,15 @@ from app.gui.widgets.basics import IconButton, button, label, row, set_kind, sta
 from app.gui.widgets.virtual_list import Column, ColumnItem
 from app.tools.types import shown_text
 
-# The column of messages with a button that leads back to its end.
+# A scrolling column of messages with a button that scrolls to the end.
+# Height estimates before layout, in pixels. Measured: a line of body text holds about 95 characters.
 
 # Pixels of a message before it is laid out: measured, a line of body text holds about 95 characters.
 _LINE_CHARACTERS, _LINE_PIXELS, _MESSAGE_PIXELS = 95, 23, 84
 
 
 class Transcript(Column):
-    """Messages by id."""
+    """A column of messages by id."""
 
     def __init__(self, theme: Theme, make: Callable[[int], ColumnItem], estimate: Callable[[int], int]) -> None:
         super().__init__(make, estimate, width=theme.tokens.column)
@@ -38,7 +39,7 @@ class Transcript(Column):
         self.at_end_changed.connect(self._on_at_end)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        """Keep the floating button in place."""
+        """Move the floating button to its corner."""
         super().resizeEvent(event)
         self._scroll_to_end()
 
@@ -54,17 +55,17 @@ class Transcript(Column):
 
 
 def estimated_height(message: Message) -> int:
-    """Pixels a message will take, before it is laid out."""
+    """Estimated height in pixels of a message that is not laid out yet."""
     lines = message.content.count("\n") + len(message.content) // _LINE_CHARACTERS + 1
     return _MESSAGE_PIXELS + lines * _LINE_PIXELS
 
 
-_FOLD_HEIGHT = 160  # before it is laid out
-_PAIR_FACTOR = 1.6  # of the width of one answer
+_FOLD_HEIGHT = 160  # estimate before layout
+_PAIR_FACTOR = 1.6  # times the width of a single response
 
 
 class ChatTranscript(Transcript):
-    """Follows the messages of a controller; with a second model its answers stand beside the first one's."""
+    """Follows the messages of a controller. Responses of a second model are shown next to the first model's."""
 
     def __init__(self, services: Services, controller: ChatController, actions: MessageActions) -> None:
         super().__init__(services.theme, self._item_of, self._height_of)
@@ -77,22 +78,22 @@ class ChatTranscript(Transcript):
         services.theme.changed.connect(self._set_width)
 
     def show_branch(self, message_id: int = 0) -> None:
-        """The branch that is open now; the fold of this message is opened."""
+        """Show the current branch. Expands the summary that contains `message_id`."""
         if message_id:
             self._items.expand(message_id)
         self.set_keys(self._items.keys())
 
     def add_message(self, message_id: int) -> None:
-        """A message at the end of the branch."""
+        """Add a message at the end of the branch."""
         path = self._controller.tree.path()
         if len(path) > 1 and path[-1].id == message_id:
-            for message in path[-3:-1]:  # the earlier answer is not the last any more
+            for message in path[-3:-1]:  # the previous response is no longer the last one
                 if message.role == "assistant":
                     self.rebuild(message.id)
         self.append(message_id)
 
     def pair_with(self, model: str) -> None:
-        """Show answers of this second model beside those of the first; none if empty."""
+        """Show responses of a second model next to those of the first; "" turns comparison off."""
         self._controller.second_model = model
         self._set_width()
         for message in self._controller.tree.path():
@@ -100,20 +101,20 @@ class ChatTranscript(Transcript):
                 self.rebuild(message.id)
 
     def offer_choice(self) -> None:
-        """Both answers are there: ask which one to continue with."""
+        """Both responses are complete: ask the user which one to continue with."""
         leaf = self._controller.tree.leaf_id
         if leaf is not None and self._controller.pair(leaf):
             self.rebuild(leaf)
 
     def show_titles(self) -> None:
-        """Name the models of the answers as they are called now."""
+        """Update the model names above the responses."""
         for item in self.items():
             for pane in item.panes if isinstance(item, PairWidget) else [item]:
                 if isinstance(pane, MessageWidget):
                     pane.set_title(self._services.models.title(pane.message.model))
 
     def pane(self, message_id: int) -> MessageWidget | None:
-        """The widget of a message, alone or in a pair; None where it is not in sight."""
+        """The widget of a message, alone or in a pair. None if it is not visible."""
         item = self.item(message_id)
         pane = item.pane(message_id) if isinstance(item, PairWidget) else item
         return pane if isinstance(pane, MessageWidget) else None
@@ -129,7 +130,7 @@ class ChatTranscript(Transcript):
             pane.show_phase(phase)
 
     def _set_width(self) -> None:
-        """Two answers side by side take more room."""
+        """Use a wider column for two responses side by side."""
         factor = _PAIR_FACTOR if self._controller.second_model else 1
         self.set_width_limit(round(self._services.theme.tokens.column * factor))
 
@@ -140,14 +141,14 @@ class ChatTranscript(Transcript):
         return _FOLD_HEIGHT if key < 0 else estimated_height(self._controller.tree[key])
 
 
-# What is in the transcript for each message: a question, an answer, a pair of answers, a tool's result.
+# Widgets for each kind of message: user message, response, pair of responses, tool result.
 
 
 class FoldItem(ColumnItem):
-    """Says what the model remembers of a part, and lets it be read, corrected, sent whole, or taken back."""
+    """Shows a summary of earlier messages. The user can read, edit or undo it, or send the originals instead."""
 
-    shown = Signal(int, bool)  # the originals are wanted in the transcript
-    opened = Signal(int, bool)  # the originals are to be sent
+    shown = Signal(int, bool)  # show the originals in the transcript
+    opened = Signal(int, bool)  # send the originals to the model
     rewritten = Signal(int, str)
     undone = Signal(int)
 
@@ -182,13 +183,13 @@ class FoldItem(ColumnItem):
         self.editor: MessageEditor | None = None
 
     def fit(self, width: int) -> int:
-        """Lay out for this width."""
+        """Lay out for this width. Returns the height."""
         self.text.setMinimumHeight(self.text.heightForWidth(width - 4 * self._theme.tokens.unit))
         self._column.activate()
         return max(self._column.totalHeightForWidth(width), self.sizeHint().height())
 
     def start_edit(self) -> None:
-        """Put an editor in the place of the summary."""
+        """Replace the summary by an editor."""
         if self.editor is not None:
             return
         editor = MessageEditor(self._theme, self.text.text(), self.tr("Edit the summary"), self.tr("Save"))
@@ -216,7 +217,7 @@ class FoldItem(ColumnItem):
 
 
 class MessageItems:
-    """Makes the widgets of messages and connects them with what can be done."""
+    """Creates the message widgets and connects their actions."""
 
     def __init__(
         self,
@@ -230,7 +231,7 @@ class MessageItems:
         self._expanded: set[int] = set()
 
     def keys(self) -> list[int]:
-        """What is in the transcript: ids of messages, and of folds below zero, some with their originals."""
+        """Keys of the transcript items: message ids, and negated ids of summaries, with originals if expanded."""
         path = self._controller.tree.path()
         found = [message.id for message in path]
         for fold in in_force(path, self._controller.compactor.folds):
@@ -240,14 +241,14 @@ class MessageItems:
         return found
 
     def expand(self, message_id: int) -> None:
-        """Show a message in the transcript, in whichever fold it is."""
+        """Expand the summary that contains this message, if any."""
         path = self._controller.tree.path()
         for fold in in_force(path, self._controller.compactor.folds):
             if any(message.id == message_id for message in inside(path, fold)):
                 self._expanded.add(fold.id)
 
     def make(self, key: int) -> ColumnItem:
-        """The widget at this place of the branch shown."""
+        """Create the widget for a key: a message id or a negated summary id."""
         return self._fold(-key) if key < 0 else self._item(key)
 
     def _fold(self, fold_id: int) -> FoldItem:
@@ -298,7 +299,7 @@ class MessageItems:
             last=chat.tree.leaf_id == message_id,
             title=choice.title if choice else message.model,
             n_ctx=choice.n_ctx if choice else 0,
-            first=len(chat.tree.path()) <= 2,  # noqa: PLR2004 - a question and its answer
+            first=len(chat.tree.path()) <= 2,  # noqa: PLR2004 - a user message and its response
             narrow=narrow,
         )
         grounds = message.facts.grounds
@@ -314,7 +315,7 @@ _MAX_HEIGHT = 260
 
 
 class ToolItem(ColumnItem):
-    """Folded at first. The text is shown as it is: a tool cannot format, link or load anything here."""
+    """A tool result, collapsed at first. Shown as plain text: tools cannot format, link or load anything."""
 
     def __init__(self, theme: Theme, message: Message) -> None:
         super().__init__()
@@ -338,7 +339,7 @@ class ToolItem(ColumnItem):
         self._show(opened=False)
 
     def fit(self, width: int) -> int:
-        """Lay out for this width."""
+        """Lay out for this width. Returns the height."""
         del width
         self._column.activate()
         return self.sizeHint().height()
@@ -357,7 +358,7 @@ class ToolItem(ColumnItem):
 
 
 class PairWidget(ColumnItem):
-    """The first model's answer on the left, the second's on the right; `chosen` is what the chat continues from."""
+    """The responses of two models, the first one on the left. The chat continues from `chosen_id`."""
 
     picked = Signal(int)
 
@@ -382,11 +383,11 @@ class PairWidget(ColumnItem):
             layout.addWidget(holder, 1)
 
     def pane(self, message_id: int) -> MessageWidget | None:
-        """The half that shows this message."""
+        """The half that shows this message, or None."""
         return next((pane for pane in self.panes if pane.message.id == message_id), None)
 
     def fit(self, width: int) -> int:
-        """Lay out both halves for their share of this width."""
+        """Lay out both halves for their share of this width. Returns the height."""
         half = (width - self._gap) // 2
         tallest = 0
         for pane in self.panes:
@@ -398,7 +399,7 @@ class PairWidget(ColumnItem):
         margins = layout.contentsMargins()
         foot = 0
         for made in self._feet:
-            made.ensurePolished()  # before it, a button does not know its height
+            made.ensurePolished()  # otherwise the button's size hint is not known yet
             foot = max(foot, made.sizeHint().height())
         return tallest + foot + 2 * self._gap + margins.top() + margins.bottom()
 

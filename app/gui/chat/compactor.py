@@ -1,4 +1,4 @@
-"""Keeps the open chat within its model's context: folds the older part in idle time, or before an answer."""
+"""Keeps the open chat within its model's context: summarizes older messages when idle or before a request."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -17,15 +17,15 @@ from app.gui.chat.project_of_chat import ProjectOfChat
 from app.gui.chat.request import branch_body, estimate_message, estimate_tokens, rendered
 from app.gui.reasons import error_message
 
-# A person who reads or thinks is not disturbed, and one who writes on at once is not slowed.
+# Delay after a response, so that a user who replies immediately is not slowed down.
 _IDLE_MS = 1500
-# Part of the context that an answer may take at least.
+# Minimum fraction of the context to reserve for a response.
 _ANSWER = 0.15
 _MARGIN = 0.05
 
 
 class Compactor(QObject):
-    """`changed`: the folds are others now. `noticed`: what happened, in words for the banner."""
+    """`changed`: the summaries changed. `noticed`: a message for the banner."""
 
     changed = Signal()
     noticed = Signal(str)
@@ -38,7 +38,7 @@ class Compactor(QObject):
         self._chat = Conversation(0)
         self._path: Sequence[Message] = ()
         self._cancelled = threading.Event()
-        self._one_at_a_time = threading.Lock()  # a run that is stopped may still be writing its last fold
+        self._one_at_a_time = threading.Lock()  # a cancelled run may still be writing its last summary
         self._counts: dict[tuple[str, str], int] = {}
         self._idle = QTimer(self)
         self._idle.setSingleShot(True)
@@ -48,27 +48,27 @@ class Compactor(QObject):
         services.background.at_close(self.cancel)
 
     def open(self, chat: Conversation, folds: Sequence[Fold]) -> None:
-        """Another conversation is shown."""
+        """Switch to another conversation."""
         self.cancel()
         self._chat, self.folds = chat, list(folds)
 
     def sent(self, path: Sequence[Message]) -> Sent:
-        """What the model is sent of a branch."""
+        """The messages and summaries to send to the model for a branch."""
         return sent(path, self.folds)
 
     def estimate(self, path: Sequence[Message]) -> int:
-        """About how many tokens the context of a branch has."""
+        """Estimated tokens of a branch's context."""
         return tokens_of(self.sent(path), self._own(self._chat), estimate_tokens, estimate_message)
 
     def prompt(self, chat: Conversation, what: Sent) -> str:
-        """The project's instructions, the chat's own prompt, and the summaries."""
+        """The system prompt: project instructions, the chat's own prompt and the summaries."""
         return system_prompt(self._own(chat), what.summaries)
 
     def _own(self, chat: Conversation) -> str:
         return "\n\n".join(filter(None, (self._project.instructions.strip(), chat.system_prompt.strip())))
 
     def on_answered(self, chat: Conversation, path: Sequence[Message], used: int) -> None:
-        """The answer has ended with so many tokens in the context: fold when nothing was asked for a while."""
+        """A response ended with `used` tokens in the context. Summarize later if the context is nearly full."""
         self._chat, self._path = chat, path
         choice, n_ctx = self._services.models.get(chat.model), self._n_ctx()
         local = choice is not None and not choice.remote
@@ -76,12 +76,12 @@ class Compactor(QObject):
             self._idle.start()
 
     def cancel(self) -> None:
-        """Somebody asks, or the chat is left: what was not finished is done another time."""
+        """Cancel summarizing. Unfinished work is retried later."""
         self._idle.stop()
         self._cancelled.set()
 
     def before_answer(self, chat: Conversation, path: Sequence[Message], then: Callable[[], object]) -> None:
-        """Go on at once where the question fits, else after the older part was folded."""
+        """Call `then` immediately if the prompt fits, else after summarizing the older messages."""
         self.cancel()
         self._chat, self._path = chat, path
         n_ctx = self._n_ctx()
@@ -91,7 +91,7 @@ class Compactor(QObject):
         self.fold_now(then)
 
     def fold_now(self, then: Callable[[], object] | None = None, limit: float = 1 - _ANSWER) -> None:
-        """Fold until there is room for an answer; `then` follows whatever comes of it."""
+        """Summarize until a response fits into the context. `then` is called on success and on failure."""
 
         def done(made: int) -> None:
             if made:
@@ -112,22 +112,22 @@ class Compactor(QObject):
     def fold_more(
         self, chat: Conversation, path: Sequence[Message], then: Callable[[], object] | None = None
     ) -> None:
-        """The person wants it now: fold down to about what is kept."""
+        """Summarize at the user's request, down to about the part that is never summarized."""
         self._chat, self._path = chat, path
         self.fold_now(then, KEEP + _MARGIN)
 
-    # -- what a person does with a fold
+    # -- user actions on a summary
 
     def rewrite(self, fold_id: int, summary: str) -> None:
-        """The person's words in the place of a summary."""
+        """Replace the text of a summary by the user's text."""
         self._change(folds_table.rewrite, fold_id, summary)
 
     def set_opened(self, fold_id: int, *, opened: bool) -> None:
-        """Send the originals, or the summary."""
+        """Choose whether the originals or the summary are sent."""
         self._change(folds_table.set_opened, fold_id, opened)
 
     def undo(self, fold_id: int) -> None:
-        """Take a fold back."""
+        """Undo a summary."""
         self.cancel()
         self._change(folds_table.remove, fold_id)
 
@@ -148,7 +148,7 @@ class Compactor(QObject):
 
         self._services.background.watch(self._services.store.submit(write), show, failed, self)
 
-    # -- the work
+    # -- summarizing
 
     def _n_ctx(self) -> int:
         choice = self._services.models.get(self._chat.model)
@@ -169,7 +169,7 @@ class Compactor(QObject):
         chat, api, store, n_ctx = self._chat, self._services.api, self._services.store, self._n_ctx()
 
         def ask(messages: list[dict[str, Any]], most: int) -> Any:
-            # Reasoning would use up the few tokens a summary has.
+            # Reasoning would use up the few tokens of a summary.
             options = {"max_tokens": most, "temperature": 0, "priority": priority, "loop_guard": True}
             return api.answer(chat_body(chat.model, messages, {**options, "reasoning_effort": "none"}))
 
@@ -221,7 +221,7 @@ class Compactor(QObject):
             self.changed.emit()
 
     def _warm(self) -> None:
-        """Have the new beginning read, so that the next question need not wait for it."""
+        """Prefill the new prefix, so that the next request does not wait for it."""
         what, chat = self.sent(self._path), self._chat
         body = branch_body(
             chat.model,
@@ -245,6 +245,6 @@ class Compactor(QObject):
 
 
 def _text(message: Message) -> str:
-    """Everything of a message that enters the context as text."""
+    """All text that a message adds to the context, including documents."""
     documents = [document_text(item.name, item.text) for item in message.attachments if item.text]
     return "\n\n".join([*documents, message.content])

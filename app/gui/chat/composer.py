@@ -1,4 +1,4 @@
-"""Where the user writes: grows with the text, takes files, shows how full the context is."""
+"""The message composer: grows with the text, accepts files and shows the context usage."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -28,12 +28,12 @@ from app.gui.widgets.growing_text import GrowingText
 from app.gui.widgets.swatch import shape_painter
 
 _MOST_LINES = 10
-_AROUND = 8  # pixels above and below the lines
-_BESIDE_HINT = 280  # attach, meter, send and their distances
+_AROUND = 8  # pixels of padding above and below the text
+_BESIDE_HINT = 280  # pixels for attach, meter, send and their spacing
 
 
 class _Editor(GrowingText):
-    """Enter sends, Shift+Enter breaks the line."""
+    """Text editor: Enter sends, Shift+Enter inserts a line break."""
 
     send_pressed = Signal()
     files_given = Signal(list)
@@ -48,7 +48,7 @@ class _Editor(GrowingText):
         self.document().setDocumentMargin(2)
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
-        """Enter and Ctrl+Enter send."""
+        """Send on Enter and Ctrl+Enter. "/" in an empty editor opens the saved prompts."""
         if event.key() in {Qt.Key.Key_Return, Qt.Key.Key_Enter} and not (
             event.modifiers() & Qt.KeyboardModifier.ShiftModifier
         ):
@@ -60,11 +60,11 @@ class _Editor(GrowingText):
         super().keyPressEvent(event)
 
     def canInsertFromMimeData(self, source: QMimeData) -> bool:
-        """Files too."""
+        """Accept files as well as text."""
         return source.hasUrls() or super().canInsertFromMimeData(source)
 
     def insertFromMimeData(self, source: QMimeData) -> None:
-        """Files are attached, text is inserted as plain text."""
+        """Attach files; insert text as plain text."""
         files = [url.toLocalFile() for url in source.urls() if url.isLocalFile()]
         if files:
             self.files_given.emit(files)
@@ -72,18 +72,18 @@ class _Editor(GrowingText):
             self.insertPlainText(source.text())
 
     def focusInEvent(self, event: QFocusEvent) -> None:
-        """The frame shows the focus."""
+        """Report the focus, which the frame shows."""
         super().focusInEvent(event)
         self.focus_changed.emit(True)
 
     def focusOutEvent(self, event: QFocusEvent) -> None:
-        """The frame shows the focus."""
+        """Report the focus, which the frame shows."""
         super().focusOutEvent(event)
         self.focus_changed.emit(False)
 
 
 class ContextMeter(QWidget):
-    """A bar of the context in use, with the part the draft would add."""
+    """A bar that shows the used context and the part that the draft would add."""
 
     def __init__(self, theme: Theme) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class ContextMeter(QWidget):
         theme.changed.connect(self.update)
 
     def show_counts(self, used: int, draft: int, total: int, warn_frac: float) -> None:
-        """Tokens used, tokens the draft would add, tokens of the context."""
+        """Update the bar. All values are tokens, except `warn_frac`, a fraction of `total`."""
         self._used, self._draft, self._total, self._warn_frac = used, draft, total, warn_frac
         self.setVisible(total > 0)
         if total:
@@ -107,14 +107,14 @@ class ContextMeter(QWidget):
 
     @property
     def level(self) -> str:
-        """ok, warn or bad."""
+        """Fill level including the draft: "ok", "warn" or "bad"."""
         after = self._used + self._draft
         if not self._total or after < self._total * self._warn_frac:
             return "ok"
         return "warn" if after < self._total else "bad"
 
     def paintEvent(self, event: QPaintEvent) -> None:
-        """A rounded bar."""
+        """Paint a rounded bar."""
         del event
         painter = shape_painter(self)
         tokens = self._theme.tokens
@@ -133,7 +133,7 @@ class ContextMeter(QWidget):
 
 
 class Composer(QFrame):
-    """Editor, attachments, send and stop."""
+    """Editor, attachments, send and stop buttons."""
 
     sent = Signal(str, tuple)
     stopped = Signal()
@@ -171,7 +171,7 @@ class Composer(QFrame):
         self._send.clicked.connect(self._on_send_clicked)
         theme.changed.connect(self._refresh)
         self._hint = label(self.tr("Enter sends · Shift+Enter for a new line"), "small")
-        self._hint.setMinimumWidth(1)  # or it would hold the composer as wide as it once was
+        self._hint.setMinimumWidth(1)  # otherwise the hint's width limits how narrow the composer can get
         self._tools = row(spacing=8)
         self.setLayout(
             stack(
@@ -185,22 +185,22 @@ class Composer(QFrame):
         self._refresh()
 
     def set_words(self, placeholder: str, name: str) -> None:
-        """What can be asked here, and what a screen reader calls the field."""
+        """Set the placeholder and the accessible name of the editor."""
         self.editor.setPlaceholderText(placeholder)
         self.editor.setAccessibleName(name)
 
     def add_tool(self, widget: QWidget) -> None:
-        """A control of the page beside the one that attaches files."""
+        """Add a page's control next to the attach button."""
         self._tools.addWidget(widget)
 
     @property
     def text(self) -> str:
-        """The draft."""
+        """The draft text."""
         return self.editor.toPlainText()
 
     @property
     def ready(self) -> bool:
-        """Whether there is a model to ask."""
+        """Whether a model is available."""
         return self._ready
 
     def set_text(self, text: str) -> None:
@@ -209,34 +209,34 @@ class Composer(QFrame):
             self.editor.setPlainText(text)
 
     def set_draft(self, text: str, attachments: Sequence[Attachment]) -> None:
-        """Replace the text and what is attached."""
+        """Replace the text and the attachments."""
         self.set_text(text)
         if self.attachments or attachments:
             self.attachments = list(attachments)
             self._show_chips()
 
     def draft_tokens(self) -> int:
-        """About how many tokens the draft and its documents take."""
+        """Estimated tokens of the draft and its documents."""
         return estimate_tokens(self.text) + sum(estimate_tokens(item.text) for item in self.attachments)
 
     def set_busy(self, busy: bool) -> None:
-        """While an answer is written, the button stops it."""
+        """Turn the send button into a stop button while a response is generated."""
         self._busy = busy
         self._refresh()
 
     def set_ready(self, ready: bool) -> None:
-        """Whether there is a model to ask."""
+        """Set whether a model is available."""
         self._ready = ready
         self._refresh()
 
     def set_sees(self, sees: bool) -> None:
-        """Whether pictures are sent to the model; one that is not says so."""
+        """Set whether the model accepts images. If not, attached images are marked."""
         if sees != self._sees:
             self._sees = sees
             self._show_chips()
 
     def send(self) -> None:
-        """Send the draft, if there is something to send and someone to answer."""
+        """Send the draft if it is not empty, a model is available and no response is being generated."""
         text = self.text.strip()
         if self._busy or not self._ready or not (text or self.attachments):
             return
@@ -245,7 +245,7 @@ class Composer(QFrame):
         self.sent.emit(text, given)
 
     def clear(self) -> None:
-        """Empty the draft."""
+        """Clear the draft."""
         self.attachments.clear()
         self._show_chips()
         self.editor.clear()
@@ -262,18 +262,18 @@ class Composer(QFrame):
             )
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        """The hint gives way where there is little room."""
+        """Hide the hint if there is too little space."""
         super().resizeEvent(event)
         beside = self._hint.sizeHint().width() + self._tools.sizeHint().width() + _BESIDE_HINT
         self._hint.setVisible(self.width() > beside)
 
     def dragEnterEvent(self, event: QDragEnterEvent) -> None:
-        """Files may be dropped."""
+        """Accept dropped files."""
         if event.mimeData().hasUrls():
             event.acceptProposedAction()
 
     def dropEvent(self, event: QDropEvent) -> None:
-        """Attach what was dropped."""
+        """Attach the dropped files."""
         self.attach([url.toLocalFile() for url in event.mimeData().urls() if url.isLocalFile()])
         event.acceptProposedAction()
 

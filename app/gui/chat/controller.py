@@ -1,4 +1,4 @@
-"""One open conversation: asks, answers, branches; each step is on the disk before the next begins."""
+"""Controls one open conversation: sends, receives, branches. Each step is saved before the next one starts."""
 
 import time
 from dataclasses import replace
@@ -28,17 +28,17 @@ from app.tools.types import ToolSpec
 
 
 class ChatController(QObject):
-    """The model behind a transcript. Signals carry message ids of the branch shown."""
+    """The controller behind a transcript. Signals carry message ids of the visible branch."""
 
-    opened = Signal()  # another conversation, or another branch of it
+    opened = Signal()  # another conversation, or another branch of the same one
     message_added = Signal(int)
     message_changed = Signal(int)
     text_arrived = Signal(int, str, str)  # id, content, reasoning
     phase_changed = Signal(int, object)  # id, Phase
     busy_changed = Signal(bool)
     conversation_changed = Signal(object)
-    save_failed = Signal(str, tuple, str)  # the question that was not saved, its attachments, why
-    failed = Signal(object)  # ApiError: the answer ended with it
+    save_failed = Signal(str, tuple, str)  # unsaved message text, its attachments, reason
+    failed = Signal(object)  # ApiError that ended the response
 
     def __init__(self, services: Services, parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -48,7 +48,7 @@ class ChatController(QObject):
         self.project = ProjectOfChat(services, self)
         self.conversation_changed.connect(self.project.follow)
         self.compactor = Compactor(services, self.project, self)
-        self.second_model = ""  # answers each new question too, after the first
+        self.second_model = ""  # also responds to each new message, after the first model
         self._second_wanted = False
         self.answer = ArrivingAnswer(services, self)
         self.answer.text_arrived.connect(self.text_arrived)
@@ -57,30 +57,30 @@ class ChatController(QObject):
         self.answer.failed.connect(self.failed)
         self.answer.save_failed.connect(lambda why: self.save_failed.emit("", (), why))
         self._starting = False
-        self._sent_pictures = False  # with the request under way
+        self._sent_pictures = False  # with the current request
         self.tools = ToolTurns(services, self)
         self._calling = False
-        self._preparing = 0  # the answer that waits for its tools
+        self._preparing = 0  # id of the response that waits for its tools
 
     @property
     def busy(self) -> bool:
-        """True from the question until the answer has ended."""
+        """True from sending a message until its response has ended."""
         return self._starting or self._calling or self.answer.so_far is not None
 
     @property
     def answering_id(self) -> int:
-        """The message being written, or 0."""
+        """Id of the message that is being generated, or 0."""
         return self.answer.message_id
 
     @property
     def phase(self) -> tuple[Phase, float]:
-        """Where the answer being written is, and when it was asked for (a monotonic clock)."""
+        """Phase of the current response, and its start time (monotonic clock)."""
         now = self.answer.so_far
         return (now.phase, now.began) if now else (WAITING, time.monotonic())
 
     @property
     def partial(self) -> Message | None:
-        """The message being written, with the text that has arrived and was shown."""
+        """The message that is being generated, with the text received so far. None between responses."""
         now = self.answer.so_far
         if now is None:
             return None
@@ -89,13 +89,13 @@ class ChatController(QObject):
         )
 
     def pair(self, message_id: int) -> list[int]:
-        """The answers to one question that belong side by side, first model first; empty when there is no pair."""
+        """Responses to show side by side, first model first. Empty if there is no pair."""
         if not self.second_model:
             return []
         return pair_of(self.tree, message_id, self.second_model, wanted=self._second_wanted)
 
     def new(self, conversation: Conversation) -> None:
-        """Show an empty conversation; it is written with its first message."""
+        """Show an empty conversation. It is saved with its first message."""
         self.stop()
         self.conversation = conversation
         self.tree = MessageTree()
@@ -104,7 +104,7 @@ class ChatController(QObject):
         self.conversation_changed.emit(conversation)
 
     def open(self, conversation_id: int, message_id: int | None = None) -> None:
-        """Show a conversation, on the branch of `message_id` if given."""
+        """Load and show a conversation, on the branch of `message_id` if given."""
         self.stop()
 
         def show(loaded: tuple[Conversation, list[Message], list[Fold]]) -> None:
@@ -119,23 +119,26 @@ class ChatController(QObject):
         self._watch(self._services.store.submit(messages.whole, conversation_id), show)
 
     def change(self, **fields: Any) -> None:
-        """Change the conversation's settings (model, system_prompt, sampling, title, ...)."""
+        """Change fields of the conversation (model, system_prompt, sampling, title, ...)."""
         self.conversation = replace(self.conversation, **fields)
         if self.conversation.id:
             self._watch(self._services.store.submit(conversations.update, self.conversation.id, **fields))
         self.conversation_changed.emit(self.conversation)
 
     def send(self, text: str, attachments: tuple[Attachment, ...] = ()) -> None:
-        """Ask at the end of the branch shown."""
+        """Send a message at the end of the visible branch."""
         self._ask(text, attachments, self.tree.leaf_id)
 
     def edit(self, message_id: int, text: str) -> None:
-        """Ask again in place of an earlier question; the old branch is kept."""
+        """Send an edited message as a new branch. The old branch stays."""
         old = self.tree[message_id]
         self._ask(text, old.attachments, old.parent_id)
 
     def leave_out_pictures(self, message_id: int) -> None:
-        """Answer once more without the pictures of the question, or of all where it has none: they were refused."""
+        """Retry without the images of the parent message, or without all images if it has none.
+
+        Used after the server rejected an image.
+        """
         if self.busy:
             return
         self.tree.switch(message_id)
@@ -146,7 +149,7 @@ class ChatController(QObject):
         self.regenerate(message_id)
 
     def regenerate(self, message_id: int) -> None:
-        """Answer the same question once more, as another branch; one that failed without a word is written anew."""
+        """Generate another response as a new branch. An empty failed response is overwritten instead."""
         message = self.tree[message_id]
         question_id = message.parent_id
         if self.busy or question_id is None:
@@ -162,7 +165,7 @@ class ChatController(QObject):
         self._watch(future, self._on_turn, self._on_not_saved)
 
     def continue_answer(self, message_id: int) -> None:
-        """Go on where an answer stopped."""
+        """Continue a stopped response."""
         if self.busy or self.tree.leaf_id != message_id:
             return
         message = self.tree[message_id]
@@ -172,7 +175,7 @@ class ChatController(QObject):
         self._generate(message_id, answer, continue_last=True)
 
     def switch_branch(self, message_id: int) -> None:
-        """Show the alternative with this id."""
+        """Show the branch through this message."""
         if self.busy:
             return
         self.tree.switch(message_id)
@@ -182,7 +185,7 @@ class ChatController(QObject):
         self.opened.emit()
 
     def rewrite(self, message_id: int, text: str) -> None:
-        """Put the user's words in the place of an answer; it is marked as edited."""
+        """Replace a response by the user's text and mark it as edited."""
         if self.busy or message_id not in self.tree:
             return
         message = self.tree[message_id]
@@ -191,7 +194,7 @@ class ChatController(QObject):
         self.message_changed.emit(message_id)
 
     def remove(self, message_id: int) -> None:
-        """Take a message and what follows it out of the conversation."""
+        """Delete a message and everything below it."""
         if self.busy or message_id not in self.tree:
             return
         parent = self.tree[message_id].parent_id
@@ -203,7 +206,7 @@ class ChatController(QObject):
         self._watch(future, gone, lambda error: self.save_failed.emit("", (), error_message(error)))
 
     def stop(self) -> None:
-        """End the answer here; what has arrived is kept."""
+        """Stop the response. The text received so far is saved."""
         if self._calling:
             self._calling = False
             self.tools.stop()
@@ -249,14 +252,14 @@ class ChatController(QObject):
         self.save_failed.emit(text, given, error_message(error))
 
     def _generate(self, message_id: int, answer: WholeAnswer, *, continue_last: bool) -> None:
-        """Ask the model, once the tools that are switched on are there."""
+        """Request a response after the enabled tools have started."""
         self._starting, self._calling, self._preparing = False, True, message_id
 
         def go_on(specs: tuple[ToolSpec, ...]) -> None:
             self._calling, self._preparing = False, 0
             self._stream(message_id, answer, specs, continue_last=continue_last)
 
-        # The second of a pair is for comparison only: no tool is called twice for one question.
+        # The second response is for comparison only, so it gets no tools: calls would run twice.
         is_second = bool(self.second_model) and self.tree[message_id].model == self.second_model
         tools = () if is_second else self.conversation.tools
         self.busy_changed.emit(True)
@@ -310,7 +313,10 @@ class ChatController(QObject):
             self.compactor.on_answered(self.conversation, self.tree.path(), used_tokens(message))
 
     def _call_tools(self, message: Message, answer: WholeAnswer) -> bool:
-        """Carry out what the answer asks for, write each result down, and let the model continue."""
+        """Run the tool calls of a response, save each result, then continue the response.
+
+        Returns False if there is nothing to run.
+        """
         conversation = self.conversation
         if chat_transactions.rounds(self.tree.path()) > MAX_ROUNDS:
             return False
@@ -328,7 +334,7 @@ class ChatController(QObject):
         return self._calling
 
     def _write(self, message: Message) -> None:
-        """Keep the last state of an answer."""
+        """Save the final state of a response."""
         if message.id in self.tree:
             self.tree.replace(message)
         future = self._services.store.submit(
@@ -342,7 +348,7 @@ class ChatController(QObject):
         self._watch(future, None, lambda error: self.save_failed.emit("", (), error_message(error)))
 
     def _count(self, message: Message, answer: WholeAnswer) -> None:
-        """How fast a stopped answer was: the server tells that at the end only, so its tokens are counted."""
+        """Count the tokens of a stopped response to get its speed. The server reports speed only at the end."""
         model, text = self._model_of(message.id), message.reasoning + message.content
 
         def counted(count: int) -> None:
@@ -355,7 +361,7 @@ class ChatController(QObject):
         )
 
     def _ask_second(self, message_id: int) -> None:
-        """The second model answers the same question, alone, so that both show their own speed."""
+        """Request the second model's response, after the first, so that both show their own speed."""
         self._set_starting()
         asked = replace(self.conversation, model=self.second_model)
 
@@ -365,12 +371,12 @@ class ChatController(QObject):
                 self._on_turn(replace(turn, conversation=self.conversation))
 
         question_id = self.tree[message_id].parent_id
-        assert question_id is not None  # an answer follows a question
+        assert question_id is not None  # a response has a parent
         future = self._services.store.submit(chat_transactions.answer_again, asked, question_id)
         self._watch(future, begin, self._on_not_saved)
 
     def _model_of(self, message_id: int) -> str:
-        """Who writes this message: its own model while that is there."""
+        """The model that writes this message: its own if available, else the conversation's."""
         model = self.tree[message_id].model
         return model if self._services.models.get(model) is not None else self.conversation.model
 
@@ -382,12 +388,12 @@ _SAVE_MS = 1000
 
 
 class ArrivingAnswer(QObject):
-    """One at a time; `message_id` is the message it is written into, 0 between answers."""
+    """The response being generated. `message_id` is its message, 0 between responses."""
 
     text_arrived = Signal(int, str, str)  # id, content, reasoning
     phase_changed = Signal(int, object)  # id, Phase
-    ended = Signal(int, object, str, object)  # id, WholeAnswer, Status, AnswerFacts of how it ended
-    failed = Signal(object)  # ApiError: the answer ended with it
+    ended = Signal(int, object, str, object)  # id, WholeAnswer, Status, AnswerFacts
+    failed = Signal(object)  # ApiError that ended the response
     save_failed = Signal(str)
 
     def __init__(self, services: Services, parent: QObject) -> None:
@@ -401,7 +407,7 @@ class ArrivingAnswer(QObject):
         self._save_timer.timeout.connect(self._save_text)
 
     def begin(self, message_id: int, so_far: WholeAnswer, body: dict[str, Any]) -> None:
-        """Ask the server; what comes is added to `so_far`."""
+        """Start the request. Received text is appended to `so_far`."""
         self.so_far, self.message_id = so_far, message_id
         self._job = self._services.background.stream(
             lambda: self._services.api.answer(body),
@@ -413,7 +419,7 @@ class ArrivingAnswer(QObject):
         self._save_timer.start()
 
     def stop(self) -> None:
-        """End it here; what has arrived is shown first."""
+        """Stop the response after delivering the text received so far."""
         if self._job is not None:
             self._job.flush()
             self._job.cancel()
@@ -455,7 +461,7 @@ class ArrivingAnswer(QObject):
 
 
 class ContextWatch(QObject):
-    """Warns once at each level of each branch, so that a closed warning does not come back with every letter."""
+    """Warns about a full context, once per level and branch, so that a closed warning stays closed."""
 
     new_chat_wanted = Signal()
 
@@ -470,12 +476,12 @@ class ContextWatch(QObject):
         self._warned: tuple[int, int | None, str] | None = None
 
     def n_ctx(self) -> int:
-        """Tokens of the chosen model's context; 0 when nobody knows."""
+        """Context length of the selected model; 0 if unknown."""
         choice = self._services.models.get(self._controller.conversation.model)
         return choice.n_ctx if choice else 0
 
     def refresh(self) -> None:
-        """Show the counts of now, and warn if need be."""
+        """Update the meter and show a warning if needed."""
         path = self._controller.tree.path()
         last = next((message for message in reversed(path) if used_tokens(message)), None)
         used = used_tokens(last) if last is not None else 0

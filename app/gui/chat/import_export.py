@@ -1,6 +1,6 @@
 """Export and import of chats, with their file dialogs."""
 
-# ruff: noqa: PLC0415 - readers of other programs' chats are imported when one is wanted: the window is shown sooner
+# ruff: noqa: PLC0415 - importers for other programs load on first use, so that the window appears sooner
 
 from collections.abc import Callable
 from functools import partial
@@ -16,7 +16,7 @@ from app.gui.reasons import error_message
 
 
 class ChatImportExport(QObject):
-    """Writes and reads files of chats on worker threads."""
+    """Reads and writes chat files on worker threads."""
 
     imported = Signal(int)
     exported = Signal(str)
@@ -28,7 +28,7 @@ class ChatImportExport(QObject):
         self._window = window
 
     def export(self, conversation_id: int, title: str = "") -> None:
-        """Ask where to, then write a conversation."""
+        """Show a file dialog, then export a conversation."""
         from app.gui.chat.chat_export import file_name
 
         filters = [self.tr("Markdown (*.md)"), self.tr("JSON, with all branches (*.json)")]
@@ -38,7 +38,7 @@ class ChatImportExport(QObject):
         dialog.open()
 
     def export_to(self, conversation_id: int, path: Path) -> None:
-        """Write a conversation: JSON by name, else Markdown."""
+        """Export a conversation: as JSON if the file name ends so, else as Markdown."""
         from app.gui.chat.chat_export import to_json, to_markdown
 
         def write(loaded: tuple[Conversation, list[Message], list[Fold]]) -> None:
@@ -52,13 +52,13 @@ class ChatImportExport(QObject):
         )
 
     def export_all(self) -> None:
-        """Ask where to, then write every chat: one JSON, and a Markdown file each, in an archive."""
+        """Show a file dialog, then export all chats as an archive with one JSON file and Markdown files."""
         dialog = self._dialog(self.tr("Export all chats"), [self.tr("Archive (*.zip)")], self.export_all_to)
         _save_as(dialog, "tessera-chats.zip")
         dialog.open()
 
     def export_all_to(self, path: Path) -> None:
-        """Write every chat."""
+        """Export all chats."""
         from app.gui.chat.chat_export import every_chat, write_archive
 
         def write(found: list[tuple[Conversation, list[Message]]]) -> None:
@@ -69,14 +69,14 @@ class ChatImportExport(QObject):
         self._services.background.watch(self._services.store.submit(every_chat), write, self._fail, self)
 
     def import_chats(self) -> None:
-        """Ask for a file, then add its chats."""
+        """Show a file dialog, then import the chats of the chosen file."""
         filters = [self.tr("Chats (*.json *.jsonl *.zip)")]
         dialog = self._dialog(self.tr("Import chats"), filters, self.import_from)
         dialog.setFileMode(QFileDialog.FileMode.ExistingFile)
         dialog.open()
 
     def import_from(self, path: Path) -> None:
-        """Add the chats of a file."""
+        """Import the chats of a file."""
         from app.gui.chat.chat_export import import_chats, read_export
 
         def add(found: object) -> None:

@@ -1,4 +1,4 @@
-"""What a person does with one message of a chat: asks again, edits, removes, goes on elsewhere, mends an error."""
+"""User actions on a message: retry, edit, delete, fork, fix an error."""
 
 from PySide6.QtCore import QObject, Signal
 
@@ -12,12 +12,12 @@ from app.gui.widgets.basics import Banner
 
 
 class MessageActions(QObject):
-    """Connects the widgets of messages with the conversation."""
+    """Connects message widgets to the conversation."""
 
     server_wanted = Signal()
     edit_wanted = Signal(int)
-    asked_anew = Signal(str)  # a question for a new chat
-    forked = Signal(int)  # the new conversation
+    asked_anew = Signal(str)  # message text for a new chat
+    forked = Signal(int)  # id of the new conversation
 
     def __init__(
         self,
@@ -29,10 +29,10 @@ class MessageActions(QObject):
         super().__init__(parent)
         self._services, self._controller = services, controller
         self._banner = banner
-        self._waiting = 0  # the answer to try again when the server is back
+        self._waiting = 0  # id of the response to retry when the server is reachable again
 
     def follow(self, widget: MessageWidget) -> None:
-        """Do what is asked for on this widget."""
+        """Connect the actions of this widget."""
         chat = self._controller
         widget.regenerate.connect(chat.regenerate)
         widget.edited.connect(chat.edit)
@@ -44,7 +44,7 @@ class MessageActions(QObject):
         widget.forked.connect(self._fork)
 
     def retry_waiting(self) -> None:
-        """The server is back: answer what waited for it."""
+        """Retry the response that failed while the server was unreachable."""
         waiting, self._waiting = self._waiting, 0
         if waiting in self._controller.tree:
             self._controller.regenerate(waiting)

@@ -1,4 +1,4 @@
-"""The editor that takes the place of a message."""
+"""The inline editor for a message."""
 
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QKeyEvent
@@ -16,7 +16,7 @@ class _Text(GrowingText):
     left = Signal()
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
-        """Ctrl+Enter is done, Esc leaves all as it was."""
+        """Ctrl+Enter accepts, Esc discards the changes."""
         enter = event.key() in {Qt.Key.Key_Return, Qt.Key.Key_Enter}
         if enter and event.modifiers() & Qt.KeyboardModifier.ControlModifier:
             self.done.emit()
@@ -27,7 +27,7 @@ class _Text(GrowingText):
 
 
 class MessageEditor(QWidget):
-    """Text with two buttons. `height_changed`: it grew or shrank with its text."""
+    """A text editor with two buttons. `height_changed`: its height changed."""
 
     accepted = Signal(str)
     closed = Signal()
@@ -56,7 +56,7 @@ class MessageEditor(QWidget):
 
 
 class VariablesDialog(QDialog):
-    """One field for each name; `accept` is what the button says."""
+    """A form with one field per name. `accept` is the button's label."""
 
     def __init__(self, title: str, names: list[str], accept: str, parent: QWidget) -> None:
         super().__init__(parent)
@@ -75,5 +75,5 @@ class VariablesDialog(QDialog):
 
     @property
     def values(self) -> dict[str, str]:
-        """What was filled in."""
+        """The entered values by name."""
         return {name: field.text() for name, field in self._fields.items()}

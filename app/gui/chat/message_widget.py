@@ -1,4 +1,4 @@
-"""One message of the transcript."""
+"""The widget of one message in the transcript."""
 
 import json
 from functools import partial
@@ -26,14 +26,14 @@ _DONE_MS = 1500
 
 
 class MessageWidget(ColumnItem):
-    """Text, attachments, reasoning, tool calls, facts and actions of a message."""
+    """Text, attachments, reasoning, tool calls, statistics and actions of a message."""
 
     regenerate = Signal(int)
     edited = Signal(int, str)
     continued = Signal(int)
     switched = Signal(int)
-    fixed = Signal(int, str)  # message, which remedy of an error was chosen
-    rewritten = Signal(int, str)  # an answer, in the user's words
+    fixed = Signal(int, str)  # message id, chosen fix for an error
+    rewritten = Signal(int, str)  # a response, edited by the user
     removed = Signal(int)
     forked = Signal(int)
 
@@ -70,7 +70,7 @@ class MessageWidget(ColumnItem):
         self._column.addStretch(1)
 
     def add_below_text(self, widget: QWidget) -> None:
-        """Show something that belongs to the answer's text, before what can be done with it."""
+        """Add a widget between the text and the actions."""
         self._column.insertWidget(self._column.indexOf(self._body) + 1, widget)
 
     @property
@@ -79,7 +79,7 @@ class MessageWidget(ColumnItem):
         return self._body
 
     def append_text(self, content: str, reasoning: str) -> None:
-        """Add streamed text."""
+        """Append streamed text."""
         if reasoning:
             self._show_reasoning("")
             assert self._reasoning is not None
@@ -89,7 +89,7 @@ class MessageWidget(ColumnItem):
             self._body.append_markdown(content)
 
     def show_phase(self, phase: Phase, began: float | None = None) -> None:
-        """Say where the answer is; `began`: it was asked for then."""
+        """Show the phase of the response. `began` is the request's start time (monotonic clock)."""
         if self._phase is None:
             return
         if began is None:
@@ -98,12 +98,12 @@ class MessageWidget(ColumnItem):
             self._phase.begin(began, phase)
 
     def set_title(self, title: str) -> None:
-        """The name of the model, where it became known later."""
+        """Set the model's name when it becomes known later."""
         if self.message.role == "assistant":
             self._title.setText(title)
 
     def fit(self, width: int) -> int:
-        """Lay out for this width."""
+        """Lay out for this width. Returns the height."""
         for view, inset in self._views:
             available = width - inset
             if view is self._body and self.message.role == "user":
@@ -131,7 +131,7 @@ class MessageWidget(ColumnItem):
         self._views.append((view, inset))
         return view
 
-    # -- questions
+    # -- user messages
 
     def _build_question(self) -> None:
         unit = self._theme.tokens.unit
@@ -152,7 +152,7 @@ class MessageWidget(ColumnItem):
                 )
                 chips.add(chip)
             self._column.addLayout(row(1, chips))
-        # Beside the bubble: below it they would hold its answer off, seen or not.
+        # Next to the bubble: below it they would take vertical space even while hidden.
         self._tools = QWidget()
         actions = row(spacing=2)
         self._add_branch_switch(actions)
@@ -167,12 +167,12 @@ class MessageWidget(ColumnItem):
         self._update_tools()
 
     def enterEvent(self, event: QEnterEvent) -> None:
-        """The tools of a question are seen while the pointer is on it."""
+        """Show the tools of a user message while the pointer is over it."""
         super().enterEvent(event)
         self._update_tools()
 
     def leaveEvent(self, event: QEvent) -> None:
-        """And not after it."""
+        """Hide the tools again."""
         super().leaveEvent(event)
         self._update_tools()
 
@@ -209,11 +209,11 @@ class MessageWidget(ColumnItem):
         for widget in shown:
             widget.hide()
         self._column.insertWidget(self._column.count() - (1 if mine else 2), editor)
-        editor.show()  # a layout gives no height to what is not shown, and it is asked for its height now
+        editor.show()  # a layout gives no height to hidden widgets, and the height is needed now
         editor.setFocus()
         self.height_changed.emit()
 
-    # -- answers
+    # -- responses
 
     def _build_answer(self, title: str) -> None:
         message = self.message
@@ -330,7 +330,7 @@ class MessageWidget(ColumnItem):
         )
         return frame
 
-    # -- both
+    # -- both roles
 
     def _add_branch_switch(self, actions: object) -> None:
         count = len(self._siblings)
@@ -349,7 +349,7 @@ class MessageWidget(ColumnItem):
         return tool
 
     def more(self) -> Menu:
-        """What is seldom wanted of a message."""
+        """The menu of rarely used actions."""
         menu, number = Menu(self._theme, self), self.message.id
         if self.message.role == "assistant":
             menu.add("edit", self.tr("Edit this answer"), self.start_edit)

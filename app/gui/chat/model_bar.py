@@ -1,4 +1,4 @@
-"""The line above a chat: which model answers, a second one to compare with, and the panels beside it."""
+"""The bar above a chat: model, second model for comparison, and buttons for the side panels."""
 
 from PySide6.QtCore import QObject, Signal
 from PySide6.QtWidgets import QWidget
@@ -15,20 +15,20 @@ from engine.api.machine import ModelPlacement
 
 
 class _ModelBox(Choice):
-    """Looks like a drop-down and opens the list of models that can be searched."""
+    """A combo box that opens the searchable model list instead of its own popup."""
 
     wanted = Signal()
 
     def showPopup(self) -> None:
-        """Ask for the list."""
+        """Request the model list."""
         self.wanted.emit()
 
 
 class ModelBar(QWidget):
-    """Emits what was chosen; shows what it is told."""
+    """Emits the user's choices and shows the current models."""
 
     chosen = Signal(str)
-    second_chosen = Signal(str)  # empty: no comparison
+    second_chosen = Signal(str)  # "" turns comparison off
     fold_pressed = Signal()
     tools_pressed = Signal()
     tune_pressed = Signal()
@@ -59,7 +59,7 @@ class ModelBar(QWidget):
         )
 
     def show_models(self, current: str) -> None:
-        """Show the models there are, with `current` chosen; one that is gone is named as such."""
+        """Show the available models with `current` selected. A missing model is marked as such."""
         choices = self._offered(current)
         self.models.clear()
         for choice in choices:
@@ -83,7 +83,7 @@ class ModelBar(QWidget):
         self.chosen.emit(model)
 
     def _offered(self, current: str) -> tuple[ModelChoice, ...]:
-        """Demos are offered only beside a demo."""
+        """The models to list. Demos only if the current model is a demo."""
         models = self._services.models
         shown = models.get(current)
         return models.choices if shown is not None and shown.demo else models.partners
@@ -119,7 +119,7 @@ _CAN = ("vision", "tools", "reasoning")
 
 
 class ModelPicker(QObject):
-    """Opens the list; keeps what it learned about speeds until the window closes."""
+    """The searchable model list. Caches speed estimates until the window closes."""
 
     chosen = Signal(str)
     more_wanted = Signal()
@@ -134,7 +134,7 @@ class ModelPicker(QObject):
         self._palette: Palette | None = None
 
     def open(self) -> None:
-        """Show the models there are."""
+        """Show the available models."""
         window = self._parent.window()
         palette = Palette(self._services.theme, self.tr("Models"), self.tr("Search models"), window)
         self._palette = palette
@@ -147,7 +147,7 @@ class ModelPicker(QObject):
         palette.open_over(window)
         run, api = self._services.background.run, self._services.api
         run(api.library, self._on_files, lambda _: None, self)
-        run(lambda: api.library(refresh=True), self._on_files, lambda _: None, self)  # new files too
+        run(lambda: api.library(refresh=True), self._on_files, lambda _: None, self)  # finds new files too
         for choice in self._services.models.choices:
             if choice.id not in self._placements:
                 self._ask_placement(choice.id)
@@ -163,7 +163,7 @@ class ModelPicker(QObject):
         def ask() -> ModelPlacement | None:
             try:
                 answer = api.placement(model)
-            except ApiError:  # too large for this computer: it is listed without a speed
+            except ApiError:  # too large for this computer: listed without a speed
                 return None
             return answer.loaded or answer.placement
 
@@ -191,8 +191,8 @@ class ModelPicker(QObject):
         return Entry(choice.id, choice.title, self._facts(choice), mark, action, self.tr("Load settings"))
 
     def open_settings(self, model: str) -> None:
-        """How this model is loaded."""
-        from app.gui.library.load_dialog import LoadDialog  # noqa: PLC0415 - the window comes sooner
+        """Show the load settings of a model."""
+        from app.gui.library.load_dialog import LoadDialog  # noqa: PLC0415 - so that the window appears sooner
 
         choice = self._services.models.get(model)
         dialog = LoadDialog(self._services, model, choice.title if choice else model, self._parent.window())
@@ -205,7 +205,7 @@ class ModelPicker(QObject):
         self._services.models.refresh()
 
     def _facts(self, choice: ModelChoice) -> str:
-        """Size, speed here, place, what it can do: as far as they are known."""
+        """Size, speed on this computer, device and capabilities, as far as known."""
         parts: list[str] = []
         file, placement = self._files.get(choice.id), self._placements.get(choice.id)
         if file is not None:
@@ -227,7 +227,7 @@ class ModelPicker(QObject):
             self.chosen.emit(key)
 
     def _on_acted(self, model: str) -> None:
-        """Load a model, or take it out of memory."""
+        """Load or unload a model."""
         choice = self._services.models.get(model)
         if choice is not None:
             self._act(model, load=not choice.loaded)

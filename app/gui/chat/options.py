@@ -1,4 +1,4 @@
-"""The panel beside a chat: system prompt, presets, and sampling with plain explanations."""
+"""The panel next to a chat: system prompt, presets, and sampling with explanations."""
 
 import json
 from collections.abc import Mapping
@@ -38,12 +38,12 @@ _DELAY_MS = 500
 
 
 def default_sampling(now: Settings) -> dict[str, object]:
-    """What a new chat has of its own: the length of answers; all else is the model's recommendation."""
+    """Sampling of a new chat: the token limit only. All else is the model's recommendation."""
     return {"max_tokens": now["chat.max_tokens"]}
 
 
 class ChatOptions(QFrame):
-    """Emits the fields of the conversation that the user changed."""
+    """Emits the conversation fields that the user changed."""
 
     changed = Signal(dict)
 
@@ -118,7 +118,7 @@ class ChatOptions(QFrame):
         if self.prompt.toPlainText() != conversation.system_prompt:
             self.prompt.setPlainText(conversation.system_prompt)
         limit = int(conversation.sampling.get("max_tokens", _LIMIT.default))  # type: ignore[call-overload]
-        if self.limit.value() != limit:  # setting it writes its text again, also while somebody types there
+        if self.limit.value() != limit:  # setValue rewrites the text, even while the user types
             self.limit.setValue(limit)
         self._model = conversation.model
         self._own = conversation.sampling
@@ -129,7 +129,7 @@ class ChatOptions(QFrame):
         self._showing = False
 
     def refresh_collections(self) -> None:
-        """Offer the collections there are; what this chat asks stays chosen."""
+        """Update the list of collections. The chat's collection stays selected."""
 
         def show(found: tuple[Collection, ...]) -> None:
             self._collections = ("", *(each.id for each in found))
@@ -143,7 +143,7 @@ class ChatOptions(QFrame):
         self._services.background.run(api.collections, show, lambda _: None, parent=self)
 
     def _show_collection(self) -> None:
-        """Have the list stand at what this chat asks, as far as that is known."""
+        """Select the chat's collection, if it is listed."""
         chosen = str(self._own.get("collection") or "")
         self.documents.setCurrentIndex(self._collections.index(chosen) if chosen in self._collections else 0)
 
@@ -152,23 +152,23 @@ class ChatOptions(QFrame):
         self._on_edited()
 
     def _collection(self) -> str:
-        """What is in the list; one that has not come into it yet stays what it was."""
+        """The selected collection, or the chat's own if it is not listed yet."""
         own = str(self._own.get("collection") or "")
         chosen = self._collections[max(self.documents.currentIndex(), 0)]
         return chosen or (own if own not in self._collections else "")
 
     def refresh_presets(self) -> None:
-        """Read the presets again."""
+        """Reload the presets."""
         self._watch(self._services.store.submit(conversations.presets), self._show_presets)
 
     def refresh_recommendation(self) -> None:
-        """Show what the model's makers recommend now."""
+        """Show the current recommendation of the model's publisher."""
         chosen = self._services.models.get(self._model)
         self.sampling.show_values(self._own, chosen.sampling if chosen is not None else {})
         self.output.offer_reasoning(reasons=chosen is not None and chosen.reasons)
 
     def _keep(self) -> None:
-        """What this chat has of its own becomes the user's setting for the model."""
+        """Save this chat's sampling values as the user's settings for the model."""
         model, own, api = self._model, dict(self.sampling.own), self._services.api
 
         def work() -> None:
@@ -182,11 +182,11 @@ class ChatOptions(QFrame):
 
     def _on_edited(self) -> None:
         if not self._showing:
-            self._own = self._sampling()  # what is shown again meanwhile is what stands here now
+            self._own = self._sampling()  # a refresh before the timer fires must show the edited values
             self._delay.start()
 
     def flush(self) -> None:
-        """What was changed a moment ago holds from now on, not when the pause after typing is over."""
+        """Apply pending changes now instead of after the typing delay."""
         if self._delay.isActive():
             self._delay.stop()
             self._emit()
@@ -213,7 +213,7 @@ class ChatOptions(QFrame):
             self._use(self._presets[position - 1])
 
     def _use(self, chosen: Preset) -> None:
-        """Take over a preset; its {{places}} are asked for first."""
+        """Apply a preset, after the user has filled in its {{variables}}."""
 
         def take(values: dict[str, str]) -> None:
             prompt = filled(chosen.system_prompt, values, self._model)
@@ -223,7 +223,7 @@ class ChatOptions(QFrame):
         if not names:
             take({})
             return
-        from app.gui.chat.message_editor import VariablesDialog  # noqa: PLC0415 - not before it is wanted
+        from app.gui.chat.message_editor import VariablesDialog  # noqa: PLC0415 - imported on first use
 
         dialog = VariablesDialog(chosen.name, names, self.tr("Use"), self.window())
         dialog.accepted.connect(lambda: take(dialog.values))
@@ -255,12 +255,12 @@ class ChatOptions(QFrame):
         self._services.background.watch(future, on_done, None, self)
 
 
-# Sampling of one chat: what the model's makers recommend, and what this chat has of its own.
+# Sampling of one chat: the publisher's recommendations and the chat's own values.
 
 
 @dataclass(frozen=True)
 class Knob:
-    """One field of the table of sampling as the window offers it, whose bounds may be narrower."""
+    """A sampling field in the window. Its bounds may be narrower than the API's."""
 
     name: str
     title: str
@@ -270,7 +270,7 @@ class Knob:
 
     @property
     def row(self) -> SamplingField:
-        """Its facts."""
+        """The field's row in the sampling table."""
         return SAMPLING[self.name]
 
 
@@ -284,7 +284,7 @@ KNOBS = (
 
 
 class SamplingFields(QWidget):
-    """Shows for each field what is in force and who decided it. A field the user changes is the chat's own."""
+    """Shows the effective value of each field and its origin. A value that the user changes belongs to the chat."""
 
     changed = Signal()
     keep_pressed = Signal()
@@ -320,13 +320,13 @@ class SamplingFields(QWidget):
         self.setLayout(column)
 
     def show_values(self, own: Mapping[str, object], recommended: Mapping[str, Decided]) -> None:
-        """Show a chat's own values over the model's; `recommended` is the model's."""
+        """Show a chat's own values; `recommended` applies to the other fields."""
         self.own = {k.name: float(v) for k in KNOBS if isinstance(v := own.get(k.name), int | float)}
         self._recommended = recommended
         self._show()
 
     def follow(self, *names: str) -> None:
-        """Go back to the recommendation."""
+        """Reset fields to the recommendation."""
         self.own = {name: value for name, value in self.own.items() if name not in names}
         self._show()
         self.changed.emit()
@@ -339,7 +339,7 @@ class SamplingFields(QWidget):
             is_own = knob.name in self.own
             value = self.own.get(knob.name, usual)
             field = self.fields[knob.name]
-            if field.value() != value:  # setting it writes its text again, also while somebody types there
+            if field.value() != value:  # setValue rewrites the text, even while the user types
                 field.setValue(int(value) if knob.row.whole else value)  # type: ignore[arg-type]
             source = formatted.source(recommended.source if recommended is not None else "")
             form = self.tr("This chat's own; otherwise {value} ({source})") if is_own else "{source}"
@@ -372,13 +372,13 @@ class SamplingFields(QWidget):
             self.changed.emit()
 
 
-# Steps of the slider: what the model does by itself, no reasoning, then tokens of it.
+# Steps of the reasoning slider: None is the model's default, 0 is off, then token budgets.
 _BUDGETS: tuple[int | None, ...] = (None, 0, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
-_MOST_STOPS = 16  # the server takes no more
+_MOST_STOPS = 16  # the server's limit
 
 
 class OutputOptions(QWidget):
-    """`own` has only what was given; empty fields leave the choice to the model and its server."""
+    """Output options. `own` has only fields that are set; the model and the server decide the rest."""
 
     changed = Signal()
 
@@ -440,7 +440,7 @@ class OutputOptions(QWidget):
 
     @property
     def own(self) -> dict[str, object]:
-        """What was given, as the request has it; a schema that is no JSON object is left out."""
+        """The set fields, in request form. A schema that is not a JSON object is omitted."""
         found: dict[str, object] = {}
         if self.seed.text():
             found["seed"] = int(self.seed.text())
@@ -458,7 +458,7 @@ class OutputOptions(QWidget):
         return found
 
     def offer_reasoning(self, *, reasons: bool) -> None:
-        """Whether the model of this chat reasons at all."""
+        """Show the reasoning slider if the chat's model reasons."""
         self._reasons.setVisible(reasons)
 
     def _on_reasoning(self) -> None:
@@ -471,7 +471,7 @@ class OutputOptions(QWidget):
         self._on_edited()
 
     def show_values(self, given: Mapping[str, object]) -> None:
-        """Show what a conversation has."""
+        """Show the values of a conversation."""
         if self._budget.text() and (given == self.own or self.hasFocus()):
             return
         self._showing = True

@@ -1,4 +1,4 @@
-"""The chat page: conversations on the left, one of them on the right."""
+"""The chat page: conversation list on the left, the open conversation on the right."""
 
 from typing import TYPE_CHECKING, Any, Final
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from app.tools.catalogue import Offered
     from app.tools.consent import ConsentRequest
 
-_MIN_BOTH = 42  # letters of body text: the narrowest list beside the narrowest chat
+_MIN_BOTH = 42  # in letters of body text: minimum width to show the list and the chat
 
 
 class ChatPage(QSplitter):
@@ -85,7 +85,7 @@ class ChatPage(QSplitter):
         items = (self.banner, self.tools.card, self.composer, note)
         foot.setLayout(stack(*items, spacing=unit, margins=(3 * unit, 0, 3 * unit, unit)))
         centred = row(spacing=0, margins=(0, 0, SCROLL_BAR, 0))
-        centred.addStretch(0)  # takes what is beyond the widest foot, and nothing before
+        centred.addStretch(0)  # takes only the space beyond the foot's maximum width
         centred.addWidget(foot, 100)
         centred.addStretch(0)
         main = QWidget()
@@ -150,7 +150,7 @@ class ChatPage(QSplitter):
 
     @property
     def options(self) -> ChatOptions:
-        """The panel of system prompt and sampling; made when it is first wanted: the window comes sooner."""
+        """The panel for system prompt and sampling. Created on first use, so that the window appears sooner."""
         if self._options is None:
             self._options = ChatOptions(self._services)
             self._options.hide()
@@ -159,10 +159,10 @@ class ChatPage(QSplitter):
             self._options.show_conversation(self.controller.conversation)
         return self._options
 
-    # -- what the user does
+    # -- user actions
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        """Where there is room for one of them only, the list of chats gives way to the chat."""
+        """Hide the chat list if the page is too narrow for the list and the chat."""
         super().resizeEvent(event)
         tokens = self._services.theme.tokens
         narrow = self.width() < _MIN_BOTH * tokens.body
@@ -173,7 +173,7 @@ class ChatPage(QSplitter):
     _narrow = False
 
     def new_chat(self) -> None:
-        """An empty conversation with the defaults of the settings."""
+        """Start an empty conversation with the default settings."""
         self._begin(self._empty())
 
     def _empty(self) -> Conversation:
@@ -199,13 +199,13 @@ class ChatPage(QSplitter):
         self.sidebar.select(conversation_id)
 
     def use_model(self, model_id: str) -> None:
-        """A new chat with this model."""
+        """Start a new chat with this model."""
         self.new_chat()
         self.controller.change(model=model_id)
         self._show_models()
 
     def save_draft(self) -> None:
-        """Keep what is being written."""
+        """Save the draft."""
         self._drafts.save()
 
     def _move_to_new_chat(self) -> None:
@@ -215,7 +215,7 @@ class ChatPage(QSplitter):
         self._context.refresh()
 
     def stop(self) -> None:
-        """End the answer that is being written."""
+        """Stop the response."""
         self.controller.stop()
 
     _wanted_message = 0
@@ -250,7 +250,7 @@ class ChatPage(QSplitter):
         del text
         self._context.refresh()
 
-    # -- what the conversation does
+    # -- conversation events
 
     def _on_opened(self) -> None:
         path = self.controller.tree.path()
@@ -325,7 +325,7 @@ class ChatPage(QSplitter):
         if reachable:
             self._actions.retry_waiting()
 
-    # -- showing
+    # -- updating the widgets
 
     def _model_title(self) -> str:
         return self._services.models.title(self.controller.conversation.model)
@@ -356,10 +356,10 @@ _NO_SHORTCUT = (_Held.NoModifier, _Held.ShiftModifier, _Held.KeypadModifier)
 
 
 class WritingFocus(QObject):
-    """Gives `page`'s `editor` the keyboard.
+    """Gives `page`'s `editor` the keyboard focus.
 
-    The button that begins an answer vanishes with what it stood on, and Qt would hand its focus to the next widget
-    of the window, where the follow-up question would be typed at nothing.
+    The button that starts a response disappears. Qt would move its focus to the next widget of the window, so that
+    a follow-up message would not reach the editor.
     """
 
     def __init__(self, page: QWidget, editor: QPlainTextEdit) -> None:
@@ -369,11 +369,11 @@ class WritingFocus(QObject):
         page.installEventFilter(self)
 
     def take(self) -> None:
-        """An answer begins: the next words are written to the model, unless something else is being written."""
-        QTimer.singleShot(0, self, self._take)  # after the button that was pressed is gone
+        """Focus the editor when a response starts, unless another text field has the focus."""
+        QTimer.singleShot(0, self, self._take)  # after the pressed button has been removed
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
-        """A key that nobody on the page wanted is written into the editor."""
+        """Send keys that no widget of the page handled to the editor."""
         return (isinstance(event, QKeyEvent) and self._take_key(event)) or super().eventFilter(watched, event)
 
     def _take_key(self, event: QKeyEvent) -> bool:
@@ -398,7 +398,10 @@ _SAVED_AFTER_MS: Final = 600
 
 
 class Drafts(QObject):
-    """Gives every chat its own: the text of a saved chat is kept with it, the rest while the window is open."""
+    """Unsent text and attachments of each chat.
+
+    Text of a saved chat is stored with it; the rest lasts until the window closes.
+    """
 
     def __init__(self, controller: ChatController, composer: Composer, parent: QObject) -> None:
         super().__init__(parent)
@@ -414,14 +417,14 @@ class Drafts(QObject):
         controller.conversation_changed.connect(self._on_conversation)
 
     def save(self) -> None:
-        """Keep the text with its chat."""
+        """Save the text with its chat."""
         self._timer.stop()
         chat = self._controller.conversation
         if chat.id and chat.id == self._shown_id and self._composer.text != chat.draft:
             self._controller.change(draft=self._composer.text)
 
     def show(self) -> None:
-        """Put the draft of the chat that was opened into the composer; its branches share one."""
+        """Put the draft of the opened chat into the composer. All branches share one draft."""
         chat, composer = self._controller.conversation, self._composer
         if chat.id == self._shown_id:
             return
@@ -434,7 +437,7 @@ class Drafts(QObject):
         self._timer.stop()
 
     def take(self) -> tuple[str, list[Attachment]]:
-        """What is being written, out of this chat."""
+        """Remove and return the draft of this chat."""
         taken = self._composer.text, list(self._composer.attachments)
         self._composer.clear()
         self.save()
@@ -444,11 +447,11 @@ class Drafts(QObject):
         self._shown_id = self._controller.conversation.id
 
 
-# What the chat page shows of tools: the panel, the question before a call, and servers that did not start.
+# Tool widgets of the chat page: the panel, the consent card, and messages about servers that did not start.
 
 
 class ToolsSide(QObject):
-    """Made with the page; the panel when it is first wanted: the window comes sooner."""
+    """Created with the page. The panel is created on first use, so that the window appears sooner."""
 
     def __init__(
         self, services: Services, controller: ChatController, banner: Banner, beside: QBoxLayout, parent: QObject
@@ -466,9 +469,9 @@ class ToolsSide(QObject):
 
     @property
     def panel(self) -> "ToolsPanel":
-        """The panel of tools."""
+        """The tools panel."""
         if self._panel is None:
-            from app.gui.chat.tools_panel import ToolsPanel  # noqa: PLC0415 - not before the window is shown
+            from app.gui.chat.tools_panel import ToolsPanel  # noqa: PLC0415 - not needed until the window is shown
 
             self._panel = ToolsPanel(self._services)
             self._panel.hide()
@@ -485,7 +488,7 @@ class ToolsSide(QObject):
         self.panel.show_conversation(self._controller.conversation)
 
     def _on_busy(self, busy: bool) -> None:
-        """What was decided for good meanwhile is shown."""
+        """Show permanent decisions that the user made during the response."""
         if not busy and self._panel is not None and self._panel.isVisible():
             self._panel.refresh()
 
@@ -495,24 +498,24 @@ class ToolsSide(QObject):
 
 
 class ToolConsentCard(ConsentCard):
-    """For one call, this chat or for good."""
+    """Asks whether to allow a tool: for one call, for this chat or permanently."""
 
     def answers(self) -> QBoxLayout:
-        """Refusals on the left, leave on the right."""
+        """The buttons: deny on the left, allow on the right."""
         self.never = button(self.tr("Never"), lambda: self._decide("never"))
         self.always = button(self.tr("Always"), lambda: self._decide("always"))
         self.chat = button(self.tr("For this chat"), lambda: self._decide("chat"))
         return row(self.never, self.decline, 1, self.always, self.chat, self.once)
 
     def words(self, request: "ConsentRequest") -> str:
-        """The question."""
+        """The text of the question."""
         if request.kind == "tool":
             return self.tr("The model wants to use {tool} with:").format(tool=request.title)
         return request.title
 
 
 class Projects(QObject):
-    """`began` carries an empty conversation with a project's model, settings and tools."""
+    """Project actions. `began` carries an empty conversation with a project's model, settings and tools."""
 
     began = Signal(object)
     changed = Signal()
@@ -526,12 +529,12 @@ class Projects(QObject):
         """Show the form of a project."""
 
         def read(folder: Folder) -> "tuple[Folder, list[Offered]]":
-            from app.tools.catalogue import offered  # noqa: PLC0415 - not before the window is shown
+            from app.tools.catalogue import offered  # noqa: PLC0415 - not needed until the window is shown
 
             return folder, offered()
 
         def show(found: "tuple[Folder, list[Offered]]") -> None:
-            from app.gui.chat.project_dialog import ProjectDialog  # noqa: PLC0415 - not before the window is shown
+            from app.gui.chat.project_dialog import ProjectDialog  # noqa: PLC0415 - imported on first use
 
             self.dialog = ProjectDialog(self._services, *found, self._window)
             self.dialog.saved.connect(lambda fields: self._save(folder_id, fields))
@@ -540,7 +543,7 @@ class Projects(QObject):
         self._with(folder_id, read, show)
 
     def begin(self, folder_id: int, empty: Conversation) -> None:
-        """Begin a chat in a project; `empty` has what a chat without one would have."""
+        """Start a chat in a project. `empty` is a new chat without a project."""
 
         def made(folder: Folder) -> Conversation:
             return Conversation(

@@ -1,4 +1,4 @@
-"""A line below an answer that says where it is, with its seconds."""
+"""A line below a response that shows its phase and the elapsed seconds."""
 
 import time
 
@@ -13,7 +13,7 @@ _TICK_MS = 500
 
 
 class PhaseLabel(QLabel):
-    """Counts the seconds since `began`, a monotonic clock, while it is shown."""
+    """Shows the seconds since `began` (monotonic clock) while visible."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -26,19 +26,19 @@ class PhaseLabel(QLabel):
         self._tick.timeout.connect(self._refresh)
 
     def begin(self, began: float, phase: Phase = WAITING) -> None:
-        """Show where an answer is that was asked for at `began`."""
+        """Show the phase of a response requested at `began`."""
         self._began = began
         self._tick.start()
         self.show()
         self.show_phase(phase)
 
     def show_phase(self, phase: Phase) -> None:
-        """Say where it is now."""
+        """Show another phase."""
         self.phase = phase
         self._refresh()
 
     def end(self) -> None:
-        """The answer has ended."""
+        """Hide the label and stop the timer."""
         self._tick.stop()
         self.hide()
 

@@ -1,4 +1,4 @@
-"""The form of a project: its folder, instructions, model and tools."""
+"""The form of a project: folder, instructions, model and tools."""
 
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QCheckBox, QDialog, QFileDialog, QLineEdit, QPlainTextEdit, QWidget
@@ -13,7 +13,7 @@ _WIDTH = 520
 
 
 class ProjectDialog(QDialog):
-    """Emits the fields of the folder that were put in."""
+    """Emits the fields that the user entered."""
 
     saved = Signal(dict)
 

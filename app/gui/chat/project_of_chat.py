@@ -1,4 +1,4 @@
-"""The project of the open chat: its instructions are read anew whenever a chat is opened or an answer has ended."""
+"""The project of the open chat. Its instructions are reloaded when a chat opens and after each response."""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from app.projects import folder_of, instructions_of
 
 
 class ProjectOfChat(QObject):
-    """`instructions` and `folder` are those of the last reading; `changed` tells of another."""
+    """`instructions` and `folder` are the last loaded values. `changed` is emitted if the instructions differ."""
 
     changed = Signal()
 
@@ -24,7 +24,7 @@ class ProjectOfChat(QObject):
         self.folder = Path.home()
 
     def follow(self, conversation: Conversation) -> None:
-        """Read the project of this conversation."""
+        """Load the project of this conversation."""
         self._wanted = wanted = conversation.folder_id
         if wanted is None:
             self._show("", Path.home())

@@ -1,4 +1,4 @@
-"""Saved prompts: chosen from a list by typing, their places filled in, put into the field where one writes."""
+"""Saved prompts: chosen from a searchable list, filled in, and inserted into the composer."""
 
 import itertools
 from collections.abc import Callable
@@ -16,12 +16,12 @@ from app.gui.widgets.search_popup import Entry, Palette
 from app.suggestions import asked_for, filled
 
 _SAVE = "\x00save"
-_SHOWN = 90  # letters of a prompt in the list
-_NAME = 40  # letters of a prompt that name it unless one writes another name
+_SHOWN = 90  # characters of a prompt shown in the list
+_NAME = 40  # characters of the default name of a prompt
 
 
 class PromptLibrary(QObject):
-    """Belongs to one composer; "/" at the beginning of an empty field opens it."""
+    """The saved prompts of one composer. "/" at the start of an empty field opens the list."""
 
     def __init__(self, services: Services, composer: Composer, model: Callable[[], str]) -> None:
         super().__init__(composer)
@@ -30,7 +30,7 @@ class PromptLibrary(QObject):
         composer.prompts_wanted.connect(self.open)
 
     def open(self) -> None:
-        """Show what is saved."""
+        """Show the saved prompts."""
         future = self._services.store.submit(store.prompts)
         self._services.background.watch(future, self._show, None, self)
 
@@ -91,7 +91,7 @@ class PromptLibrary(QObject):
         dialog.setWindowTitle(self.tr("Save prompt"))
         dialog.setLabelText(self.tr("Name:"))
         dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        # Offered and marked: typing replaces it, and Enter alone loses nothing.
+        # The default name is selected: typing replaces it, Enter accepts it.
         offered = self._free_name(" ".join(text.split())[:_NAME].strip())
         dialog.setTextValue(offered)
 
@@ -102,7 +102,7 @@ class PromptLibrary(QObject):
         dialog.open()
 
     def _free_name(self, wanted: str) -> str:
-        """A saved prompt of that name would be replaced: a name that nobody chose gets a number instead."""
+        """A free name: adds a number if the default name is taken, because saving would replace that prompt."""
         taken = {item.name for item in self._prompts.values()}
         numbered = (f"{wanted} {number}" for number in itertools.count(2))
         return wanted if wanted not in taken else next(name for name in numbered if name not in taken)

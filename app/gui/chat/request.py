@@ -1,4 +1,4 @@
-"""A branch of a conversation as the body of a chat request."""
+"""Builds the request body of a conversation branch."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,19 +10,19 @@ from app.tools.loop import answer_message, result_message
 from app.tools.types import ToolSpec
 from quantize.files.sampling_keys import SAMPLING
 
-# Characters of English a token holds, rounded down so that estimates err on the full side.
+# Characters per token of English text, rounded down so that estimates are too high rather than too low.
 CHARACTERS_PER_TOKEN = 3.5
-# Fields of a chat that its requests carry as they are.
+# Fields of a chat that are copied into its requests.
 _CARRIED = {"collection", "seed"} | {name for name, row in SAMPLING.items() if row.openai or row.vllm}
 
 
 def estimate_tokens(text: str) -> int:
-    """About how many tokens a text has, when nobody has counted yet."""
+    """Estimated tokens of a text."""
     return round(len(text) / CHARACTERS_PER_TOKEN)
 
 
 def estimate_message(message: Message) -> int:
-    """About how many tokens a message takes, its documents included."""
+    """Estimated tokens of a message, including documents."""
     return estimate_tokens(message.content) + sum(estimate_tokens(a.text) for a in message.attachments) + 4
 
 
@@ -36,7 +36,7 @@ def branch_body(
     tools: Sequence[ToolSpec] = (),
     sees: bool = True,
 ) -> dict[str, Any]:
-    """The request for the next answer on this branch; `sees`: the model takes pictures."""
+    """The request for the next response on this branch. `sees`: the model accepts images."""
     messages: list[dict[str, Any]] = []
     if system_prompt.strip():
         messages.append({"role": "system", "content": system_prompt})
@@ -51,7 +51,7 @@ def branch_body(
 
 
 def _sampling(sampling: Mapping[str, object]) -> dict[str, Any]:
-    """What the chat's options ask for, as a request has it."""
+    """Convert a chat's options to request fields."""
     body: dict[str, Any] = {}
     for name, value in sampling.items():
         if name in _CARRIED:
@@ -70,10 +70,9 @@ def _sampling(sampling: Mapping[str, object]) -> dict[str, Any]:
 
 
 def rendered(path: Sequence[Message], *, sees: bool = True) -> list[dict[str, Any]]:
-    """Messages as a request has them.
+    """Convert messages to request messages.
 
-    Calls go with their results: one that was stopped or lost before its result is
-    left out with its call.
+    A tool call without a result (stopped or lost) is omitted.
     """
     made: list[dict[str, Any]] = []
     for number, message in enumerate(path):
@@ -90,12 +89,15 @@ def rendered(path: Sequence[Message], *, sees: bool = True) -> list[dict[str, An
 
 
 def pictures(message: Message) -> list[Attachment]:
-    """What is attached as a picture."""
+    """The image attachments of a message."""
     return [item for item in message.attachments if item.data and item.mime.startswith("image/")]
 
 
 def _message(message: Message, *, sees: bool) -> dict[str, Any]:
-    """A picture that the model cannot take is named: one of them would end every answer of this branch."""
+    """Convert one message.
+
+    An image that the model cannot read becomes a note: sending it would fail every request.
+    """
     images = pictures(message)
     notes = [document_text(item.name, item.text) for item in message.attachments if item.text]
     if images and not sees:

@@ -1,4 +1,4 @@
-"""The list of conversations: pinned, folders, the rest; search over everything that was said."""
+"""The conversation list: pinned, folders, the rest, and full-text search."""
 
 from datetime import date
 from functools import partial
@@ -53,8 +53,8 @@ _WEEK = 7
 
 
 def _age(created_s: float) -> str:
-    """The group of a chat by the day it was begun, in this place's time."""
-    days = (date.today() - date.fromtimestamp(created_s)).days  # noqa: DTZ011, DTZ012 - the user's own days
+    """The age group of a chat by the local date on which it was created."""
+    days = (date.today() - date.fromtimestamp(created_s)).days  # noqa: DTZ011, DTZ012 - local dates
     if days <= 0:
         return "today"
     return "yesterday" if days == 1 else "week" if days < _WEEK else "earlier"
@@ -67,17 +67,17 @@ def _group_of(chat: Conversation) -> int | str:
 
 
 class Sidebar(QFrame):
-    """Emits what the user chose; reads and writes the store itself."""
+    """Emits the user's choices. Reads and writes the store itself."""
 
-    chosen = Signal(int, int)  # conversation, message (0: none)
+    chosen = Signal(int, int)  # conversation id, message id (0: none)
     new_pressed = Signal()
     trashed = Signal(list)
-    export_pressed = Signal(int, str)  # conversation, its title
+    export_pressed = Signal(int, str)  # conversation id, title
     import_pressed = Signal()
     export_all_pressed = Signal()
     documents_pressed = Signal()
-    begun_in = Signal(int)  # folder
-    project_pressed = Signal(int)  # folder
+    begun_in = Signal(int)  # folder id
+    project_pressed = Signal(int)  # folder id
 
     def __init__(self, services: Services) -> None:
         super().__init__()
@@ -135,7 +135,7 @@ class Sidebar(QFrame):
         self.refresh()
 
     def _documents(self) -> QToolButton:
-        """The way to the folders that chats can answer from."""
+        """The button that opens the Documents page."""
         theme = self._services.theme
         made = QToolButton()
         made.setProperty("kind", "entry")
@@ -155,18 +155,18 @@ class Sidebar(QFrame):
         return made
 
     def focus_search(self) -> None:
-        """Put the cursor into the search field."""
+        """Focus the search field."""
         self._search.setFocus()
         self._search.selectAll()
 
     def select(self, conversation_id: int) -> None:
-        """Mark the open conversation; one that was just begun is read first."""
+        """Select the open conversation. A new one is loaded first."""
         self._current = conversation_id
         if not self._mark_current() and conversation_id:
             self.refresh()
 
     def refresh(self) -> None:
-        """Read the list again."""
+        """Reload the list."""
 
         def load(connection: Any) -> tuple[list[Conversation], list[Folder]]:
             return conversations.listing(connection), conversations.folders(connection)
@@ -174,7 +174,7 @@ class Sidebar(QFrame):
         self._watch(self._services.store.submit(load), self._on_loaded)
 
     def _on_loaded(self, loaded: tuple[list[Conversation], list[Folder]]) -> None:
-        """What looks as before is left alone: rows made again would lose what is marked, and a click on them."""
+        """Rebuild the rows only if they changed: rebuilding would lose the selection and a click in progress."""
         rows, folders = self._loaded = loaded
         looks = (
             [(_group_of(chat), chat.id, chat.title) for chat in rows],
@@ -209,7 +209,7 @@ class Sidebar(QFrame):
             groups["archived"] = self._group(self.tr("Archived"), "archived")
             groups["archived"].appendRows(archived)
         if "archived" not in before:
-            collapsed.add("archived")  # folded until somebody opens it
+            collapsed.add("archived")  # collapsed until the user opens it
         for key, group in groups.items():
             self.tree.setExpanded(group.index(), key not in collapsed)
         self._note.setText(self.tr("Your chats will appear here."))
@@ -252,7 +252,7 @@ class Sidebar(QFrame):
         return bool(found)
 
     def _mark(self, conversation_ids: list[int]) -> None:
-        """Mark several, as with Ctrl and the mouse."""
+        """Select several conversations, as with Ctrl and the mouse."""
         flags = Qt.MatchFlag.MatchExactly | Qt.MatchFlag.MatchRecursive
         for number in conversation_ids:
             for index in self.model.match(self.model.index(0, 0), ID, number, 1, flags):
@@ -262,7 +262,7 @@ class Sidebar(QFrame):
         if QGuiApplication.keyboardModifiers() & (
             Qt.KeyboardModifier.ControlModifier | Qt.KeyboardModifier.ShiftModifier
         ):
-            return  # marked, to be deleted together
+            return  # multiple selection, for deleting several
         if index.data(ID):
             self.chosen.emit(index.data(ID), index.data(MESSAGE) or 0)
         elif index.data(FOLDER) is not None:
@@ -365,7 +365,7 @@ class Sidebar(QFrame):
             self.trash(self._selected())
 
     def trash(self, conversation_ids: list[int]) -> None:
-        """Put conversations into the trash."""
+        """Move conversations to the trash."""
         self._do(conversations.trash, conversation_ids)
         self.trashed.emit(conversation_ids)
 
@@ -405,19 +405,19 @@ class Sidebar(QFrame):
         self._services.background.watch(future, on_done, None, self)
 
 
-# How the list of chats is drawn: whole rows, a menu button on the row under the pointer, found words marked.
+# Draws the chat list: whole rows, a menu button on the hovered row, search matches highlighted.
 
 ID = Qt.ItemDataRole.UserRole + 1
 MESSAGE = Qt.ItemDataRole.UserRole + 2
 FOLDER = Qt.ItemDataRole.UserRole + 3
-EXCERPT = Qt.ItemDataRole.UserRole + 4  # U+0002 and U+0003 stand around the words found
+EXCERPT = Qt.ItemDataRole.UserRole + 4  # U+0002 and U+0003 mark the matching words
 
 Index = QModelIndex | QPersistentModelIndex
-_BUTTON = 28  # pixels at the right of a row that belong to its menu
+_BUTTON = 28  # width in pixels of the menu button at the right of a row
 
 
 class ChatTree(QTreeView):
-    """A right click, or a click on the dots of a row, opens the menu of an entry; all else chooses it."""
+    """Chat list. A right click or a click on a row's dots opens the menu; other clicks open the entry."""
 
     menu_wanted = Signal(QPoint)
 
@@ -436,12 +436,12 @@ class ChatTree(QTreeView):
         self.customContextMenuRequested.connect(self.menu_wanted)
 
     def button_rect(self, index: QModelIndex) -> QRect:
-        """Where the dots of a row are, in the viewport."""
+        """The rectangle of a row's menu button, in viewport coordinates."""
         row = self.visualRect(index)
         return QRect(self.viewport().width() - _BUTTON, row.top(), _BUTTON, row.height())
 
     def mousePressEvent(self, event: QMouseEvent) -> None:
-        """Leave the chosen entry alone where a menu is asked for."""
+        """Do not select the row when the click opens its menu."""
         if event.button() == Qt.MouseButton.RightButton:
             return
         at = event.position().toPoint()
@@ -452,26 +452,26 @@ class ChatTree(QTreeView):
         super().mousePressEvent(event)
 
     def drawBranches(self, painter: QPainter, rect: QRect, index: Index) -> None:
-        """Rows are drawn whole."""
+        """Draw nothing: `ChatRows` draws whole rows."""
         del painter, rect, index
 
 
 class ChatRows(QStyledItemDelegate):
-    """Titles on round ground; groups as small headings with an arrow."""
+    """Draws chats with rounded backgrounds, and groups as small headings with an arrow."""
 
     def __init__(self, theme: Theme, parent: QWidget) -> None:
         super().__init__(parent)
         self._theme = theme
 
     def sizeHint(self, option: QStyleOptionViewItem, index: Index) -> QSize:
-        """A heading has room above it."""
+        """Row height. Headings have extra space above."""
         del option
         tokens = self._theme.tokens
         line = round(tokens.body * 1.3)
         return QSize(0, line + (tokens.unit * 2 if index.data(ID) else tokens.unit + tokens.unit // 2))
 
     def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: Index) -> None:
-        """One row."""
+        """Draw one row."""
         painter.save()
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         tokens = self._theme.tokens
@@ -513,20 +513,20 @@ class ChatRows(QStyledItemDelegate):
 
 
 class HitRows(QStyledItemDelegate):
-    """The title of the chat, and below it two lines of what was said with the found words strong."""
+    """Draws a search result: the chat's title, then two lines of text with the matches in bold."""
 
     def __init__(self, theme: Theme, parent: QWidget) -> None:
         super().__init__(parent)
         self._theme = theme
 
     def sizeHint(self, option: QStyleOptionViewItem, index: Index) -> QSize:
-        """Three lines."""
+        """Row height: three lines."""
         del option, index
         tokens = self._theme.tokens
         return QSize(0, round(1.35 * tokens.body + 2.8 * tokens.small) + 2 * tokens.unit)
 
     def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: Index) -> None:
-        """One message that was found."""
+        """Draw one search result."""
         painter.save()
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         tokens = self._theme.tokens

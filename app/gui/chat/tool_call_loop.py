@@ -1,4 +1,4 @@
-"""Tools of the open chat: servers started, consent asked on the main thread, calls made on a worker."""
+"""Tools of the open chat: starts servers, asks for consent on the main thread, runs calls on a worker."""
 
 import queue
 import threading
@@ -18,14 +18,14 @@ from app.gui.reasons import error_message
 from app.tools.loop import Called, carried_out
 from app.tools.types import ToolSpec
 
-# The tools themselves are imported when a chat first uses one: the window is shown sooner.
+# The tool modules are imported on first use, so that the window appears sooner.
 if TYPE_CHECKING:
     from app.tools.consent import ConsentRequest, ToolConsent, ToolDecision
     from app.tools.toolset import RunningServers, Toolset
 
 
 class ToolTurns(QObject):
-    """`consent_wanted` must be answered with `decide`; `consent_over` takes the question back."""
+    """Runs the tools of a chat. Answer `consent_wanted` with `decide`; `consent_over` withdraws the question."""
 
     consent_wanted = Signal(object)
     consent_over = Signal()
@@ -44,7 +44,10 @@ class ToolTurns(QObject):
     def prepare(
         self, chat: int, names: Sequence[str], folder: Path, then: Callable[[tuple[ToolSpec, ...]], object]
     ) -> None:
-        """Start what is not running, then continue with the tools there are; without any, at once."""
+        """Start missing servers, then call `then` with the available tools.
+
+        Calls it immediately if `names` is empty.
+        """
         self._toolset = None
         if not names:
             then(())
@@ -83,9 +86,9 @@ class ToolTurns(QObject):
         on_row: Callable[[Message], object],
         on_end: Callable[[int], object],
     ) -> bool:
-        """Make the calls of an answer one after the other; each result is on the disk before the next begins.
+        """Run the calls of a response one after another. Each result is saved before the next call starts.
 
-        `on_row` gets each result, `on_end` the last row's id. False: there are no tools.
+        `on_row` gets each result, `on_end` the id of the last row. Returns False if there are no tools.
         """
         toolset, cancelled = self._toolset, self._cancelled
         if toolset is None:
@@ -107,11 +110,11 @@ class ToolTurns(QObject):
         return True
 
     def decide(self, decision: "ToolDecision") -> None:
-        """The person's answer to the question that is shown."""
+        """Pass on the user's decision about the current question."""
         self._decisions.put(decision)
 
     def stop(self) -> None:
-        """End what is under way: no further call is made, a waiting question is answered with no."""
+        """Cancel running and pending calls. A pending question is answered with "no"."""
         self._cancelled.set()
         if self._servers is not None:
             self._servers.cancel_calls()
@@ -119,14 +122,14 @@ class ToolTurns(QObject):
         self.consent_over.emit()
 
     def close(self) -> None:
-        """End the servers."""
+        """Stop the servers."""
         self._cancelled.set()
         self._decisions.put("no")
         if self._servers is not None:
             self._servers.close()
 
     def _begun(self, chat: int) -> "tuple[RunningServers, ToolConsent]":
-        """The servers of all chats, and the consents of this one."""
+        """The shared tool servers, and the consents of this chat."""
         from app.tools.consent import ConsentStore, ToolConsent  # noqa: PLC0415 - see above
         from app.tools.toolset import RunningServers  # noqa: PLC0415 - see above
 
@@ -134,10 +137,10 @@ class ToolTurns(QObject):
         return self._servers, self._consents.setdefault(chat, ToolConsent(ConsentStore(), self._ask))
 
     def _ask(self, request: "ConsentRequest") -> "ToolDecision":
-        """On the worker: show the question and wait for the person."""
+        """Ask for consent and wait for the decision. Worker thread only."""
         cancelled = self._cancelled
         while not self._decisions.empty():
-            self._decisions.get()  # an answer to a question that was taken back
+            self._decisions.get()  # discard the decision on a withdrawn question
         if cancelled.is_set():
             return "no"
         self.consent_wanted.emit(request)
@@ -145,7 +148,7 @@ class ToolTurns(QObject):
 
 
 class _Results:
-    """The results of an answer's calls as rows of the store, made as they are read: on a worker."""
+    """The results of a response's calls, as stored rows. Iterating runs the calls; worker thread only."""
 
     def __init__(
         self,
@@ -163,7 +166,7 @@ class _Results:
         self._cancelled = cancelled
 
     def __iter__(self) -> Iterator[Message]:
-        """Rows that are on the disk."""
+        """Run the calls and yield each result after it is saved."""
         for event in carried_out(self._tools, self._calls, self._cancelled):
             if isinstance(event, Called):
                 title, begun = self._tools.title(event.tool), time.monotonic()
@@ -179,4 +182,4 @@ class _Results:
             yield row
 
     def close(self) -> None:
-        """Nothing to end: `cancelled` does, and a reader closes what it has read."""
+        """Do nothing: `cancelled` stops the calls."""

@@ -1,4 +1,4 @@
-"""The panel beside a chat: which tools it may use, how well its model calls them, and what was decided for good."""
+"""The panel next to a chat: enabled tools, the model's tool-call score and permanent decisions."""
 
 import shlex
 from collections.abc import Callable
@@ -23,7 +23,7 @@ _MAX_SHOWN = 90
 
 
 class ToolsPanel(QFrame):
-    """Emits the names of the sources that are switched on."""
+    """Emits the names of the enabled sources."""
 
     changed = Signal(tuple)
 
@@ -56,13 +56,13 @@ class ToolsPanel(QFrame):
         self.setLayout(stack(scrolled(column)))
 
     def show_conversation(self, conversation: Conversation) -> None:
-        """Show what a conversation may use."""
+        """Show the tools of a conversation."""
         self._on, self._model = conversation.tools, conversation.model
         if self.isVisible():
             self.refresh()
 
     def refresh(self) -> None:
-        """Read servers, decisions and the certificate again."""
+        """Reload servers, decisions and the tool-call evaluation."""
         model = self._model
         self._asked += 1
         asked = self._asked
@@ -78,13 +78,13 @@ class ToolsPanel(QFrame):
             return offered(), ConsentStore().all(), words.format(n=share, model=model)
 
         def show(found: tuple[list[Offered], dict[str, StoredDecision], str]) -> None:
-            if asked == self._asked:  # a later look may have been faster
+            if asked == self._asked:  # a later request may have finished first
                 self._on_read(found)
 
         self._do(read, show)
 
     def add(self) -> None:
-        """Open the form."""
+        """Show the form for a new server."""
         self.dialog = AddServer(self)
         self.dialog.added.connect(self._add)
         self.dialog.open()
@@ -100,7 +100,7 @@ class ToolsPanel(QFrame):
         self._do(lambda: ServerList().add(servers), done)
 
     def _on_read(self, read: tuple[list[Offered], dict[str, StoredDecision], str]) -> None:
-        """What is as before is left alone: a switch made again would lose a click on it."""
+        """Rebuild only if something changed: rebuilding a switch would lose a click in progress."""
         self.problem.hide()
         if (read, self._on) != self._shown:
             self._shown = (read, self._on)
@@ -153,7 +153,7 @@ class ToolsPanel(QFrame):
         others = tuple(server for server in self._on if server != name)
         self._on = (*others, name) if on else others
         if self._shown is not None:
-            self._shown = (self._shown[0], self._on)  # the switch shows it already
+            self._shown = (self._shown[0], self._on)  # the switch already shows it
         self.changed.emit(self._on)
 
     def _remove(self, name: str) -> None:
@@ -175,7 +175,7 @@ _WIDTH = 520
 
 
 class AddServer(QDialog):
-    """Emits the servers that were put in; nothing is started here."""
+    """Emits the entered servers. It starts none of them."""
 
     added = Signal(list)
 
@@ -231,7 +231,7 @@ class AddServer(QDialog):
         self.accept()
 
     def _filled(self) -> McpServerConfig:
-        """The form as a configuration. Raises: BadMcpConfig, ValueError: a quote is not closed."""
+        """The form as a configuration. Raises: BadMcpConfig; ValueError: unclosed quote."""
         where = self.where.text().strip()
         lines = [line.partition("=") for line in self.values.toPlainText().splitlines() if "=" in line]
         values = {name.strip(): value.strip() for name, _, value in lines}

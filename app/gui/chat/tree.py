@@ -1,4 +1,4 @@
-"""A conversation as a tree of messages: every edit and every new answer is a branch, and all are kept."""
+"""A conversation as a tree of messages. Every edit and every retry is a branch."""
 
 from collections.abc import Iterable
 
@@ -6,7 +6,7 @@ from app.db.records import Message
 
 
 class MessageTree:
-    """Messages by id, with the branch that is shown."""
+    """Messages by id, with the visible branch."""
 
     def __init__(self, messages: Iterable[Message] = (), leaf_id: int | None = None) -> None:
         self._messages: dict[int, Message] = {}
@@ -32,11 +32,11 @@ class MessageTree:
         self.leaf_id = message.id
 
     def replace(self, message: Message) -> None:
-        """The same message in a new state."""
+        """Replace a message by its new state."""
         self._messages[message.id] = message
 
     def path(self) -> list[Message]:
-        """The messages of the branch shown, first to last."""
+        """The messages of the visible branch, first to last."""
         found: list[Message] = []
         current = self.leaf_id
         while current is not None:
@@ -46,11 +46,11 @@ class MessageTree:
         return found[::-1]
 
     def siblings(self, message_id: int) -> list[int]:
-        """The alternatives at this place, oldest first, the message itself among them."""
+        """The alternatives to this message, oldest first, including itself."""
         return self._children[self._parent(message_id)]
 
     def switch(self, message_id: int) -> None:
-        """Show the branch through this message, to the newest message below it."""
+        """Show the branch through this message, down to its newest descendant."""
         current = message_id
         while self._children.get(current):
             current = self._children[current][-1]
@@ -66,9 +66,9 @@ class MessageTree:
 
 
 def pair_of(tree: MessageTree, message_id: int, second_model: str, *, wanted: bool) -> list[int]:
-    """The answers to one question that belong side by side, first model first; empty when there is no pair.
+    """Responses to show side by side, first model first. Empty if there is no pair.
 
-    `wanted`: the second model will answer the last question too.
+    `wanted`: the second model will also respond to the last message.
     """
     if tree[message_id].role != "assistant":
         return []

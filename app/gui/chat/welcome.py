@@ -1,4 +1,4 @@
-"""What an empty chat shows: what this computer can do, models to begin with, and questions to try."""
+"""The welcome view of an empty chat: this computer's capabilities, recommended models and example prompts."""
 
 from functools import partial
 from typing import Any
@@ -22,7 +22,7 @@ _SHOWN = 3
 
 
 class Welcome(QScrollArea):
-    """On a new computer it is the first run; later it is one line."""
+    """Shows the first-run view until a model is installed, later one line."""
 
     asked = Signal(str)
     pull_pressed = Signal(str)
@@ -81,12 +81,12 @@ class Welcome(QScrollArea):
         services.models.reachable_changed.connect(lambda _: self._ask())
 
     def showEvent(self, event: QShowEvent) -> None:
-        """Find out what this computer can do."""
+        """Request what this computer can run."""
         super().showEvent(event)
         self._ask()
 
     def _show_kind(self) -> None:
-        """The first run lasts until there is a model beside those that came with Tessera."""
+        """Show the first-run view while only models bundled with Tessera are available."""
         own = [choice for choice in self._services.models.choices if not (choice.demo or choice.installed)]
         self._first.setVisible(not own)
         self._suggest()
@@ -94,7 +94,7 @@ class Welcome(QScrollArea):
             self._machine.setText(self.tr("Everything stays on this computer. Ask below, or drop in a file."))
 
     def _suggest(self) -> None:
-        """Questions that the model of a first chat answers rightly."""
+        """Suggest prompts that the default model answers correctly."""
         models = self._services.models
         chosen = models.get(models.default)
         if chosen is None or chosen.id == self._asked_of:
