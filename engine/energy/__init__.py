@@ -1,1 +1,1 @@
-"""Joules: who drew them, and how power is kept under a cap or a budget."""
+"""Measures energy per request and enforces power limits and battery budgets."""

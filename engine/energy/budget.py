@@ -1,4 +1,4 @@
-"""A part of the battery that work may spend: "finish within N %"."""
+"""A share of the battery that work may use: "finish within N %"."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -8,7 +8,7 @@ from devices.battery import Battery
 
 @dataclass
 class BatteryBudget:
-    """Joules of the full battery, counted from the first look on. What mains give meanwhile is not given back."""
+    """Energy used from the battery since the first reading, in joules. Charging does not add to the budget."""
 
     percent: float
     _last_j: float | None = None
@@ -17,7 +17,7 @@ class BatteryBudget:
     discharging: bool = False
 
     def look(self, battery: Battery) -> None:
-        """The battery now."""
+        """Update the budget with the battery's current state."""
         self.discharging = battery.discharging
         if battery.full_j:
             self._full_j = battery.full_j
@@ -28,20 +28,20 @@ class BatteryBudget:
 
     @property
     def left_j(self) -> float | None:
-        """Joules that may still be spent; None before the battery told its size."""
+        """Joules left in the budget; None until the battery has reported its capacity."""
         return None if self._full_j is None else self.percent / 100 * self._full_j - self.spent_j
 
     @property
     def spent_percent(self) -> float | None:
-        """Of the full battery."""
+        """Energy used, in percent of the full battery."""
         return None if self._full_j is None else 100 * self.spent_j / self._full_j
 
     def refuses(self, expected_j: float) -> bool:
-        """Work that is expected to draw so much does not fit any more. On mains everything does."""
+        """Return whether work of this expected energy exceeds the budget; False on mains power."""
         left = self.left_j
         return self.discharging and left is not None and expected_j >= max(left, 0.0)
 
 
-# What is said where energy is not measured.
+# Shown if energy is not measured.
 
 NO_METER: Final = "not measured: no meter here"

@@ -1,8 +1,8 @@
-"""The joule ledger: what meters count, less what the idle computer draws, shared out to the requests at work.
+"""Joule ledger: shares the measured energy, minus the idle power, among the active requests.
 
-A second's energy goes to runners by their part of the processors' busy time, on a device by their part of its busy
-time, and from a runner to its requests by the seconds of its steps that were theirs. Pure bookkeeping: the caller
-measures. Energy that nobody of ours used is nobody's.
+Energy is assigned to runners by their share of CPU time, and on a device by their share of its busy time. A
+runner's energy is assigned to its requests by their share of step time. This class does no measuring; the caller
+passes the readings. Energy that no runner used is not assigned.
 """
 
 import statistics
@@ -15,15 +15,15 @@ import msgspec
 
 from devices.power import CPU, SYSTEM
 
-# Seconds of rest that the idle power is the median of.
+# The idle power is the median of this many samples.
 IDLE_SAMPLES: Final = 60
-# Above this share of the processors' time somebody else works: that is no idle power.
+# If CPU use exceeds this share, other programs are working and the sample is not idle power.
 IDLE_BUSY: Final = 0.1
 _MOST_MODELS: Final = 200
 
 
 class Active(msgspec.Struct, frozen=True):
-    """What one runner used in an interval: seconds of processor time, and the devices beside the processor."""
+    """Use of one runner in an interval: seconds of CPU time, and its devices other than the CPU."""
 
     model: str
     cpu_s: float
@@ -40,13 +40,13 @@ class Tally(msgspec.Struct, frozen=True):
 
     @property
     def tokens_per_joule(self) -> float | None:
-        """None before anything was measured."""
+        """Tokens per joule; None before anything was measured."""
         return self.tokens / self.joules if self.joules > 0 and self.tokens else None
 
 
 @dataclass
 class _Runner:
-    """`pending_j` is nobody's yet; `all_s` and `own_s` are the runner's counts from when that was last nothing."""
+    """State of a runner. `pending_j` is unassigned; `all_s` and `own_s` are its counts when that was last zero."""
 
     pending_j: float = 0.0
     watts: float = 0.0
@@ -56,7 +56,7 @@ class _Runner:
 
 
 class JouleLedger:
-    """Feed it intervals, what runners told, and requests that ended. A runner's `key` is its process id."""
+    """Assigns energy to requests from intervals, step times and finished requests. `key` is a runner's pid."""
 
     def __init__(self) -> None:
         self._idle: dict[str, deque[float]] = {}
@@ -67,12 +67,12 @@ class JouleLedger:
         self.total_j = 0.0
 
     def idle_w(self, part: str) -> float | None:
-        """What a part draws at rest; None before it was seen at rest."""
+        """Idle power of a part in watts; None before it was measured idle."""
         seen = self._idle.get(part)
         return statistics.median(seen) if seen else None
 
     def rests(self, part: str) -> int:
-        """How many looks at a part `idle_w` is the median of."""
+        """Number of idle samples behind `idle_w`."""
         return len(self._idle.get(part, ()))
 
     def interval(
@@ -84,7 +84,7 @@ class JouleLedger:
         cores: int,
         active: Mapping[int, Active],
     ) -> None:
-        """`parts` drew so many watts for `seconds` up to `at`; all programs used `busy_s` of processor time."""
+        """Add an interval of `seconds` up to `at`: watts by part, and the CPU time of all programs (`busy_s`)."""
         self._at = at
         if not parts or seconds <= 0:
             return
@@ -105,7 +105,7 @@ class JouleLedger:
     def _used_j(
         self, seconds: float, parts: Mapping[str, float], busy_s: float, used: Active, active: Mapping[int, Active]
     ) -> float:
-        """Joules above idle of one runner. The whole computer's meter counts only where parts have none."""
+        """Joules above idle of one runner. The whole-system meter counts only if no part has its own meter."""
         of_parts = {p: w for p, w in parts.items() if p != SYSTEM} or dict(parts)
         joules = 0.0
         for part, watts in of_parts.items():
@@ -118,7 +118,7 @@ class JouleLedger:
         return joules
 
     def add_step_times(self, key: int, all_s: float, own_s: Mapping[int, float]) -> None:
-        """A runner's counts: seconds of all its steps, and each present request's share of them, since its load."""
+        """Add a runner's counts since its load: seconds of all steps, and each active request's share of them."""
         runner = self._runners.setdefault(key, _Runner())
         grown = {n: max(0.0, s - runner.own_s.get(n, 0.0)) for n, s in own_s.items()}
         whole = sum(grown.values())
@@ -131,13 +131,13 @@ class JouleLedger:
         runner.settled_j = {n: j for n, j in runner.settled_j.items() if n in own_s}
 
     def finished(self, key: int, number: int, own_s: float, all_s: float, now: float) -> float | None:
-        """Joules above idle of a request that just ended; None where nothing is measured."""
+        """Joules above idle of a request that just ended; None if nothing is measured."""
         runner = self._runners.get(key)
         if runner is None or not self.measured:
             return None
         grown = max(0.0, own_s - runner.own_s.pop(number, 0.0))
         whole = max(all_s - runner.all_s, grown)
-        # What was drawn since the last interval is not metered yet: as much as before.
+        # Energy since the last interval is not measured yet: assume the same power.
         open_j = runner.pending_j + runner.watts * max(0.0, now - self._at)
         share = open_j * grown / whole if whole > 0 else 0.0
         runner.pending_j -= share
@@ -145,16 +145,16 @@ class JouleLedger:
         return max(0.0, runner.settled_j.pop(number, 0.0) + share)
 
     def count(self, model: str, joules: float, tokens: int) -> None:
-        """A request of a model ended that took so many joules and generated so many tokens."""
+        """Add a finished request's joules and generated tokens to its model's tally."""
         before = self._tallies.pop(model, Tally())
         self._tallies[model] = Tally(before.joules + joules, before.tokens + tokens, before.requests + 1)
         while len(self._tallies) > _MOST_MODELS:
             self._tallies.popitem(last=False)
 
     def tallies(self) -> tuple[tuple[str, Tally], ...]:
-        """Every model's, the one used last at the end."""
+        """The tallies of all models, the most recently used last."""
         return tuple(self._tallies.items())
 
     def tally(self, model: str) -> Tally:
-        """What one model's requests took so far."""
+        """The tally of one model's requests."""
         return self._tallies.get(model, Tally())

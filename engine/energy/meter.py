@@ -1,4 +1,4 @@
-"""Joules of measurements, counted as those of answers are: by the joule ledger, without the computer's rest."""
+"""Measures the energy of benchmark runs with the same joule ledger as requests, without the idle power."""
 
 import asyncio
 import contextlib
@@ -21,16 +21,16 @@ from engine.message_catalog import sentence
 from engine.message_catalog.reasons import Reason, because
 
 EVERY_S: Final = 0.5
-# So many looks at the computer's rest, and the longest that is waited for them. The median of ten looks that err by
-# 5 % each errs by 2 %.
+# Number of idle samples, and the longest wait for them. The median of ten samples with an error of 5 % each has an
+# error of 2 %.
 RESTS: Final = 10
 PATIENCE_S: Final = 60.0
-# What is drawn inside a processor's package is counted there.
+# The CPU package's meter already includes these.
 _WITHIN: Final = frozenset({"igpu", "npu"})
 
 
 class NoPowerMeter(EnvironmentFault):
-    """Nothing tells what is drawn; `reason` says what was looked for, and what may help."""
+    """No power meter is available; `reason` says what was searched for, and what may help."""
 
     code = "no_power_meter"
 
@@ -40,7 +40,7 @@ class NoPowerMeter(EnvironmentFault):
 
 
 class NeverAtRest(EnvironmentFault):
-    """Other programs keep the processors busy, so the computer's rest is not known."""
+    """Other programs keep the CPU busy, so the idle power cannot be measured."""
 
     code = "never_at_rest"
 
@@ -49,16 +49,16 @@ class NeverAtRest(EnvironmentFault):
 
 
 class Unmetered(EnvironmentFault):
-    """A run whose joules no meter tells."""
+    """No meter covers the device of a run."""
 
     code = "unmetered"
 
 
 @dataclass
 class Drawn:
-    """What was drawn while something ran: by the whole computer in `seconds`, and beyond its rest by the runner.
+    """Energy during a run: of the whole computer in `seconds`, and of the runner above idle.
 
-    `joules` None: the rest, or what it ran on, is not known.
+    `joules` is None if the idle power is unknown or a device of the run has no meter.
     """
 
     whole_j: float = 0.0
@@ -67,16 +67,16 @@ class Drawn:
 
     @property
     def watts(self) -> float | None:
-        """The whole computer's mean; None: no meter."""
+        """Mean power of the whole computer; None if there is no meter."""
         return self.whole_j / self.seconds if self.seconds else None
 
     def tokens_per_joule(self, tokens: int) -> float | None:
-        """Of `tokens` generated meanwhile."""
+        """Tokens per joule for `tokens` generated during the run."""
         return tokens / self.joules if self.joules else None
 
 
 class EnergyMeter:
-    """The meters of one computer for a whole measurement. Learn the rest first, then count runs one at a time."""
+    """Meters of one computer during a measurement. Call `rest` first, then count runs one at a time."""
 
     def __init__(self, host: Host, machine: Machine) -> None:
         self._host, self._machine = host, machine
@@ -90,22 +90,22 @@ class EnergyMeter:
 
     @property
     def metered(self) -> bool:
-        """Some meter told something."""
+        """Whether any meter has reported a value."""
         return bool(self._seen)
 
     @property
     def idle_w(self) -> float | None:
-        """What the computer draws at rest; None: not known."""
+        """Idle power of the computer in watts; None if unknown."""
         idle = {part: self._ledger.idle_w(part) or 0.0 for part in self._seen}
         return whole_w(idle) if self._rested else None
 
     async def rest(self, patience_s: float | None = None) -> None:
-        """Look at what the computer draws before anything is loaded: five seconds, longer while it is busy.
+        """Measure the idle power before anything is loaded: for 5 s, longer while the computer is busy.
 
         Raises: NoPowerMeter, NeverAtRest.
         """
         patience_s = PATIENCE_S if patience_s is None else patience_s
-        await self._look()  # counters begin here
+        await self._look()  # start of the counters
         for _ in range(round(patience_s / EVERY_S)):
             await asyncio.sleep(EVERY_S)
             seconds, parts, busy_s = await self._look()
@@ -119,10 +119,10 @@ class EnergyMeter:
 
     @contextlib.asynccontextmanager
     async def during(self, pid: int, devices: Collection[str] = ()) -> AsyncIterator[Drawn]:
-        """Count what the runner of that process draws until the block ends. `devices` are llama.cpp's names."""
+        """Count the energy of the runner process `pid` until the block ends. `devices` are llama.cpp's names."""
         drawn, before_j = Drawn(), self._ledger.total_j
         held = frozenset(self._ids(devices))
-        await self._look()  # what was drawn up to now is nobody's
+        await self._look()  # discard energy used before the run
         self._cpu_s = cpu_seconds(pid) or 0.0
         over = asyncio.Event()
 
@@ -142,9 +142,9 @@ class EnergyMeter:
             drawn.joules = self._ledger.total_j - before_j
 
     def joules(self, pid: int, step_time: StepTime, devices: Collection[str] = ()) -> float:
-        """Joules beyond the computer's rest of a request that just ended.
+        """Joules above idle of a request that just ended.
 
-        Raises: Unmetered: something that it ran on has no meter.
+        Raises: Unmetered: a device that it ran on has no meter.
         """
         missing = self._missing(devices)
         if missing is not None:
@@ -152,11 +152,11 @@ class EnergyMeter:
         return self._ledger.finished(pid, step_time.number, step_time.own_s, step_time.all_s, self._at) or 0.0
 
     def warm(self, pid: int, step_time: StepTime) -> None:
-        """A request ended that is not counted."""
+        """Record a finished request that is not counted."""
         self._ledger.add_step_times(pid, step_time.all_s, {})
 
     async def _look(self) -> tuple[float, dict[str, float], float]:
-        """Seconds since the look before, watts by part, and seconds that all processors were busy."""
+        """Seconds since the last sample, watts by part, and busy seconds of all CPU cores."""
         usage = await asyncio.to_thread(self._sampler.sample)
         now = time.monotonic()
         seconds, self._at = now - self._at, now
@@ -178,7 +178,7 @@ class EnergyMeter:
         return [d.id for d in self._machine.devices for r in d.runtimes if r.device_name in names]
 
     def _missing(self, names: Collection[str]) -> str | Reason | None:
-        """What of the processor and these devices no meter that the ledger counts has told of so far."""
+        """The first of the CPU and these devices that no meter has covered so far, or None."""
         parts = self._seen - {SYSTEM} or self._seen
         if parts == {SYSTEM}:
             return None

@@ -1,9 +1,10 @@
-"""Keeping the computer's power under a cap: fewer threads, then rests between steps. Pure: the caller measures.
+"""Keeps the computer's power below a cap: fewer threads first, then pauses between steps.
 
-Power is what the computer draws at rest and beside us, plus what our steps draw for the share of time they run. The
-second is learnt from every look, for each number of threads; what follows is the share that meets the cap. A slow
-remainder corrects what the model of it misses. Fewer threads come before rests: steps of few threads draw less for
-the same work, where rests only wait.
+Model: power is the idle power including other programs, plus the power of Tessera's steps times the share of time
+they run (duty). Every sample updates the step power for the current number of threads; from that follows the duty
+that meets the cap. A slow correction term compensates for errors of this model. Fewer threads come before pauses:
+with fewer threads the same work needs less energy, while pauses only delay it. This class does no measuring; the
+caller passes the readings.
 """
 
 from dataclasses import dataclass, field
@@ -11,26 +12,26 @@ from typing import Final
 
 import msgspec
 
-# Looks are averaged over about this many seconds: noise of a meter, and meters that are late.
+# Samples are averaged over about this many seconds, because meters are noisy and delayed.
 SMOOTH_S: Final = 1.0
-# Our own steps run at least this share of the time: less would look like a hang.
+# Minimum duty of Tessera's steps: less would look like a hang.
 LEAST_DUTY: Final = 0.1
-# Below this share fewer threads are tried. One more is, when that gives so much more of threads times share.
+# Below this duty, fewer threads are tried. One more thread is tried if threads times duty grows by MORE_WORTH.
 FEWER_BELOW: Final = 0.6
 MORE_WORTH: Final = 1.05
-# After a change of threads so many seconds pass before the next: the meter must have seen it.
+# Minimum seconds between changes of the thread count: the meter must have seen the last one.
 HOLD_S: Final = 2.0
-# What was learnt of other numbers of threads may be wrong, by a late meter or other clocks: after so many seconds
-# this far below the cap it is asked again.
+# The learned power of higher thread counts may be wrong (a delayed meter, other clock rates). It is discarded after
+# this many seconds at less than this share of the cap.
 DOUBT_S: Final = 8.0
 DOUBT_BELOW: Final = 0.88
-# How fast the remainder is learnt, as a share of the error a second; and how large it may become, of the cap.
+# Learning rate of the correction term, as a share of the error per second; and its limit, as a share of the cap.
 CORRECTION: Final = 0.25
 MOST_CORRECTION: Final = 0.2
 
 
 class Pace(msgspec.Struct, frozen=True):
-    """What runners are told: threads of a step (0: their own choice), and the share of time that steps may run."""
+    """Settings for runners: threads per step (0: the runner's choice), and the share of time that steps may run."""
 
     threads: int = 0
     duty: float = 1.0
@@ -41,7 +42,7 @@ FREE: Final = Pace()
 
 @dataclass
 class CapController:
-    """Feed it a look every second or so; `pace` is what runners should do next."""
+    """Call `look` about once per second; `pace` holds the current settings for the runners."""
 
     cap_w: float
     most_threads: int
@@ -57,7 +58,7 @@ class CapController:
         self.pace = Pace(self.most_threads, 1.0)
 
     def look(self, seconds: float, power_w: float, duty: float) -> Pace:
-        """`power_w` was drawn for `seconds`, while our steps ran for this share of the time (0: nothing to do)."""
+        """Update with `power_w` over `seconds`, during which Tessera's steps ran for the share `duty` (0: idle)."""
         keep = max(0.0, 1.0 - seconds / SMOOTH_S)
         self._smooth_w = power_w if self._smooth_w is None else keep * self._smooth_w + (1 - keep) * power_w
         self._held_s += seconds
@@ -66,7 +67,7 @@ class CapController:
             return self.pace
         self._learn(power_w, duty)
         if self._base_w is None:
-            self._base_w = 0.0  # never seen at rest: all of it is ours, which errs towards the quiet
+            self._base_w = 0.0  # never measured idle: attribute all power to Tessera, which errs towards less power
         error = self.cap_w - power_w
         if self.pace.duty < 1.0 or error < 0:
             bound = MOST_CORRECTION * self.cap_w
@@ -80,7 +81,7 @@ class CapController:
         return self.pace
 
     def _rested(self, power_w: float) -> None:
-        """Nothing of ours ran: what is drawn now is others', and the next steps start from what is known."""
+        """Update the idle power: no step of Tessera ran."""
         self._base_w = power_w if self._base_w is None else 0.7 * self._base_w + 0.3 * power_w
         self._trim_w *= 0.9
 
@@ -94,7 +95,7 @@ class CapController:
         return self.cap_w - (self._base_w or 0.0) + self._trim_w
 
     def _wanted(self, threads: int) -> float:
-        """The share of time that meets the cap with so many threads; unknown counts are guessed from known ones."""
+        """The duty that meets the cap with this thread count; unknown counts are extrapolated from known ones."""
         slope = self._slope_w.get(threads)
         if slope is None:
             near = min(self._slope_w, key=lambda n: abs(n - threads))

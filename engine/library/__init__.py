@@ -1,1 +1,1 @@
-"""The models on this computer: what they are, where they came from, and how to get more."""
+"""The models on this computer, their origins, and how to get more."""

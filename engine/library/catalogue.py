@@ -1,4 +1,4 @@
-"""The catalogue: every model this computer has, found again after a restart without reading the disk again."""
+"""The model catalogue. It is stored in SQLite, so a restart does not scan the disk again."""
 
 import logging
 import re
@@ -28,8 +28,8 @@ from quantize.files.gguf_split import parse_split_name
 
 _BUSY_MS = 10_000
 _SCHEMA_VERSION = 1
-# Source: SQLite's documentation of PRAGMA synchronous. With a write-ahead log the first can lose the last
-# transactions in a power cut, the second the file; neither loses anything when a process is killed.
+# Source: SQLite's documentation of PRAGMA synchronous. With a write-ahead log, NORMAL can lose the last
+# transactions in a power cut and OFF can lose the file. Neither loses anything when a process is killed.
 _NORMAL, _OFF = 1, 0
 _SCHEMA = """
 CREATE TABLE models (id TEXT PRIMARY KEY, key TEXT NOT NULL UNIQUE, entry BLOB NOT NULL) STRICT;
@@ -39,15 +39,15 @@ CREATE TABLE hidden (key TEXT PRIMARY KEY) STRICT;
 
 
 class _Newer(Exception):
-    """The file has a form of a newer program."""
+    """The file has the schema of a newer Tessera."""
 
 
 class Store:
-    """Entries by key (where the model lies), folders to watch, and keys that were removed and stay hidden.
+    """Entries by key (the model's path), folders to scan, and hidden keys (removed by the user).
 
-    A damaged file is kept beside as `.corrupt-<time>` and a new one begun: the disk can be scanned again, so
-    nothing of worth is lost but manual links. Where the folder cannot be written, or the file is a newer program's,
-    it works in memory.
+    A damaged file is renamed to `.corrupt-<time>` and a new one is created. The disk can be scanned again, so only
+    manual links are lost. The store works in memory if the folder is not writable or the file comes from a newer
+    Tessera.
     """
 
     def __init__(self, path: Path) -> None:
@@ -87,11 +87,12 @@ class Store:
         if db.pragma("user_version") == _SCHEMA_VERSION:
             db.execute("PRAGMA journal_mode=WAL")
             return db
-        # A first start waits for this file. Nothing is in it yet, and a damaged one is begun again.
+        # A first start waits for this file. `synchronous=OFF` is safe here: the database is still empty and is
+        # recreated if it is corrupt.
         safe = db.pragma("synchronous")
         db.pragma("synchronous", _OFF)
         db.execute("PRAGMA journal_mode=WAL")
-        db.execute("BEGIN IMMEDIATE")  # two processes may both be first
+        db.execute("BEGIN IMMEDIATE")  # two processes may create it concurrently
         try:
             if db.pragma("user_version") == 0:
                 db.execute(_SCHEMA)
@@ -105,9 +106,9 @@ class Store:
 
     @contextmanager
     def writing(self, *, found: bool = False) -> Iterator[None]:
-        """One transaction that excludes writers in other threads and processes.
+        """Open one transaction that excludes writers in other threads and processes.
 
-        What a scan `found` is not waited for until it is on the disk: after a power cut it is found again.
+        `found`: do not wait until the disk has the data. After a power cut the next scan finds it again.
         """
         with self._lock:
             safe = self._db.pragma("synchronous")
@@ -125,12 +126,12 @@ class Store:
                 self._db.pragma("synchronous", safe)
 
     def entries(self) -> dict[str, ModelEntry]:
-        """Every entry by key, in the order of ids; decoded again only when somebody changed the database.
+        """All entries by key, in the order of ids. They are decoded again only after the database changed.
 
-        An entry that cannot be decoded is left out and scanned again.
+        Entries that cannot be decoded are omitted and scanned again.
         """
         with self._lock:
-            # The first counts changes by other connections, the second those by this one.
+            # `data_version` counts changes by other connections, `total_changes` those by this one.
             version = (self._db.pragma("data_version"), self._db.total_changes())
             if version == self._decoded_at:
                 return dict(self._decoded)
@@ -158,12 +159,12 @@ class Store:
             )
 
     def forget(self, key: str) -> None:
-        """Drop the entry of `key`."""
+        """Delete the entry of `key`."""
         with self._lock:
             self._db.execute("DELETE FROM models WHERE key = ?", (key,))
 
     def hide(self, key: str, *, hidden: bool) -> None:
-        """Remember (or no longer) that a scan must not bring `key` back."""
+        """Set or clear the mark that keeps scans from adding `key` again."""
         with self._lock:
             if hidden:
                 self._db.execute("INSERT OR IGNORE INTO hidden (key) VALUES (?)", (key,))
@@ -171,7 +172,7 @@ class Store:
                 self._db.execute("DELETE FROM hidden WHERE key = ?", (key,))
 
     def hidden(self) -> set[str]:
-        """Keys a scan must not bring back."""
+        """Keys that scans must not add again."""
         with self._lock:
             return {str(key) for (key,) in self._db.execute("SELECT key FROM hidden").fetchall()}
 
@@ -187,12 +188,12 @@ class Store:
         return dict(rows)
 
     def close(self) -> None:
-        """Give the file back."""
+        """Close the database."""
         with self._lock:
             self._db.close()
 
 
-# Models of an Ollama store: named by manifests, kept as blobs without a name.
+# Models of an Ollama store: manifests name them, their blobs have no names.
 
 _MODEL = "application/vnd.ollama.image.model"
 _PROJECTOR = "application/vnd.ollama.image.projector"
@@ -211,12 +212,12 @@ class _Manifest(msgspec.Struct):
 
 
 def is_store(root: Path) -> bool:
-    """Whether a folder is laid out as an Ollama store."""
+    """Return whether the folder has the layout of an Ollama store."""
     return (root / "manifests").is_dir() and (root / "blobs").is_dir()
 
 
 def find_ollama_models(root: Path) -> Iterator[Candidate]:
-    """Every model that a manifest names and whose blobs are there. A digest is checked before it becomes a path."""
+    """All models with a manifest and existing blobs. Digests are validated before they become part of a path."""
     manifests = sorted(p for p in (root / "manifests").glob("*/*/*/*"))[:_MAX_MANIFESTS]
     for path in manifests:
         layers = _layers(path)
@@ -227,7 +228,7 @@ def find_ollama_models(root: Path) -> Iterator[Candidate]:
         try:
             file = model_file(blob)
         except OSError:
-            continue  # still being pulled, or pruned
+            continue  # still being pulled, or pruned by Ollama
         _, namespace, model, tag = path.parts[-4:]
         owner = "" if namespace == "library" else f"{namespace}/"
         yield Candidate(
@@ -241,7 +242,7 @@ def find_ollama_models(root: Path) -> Iterator[Candidate]:
 
 
 def _layers(path: Path) -> dict[str, str]:
-    """Digest by media type of the layers a manifest lists; empty if it is no manifest."""
+    """The digests of a manifest's layers by media type; empty if the file is not a manifest."""
     try:
         if path.is_symlink() or not path.is_file() or path.stat().st_size > _MAX_MANIFEST_BYTES:
             return {}
@@ -254,13 +255,13 @@ def _layers(path: Path) -> dict[str, str]:
 
 _log = logging.getLogger(__name__)
 _INSTALLATION = ("bundled", "installed")
-# Counted up when readers find more: what an older one read is read again.
+# Increase when readers extract more fields: entries of an older version are then read again.
 _INSPECTION = 1
 _READERS = {"gguf": inspect_gguf, "safetensors": inspect_safetensors, "onnx": inspect_onnx}
 
 
 class Changes(msgspec.Struct, frozen=True):
-    """What a scan found: ids of models that are new or whose files changed."""
+    """Result of a scan: ids of models that are new or whose files changed."""
 
     added: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
@@ -269,8 +270,8 @@ class Changes(msgspec.Struct, frozen=True):
 class Catalogue:
     """Models on disk. Safe for several threads and several processes.
 
-    Scanning opens only files that are new or changed since the last time; a model whose drive is not mounted
-    stays in the list as offline.
+    A scan opens only files that are new or changed since the last scan. A model on an unmounted drive stays listed
+    as offline.
     """
 
     def __init__(self, paths: Paths | None = None, *, scan: bool = True) -> None:
@@ -280,15 +281,15 @@ class Catalogue:
             self.refresh()
 
     def close(self) -> None:
-        """Give the catalogue's file back."""
+        """Close the catalogue's database."""
         self.store.close()
 
     def entries(self) -> tuple[ModelEntry, ...]:
-        """Every model in the order of ids, each with its state as the disk shows it now."""
+        """All models in the order of ids, each with its current state on disk."""
         return tuple(map(_looked_at, self._recorded()))
 
     def _recorded(self) -> list[ModelEntry]:
-        """Entries as recorded, with the projector that is beside each."""
+        """Stored entries, each with the projector from its folder."""
         recorded = [_named(entry) for entry in self.store.entries().values()]
         projectors: dict[Path, str] = {}
         for entry in recorded:
@@ -305,7 +306,7 @@ class Catalogue:
         ]
 
     def get(self, name: str) -> ModelEntry | None:
-        """The model of that id, display name, file name, path or `repository:quantization`; None if unknown."""
+        """The model with that id, display name, file name, path or `repository:quantization`; None if unknown."""
         wanted = name.strip()
         entries = self._recorded()
         exact = next((entry for entry in entries if entry.id == wanted), None)
@@ -316,12 +317,12 @@ class Catalogue:
         return _looked_at(matches[0]) if len(matches) == 1 else None
 
     def refresh(self) -> Changes:
-        """Look for new and changed models in the bundled, own and linked folders."""
+        """Scan the bundled, own and linked folders for new and changed models."""
         found: dict[str, tuple[Candidate, str | None]] = {}
         blobs: set[Path] = set()
         for root, app in self._roots():
             for candidate in find_ollama_models(root) if is_store(root) else find_models(root):
-                # Snapshots of a Hugging Face cache are links: two commits may share one file.
+                # Snapshots in a Hugging Face cache are links, and two commits may share one file.
                 same = Path(candidate.files[0].path).resolve() if app == "huggingface" else None
                 if same is None or same not in blobs:
                     found.setdefault(candidate.key, (candidate, app))
@@ -334,12 +335,12 @@ class Catalogue:
             for key, (candidate, app) in found.items()
             if key not in hidden and (key not in entries or not _same_files(entries[key], candidate))
         ]
-        # Headers are read before the database is locked: a slow drive must not stop other processes.
+        # Headers are read before the database is locked, so that a slow drive does not block other processes.
         looked = []
         for candidate, app in fresh:
             try:
                 looked.append((candidate, *self._look(candidate, app)))
-            except OutOfResources as lack:  # says nothing about the model: the next refresh looks again
+            except OutOfResources as lack:  # not the model's fault: the next refresh tries again
                 _log.warning("model not looked at path=%s: %s", candidate.key, lack)
         added: list[str] = []
         changed: list[str] = []
@@ -355,9 +356,9 @@ class Catalogue:
         return Changes(tuple(added), tuple(changed))
 
     def add(self, path: Path, origin: Origin | None = None) -> ModelEntry:
-        """Take one file or folder into the catalogue where it is.
+        """Add one file or folder to the catalogue without copying it.
 
-        Raises: BadModelFile: it is no model, or a broken one; nothing is recorded then.
+        Raises: BadModelFile: not a model, or a broken one; nothing is recorded then.
         """
         candidate, details, found_origin = self.check(path)
         with self.store.writing():
@@ -365,7 +366,7 @@ class Catalogue:
             return self._record(self.store.entries(), candidate, details, None, origin or found_origin)
 
     def check(self, path: Path) -> tuple[Candidate, Details, Origin]:
-        """Look at a file or folder without recording it. Raises: BadModelFile."""
+        """Inspect a file or folder without recording it. Raises: BadModelFile."""
         path = path.absolute()
         try:
             candidate = candidate_at(path)
@@ -379,7 +380,7 @@ class Catalogue:
         return candidate, details, origin
 
     def rename(self, model_id: str, name: str) -> ModelEntry:
-        """Give a model another name for people; an empty one goes back to its own. `model_id` is known."""
+        """Set the display name of a model; an empty name restores the original. `model_id` must exist."""
         with self.store.writing():
             key, entry = next((key, e) for key, e in self.store.entries().items() if e.id == model_id)
             changed = msgspec.structs.replace(entry, renamed=name or None)
@@ -399,14 +400,14 @@ class Catalogue:
         return [(BUNDLED_MODELS, None), (installed_models(), None), (self.paths.models, None), *linked]
 
     def _forget_other_installations(self, entries: dict[str, ModelEntry]) -> None:
-        """Such models belong to the installation that runs; an update or a second one must not double them."""
+        """Delete entries of other installations, so that an update does not list these models twice."""
         for key, entry in list(entries.items()):
             if entry.origin.kind in _INSTALLATION and not is_installed(Path(key)):
                 self.store.forget(key)
                 del entries[key]
 
     def _look(self, candidate: Candidate, app: str | None) -> tuple[Details, str | Reason | None, Origin]:
-        """What a model is, why it cannot be used, and where it is from. Raises: OutOfResources."""
+        """The model's details, why it cannot be used (or None), and its origin. Raises: OutOfResources."""
         path = Path(candidate.key)
         origin = origins.of(path, self.paths, app)
         if candidate.expected:
@@ -463,12 +464,12 @@ class Catalogue:
         if candidate.title:
             path = path.with_name(f"{slug(candidate.title)}.gguf")
         elif origin.kind == "bundled":
-            path = path.with_name(f"{path.stem.removesuffix('-f16')}.gguf")  # spark-f16.gguf is just "spark"
+            path = path.with_name(f"{path.stem.removesuffix('-f16')}.gguf")  # spark-f16.gguf gets the id "spark"
         return model_id(path, is_folder=candidate.folder is not None, taken=taken)
 
 
 def key_of(entry: ModelEntry) -> str:
-    """What identifies a model from scan to scan: its folder or its first file (even if that part is missing)."""
+    """The key that identifies a model across scans: its folder or its first file, even if that part is missing."""
     split = parse_split_name(entry.path.name) if entry.folder is None else None
     return str(entry.path if split is None else entry.path.with_name(split.part(1)))
 
@@ -479,7 +480,7 @@ def _display_name(candidate: Candidate) -> str:
 
 
 def _named(entry: ModelEntry) -> ModelEntry:
-    """The entry by the name the user gave it."""
+    """The entry with the name that the user gave it."""
     return msgspec.structs.replace(entry, name=entry.renamed) if entry.renamed else entry
 
 
@@ -491,7 +492,7 @@ def _same_files(entry: ModelEntry, candidate: Candidate) -> bool:
 
 
 def _looked_at(entry: ModelEntry) -> ModelEntry:
-    """The entry with its state of this moment."""
+    """The entry with its current state on disk."""
     state = _state(entry)
     return entry if state == entry.state else msgspec.structs.replace(entry, state=state)
 

@@ -1,4 +1,4 @@
-"""A Hugging Face folder (safetensors) to a GGUF file of the library: in a child, for the folder is untrusted."""
+"""Converts an untrusted Hugging Face folder (safetensors) to a GGUF file, in a child process."""
 
 import os
 from pathlib import Path
@@ -21,11 +21,12 @@ from quantize.types import FloatType
 def convert_folder(
     catalogue: Catalogue, folder: Path, out: Path | None, float_type: FloatType, control: Control
 ) -> tuple[ModelEntry, Converted]:
-    """Convert `folder` and list the file; without `out` it is beside the library's own models.
+    """Convert `folder` and add the file to the catalogue; `out` defaults to a file in the library's folder.
 
-    A family of llama.cpp's that is not ours is left to its own converter, where that is installed.
-    Raises: ConverterNeeded: it is not. InputFault, CannotWrite, NoConverter, TesseraError;
-    Cancelled from `control` (nothing is left then).
+    If only llama.cpp supports the architecture, its own converter does the conversion, if installed.
+
+    Raises: ConverterNeeded: llama.cpp's converter is not installed. InputFault, CannotWrite, NoConverter,
+    TesseraError; Cancelled from `control` (no file is left then).
     """
     folder = folder.absolute()
     if not (folder / "config.json").is_file():
@@ -47,7 +48,7 @@ def convert_folder(
 
 
 def _written(catalogue: Catalogue, folder: Path, out: Path, float_type: FloatType, control: Control) -> Converted:
-    """Write `out` with our converter, or with llama.cpp's where only that knows the family."""
+    """Write `out` with Tessera's converter, or with llama.cpp's if only that supports the architecture."""
 
     def on_progress(progress: Progress) -> None:
         control.report("converting", int(progress.done), int(progress.total))

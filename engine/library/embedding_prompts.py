@@ -1,7 +1,7 @@
-"""What embedding models read before a question and a passage, and where their cosines begin, by family.
+"""The prompts that embedding models expect before queries and passages, and their cosine floors, by family.
 
-A GGUF file does not carry it, so the name says the family. Sources: the model cards on huggingface.co, named
-beside each row. Families that want nothing (all-MiniLM, GTE, Granite, Jina v2) need no row.
+GGUF files do not contain them, so the family is derived from the model's name. Sources: the model cards on
+huggingface.co, named above each row. Families without prompts (all-MiniLM, GTE, Granite, Jina v2) need no row.
 """
 
 import re
@@ -12,9 +12,9 @@ from engine.library.types import ModelEntry
 
 
 class RetrievalPrompts(NamedTuple):
-    """Texts put before a question and before a passage; empty where the model wants none.
+    """Texts to put before a query and before a passage; empty if the model expects none.
 
-    `floor`: the cosine that texts of different matters have, where the card tells one.
+    `floor`: the cosine similarity of unrelated texts, if the model card states one.
     """
 
     question: str = ""
@@ -25,17 +25,18 @@ class RetrievalPrompts(NamedTuple):
 _SEARCHING: Final = RetrievalPrompts("Represent this sentence for searching relevant passages: ")
 _TASK: Final = "Instruct: Given a web search query, retrieve relevant passages that answer the query\n"
 
-# The first pattern that is found in one of a model's names counts; names are in small letters, parted by hyphens.
+# The first pattern that matches one of a model's names is used. Names are in lower case, words separated by
+# hyphens.
 _FAMILIES: Final = tuple(
     (re.compile(rf"(?<![a-z0-9]){pattern}"), prompts)
     for pattern, prompts in (
-        # Qwen/Qwen3-Embedding-0.6B: no space behind "Query:".
+        # Qwen/Qwen3-Embedding-0.6B: no space after "Query:".
         (r"qwen3-embedding", RetrievalPrompts(f"{_TASK}Query:")),
         # intfloat/e5-mistral-7b-instruct, intfloat/multilingual-e5-large-instruct
         (r"e5-[a-z0-9-]*instruct", RetrievalPrompts(f"{_TASK}Query: ")),
-        # intfloat/e5-small-v2, intfloat/multilingual-e5-small; their FAQ: cosines lie around .7 to 1.
+        # intfloat/e5-small-v2, intfloat/multilingual-e5-small; their FAQ: cosines are between about 0.7 and 1.
         (r"e5-(small|base|large)", RetrievalPrompts("query: ", "passage: ", 0.7)),
-        # BAAI/bge-small-en-v1.5, BAAI/bge-small-zh-v1.5; BAAI/bge-m3 wants nothing.
+        # BAAI/bge-small-en-v1.5, BAAI/bge-small-zh-v1.5; BAAI/bge-m3 needs no prompt.
         (r"bge-(small|base|large)-en", _SEARCHING),
         (r"bge-(small|base|large)-zh", RetrievalPrompts("为这个句子生成表示以用于检索相关文章：")),  # noqa: RUF001
         # nomic-ai/nomic-embed-code
@@ -54,7 +55,7 @@ _FAMILIES: Final = tuple(
 
 
 def retrieval_prompts(entry: ModelEntry) -> RetrievalPrompts:
-    """What this model wants to read, by the names it goes by: in its header, on disk, on the hub."""
+    """The prompts of this model, found by its names in the header, on disk and on the hub."""
     on_disk = (Path(path).name for path in (entry.folder or "", *(file.path for file in entry.files[:1])))
     names = (entry.details.title, *on_disk, entry.origin.repo or "", entry.id)
     plain = [re.sub(r"[^a-z0-9.]+", "-", name.lower()) for name in names]

@@ -1,11 +1,11 @@
-"""What can go wrong between this library, the disk and a hub; facts as fields (see engine.core.errors)."""
+"""Errors of the library, the disk and the hub. Their fields hold the facts (see engine.core.errors)."""
 
 from typing import Literal
 
 from engine.core.errors import EnvironmentFault, InputFault
 from engine.message_catalog.reasons import Reason, because
 
-# What the system says where there is no network. Source: getaddrinfo(3), connect(2).
+# Error messages of the operating system when there is no network. Source: getaddrinfo(3), connect(2).
 _PLAIN = {
     "Name or service not known": "address_unknown",
     "Temporary failure in name resolution": "address_unknown",
@@ -23,7 +23,7 @@ def _plain(reason: str) -> str | Reason:
 
 
 class HubUnreachable(EnvironmentFault):
-    """No answer, or none that helps, from the hub: the network, a proxy, or the hub itself is the reason."""
+    """The hub sent no usable response. The network, a proxy or the hub itself is the cause."""
 
     code = "hub_unreachable"
 
@@ -45,7 +45,7 @@ class Offline(EnvironmentFault):
 
 
 class RateLimited(EnvironmentFault):
-    """The hub asks to wait `retry_after_s` seconds."""
+    """The hub requires a wait of `retry_after_s` seconds."""
 
     code = "rate_limited"
 
@@ -59,7 +59,7 @@ _ABSENT = {"repository": "no_repository", "revision of": "no_revision", "such fi
 
 
 class RepositoryNotFound(InputFault):
-    """No such repository, revision or file (or it is private and the token does not open it)."""
+    """No such repository, revision or file, or it is private and the token gives no access."""
 
     code = "repository_not_found"
 
@@ -72,7 +72,7 @@ class RepositoryNotFound(InputFault):
 
 
 class GatedRepository(InputFault):
-    """Its owner must grant access first; `has_token` says whether a token was sent at all."""
+    """The owner must grant access first. `has_token` is True if a token was sent."""
 
     code = "gated_repository"
 
@@ -84,7 +84,7 @@ class GatedRepository(InputFault):
 
 
 class UnsafeName(InputFault):
-    """A repository names a file in a way that could lead out of the models folder; nothing was opened."""
+    """A file name in the repository could lead out of the models folder; no file was opened."""
 
     code = "unsafe_name"
 
@@ -94,7 +94,7 @@ class UnsafeName(InputFault):
 
 
 class NothingToDownload(InputFault):
-    """The repository has no file that fits the request; `choices` are what it offers."""
+    """No file in the repository matches the request; `choices` lists the available ones."""
 
     code = "nothing_to_download"
 
@@ -109,7 +109,7 @@ class NothingToDownload(InputFault):
 
 
 class NotEnoughDisk(EnvironmentFault):
-    """A download would not fit, or did not: bytes still needed and free where models are kept."""
+    """There is not enough disk space for a download: bytes needed and bytes free in the models folder."""
 
     code = "disk_full"
 
@@ -121,7 +121,7 @@ class NotEnoughDisk(EnvironmentFault):
 
 
 class CannotWrite(EnvironmentFault):
-    """The system refuses to write where models are kept; `reason` is its own word for why."""
+    """The system refuses to write to the models folder; `reason` is the system's message."""
 
     code = "cannot_write"
 
@@ -132,7 +132,7 @@ class CannotWrite(EnvironmentFault):
 
 
 class HashMismatch(EnvironmentFault):
-    """The content is not what was promised. The file was moved to `quarantine` and is never listed."""
+    """The content does not match the expected hash. The file was moved to `quarantine` and is never listed."""
 
     code = "hash_mismatch"
 
@@ -145,7 +145,7 @@ class HashMismatch(EnvironmentFault):
 
 
 class BadUpdate(EnvironmentFault):
-    """The newer version of a model cannot be read; the one before it is back in its place."""
+    """The new version of a model cannot be read; the previous version was restored."""
 
     code = "bad_update"
 
@@ -156,7 +156,7 @@ class BadUpdate(EnvironmentFault):
 
 
 class FileChanged(EnvironmentFault):
-    """The hub's file is another one than a moment ago; what was fetched of the old one was dropped."""
+    """The file on the hub changed during the download; the bytes of the old version were deleted."""
 
     code = "file_changed"
 

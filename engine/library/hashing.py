@@ -1,4 +1,4 @@
-"""SHA-256 of large files with progress, and the hash git gives to small ones."""
+"""SHA-256 of large files with progress, and git's blob hash of small files."""
 
 import hashlib
 from pathlib import Path
@@ -26,6 +26,6 @@ def sha256_of(path: Path, control: Control, *, done: int = 0, total: int | None 
 
 
 def git_sha1_of(path: Path) -> str:
-    """The id git gives to a file's content; the hub promises it for small files."""
+    """Git's blob id of a file's content; the hub publishes it as the expected hash of small files."""
     content = path.read_bytes()
     return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()

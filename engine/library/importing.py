@@ -1,4 +1,4 @@
-"""Taking models in: copied into our own folder, or used where they lie."""
+"""Imports models: copies them into the library's folder, or links them in place."""
 
 import contextlib
 import errno
@@ -21,16 +21,17 @@ from quantize.files.safetensors_file import refuse_pickle
 _CHUNK_BYTES = 4 * 1024 * 1024
 _RESERVE_BYTES = 256 * 1024 * 1024
 _COMPANIONS = (".json", ".jinja", ".model", ".txt", "_data", ".data")
-# What sentence-transformers keeps one folder deeper: how an embedding model's rows become one.
+# sentence-transformers stores the pooling configuration of an embedding model one folder deeper.
 _POOLING = "1_Pooling/config.json"
 
 
 def import_copy(catalogue: Catalogue, path: Path, control: Control) -> ModelEntry:
-    """Copy a file (all parts of a split one) or a model folder into our models folder and list it.
+    """Copy a file (all parts of a split one) or a model folder into the models folder and list it.
 
-    A model of ours with the same content is returned in place of a second copy.
-    The headers are checked before a byte is copied; a copy appears in its place only when it is whole.
-    Raises: BadModelFile, NotEnoughDisk, CannotWrite; Cancelled and Paused from `control` (nothing is left then).
+    If the library already has a model with the same content, that model is returned and nothing is copied.
+    The headers are checked before copying starts, and a copy gets its final name only when it is complete.
+
+    Raises: BadModelFile, NotEnoughDisk, CannotWrite; Cancelled and Paused from `control` (no file is left then).
     """
     path = path.absolute()
     files, folder = _members(path)
@@ -66,7 +67,7 @@ def import_copy(catalogue: Catalogue, path: Path, control: Control) -> ModelEntr
 def _same_content(
     catalogue: Catalogue, files: list[Path], folder: Path | None, control: Control
 ) -> ModelEntry | None:
-    """A model of ours whose files have these bytes. One that is only linked may go away with its application."""
+    """A model in the library with the same bytes. Linked models do not count: their application may delete them."""
     for entry in catalogue.entries():
         if entry.state != "online" or entry.origin.kind == "linked" or (entry.folder is None) != (folder is None):
             continue
@@ -74,7 +75,7 @@ def _same_content(
             others = [Path(str(entry.folder)) / file.relative_to(folder) for file in files]
         else:
             others = [Path(file.path) for file in entry.files]
-        with contextlib.suppress(OSError):  # of a file that went away meanwhile
+        with contextlib.suppress(OSError):  # a file may have disappeared
             sizes = [(one.stat().st_size, other.stat().st_size) for one, other in zip(files, others, strict=False)]
             if len(others) != len(files) or any(one != other for one, other in sizes):
                 continue
@@ -100,9 +101,9 @@ def _same_bytes(one: Path, other: Path, control: Control, done: int, total: int)
 
 
 def link(catalogue: Catalogue, where: str) -> tuple[Changes, ModelEntry | None]:
-    """Use models where they lie: a file, a folder of models, or the name of an application (see foreign.APPS).
+    """Use models in place: a file, a folder of models, or the name of an application (see other_apps.APPS).
 
-    Raises: InputFault: nothing of that name is here; BadModelFile: the file is no model.
+    Raises: InputFault: nothing exists there; BadModelFile: the file is not a model.
     """
     if where in other_apps.APPS:
         folders = [folder for folder in other_apps.present() if folder.app == where]
@@ -148,7 +149,7 @@ def _members(path: Path) -> tuple[list[Path], Path | None]:
 
 
 def _inside(path: Path, root: Path) -> bool:
-    """A file whose links, if any, stay in the model's folder: a copy must not hold other files of this computer."""
+    """Return whether a file's links stay in the model's folder: a copy must not contain other local files."""
     return path.is_file() and path.resolve().is_relative_to(root.resolve())
 
 
@@ -160,7 +161,7 @@ def _copy(source: Path, target: Path, control: Control, done: int, total: int) -
             done += len(chunk)
             control.report("copying", done, total)
         writer.flush()
-        with contextlib.suppress(OSError):  # some file systems cannot; the catalogue's stamp would tell
+        with contextlib.suppress(OSError):  # not all file systems support it; a scan would notice a loss
             os.fsync(writer.fileno())
     shutil.copystat(source, target)
     return done

@@ -1,4 +1,4 @@
-"""From files to facts, by the bounded readers only: no native code, no imports from a model's folder."""
+"""Reads model details with the bounded readers only: no native code, no imports from a model's folder."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -21,14 +21,14 @@ _LONGEST_MIX = 20
 
 
 def inspect_gguf(path: Path) -> Details:
-    """Facts of a GGUF model (all parts of a split one). Raises: TesseraError."""
+    """Details of a GGUF model (all parts of a split one). Raises: TesseraError."""
     model = cached_gguf_model(path)
     details = gguf_details(model.parts[0], [tensor for _, tensor in model.tensors()])
     return msgspec.structs.replace(details, publisher_sampling=_published(path.parent, links_root(path.parent)))
 
 
 def gguf_details(head: GgufFile, tensors: list[TensorInfo]) -> Details:
-    """Facts from the header of the first part and the tensors of all parts."""
+    """Details from the header of the first part and the tensors of all parts."""
     type_bytes: Counter[str] = Counter()
     for tensor in tensors:
         type_bytes[tensor.ggml_type.name] += tensor.nbytes
@@ -50,16 +50,16 @@ def gguf_details(head: GgufFile, tensors: list[TensorInfo]) -> Details:
 
 
 def _published(folder: Path, root: Path) -> dict[str, float | int]:
-    """What the publisher's generation_config.json in this folder recommends."""
+    """The sampling settings that the publisher recommends in this folder's generation_config.json."""
     try:
         path = safe_member(folder, GENERATION_CONFIG, root)
         return checked(read_json(path), GENERATION_CONFIG_NAMES) if path.is_file() else {}
     except TesseraError:
-        return {}  # a broken one recommends nothing
+        return {}  # a broken file recommends nothing
 
 
 def inspect_safetensors(folder: Path) -> Details:
-    """Facts of a Hugging Face folder. Raises: TesseraError."""
+    """Details of a Hugging Face folder. Raises: TesseraError."""
     root = links_root(folder)
     config = read_json(safe_member(folder, "config.json", root))
     model = read_safetensors_folder(folder, root)
@@ -89,9 +89,9 @@ def inspect_safetensors(folder: Path) -> Details:
 
 
 def inspect_onnx(folder: Path) -> Details:
-    """Facts of an ONNX folder; the graphs themselves are checked where they are run.
+    """Details of an ONNX folder; the graphs are checked only when the model runs.
 
-    Raises: TesseraError: it wants to run code, leaves its folder, or is broken.
+    Raises: TesseraError: the folder needs to run code, refers to files outside itself, or is broken.
     """
     found = read_folder(folder)
     own = found.own
@@ -113,9 +113,9 @@ def _first_text(values: object) -> str | None:
     return next((v for v in values if isinstance(v, str)), None) if isinstance(values, Iterable) else None
 
 
-# What a model can be used for, read from its header; nothing is claimed that the file does not show.
+# Capabilities of a model, read from its header. Only what the file proves is reported.
 
-# Architectures that only encode. Source: llama.cpp's llm_arch names whose models have no causal head.
+# Encoder-only architectures. Source: llama.cpp's llm_arch names whose models have no causal head.
 _ENCODERS = frozenset({
     "bert", "modern-bert", "nomic-bert", "nomic-bert-moe", "neo-bert", "jina-bert-v2", "jina-bert-v3", "eurobert",
     "gemma-embedding", "t5encoder", "llama-embed",
@@ -125,7 +125,7 @@ _THINK_MARKS = ("<think>", "enable_thinking", "reasoning_content", "reasoning_ef
 
 
 def capabilities_of(metadata: Mapping[str, object], tensor_names: Iterable[str]) -> tuple[str, ...]:
-    """Capabilities of a GGUF model, from metadata and the names of its tensors."""
+    """Capabilities of a GGUF model, from its metadata and tensor names."""
     architecture = metadata.get("general.architecture", "")
     pooling = metadata.get(f"{architecture}.pooling_type")
     names = set(tensor_names)
@@ -140,7 +140,7 @@ def capabilities_of(metadata: Mapping[str, object], tensor_names: Iterable[str])
 
 
 def from_template(template: object) -> tuple[str, ...]:
-    """chat, tools and reasoning, as far as a chat template shows them."""
+    """The capabilities "chat", "tools" and "reasoning", as far as the chat template supports them."""
     if not isinstance(template, str) or not template.strip():
         return ()
     found = ["chat"]

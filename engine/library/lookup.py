@@ -1,4 +1,4 @@
-"""Finding a model by name, with an answer that helps when there is none."""
+"""Finds a model by name; the error lists similar ids."""
 
 import difflib
 
@@ -8,7 +8,7 @@ from engine.library.types import ModelEntry
 
 
 def require(catalogue: Catalogue, name: str) -> ModelEntry:
-    """The model of that name; files that were just put there count. Raises: ModelNotFound with ids most alike."""
+    """The model with that name; refreshes the catalogue if unknown. Raises: ModelNotFound with the closest ids."""
     entry = catalogue.get(name)
     if entry is None:
         catalogue.refresh()

@@ -15,7 +15,7 @@ _UNSAFE = re.compile(r"[^a-z0-9._-]+")
 
 
 def stem_of(file_name: str) -> str:
-    """File name without extension and without the numbering of a split model."""
+    """File name without extension and without the part number of a split model."""
     split = parse_split_name(file_name)
     if split is not None:
         return split.stem
@@ -23,13 +23,13 @@ def stem_of(file_name: str) -> str:
 
 
 def slug(text: str) -> str:
-    """Lower case letters, digits, `.`, `_` and `-` only; never empty."""
+    """Text reduced to lower-case letters, digits, `.`, `_` and `-`; never empty."""
     plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode().lower()
     return _UNSAFE.sub("-", plain).strip("-._")[:_MAX_ID_CHARS].rstrip("-._") or "model"
 
 
 def model_id(path: Path, *, is_folder: bool, taken: Container[str]) -> str:
-    """An id for a new model: its file's or folder's name, numbered if another model has that already."""
+    """A new model's id: the name of its file or folder, with a number if another model has that id."""
     base = slug(folder_name(path) if is_folder else file_title(path))
     if base not in taken:
         return base
@@ -40,21 +40,21 @@ def model_id(path: Path, *, is_folder: bool, taken: Container[str]) -> str:
 
 
 def file_title(path: Path) -> str:
-    """A name for people; `model.gguf` says nothing, so its folder is named instead."""
+    """A display name. For `model.gguf` it is the folder's name, because the file name is generic."""
     stem = stem_of(path.name)
     return path.parent.name if stem.lower() in _EMPTY_NAMES and path.parent.name else stem
 
 
 def folder_name(path: Path) -> str:
-    """A snapshot folder of the Hugging Face cache is named by a commit; its repository is the better name."""
+    """A folder's display name. For a snapshot in the Hugging Face cache it is the repository, not the commit."""
     if path.parent.name == "snapshots":
         return path.parent.parent.name.rpartition("--")[2]
     return path.name
 
 
-# Names of quantization mixes: from a file's own number, from its name, from its tensors.
+# Names of quantization recipes: from the file's `general.file_type`, its name, or its tensors.
 
-# llama.cpp's number of a file's mix or format, as its name without LLAMA_FTYPE_MOSTLY_.
+# llama.cpp's file type number to its name without LLAMA_FTYPE_MOSTLY_.
 _FORMATS = {t.traits.file_type: t.name for t in GgmlType if t.traits.file_type is not None}
 FILE_TYPES: dict[int, str] = {**_FORMATS, **{mix.ftype: name for name, mix in MIXES.items()}}
 
@@ -65,13 +65,13 @@ _IN_NAME = re.compile(
 
 
 def from_file_name(stem: str) -> str:
-    """The mix a file name (without extension) announces last, upper case, or an empty string."""
+    """The last quantization recipe in a file name (without extension), in upper case; empty if there is none."""
     found = _IN_NAME.findall(stem)
     return str(found[-1]).upper().replace("FP16", "F16") if found else ""
 
 
 def from_header(file_type: object, type_bytes: Mapping[str, int]) -> str:
-    """The mix named by `general.file_type`, else the tensor type that takes the most bytes."""
+    """The recipe named by `general.file_type`, else the tensor type with the most bytes."""
     if isinstance(file_type, int) and file_type in FILE_TYPES:
         return FILE_TYPES[file_type]
     return max(type_bytes, key=lambda t: type_bytes[t], default="")

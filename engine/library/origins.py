@@ -1,4 +1,4 @@
-"""Where a model came from: written beside a download, deduced for everything else."""
+"""The origin of a model: read from the note of a download, derived for all other models."""
 
 import logging
 from pathlib import Path, PurePosixPath
@@ -17,7 +17,7 @@ _MAX_NOTE_BYTES = 4 * 1024 * 1024
 
 
 class DownloadNote(msgspec.Struct, frozen=True, kw_only=True):
-    """Written into a downloaded repository's folder: `sha256` maps file name to the verified hash."""
+    """The note in a downloaded repository's folder; `sha256` maps file name to the verified hash."""
 
     repo: str
     revision: str
@@ -27,7 +27,7 @@ class DownloadNote(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_note(folder: Path) -> DownloadNote | None:
-    """The note of a folder, or None if there is none (or none that can be read)."""
+    """The note of a folder, or None if there is none or it is unreadable."""
     path = folder / NOTE_NAME
     try:
         if path.stat().st_size > _MAX_NOTE_BYTES:
@@ -41,19 +41,19 @@ def read_note(folder: Path) -> DownloadNote | None:
 
 
 def report_beside(path: Path) -> str | None:
-    """The report of our own quantization, if this file is one."""
+    """Path of Tessera's quantization report for this file, or None."""
     report = _report_path(path)
     return str(report) if path.suffix == ".gguf" and report.is_file() else None
 
 
 def card_beside(path: Path) -> Path | None:
-    """The card of a model that came with the installation."""
+    """The model card of a model that came with the installation."""
     card = path.with_suffix(".md")
     return card if is_installed(path) and card.is_file() else None
 
 
 def card_title(card: Path) -> str:
-    """The model's name for people: the card's first heading, up to a colon."""
+    """The model's display name: the card's first heading, up to a colon."""
     with card.open(encoding="utf-8") as file:
         return file.readline().removeprefix("#").partition(":")[0].strip()
 
@@ -83,7 +83,7 @@ def _from_note(note: DownloadNote | None, path: Path, kind: OriginKind) -> Origi
 
 
 def _note_above(path: Path, models: Path) -> DownloadNote | None:
-    """The note of the repository a file is in; quantizations often have folders of their own."""
+    """The note of the file's repository; quantizations often have separate folders."""
     for folder in (path, *path.parents):
         if folder == models:
             return None

@@ -1,4 +1,4 @@
-"""Where other applications keep their models, so that they can be used without copying."""
+"""Model folders of other applications, so that their models can be used without copying."""
 
 import os
 import sys
@@ -7,19 +7,19 @@ from pathlib import Path
 
 import msgspec
 
-# Shown to people in this order.
+# Displayed in this order.
 APPS = ("lmstudio", "ollama", "llama.cpp", "jan", "huggingface")
 
 
 class ForeignFolder(msgspec.Struct, frozen=True):
-    """One folder of models that belongs to another application."""
+    """One folder of models that another application owns."""
 
     app: str
     path: Path
 
 
 def candidates(home: Path, environment: Mapping[str, str], platform: str) -> Iterator[ForeignFolder]:
-    """Every place worth a look, present or not. Source: each application's documentation and defaults, 2026."""
+    """All known locations, existing or not. Source: each application's documentation and defaults, 2026."""
     pointer = home / ".lmstudio-home-pointer"
     if pointer.is_file() and pointer.stat().st_size < 4096:  # noqa: PLR2004 a path
         yield ForeignFolder("lmstudio", Path(pointer.read_text(errors="replace").strip()) / "models")
@@ -44,7 +44,7 @@ def candidates(home: Path, environment: Mapping[str, str], platform: str) -> Ite
 
 
 def _system_folders(home: Path, environment: Mapping[str, str], platform: str) -> tuple[Path, Path]:
-    """Folders of caches and of application data."""
+    """Folders for caches and for application data."""
     if platform == "darwin":
         return home / "Library" / "Caches", home / "Library" / "Application Support"
     if platform == "win32":
@@ -57,12 +57,12 @@ def _system_folders(home: Path, environment: Mapping[str, str], platform: str) -
 def present(
     home: Path | None = None, environment: Mapping[str, str] | None = None, platform: str = sys.platform
 ) -> tuple[ForeignFolder, ...]:
-    """The folders that are there, each once."""
+    """The folders that exist, without duplicates."""
     found: dict[Path, ForeignFolder] = {}
     for folder in candidates(home or Path.home(), os.environ if environment is None else environment, platform):
         try:
             if folder.path.is_dir():
                 found.setdefault(folder.path.resolve(), folder)
         except OSError:
-            continue  # another user's folder: nothing to see, nothing to say
+            continue  # another user's folder: skip it silently
     return tuple(found.values())

@@ -1,4 +1,4 @@
-"""A first model: a small curated table, and three proposals that fit this machine."""
+"""Recommends a first model: a small curated table, and three proposals that fit this computer."""
 
 import tomllib
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from engine.message_catalog.reasons import Reason, because
 Recommended = Literal["", "reading_speed", "quickest", "smallest"]
 
 _PROPOSALS = 3
-# 238 words a minute of some 1.3 tokens. Source: Brysbaert 2019, "How many words do we read per minute?"
+# 238 words per minute of about 1.3 tokens. Source: Brysbaert 2019, "How many words do we read per minute?"
 _FLUENT_TOK_S = 5.2
 _USES: dict[JobName, str] = {
     "chat": "starter_chat",
@@ -28,7 +28,7 @@ _USES: dict[JobName, str] = {
 
 
 class Proposal(msgspec.Struct, frozen=True, kw_only=True):
-    """A starter that fits, and why this one."""
+    """A recommended model that fits, and the reason."""
 
     starter: Starter
     reason: Reason
@@ -36,18 +36,18 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True):
 
 @cache
 def starters() -> tuple[Starter, ...]:
-    """The whole table."""
+    """The whole table of recommended models."""
     raw = tomllib.loads(Path(__file__).with_name("starters.toml").read_text(encoding="utf-8"))
     return msgspec.convert(raw["model"], learned(tuple[Starter, ...]))
 
 
 def starter_repo(name: str) -> str | None:
-    """The repository of a starter's id, or None."""
+    """The repository of a recommended model's id, or None."""
     return next((s.repo for s in starters() if s.id == name.lower()), None)
 
 
 def propose(memory_bytes: int, jobs: tuple[JobName, ...] = ("tiny", "chat", "coding")) -> tuple[Proposal, ...]:
-    """Up to three that fit into `memory_bytes`: the largest for each job, then the next best things."""
+    """Up to three that fit into `memory_bytes`: the largest for each job, then the largest others."""
     picked: list[Proposal] = []
     for job in jobs:
         fitting = [s for s in starters() if s.job == job and s.expected_bytes <= memory_bytes]
@@ -61,7 +61,7 @@ def propose(memory_bytes: int, jobs: tuple[JobName, ...] = ("tiny", "chat", "cod
 
 
 def recommend(offered: Sequence[tuple[Starter, float]]) -> tuple[str, Recommended]:
-    """The id of the one to begin with, and why; `offered` are starters with tokens a second (0: not known)."""
+    """The id of the best first model, and why. `offered` pairs models with tokens per second (0: unknown)."""
     talkers = [pair for pair in offered if pair[0].job in {"chat", "tiny"}] or list(offered)
     if not talkers:
         return "", ""

@@ -1,4 +1,4 @@
-"""Finding models in a folder: one walk, no file opened."""
+"""Finds models in a folder in one walk, without opening files."""
 
 import logging
 import os
@@ -19,9 +19,9 @@ _MAX_FILES = 200_000
 
 
 class Candidate(msgspec.Struct, frozen=True):
-    """Files that look like one model. `key` (the folder or the first file) identifies it from scan to scan.
+    """Files that look like one model. `key` (the folder or the first file) identifies it across scans.
 
-    `title` is a better name than the file's own; `expected` maps file name to the sha256 its owner recorded.
+    `title` is a better name than the file's own; `expected` maps file name to the sha256 that its owner recorded.
     """
 
     format: Format
@@ -35,13 +35,13 @@ class Candidate(msgspec.Struct, frozen=True):
 
 
 def model_file(path: Path) -> ModelFile:
-    """Size and time of a file as a record. Raises: OSError."""
+    """Size and modification time of a file. Raises: OSError."""
     info = path.stat()
     return ModelFile(path=str(path), size_bytes=info.st_size, mtime_ns=info.st_mtime_ns)
 
 
 def find_models(root: Path) -> Iterator[Candidate]:
-    """Every model below `root`; hidden folders are passed over, links to folders are not followed."""
+    """All models below `root`. Hidden folders are skipped and links to folders are not followed."""
     budget = _MAX_FILES
     pending = [(root, 0)]
     while pending:
@@ -61,7 +61,7 @@ def find_models(root: Path) -> Iterator[Candidate]:
                     elif item.name.endswith(SUFFIXES):
                         _note(item, files)
         except OSError:
-            continue  # unreadable or gone meanwhile: what is known about it stays as it is
+            continue  # unreadable or deleted during the walk: the catalogue keeps its entries
         yield from group(folder, files)
 
 
@@ -77,7 +77,7 @@ def _note(item: "os.DirEntry[str]", files: dict[str, ModelFile]) -> None:
 
 
 def _is_text(path: str) -> bool:
-    """Whether a path can be stored and sent as UTF-8 (undecodable bytes arrive as lone surrogates)."""
+    """Return whether a path can be encoded as UTF-8 (undecodable bytes become lone surrogates)."""
     try:
         path.encode()
     except UnicodeEncodeError:
@@ -86,7 +86,7 @@ def _is_text(path: str) -> bool:
 
 
 def group(folder: Path, files: dict[str, ModelFile]) -> Iterator[Candidate]:
-    """The models that the files of one folder make up."""
+    """The models formed by the files of one folder."""
     shards = tuple(files[name] for name in sorted(files) if name.endswith(".safetensors"))
     if "config.json" in files and shards:
         yield Candidate("safetensors", str(folder), shards, str(folder))
@@ -94,7 +94,7 @@ def group(folder: Path, files: dict[str, ModelFile]) -> Iterator[Candidate]:
     if graphs and ("genai_config.json" in files or {"config.json", "tokenizer.json"} <= files.keys()):
         weights = tuple(files[name] for name in sorted(files) if name.endswith((".data", "_data", ".bin")))
         yield Candidate("onnx", str(folder), (*graphs, *weights), str(folder))
-    elif "config.json" in files and not shards and OPENVINO_GRAPHS & files.keys():  # shown, with what it needs
+    elif "config.json" in files and not shards and OPENVINO_GRAPHS & files.keys():  # listed with its needs
         compiled = tuple(files[name] for name in sorted(files) if name.endswith((".xml", ".bin")))
         yield Candidate("onnx", str(folder), compiled, str(folder))
     for name in sorted(files):
@@ -112,8 +112,8 @@ def group(folder: Path, files: dict[str, ModelFile]) -> Iterator[Candidate]:
 
 
 def candidate_at(path: Path) -> Candidate | None:
-    """The model that a file or a folder given by a person belongs to, or None if it is none. Raises: OSError."""
-    path.stat()  # "No such file" is a better answer than "not a model"
+    """The model at a path that the user named, or None if there is none. Raises: OSError."""
+    path.stat()  # raise "No such file" instead of reporting "not a model"
     folder = path if path.is_dir() else path.parent
     files: dict[str, ModelFile] = {}
     with os.scandir(folder) as found:

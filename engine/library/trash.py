@@ -1,4 +1,4 @@
-"""Removing models, so that it can be undone until the trash is emptied. Linked files are only forgotten."""
+"""Removes models; removal can be undone until the trash is emptied. Linked files are only unlisted."""
 
 import logging
 import secrets
@@ -20,7 +20,7 @@ _TICKET = "entry.json"
 
 
 class Removed(msgspec.Struct, frozen=True):
-    """One removed model: `ticket` undoes it; `freed_bytes` come free when the trash is emptied (0 for links)."""
+    """One removed model: `ticket` undoes it; emptying the trash frees `freed_bytes` (0 for links)."""
 
     ticket: str
     entry: ModelEntry
@@ -31,20 +31,20 @@ class Removed(msgspec.Struct, frozen=True):
 class _Record(msgspec.Struct, kw_only=True):
     entry: ModelEntry
     removed_at: float
-    moved: dict[str, str] = {}  # file name in the trash: path it came from
+    moved: dict[str, str] = {}  # file name in the trash: original path
 
 
 class Trash:
-    """The `.trash` folder beside the models: moving there is a rename, whatever the size."""
+    """The `.trash` folder inside the models folder: moving a file there is a rename, whatever its size."""
 
     def __init__(self, catalogue: Catalogue) -> None:
         self._catalogue = catalogue
         self._folder = catalogue.paths.models / ".trash"
 
     def remove(self, entry: ModelEntry) -> Removed:
-        """Take a model out of the list. Files of our own go to the trash, linked ones stay where they are.
+        """Remove a model from the catalogue. The library's own files go to the trash; linked files stay in place.
 
-        Raises: CannotWrite: a file could not be moved; what was moved is moved back.
+        Raises: CannotWrite: a file could not be moved; files already moved are moved back.
         """
         ticket = f"{entry.id}-{secrets.token_hex(4)}"
         removed = self._folder / ticket
@@ -63,14 +63,14 @@ class Trash:
             raise CannotWrite(str(entry.path), error.strerror or str(error)) from error
         with self._catalogue.store.writing():
             self._catalogue.store.forget(key_of(entry))
-            # A file that is gone hides nothing: whatever is put there later is another one, or it came back.
+            # Do not hide the path of a deleted file: any later file there must be found by a scan.
             if not own and (entry.state == "offline" or any(Path(file.path).exists() for file in entry.files)):
                 self._catalogue.store.hide(key_of(entry), hidden=True)
         _log.info("removed model=%s files=%d", entry.id, len(own))
         return self._removed(ticket, record)
 
     def restore(self, ticket: str) -> ModelEntry:
-        """Undo a removal; the model has its id again, or one like it where that is taken.
+        """Undo a removal. The model gets its old id, with a number if another model has that id now.
 
         Raises: InputFault: no such ticket. CannotWrite.
         """
@@ -93,7 +93,7 @@ class Trash:
         return entry
 
     def contents(self) -> tuple[Removed, ...]:
-        """What can be restored, newest first."""
+        """The models that can be restored, newest first."""
         found = []
         for removed in self._folder.glob("*/"):
             try:
@@ -103,7 +103,7 @@ class Trash:
         return tuple(sorted(found, key=lambda r: r.removed_at, reverse=True))
 
     def empty(self) -> int:
-        """Delete for good; returns the bytes that came free."""
+        """Delete everything in the trash permanently; return the freed bytes."""
         freed = sum(removed.freed_bytes for removed in self.contents())
         shutil.rmtree(self._folder, ignore_errors=True)
         return freed
@@ -117,7 +117,7 @@ class Trash:
 
     @staticmethod
     def _is_own(path: Path, models: Path) -> bool:
-        """Below our models folder, and not by way of a link (whose target belongs to somebody else)."""
+        """Below the models folder, and not through a link (whose target has another owner)."""
         return path.exists() and path.resolve().is_relative_to(models) and path.resolve() != models
 
     @staticmethod
@@ -142,10 +142,10 @@ class Trash:
 
 
 def _remove_empty(folder: Path, models: Path) -> None:
-    """Remove the folders that a model had to itself."""
+    """Remove folders that are empty now, up to the models folder."""
     while folder != models and folder.is_relative_to(models):
         try:
             folder.rmdir()
-        except OSError:  # something else is in it
+        except OSError:  # not empty
             return
         folder = folder.parent

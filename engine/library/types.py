@@ -1,4 +1,4 @@
-"""What the library knows about one model; plain records that travel as JSON."""
+"""The library's records of a model; plain structs that are sent as JSON."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from engine.message_catalog.reasons import Reason
 
-# A path on the computer of the server, as a client names it, or a model of the library.
+# A path on the server's computer, as a client names it, or a model of the library.
 ServerPath = Annotated[str, Meta(min_length=1, max_length=4096)]
 Format = Literal["gguf", "safetensors", "onnx", "flm", "vllm", "remote"]
 State = Literal["online", "offline", "missing", "changed", "broken"]
@@ -16,7 +16,7 @@ OriginKind = Literal["bundled", "installed", "hub", "file", "linked", "built", "
 
 
 class ModelFile(msgspec.Struct, frozen=True, kw_only=True):
-    """One file of a model. `sha256` is set once the content was hashed here, never copied from a promise."""
+    """One file of a model. `sha256` is set only after the content was hashed here; it is never an expected hash."""
 
     path: str
     size_bytes: int
@@ -25,9 +25,9 @@ class ModelFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a model came from: "bundled" is the demo in the source tree, "installed" what start.py fetched.
+    """The origin of a model: "bundled" is the demo in the source tree, "installed" is start.py's download.
 
-    `app` names the owner of a linked file; `expected` maps file to promised sha256.
+    `app` names the owner of a linked file; `expected` maps file to expected sha256.
     """
 
     kind: OriginKind
@@ -38,9 +38,9 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Details(msgspec.Struct, frozen=True, kw_only=True):
-    """What the headers say. `quantization` is the usual name of the mix; `type_bytes` its bytes by tensor type.
+    """Data from the headers. `quantization` is the recipe's usual name; `type_bytes` its bytes by tensor type.
 
-    `sampling` is what the file recommends, `publisher_sampling` what a generation_config.json beside it does.
+    `sampling` is recommended by the file, `publisher_sampling` by a generation_config.json in its folder.
     """
 
     architecture: str
@@ -60,11 +60,12 @@ class Details(msgspec.Struct, frozen=True, kw_only=True):
 class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One model of the catalogue.
 
-    `id` is short and never changes for a file; `name` is for people. `folder` is set for models that are a folder
-    (safetensors, ONNX). `report` is the file with plan and measurements of our own quantization, `card` the one
-    with the model's card. `state` is what a look at the disk said just now: "offline" where its drive is not there,
-    "missing" where the drive is and the file is not; `problem` says why it is broken, `problem_detail` as facts.
-    `inspected` is the version of the reader that made `details`. `renamed` is the name the user gave it.
+    `id` is short and never changes for a file; `name` is the display name. `folder` is set for models that are a
+    folder (safetensors, ONNX). `report` is the file with plan and measurements of Tessera's quantization, `card`
+    the file with the model card. `state` is the current state on disk: "offline" if the drive is not mounted,
+    "missing" if it is mounted but the file does not exist. `problem` says why the model is broken, `problem_detail`
+    is the same as facts. `inspected` is the version of the reader that created `details`. `renamed` is the name
+    that the user gave it.
     """
 
     id: str
@@ -86,22 +87,22 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def path(self) -> Path:
-        """What a runner opens: the folder, or the first file."""
+        """The path that a runner opens: the folder, or the first file."""
         return Path(self.folder or self.files[0].path)
 
     @property
     def servable(self) -> bool:
-        """A runner opens it as it is; safetensors are quantized first."""
+        """Whether a runner can load the files directly; safetensors must be quantized first."""
         return self.format != "safetensors"
 
     @property
     def size_bytes(self) -> int:
-        """Size of all files."""
+        """Total size of all files."""
         return sum(file.size_bytes for file in self.files)
 
     @property
     def architecture(self) -> str:
-        """Architecture name as the file gives it."""
+        """Architecture name from the file."""
         return self.details.architecture
 
     @property
@@ -111,25 +112,25 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def context_train(self) -> int:
-        """Context the model was trained for, in tokens; 0 if the file does not say."""
+        """Context length the model was trained with, in tokens; 0 if unknown."""
         return self.details.context_train
 
     @property
     def capabilities(self) -> tuple[str, ...]:
-        """chat, completion, tools, reasoning, vision, embedding, rerank, fim: what it can be used for."""
+        """The supported uses: chat, completion, tools, reasoning, vision, embedding, rerank, fim."""
         if self.projector is None or "vision" in self.details.capabilities:
             return self.details.capabilities
         return (*self.details.capabilities, "vision")
 
     @property
     def bits_per_weight(self) -> float:
-        """Bits a parameter takes on average; 0 if unknown."""
+        """Average bits per parameter; 0 if unknown."""
         total = sum(self.details.type_bytes.values())
         return total * 8 / self.details.n_params if self.details.n_params else 0.0
 
 
 class FileCheck(msgspec.Struct, frozen=True, kw_only=True):
-    """One file: `expected` is what its source promised, or what was found at the last check; None if neither."""
+    """Result for one file: `expected` is the source's hash, else that of the last check; None if neither exists."""
 
     path: str
     sha256: str | None
@@ -139,7 +140,7 @@ class FileCheck(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Verification(msgspec.Struct, frozen=True, kw_only=True):
-    """The result for a model. `basis`: whose promise it was held against (hub, owner, earlier, none)."""
+    """Result for a model. `basis` is the origin of the expected hashes (hub, owner, earlier, none)."""
 
     model: str
     ok: bool

@@ -1,4 +1,4 @@
-"""The library's long work as jobs: pull, verify, import."""
+"""The library's long tasks as jobs: pull, verify, import."""
 
 from collections.abc import Callable
 from contextlib import closing
@@ -26,7 +26,7 @@ P = TypeVar("P")
 
 
 class PullTask(msgspec.Struct, frozen=True, kw_only=True):
-    """Fetch `model` (see hub.names), with `quant` and `revision` if given; `update`: a newer version of its own."""
+    """Download `model` (see `parse_hub_name`) with `quant` and `revision` if given; `update`: its newer version."""
 
     model: str
     quant: str | None = None
@@ -52,9 +52,9 @@ def register(
     open_catalogue: Callable[[], Catalogue],
     estimate: "Callable[[], FitEstimator] | None" = None,
 ) -> None:
-    """Teach a registry the kinds `pull`, `verify` and `import`; each run closes its catalogue.
+    """Register the jobs `pull`, `verify` and `import`; each run closes its catalogue.
 
-    `estimate` makes what says whether a file fits here.
+    `estimate` creates the estimator that decides whether a file fits on this computer.
     """
 
     def with_catalogue(work: Callable[[Catalogue, P, Control], msgspec.Struct]) -> Work[P]:
@@ -80,11 +80,11 @@ def register(
 def pull(
     catalogue: Catalogue, task: PullTask, control: Control, estimate: "FitEstimator | None" = None
 ) -> ModelEntry:
-    """Plan and fetch what a task names.
+    """Plan and download the model of a task.
 
     Raises: the errors of planning and downloading; Paused and Cancelled from `control`.
     """
-    # The hub's client takes a quarter of a second to import and is needed by no other work.
+    # Importing the hub client takes 0.25 s, and only this job needs it.
     from engine.library.hub.client import HubClient  # noqa: PLC0415 - see above
     from engine.library.hub.download import Download, Request, discard_parts  # noqa: PLC0415 - see above
     from engine.library.hub.file_selection import (  # noqa: PLC0415 - see above
@@ -98,7 +98,7 @@ def pull(
     name = replace(name, label=task.quant or name.label, revision=task.revision or name.revision)
     try:
         control.check()
-    except Cancelled:  # a job that was paused: without asking the hub again, drop what it left
+    except Cancelled:  # cancelled while paused: remove its partial files without contacting the hub
         discard_parts(catalogue.paths, name.repo)
         raise
     client = HubClient()
@@ -110,9 +110,9 @@ def pull(
 
 
 def update(catalogue: Catalogue, model: str, control: Control) -> ModelEntry:
-    """Fetch the newer version of a model into its place.
+    """Replace a model by its newer version from the hub.
 
-    Raises: BadUpdate: it cannot be read, the older one is back; the errors of `pull`.
+    Raises: BadUpdate: it cannot be read and the older version was restored; the errors of `pull`.
     """
     from engine.library.hub.client import HubClient  # noqa: PLC0415 - see pull
     from engine.library.hub.download import Download, discard_parts  # noqa: PLC0415 - see pull
@@ -143,7 +143,7 @@ _SHA256_HEX = 64
 
 
 def verify(catalogue: Catalogue, entry: ModelEntry, control: Control) -> Verification:
-    """Hash every file and compare; the hashes are remembered. Raises: Cancelled, Paused from `control`."""
+    """Hash all files, compare and store the hashes. Raises: Cancelled, Paused from `control`."""
     total = sum(file.size_bytes for file in entry.files)
     done = 0
     checks, files = [], []

@@ -1,1 +1,1 @@
-"""What an ONNX model folder is, what it needs, and whether it is safe to give to ONNX Runtime. No native code."""
+"""ONNX model folders: their details, requirements and safety checks. No native code."""

@@ -1,4 +1,4 @@
-"""Which execution providers work here: each tried in a time-limited child, and said in words."""
+"""Finds the usable execution providers: tries each in a child process with a timeout and describes the result."""
 
 import os
 import sys
@@ -17,13 +17,13 @@ from engine.message_catalog.reasons import Reason
 from engine.onnx.providers import ADAPTERS, UNTRIED, Adapter, installed_release
 
 State = Literal["usable", "no device", "not here", "failed"]
-# A vendor's driver stack answers within seconds; antivirus on Windows reads large libraries first.
+# A vendor's driver stack responds within seconds; on Windows, antivirus software scans large libraries first.
 TIMEOUT_S: Final = 30.0
 _SYSTEMS: Final = {"win32": "windows", "darwin": "macos"}
 
 
 class ProviderReport(msgspec.Struct, frozen=True):
-    """One provider on this machine. `detail` says what was found or what is missing, and what to do."""
+    """One provider on this computer. `detail` says what was found or what is missing, and what to do."""
 
     provider: str
     title: str
@@ -34,14 +34,14 @@ class ProviderReport(msgspec.Struct, frozen=True):
     devices: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """For programs."""
+        """The report as JSON types."""
         return msgspec.structs.asdict(self)
 
 
 def discover(
     environ: Mapping[str, str] | None = None, *, timeout_s: float = TIMEOUT_S, system: str | None = None
 ) -> tuple[ProviderReport, ...]:
-    """A report for the CPU and every provider that exists for this system. Never raises for what they do."""
+    """Reports for the CPU and every provider that exists for this system. Failures of a provider never raise."""
     environ = os.environ if environ is None else environ
     system = system or _SYSTEMS.get(sys.platform, "linux")
     adapters = [a for a in ADAPTERS.values() if system in a.systems]
@@ -52,7 +52,7 @@ def discover(
 
 
 def probe(adapter: Adapter, environ: Mapping[str, str], *, timeout_s: float = TIMEOUT_S) -> ProviderReport:
-    """One provider, loaded in a child when its files are here."""
+    """The report of one provider, loaded in a child process if its files exist."""
     problem = adapter.problem(None, environ)
     if problem:
         return _report(adapter, "not here", problem)
@@ -102,7 +102,7 @@ def _quiet() -> dict[str, str]:
 
 
 def findings(reports: tuple[ProviderReport, ...], machine: Machine) -> tuple[Finding, ...]:
-    """What `tessera doctor` says: providers that fail, and missing ones whose NPU is here."""
+    """Findings for `tessera doctor`: providers that fail, and missing providers of an NPU in this computer."""
     npus = {d.vendor: d for d in machine.devices if d.kind == "npu"}
     found = []
     for report in reports:

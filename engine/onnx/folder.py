@@ -1,4 +1,4 @@
-"""Facts of an ONNX model folder from its small JSON files: kind, sizes, the runtime it was made for."""
+"""Details of an ONNX model folder from its small JSON files: kind, sizes, and the target runtime."""
 
 import json
 import re
@@ -15,9 +15,9 @@ from quantize.files.safetensors_file import safe_member
 Kind = Literal["generate", "embedding", "rerank"]
 CONFIG: Final = "genai_config.json"
 GRAPH: Final = "model.onnx"
-# What OpenVINO's own converter writes: graphs of a format that ONNX Runtime does not read.
+# Graphs written by OpenVINO's own converter, in a format that ONNX Runtime does not read.
 OPENVINO_GRAPHS: Final = frozenset(("openvino_model.xml", "openvino_language_model.xml"))
-# Far beyond any model; larger numbers are a broken or hostile file.
+# Far beyond any model; larger numbers mean a broken or hostile file.
 LIMITS: Final = {
     "context_length": 1 << 24,
     "vocab_size": 1 << 22,
@@ -27,18 +27,18 @@ LIMITS: Final = {
     "head_size": 1 << 12,
     "hidden_size": 1 << 17,
 }
-# Settings that make ONNX Runtime load native code named by the model: never from a model's folder.
+# Settings that make ONNX Runtime load native code named by the model. They are refused in a model's folder.
 _CODE_KEYS: Final = ("custom_ops_library", "ep_library", "custom_op_library", "ep_library_path", "library_path")
 _LIBRARY: Final = re.compile(r"\.(so|dll|dylib)(\.|$)", re.IGNORECASE)
-# Libraries of Qualcomm's own SDK that its folders name; found by the provider beside itself.
+# Libraries of Qualcomm's SDK that its model folders name; the provider finds them in its own folder.
 _KNOWN_LIBRARIES: Final = ("qnnhtp.dll", "qnncpu.dll", "qnngpu.dll", "libqnnhtp.so", "libqnncpu.so", "libqnngpu.so")
 _RELEASE: Final = re.compile(r"rai[_-](\d+\.\d+(?:\.\d+)?)", re.IGNORECASE)
 
 
 class OnnxFolder(msgspec.Struct, frozen=True, kw_only=True):
-    """One folder. `graphs` are its ONNX files; `providers` those its configuration asks for, in that order.
+    """One folder. `graphs` are its ONNX files; `providers` those in its configuration, in that order.
 
-    `release` is the Ryzen AI release it was compiled for, where it tells. Sizes are 0 where unknown.
+    `release` is the Ryzen AI release it was compiled for, if stated. Sizes are 0 if unknown.
     """
 
     path: Path
@@ -62,15 +62,16 @@ class OnnxFolder(msgspec.Struct, frozen=True, kw_only=True):
     own: dict[str, Any] = {}
 
     def kv_bytes(self, tokens: int) -> int:
-        """Keys and values of one sequence of that many tokens, in float32, as ONNX Runtime keeps them on a CPU."""
+        """KV cache bytes of one sequence of `tokens` tokens in float32, which ONNX Runtime uses on a CPU."""
         return 2 * self.layers * self.kv_heads * self.head_size * 4 * tokens
 
 
 def read_folder(path: Path) -> OnnxFolder:
     """Read and check one folder.
 
-    Raises: BadFile: something in it is missing, broken or too large. RefusedFormat: it wants to run code, or is
-    OpenVINO's own format.
+    Raises: BadFile: a file is missing, broken or too large. RefusedFormat: it needs to run code, or is in
+    OpenVINO's own
+    format.
     """
     root = links_root(path)
     if (path / CONFIG).exists():
@@ -149,7 +150,7 @@ def _encoding(path: Path, root: Path) -> OnnxFolder:
 
 
 def pooling(path: Path) -> str:
-    """How an embedding model's rows become one: "cls" or "mean", from its sentence-transformers module."""
+    """The pooling of an embedding model, "cls" or "mean", from its sentence-transformers module."""
     module = path / "1_Pooling" / "config.json"
     if not module.exists():
         return "mean"
@@ -181,7 +182,7 @@ def _filenames(value: Any) -> Iterator[str]:
 
 
 def _providers(value: Any) -> Iterator[str]:
-    """Names under every `provider_options`, and of graphs that a pipeline puts on a provider."""
+    """Provider names in every `provider_options`, including those of pipeline stages."""
     if isinstance(value, dict):
         for key, inner in value.items():
             if key == "provider_options" and isinstance(inner, list):
@@ -196,7 +197,7 @@ def _providers(value: Any) -> Iterator[str]:
 
 
 def _refuse_code(value: Any, path: Path) -> None:
-    """Refuse settings that load a library or point outside the folder."""
+    """Refuse settings that load a library or point outside the folder. Raises: RefusedFormat."""
     if isinstance(value, list):
         for inner in value:
             _refuse_code(inner, path)
@@ -224,7 +225,7 @@ def _refuse_path(key: str, value: str, path: Path) -> None:
 
 
 def _release(path: Path, root: Path) -> str | None:
-    """The Ryzen AI release: `rai_config.json` if it is there, else the folder's name, as AMD publishes them."""
+    """The Ryzen AI release from `rai_config.json`, else from the folder's name (AMD's naming), or None."""
     config = path / "rai_config.json"
     if config.exists():
         found = read_json(safe_member(path, config.name, root))

@@ -1,6 +1,6 @@
-"""The execution providers of ONNX Runtime that could reach an NPU or GPU: how each is found and what it needs.
+"""ONNX Runtime's execution providers for NPUs and GPUs: how each is found and what it needs.
 
-Nothing is imported or loaded here: files and environment variables only. Loading happens in children.
+This module only reads files and environment variables. Libraries are loaded in child processes.
 """
 
 import importlib.util
@@ -13,7 +13,7 @@ import msgspec
 
 from engine.message_catalog.reasons import Reason, because
 
-# The runtime that each release of AMD's software brings; a model of another release does not load.
+# The ONNX Runtime GenAI version in each release of AMD's software; a model of another release does not load.
 # Source: AMD Ryzen AI Software release notes, 1.8 (July 2026).
 RYZEN_AI_GENAI: Final = {"1.8": "0.14"}
 _VERSION: Final = re.compile(r"(\d+\.\d+)(?:\.\d+)?")
@@ -23,8 +23,9 @@ UNTRIED: Final = because("untried")
 class Adapter(msgspec.Struct, frozen=True):
     """One provider: `provider` is ONNX Runtime's name, `genai_name` the one in genai_config.json.
 
-    `package` is a Python package that brings the plugin's `files`; `environment` a variable that names the library.
-    `built_in` providers are part of a special build of onnxruntime. `tried` says what was really run.
+    `package` is the Python package that contains the plugin's `files`; `environment` is a variable with the
+    library's path. `built_in` providers are part of a special build of onnxruntime. `tried` says what was tested on
+    real hardware.
     """
 
     provider: str
@@ -43,7 +44,7 @@ class Adapter(msgspec.Struct, frozen=True):
     no_device: Reason | None = None
 
     def library(self, environ: Mapping[str, str]) -> str | None:
-        """The provider's library on this machine, or None."""
+        """Path of the provider's library on this computer, or None."""
         if self.environment:
             return environ.get(self.environment)
         folder = _package(self.package)
@@ -51,7 +52,7 @@ class Adapter(msgspec.Struct, frozen=True):
         return str(found[0]) if found else None
 
     def problem(self, release: str | None, environ: Mapping[str, str]) -> Reason | None:
-        """Why it cannot be used, with what to do; None when its files are there. `release` is the model's."""
+        """Why it cannot be used, with what to do; None if its files exist. `release` is the model's."""
         if self.built_in:
             return None
         library = self.library(environ)
@@ -139,7 +140,7 @@ ADAPTERS: Final = {a.provider: a for a in (_RYZEN, _VITIS, _OPENVINO, _QNN, _DML
 
 
 def adapter_of(name: str) -> Adapter | None:
-    """The adapter of ONNX Runtime's name or of the one in genai_config.json, in any case."""
+    """The adapter with this ONNX Runtime name or genai_config.json name, case-insensitive."""
     folded = name.casefold()
     for adapter in ADAPTERS.values():
         if folded in {adapter.provider.casefold(), adapter.genai_name.casefold()}:
@@ -156,7 +157,7 @@ def _package(name: str) -> Path | None:
 
 
 def installed_release(library: str, environ: Mapping[str, str]) -> str | None:
-    """The release of AMD's software, from a VERSION file beside the library or the folder it was installed to."""
+    """The release of AMD's software, from a VERSION file near the library or the installation folder's name."""
     for folder in (Path(library).parent, Path(library).parent.parent):
         note = folder / "VERSION"
         if note.is_file() and note.stat().st_size < 256:  # noqa: PLR2004 - a version, not a book
@@ -169,7 +170,7 @@ def installed_release(library: str, environ: Mapping[str, str]) -> str | None:
 
 
 def _wrong_release(library: str, release: str | None, environ: Mapping[str, str]) -> Reason | None:
-    """Why a model of `release` does not run on what is installed; None when it does, or when neither is known."""
+    """Why a model of `release` does not run with the installed software; None if it does or either is unknown."""
     installed = installed_release(library, environ)
     wanted = _VERSION.search(release or "")
     if installed is None or wanted is None or wanted[1] == installed:

@@ -1,7 +1,7 @@
-"""Whether a graph may be given to ONNX Runtime: every tensor, every file it names, every operator it wants.
+"""Checks whether a graph is safe for ONNX Runtime: all tensors, all files it names, all operators it needs.
 
-ONNX Runtime and the onnx package have let external data leave the model's folder again and again
-(CVE-2022-25882, CVE-2024-27318, CVE-2026-27489, links), so the files are checked here, sparse tensors included.
+ONNX Runtime and the onnx package have repeatedly let external data leave the model's folder (CVE-2022-25882,
+CVE-2024-27318, CVE-2026-27489, links). Therefore this module checks the files, including sparse tensors.
 """
 
 import math
@@ -16,12 +16,12 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
 from quantize.errors import BadFile, IncompleteFile, RefusedFormat
 from quantize.files.safetensors_file import safe_member
 
-# A graph whose weights lie beside it takes a few MB; with weights inside, protobuf itself ends at 2 GiB.
+# A graph with external weights takes a few MB; with weights inside, protobuf's own limit is 2 GiB.
 MAX_GRAPH_BYTES: Final = (2 << 30) - 1
 MAX_NODES: Final = 1 << 20
 MAX_TENSOR_BYTES: Final = 1 << 40
 MAX_RANK: Final = 32
-# Operators that ONNX Runtime itself or a vendor's provider implements; anything else would need a library.
+# Operators of ONNX Runtime itself or of a vendor's provider; any other would need a library.
 DOMAINS: Final = frozenset(
     {
         "", "ai.onnx", "ai.onnx.ml", "ai.onnx.preview", "ai.onnx.preview.training", "com.microsoft",
@@ -29,7 +29,7 @@ DOMAINS: Final = frozenset(
         "com.amd", "com.ryzenai", "com.amd.quark", "com.amd.ryzenai", "vai", "com.xilinx", "com.qti.aisw",
     }
 )  # fmt: skip
-# Bits of a value of each type. Source: onnx.proto, TensorProto.DataType.
+# Bits per value of each type. Source: onnx.proto, TensorProto.DataType.
 BITS: Final = {
     TensorProto.FLOAT: 32, TensorProto.UINT8: 8, TensorProto.INT8: 8, TensorProto.UINT16: 16,
     TensorProto.INT16: 16, TensorProto.INT32: 32, TensorProto.INT64: 64, TensorProto.BOOL: 8,
@@ -42,9 +42,9 @@ _TYPED_FIELDS: Final = ("float_data", "int32_data", "int64_data", "double_data",
 
 
 def check_graph(path: Path, root: Path) -> ModelProto:
-    """Parse one graph without its weights and check all of it. Call in a child process: it is untrusted.
+    """Parse one untrusted graph without its weights and check all of it. Call it in a child process.
 
-    `root` is how far links may lead. Raises: BadFile, IncompleteFile, RefusedFormat: what is wrong, by name.
+    Links may not lead outside `root`. Raises: BadFile, IncompleteFile, RefusedFormat: what is wrong, by name.
     """
     size = path.stat().st_size
     if size > MAX_GRAPH_BYTES:
@@ -66,7 +66,7 @@ def check_graph(path: Path, root: Path) -> ModelProto:
 
 
 def count_parameters(model: ModelProto) -> int:
-    """Weights of a graph: values of float tensors, and of packed ones as many as their operator multiplies by."""
+    """Parameters of a graph: values of float tensors; packed weights count as K * N."""
     packed = 0
     for node in model.graph.node:
         if node.op_type == "MatMulNBits":
@@ -109,7 +109,7 @@ def _check_node(node: NodeProto, path: Path, root: Path) -> None:
 
 
 def _check_context(node: NodeProto, path: Path, root: Path) -> None:
-    """A pre-compiled part: its binary may only be a file of this folder."""
+    """Check a precompiled graph part: its binary must be a file in this folder."""
     facts: dict[str, Any] = {a.name: a for a in node.attribute}
     embedded = facts["embed_mode"].i if "embed_mode" in facts else 1
     if not embedded and "ep_cache_context" in facts:
@@ -170,7 +170,7 @@ def _check_external(tensor: TensorProto, needed: int, path: Path, root: Path) ->
     )
     try:
         info = file.stat()
-        links = info.st_nlink if root == path.parent else 1  # a cache of blobs shares its files on purpose
+        links = info.st_nlink if root == path.parent else 1  # a blob cache has hard links on purpose
     except OSError as error:
         raise BadFile(str(path), f"its weights {file.name} cannot be read: {error.strerror}") from error
     if not file.is_file():

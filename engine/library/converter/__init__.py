@@ -1,1 +1,1 @@
-"""llama.cpp's own converter in an environment of its own: fetched when wanted, run confined, removed again."""
+"""llama.cpp's converter in a separate environment: installed on demand, run in a sandbox, removable."""

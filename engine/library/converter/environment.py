@@ -1,12 +1,12 @@
-"""The environment of llama.cpp's converter: made of locked packages when somebody wants it, and removed again.
+"""The environment of llama.cpp's converter: built on demand from locked packages, and removable.
 
 <converter>/<key>/            a virtual environment
-<converter>/<key>/llama.cpp   the converter, taken out of the locked source archive of llama-cpp-python
-<converter>/<key>/fetched     what was downloaded so far; removed when it is whole
+<converter>/<key>/llama.cpp   the converter, from the locked source archive of llama-cpp-python
+<converter>/<key>/fetched     downloads so far; removed when the environment is complete
 <converter>/<key>/ready.json  written last
 
-Every package has its hashes in `assets/converter`. The CPU's build of torch is on an index of its own, whose
-address is llama.cpp's: its list of requirements names it.
+`assets/converter` holds the hashes of all packages. The CPU build of torch comes from a separate index; its URL is
+taken from llama.cpp's requirements file.
 """
 
 import contextlib
@@ -34,14 +34,14 @@ from engine.message_catalog.reasons import Reason, because
 from quantize.convert.llama_cpp import ASSETS
 
 VERSION: Final = "0.3.36"
-# Measured: 2026-11-23 on Linux x86-64, docs/log.md, "llama.cpp's own converter": files fetched, the environment,
-# and the time on two busy cores with a fast line.
+# Measured: 2026-11-23 on Linux x86-64, docs/log.md, "llama.cpp's own converter": download size, disk size, and time
+# on two busy cores with a fast connection.
 DOWNLOAD_BYTES: Final = 320_000_000
 DISK_BYTES: Final = 1_000_000_000
 SECONDS: Final = 360.0
 _NEEDED_DISK_BYTES: Final = DISK_BYTES + DOWNLOAD_BYTES
 _READY: Final = "ready.json"
-# torch is one requirement a system; more are reported as one.
+# torch is one requirement per system; three or more requirements are reported as "packages".
 _MANY: Final = 3
 _POLL_S: Final = 0.2
 _TORCH: Final = "torch=="
@@ -50,32 +50,32 @@ _REQUIREMENTS: Final = "requirements/requirements-convert_hf_to_gguf.txt"
 _VOCABULARIES: Final = ("models/ggml-vocab-gpt-neox.gguf", "models/ggml-vocab-llama-spm.gguf")
 _WANTED: Final = ("convert_hf_to_gguf.py", "conversion/", "gguf-py/gguf/", "LICENSE", _REQUIREMENTS, *_VOCABULARIES)
 _MAX_MEMBER_BYTES: Final = 8 << 20
-# Pythons that the locked wheels exist for.
+# Python versions that have locked wheels.
 _PYTHONS: Final = {("linux", "aarch64"): ((3, 12),)}
 _USUAL_PYTHONS: Final = ((3, 11), (3, 12), (3, 13))
 _PIP: Final = ("-m", "pip", "--disable-pip-version-check", "--no-input")
 
 
 class NoConverter(EnvironmentFault):
-    """llama.cpp's converter could not be made here; the message says why."""
+    """llama.cpp's converter could not be installed or run; the message states the reason."""
 
     code = "converter_failed"
 
 
 class Converter(msgspec.Struct, frozen=True, kw_only=True):
-    """One that is ready: its interpreter, llama.cpp's files, and its bytes on the disk."""
+    """An installed converter: its interpreter, llama.cpp's files, and its size on disk."""
 
     folder: Path
     num_bytes: int
 
     @property
     def python(self) -> Path:
-        """The environment's interpreter."""
+        """Path of the environment's interpreter."""
         return _python_in(self.folder)
 
     @property
     def source(self) -> Path:
-        """llama.cpp's files."""
+        """Folder of llama.cpp's files."""
         return self.folder / "llama.cpp"
 
 
@@ -84,7 +84,7 @@ class _Ready(msgspec.Struct, frozen=True):
 
 
 def installed(folder: Path) -> Converter | None:
-    """The converter of the present locks, if it is there."""
+    """The converter for the current locks, or None if it is not installed."""
     environment = folder / _key()
     try:
         ready = msgspec.json.decode((environment / _READY).read_bytes(), type=learned(_Ready))
@@ -94,17 +94,17 @@ def installed(folder: Path) -> Converter | None:
 
 
 def size_on_disk(folder: Path) -> int:
-    """Bytes of everything below the folder, unfinished and old ones too."""
+    """Bytes of all files below the folder, including unfinished and old environments."""
     total = 0
     for parent, _, names in os.walk(folder):
         for name in names:
-            with contextlib.suppress(OSError):  # pip moved it on
+            with contextlib.suppress(OSError):  # pip moved the file
                 total += (Path(parent) / name).lstat().st_size
     return total
 
 
 def remove(folder: Path) -> int:
-    """Remove it; the bytes that are free then. Raises: NoConverter: the system refuses."""
+    """Remove the converter and return the freed bytes. Raises: NoConverter: the system refuses."""
     freed = size_on_disk(folder)
     try:
         shutil.rmtree(folder)
@@ -116,10 +116,10 @@ def remove(folder: Path) -> int:
 
 
 def install(folder: Path, control: Control) -> Converter:
-    """Make it; what an earlier try fetched is taken. Nothing of it counts before it is whole.
+    """Install the converter. Downloads of an earlier attempt are reused; the result counts only when complete.
 
-    Raises: NoConverter: no fitting Python, no room, no index, or a package that is not the locked one. Cancelled,
-    Paused from `control`.
+    Raises: NoConverter: no suitable Python, not enough disk space, no index, or a package differs from its lock.
+    Cancelled, Paused from `control`.
     """
     there = installed(folder)
     if there is not None:
@@ -143,12 +143,12 @@ def install(folder: Path, control: Control) -> Converter:
 
 
 def requirements(lock: str) -> tuple[str, ...]:
-    """The single requirements of a lock, each with its hashes."""
+    """The requirements of a lock file, each with its hashes."""
     return tuple(block for block in re.split(r"(?m)^(?=[A-Za-z])", lock) if block.strip())
 
 
 def archive_index(requirements_file: str) -> tuple[str, ...]:
-    """Pip's words for the index that llama.cpp takes the CPU's torch from."""
+    """Pip's options for the index from which llama.cpp installs the CPU build of torch."""
     found = re.search(r"(?m)^--extra-index-url\s+(https://\S+)\s*$", requirements_file)
     return ("--extra-index-url", found[1]) if found else ()
 
@@ -171,7 +171,7 @@ def _remove_others(folder: Path, environment: Path) -> None:
 
 
 def _fitting_python() -> str:
-    """A Python that the locked wheels are for. Raises: NoConverter: none is here."""
+    """A Python that has locked wheels. Raises: NoConverter: none is installed."""
     fitting = _PYTHONS.get((sys.platform, platform.machine()), _USUAL_PYTHONS)
     named = [installed_program(f"python{major}.{minor}") for major, minor in reversed(fitting)]
     with contextlib.suppress(FileNotFoundError):
@@ -187,7 +187,7 @@ def _fitting_python() -> str:
 
 
 class _Making:
-    """One run of making it; each step that is done is not done again."""
+    """One installation run; steps that an earlier run finished are skipped."""
 
     def __init__(self, environment: Path, control: Control) -> None:
         self._environment = environment
@@ -196,7 +196,7 @@ class _Making:
         self._temporary = environment / "temporary"
 
     def run(self) -> None:
-        """Raises: NoConverter, OSError; Cancelled, Paused."""
+        """Run all steps. Raises: NoConverter, OSError; Cancelled, Paused."""
         shutil.rmtree(self._temporary, ignore_errors=True)
         for made in (self._fetched, self._temporary):
             made.mkdir(exist_ok=True)
@@ -223,7 +223,7 @@ class _Making:
         shutil.rmtree(self._temporary, ignore_errors=True)
 
     def _fetch(self, wanted: Sequence[str], index: Sequence[str] = ()) -> None:
-        """Packages, unless an earlier try fetched them all."""
+        """Download packages, unless an earlier run downloaded all of them."""
         mark = self._fetched / hashlib.sha256("".join(wanted).encode()).hexdigest()[:16]
         if not mark.exists():
             words = [*index, "--no-deps", "--only-binary", ":all:", "--no-cache-dir", "--require-hashes"]
@@ -236,7 +236,7 @@ class _Making:
         self._pip(["install", "--no-compile", *words, "-r", self._lock(wanted)], because("packages"))
 
     def _archive(self) -> str:
-        """Take the converter out of the locked source archive; its list of requirements."""
+        """Extract the converter from the locked source archive; return its requirements file."""
         target = self._environment / "llama.cpp"
         if not target.is_dir():
             lock = ASSETS / "source.txt"
@@ -258,7 +258,7 @@ class _Making:
         self._call(command, because("not_fetched", what=what), note=what)
 
     def _call(self, command: Sequence[str], failed: Reason, note: str | Reason = "") -> None:
-        """Run to the end, telling how much is fetched. Raises: NoConverter; Cancelled, Paused."""
+        """Run a command to its end and report the downloaded bytes. Raises: NoConverter; Cancelled, Paused."""
         log_path = self._temporary / "said.txt"
         unwanted = ("PYTHONPATH", "PYTHONHOME", "PIP_TARGET", "PIP_USER", "PIP_REQUIRE_VIRTUALENV")
         variables = {name: value for name, value in os.environ.items() if name not in unwanted}
@@ -290,7 +290,7 @@ class _Making:
 
 
 def unpack(archive: Path, target: Path) -> None:
-    """The converter's files of a source archive of llama-cpp-python. Raises: NoConverter: they are not in it."""
+    """Extract the converter from a source archive of llama-cpp-python. Raises: NoConverter: it is not in there."""
     try:
         with tarfile.open(archive) as opened:
             for member in opened:

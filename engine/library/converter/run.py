@@ -1,7 +1,7 @@
-"""Converting with llama.cpp's converter: a process without network that reads one model and writes one file.
+"""Runs llama.cpp's converter in a process without network that reads one model and writes one file.
 
-Where the kernel has Landlock it reaches nothing else; on other systems it has only its bounds and a home of its
-own. Its output counts when our own reader finds it whole.
+With Landlock the process can access nothing else. Other systems only limit its resources and give it a separate
+home folder. Its output is accepted only after Tessera's own reader has checked it.
 """
 
 import json
@@ -27,17 +27,17 @@ from quantize.types import FloatType
 _TYPES: Final = {"auto": "auto", "F16": "f16", "BF16": "bf16", "F32": "f32"}
 _POLL_S: Final = 0.2
 _LOG_TAIL_BYTES: Final = 16_384
-# torch asks how many CPUs there are.
+# torch reads the number of CPUs there.
 _ALSO_READ: Final = ("/sys/devices/system/cpu", "/sys/devices/system/node")
 
 
 def convert_with(
     converter: Converter, folder: Path, out: Path, float_type: FloatType, control: Control
 ) -> Converted:
-    """Convert `folder` to the new file `out`; whoever calls removes it after an error.
+    """Convert `folder` to the new file `out`; after an error the caller removes it.
 
-    Raises: TesseraError: the folder's fault. NoConverter: the converter failed. BadFile: what it
-    wrote is no whole model. Cancelled, Paused from `control`; OSError.
+    Raises: TesseraError: the folder is at fault. NoConverter: the converter failed. BadFile: its output is not a
+    complete model. Cancelled, Paused from `control`; OSError.
     """
     with tempfile.TemporaryDirectory(prefix="tessera-convert-") as scratch:
         staged = stage(folder, Path(scratch) / "model")
@@ -116,7 +116,7 @@ def _confined(
 
 
 def _base_of(python: Path) -> tuple[str, ...]:
-    """Where the Python is that the environment was made of."""
+    """Folder of the Python that the environment was created from."""
     real = python.resolve()
     return (str(real.parent.parent),) if real.parent.name == "bin" else (str(real.parent),)
 

@@ -1,1 +1,1 @@
-"""A Hugging Face hub (or a mirror that speaks its API), through huggingface-hub."""
+"""Access to a Hugging Face hub, or a mirror with the same API, through huggingface-hub."""

@@ -1,4 +1,4 @@
-"""The hub's answers as our own records and errors. Everything goes through huggingface-hub's own session."""
+"""Hub client: converts the hub's responses to Tessera's records and errors. It uses huggingface-hub's session."""
 
 import logging
 import os
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
 
-# Read when huggingface_hub is imported: no telemetry, no look for its own updates, no token we did not choose.
+# Read when huggingface_hub is imported: no telemetry, no update check, and no implicit token.
 os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
 os.environ["HF_HUB_DISABLE_UPDATE_CHECK"] = "1"
 os.environ["HF_HUB_DISABLE_IMPLICIT_TOKEN"] = "1"  # noqa: S105 a switch
@@ -37,7 +37,7 @@ _OFFLINE_WORDS = frozenset({"1", "on", "yes", "true"})
 
 
 class HubClient:
-    """One hub. `endpoint` default: HF_ENDPOINT, else huggingface.co; `token` default: see `hub_token`."""
+    """One hub. `endpoint` defaults to HF_ENDPOINT, else huggingface.co; `token` defaults to `hub_token`."""
 
     def __init__(self, endpoint: str | None = None, token: str | None = None) -> None:
         self.endpoint = (endpoint or os.environ.get("HF_ENDPOINT") or _DEFAULT_ENDPOINT).rstrip("/")
@@ -45,18 +45,18 @@ class HubClient:
         self._api: huggingface_hub.HfApi | None = None
 
     def __repr__(self) -> str:
-        return f"HubClient({self.endpoint!r})"  # without the token
+        return f"HubClient({self.endpoint!r})"  # the token must not appear in logs
 
     @property
     def token(self) -> str | bool:
-        """The token to send, or False for none; looked up once, when first needed."""
+        """The token to send, or False for none; read once, on first use."""
         if self._token is None:
             self._token = hub_token() or False
         return self._token
 
     @property
     def api(self) -> huggingface_hub.HfApi:
-        """The client of huggingface-hub, bound to this endpoint."""
+        """huggingface-hub's client for this endpoint."""
         if self._api is None:
             self._api = huggingface_hub.HfApi(
                 endpoint=self.endpoint, token=self.token, library_name="tessera", library_version=_VERSION
@@ -64,14 +64,14 @@ class HubClient:
         return self._api
 
     def headers(self) -> dict[str, str]:
-        """Headers for requests to the hub itself; a redirect to another host drops the authorization."""
+        """Headers for requests to the hub; on a redirect to another host the authorization is dropped."""
         headers: dict[str, str] = build_hf_headers(
             token=self.token, library_name="tessera", library_version=_VERSION
         )
         return {**headers, "Accept-Encoding": "identity"}
 
     def file_url(self, repo: str, revision: str, file: str) -> str:
-        """Where a file is resolved; the answer is usually a redirect to storage."""
+        """URL that resolves a file; the response is usually a redirect to storage."""
         return str(huggingface_hub.hf_hub_url(repo, file, revision=revision, endpoint=self.endpoint))
 
     def search(
@@ -85,7 +85,7 @@ class HubClient:
         sort: Literal["trending", "downloads", "likes", "lastModified"] = "trending",
         limit: int = 20,
     ) -> tuple[RepoHit, ...]:
-        """Repositories that match; `parameters` as the hub writes it (`min:3B,max:9B`).
+        """Repositories that match. `parameters` uses the hub's syntax (`min:3B,max:9B`).
 
         Raises: HubUnreachable, Offline, RateLimited.
         """
@@ -98,7 +98,7 @@ class HubClient:
             "limit": limit,
             "expand": ["gated", "downloads", "likes", "lastModified", "pipeline_tag", "gguf", "tags"],
         }
-        # HfApi.list_models asks the same, but repeats a failed request for half a minute before it says so.
+        # HfApi.list_models sends the same request, but retries a failure for 30 s before it reports it.
         url: str | None = f"{self.endpoint}/api/models"
         params: dict[str, Any] | None = {key: value for key, value in query.items() if value}
         found: list[RepoHit] = []
@@ -109,11 +109,11 @@ class HubClient:
                 found += [_hit(_model_info(**item)) for item in response.json()]
                 url, params = response.links.get("next", {}).get("url"), None
                 if url and not url.startswith(f"{self.endpoint}/"):
-                    break  # another host, which the token is not for
+                    break  # another host must not get the token
         return tuple(found[:limit])
 
     def repository(self, repo: str, revision: str | None = None) -> Repository:
-        """Files of a repository at one commit, with size and promised hash of each.
+        """Files of a repository at one commit, with size and expected hash of each.
 
         Raises: RepositoryNotFound, GatedRepository, HubUnreachable, Offline, RateLimited, InputFault.
         """
@@ -142,14 +142,15 @@ class HubClient:
 
     @contextmanager
     def stream(self, url: str, repo: str, start: int, end: int | None) -> Iterator[httpx2.Response]:
-        """A GET of the bytes [start, end) (to the end if None), redirects followed, not yet read.
+        """An unread response to a GET of the bytes [start, end), or to the end if None; redirects are followed.
 
-        Raises: as `repository`; httpx2.TransportError when the link breaks (the caller decides to retry).
+        Raises: as `repository`; httpx2.TransportError if the connection breaks (the caller decides whether to
+        retry).
         """
         span = f"bytes={start}-" if end is None else f"bytes={start}-{end - 1}"
         headers = {**self.headers(), "Range": span}
         if not url.startswith(f"{self.endpoint}/"):
-            headers.pop("authorization", None)  # storage, reached directly: the token is the hub's alone
+            headers.pop("authorization", None)  # direct request to storage: only the hub may get the token
         with (
             self._translated(repo, keep_transport=True),
             get_session().stream("GET", url, headers=headers, timeout=_TIMEOUT) as response,
@@ -161,7 +162,7 @@ class HubClient:
 
     @contextmanager
     def _translated(self, repo: str, *, keep_transport: bool = False) -> Iterator[None]:
-        """Errors of the client as ours; those that a retry may fix stay apart from those it cannot."""
+        """Convert client errors to Tessera errors; those that a retry may fix stay distinct from permanent ones."""
         try:
             yield
         except hf_errors.GatedRepoError as error:
@@ -193,7 +194,7 @@ class HubClient:
 
 
 def retry_after(response: httpx2.Response) -> float:
-    """Seconds a 429 asks to wait: `Retry-After`, else the `t` of `RateLimit`, else 30."""
+    """Seconds to wait after a 429 response: `Retry-After`, else the `t` of `RateLimit`, else 30."""
     value = response.headers.get("Retry-After", "")
     if value.isdigit():
         return float(value)
@@ -203,7 +204,7 @@ def retry_after(response: httpx2.Response) -> float:
 
 
 def check_repo_id(repo: str) -> None:
-    """Refuse what is no repository name before it becomes part of a path or an address."""
+    """Validate a repository name before it is used in a path or URL. Raises: InputFault."""
     try:
         validate_repo_id(repo)
     except HFValidationError as error:
@@ -213,13 +214,13 @@ def check_repo_id(repo: str) -> None:
 
 
 def is_offline() -> bool:
-    """Whether HF_HUB_OFFLINE (or TRANSFORMERS_OFFLINE) forbids any request, now or when the client was loaded."""
+    """Return whether HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE forbids requests, now or when the client loaded."""
     words = (os.environ.get("HF_HUB_OFFLINE", ""), os.environ.get("TRANSFORMERS_OFFLINE", ""))
     return huggingface_hub.is_offline_mode() or any(word.lower() in _OFFLINE_WORDS for word in words)
 
 
 def _guard(request: httpx2.Request) -> None:
-    """Nothing leaves in offline mode, and nothing waits for ever: many calls of the client name no timeout."""
+    """Block requests in offline mode, and set a timeout, because many calls of the client set none."""
     if is_offline():
         raise hf_errors.OfflineModeIsEnabled(str(request.url.host))
     timeout = request.extensions.get("timeout")
@@ -240,7 +241,7 @@ def _session() -> httpx2.Client:
 huggingface_hub.set_client_factory(_session)
 
 
-_LICENSE = "license:"  # how the hub writes it among the tags
+_LICENSE = "license:"  # prefix of the license in the hub's tags
 
 
 def _hit(model: huggingface_hub.ModelInfo) -> RepoHit:
@@ -266,7 +267,7 @@ _ACCOUNT = "huggingface"
 
 
 def hub_token() -> str | None:
-    """The token to send, or None. HF_TOKEN wins over the keyring; an empty HF_TOKEN means: none."""
+    """The token to send, or None. HF_TOKEN has priority over the keyring; an empty HF_TOKEN disables the token."""
     if "HF_TOKEN" in os.environ:
         return os.environ["HF_TOKEN"].strip() or None
     import keyring  # noqa: PLC0415 takes 60 ms and is needed only here

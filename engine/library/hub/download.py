@@ -1,4 +1,4 @@
-"""A model from a hub to the catalogue: room checked, fetched, verified, and only then put in its place."""
+"""Downloads a model from a hub: checks disk space, downloads, verifies, then moves the files into the library."""
 
 import contextlib
 import errno
@@ -41,7 +41,8 @@ from engine.library.hub.types import RepoFile, Repository
 from engine.library.types import ModelEntry, Origin
 from engine.message_catalog.reasons import Reason, because
 
-# One file over the network into a part: several ranges at once, patient with bad links, deaf to nobody.
+# Download of one file into a part file: parallel ranges, retries on bad connections, responsive to pause and
+# cancel.
 
 _log = logging.getLogger(__name__)
 _LINKED_ETAG = "x-linked-etag"
@@ -53,7 +54,7 @@ _MAX_RETRY_AFTER_S = 600.0
 
 
 class Patience(msgspec.Struct, frozen=True):
-    """`streams` ranges at once of `segment_bytes` each; give up after `give_up_s` without a single new byte."""
+    """Retry policy: `streams` parallel ranges of `segment_bytes`; give up after `give_up_s` without a new byte."""
 
     streams: int = 4
     segment_bytes: int = 16 * 1024 * 1024
@@ -62,14 +63,14 @@ class Patience(msgspec.Struct, frozen=True):
 
 
 class _RangesIgnored(Exception):
-    """The server sent the whole file where a range was asked for."""
+    """The server sent the whole file in response to a range request."""
 
 
 class Transfer:
-    """Fetch the missing bytes of one part.
+    """Download the missing bytes of one part.
 
     Raises: Paused, Cancelled (the part keeps its bytes); FileChanged; HubUnreachable; the errors of
-    HubClient.stream; OSError when the disk refuses.
+    HubClient.stream; OSError if the disk refuses.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class Transfer:
         self._queue_lock = threading.Lock()
 
     def run(self, on_bytes: Callable[[int], None]) -> None:
-        """Fetch; `on_bytes` gets the bytes of the part several times a second."""
+        """Download; `on_bytes` receives the byte count of the part several times per second."""
         try:
             self._run_ranges(on_bytes)
         except _RangesIgnored:
@@ -107,15 +108,15 @@ class Transfer:
         try:
             self._watch(futures, on_bytes)
         finally:
-            # A worker that waits on a silent link notices only when its read times out. Nobody waits for that: it
-            # looks at the halt before it writes, and the part refuses writes once it is closed.
+            # A worker on a silent connection stops only when its read times out. Do not wait for it: it checks
+            # `_halt` before it writes, and a closed part ignores writes.
             self._halt.set()
             pool.shutdown(wait=False, cancel_futures=True)
         for future in futures:
             future.result()
 
     def _watch(self, futures: list[Future[None]], on_bytes: Callable[[int], None]) -> None:
-        """Report, keep the journal and listen for a request to stop, until the workers are done or one failed."""
+        """Report progress, save the journal and check for cancellation until the workers finish or one fails."""
         saved_at = time.monotonic()
         pending = set(futures)
         while pending:
@@ -148,7 +149,7 @@ class Transfer:
                 backoff = self._retry_or_raise(error, backoff)
 
     def _retry_or_raise(self, error: Exception, backoff: float) -> float:
-        """Sleep before the next attempt, or give up: the hub will not change its mind, or nothing moves."""
+        """Sleep before the next attempt, or raise if the error is permanent or no byte arrived for too long."""
         if isinstance(error, HubUnreachable) and error.status is not None and error.status < 500:  # noqa: PLR2004 5xx mend
             raise error
         pause = min(error.retry_after_s, _MAX_RETRY_AFTER_S) if isinstance(error, RateLimited) else backoff
@@ -181,7 +182,7 @@ class Transfer:
             raise httpx2.RemoteProtocolError("the answer ended early")
 
     def _run_whole(self, on_bytes: Callable[[int], None]) -> None:
-        """One stream from the first byte; a break means beginning again."""
+        """Download in one stream from the first byte; after a break, start again at the first byte."""
         backoff = self._patience.first_backoff_s
         self._halt.clear()
         while True:
@@ -212,7 +213,7 @@ class Transfer:
             raise httpx2.RemoteProtocolError("the answer ended early")
 
     def _check_identity(self, response: httpx2.Response) -> None:
-        """The hub repeats the content's hash with every answer: another one means another file."""
+        """Compare the content hash that the hub sends with every response. Raises: FileChanged."""
         for answer in (*response.history, response):
             etag = answer.headers.get(_LINKED_ETAG)
             if etag is not None and etag.removeprefix("W/").strip('"') != self._part.journal.identity:
@@ -224,14 +225,14 @@ class Transfer:
             raise FileChanged(self._repo)
 
 
-# Left free on the disk: a full one breaks the catalogue and every other program.
+# Disk space to leave free: a full disk breaks the catalogue and other programs.
 _RESERVE_BYTES = 256 * 1024 * 1024
 _FOLLOW_S = 0.3
 _FILES_AT_ONCE = 2
 
 
 class Request(msgspec.Struct, frozen=True):
-    """Which files of which commit; `files` are verified together and appear together."""
+    """Files of one commit; `files` are verified together and become visible together."""
 
     repository: Repository
     files: tuple[RepoFile, ...]
@@ -244,7 +245,7 @@ class Request(msgspec.Struct, frozen=True):
 
 @dataclass
 class DownloadPaths:
-    """Where a request's files go, and where they are until they are verified."""
+    """Paths of a request's files: their final paths, and the part files before verification."""
 
     paths: Paths
     repository: Repository
@@ -259,7 +260,7 @@ class DownloadPaths:
         self.parts = self.paths.models / ".partial" / self.repository.repo.replace("/", "--")
 
     def final(self, file: RepoFile) -> Path:
-        """Where the file will be. Raises: UnsafeName."""
+        """Final path of the file. Raises: UnsafeName."""
         if not is_safe_name(file.name):
             raise UnsafeName(file.name)
         path = self.folder / file.name
@@ -268,13 +269,13 @@ class DownloadPaths:
         return path
 
     def part(self, file: RepoFile) -> Path:
-        """Where its bytes are gathered; the same for every process that wants this content."""
+        """Path of the file's part; the same for every process that downloads this content."""
         key = hashlib.sha256(f"{file.name}\0{identity(file)}".encode()).hexdigest()[:24]
         return self.parts / f"{key}.part"
 
 
 class Download:
-    """One request. `run` may be called again after a pause, a failure or a crash: it continues where it stood."""
+    """One download. After a pause, a failure or a crash, call `run` again: it continues where it stopped."""
 
     def __init__(
         self, client: HubClient, catalogue: Catalogue, request: Request, patience: Patience | None = None
@@ -288,7 +289,7 @@ class Download:
         self._counts_lock = threading.Lock()
 
     def run(self, control: Control) -> ModelEntry:
-        """Fetch, verify, place and list.
+        """Download, verify, move into place and list.
 
         Raises: Paused (parts stay); Cancelled (parts are removed); NotEnoughDisk, HashMismatch, FileChanged,
         UnsafeName, and the errors of HubClient.
@@ -320,13 +321,13 @@ class Download:
         return noted and path.is_file() and path.stat().st_size == file.size_bytes
 
     def _check_disk(self) -> None:
-        """Refuse before the first byte what cannot end well."""
+        """Check the disk space before the first byte. Raises: NotEnoughDisk."""
         models = self._paths.paths.models
         models.mkdir(parents=True, exist_ok=True)
         needed = 0
         for file in self._missing():
             part = self._paths.part(file)
-            # Holes of a sparse part take no room yet; what is allocated does.
+            # Count only allocated blocks: holes of a sparse part use no disk space yet.
             held = part.stat().st_blocks * 512 if part.exists() and hasattr(os.stat_result, "st_blocks") else 0
             needed += max(0, file.size_bytes - held)
         free = shutil.disk_usage(models).free
@@ -345,7 +346,7 @@ class Download:
             raise NotEnoughDisk(str(models), max(missing, 1), shutil.disk_usage(models).free) from error
 
     def _obtain(self, file: RepoFile, control: Control) -> None:
-        """Have one file's part whole and verified; if another process fetches it, follow that one."""
+        """Complete and verify one file part; if another process downloads it, wait and report its progress."""
         if self._installed(file):
             self._count(file, file.size_bytes, control)
             return
@@ -366,7 +367,7 @@ class Download:
             lock.release()
 
     def _adopt(self, file: RepoFile, control: Control) -> bool:
-        """Accept a file that is already in its place (put there by hand, or by a process killed at the end)."""
+        """Accept a file that is already in place (put there by the user, or by a process killed at the end)."""
         final = self._paths.final(file)
         if not final.is_file() or final.stat().st_size != file.size_bytes or self._paths.part(file).exists():
             return False
@@ -405,7 +406,7 @@ class Download:
         elif file.git_sha1 is not None:
             expected, actual = file.git_sha1, git_sha1_of(part.path)
         else:
-            return  # the hub promises nothing about this file
+            return  # the hub publishes no hash for this file
         if expected != actual:
             part.close()
             raise HashMismatch(file.name, expected, actual, str(self._quarantine(file, part)))
@@ -424,11 +425,11 @@ class Download:
             control.report("downloading", sum(self._counts.values()), self._request.total_bytes, note=note)
 
     def _publish(self, file: RepoFile) -> None:
-        """A verified part to its place by renaming, and a note of it beside."""
+        """Rename a verified part to its final path and record it in the folder's note."""
         part = self._paths.part(file)
         with filelock.FileLock(part.with_suffix(".lock")):
             if not part.exists():
-                return  # another process has placed it
+                return  # another process has moved it into place
             final = self._paths.final(file)
             final.parent.mkdir(parents=True, exist_ok=True)
             _keep(final)
@@ -437,7 +438,7 @@ class Download:
             self._note(file)
 
     def _note(self, file: RepoFile, found: str = "") -> None:
-        """Write down what is in its place: the promised content, or what was `found`."""
+        """Record the content of a file in the note: the expected hash, or `found`."""
         repository, folder = self._request.repository, self._paths.folder
         with filelock.FileLock(self._paths.parts / "note.lock"):
             old = origins.read_note(folder)
@@ -451,12 +452,12 @@ class Download:
             write_atomically(folder / origins.NOTE_NAME, msgspec.json.encode(note))
 
     def _clear_parts(self) -> None:
-        """Remove the folder of parts once nothing in it is under way."""
+        """Remove the folder of parts if no download in it is in progress."""
         if not any(self._paths.parts.glob("*.part")):
             shutil.rmtree(self._paths.parts, ignore_errors=True)
 
     def _list_or_restore(self) -> ModelEntry:
-        """List what was placed; where it can not be read, what it took the place of comes back."""
+        """Add the files to the catalogue; if they cannot be read, restore the previous ones. Raises: BadUpdate."""
         finals = [self._paths.final(file) for file in self._request.files]
         replaced = [final for final in finals if _previous(final).exists()]
         try:
@@ -493,13 +494,13 @@ class Download:
         return entry
 
     def _tidy(self) -> None:
-        """Remove what a cancelled request left, unless another process is at it."""
+        """Remove the parts of a cancelled request, unless another process is using them."""
         for file in self._request.files:
             _discard(self._paths.part(file))
 
 
 def discard_parts(paths: Paths, repo: str) -> None:
-    """Remove what was fetched of a repository and is neither installed nor under way."""
+    """Remove partial downloads of a repository that are not in progress."""
     for part in (paths.models / ".partial" / repo.replace("/", "--")).glob("*.part"):
         _discard(part)
 
@@ -511,12 +512,12 @@ def _discard(part: Path) -> None:
 
 
 def _previous(final: Path) -> Path:
-    """Where the older version of a file is until the newer one is known to work."""
+    """Path of the older version of a file until the newer one is known to work."""
     return final.with_name(f"{final.name}.previous")
 
 
 def _keep(final: Path) -> None:
-    """A second name for what is there, so that no moment is without it; a copy where a disk has no such names."""
+    """Hard-link the current file to its `.previous` path, so that the file always exists; else rename it."""
     if not final.exists() or _previous(final).exists():
         return
     try:
@@ -526,12 +527,12 @@ def _keep(final: Path) -> None:
 
 
 def identity(file: RepoFile) -> str:
-    """What tells this content from another: the promised hash, else the size."""
+    """Key of a file's content: its expected hash, else its size."""
     return file.sha256 or file.git_sha1 or f"size-{file.size_bytes}"
 
 
 def _noted_bytes(path: Path) -> int:
-    """How far another process is, by its journal."""
+    """Bytes that another process has downloaded, according to its journal."""
     try:
         journal = msgspec.json.decode(path.with_suffix(".json").read_bytes())
         return sum(int(n) for n in journal["done"])

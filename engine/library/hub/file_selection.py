@@ -1,4 +1,4 @@
-"""From a name and a plan to the files to fetch."""
+"""Selects the files to download for a name and a plan."""
 
 import re
 from pathlib import PurePosixPath
@@ -13,7 +13,7 @@ from engine.library.hub.types import Choice, Option, RepoFile, RepoPlan, Reposit
 from engine.message_catalog.reasons import because
 from quantize.plan.llama_cpp_preset_rules import USUAL_LABELS
 
-# What a person may write to name something on a hub.
+# Forms in which users name something on a hub.
 
 _REPO = re.compile(r"(?P<repo>[^/:\s]+/[^/:\s]+)(?:/(?P<file>[^:]+))?(?::(?P<label>[^/:]+))?")
 _URL_FILE = re.compile(
@@ -22,7 +22,7 @@ _URL_FILE = re.compile(
 
 
 class HubName(msgspec.Struct, frozen=True):
-    """A repository and, if named, one of its quantizations or files at a revision."""
+    """A repository and, if named, one of its quantizations or files, and a revision."""
 
     repo: str
     label: str | None = None
@@ -31,7 +31,7 @@ class HubName(msgspec.Struct, frozen=True):
 
 
 def parse_hub_name(text: str) -> HubName:
-    """`owner/name`, `owner/name:Q4_K_M`, `owner/name/file.gguf`, or the address of a repository or a file.
+    """Parse `owner/name`, `owner/name:Q4_K_M`, `owner/name/file.gguf`, or the URL of a repository or a file.
 
     Raises: InputFault: it is none of these.
     """
@@ -46,7 +46,7 @@ def parse_hub_name(text: str) -> HubName:
 
 
 def choose(plan: RepoPlan, name: HubName) -> Option:
-    """The option that was named, else the best for this machine, else the usual one.
+    """The option that was named, else the best for this computer, else the most common quantization.
 
     Raises: NothingToDownload.
     """
@@ -66,7 +66,7 @@ def choose(plan: RepoPlan, name: HubName) -> Option:
 
 
 def files_of(repository: Repository, choice: Choice, *, vision: bool = True) -> tuple[RepoFile, ...]:
-    """Files to fetch for a choice, with the repository's vision projector and its recommended sampling."""
+    """Files to download for a choice, including the repository's vision projector and generation_config.json."""
     found = _with_projector(repository, choice, vision=vision)
     return (*found, *(f for f in generation_config_of(repository) if f not in found))
 

@@ -1,4 +1,4 @@
-"""Headers of remote files, kept by content hash: a second look at a repository reads nothing."""
+"""Cache of remote GGUF headers by content hash: planning a repository again reads nothing from the network."""
 
 import logging
 from pathlib import Path
@@ -16,7 +16,7 @@ _MAX_BYTES = 8 * 1024 * 1024
 
 
 class CachedHeader(msgspec.Struct, frozen=True, kw_only=True):
-    """What planning needs of a header; arrays that were left in the file are left out."""
+    """The parts of a header that planning needs; arrays that were not read are omitted."""
 
     format: int
     size_bytes: int
@@ -29,7 +29,7 @@ class CachedHeader(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def keep(folder: Path, sha256: str, header: GgufFile) -> None:
-    """Write a header down; failing to is no error."""
+    """Store a header in the cache; a failure to write is only logged."""
     simple = (bool, int, float, str)
     metadata: dict[str, bool | int | float | str | list[bool | int | float | str]] = {}
     for key, value in header.metadata.items():
@@ -54,7 +54,7 @@ def keep(folder: Path, sha256: str, header: GgufFile) -> None:
 
 
 def recall(folder: Path, sha256: str, name: str) -> GgufFile | None:
-    """The header of that content, if it was kept."""
+    """The cached header of that content, or None."""
     path = folder / f"{sha256}.header"
     try:
         if path.stat().st_size > _MAX_BYTES:

@@ -1,4 +1,4 @@
-"""Models whose repository has other bytes now than when they were fetched."""
+"""Finds models whose repository has other content than when they were downloaded."""
 
 from pathlib import Path
 
@@ -14,9 +14,10 @@ from engine.message_catalog.reasons import because
 
 
 def look_for_newer(catalogue: Catalogue, client: HubClient) -> tuple[tuple[Newer, ...], dict[str, str]]:
-    """Models with a newer version, and repositories that could not be asked, with the reason.
+    """Models with a newer version, and the repositories that failed, with the reason.
 
-    Each repository is asked once. One that is gone, or gated by now, does not hide the news of the others.
+    Each repository is queried once. A deleted or newly gated one does not hide the updates of the others.
+
     Raises: HubUnreachable, Offline, RateLimited.
     """
     by_repo: dict[str, list[ModelEntry]] = {}
@@ -40,7 +41,7 @@ def look_for_newer(catalogue: Catalogue, client: HubClient) -> tuple[tuple[Newer
 
 
 def newest(catalogue: Catalogue, client: HubClient, entry: ModelEntry) -> Request:
-    """The files of a model as the hub has them now. Raises: InputFault: it did not come from a hub; hub errors."""
+    """The model's current files on the hub. Raises: InputFault: it did not come from a hub; hub errors."""
     if entry.origin.kind != "hub" or not entry.origin.repo:
         raise InputFault(because("not_from_a_hub", model=entry.id), "model")
     request, _ = _compare(catalogue, entry, Request(client.repository(entry.origin.repo), ()))
@@ -50,9 +51,9 @@ def newest(catalogue: Catalogue, client: HubClient, entry: ModelEntry) -> Reques
 
 
 def _compare(catalogue: Catalogue, entry: ModelEntry, now: Request) -> tuple[Request, list[RepoFile]]:
-    """The model's files in the repository, first the one it is opened by; and those that changed.
+    """The model's files in the repository, the one to open first; and those that changed.
 
-    Nothing when one of them is not there any more: half a model is no newer version.
+    No files if one of them no longer exists there: a part of a model is not a newer version.
     """
     paths = DownloadPaths(catalogue.paths, now.repository)
     note = origins.read_note(paths.folder)

@@ -1,4 +1,4 @@
-"""A file on its way: the bytes so far, and a journal that says which of them are there."""
+"""A partially downloaded file, and a journal of the bytes that are on disk."""
 
 import logging
 import os
@@ -13,7 +13,7 @@ _log = logging.getLogger(__name__)
 
 
 class Journal(msgspec.Struct, kw_only=True):
-    """`identity` (the promised hash) and size tell which content the bytes belong to; `done` counts by segment."""
+    """`identity` (the expected hash) and size identify the content; `done` is the byte count of each segment."""
 
     identity: str
     size_bytes: int
@@ -23,10 +23,10 @@ class Journal(msgspec.Struct, kw_only=True):
 
 
 class Part:
-    """A `.part` file of full length with holes, and its journal; hidden from every scan until it is verified.
+    """A sparse `.part` file of full length, and its journal. Scans do not see it until it is verified.
 
-    The journal is written after the bytes it speaks of are on disk, so that after any crash it never claims more
-    than there is. A journal of another content, or none, begins again.
+    The journal is written after its bytes are on disk, so after a crash it never claims bytes that are missing. If
+    the journal is missing or belongs to other content, the download starts from zero.
     """
 
     def __init__(self, path: Path, identity: str, size_bytes: int, segment_bytes: int) -> None:
@@ -64,21 +64,21 @@ class Part:
 
     @property
     def done_bytes(self) -> int:
-        """Bytes that are there."""
+        """Number of bytes on disk."""
         return sum(self.journal.done)
 
     @property
     def complete(self) -> bool:
-        """Whether every byte is there (verified or not)."""
+        """Whether all bytes are on disk (verified or not)."""
         return self.done_bytes == self.journal.size_bytes
 
     def missing(self) -> list[int]:
-        """Numbers of the segments that are not whole."""
+        """Indexes of the incomplete segments."""
         lengths = _segment_lengths(self.journal.size_bytes, self.journal.segment_bytes)
         return [i for i, (d, n) in enumerate(zip(self.journal.done, lengths, strict=True)) if d < n]
 
     def span(self, segment: int) -> tuple[int, int]:
-        """First missing byte of a segment and its end."""
+        """Offset of a segment's first missing byte, and of its end."""
         start = segment * self.journal.segment_bytes
         return start + self.journal.done[segment], min(start + self.journal.segment_bytes, self.journal.size_bytes)
 
@@ -89,29 +89,29 @@ class Part:
         while view:
             with self._lock:
                 if self._fd < 0:
-                    return  # closed meanwhile: a late writer must not touch a descriptor that may be another's
+                    return  # closed: another file may have reused the descriptor
                 written = _pwrite(self._fd, view, offset)
             offset += written
             self.journal.done[segment] += written
             view = view[written:]
 
     def save(self) -> None:
-        """Bytes to the disk, then the journal. Raises: OSError."""
+        """Flush the bytes to disk, then write the journal. Raises: OSError."""
         with self._lock:
-            raw = msgspec.json.encode(self.journal)  # what is written after this line is claimed next time
+            raw = msgspec.json.encode(self.journal)  # later writes are claimed by the next save
             os.fsync(self._fd)
             fresh = self.journal_path.with_suffix(".new")
             fresh.write_bytes(raw)
             fresh.replace(self.journal_path)
 
     def restart(self) -> None:
-        """Forget every byte."""
+        """Discard all bytes."""
         self.journal.done = [0] * len(self.journal.done)
         self.journal.verified = False
         self.save()
 
     def close(self) -> None:
-        """Give the descriptor back."""
+        """Close the file descriptor."""
         with self._lock:
             if self._fd >= 0:
                 os.close(self._fd)

@@ -1,4 +1,4 @@
-"""What every quantization of a repository would need, and how fast it would run, before it is fetched."""
+"""Plans a repository: memory and expected speed of every quantization, before anything is downloaded."""
 
 import hashlib
 import logging
@@ -31,11 +31,12 @@ from quantize.plan.priors import prior_damage
 from quantize.plan.speed import model_spec
 from quantize.types import EvidenceRef, Goal, ModelSpec, TensorSpec
 
-# The file Tessera would quantize itself instead of fetching a ready one: its size and the damage to expect.
+# Local quantization instead of a ready-made file: its size and expected KL divergence. If no ready-made file sets
+# the size, it is Q6_K's bits per weight, whose KL divergence is close to the limit of measurement.
 
 # Where no ready file sets the size: bits a weight of Q6_K, whose damage is close to what can be measured at all.
 _BITS_WITHOUT_A_RIVAL = 6.6
-# Raised when the priors or the solver change, so that kept builds are made again.
+# Increase when the priors or the solver change, so that cached results are computed again.
 VERSION = 1
 NOTE = "shipped priors; nothing of this model was measured"
 
@@ -46,10 +47,10 @@ def own_build(
     rival: tuple[str, Sequence[GgufFile]] | None,
     limit_bytes: int | None,
 ) -> OwnBuild | None:
-    """The best mix within `limit_bytes` of the whole file; None where no mix is that small.
+    """The best quantization recipe within `limit_bytes` for the whole file; None if no recipe is that small.
 
-    `unquantized` are headers of the model in its source's types, or of any quantization of it: names and shapes are
-    the same, and what is quantized there counts as F16. `rival` is the ready file to compare with.
+    `unquantized` are headers of the model in its source's types, or of any quantization of it. Names and shapes are
+    the same; quantized tensors count as F16. `rival` is the ready-made file to compare with.
     """
     tensors = [tensor for part in unquantized for tensor in part.tensors]
     spec = msgspec.structs.replace(model_spec(unquantized[0]), tensors=tuple(map(_as_source, tensors)))
@@ -79,7 +80,7 @@ def own_build(
 
 
 def remembered(folder: Path, facts: tuple[object, ...], build: Callable[[], OwnBuild | None]) -> OwnBuild | None:
-    """The build kept in `folder` for these facts (hashes of files, a limit), or a new one, then kept."""
+    """The cached result in `folder` for these facts (hashes of files, a limit), else a new one, which is cached."""
     path = folder / f"{hashlib.sha256(repr((VERSION, *facts)).encode()).hexdigest()}.json"
     try:
         return msgspec.json.decode(path.read_bytes(), type=learned(OwnBuild | None))
@@ -109,14 +110,14 @@ def _ready_damage(
 
 _log = logging.getLogger(__name__)
 _AT_ONCE = 12
-# Answers of the hub about a repository are taken as they were for this long; a refresh asks again.
+# Cache time of a repository's file list; `refresh` requests it again.
 _LISTING_S = 600.0
 _ENOUGH_BITS = 7.0  # Q6_K has 6.6
-_EXACT_BITS = 7.9  # Q8_0 has 8.5, MXFP4 originals less: those are ready-made already
+_EXACT_BITS = 7.9  # Q8_0 has 8.5. Original MXFP4 files have fewer bits: they are already quantized
 
 
 class FitEstimator(Protocol):
-    """Answers for one model's headers; None where nothing can be said."""
+    """Estimates whether a model fits, from its headers; None if no estimate is possible."""
 
     def __call__(self, parts: tuple[GgufFile, ...], details: Details) -> FitEstimate | None:
         """Estimate the model whose parts have these headers."""
@@ -133,8 +134,9 @@ def plan_repository(
 ) -> RepoPlan:
     """Read the headers of every quantization and estimate whether each fits.
 
-    The vocabulary, which is most of a header, is read once: its siblings are read around it and must then
-    account for every byte of their file, else they are read in full.
+    Most of a header is the vocabulary, so it is read once and skipped in the other files. Their headers must then
+    account for every byte of the file; otherwise they are read in full.
+
     Raises: the errors of HubClient.
     """
     begin = time.monotonic()
@@ -160,7 +162,7 @@ def plan_repository(
 def listed(
     client: HubClient, paths: Paths, repo: str, revision: str | None = None, *, refresh: bool = False
 ) -> Repository:
-    """The repository's files, from the cache if that is fresh. Raises: the errors of HubClient."""
+    """The repository's files, from the cache if that is recent. Raises: the errors of HubClient."""
     key = f"{client.endpoint}|{repo}|{revision or ''}|{bool(client.token)}"
     name = "".join(c if c.isalnum() else "_" for c in key)[-180:]
     path = paths.cache / "hub" / "repositories" / f"{name}.json"
@@ -188,7 +190,7 @@ def _recall_listing(path: Path, repo: str) -> Repository | None:
 
 
 class _HeaderReader:
-    """Headers of the files of one repository, each read as little as possible."""
+    """Reads the headers of a repository's files with as few bytes as possible."""
 
     def __init__(self, client: HubClient, paths: Paths, repository: Repository) -> None:
         self._client = client
@@ -197,11 +199,11 @@ class _HeaderReader:
         self.fetched_bytes = 0
 
     def headers(self, choices: list[Choice]) -> dict[str, tuple[GgufFile, ...] | str]:
-        """For each label the headers of all its parts, or why they could not be read."""
+        """For each label, the headers of all its parts, or the reason why they could not be read."""
         result: dict[str, tuple[GgufFile, ...] | str] = {}
         arrays: Mapping[str, Entry] = {}
         remaining = list(choices)
-        while remaining and not arrays:  # until one vocabulary is known
+        while remaining and not arrays:  # until one vocabulary is read
             choice = remaining.pop(0)
             found = self._choice(choice, {})
             result[choice.label] = found
@@ -254,14 +256,14 @@ def _option(choice: Choice, found: tuple[GgufFile, ...] | str | None, estimate: 
 
 
 def _mark_best(options: list[Option]) -> list[Option]:
-    """The largest that fits, but not beyond what can be told from the original.
+    """Mark the largest option that fits, up to the size beyond which quality no longer improves measurably.
 
-    Source: at Q6_K (6.6 bits a weight) the damage is close to what tests can no longer measure (llama.cpp's
-    quantize README), while every byte costs speed; so a larger file is only best where it is the only one.
+    Source: at Q6_K (6.6 bits per weight) the loss is close to the limit of what tests can measure (llama.cpp's
+    quantize README), while every byte costs speed. A larger file is therefore the best only if it is the only one.
     """
     fitting = [o for o in options if o.verdict and o.verdict.fits and o.choice.format == "gguf"]
     whole = [o for o in fitting if o.verdict and not o.verdict.streamed]
-    if fitting and not whole:  # the disk decides how fast: what reads least of it
+    if fitting and not whole:  # the disk limits the speed, so prefer the smallest file
         smallest = min(fitting, key=lambda o: o.choice.size_bytes)
         return [msgspec.structs.replace(o, best=o is smallest) for o in options]
     fitting = whole
@@ -274,7 +276,7 @@ def _mark_best(options: list[Option]) -> list[Option]:
 
 
 def _build_from(options: list[Option]) -> str | None:
-    """The label to quantize from, where our own mix would be better than the best ready one: an exact source."""
+    """Label of the most exact option, as the source for local quantization; None if no option is exact enough."""
     exact = [o for o in options if o.choice.format == "safetensors" or o.bits_per_weight >= _EXACT_BITS]
     return max(exact, key=lambda o: (o.bits_per_weight, o.choice.size_bytes)).choice.label if exact else None
 
@@ -282,7 +284,7 @@ def _build_from(options: list[Option]) -> str | None:
 def _own(
     options: list[Option], headers: Mapping[str, tuple[GgufFile, ...] | str], source: str | None, folder: Path
 ) -> OwnBuild | None:
-    """Our own mix in the bytes of the best ready file, or, where none fits, in what the smallest lacks."""
+    """Local quantization of the best ready-made file's size, else of the size that fits into memory."""
     readable = {label: found for label, found in headers.items() if not isinstance(found, str)}
     shape = readable.get(source or "") or next(iter(readable.values()), None)
     if source is None or shape is None:
@@ -298,7 +300,7 @@ def _own(
 
 
 def _available_bytes(options: list[Option]) -> int | None:
-    """Bytes a file of our own may have where no ready one is the best; None: as many as do any good."""
+    """Maximum size of a local quantization if no ready-made file is the best; None if memory sets no limit."""
     judged = [o for o in options if o.verdict is not None and o.choice.format == "gguf"]
     smallest = min(judged, key=lambda o: o.choice.size_bytes, default=None)
     if smallest is None or smallest.verdict is None:
@@ -313,7 +315,7 @@ _ATTEMPTS = 3
 
 
 class RemoteFile:
-    """Reads spans by HTTP ranges; `fetched_bytes` counts what crossed the network."""
+    """Reads byte ranges of a remote file over HTTP; `fetched_bytes` counts the downloaded bytes."""
 
     def __init__(self, client: HubClient, repository: Repository, file: RepoFile) -> None:
         self._client = client
@@ -329,11 +331,11 @@ class RemoteFile:
 
     @property
     def size(self) -> int:
-        """Size as the hub lists it."""
+        """Size in the hub's file list."""
         return self._file.size_bytes
 
     def read_at(self, offset: int, length: int) -> bytes:
-        """Bytes [offset, offset + length), less at the end.
+        """Bytes [offset, offset + length), fewer at the end of the file.
 
         Raises: HubUnreachable, Offline, RateLimited, GatedRepository, RepositoryNotFound.
         """
@@ -350,7 +352,7 @@ class RemoteFile:
 
     def _fetch(self, start: int, end: int) -> bytes:
         with self._client.stream(self._url, self._repo, start, end) as response:
-            self._url = str(response.url)  # storage, after the redirect: the next read goes there at once
+            self._url = str(response.url)  # storage, after the redirect: the next read skips the redirect
             if response.status_code != httpx2.codes.PARTIAL_CONTENT and (start, end) != (0, self.size):
                 raise InputFault(because("no_ranges", file=self.name), "repo")
             chunks = []

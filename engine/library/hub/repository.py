@@ -1,4 +1,4 @@
-"""The choices of quantization a repository on a hub offers."""
+"""The quantizations that a repository on a hub offers."""
 
 import re
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ from quantize.files.gguf_split import parse_split_name
 
 _MAX_NAME_BYTES = 200
 _MAX_DEPTH = 8
-# Reserved on Windows whatever the extension.
+# Reserved names on Windows, with any extension.
 _DEVICES = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?", re.IGNORECASE)
 _SMALL_BYTES = 1 << 20
 
@@ -38,7 +38,7 @@ def projectors_of(repository: Repository) -> tuple[RepoFile, ...]:
 
 
 def generation_config_of(repository: Repository) -> tuple[RepoFile, ...]:
-    """The publisher's sampling, a small file that GGUF files of the repository are kept with."""
+    """The publisher's sampling settings, a small file that is stored with the repository's GGUF files."""
     return tuple(f for f in repository.files if f.name == "generation_config.json" and f.size_bytes < _SMALL_BYTES)
 
 
@@ -53,12 +53,12 @@ def _safetensors(repository: Repository) -> tuple[Choice, ...]:
 
 
 def is_projector(file_name: str) -> bool:
-    """Whether a GGUF file is, by its name, the vision half of another model."""
+    """Return whether a GGUF file is, by its name, a vision projector."""
     return "mmproj" in file_name.lower()
 
 
 def is_safe_name(name: str) -> bool:
-    """Whether a name given by a stranger may become a path below our own folder, on every system."""
+    """Return whether an untrusted name may become a path below the library's folder, on every system."""
     parts = name.split("/")
     return (
         len(parts) <= _MAX_DEPTH
@@ -86,7 +86,7 @@ def _complete(files: list[RepoFile]) -> bool:
 
 
 def _labels(stems: Iterable[str]) -> dict[str, str]:
-    """A short label for each: the announced mix where that is unique, else the file's name."""
+    """A short label for each: the quantization recipe in the name if that is unique, else the file name."""
     stems = list(stems)
     named = {stem: model_ids.from_file_name(PurePosixPath(stem).name) for stem in stems}
     return {

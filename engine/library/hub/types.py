@@ -1,4 +1,4 @@
-"""What a hub offers and what it would need here: plain records that travel as JSON."""
+"""Records of a hub's offers and their requirements on this computer; plain structs that are sent as JSON."""
 
 from typing import Literal
 
@@ -7,13 +7,13 @@ import msgspec
 from engine.library.types import Details
 
 JobName = Literal["tiny", "chat", "coding", "fim", "embedding", "vision"]
-# A usual 4-bit mix. Source: assets/models/spark-f16.md and published Q4_K_M files agree on 4.8 bits a weight.
+# A usual 4-bit recipe. Source: assets/models/spark-f16.md and published Q4_K_M files agree on 4.8 bits per weight.
 _USUAL_BITS = 4.8
-_MARGIN = 1.15  # context and buffers beside the weights
+_MARGIN = 1.15  # context and buffers in addition to the weights
 
 
 class RepoHit(msgspec.Struct, frozen=True, kw_only=True):
-    """One repository in a list of search results; unknown numbers are None."""
+    """One repository in the search results; unknown numbers are None."""
 
     repo: str
     downloads: int
@@ -28,7 +28,7 @@ class RepoHit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RepoFile(msgspec.Struct, frozen=True, kw_only=True):
-    """One file: `sha256` is the promise for large files, `git_sha1` (of the git blob) for small ones."""
+    """One file. `sha256` is the expected hash of large files, `git_sha1` (of the git blob) that of small ones."""
 
     name: str
     size_bytes: int
@@ -37,7 +37,7 @@ class RepoFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
-    """One model the repository offers: a quantization in one file or several, or a folder of safetensors."""
+    """One downloadable model: a quantization in one or more files, or a folder of safetensors."""
 
     label: str
     format: str
@@ -50,7 +50,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Repository(msgspec.Struct, frozen=True, kw_only=True):
-    """All safely named files of a repository at one commit (`revision`)."""
+    """All files with safe names of a repository at one commit (`revision`)."""
 
     repo: str
     endpoint: str
@@ -60,10 +60,10 @@ class Repository(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FitEstimate(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether a file fits this machine: bytes needed and there, tokens a second expected, and the reasons.
+    """Whether a file fits: bytes needed and available, expected tokens per second, and the reasons.
 
-    `measured_on` says what the speed rests on: a `stand-in`, a `model` of this shape, or nothing (None).
-    `streamed`: it fits with its experts read from the disk when they are asked for.
+    `measured_on` is the basis of the speed: a `stand-in` (dummy weights), a `model` of this shape, or None.
+    `streamed`: it fits if its experts are read from disk on demand.
     """
 
     fits: bool
@@ -78,7 +78,7 @@ class FitEstimate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Option(msgspec.Struct, frozen=True, kw_only=True):
-    """One choice with all that its headers tell; `problem` says why they could not be read."""
+    """One choice with all details from its headers; `problem` is the reason why they could not be read."""
 
     choice: Choice
     size_bytes: int = 0
@@ -90,10 +90,11 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OwnBuild(msgspec.Struct, frozen=True, kw_only=True):
-    """A mix made here from `source`, within the bytes of the ready file `instead_of` (None: none fits).
+    """A local quantization of `source`, no larger than the ready-made file `instead_of` (None: none fits).
 
-    `kld` and `ready_kld` are expected mean KL divergences in nats a token, both by the same priors: good for
-    comparing the two, not as measurements. `ready_kld` None: the ready file has types the priors do not cover.
+    `kld` and `ready_kld` are expected mean KL divergences in nats per token, computed from the same priors. Use
+    them to compare the two files, not as measurements. `ready_kld` is None if the priors do not cover the
+    ready-made file's types.
     """
 
     source: str
@@ -106,10 +107,10 @@ class OwnBuild(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RepoPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of a repository, smallest first. `fetched_bytes` crossed the network to find this out.
+    """The options of a repository, smallest first; planning downloaded `fetched_bytes`.
 
-    `build_from` names the option Tessera would quantize itself from: the most exact one. `own` is what it would
-    make of it on this machine instead of the best ready file.
+    `build_from` names the most exact option, the source for local quantization. `own` is the result to expect from
+    it on this computer, as an alternative to the best ready-made file.
     """
 
     repository: Repository
@@ -120,18 +121,18 @@ class RepoPlan(msgspec.Struct, frozen=True, kw_only=True):
     own: OwnBuild | None = None
 
     def option(self, label: str) -> Option | None:
-        """The option of that label, whatever its case."""
+        """The option with that label, case-insensitive."""
         wanted = label.casefold()
         return next((o for o in self.options if o.choice.label.casefold() == wanted), None)
 
     @property
     def best(self) -> Option | None:
-        """The option marked best for this machine."""
+        """The option marked as best for this computer."""
         return next((option for option in self.options if option.best), None)
 
 
 class Newer(msgspec.Struct, frozen=True, kw_only=True):
-    """A model with a newer version: its commit on the hub, and the bytes to fetch."""
+    """A model with a newer version: its commit on the hub, and the bytes to download."""
 
     model: str
     revision: str
@@ -139,9 +140,9 @@ class Newer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Starter(msgspec.Struct, frozen=True, kw_only=True):
-    """One row of the table, from the model card at `source`.
+    """One row of the table of recommended models, from the model card at `source`.
 
-    `active` parameters are read for each token (0: all of them); a `context` of 0 is one the card does not tell.
+    `active` is the number of parameters read per token (0: all). `context` is 0 if the card does not state it.
     """
 
     id: str
@@ -156,10 +157,10 @@ class Starter(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def expected_bytes(self) -> int:
-        """Memory it needs at a usual 4-bit mix, or as published if that is smaller; an estimate, not a promise."""
+        """Estimated memory at a usual 4-bit recipe, or as published if that is smaller."""
         return int(self.parameters * min(self.native_bits, _USUAL_BITS) / 8 * _MARGIN)
 
     @property
     def bytes_per_token(self) -> int:
-        """Weights read for one token at the same mix."""
+        """Weight bytes read per token at the same recipe."""
         return int((self.active or self.parameters) * min(self.native_bits, _USUAL_BITS) / 8)
