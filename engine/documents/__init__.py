@@ -1,1 +1,1 @@
-"""Collections of a user's documents: read in children, cut by structure, found by words and by meaning."""
+"""Collections of a user's documents: read in child processes, chunked by structure, found by word and meaning."""

@@ -1,7 +1,7 @@
-"""Whether the sentences of an answer are in the passages it was made from.
+"""Checks whether the passages support the sentences of an answer.
 
-Words and meaning are compared, nothing is understood: a sentence that denies what a passage says shares its words
-and passes. What is marked as not carried deserves a look; what is not marked is no proof.
+It compares words and embeddings and understands nothing. A sentence that denies a passage shares its words and
+passes. A sentence marked as unsupported deserves a check; an unmarked one is not proven.
 """
 
 import re
@@ -14,7 +14,7 @@ from engine.documents.query_terms import STOP, WORD
 from engine.documents.types import CheckedSentence
 from engine.documents.vectors import above
 
-# An end of a sentence, or of a line; not after an initial or a number ("No. 5", "J. Smith").
+# End of a sentence or line, but not after an initial or a number ("No. 5", "J. Smith").
 _END: Final = re.compile(r"(?<=[^\s.][.!?])[\"')\]]*\s+(?=[\"'(\[]?[A-Z\u00c0-\u00deÀ-ÖØ-Þ0-9*-])|\n+")
 _NUMBER: Final = re.compile(r"\d+(?:[.,:]\d+)*")
 _REFERENCE: Final = re.compile(r"\[\d+\]")
@@ -22,14 +22,14 @@ _REFERENCE: Final = re.compile(r"\[\d+\]")
 _OVERLAP: Final = 0.6
 _OVERLAP_WITH_MEANING: Final = 0.35
 _COSINE: Final = 0.62
-# Shorter ones ("Yes.", "Here is what I found:") claim nothing that could be looked up.
+# Shorter sentences ("Yes.", "Here is what I found:") contain no claim to check.
 _LEAST_WORDS: Final = 3
-# Sentences of a passage that are compared as one: what an answer says in one is often said in two.
+# Consecutive sentences of a passage that are compared as one: an answer often merges two sentences.
 _WINDOW: Final = 2
 
 
 class Sentence(msgspec.Struct, frozen=True):
-    """A sentence of an answer, from `start` to `end`."""
+    """A sentence of an answer, with its character offsets."""
 
     start: int
     end: int
@@ -37,7 +37,7 @@ class Sentence(msgspec.Struct, frozen=True):
 
 
 def sentences(text: str) -> list[Sentence]:
-    """The sentences of an answer that claim something."""
+    """The sentences of an answer that contain a claim."""
     found, at = [], 0
     for end in [*(m for m in _END.finditer(text)), None]:
         stop = end.start() if end else len(text)
@@ -51,7 +51,7 @@ def sentences(text: str) -> list[Sentence]:
 
 
 def windows(passages: Sequence[str]) -> list[tuple[int, str]]:
-    """Pieces of the passages that sentences are compared with, each with the passage's number from 1."""
+    """Sentence windows of the passages to compare with, each with its passage number (from 1)."""
     found: list[tuple[int, str]] = []
     for number, passage in enumerate(passages, 1):
         pieces = [piece.strip() for piece in _END.split(passage.replace("\n", " ")) if piece and piece.strip()]
@@ -66,10 +66,10 @@ def check(
     vectors: tuple[Any, Any] | None = None,
     floor: float = 0.0,
 ) -> list[CheckedSentence]:
-    """A verdict on each sentence.
+    """The check result of each sentence.
 
-    vectors: unit vectors of the sentences and of the pieces, float32 of (n, width) each; None: words decide alone.
-    floor: the cosine of unrelated texts by their model.
+    vectors: unit vectors of the sentences and of the windows, float32 of (n, width) each; None: compare words only.
+    floor: the embedding model's cosine for unrelated texts.
     """
     held = [set(stems(text)) for _, text in pieces]
     everything = set().union(*held) if held else set()
@@ -113,7 +113,7 @@ def _verdict(
 def _missing(
     text: str, telling: Sequence[str], everything: set[str], stems: Callable[[str], list[str]]
 ) -> tuple[str, ...]:
-    """Numbers and names of a sentence that are in no passage: a wrong one is one word, and the whole point."""
+    """Numbers and names of a sentence that are in no passage: a single wrong one makes the sentence wrong."""
     numbers = [n for n in _NUMBER.findall(text) if not set(stems(n)) <= everything]
     names = [w for w in telling if w[0].isupper() and not text.startswith(w) and not set(stems(w)) <= everything]
     return tuple(dict.fromkeys((*numbers, *names)))

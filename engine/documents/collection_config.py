@@ -1,4 +1,4 @@
-"""What the user made: names and sources of collections. The one thing here that cannot be made again from files."""
+"""Names and sources of collections. This is the only part that cannot be rebuilt from the files."""
 
 import secrets
 import time
@@ -16,17 +16,17 @@ from engine.message_catalog.reasons import because
 
 ID_BYTES: Final = 12
 MAX_NAME: Final = 120
-# Vector stores are collections, too: each change writes the list of all.
+# Vector stores are collections, too. Each change rewrites the whole list.
 MAX_COLLECTIONS: Final = 5000
 
 
 class Definition(msgspec.Struct, frozen=True, kw_only=True):
-    """A collection as it was asked for. Sources are absolute paths of files and folders.
+    """Configuration of a collection. Sources are absolute paths of files and folders.
 
-    `open`: whoever may chat may ask it; else only the user's own programs. `embedding_model` and `reranker` are
-    model ids, "" lets the server choose a local one, "none" does without. `agreed` has the models that another
-    server runs, each with the address that the user agreed to send the collection's text to. `facts` are a client's
-    own (OpenAI's metadata).
+    If `open` is set, every client with chat access may query it, else only the user's own programs.
+    `embedding_model` and `reranker` are model ids; "" lets the server choose a local one, "none" disables it.
+    `agreed` maps models on other servers to the server URL to which the user agreed to send the collection's text.
+    `facts` are a client's own metadata (OpenAI's `metadata`).
     """
 
     id: str
@@ -43,7 +43,7 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Definitions:
-    """All collections of this user. Thread-safe; another process's changes are seen."""
+    """All collections of this user. Thread-safe; reads the changes of other processes."""
 
     def __init__(self, path: Path) -> None:
         self._store: JsonStore[tuple[Definition, ...]] = JsonStore(
@@ -51,11 +51,11 @@ class Definitions:
         )
 
     def all(self) -> tuple[Definition, ...]:
-        """Oldest first."""
+        """All configurations, oldest first."""
         return self._store.get()
 
     def get(self, key: str) -> Definition:
-        """By id, else by name, case ignored. Raises: NoCollection."""
+        """The configuration by id, else by case-insensitive name. Raises: NoCollection."""
         every = self.all()
         found = next((d for d in every if d.id == key), None)
         found = found or next((d for d in every if d.name.casefold() == key.casefold()), None)
@@ -64,7 +64,7 @@ class Definitions:
         return found
 
     def add(self, name: str, prefix: str = "col", **fields: object) -> Definition:
-        """A new one. Raises: InputFault: the name is empty, too long or taken."""
+        """Add a collection. Raises: InputFault: the name is empty, too long or taken."""
         name = " ".join(name.split())
         if not name or len(name) > MAX_NAME:
             raise InputFault(because("collection_name", most=MAX_NAME), "name")
@@ -82,7 +82,7 @@ class Definitions:
             return made
 
     def change(self, key: str, change: Callable[[Definition], Definition]) -> Definition:
-        """Replace one. Raises: NoCollection."""
+        """Replace a configuration. Raises: NoCollection."""
         with self._store.locked():
             old = self.get(key)
             new = change(old)
@@ -90,7 +90,7 @@ class Definitions:
             return new
 
     def remove(self, key: str) -> Definition:
-        """Forget one. Raises: NoCollection."""
+        """Remove a configuration and return it. Raises: NoCollection."""
         with self._store.locked():
             old = self.get(key)
             self._store.put(tuple(d for d in self.all() if d.id != old.id))

@@ -1,4 +1,4 @@
-"""What can be wrong with a collection."""
+"""Errors of collections."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from engine.message_catalog.reasons import because
 
 
 class NoCollection(InputFault):
-    """There is none of that name or id."""
+    """No collection has that name or id."""
 
     code = "collection_not_found"
 
@@ -19,7 +19,7 @@ class NoCollection(InputFault):
 
 
 class NotAgreed(InputFault):
-    """Another server runs the model, and the user did not agree that the collection's text goes there."""
+    """Another server runs the model, and the user did not agree to send the collection's text to it."""
 
     code = "remote_not_agreed"
 
@@ -30,13 +30,13 @@ class NotAgreed(InputFault):
 
 
 class NoDocument(InputFault):
-    """The collection has no such document, or the document no such page."""
+    """The collection has no such document, or the document has no such page."""
 
     code = "document_not_found"
 
 
 class FileNotFound(InputFault):
-    """No file of that id was sent, or it is not in that store."""
+    """No file with that id was uploaded, or it is not in that store."""
 
     code = "file_not_found"
 

@@ -1,10 +1,10 @@
-"""Which files are read, and as what; by their names, for the server opens none of them."""
+"""Supported file types, detected by name: the server process never opens a document."""
 
 from pathlib import PurePath
 from typing import Final
 
 MAX_FILE_BYTES: Final = 256 << 20
-# Readers of these go through the file without holding it.
+# Size limit for the kinds whose readers stream the file.
 MAX_STREAMED_BYTES: Final = 4 << 30
 STREAMED: Final = frozenset({"mbox", "pdf"})
 
@@ -36,14 +36,14 @@ _NAMES: Final = {
     "notice": "text",
     "makefile": "code", "dockerfile": "code", "jenkinsfile": "code", "rakefile": "code", "gemfile": "code",
 }  # fmt: skip
-# What programs leave behind; a collection of a project does not want it.
+# Folders of build output and dependencies; they are skipped.
 SKIPPED_FOLDERS: Final = frozenset({
     "node_modules", "__pycache__", "site-packages", "venv", "target", "dist", "build", "bower_components",
 })  # fmt: skip
 
 
 def kind_of(name: str, *, images: bool = False) -> str | None:
-    """How a file of that name is read; None: not at all. Pictures are read only where their text can be."""
+    """The reader kind for a file name; None if unsupported. Images are read only with `images` (OCR)."""
     path = PurePath(name)
     suffix = path.suffix.lower()
     kind = KINDS.get(suffix) if suffix else _NAMES.get(path.name.lower())
@@ -51,5 +51,5 @@ def kind_of(name: str, *, images: bool = False) -> str | None:
 
 
 def size_limit(kind: str) -> int:
-    """Bytes from which a file of that kind is left out."""
+    """Maximum file size in bytes for a kind; larger files are skipped."""
     return MAX_STREAMED_BYTES if kind in STREAMED else MAX_FILE_BYTES

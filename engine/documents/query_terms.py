@@ -1,4 +1,4 @@
-"""The telling words of a question or a sentence, stemmed as the full text is."""
+"""The content words of a query or a sentence, with the same stemming as the full-text index."""
 
 import re
 from typing import Final
@@ -7,7 +7,7 @@ import apsw
 
 TOKENIZER: Final = ("porter", "unicode61", "remove_diacritics", "2")
 WORD: Final = re.compile(r"\w+(?:['\u2019]\w+)?", re.UNICODE)
-# Words that say nothing about what is asked; in the languages of most users' documents.
+# Stop words in the languages of most users' documents.
 _STOP_WORDS: Final = (
     "a about above after again against all also am an and any are aren't as at be because been before being "
     "below between both but by can can't cannot could couldn't did didn't do does doesn't doing don't done "
@@ -26,18 +26,18 @@ STOP: Final = frozenset(_STOP_WORDS.split())
 
 
 class Stemmer:
-    """Words as FTS5 stores them. Bound to the connection that it asks; used under its lock."""
+    """Stems words as FTS5 does. It uses the connection that it was created with, so hold that connection's lock."""
 
     def __init__(self, connection: apsw.Connection) -> None:
         self._tokenize = connection.fts5_tokenizer(TOKENIZER[0], list(TOKENIZER[1:]))
 
     def stems(self, text: str) -> list[str]:
-        """Every word of a text, stemmed, in order."""
+        """The stem of every word, in order."""
         found = self._tokenize(text.encode("utf-8", "replace"), apsw.FTS5_TOKENIZE_DOCUMENT, None)
         return [token for entry in found for token in entry[2:]]
 
     def telling(self, text: str) -> dict[str, str]:
-        """Words of a text that say something, each with its stem, in order; all words where none does."""
+        """Content words of a text with their stems, in order; all words if it has only stop words."""
         words = dict.fromkeys(word for word in WORD.findall(text) if len(word) > 1 or word.isdecimal())
         kept = [word for word in words if word.lower() not in STOP] or list(words)
         stemmed = ((word, self.stems(word)) for word in kept)

@@ -1,7 +1,7 @@
-"""The child that opens documents: parsers are native or old, files are not trusted. See `reading.py`.
+"""Child process that opens documents: parsers are native or old, and files are untrusted. See reader_process.py.
 
-A request names a file and the page to continue from; the answer holds as many pages as fit time and size. The open
-document is kept for the next request.
+A request names a file and the first page to read. The response holds as many pages as time and size limits allow.
+The document stays open for the next request.
 """
 
 import time
@@ -17,10 +17,10 @@ from devices.child_service import serve
 from devices.msgspec_lock import learned
 from engine.documents.types import Block, Chunk, Page, PageRead, ReadAnswer, ReadRequest, Unreadable
 
-# An answer ends after this much work, so that progress is seen and a kill costs little.
+# A response ends after this much work, so that progress is visible and killing the process loses little.
 _ANSWER_S: Final = 4.0
 _ANSWER_CHARS: Final = 400_000
-# Kind: module and reader; imported when the first file of the kind comes.
+# Kind to module and reader function; the module is imported for the first file of the kind.
 _READERS: Final = {
     "text": ("text", "text"),
     "markdown": ("text", "markdown"),
@@ -42,7 +42,7 @@ _decode = msgspec.msgpack.Decoder(learned(ReadRequest)).decode
 
 
 class _Open:
-    """A document that is being read, and the page that comes next."""
+    """A document that is being read, and its next page."""
 
     def __init__(self, request: ReadRequest) -> None:
         path = Path(request.path)
@@ -78,13 +78,13 @@ def _pdf_pages(path: Path) -> int:
 
 
 class _Reading:
-    """Answers requests, keeping the last document open."""
+    """Answers read requests; keeps the last document open."""
 
     def __init__(self) -> None:
         self._open: _Open | None = None
 
     def answer(self, body: bytes) -> bytes:
-        """One request."""
+        """Answer one request (msgpack in, msgpack out)."""
         return msgspec.msgpack.encode(self._read(_decode(body)))
 
     def _read(self, request: ReadRequest) -> ReadAnswer:
@@ -101,8 +101,8 @@ class _Reading:
         except OSError as error:
             problem = error.strerror or str(error)
         except MemoryError:
-            raise SystemExit(1) from None  # a fresh child has more of it; the parent asks once more, page by page
-        except Exception as error:  # noqa: BLE001 - whatever a damaged file does to a parser is a reason
+            raise SystemExit(1) from None  # a new process has more memory; the parent retries page by page
+        except Exception as error:  # noqa: BLE001 - damaged files make parsers raise anything
             problem = f"it is damaged ({type(error).__name__})"
         self._open = None
         return ReadAnswer(problem=problem)
@@ -121,21 +121,21 @@ class _Reading:
         return ReadAnswer(pages=tuple(pages), num_pages=found.num_pages or found.next - 1)
 
 
-# About 220 tokens: what small embedding models were trained to read (all-MiniLM-L6-v2: 256).
+# About 220 tokens: small embedding models were trained on this length (all-MiniLM-L6-v2: 256).
 TARGET_CHARS: Final = 900
 MOST_CHARS: Final = 1300
-# A larger table is cut between rows, and each piece repeats the head.
+# A larger table is split between rows, and each chunk repeats the table head.
 TABLE_CHARS: Final = 4000
 
 
 class Cutter:
-    """Cuts one document's pages in order; knows under which headings it is."""
+    """Splits one document's pages into chunks, in order; tracks the current headings."""
 
     def __init__(self) -> None:
         self._headings: list[tuple[int, str]] = []
 
     def cut(self, page: Page) -> PageRead:
-        """One page as passages."""
+        """Split one page into chunks."""
         return PageRead(page.number, page.label, tuple(self._chunks(page)), page.problem)
 
     def _chunks(self, page: Page) -> Iterator[Chunk]:
@@ -174,7 +174,7 @@ class Cutter:
 
 
 def _says_something(held: list[Block]) -> bool:
-    """More than a heading, which belongs to what follows it."""
+    """Return whether there is more than a heading; a heading belongs to the text after it."""
     return any(block.kind != "heading" for block in held)
 
 
@@ -202,10 +202,10 @@ def _table(block: Block) -> Iterator[Block]:
 
 
 def _long(block: Block) -> Iterator[Block]:
-    """Cut at line ends, then at ends of sentences, then anywhere, each piece near the target."""
+    """Split at line ends, else at sentence ends, else anywhere; chunks are near the target size."""
     text, start, line = block.text, 0, block.line
     while len(text) - start > MOST_CHARS:
-        # A piece of the text at a time: what is left of a file without line ends may have 100 million characters.
+        # Copy one window at a time: the rest of a file without line ends may have 100 million characters.
         window = text[start : start + MOST_CHARS]
         cut = -1
         for mark in ("\n", ". ", "? ", "! ", "; ", " "):

@@ -1,4 +1,4 @@
-"""The parent's side of reading documents: a child that may die, and the report about a page that killed it."""
+"""Parent side of reading documents: runs a child process that may crash, and reports the page that crashed it."""
 
 import contextlib
 import threading
@@ -12,19 +12,19 @@ from devices.child import BoundedChild, ChildFailed
 from devices.msgspec_lock import learned
 from engine.documents.types import PageRead, ReadAnswer, ReadRequest
 
-# Of processor time. One answer takes about 4 s, a page of OCR some 15.
+# Limits in CPU time. One response takes about 4 s, a page of OCR about 15 s.
 PAGE_LIMIT_S: Final = 60.0
 OCR_PAGE_LIMIT_S: Final = 120.0
 MEMORY_BYTES: Final = 3 << 29
-# A page of 200 dots an inch needs 1.4 GB and leaves pieces of the heap behind; past the limit a new child goes on.
+# A page at 200 dpi needs 1.4 GB and fragments the heap; beyond the limit a new child process continues.
 OCR_MEMORY_BYTES: Final = 1 << 31
 _decode = msgspec.msgpack.Decoder(learned(ReadAnswer)).decode
 
 
 class Reader:
-    """Reads documents in a child of its own, one at a time. `close` ends the child; the next read starts one.
+    """Reads documents in a child process, one at a time. `close` ends the process; the next read starts a new one.
 
-    An `urgent` one is for a file that somebody just saved: it does not stand behind everything else.
+    An `urgent` reader has normal priority, for files that the user has just saved.
     """
 
     def __init__(self, *, ocr: bool = False, urgent: bool = False) -> None:
@@ -40,17 +40,17 @@ class Reader:
 
     @property
     def pid(self) -> int | None:
-        """The child's process id."""
+        """Process id of the child, or None."""
         return self._child.pid
 
     def warm(self, kinds: Iterable[str]) -> None:
-        """Start the child and have it import what these kinds need, so that the next file is read at once."""
+        """Start the child process and import the readers of these kinds, so that the next read has no delay."""
         for kind in kinds:
             with contextlib.suppress(ChildFailed, OSError):
                 self._ask(ReadRequest("", kind, limit=0))
 
     def read(self, path: Path, kind: str, first: int = 1) -> Iterator[ReadAnswer]:
-        """Answers until one is `done`. A page that ends or stalls the child is a problem of that page."""
+        """Yield responses until one is `done`. A page that crashes or stalls the child is reported unreadable."""
         while True:
             request = ReadRequest(str(path), kind, first, ocr=self._ocr)
             try:
@@ -63,7 +63,7 @@ class Reader:
             first = answer.pages[-1].number + 1
 
     def _carefully(self, request: ReadRequest) -> ReadAnswer:
-        """One page at a time, to know which one it was."""
+        """Retry with one page, to find the page that caused the failure."""
         try:
             return self._ask(msgspec.structs.replace(request, limit=1))
         except ChildFailed as error:
@@ -79,5 +79,5 @@ class Reader:
             return _decode(self._child.ask_blocking(msgspec.msgpack.encode(request)))
 
     def close(self) -> None:
-        """End the child."""
+        """End the child process."""
         self._child.close()

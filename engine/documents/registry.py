@@ -1,4 +1,4 @@
-"""All collections of this user: what they are, their indexes, and the threads that keep them up to date."""
+"""All collections of this user: their configurations, their indexes, and the threads that keep them up to date."""
 
 import contextlib
 import logging
@@ -25,17 +25,17 @@ from engine.documents.vectors import Vectors, packed
 from engine.documents.walk import Found, Walk, is_below, is_wanted
 from engine.message_catalog.reasons import Reason, because
 
-# Bringing a collection's index up to what is on disk: new, changed, unfinished and deleted files.
+# Updates a collection's index to match the disk: new, changed, unfinished and deleted files.
 
-# A file of some kB can say that it has any amount of text; twenty times the longest novel are no document.
+# A file of a few kB can expand to any amount of text. This is twenty times the longest novel.
 MAX_CHARS: Final = 64_000_000
-# After this the next file is read first.
+# After this time the next file gets a turn.
 TURN_S: Final = 20.0
 Outcome = Literal["done", "later", "stopped"]
 
 
 class Progress(msgspec.Struct, kw_only=True):
-    """How far a pass over the files is; counts of files that need work."""
+    """Progress of a pass over the files; counts only files that need work."""
 
     files: int = 0
     done: int = 0
@@ -49,9 +49,9 @@ def update(
     progress: Progress,
     stopped: Callable[[], bool],
 ) -> bool:
-    """Read what is new, changed or unfinished, and forget what is gone. False: it was stopped before the end.
+    """Read new, changed and unfinished files, and remove deleted ones. False: it was stopped before the end.
 
-    What the walk could not look at stays as it is known.
+    Entries of files that the walk could not access are kept.
     """
     indexed = store.indexed_files()
     waiting: list[Found] = []
@@ -73,7 +73,7 @@ def update(
         if outcome == "stopped":
             return False
         if outcome == "later":
-            turns[file.path] *= 2  # some formats begin again at their first page
+            turns[file.path] *= 2  # some formats restart at their first page
             queue.append(file)
         else:
             progress.done += 1
@@ -84,9 +84,9 @@ def update(
 def read_file(
     store: Store, file: Found, reader: Reader, stopped: Callable[[], bool], turn_s: float | None = None
 ) -> Outcome:
-    """Read one file, from where an earlier reading of the same state of it ended; after `turn_s` others go first.
+    """Read one file, continuing an earlier read of the same version; after `turn_s` other files get a turn.
 
-    Of a document with more than MAX_CHARS the beginning is kept, and the reason stands beside its name.
+    Of a document with more than MAX_CHARS only the beginning is indexed, and the reason is recorded.
     """
     begun = time.monotonic()
     row = store.document(file.path)
@@ -117,14 +117,14 @@ def read_file(
     return "done"
 
 
-# Changes that come together (a program that saves writes several times) are told together.
+# Changes that arrive together are reported together: a program that saves a file writes several times.
 _GATHER_MS: Final = 300
 _STEP_MS: Final = 50
 _WAKE_MS: Final = 1000
 
 
 class Follower:
-    """Calls `changed` with paths below the sources, on a thread of its own. `problem` says why it cannot follow."""
+    """Watches the sources in a thread; calls `changed` with changed paths. `problem` says why it cannot watch."""
 
     def __init__(self, changed: Callable[[set[str]], None]) -> None:
         self._changed = changed
@@ -134,7 +134,7 @@ class Follower:
         self.problem: Reason | None = None
 
     def follow(self, sources: Sequence[str]) -> None:
-        """Follow these from now on; sources that are not there are left out until this is called again."""
+        """Watch these sources from now on. Missing sources are ignored until the next call."""
         wanted = tuple(sorted({source for source in sources if Path(source).exists()}))
         if wanted == self._sources:
             return
@@ -148,7 +148,7 @@ class Follower:
             self._thread.start()
 
     def _run(self, sources: tuple[str, ...], stop: threading.Event) -> None:
-        from watchfiles import watch  # noqa: PLC0415 - only where something is followed
+        from watchfiles import watch  # noqa: PLC0415 - only if files are watched
 
         self.problem = None
         try:
@@ -163,13 +163,13 @@ class Follower:
                 raise_interrupt=False,
             ):
                 self._changed({path for _, path in changes})
-        except (OSError, RuntimeError) as error:  # the system's limit of watches; a source that went away
+        except (OSError, RuntimeError) as error:  # the system's limit of watches, or a deleted source
             self.problem = because("looked_for_every_minute", why=str(error))
             log.warning("documents are not followed: %s", error)
             self._sources = ()
 
     def stop(self) -> None:
-        """Follow nothing any more."""
+        """Stop watching."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
@@ -178,19 +178,19 @@ class Follower:
 
 log = logging.getLogger(__name__)
 
-# Where the system cannot tell of changes, and for sources that come and go with a drive.
+# Check interval if the system cannot report changes, and for sources on removable drives.
 LOOK_AGAIN_S: Final = 60.0
-# Passages embedded at once: some seconds of work at most, lost when a chat begins meanwhile.
+# Passages per embedding batch: a few seconds of work at most, which is lost if a chat starts.
 EMBED_BATCH: Final = 24
 _IDLE_S: Final = 1.0
-# Vectors of a collection that nobody asks leave memory after this.
+# The vectors of an unused collection are freed after this time.
 _VECTORS_TTL_S: Final = 600.0
-# A changed file of this size is read within a second or two; larger ones give way to everything else.
+# A changed file up to this size is read within 1 to 2 s; larger ones are read with low priority.
 _QUICK_BYTES: Final = 4 << 20
-# Of more changes together the whole collection is looked at.
+# If more files change together, the whole collection is checked.
 _MOST_CHANGED: Final = 200
 _SCANNED: Final = ("pdf", "picture")
-# Each open index holds four descriptors: so many are open at once, and none that was not used for a while.
+# Each open index holds four file descriptors. At most this many stay open, and idle ones are closed.
 MAX_OPEN: Final = 32
 OPEN_S: Final = 30.0
 _KINDS: Final = "SELECT DISTINCT kind FROM document"
@@ -198,7 +198,7 @@ NONE: Final = "none"
 
 
 class NotNow(Exception):
-    """Vectors cannot be made at the moment; `why` is None where somebody else is simply first."""
+    """Embedding is not possible now; `why` is None if other work merely has priority."""
 
     def __init__(self, why: Reason | None = None) -> None:
         super().__init__(why)
@@ -206,9 +206,9 @@ class NotNow(Exception):
 
 
 class EmbeddingModel(NamedTuple):
-    """The model that makes vectors, and what it wants to read before each passage.
+    """The embedding model, and the prompt that it expects before each passage.
 
-    `server` is the address of the other server that runs it, empty for this machine.
+    `server` is the URL of the other server that runs it, empty for this computer.
     """
 
     id: str
@@ -217,10 +217,10 @@ class EmbeddingModel(NamedTuple):
 
 
 class Embedding(Protocol):
-    """Makes vectors beside other work. Called from threads."""
+    """Creates embeddings in the background. Called from threads."""
 
     def model(self, definition: Definition) -> EmbeddingModel | None:
-        """The collection's embedding model, else a local one that is there; None: there is none. Raises: NotNow."""
+        """The collection's embedding model, else an available local one; None if there is none. Raises: NotNow."""
         ...
 
     def embed(self, model: EmbeddingModel, texts: Sequence[str]) -> Sequence[Any]:
@@ -229,9 +229,9 @@ class Embedding(Protocol):
 
 
 class Live:
-    """One collection. Others may read its index while this process keeps it up to date.
+    """One open collection. Other processes may read its index while this process keeps it up to date.
 
-    `pending`: some passages may have no vector; what is known to be whole is not opened to look.
+    `pending`: some passages may lack a vector. If it is False, the index is not opened to check.
     """
 
     def __init__(self, definition: Definition, folder: Path, on_open: Callable[[], None]) -> None:
@@ -243,7 +243,7 @@ class Live:
         self.progress = Progress()
         self.reading = False
         self.embedding_problem: Reason | None = None
-        # Places that the last pass could not look at; they are looked at again soon.
+        # Paths that the last pass could not access; they are checked again soon.
         self.unseen: tuple[str, ...] = ()
         self.checked_at = 0.0
         self.asked_at = 0.0
@@ -251,7 +251,7 @@ class Live:
         self._lock = FileLock(str(folder / "writer.lock"), thread_local=False)
 
     def owned(self) -> bool:
-        """This process keeps the index up to date, and no other."""
+        """Return whether this process holds the writer lock, and thus keeps the index up to date."""
         if self._lock.is_locked:
             return True
         with contextlib.suppress(Timeout, OSError):
@@ -259,7 +259,7 @@ class Live:
         return bool(self._lock.is_locked)
 
     def rest(self) -> bool:
-        """Hold no descriptors until somebody needs the index; False where it is being used."""
+        """Close the index until it is needed; False if it is in use."""
         if self.reading or not self.store.rest():
             return False
         self._lock.release()
@@ -272,7 +272,7 @@ class Live:
 
 
 class Collections:
-    """The door to all collections. Threads start with the first collection. Safe from any thread."""
+    """Entry point to all collections. Threads start with the first collection. Safe from any thread."""
 
     def __init__(self, paths: Paths, embedding: Embedding | None = None) -> None:
         self.definitions = Definitions(paths.config / "collections.json")
@@ -285,7 +285,8 @@ class Collections:
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
         self._readers = {False: Reader(), True: Reader(ocr=True)}
-        # For files that change while others are read: small ones at once, what takes long with less priority.
+        # Readers for files that change during a pass: small files are read immediately, slow ones with lower
+        # priority.
         self._quick = Reader(urgent=True)
         self._beside = {False: Reader(), True: Reader(ocr=True)}
         self._warmed: set[str] = set()
@@ -299,7 +300,7 @@ class Collections:
             self._begin()
 
     def live(self, key: str) -> Live:
-        """A collection; its index is opened when it is used. Raises: NoCollection."""
+        """A collection; its index is opened on first use. Raises: NoCollection."""
         return self._live_of(self.definitions.get(key))
 
     def _live_of(self, definition: Definition) -> Live:
@@ -312,7 +313,7 @@ class Collections:
             return found
 
     def _close_surplus(self) -> None:
-        """One more index is opened: those that were used longest ago make room for it."""
+        """Close the least recently used indexes before another one is opened."""
         opened = sorted((v for v in list(self._live.values()) if v.store.is_open), key=lambda v: v.store.used_at)
         surplus = len(opened) + 1 - MAX_OPEN
         for live in opened:
@@ -326,26 +327,26 @@ class Collections:
                 live.rest()
 
     def all(self) -> list[Live]:
-        """Every collection."""
+        """All collections."""
         return [self._live_of(definition) for definition in self.definitions.all()]
 
     def add(self, name: str, prefix: str = "col", **fields: object) -> Live:
-        """A new collection; its files are read at once. Raises: InputFault."""
+        """Add a collection and start reading its files. Raises: InputFault."""
         made = self.definitions.add(name, prefix, **fields)
         self._begin()
         self.refresh(made.id)
         return self.live(made.id)
 
     def change(self, key: str, change: Callable[[Definition], Definition]) -> Live:
-        """Change what a collection is. Raises: NoCollection."""
+        """Change the configuration of a collection. Raises: NoCollection."""
         made = self.definitions.change(key, change)
         self.refresh(made.id)
         live = self.live(made.id)
-        live.embedding_problem, live.pending = None, True  # another model may do it, or may do it now
+        live.embedding_problem, live.pending = None, True  # a changed configuration may allow embedding
         return live
 
     def remove(self, key: str) -> Definition:
-        """Forget a collection and its index. The files stay. Raises: NoCollection."""
+        """Delete a collection and its index. The files stay. Raises: NoCollection."""
         gone = self.definitions.remove(key)
         with self._lock:
             live = self._live.pop(gone.id, None)
@@ -357,7 +358,7 @@ class Collections:
         return gone
 
     def refresh(self, key: str) -> None:
-        """Look at a collection's files now."""
+        """Check a collection's files now."""
         definition = self.definitions.get(key)
         self._begin()
         self._look_again(definition.id)
@@ -368,7 +369,7 @@ class Collections:
             self._wake.notify_all()
 
     def close(self) -> None:
-        """Stop all work; what was read is kept."""
+        """Stop all work; text that was read stays in the index."""
         self._stop.set()
         with self._wake:
             self._wake.notify_all()
@@ -421,15 +422,15 @@ class Collections:
                     self._wake.wait(_IDLE_S)
 
     def _get_ready(self, passed: Sequence[Live]) -> None:
-        """The child that read the files ends; one that reads what changes next waits with its imports done."""
+        """End the child processes that read the files; preload the readers of these kinds for later changes."""
         for reader in self._readers.values():
             reader.close()
         kinds: set[str] = set()
         for live in passed:
             if live.definition.follow and not self._gone(live):
-                with live.store.lock, contextlib.suppress(apsw.Error):  # it may be removed meanwhile
+                with live.store.lock, contextlib.suppress(apsw.Error):  # the collection may have been removed
                     kinds.update(kind for (kind,) in live.store.connection.execute(_KINDS))
-        kinds -= {"picture", *self._warmed}  # OCR takes long anyway
+        kinds -= {"picture", *self._warmed}  # OCR is slow anyway
         self._quick.warm(kinds)
         self._warmed |= kinds
 
@@ -437,7 +438,7 @@ class Collections:
         return LOOK_AGAIN_S if self.follower.problem or live.unseen else 10 * LOOK_AGAIN_S
 
     def _guarded(self, live: Live) -> None:
-        """One pass over a collection's files; a fault of one collection is no fault of the others."""
+        """Run one pass over a collection's files; an error in one collection does not affect the others."""
         live.reading = True
         try:
             walk = Walk(live.definition.sources, images=live.definition.ocr)
@@ -448,7 +449,7 @@ class Collections:
                 log.warning(
                     "%d places of a collection could not be looked at: %s", len(walk.unseen), walk.unseen[0]
                 )
-        except Exception as error:  # noqa: BLE001 - told with its traceback where it is a bug
+        except Exception as error:  # noqa: BLE001 - logged with its traceback if it is a bug
             if not self._gone(live):
                 live.unseen = live.definition.sources
                 _complain("a collection could not be brought up to date", error)
@@ -463,7 +464,7 @@ class Collections:
         return self._live.get(live.definition.id) is not live
 
     def _changed(self, paths: set[str]) -> None:
-        """Files changed on disk: they are read now, before whatever else is being read."""
+        """Read files that changed on disk, before other pending reads."""
         for live in self.all():
             definition = live.definition
             mine = [p for p in paths if any(is_below(p, s) for s in definition.sources)]
@@ -472,7 +473,7 @@ class Collections:
             try:
                 self._read_changed(live, mine)
                 live.pending = True
-            except Exception as error:  # noqa: BLE001 - following goes on; the next pass finds what was missed
+            except Exception as error:  # noqa: BLE001 - watching continues; the next pass finds the missed files
                 if not self._gone(live):
                     _complain("changed documents could not be read", error)
                     self._look_again(definition.id)
@@ -516,7 +517,7 @@ class Collections:
                 self._stop.wait(_IDLE_S / 4)
 
     def _embed_some(self, live: Live, models: dict[Any, EmbeddingModel | None]) -> bool:
-        """Embed a batch; `models` are those that were chosen in this round."""
+        """Embed a batch. Returns whether there was work. `models` caches the models chosen in this round."""
         definition = live.definition
         if self.embedding is None or definition.embedding_model == NONE or not (live.pending or live.reading):
             return False
@@ -528,7 +529,7 @@ class Collections:
             raise NotNow(because("no_embedding_model"))
         if not live.owned():
             return False
-        live.pending = False  # whoever adds passages meanwhile says so again
+        live.pending = False  # set again by whoever adds passages now
         try:
             missing = live.store.without_vector(live.embedded_to, EMBED_BATCH)
         except BaseException:
@@ -549,7 +550,7 @@ class Collections:
 
 
 def _is_tree(live: Live, path: str) -> bool:
-    """A folder that came, or one that went with documents in it; not what a program that saves renames away."""
+    """Return whether the path is a folder or was one with documents (not a file that a program renamed away)."""
     if Path(path).exists():
         return Path(path).is_dir()
     below = path + os.sep
@@ -557,7 +558,7 @@ def _is_tree(live: Live, path: str) -> bool:
 
 
 def _complain(what: str, error: Exception) -> None:
-    """A bug with its traceback; a system without disk space or descriptors in one line: it is tried again."""
+    """Log a bug with its traceback. Log a lack of disk space or descriptors in one line: it will be retried."""
     lack = exhausted(error)
     if lack is None:
         log.error(what, exc_info=error)

@@ -1,4 +1,4 @@
-"""Finding passages: by words (BM25) and by meaning (vectors), fused by score, the best of each page first."""
+"""Finds passages by keyword (BM25) and by meaning (vectors), fused by score; each page's best passage is first."""
 
 import math
 from collections.abc import Sequence
@@ -12,22 +12,23 @@ from engine.documents.types import Passage
 from engine.documents.vectors import Vectors
 
 Ways = Literal["both", "words", "meaning"]
-# Candidates of each way: deep enough that what one way found has its score of the other, too.
+# Candidates per method: enough that a passage found by one method usually has a score from the other.
 CANDIDATES: Final = 400
-# What a cosine counts beside the share of the best passage's BM25. Measured: docs/log.md, "Documents".
+# Weight of a cosine relative to the BM25 share of the best passage. Measured: docs/log.md, "Documents".
 _BY_MEANING: Final = 2.0
 _MAX_TERMS: Final = 16
-# A word in more than this share of the passages tells little; left out where ranking all of them would take long.
+# A word in more than this share of the passages says little. It is omitted if ranking all its passages would be
+# slow.
 _COMMON_FRACTION: Final = 0.12
 _MANY: Final = 20_000
-# A page has about so many passages; so many candidates a result leave as many pages.
+# A page has about this many passages, so this many candidates per result cover enough pages.
 _PAGE_PASSAGES: Final = 6
-# Weights of the columns for bm25: title, heading, body.
+# bm25 column weights: title, heading, body.
 _WEIGHTS: Final = "1.0, 1.0, 1.0"
 
 
 def by_words(store: Store, question: str, limit: int = CANDIDATES) -> list[tuple[int, float]]:
-    """Ids of the passages that hold the question's telling words with their BM25, best first."""
+    """Ids and BM25 scores of the passages that contain the query's content words, best first."""
     with store.lock:
         terms = _terms(store, question)
         if not terms:
@@ -42,7 +43,7 @@ def by_words(store: Store, question: str, limit: int = CANDIDATES) -> list[tuple
 
 
 def _terms(store: Store, question: str) -> list[str]:
-    """The telling words, rarest first; in large collections common ones only where there are no others."""
+    """The content words, rarest first; in large collections common words only if there are no others."""
     words = store.stemmer.telling(question)
     total = max(store.connection.execute("SELECT count(*) FROM chunk").get, 1)
     counts = document_counts(store, words.values())
@@ -53,7 +54,7 @@ def _terms(store: Store, question: str) -> list[str]:
 
 
 def document_counts(store: Store, stems: Any) -> dict[str, int]:
-    """How many passages hold each stem. Under the store's lock."""
+    """The number of passages that contain each stem. Hold the store's lock."""
     ask = store.connection.execute
     return {s: int(ask("SELECT coalesce(sum(doc), 0) FROM term WHERE term=?", (s,)).get) for s in stems}
 
@@ -67,9 +68,9 @@ def find(
     limit: int = 8,
     floor: float = 0.0,
 ) -> list[Passage]:
-    """The best passages. `vector` is the question's unit vector; without one only words are looked for.
+    """The best passages. `vector` is the query's unit vector; without one, only keywords are searched.
 
-    `floor` is the cosine of unrelated texts by the model; cosines of hits are counted from there.
+    `floor` is the model's cosine for unrelated texts; the cosines of hits are rescaled from there.
     """
     words = by_words(store, question) if ways != "meaning" or vector is None else []
     meaning = vectors.nearest(vector, CANDIDATES, floor) if ways != "words" and vector is not None else []
@@ -79,10 +80,10 @@ def find(
 def fused(
     store: Store, words: Sequence[tuple[int, float]], meaning: Sequence[tuple[int, float]], limit: int
 ) -> list[Passage]:
-    """Both lists as one, by the share of the best BM25 and the cosine. Each page's best passage comes first."""
+    """Fuse both lists by BM25 share and cosine. The best passage of each page comes first."""
     shares = _shares(words)
     cosines = dict(meaning)
-    # What is not among the nearest is at most as near as the last of them.
+    # A passage that is not among the nearest is at most as near as the last of them.
     far = meaning[-1][1] if meaning else 0.0
     most = bool(words) + _BY_MEANING * bool(meaning)
     scores = {
@@ -108,13 +109,13 @@ def fused(
 
 
 def _shares(words: Sequence[tuple[int, float]]) -> dict[int, float]:
-    """BM25 as a share of the best; it may be 0 throughout where every passage holds the words."""
+    """BM25 as a share of the best score; all scores may be 0 if every passage contains the words."""
     top = words[0][1] if words and words[0][1] > 0 else 1.0
     return {chunk_id: score / top for chunk_id, score in words}
 
 
 def _by_page(hits: Sequence[Passage]) -> list[Passage]:
-    """The best passage of each page, then what is left of them: more of the same page answers less than another."""
+    """The best passage of each page first, then the others: a second passage of the same page adds less."""
     seen: set[tuple[int, int]] = set()
     first: list[Passage] = []
     rest: list[Passage] = []
@@ -126,11 +127,11 @@ def _by_page(hits: Sequence[Passage]) -> list[Passage]:
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
-    """What speaks for the answer being in the collection. Both 0 to 1.
+    """Evidence that the collection contains the answer. Both values are between 0 and 1.
 
-    `coverage`: the share of the question's telling words that the best two passages hold together, rare words
-    counting more: the parts of a question may be answered in two places.
-    `cosine`: of the nearest passage; None where no embedding model looked.
+    `coverage`: the share of the query's content words in the best two passages together, weighted by rarity. Two,
+    because the parts of a query may be answered in two places.
+    `cosine`: of the nearest passage; None if no embedding model was used.
     """
 
     coverage: float
@@ -138,18 +139,18 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     found: bool
 
 
-# Weights of a logistic regression on questions that are not in the benchmark. Measured: docs/log.md, "Documents".
+# Weights of a logistic regression on queries that are not in the benchmark. Measured: docs/log.md, "Documents".
 _BIAS, _BY_COVERAGE, _BY_COSINE = -3.6, 3.2, 4.4
-# Small collections say little about how rare a word is: as if there were so many passages more.
+# Added to the passage count: a small collection says little about how rare a word is.
 _UNSEEN: Final = 500
 _WORDS_ALONE: Final = 0.6
 _LOOKED_AT: Final = 5
 
 
 def evidence(store: Store, question: str, hits: Sequence[Passage]) -> Evidence:
-    """Whether the passages bear on the question at all; a guess, right as often as the log says."""
+    """Estimate whether the passages are relevant to the query at all; the log has the accuracy."""
     with store.lock:
-        # All parts of `autovacuum_moon_phase` count: those that no passage knows tell most.
+        # All parts of `autovacuum_moon_phase` count: parts that are in no passage are the strongest signal.
         stems = {stem for word in store.stemmer.telling(question) for stem in store.stemmer.stems(word)}
         total = max(int(store.connection.execute("SELECT count(*) FROM chunk").get), 1)
         counts = document_counts(store, stems)

@@ -1,7 +1,7 @@
 """The index of one collection on disk: documents, pages, passages, full text and vectors.
 
-Made from the files; losing it costs the time to read them again. Every change is one transaction, so that a process
-that is killed leaves an index of whole pages.
+It is built from the files, so losing it costs only the time to read them again. Every change is one transaction, so
+a killed process leaves an index of complete pages.
 """
 
 import hashlib
@@ -44,7 +44,7 @@ READING, READY, FAILED = "reading", "ready", "failed"
 
 
 class Ticket(msgspec.Struct, frozen=True):
-    """The right to add pages to a document from page `first` on; void once somebody else begins it."""
+    """Permission to add pages to a document from page `first` on; invalid after another `begin` or `resume`."""
 
     document_id: int
     version: int
@@ -52,7 +52,7 @@ class Ticket(msgspec.Struct, frozen=True):
 
 
 class Counts(msgspec.Struct, frozen=True, kw_only=True):
-    """How much a collection holds; `embedded` passages have a vector, `unread_pages` could not be read."""
+    """Size of a collection: `embedded` passages have a vector, `unread_pages` could not be read."""
 
     documents: int = 0
     failed: int = 0
@@ -78,8 +78,8 @@ _CHUNK: Final = (
 class Store:
     """Typed access to the tables. One connection under one lock; safe from any thread.
 
-    It is opened when it is first needed, and again after `rest`: a file that nobody asks holds no descriptors.
-    `on_open` is called before that.
+    The file is opened on first use, and again after `rest`, so an idle index holds no file descriptors. `on_open`
+    is called before it is opened.
     """
 
     def __init__(self, path: Path, on_open: Callable[[], None] = lambda: None) -> None:
@@ -92,11 +92,11 @@ class Store:
 
     @property
     def is_open(self) -> bool:
-        """It holds descriptors."""
+        """Whether the file is open."""
         return self._opened is not None
 
     def _open(self) -> tuple[apsw.Connection, Stemmer]:
-        """Under `lock`. Raises: CollectionUnusable."""
+        """Open the file if needed; hold `lock`. Raises: CollectionUnusable."""
         self.used_at = time.monotonic()
         if self._opened is None:
             if self._closed:
@@ -115,16 +115,16 @@ class Store:
 
     @property
     def stemmer(self) -> Stemmer:
-        """For questions that others ask; under `lock`."""
+        """The stemmer, for queries of other modules; hold `lock`."""
         return self._open()[1]
 
     @property
     def connection(self) -> apsw.Connection:
-        """For questions that others ask; under `lock`."""
+        """The connection, for queries of other modules; hold `lock`."""
         return self._open()[0]
 
     def rest(self) -> bool:
-        """Close the file until it is needed again; False where somebody uses it just now."""
+        """Close the file until it is needed again; False if it is in use."""
         if not self.lock.acquire(blocking=False):
             return False
         try:
@@ -138,7 +138,7 @@ class Store:
     # ------------------------------------------------------------------ writing
 
     def begin(self, path: str, kind: str, size_bytes: int, mtime_ns: int, title: str) -> "Ticket":
-        """A document that is read now for the first time or again; what was known of it stays until `add_pages`."""
+        """Start reading a document, or reading it again; old passages stay until `add_pages`."""
         with self.lock, self._db:
             self._db.execute(
                 "INSERT INTO document(path, kind, size_bytes, mtime_ns, title, state, next_page)"
@@ -151,7 +151,7 @@ class Store:
         return self._ticket(path)
 
     def resume(self, path: str) -> "Ticket":
-        """Go on with a document that was begun; raised version: whoever began it may not continue."""
+        """Continue a document that was begun. Earlier tickets become invalid."""
         with self.lock, self._db:
             self._db.execute("UPDATE document SET version=version+1 WHERE path=?", (path,))
         return self._ticket(path)
@@ -162,9 +162,9 @@ class Store:
         return Ticket(*row)
 
     def add_pages(self, ticket: "Ticket", pages: Sequence[PageRead], *, done: bool, problem: str = "") -> bool:
-        """Store pages of a document in one transaction; the first ones replace what was known of it.
+        """Store pages of a document in one transaction; the first pages replace the old passages.
 
-        Returns False, and stores nothing, where somebody else reads the document again, or it was removed.
+        Returns False and stores nothing if the document is being read again or was removed.
         """
         document_id = ticket.document_id
         with self.lock, self._db:
@@ -212,7 +212,7 @@ class Store:
                 execute("INSERT INTO vector(chunk_id, vector) VALUES(?,?)", (chunk_id, vector))
 
     def _clear(self, document_id: int) -> dict[bytes, bytes]:
-        """Forget the passages of a document; returns its vectors by what they were made of."""
+        """Delete a document's passages; return its vectors by content hash."""
         kept = {
             _digest(heading, text): vector
             for heading, text, vector in self._db.execute(
@@ -229,7 +229,7 @@ class Store:
         return kept
 
     def remove(self, paths: Iterable[str]) -> None:
-        """Forget documents, each in a transaction of its own."""
+        """Delete documents, each in a separate transaction."""
         for path in paths:
             with self.lock, self._db:
                 found = self._db.execute("SELECT id FROM document WHERE path=?", (path,)).get
@@ -238,7 +238,7 @@ class Store:
                     self._db.execute("DELETE FROM document WHERE id=?", (found,))
 
     def add_vectors(self, model: str, vectors: Sequence[tuple[int, bytes]]) -> None:
-        """Store vectors of passages, made by `model`; passages that went meanwhile are left out."""
+        """Store vectors that `model` computed; passages deleted in the meantime are skipped."""
         with self.lock, self._db:
             if self.fact("embedding_model") != model:
                 return
@@ -249,9 +249,9 @@ class Store:
             )
 
     def use_model(self, model: str, passage_prefix: str = "") -> bool:
-        """Vectors are made by this model from now on, of passages behind this prefix.
+        """Set the model and passage prefix of all vectors from now on.
 
-        True where it was another one, or another prefix, and the old vectors are gone.
+        Returns True if either changed; the old vectors are then deleted.
         """
         made_by = {"embedding_model": model, "passage_prefix": passage_prefix}
         with self.lock, self._db:
@@ -261,10 +261,10 @@ class Store:
             self._db.executemany("INSERT OR REPLACE INTO fact VALUES(?, ?)", made_by.items())
         return True
 
-    # ------------------------------------------------------------------ asking
+    # ------------------------------------------------------------------ queries
 
     def fact(self, name: str) -> str:
-        """A fact about the index; empty where there is none."""
+        """A metadata value of the index; empty if there is none."""
         with self.lock:
             return str(self._db.execute("SELECT value FROM fact WHERE name=?", (name,)).get or "")
 
@@ -275,14 +275,14 @@ class Store:
             return {path: (size, mtime, state) for path, size, mtime, state in rows}
 
     def document(self, key: int | str) -> DocumentRow | None:
-        """A document by its id or path."""
+        """A document by its id or path, or None."""
         column = "id" if isinstance(key, int) else "path"
         with self.lock:
             row = next(iter(self._db.execute(f"{_DOCUMENT} WHERE {column}=?", (key,))), None)
         return _document(row) if row else None
 
     def documents(self, after: str = "", limit: int = 100, *, problems: bool = False) -> list[DocumentRow]:
-        """Documents in the order of their paths; with `problems` only those that were not read as a whole."""
+        """Documents in the order of their paths; with `problems` only those that were not read completely."""
         only = (
             " AND (problem <> '' OR EXISTS (SELECT 1 FROM page WHERE document_id=document.id AND problem <> ''))"
             if problems
@@ -301,21 +301,21 @@ class Store:
             return list(rows)
 
     def chunks_of(self, document_id: int, page: int | None = None) -> list[Passage]:
-        """The passages of a document, or of one page, in order: together they are its text."""
+        """The passages of a document, or of one page, in order; together they are its text."""
         only, values = ("", (document_id,)) if page is None else (" AND chunk.page=?", (document_id, page))
         with self.lock:
             rows = self._db.execute(f"{_CHUNK} WHERE chunk.document_id=?{only} ORDER BY chunk.id", values)
             return [_chunk(row) for row in rows]
 
     def chunks(self, ids: Sequence[int]) -> dict[int, Passage]:
-        """Passages by id; those that went are left out."""
+        """Passages by id; deleted ones are omitted."""
         with self.lock:
             marks = ",".join("?" * len(ids))
             rows = self._db.execute(f"{_CHUNK} WHERE chunk.id IN ({marks})", tuple(ids))
             return {row[0]: _chunk(row) for row in rows}
 
     def first_chunks(self, limit: int) -> list[Passage]:
-        """The first passage of each of the first documents by their paths."""
+        """The first passage of each of the first documents, in the order of their paths."""
         with self.lock:
             rows = self._db.execute(
                 f"{_CHUNK} WHERE chunk.id IN (SELECT min(id) FROM chunk GROUP BY document_id)"  # noqa: S608 - fixed
@@ -325,7 +325,7 @@ class Store:
             return [_chunk(row) for row in rows]
 
     def without_vector(self, after: int, limit: int) -> list[tuple[int, str]]:
-        """Passages behind `after` without a vector: id and the text to embed, under its title and headings."""
+        """Passages after id `after` without a vector: id and the text to embed, including title and headings."""
         with self.lock:
             rows = self._db.execute(
                 "SELECT chunk.id, title, heading, text FROM chunk JOIN document ON document.id=document_id"
@@ -336,7 +336,7 @@ class Store:
             return [(chunk_id, embedded_text(title, heading, text)) for chunk_id, title, heading, text in rows]
 
     def counts(self) -> Counts:
-        """How much there is."""
+        """Counts of documents, pages, passages and vectors."""
         with self.lock:
             documents, failed, pages, chars = self._db.execute(
                 "SELECT count(*), coalesce(sum(state='failed'),0), coalesce(sum(num_pages),0),"
@@ -364,7 +364,7 @@ class Store:
         return total
 
     def close(self) -> None:
-        """Close the database for good."""
+        """Close the database permanently."""
         with self.lock:
             self._closed = True
             if self._opened is not None:
@@ -373,7 +373,7 @@ class Store:
 
 
 def embedded_text(title: str, heading: str, text: str) -> str:
-    """What is embedded of a passage: its place says half of what it is about."""
+    """The text to embed for a passage. It includes title and headings, which often state the topic."""
     place = " » ".join(part for part in (title, heading) if part)
     return f"{place}\n{text}" if place else text
 

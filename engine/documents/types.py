@@ -1,4 +1,4 @@
-"""What a document is made of, and what the child that reads documents answers."""
+"""Parts of a document, and the messages of the child process that reads documents."""
 
 from typing import Final, Literal
 
@@ -10,9 +10,9 @@ PART_CHARS: Final = 3000
 
 
 class Block(msgspec.Struct, frozen=True):
-    """A piece of a page that belongs together. A heading has a `level` from 1; `line` counts from 1, 0: not known.
+    """A coherent part of a page. A heading has a `level` from 1; `line` counts from 1 (0: unknown).
 
-    A table is one row a line, cells parted by " | ", its head first.
+    A table has one row per line, its head first; cells are separated by " | ".
     """
 
     kind: BlockKind
@@ -49,7 +49,7 @@ class PageRead(msgspec.Struct, frozen=True):
 
 
 class Document(msgspec.Struct, frozen=True, kw_only=True):
-    """One document. `state`: reading, ready, failed; `unread_pages` could not be read."""
+    """One document. `state` is reading, ready or failed; `unread_pages` could not be read."""
 
     id: int
     path: str
@@ -65,17 +65,18 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DocumentRow(Document, frozen=True, kw_only=True):
-    """A document as the index has it: what its file was like, and the page at which reading goes on."""
+    """A document's row in the index, with its file's modification time and the next page to read."""
 
     mtime_ns: int
     next_page: int
 
 
 class Passage(msgspec.Struct, frozen=True, kw_only=True):
-    """A passage, and where it is: `start` to `end` of the page's text, in characters.
+    """A passage with its location: `start` to `end` of the page's text, in characters.
 
-    `line` is its first line in formats that have lines (0: none). `score`, at most 1, orders the passages found for
-    one question and says nothing across questions. Ranks count from 1 and say by which way a passage was found.
+    `line` is its first line in formats with lines (0: none). `score`, at most 1, ranks the passages of one query;
+    do not compare it across queries. `words_rank` and `meaning_rank` count from 1; None if that method did not find
+    it.
     """
 
     id: int
@@ -97,10 +98,10 @@ class Passage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckedSentence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A sentence of an answer (`start` to `end`, in characters) and whether a passage carries it.
+    """A sentence of an answer (`start` to `end`, in characters) and whether a passage supports it.
 
-    `passage` is the number of the one that fits best (from 1). `overlap`: the share of its telling words that stand
-    there; `cosine` of both; `missing`: names and numbers of the sentence that are in no passage.
+    `passage` is the number of the best match (from 1). `overlap`: the share of the sentence's content words in it;
+    `cosine` of both; `missing`: names and numbers of the sentence that are in no passage.
     """
 
     start: int
@@ -113,9 +114,9 @@ class CheckedSentence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 
 
 class ReadRequest(msgspec.Struct, frozen=True):
-    """Read on from page `first` (from 1), at most `limit` pages. With `ocr` scanned pages are read as pictures.
+    """Read from page `first` (from 1), at most `limit` pages. With `ocr`, scanned pages are recognized by OCR.
 
-    A limit of 0 reads nothing: what the kind needs is imported.
+    A limit of 0 reads nothing and only imports the reader of the kind.
     """
 
     path: str
@@ -126,9 +127,9 @@ class ReadRequest(msgspec.Struct, frozen=True):
 
 
 class ReadAnswer(msgspec.Struct, frozen=True):
-    """Pages as far as they were read. `num_pages` is 0 where the format does not tell it beforehand.
+    """The pages read so far. `num_pages` is 0 if the format does not state it in advance.
 
-    `problem` says why the document cannot be read at all, or not further.
+    `problem` says why the document cannot be read, or not any further.
     """
 
     pages: tuple[PageRead, ...] = ()

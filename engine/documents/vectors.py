@@ -1,4 +1,4 @@
-"""Vectors of passages: a byte for each number on disk and in memory, compared one by one."""
+"""Vectors of passages: one byte per dimension on disk and in memory, searched exhaustively."""
 
 import threading
 from typing import Any, Final
@@ -7,15 +7,15 @@ import numpy as np
 
 from engine.documents.store import Store
 
-# Rows compared at once: their float32 copy is some 25 MB at 384 numbers.
+# Rows per batch: their float32 copy has about 25 MB at 384 dimensions.
 _BLOCK: Final = 16_384
-# Passages that went leave their rows behind; from this share on all are read again.
+# Deleted passages leave their rows in memory; from this share on, all rows are loaded again.
 _STALE: Final = 0.2
 _SCALE: Final = np.dtype("<f4")
 
 
 def packed(vector: Any) -> bytes:
-    """A vector of any length as its scale (float32) and one signed byte a number, scaled to unit length."""
+    """Serialize a vector of any length, scaled to unit length: a float32 scale and a signed byte per dimension."""
     unit = np.asarray(vector, np.float32)
     unit = unit / (np.linalg.norm(unit) or 1.0)
     scale = float(np.abs(unit).max()) / 127 or 1.0
@@ -24,12 +24,12 @@ def packed(vector: Any) -> bytes:
 
 
 def above(cosine: Any, floor: float) -> Any:
-    """Cosines of a model whose unrelated texts are at `floor`, as of one that has them at 0; 1 stays 1."""
+    """Rescale cosines linearly so that `floor`, the cosine of unrelated texts, becomes 0; 1 stays 1."""
     return (cosine - floor) / (1 - floor)
 
 
 class Vectors:
-    """The vectors of a collection in memory, read as they come. Safe from any thread."""
+    """The vectors of a collection in memory, loaded incrementally. Safe from any thread."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -45,12 +45,12 @@ class Vectors:
         self._rows: Any = np.empty((0, 0), np.int8)
 
     def release(self) -> None:
-        """Give the memory back; the next question reads them again."""
+        """Free the memory; the next query loads the vectors again."""
         with self._lock:
             self._drop()
 
     def nearest(self, question: Any, limit: int, floor: float = 0.0) -> list[tuple[int, float]]:
-        """Ids of the passages nearest to a unit vector, with their cosines counted from that floor, best first."""
+        """Ids of the passages nearest to a unit vector, with their cosines rescaled from `floor`, best first."""
         with self._lock:
             self._load()
             if not self._count or self._rows.shape[1] != len(question):

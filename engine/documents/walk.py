@@ -1,4 +1,4 @@
-"""The files of a collection's sources, as they are on disk now."""
+"""Lists the current files of a collection's sources."""
 
 import os
 import stat
@@ -12,15 +12,15 @@ from devices.disk_speed import drive_is_here
 from engine.core.sendable import sendable
 from engine.documents.file_types import SKIPPED_FOLDERS, kind_of
 
-# Far more files than a person has documents; a mistaken "/" must end somewhere.
+# Far more files than users have documents; limits the damage of a mistaken "/".
 MAX_FILES = 500_000
 _MAX_RULES_BYTES = 1 << 20
-# Reasons that say something about the file, not about this moment.
+# Errors that are about the file and not temporary.
 _GONE = (FileNotFoundError, NotADirectoryError, PermissionError)
 
 
 class Found(msgspec.Struct, frozen=True):
-    """A file that is read, and as what."""
+    """A readable file, and its kind."""
 
     path: str
     kind: str
@@ -29,10 +29,10 @@ class Found(msgspec.Struct, frozen=True):
 
 
 class Walk:
-    """One look at the files of some sources.
+    """One walk over the files of the sources.
 
-    `offline`: sources whose drive is not connected. `unseen`: files and folders that could not be looked at in this
-    moment: a system without descriptors, a failing disk. What is there may be as it was.
+    `offline`: sources whose drive is not connected. `unseen`: files and folders that could not be accessed now, for
+    example because of a lack of descriptors or a failing disk. They may be unchanged.
     """
 
     def __init__(self, sources: Sequence[str], *, images: bool = False) -> None:
@@ -42,9 +42,9 @@ class Walk:
         self.unseen: list[str] = []
 
     def files(self) -> Iterator[Found]:
-        """Every readable file, once. What is gone, or forbidden, yields nothing; links are not followed.
+        """Every readable file, once. Deleted or forbidden files yield nothing; links are not followed.
 
-        Hidden files and folders, and what .gitignore leaves out, are left out, unless they are sources themselves.
+        Hidden files and folders and those in .gitignore are skipped, unless they are sources themselves.
         """
         seen: set[str] = set()
         for source in self._sources:
@@ -62,7 +62,7 @@ class Walk:
                         return
 
     def hid(self, path: str) -> bool:
-        """The path is, or is in, what could not be looked at."""
+        """Return whether the path is in an offline source or could not be accessed."""
         return any(is_below(path, place) for place in (*self.offline, *self.unseen))
 
     def _file(self, path: Path) -> Found | None:
@@ -101,7 +101,7 @@ class Walk:
                     yield found
 
     def _is_text(self, path: Path) -> bool:
-        """A path that is not UTF-8 can be neither stored nor sent: it counts as one that cannot be looked at."""
+        """Return whether the path is UTF-8. Other paths can be neither stored nor sent, and count as `unseen`."""
         name = sendable(str(path))
         if name != str(path):
             self.unseen.append(name)
@@ -113,12 +113,12 @@ class Walk:
 
 
 def is_below(path: str, source: str) -> bool:
-    """`path` is the source or is in it."""
+    """Return whether `path` is the source or is in it."""
     return path == source or path.startswith(source.rstrip(os.sep) + os.sep)
 
 
 def is_wanted(path: str, source: str) -> bool:
-    """A file below a source is one that `files_of` would give: not hidden, not left out by a rule."""
+    """Return whether `Walk.files` would yield this file of a source: not hidden, not excluded by a rule."""
     if path == source:
         return True
     rules: tuple[tuple[Path, GitIgnoreSpec], ...] = ()
@@ -138,11 +138,11 @@ def is_wanted(path: str, source: str) -> bool:
 def _with_rules(
     folder: Path, rules: tuple[tuple[Path, GitIgnoreSpec], ...]
 ) -> tuple[tuple[Path, GitIgnoreSpec], ...]:
-    """The rules with those of a folder. Raises: OSError: they are there and cannot be read at this moment."""
+    """The rules including those of a folder. Raises: OSError: its .gitignore exists and cannot be read now."""
     path = folder / ".gitignore"
     try:
         state = path.stat()
-        if not stat.S_ISREG(state.st_mode) or state.st_size > _MAX_RULES_BYTES:  # a pipe would be waited for
+        if not stat.S_ISREG(state.st_mode) or state.st_size > _MAX_RULES_BYTES:  # reading a pipe would block
             return rules
         return (*rules, (folder, GitIgnoreSpec.from_lines(path.read_text("utf-8", "replace").splitlines())))
     except (*_GONE, IsADirectoryError, ValueError):

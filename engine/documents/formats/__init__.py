@@ -1,1 +1,1 @@
-"""Readers of file formats, one family a file. Imported only by the child that reads files."""
+"""File-format readers, one module per family. Imported only by the process that reads documents."""

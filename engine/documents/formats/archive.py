@@ -1,4 +1,4 @@
-"""Archives of untrusted origin: what they unpack to is bounded before it is read."""
+"""Untrusted archives: their unpacked size is limited before they are read."""
 
 import zipfile
 import zlib
@@ -11,14 +11,14 @@ from lxml import etree
 
 from engine.documents.types import Unreadable
 
-# Its XML takes some ten times as much when it is parsed.
+# Parsed XML takes about ten times as much memory.
 MAX_INFLATED_BYTES: Final = 256 << 20
 MAX_MEMBER_BYTES: Final = 96 << 20
 
 
 @contextmanager
 def open_archive(path: Path) -> Iterator[zipfile.ZipFile]:
-    """An archive that is neither damaged nor a bomb. Raises: Unreadable."""
+    """An opened archive that is neither damaged nor a zip bomb. Raises: Unreadable."""
     try:
         archive = zipfile.ZipFile(path)
     except (zipfile.BadZipFile, ValueError) as error:
@@ -36,7 +36,7 @@ def open_archive(path: Path) -> Iterator[zipfile.ZipFile]:
 
 
 def read_member(archive: zipfile.ZipFile, name: str) -> bytes:
-    """One file of it. Raises: KeyError: there is none. Unreadable: it is too large, whatever it says."""
+    """One file of the archive. Raises: KeyError: it does not exist. Unreadable: its actual size is too large."""
     with archive.open(name) as member:
         raw = member.read(MAX_MEMBER_BYTES + 1)
     if len(raw) > MAX_MEMBER_BYTES:
@@ -44,18 +44,18 @@ def read_member(archive: zipfile.ZipFile, name: str) -> bytes:
     return raw
 
 
-# What the formats of Office share: XML in an archive, and which part leads to which.
+# Common parts of the Office formats: XML in an archive, and the relations between parts.
 
 XML: Final = etree.XMLParser(resolve_entities=False, no_network=True, huge_tree=False)
 
 
 def local(element: Any) -> str:
-    """The name of an element without its namespace; empty for comments and the like."""
+    """The local name of an element without its namespace; empty for comments and processing instructions."""
     return element.tag.rpartition("}")[2] if isinstance(element.tag, str) else ""
 
 
 def relations(archive: Any, name: str) -> dict[str, tuple[str, str]]:
-    """(part, kind) by id of what a part leads to; of the whole package for "". Raises: KeyError: it has no list."""
+    """The related parts by id, as (part, kind); those of the package for "". Raises: KeyError: there is no list."""
     folder, _, leaf = name.rpartition("/")
     raw = read_member(archive, f"{folder}/_rels/{leaf}.rels".lstrip("/"))
     found = {}

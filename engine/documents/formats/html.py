@@ -1,4 +1,4 @@
-"""HTML, and e-books, which are HTML in an archive. Nothing is fetched and no script is run."""
+"""HTML, and e-books, which are HTML in an archive. Nothing is downloaded and no script is run."""
 
 import posixpath
 import zipfile
@@ -19,7 +19,7 @@ _LEFT_OUT: Final = frozenset({
     "select", "datalist",
 })  # fmt: skip
 _NO_TEXT: Final = frozenset({"script", "style", "template", "noscript"})
-# Parts of a page that are no text of it, by their ARIA landmark: the same on every page of a site.
+# ARIA landmarks of page parts that are not content: they repeat on every page of a site.
 _LANDMARKS_LEFT_OUT: Final = frozenset({"banner", "contentinfo", "navigation", "search"})
 _HEADINGS: Final = {f"h{level}": level for level in range(1, 7)}
 _ENDS: Final = frozenset({
@@ -32,12 +32,12 @@ _XML: Final = etree.XMLParser(resolve_entities=False, no_network=True, recover=T
 
 
 def html(path: Path) -> Iterator[Page]:
-    """Headings, paragraphs, tables and preformatted text of a page."""
+    """Headings, paragraphs, tables and preformatted text of an HTML file."""
     yield from in_parts(blocks_of(path.read_bytes()))
 
 
 def blocks_of(raw: bytes) -> Iterator[Block]:
-    """The blocks of an HTML document. Raises: Unreadable: there is no document in it."""
+    """The blocks of an HTML document. Raises: Unreadable: it contains no document."""
     try:
         declared = b"charset" in raw[:4096].lower() or raw[:3] == b"\xef\xbb\xbf" or raw[:5] == b"<?xml"
         root = lxml_html.document_fromstring(
@@ -52,20 +52,20 @@ def blocks_of(raw: bytes) -> Iterator[Block]:
 
 
 class _Walk:
-    """Goes through a tree and gives out what belongs together."""
+    """Walks an element tree and yields blocks."""
 
     def __init__(self) -> None:
         self._text: list[str] = []
 
     def flush(self) -> Iterator[Block]:
-        """What was gathered, as a paragraph."""
+        """Yield the collected text as paragraphs."""
         text = " ".join("".join(self._text).split())
         self._text = []
         if text:
             yield from paragraphs(text)
 
     def run(self, top: Any) -> Iterator[Block]:
-        """Blocks of an element; a stack instead of recursion, for nesting is the author's choice."""
+        """Yield the blocks of an element. It uses a stack, because the author controls the nesting depth."""
         stack: list[tuple[Any, bool]] = [(top, False)]
         while stack:
             element, ended = stack.pop()
@@ -101,7 +101,7 @@ def _whole(element: Any, tag: str) -> Iterator[Block]:
         rows = [row for row in rows if row.strip(" |")]
         if rows:
             yield Block("table", "\n".join(rows))
-        elif text := _line(element):  # text that stands in no cell
+        elif text := _line(element):  # text outside of cells
             yield from paragraphs(text)
     else:
         text = _line(element).replace("\u00b6", " ").strip()
@@ -110,7 +110,7 @@ def _whole(element: Any, tag: str) -> Iterator[Block]:
 
 
 def _line(element: Any) -> str:
-    """The text of an element on one line; what the page shows on two is two words."""
+    """The text of an element on one line; a line break separates words."""
     pieces: list[str] = []
     walk = etree.iterwalk(element, events=("start", "end", "comment", "pi"))
     for event, part in walk:
@@ -124,7 +124,7 @@ def _line(element: Any) -> str:
 
 
 def epub(path: Path) -> Iterator[Page]:
-    """The chapters of a book in reading order, each in parts of about a page."""
+    """The chapters of a book in reading order, in parts of about a page."""
     with open_archive(path) as archive:
         number = 1
         for name in _spine(archive):
@@ -140,7 +140,7 @@ def epub(path: Path) -> Iterator[Page]:
                     number = page.number + 1
             except (MemoryError, GeneratorExit):
                 raise
-            except Exception as error:  # noqa: BLE001 - one chapter is damaged, and the others are read
+            except Exception as error:  # noqa: BLE001 - skip a damaged chapter
                 yield Page(number, problem=f"{name} is damaged ({type(error).__name__})")
                 number += 1
 
@@ -165,5 +165,5 @@ def _spine(archive: zipfile.ZipFile) -> list[str]:
 
 
 def _locked(archive: zipfile.ZipFile) -> bool:
-    """Fonts may be scrambled in free books; chapters are only in locked ones."""
+    """Return whether chapters are encrypted. DRM-free books may have encrypted fonts only."""
     return b"html" in read_member(archive, "META-INF/encryption.xml")

@@ -1,4 +1,4 @@
-"""Mail: single messages and mailboxes. Attachments are named, not read."""
+"""Mail: single messages and mailboxes. Attachments are listed, not read."""
 
 import email
 import email.policy
@@ -16,12 +16,12 @@ _SHOWN = ("From", "To", "Cc", "Date", "Subject")
 
 
 def eml(path: Path) -> Iterator[Page]:
-    """One message."""
+    """One message as a page."""
     yield _page(1, email.message_from_bytes(path.read_bytes(), policy=email.policy.default))
 
 
 def mbox(path: Path, first: int = 1) -> Iterator[Page]:
-    """One page a message, in the order of the file."""
+    """One page per message, in the order of the file."""
     box = mailbox.mbox(path, create=False)
     try:
         for number, key in enumerate(box.keys(), 1):
@@ -31,7 +31,7 @@ def mbox(path: Path, first: int = 1) -> Iterator[Page]:
                 yield _page(number, email.message_from_bytes(box.get_bytes(key), policy=email.policy.default))
             except MemoryError:
                 raise
-            except Exception as error:  # noqa: BLE001 - anybody can send a mail, and the others are read
+            except Exception as error:  # noqa: BLE001 - anyone can send a message: skip a damaged one
                 why = str(error) if isinstance(error, Unreadable) else type(error).__name__
                 yield Page(number, label=f"message {number}", problem=f"the message is damaged ({why})")
     finally:

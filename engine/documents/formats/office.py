@@ -1,4 +1,4 @@
-"""Presentations and workbooks."""
+"""PowerPoint presentations, Excel workbooks and Word documents."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +17,7 @@ _MAX_COLUMNS: Final = 200
 
 
 def pptx(path: Path) -> Iterator[Page]:
-    """One page a slide: its texts and tables, charts and SmartArt, and the speaker's notes."""
+    """One page per slide: its texts and tables, charts and SmartArt, and the speaker's notes."""
     with open_archive(path) as archive:
         try:
             order = _slides(archive)
@@ -30,7 +30,7 @@ def pptx(path: Path) -> Iterator[Page]:
                 blocks = [*_slide(tree), *_beside(archive, name, seen)]
             except MemoryError:
                 raise
-            except Exception as error:  # noqa: BLE001 - one slide is damaged, and the others are read
+            except Exception as error:  # noqa: BLE001 - skip a damaged slide
                 why = str(error) if isinstance(error, KeyError | etree.LxmlError) else type(error).__name__
                 yield Page(number, label=f"slide {number}", problem=f"the slide is damaged ({why})")
                 continue
@@ -61,7 +61,7 @@ def _slide(tree: Any) -> Iterator[Block]:
 
 
 def _is_second_choice(shape: Any) -> bool:
-    """Whether that is what older programs show in the place of another shape with text."""
+    """Return whether the shape is only a fallback for older programs, and another shape has its text."""
     for above in shape.iterancestors():
         if local(above) == "Fallback":
             choices = (part for part in above.getparent() if local(part) == "Choice")
@@ -70,7 +70,7 @@ def _is_second_choice(shape: Any) -> bool:
 
 
 def _beside(archive: Any, slide: str, seen: set[str]) -> Iterator[Block]:
-    """What a slide shows or has that stands in parts of its own; what was `seen` is not read again."""
+    """Text from a slide's related parts: notes, charts and SmartArt. Parts in `seen` are skipped."""
     try:
         parts = relations(archive, slide)
     except KeyError:
@@ -96,13 +96,13 @@ def _named(element: Any, name: str) -> Iterator[Any]:
 
 
 def _text(element: Any) -> str:
-    """Text with the breaks between its lines and paragraphs as blanks."""
+    """The text of an element, with line and paragraph breaks as spaces."""
     found = (e for e in element.iter() if local(e) in ("t", "br", "p"))
     return " ".join("".join((e.text or "") if local(e) == "t" else " " for e in found).split())
 
 
 def xlsx(path: Path) -> Iterator[Page]:
-    """Sheets as tables; a long one in pages of some rows, each with the sheet's head."""
+    """Sheets as tables; long ones in pages of 60 rows, each with the sheet's head."""
     import openpyxl  # noqa: PLC0415 - for workbooks only
 
     with open_archive(path):
@@ -156,28 +156,25 @@ def _table(title: str, number: int, head: str, rows: list[str], last: int) -> Pa
     return Page(number, (Block("heading", title, 1), Block("table", text)), f"{title}, rows {begin} to {last}")
 
 
-# Word documents: what Word shows, read from the XML itself.
-#
-# Tracked insertions, moved text, content controls, fields, text boxes and notes are text; deleted text is none.
-# Elements are told apart by their local names: documents of the strict form have other namespaces.
+# Word documents: the text that Word displays, read from the XML itself.
 
-# Deleted text, text that was moved away, the codes of fields, and settings that hold no text.
+# Deleted text, text that was moved away, field codes, and settings without text.
 _LEFT_OUT: Final = frozenset({
     "del", "moveFrom", "delText", "delInstrText", "instrText", "fldData", "rPr", "pPr", "sdtPr", "sdtEndPr",
     "tblPr", "tblPrEx", "trPr", "tcPr", "tblGrid", "sectPr", "rt", "docPr", "binData",
 })  # fmt: skip
 _SIGNS: Final = {"tab": " ", "ptab": " ", "br": "\n", "cr": "\n", "noBreakHyphen": "-"}
 _NOTES: Final = {"footnoteReference": "footnotes", "endnoteReference": "endnotes"}
-# Pictures of text that stand in parts of their own: charts and SmartArt.
+# Related parts that contain text: charts and SmartArt.
 DRAWN_PARTS: Final = frozenset({"chart", "diagramData"})
-# Symbols of fonts such as Wingdings are no characters of Unicode.
+# Symbols of fonts such as Wingdings are not Unicode characters.
 _PRIVATE_USE: Final = range(0xE000, 0xF900)
 _MAX_BASES: Final = 12
 _MAX_LEVEL: Final = 9
 
 
 def docx(path: Path) -> Iterator[Page]:
-    """Paragraphs and tables in the order of the text; headings by their style."""
+    """Paragraphs and tables in document order; headings by their style."""
     with open_archive(path) as archive:
         try:
             word = _Word(archive)
@@ -198,11 +195,11 @@ class _Word:
             self._related = {}
         self._levels = self._heading_levels()
         self._notes = {kind: self._notes_of(kind) for kind in _NOTES.values()}
-        # One for each field that is open: whether its code is being read, which is not shown.
+        # One entry per open field: True while its code, which Word does not display, is being read.
         self._fields: list[bool] = []
 
     def blocks(self) -> Iterator[Block]:
-        """The headers, the text with its notes, what is drawn, and the footers."""
+        """The blocks in order: headers, body with notes, charts and SmartArt, footers."""
         body = next((child for child in self._tree if local(child) == "body"), None)
         if body is None:
             raise Unreadable("it is damaged, or not a Word document")
@@ -220,11 +217,11 @@ class _Word:
             if of_kind == kind:
                 try:
                     yield etree.fromstring(read_member(self._archive, target), XML)
-                except (KeyError, etree.LxmlError):  # the text is worth reading without it
+                except (KeyError, etree.LxmlError):  # the rest of the text is still useful
                     continue
 
     def _heading_levels(self) -> dict[str, int]:
-        """The level of each style of headings by its id; of one that is based on another by that."""
+        """Heading levels by style id; a style without its own level inherits that of its base style."""
         named: dict[str, tuple[int, str]] = {}
         for tree in self._parts("styles"):
             for style in (child for child in tree if local(child) == "style"):
@@ -242,7 +239,7 @@ class _Word:
         return {_value(note, "id"): note for tree in self._parts(kind) for note in tree}
 
     def _margins(self, kind: str) -> Iterator[Block]:
-        """Headers or footers, each text once; a page number alone is none."""
+        """Headers or footers, without duplicates and without those that are only a page number."""
         seen = set()
         for tree in self._parts(kind):
             text = " ".join(block.text for block in self._blocks(tree))
@@ -277,7 +274,7 @@ class _Word:
             yield from self._blocks(part)
 
     def _text(self, paragraph: Any) -> tuple[str, list[Any]]:
-        """The text of a paragraph, and what stands apart from it: text boxes and notes."""
+        """The text of a paragraph, and the elements to read after it: text boxes and notes."""
         pieces: list[str] = []
         apart: list[Any] = []
 
@@ -296,7 +293,7 @@ class _Word:
                     walk(child)
 
         walk(paragraph)
-        # The code of a field ends with its paragraph: a field without an end would hide all that follows.
+        # A field code ends with its paragraph; otherwise an unclosed field would hide all following text.
         while self._fields and self._fields[-1]:
             self._fields.pop()
         return "".join(pieces).strip(), apart
@@ -310,7 +307,7 @@ class _Word:
             self._fields.pop()
 
     def _rows(self, table: Any) -> Iterator[list[str]]:
-        """Cells of each row; one that spans rows has its text in each of them."""
+        """Cells of each row; a cell that spans rows repeats its text in each."""
         above: dict[int, str] = {}
         for row in _within(table, "tr"):
             settings = {local(e): e for child in row if local(child) == "trPr" for e in child}
@@ -336,7 +333,7 @@ class _Word:
         return " ".join(" ".join(parts).split())
 
     def _embedded(self, chunk: Any) -> Iterator[Block]:
-        """Another document that Word would take in when it opens this one."""
+        """The blocks of an embedded document that Word merges when it opens this one."""
         target, _ = self._related.get(_value(chunk, "id"), ("", ""))
         if not target.lower().endswith((".htm", ".html", ".xhtml")):
             raise Unreadable(f"its text is in an embedded file that is not read ({target or 'none'})")
@@ -360,7 +357,7 @@ def drawn_text(archive: Any, name: str) -> list[str]:
 
 
 def _shown(parent: Any) -> Iterator[Any]:
-    """Children without what is left out; of alternatives the first that holds something."""
+    """Children without excluded elements; of alternatives, the first with text."""
     for child in parent:
         kind = local(child)
         if not kind or kind in _LEFT_OUT or (kind == "r" and _is_hidden(child)):
@@ -374,7 +371,7 @@ def _shown(parent: Any) -> Iterator[Any]:
 
 
 def _within(parent: Any, kind: str) -> Iterator[Any]:
-    """The rows of a table or the cells of a row, through controls and marks of changes around them."""
+    """The rows of a table or the cells of a row, including those inside content controls and change marks."""
     for child in _shown(parent):
         if local(child) == kind:
             yield child
@@ -402,7 +399,7 @@ def _sign(element: Any, kind: str) -> str:
 
 
 def _level(name: str, outline: str) -> int:
-    """A heading's level by the name of its style, or by where it stands in the outline; 0: it is none."""
+    """Heading level from the style's name or the outline level; 0 if it is not a heading."""
     name = name.lower()
     number = name.removeprefix("heading ")
     if name == "title" or (name != number and number.isdecimal()):
@@ -411,5 +408,5 @@ def _level(name: str, outline: str) -> int:
 
 
 def _value(element: Any, name: str = "val") -> str:
-    """An attribute by its local name."""
+    """An attribute's value by its local name."""
     return next((value for key, value in element.items() if key.rpartition("}")[2] == name), "")

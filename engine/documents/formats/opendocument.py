@@ -1,4 +1,4 @@
-"""Texts, presentations and workbooks of LibreOffice and others (OpenDocument): what the program shows of them."""
+"""OpenDocument texts, presentations and workbooks (LibreOffice and others): the text that the program displays."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,20 +10,20 @@ from engine.documents.formats.archive import XML, local, open_archive, read_memb
 from engine.documents.formats.pseudo_pages import in_parts
 from engine.documents.types import Block, Page, Unreadable
 
-# Deleted text, comments, the number of a note, readings over signs, and what holds no text.
+# Deleted text, comments, note numbers, ruby text, and elements without text.
 _LEFT_OUT: Final = frozenset({
     "tracked-changes", "annotation", "note-citation", "ruby-text", "forms", "sequence-decls", "variable-decls",
     "user-field-decls", "table-source", "title", "desc", "event-listeners", "scripts",
 })  # fmt: skip
-# Stand apart from the paragraph that they are anchored in.
+# Read after the paragraph that they are anchored in.
 _APART: Final = frozenset({"text-box", "note-body", "table"})
 _PARAGRAPHS: Final = frozenset({"p", "h"})
-# A cell or blank may stand for a million of it.
+# Limit for repeated cells and spaces: one element may stand for a million.
 _MAX_REPEATED: Final = 50
 
 
 def opendocument(path: Path) -> Iterator[Page]:
-    """Paragraphs, tables, notes and text boxes in the order of the text; headings by their level."""
+    """Paragraphs, tables, notes and text boxes in document order; headings by their level."""
     with open_archive(path) as archive:
         try:
             if b"encryption-data" in read_member(archive, "META-INF/manifest.xml"):
@@ -44,10 +44,10 @@ def _all(archive: Any, content: Any) -> Iterator[Block]:
 
 
 def _margins(archive: Any) -> tuple[list[Block], list[Block]]:
-    """Headers and footers, each text once; a page number alone is none."""
+    """Headers and footers, without duplicates and without those that are only a page number."""
     try:
         styles = etree.fromstring(read_member(archive, "styles.xml"), XML)
-    except (KeyError, etree.LxmlError):  # the text is worth reading without them
+    except (KeyError, etree.LxmlError):  # the rest of the text is still useful
         return [], []
     found: dict[str, dict[str, None]] = {"header": {}, "footer": {}}
     for element in styles.iter():
@@ -88,7 +88,7 @@ def _paragraph(paragraph: Any, kind: str) -> Iterator[Block]:
 
 
 def _pieces(element: Any, apart: list[Any]) -> Iterator[str]:
-    """The text of a paragraph; what stands apart from it is added to `apart`."""
+    """The text of a paragraph; elements to read after it are added to `apart`."""
     yield element.text or ""
     for child in element:
         kind = local(child)
@@ -98,7 +98,7 @@ def _pieces(element: Any, apart: list[Any]) -> Iterator[str]:
             yield " " if kind == "tab" else "\n"
         elif kind in _APART:
             apart.append(child)
-        elif kind in _PARAGRAPHS:  # of a list or shape inside of it
+        elif kind in _PARAGRAPHS:  # of a list or shape inside it
             yield from (" ", *_pieces(child, apart), " ")
         elif kind and kind not in _LEFT_OUT:
             yield from _pieces(child, apart)
@@ -122,11 +122,11 @@ def _cells(row: Any) -> Iterator[str]:
 
 
 def _number(element: Any, name: str, default: int) -> int:
-    """A number among the attributes by its local name, within bounds."""
+    """A numeric attribute by its local name, at most 50."""
     found = next((value for key, value in element.items() if key.rpartition("}")[2] == name), "")
     return min(int(found), _MAX_REPEATED) if found.isdecimal() else default
 
 
 def unread(path: Path) -> Iterator[Page]:
-    """Nothing: a format that is known and not read is a reason beside the name of its file."""
+    """Reject a known but unsupported format, so that the file is listed with a reason. Raises: Unreadable."""
     raise Unreadable(f"{path.suffix.lower()} files are not read; save it as .docx, .pptx, .xlsx, .odt or PDF")

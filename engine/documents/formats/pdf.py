@@ -1,4 +1,4 @@
-"""PDF by pdfium: the text of each page; pages that are only pictures are read by OCR where it is there."""
+"""PDF through pdfium: the text of each page; scanned pages are read by OCR if it is installed."""
 
 import os
 import re
@@ -11,9 +11,9 @@ import pypdfium2 as pdfium
 
 from engine.documents.types import Block, Page, Unreadable
 
-# Fewer letters than this on a page with a picture on it: a scan (a stamp or a page number may be text).
+# A page with an image and fewer letters than this is a scan (a stamp or a page number may be text).
 _SCAN_CHARS: Final = 24
-# Recognizers want letters some 20 to 40 pixels high; 10 point type at 200 dots an inch has 28.
+# OCR models expect letters about 20 to 40 pixels high; 10 point type at 200 dpi has 28.
 OCR_DPI: Final = 200
 MAX_PIXELS: Final = 40_000_000
 _HYPHENS: Final = (
@@ -30,7 +30,7 @@ _HYPHENS: Final = (
 
 
 def pdf(path: Path, first: int = 1, *, ocr: bool = False) -> Iterator[Page]:
-    """Pages from `first` on. A page that cannot be read says so and the next one follows."""
+    """Pages from `first` on. An unreadable page has a `problem`, and the next one follows."""
     document = open_pdf(path)
     try:
         for number in range(first, len(document) + 1):
@@ -40,7 +40,7 @@ def pdf(path: Path, first: int = 1, *, ocr: bool = False) -> Iterator[Page]:
 
 
 def open_pdf(path: Path) -> Any:
-    """The document. Raises: Unreadable: damaged or encrypted."""
+    """Open the document. Raises: Unreadable: damaged or encrypted."""
     try:
         return pdfium.PdfDocument(path)
     except pdfium.PdfiumError as error:
@@ -84,7 +84,7 @@ def _is_image(page: Any) -> bool:
 
 
 def _blocks(text: str) -> tuple[Block, ...]:
-    """Lines as they stand on the page; a line much shorter than the others ends a paragraph."""
+    """Paragraphs of a page, with its line breaks; a line much shorter than the others ends a paragraph."""
     lines = [line.strip() for line in text.split("\n")]
     lines = [line for line in lines if line]
     if not lines:
@@ -103,7 +103,7 @@ def _blocks(text: str) -> tuple[Block, ...]:
 
 
 def render(page: Any, dpi: int) -> Any:
-    """The page as (height, width, 3) uint8 in the order blue, green, red; smaller where it would be enormous."""
+    """Render the page as (height, width, 3) uint8 in BGR order, scaled down if it would be too large."""
     width, height = page.get_size()
     scale = dpi / 72
     pixels = width * height * scale * scale
@@ -123,21 +123,21 @@ def _recognized(page: Any, number: int, label: str) -> Page:
     return Page(number, blocks, label, problem)
 
 
-# Text of pictures by PP-OCRv6 on ONNX Runtime, from the package rapidocr with its models (the extra `ocr`).
+# OCR by PP-OCRv6 on ONNX Runtime, from the package rapidocr, which contains the models (the extra `ocr`).
 
-# A recognized line is kept from this confidence on. Source: the package's own default.
+# Minimum confidence of a recognized line. Source: the package's own default.
 _LEAST_CONFIDENCE: Final = 0.5
-# The mean confidence of a page the right way up is above .95, of one upside down below .8.
+# The mean confidence of an upright page is above 0.95, of an upside-down page below 0.8.
 _SURE: Final = 0.85
 _MAX_PIXELS: Final = 40_000_000
-# ONNX Runtime tells it in words only: "Failed to allocate memory", "bad allocation", "std::bad_alloc".
+# ONNX Runtime reports it only as text: "Failed to allocate memory", "bad allocation", "std::bad_alloc".
 _OUT_OF_MEMORY: Final = re.compile("alloc", re.IGNORECASE)
 
 
 def image_pages(path: Path) -> Iterator[Page]:
-    """A picture as a document of one page. Raises: Unreadable: it cannot be opened, or OCR is not installed."""
+    """An image as a document of one page. Raises: Unreadable: it cannot be opened, or OCR is not installed."""
     try:
-        from PIL import Image, UnidentifiedImageError  # noqa: PLC0415 - comes with the extra
+        from PIL import Image, UnidentifiedImageError  # noqa: PLC0415 - part of the extra
     except ImportError as error:
         raise Unreadable("reading pictures needs OCR, which is not installed here") from error
 
@@ -157,7 +157,7 @@ def image_pages(path: Path) -> Iterator[Page]:
 def _recognizer() -> Any:
     os.environ["ORT_DISABLE_TELEMETRY"] = "1"
     try:
-        from rapidocr import RapidOCR  # noqa: PLC0415 - a second, for scans only
+        from rapidocr import RapidOCR  # noqa: PLC0415 - takes 1 s, needed for scans only
     except ImportError as error:
         raise Unreadable("it is a picture, and OCR is not installed here (pip install 'tessera[ocr]')") from error
 
@@ -174,9 +174,9 @@ def _recognizer() -> Any:
 
 
 def read_image(pixels: Any) -> tuple[Block, ...]:
-    """Lines of text from top to bottom. pixels: (height, width, 3) uint8 in the order blue, green, red."""
-    # The model that tells a line's direction takes some upright lines for turned ones, which costs the line. So it
-    # is asked only where the page as a whole cannot be read without it.
+    """Lines of text from top to bottom. pixels: (height, width, 3) uint8 in BGR order."""
+    # The orientation classifier turns some upright lines, which loses them. So it is used only if the page cannot
+    # be read well without it.
     found = _read(pixels, turned=False)
     if found and _sureness(found) < _SURE:
         found = max(found, _read(pixels, turned=True), key=_sureness)
@@ -185,12 +185,12 @@ def read_image(pixels: Any) -> tuple[Block, ...]:
 
 
 def _read(pixels: Any, *, turned: bool) -> list[tuple[Any, str, float]]:
-    """Corners, text and confidence of each line; with `turned` lines that look upside down are turned."""
+    """Corners, text and confidence of each line; with `turned`, lines that look upside down are turned."""
     try:
         read = _recognizer()(pixels, use_cls=turned)
     except Unreadable:
         raise
-    except Exception as error:  # the package wraps what ONNX Runtime raises in a class of its own
+    except Exception as error:  # the package wraps ONNX Runtime's exceptions
         if _OUT_OF_MEMORY.search(str(error)):
             raise MemoryError from error
         raise Unreadable(f"OCR could not read it ({type(error).__name__})") from error
@@ -200,12 +200,12 @@ def _read(pixels: Any, *, turned: bool) -> list[tuple[Any, str, float]]:
 
 
 def _sureness(found: list[tuple[Any, str, float]]) -> float:
-    """The mean confidence of a page, long lines counting more."""
+    """The mean confidence of a page, weighted by line length."""
     return sum(sure * len(text) for _, text, sure in found) / max(sum(len(text) for _, text, _ in found), 1)
 
 
 def _lines(boxes: list[tuple[Any, str]]) -> list[str]:
-    """Boxes whose middles are within half a height of each other stand on one line, from left to right."""
+    """Group boxes into lines: boxes whose centers are within half a height of each other, from left to right."""
     placed = sorted((_middle(box), _height(box), min(x for x, _ in box), text) for box, text in boxes)
     lines: list[list[tuple[float, str]]] = []
     last_middle, last_height = -1e9, 0.0

@@ -1,16 +1,16 @@
-"""Parts of about a page each, for formats that have no pages; and the decoding of text."""
+"""Parts of about one page for formats without pages; also decodes text."""
 
 from collections.abc import Iterable, Iterator
 
 from engine.documents.types import PART_CHARS, Block, Page, Unreadable
 
-# A heading may begin a new part once the last one is at least this long.
+# A heading starts a new part if the current one has at least this length.
 _LEAST_CHARS = PART_CHARS // 3
 _CHAPTER_LEVEL = 2
 
 
 def in_parts(blocks: Iterable[Block], first: int = 1) -> Iterator[Page]:
-    """Pages numbered from `first`; a part begins at a heading where one comes in time, never inside a block."""
+    """Pages numbered from `first`. A part starts at a heading if possible, never inside a block."""
     held: list[Block] = []
     size, number = 0, first
     for block in blocks:
@@ -31,7 +31,7 @@ def _label(blocks: list[Block]) -> str:
 
 
 def decoded(raw: bytes) -> str:
-    """Text of a file, by its mark, as UTF-8, or as Windows' western code page. Raises: Unreadable: not text."""
+    """A file's text, decoded by its BOM, as UTF-8 or as Windows-1252. Raises: Unreadable: not text."""
     for mark, encoding in ((b"\xef\xbb\xbf", "utf-8-sig"), (b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16")):
         if raw.startswith(mark):
             return _lines(raw.decode(encoding, errors="replace"))
@@ -48,7 +48,7 @@ def _lines(text: str) -> str:
 
 
 def paragraphs(text: str, line: int = 1) -> Iterator[Block]:
-    """Text between empty lines; overlong ones (a file without empty lines) are cut at line ends."""
+    """Text between empty lines; overlong paragraphs (files without empty lines) are split at line ends."""
     held: list[str] = []
     began, size = line, 0
     for number, row in enumerate(text.split("\n"), line):

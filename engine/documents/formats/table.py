@@ -1,4 +1,4 @@
-"""Tables as text: comma, semicolon or tab between the cells."""
+"""Tables in text files, separated by comma, semicolon or tab."""
 
 import csv
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ _SAMPLE: Final = 8192
 
 
 def table(path: Path) -> Iterator[Page]:
-    """Pages of some rows, each with the table's head, its first row."""
+    """Pages of up to 60 rows, each with the table's head (its first row)."""
     text = decoded(path.read_bytes())
     try:
         dialect: type[csv.Dialect] = csv.Sniffer().sniff(text[:_SAMPLE], delimiters=",;\t|")

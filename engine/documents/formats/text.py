@@ -11,7 +11,7 @@ from engine.documents.types import PART_CHARS, Block, Page
 
 _CODE_LINES = 40
 _MEAN_LINE_CHARS = 400
-# "CHAPTER 12. The Whale", "Part II", "3.2 Results" alone between empty lines.
+# "CHAPTER 12. The Whale", "Part II", "3.2 Results" as a separate paragraph.
 _HEADING = re.compile(
     r"(?:(?:chapter|part|book|section|appendix)\s+[\divxlc]+\b.{0,80}|\d+(?:\.\d+)+\.?\s+\S.{0,80})$", re.IGNORECASE
 )
@@ -23,7 +23,7 @@ _DEFINITION = re.compile(
 
 
 def text(path: Path) -> Iterator[Page]:
-    """Paragraphs; headings where a line is underlined or reads like one."""
+    """Paragraphs; a line is a heading if it is underlined or looks like one."""
     yield from in_parts(_plain(decoded(path.read_bytes())))
 
 
@@ -43,7 +43,7 @@ def _plain(source: str) -> Iterator[Block]:
 
 
 def markdown(path: Path) -> Iterator[Page]:
-    """Blocks of the markdown; tables and code stay whole."""
+    """Blocks of the Markdown source; tables and code blocks are not split."""
     yield from in_parts(_markdown(decoded(path.read_bytes())))
 
 
@@ -70,11 +70,11 @@ def _markdown(source: str) -> Iterator[Block]:
 
 
 def code(path: Path) -> Iterator[Page]:
-    """Source by definitions: a block ends where the next one at the same depth begins."""
+    """Source code split by definitions."""
     source = decoded(path.read_bytes())
     lines = source.split("\n")
     if len(source) / max(len(lines), 1) > _MEAN_LINE_CHARS:
-        return  # made by a machine: its words would only be noise
+        return  # generated code: its words would only add noise
     yield from in_parts(_code(lines))
 
 
