@@ -1,4 +1,4 @@
-"""Where one model could run: on the CPU, on one GPU or several, through OpenVINO; with need and speed."""
+"""Lists where one model could run: on the CPU, on GPUs or through OpenVINO, with memory needs and speeds."""
 
 from collections.abc import Callable
 from typing import Final
@@ -38,19 +38,19 @@ from engine.runner.protocol import LoadSettings
 
 DryRunner = Callable[[LoadSettings], DryRun | None]
 QUIET_DIVISOR: Final = 2
-# What a card's driver and its libraries take of memory that is reported as free, when layers are shared out by it.
+# Memory of a GPU that its driver and libraries use although it is reported as free. Used when layers are split.
 SPLIT_RESERVE_BYTES: Final = 512 << 20
 
 
-# Larger pieces of prompts, and attention of all layers on the GPU, may cost so much of a usual turn: what is read
-# and written behind long texts gains more by them.
+# A larger ubatch, or attention of all layers on the GPU, may cost this share of a usual turn. Long prompts gain
+# more from both.
 TIE: Final = 0.95
 
 
 class Question(msgspec.Struct, frozen=True):
-    """A model, the settings it would be loaded with, what the user overrides, and the machine with its memory.
+    """A model, the settings it would be loaded with, the user's overrides, and the machine with its memory.
 
-    `disk_gbs` is what the model's disk was measured to read a second.
+    `disk_gbs` is the measured read speed of the model's disk.
     """
 
     shape: ModelShape
@@ -63,15 +63,15 @@ class Question(msgspec.Struct, frozen=True):
     disk_gbs: float | None = None
 
     def fits(self, need: Need) -> bool:
-        """Whether the ledger would grant it now."""
+        """Whether the ledger would grant this need now."""
         return overdraft(self.ledger, need, self.owner) is None
 
 
 class Candidate(msgspec.Struct, frozen=True):
-    """A place to run, whether it fits and how fast it is expected to be.
+    """A place to run, whether the model fits there, and the expected speed.
 
-    `others`: GPUs beside `device`; `attention`: what this machine measured of both ways of attention;
-    `changes`: what its steps changed, where it is more than one.
+    `others`: further GPUs in addition to `device`; `attention`: this machine's measurements of fused and plain
+    attention; `changes`: what its steps changed, if there was more than one step.
     """
 
     device: Device
@@ -87,12 +87,12 @@ class Candidate(msgspec.Struct, frozen=True):
 
     @property
     def backend(self) -> str:
-        """Its backend's name; the CPU's own kernels are `cpu`."""
+        """Name of its backend; `cpu` for the CPU's own kernels."""
         return self.runtime.backend if self.runtime else "cpu"
 
 
 def threads(machine: Machine, overrides: Overrides, base: LoadSettings) -> int:
-    """One thread a performance core within affinity and quota; half of them when quiet. A smaller `base` stays."""
+    """One thread per performance core within affinity and quota; half when quiet. A smaller `base` stays."""
     if overrides.n_threads is not None:
         return overrides.n_threads
     cpu = machine.device("cpu")
@@ -103,20 +103,20 @@ def threads(machine: Machine, overrides: Overrides, base: LoadSettings) -> int:
 
 
 def cpu_threads(asked: Question, settings: LoadSettings) -> tuple[LoadSettings, Reason | None]:
-    """All layers there, with a thread for each fast core."""
+    """Put all layers on the CPU, with one thread per fast core."""
     count = threads(asked.machine, asked.overrides, settings)
     found = msgspec.structs.replace(settings, n_gpu_layers=0, devices=(), n_threads=count, n_threads_batch=count)
     return found, because("one_thread") if count == 1 else because("threads", threads=count)
 
 
 def weights_of_the_file(asked: Question, settings: LoadSettings) -> tuple[LoadSettings, Reason | None]:
-    """Weights as the file has them, where a copy in another order does not pay."""
+    """Use the file's own weights if a repacked copy is not worth it."""
     isa, speed = machine_isa(asked.machine), bandwidth(asked.machine.devices[0])
     return file_weights(settings, asked.shape, isa, speed) or settings, because("file_weights")
 
 
 def own_kernels(asked: Question, settings: LoadSettings) -> tuple[LoadSettings, Reason | None]:
-    """Our kernels for products with prompts, and for attention."""
+    """Use Tessera's own CPU kernels for prompt products and attention."""
     if tiles_library(library_folder()) is None:
         return settings, None
     isa = machine_isa(asked.machine)
@@ -125,12 +125,12 @@ def own_kernels(asked: Question, settings: LoadSettings) -> tuple[LoadSettings, 
     return found, next(iter(why_tiles(found)), None)
 
 
-# What `on_cpu` decides before it looks whether that fits.
+# Steps that `on_cpu` runs before it checks whether the model fits.
 CPU_STEPS: Final[tuple[Step[Question], ...]] = (cpu_threads, weights_of_the_file, own_kernels)
 
 
 def on_cpu(asked: Question, dry_run: DryRunner) -> Candidate:
-    """llama.cpp's own kernels on the CPU: the faster ones for its types and use, spare cells where they fit."""
+    """The CPU, with the fastest kernels for these types and this use, and spare cells if they fit."""
     settings, changes = follow(CPU_STEPS, asked, asked.settings)
     cpu, shape = asked.machine.devices[0], asked.shape
     use, measured = asked.memory.use(asked.owner), attention_speed(asked, settings.n_threads)
@@ -159,7 +159,7 @@ def on_cpu(asked: Question, dry_run: DryRunner) -> Candidate:
 
 
 def _streamed(asked: Question, at: Callable[..., Candidate], settings: LoadSettings) -> Candidate | None:
-    """The same with the experts that memory has room for, the others read when they are asked for."""
+    """Variant: as many experts in memory as fit, the rest read from disk on demand."""
     least = streaming.streamed_settings(asked.shape, settings)
     if least is None or asked.machine.system != "linux":
         return None
@@ -167,14 +167,14 @@ def _streamed(asked: Question, at: Callable[..., Candidate], settings: LoadSetti
     def by_use(tried: LoadSettings) -> Candidate:
         return at(tried, "streamed experts", because("experts_too_large"))
 
-    wide = msgspec.structs.replace(least, n_ubatch=least.n_batch)  # a prompt's piece asks for nearly all of them
+    wide = msgspec.structs.replace(least, n_ubatch=least.n_batch)  # one ubatch of a prompt needs nearly all experts
     found = next((tried for tried in map(by_use, (wide, least)) if tried.fits), None)
     if found is None:
         return None
     free = asked.ledger.available("cpu", asked.machine, asked.owner)
     spare = free - found.need.device_bytes("cpu")
     whole = by_use(streaming.with_spare(asked.shape, found.settings, spare))
-    found = whole if whole.fits else found  # what earlier loads took more than predicted counts for experts too
+    found = whole if whole.fits else found  # if earlier loads used more than predicted, experts get less
     speed, settings = found.speed, found.settings
     cost = streaming.forecast(
         asked.shape,
@@ -189,13 +189,13 @@ def _streamed(asked: Question, at: Callable[..., Candidate], settings: LoadSetti
 
 
 def attention_speed(asked: Question, count: int) -> AttentionSpeed | None:
-    """What both ways of attention were measured to cost here with `count` threads and this model's heads."""
+    """Measured cost of fused and plain attention here, with `count` threads and this model's heads."""
     heads = heads_of(asked.shape) if asked.memory.knows_attention else None
     return asked.memory.attention(attention_key(machine_key(asked.machine), heads, count)) if heads else None
 
 
 def on_gpus(asked: Question) -> list[Candidate]:
-    """Every usable GPU through each of its backends, and all cards of their own of one backend together."""
+    """Every usable GPU through each of its backends, and all discrete GPUs of one backend together."""
     usable = [
         (device, runtime)
         for device in asked.machine.devices
@@ -215,7 +215,7 @@ def on_gpus(asked: Question) -> list[Candidate]:
 
 
 class _Offload:
-    """One model on one GPU, or its layers shared out over several of one backend."""
+    """One model on one GPU, or its layers split over several GPUs of one backend."""
 
     def __init__(self, asked: Question, devices: tuple[tuple[Device, Runtime], ...]) -> None:
         self._asked, self._devices = asked, devices
@@ -235,17 +235,17 @@ class _Offload:
         )
 
     def _attention(self, base: LoadSettings) -> str:
-        """Fused where the backend is known to have it for all of the model's heads; else llama.cpp looks."""
+        """Fused attention if the backend supports all of the model's heads; otherwise llama.cpp decides."""
         if base.flash_attn != "auto":
             return base.flash_attn
         supported = BACKENDS[self._runtime.backend].head_widths
         return "on" if set(head_widths(self._asked.shape) or {0}) <= supported else "auto"
 
     def best(self) -> Candidate:
-        """All layers if they fit; else as many as fit, or all without the experts of some, whichever is faster.
+        """All layers if they fit, else as many as fit, or all with some experts on the CPU, whichever is faster.
 
-        What stays in RAM is copied to the GPU for each piece of a prompt, so both are tried with larger pieces too,
-        whose memory may cost a layer.
+        Weights in RAM are copied to the GPU for each ubatch of a prompt. So both are also tried with a larger
+        ubatch, whose memory may cost a layer.
         """
         found = self._with_most_layers()
         if found.settings.n_gpu_layers == self._total and found.fits:
@@ -281,7 +281,7 @@ class _Offload:
         return []
 
     def _at(self, layers: int, cells: int, cpu_expert_layers: int = 0) -> LoadSettings:
-        """The settings with so many layers, cells, and layers whose experts stay on the CPU."""
+        """Settings with this many layers and cells, and this many layers whose experts stay on the CPU."""
         settings = msgspec.structs.replace(
             self._base, n_gpu_layers=layers, kv_cells=cells, cpu_expert_layers=cpu_expert_layers
         )
@@ -300,7 +300,7 @@ class _Offload:
         return self._asked.fits(self._need(settings))
 
     def _most_layers(self, cells: int) -> tuple[int, bool]:
-        """The most layers, and whether even they fit."""
+        """The maximum number of layers, and whether they fit."""
         low, high, wished = 0, self._total, self._asked.overrides.n_gpu_layers
         if wished is not None:
             low = high = min(high, wished) if wished >= 0 else high
@@ -313,7 +313,7 @@ class _Offload:
         return low, self._fits(self._at(low, cells))
 
     def _fewest_experts(self, cells: int) -> int | None:
-        """How many layers must leave their experts to the CPU for all to fit; None where that is no help."""
+        """Number of layers whose experts must stay on the CPU for all layers to fit; None if that does not help."""
         asked = self._asked
         if not asked.shape.experts or asked.overrides.n_gpu_layers is not None or overrides(self._base.engine_args):
             return None
@@ -342,7 +342,7 @@ class _Offload:
 
 
 def through_openvino(asked: Question) -> list[Candidate]:
-    """OpenVINO's devices that take this model: by a pin, or an NPU by its rule; all layers or none."""
+    """OpenVINO devices that can run this model: pinned ones, or an NPU by its rule. All layers or none."""
     shape, machine = asked.shape, asked.machine
     count = threads(machine, asked.overrides, asked.settings)
     found = []

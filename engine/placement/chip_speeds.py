@@ -1,8 +1,8 @@
-"""How fast a chip is expected to read a prompt and to write, by its facts and by published runs of its kind.
+"""Expected prefill and decode speed of a chip, from its specifications and published runs of its family.
 
-A prompt takes a share of the chip's peak; a token of an answer the bytes it reads, at a share of the bandwidth, and
-a cost a layer on GPUs. The constants are chip_speeds.json; those of GPUs are written there by
-`tests/bench/chip_speeds.py`, which says how far off they are for a chip they were not fitted to.
+A prompt reaches a share of the chip's peak. A generated token costs the bytes it reads, at a share of the
+bandwidth, plus a cost per layer on GPUs. The constants are in chip_speeds.json. `tests/bench/chip_speeds.py` writes
+those of GPUs and reports their error for a chip they were not fitted to.
 """
 
 import re
@@ -17,42 +17,42 @@ from devices.msgspec_lock import learned
 from devices.types import Device, Runtime
 
 TABLE: Final = Path(__file__).with_name("chip_speeds.json")
-# Families whose prompts are computed in 8 bits; all others in 16.
+# Families that compute prompts in 8 bits; all others use 16.
 TENSOR_INT8: Final = frozenset({"nvidia", "gb10"})
 DP4A: Final = "nvidia-dp4a"
-# A GPU without matrix units multiplies quantized weights by dot products of integers; where the device has none of
-# these, it takes so much of that speed. A guess: no pair of runs that differ in nothing else was found.
+# A GPU without matrix units multiplies quantized weights with integer dot products. A device without these reaches
+# this share of that speed. A guess: no two runs were found that differ in nothing else.
 WITHOUT_INT_DOT: Final = 0.6
-# A renderer on the processor, without the processor's kernels. Measured: docs/log.md, kernels.
+# A software renderer on the CPU, without the CPU's own kernels. Measured: docs/log.md, kernels.
 SOFTWARE_GBS: Final = 2.4
 SOFTWARE_GFLOPS: Final = 35.0
-# What of host weights is copied to a GPU for a prompt, GB/s. Published: gpt-oss-120b with all experts in RAM on an
-# RTX 5080 reads 692 tokens/s (ollama, issue 11772); laptops have half the lanes.
+# Speed at which host weights are copied to a GPU for a prompt, GB/s. Published: gpt-oss-120b with all experts in
+# RAM on an RTX 5080 reads 692 tokens/s (ollama, issue 11772); laptops have half the lanes.
 CARD_LINK_GBS: Final = 20.0
 LAPTOP_LINK_GBS: Final = 12.0
-# Where no depths were published: attention of a prompt, and reading the cache, against what weights take. Source:
-# the middle of what was fitted to chips whose depths were.
+# Used if no depths were published: speed of prompt attention and of reading the cache, relative to the weights.
+# Source: the median of the values fitted to chips with published depths.
 ATTENTION_SHARE: Final = 0.35
 CACHE_SHARE: Final = 0.75
-# What the small products of mixtures cost against the dearest kind, where it was fitted.
+# Cost of a mixture's small products relative to the most expensive kind, which was fitted.
 MIXTURE_LAYERS: Final[dict[str, float]] = {"few": 0.2, "many": 0.4, "mixed": 1.0}
 MIXTURE_PROMPTS: Final[dict[str, float]] = {"few": 0.6, "many": 1.0, "mixed": 1.0}
-# An integrated GPU copies within the memory it reads from.
+# An integrated GPU copies within the same memory that it reads from.
 SHARED_LINK_SHARE: Final = 0.4
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 NotNegative = Annotated[float, msgspec.Meta(ge=0)]
 Text = Annotated[str, msgspec.Meta(min_length=1)]
 Sources = Annotated[tuple[Text, ...], msgspec.Meta(min_length=1)]
-# How a mixture is built: up to four experts a token, more, and more beside dense or recurrent parts.
+# How a mixture is built: up to four experts per token, more than four, or more plus dense or recurrent parts.
 Mixture = Literal["few", "many", "mixed"]
 
 
 class GpuSpeed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One family of GPUs, or one chip of it, through one backend.
 
-    `share` of its peak in prompts, or `tflops` where its peak is not known; `reads`: share of its bandwidth;
-    `chips`: how many it was fitted to (0: it is what its relatives have).
+    `share`: share of its peak in prompts, or `tflops` if its peak is unknown; `reads`: share of its bandwidth;
+    `chips`: number of chips it was fitted to (0: copied from related families).
     """
 
     family: Text
@@ -66,7 +66,7 @@ class GpuSpeed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class MixtureSpeed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What mixtures cost beside dense models: milliseconds a layer and token; share of a dense model's prompt."""
+    """Cost of mixtures compared with dense models: ms per layer and token, and share of the prompt speed."""
 
     vendor: Text
     kind: Literal["igpu", "dgpu", "any"]
@@ -77,7 +77,7 @@ class MixtureSpeed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class CpuSpeed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Of processors: TFLOPS for each core and GHz; share of the bandwidth; what one thread reads, GB/s."""
+    """CPUs: TFLOPS per core and GHz, share of the bandwidth, and GB/s that one thread reads."""
 
     core: Positive
     core_i8mm: Positive
@@ -91,7 +91,7 @@ class CpuSpeed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class UnknownSpeed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Of GPUs that are in no table: bandwidth, and operations in prompts for each byte of it."""
+    """GPUs that are in no table: bandwidth, and prompt operations per byte of it."""
 
     kind: Literal["igpu", "dgpu"]
     bandwidth_gbs: Positive
@@ -101,7 +101,7 @@ class UnknownSpeed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class TypeSpeed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How much faster prompts are where weights have a type that `match` names, through one backend."""
+    """How much faster prompts are with weights of a type that `match` names, through one backend."""
 
     backend: Text
     match: Text
@@ -112,7 +112,8 @@ class TypeSpeed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 class OpenvinoSpeed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """OpenVINO on one kind of device with weights of a type that `match` names.
 
-    `gain`: against Vulkan there (a processor: its own kernels); or, on an NPU, `reads` and `share` of its TOPS.
+    `gain`: compared with Vulkan there (on a CPU: with llama.cpp's kernels). For an NPU: `reads` and `share` of its
+    TOPS.
     """
 
     kind: Literal["cpu", "igpu", "dgpu", "npu"]
@@ -124,7 +125,7 @@ class OpenvinoSpeed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class Npu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Operations a second, 10^12, of an NPU whose name has `match` in it."""
+    """Operations per second (10^12) of an NPU whose name contains `match`."""
 
     match: str
     tops: Positive
@@ -132,13 +133,14 @@ class Npu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class Rates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one device does through one backend: seconds a token = a + b x depth, each of parts that headers tell.
+    """Rates of one device through one backend: seconds per token = a + b x depth, by parts of a file's header.
 
-    Answers: bytes of weights over `gbs` (16-bit over `wide_gbs`, in mixtures over `wide_experts_gbs` on top) and of
-    the cache at that depth over `cache_gbs`; operations of attention; seconds a token, a layer, a layer of experts
-    and a recurrent layer. Prompts: operations of weights over `gflops`, of attention over `attention_gflops`;
-    seconds a token, a recurrent layer, a billion weights of BF16 and of experts more; and for each piece seconds a
-    GB of weights, a layer, and a GB of cache. None: as the rule for the family has it, which knows no such parts.
+    Decoding: bytes of weights over `gbs` (16-bit weights over `wide_gbs`; in mixtures `wide_experts_gbs` is added)
+    and bytes of the cache at that depth over `cache_gbs`; operations of attention; seconds per token, layer, layer
+    of experts and recurrent layer. Prompts: operations of weights over `gflops`, of attention over
+    `attention_gflops`; extra seconds per token, recurrent layer, billion BF16 weights and experts; and per ubatch
+    the seconds per GB of weights, per layer and per GB of cache. None: use the family's rule, which does not have
+    these terms.
     """
 
     gbs: Positive
@@ -162,17 +164,17 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @property
     def cache_read_gbs(self) -> float:
-        """GB/s of the cache."""
+        """GB/s at which the cache is read."""
         return self.cache_gbs or CACHE_SHARE * self.gbs
 
     @property
     def attention_rate(self) -> float:
-        """GFLOPS of a prompt's attention."""
+        """GFLOPS of prompt attention."""
         return self.attention_gflops or ATTENTION_SHARE * self.gflops
 
 
 class FittedSpeed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What published runs of one chip at several depths say, instead of the rule for its family."""
+    """Rates from published runs of one chip at several depths, used instead of the family's rule."""
 
     chip: Text
     backend: Text
@@ -197,22 +199,22 @@ class ChipSpeeds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 @cache
 def chip_speeds() -> ChipSpeeds:
-    """The constants that come with this program. Raises: ValueError: they are not as described."""
+    """The constants that ship with Tessera. Raises: ValueError: the file does not match its schema."""
     return msgspec.json.decode(TABLE.read_bytes(), type=learned(ChipSpeeds))
 
 
 def rates(device: Device, backend: str, threads: int | None = None) -> Rates:
-    """For dense models of the usual types. `threads`: of a processor; None: one a fast core."""
+    """Rates for dense models of the usual types. `threads`: of a CPU; None: one per fast core."""
     if device.vendor == "software":
         return Rates(gbs=SOFTWARE_GBS, gflops=SOFTWARE_GFLOPS)
     if device.kind == "cpu":
         return _cpu_rates(device, threads)
-    if device.kind not in {"igpu", "dgpu"}:  # a worker says what it reads; an NPU is judged by its own rule
+    if device.kind not in {"igpu", "dgpu"}:  # a worker reports its own bandwidth; an NPU has its own rule
         gbs = bandwidth(device)
         return Rates(gbs=gbs, gflops=gbs * _unknown("igpu").flop_per_byte)
     chip = gpu(device.chip)
     runtime = next((r for r in device.runtimes if r.backend == backend), None)
-    if runtime is None and chip is not None:  # judged through a backend that is not here, as OpenVINO by Vulkan
+    if runtime is None and chip is not None:  # this backend is not installed, as for OpenVINO by Vulkan
         runtime = Runtime(backend, "", 0, 0, 0, "unknown", matrix_units=chip.has_matrix(backend, "linux"))
     found = speed_of(chip, backend) if chip is not None else None
     if chip is None or found is None:
@@ -224,14 +226,14 @@ def rates(device: Device, backend: str, threads: int | None = None) -> Rates:
 
 
 def ruled_rates(device: Device, chip: Gpu, found: GpuSpeed, runtime: Runtime | None) -> Rates:
-    """By the rule for the chip's family."""
+    """Rates by the rule for the chip's family."""
     gbs = bandwidth(device) * found.reads
     flops = prompt_tflops(chip, found, runtime)
     return Rates(gbs=gbs, gflops=flops * 1000, layer_s=found.layer_ms / 1000)
 
 
 def openvino_rates(device: Device, type_name: str, threads: int | None) -> Rates:
-    """What OpenVINO does on a device with weights of this type."""
+    """Rates of OpenVINO on a device with weights of this type."""
     table = chip_speeds()
     row = next(r for r in table.openvino if r.kind == device.kind and re.fullmatch(r.match, type_name))
     if row.reads is None or row.share is None:
@@ -242,7 +244,7 @@ def openvino_rates(device: Device, type_name: str, threads: int | None) -> Rates
 
 
 def speed_of(chip: Gpu, backend: str) -> GpuSpeed | None:
-    """The constants of a chip or its family through a backend, or through another where there is no row for it."""
+    """The constants of a chip or its family through a backend, or through another backend if it has no row."""
     rows = [row for row in chip_speeds().gpus if row.family == chip.family]
     own = [row for row in rows if row.chip == chip.id and row.backend == backend]
     family = [row for row in rows if not row.chip]
@@ -250,7 +252,7 @@ def speed_of(chip: Gpu, backend: str) -> GpuSpeed | None:
 
 
 def prompt_tflops(chip: Gpu, speed: GpuSpeed, runtime: Runtime | None) -> float:
-    """What a prompt of a dense model gets of the chip. What the device said of itself stands before the table."""
+    """TFLOPS that a dense model's prompt reaches. What the device reports takes precedence over the table."""
     top = peak_tflops(chip, has_matrix(runtime), has_dot=runtime is None or runtime.int_dot is not False)
     if speed.share is None or top is None:
         limit = speed.tflops or 1.0
@@ -259,12 +261,12 @@ def prompt_tflops(chip: Gpu, speed: GpuSpeed, runtime: Runtime | None) -> float:
 
 
 def has_matrix(runtime: Runtime | None) -> bool:
-    """Whether it computes with matrix units, as the device says or as the table has it."""
+    """Whether it computes with matrix units, as the device reports or the table lists."""
     return runtime is not None and runtime.matrix_units is True
 
 
 def peak_tflops(chip: Gpu, matrix: bool, *, has_dot: bool = True) -> float | None:
-    """The peak that prompts are a share of, 10^12 operations a second."""
+    """The peak that prompt speeds are a share of, in 10^12 operations per second."""
     if chip.family == DP4A:
         return chip.int8_dp4a_tops
     if matrix and chip.family in TENSOR_INT8:
@@ -277,7 +279,7 @@ def peak_tflops(chip: Gpu, matrix: bool, *, has_dot: bool = True) -> float | Non
 
 
 def bandwidth(device: Device) -> float:
-    """GB/s of the memory the device reads from: as it is told, else as published, else as is usual."""
+    """GB/s of the memory that the device reads from: reported, else published, else a usual value."""
     if device.memory.bandwidth_gbs:
         return device.memory.bandwidth_gbs
     if device.kind in {"igpu", "dgpu"}:
@@ -294,13 +296,13 @@ def link_gbs(device: Device) -> float:
 
 
 def mixture_speed(device: Device, backend: str) -> MixtureSpeed:
-    """What mixtures cost on a GPU through a backend."""
+    """Cost of mixtures on a GPU through a backend."""
     found = (row for row in chip_speeds().mixtures if _is_for(row, device, backend))
-    return next(found)  # the last row is for all
+    return next(found)  # the last row matches every device
 
 
 def type_speed(backend: str, type_name: str) -> float:
-    """How much faster prompts are with weights of this type than with the usual ones."""
+    """How much faster prompts are with weights of this type than with the usual types."""
     rows = (row for row in chip_speeds().types if row.backend == backend and re.fullmatch(row.match, type_name))
     return next((row.prompt for row in rows), 1.0)
 

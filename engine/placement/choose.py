@@ -1,4 +1,4 @@
-"""Choose device, backend, offload and settings for one model: what fits, then the pin, then speed."""
+"""Chooses device, backend and settings for one model: first what fits, then the pin, then speed."""
 
 import msgspec
 
@@ -16,17 +16,17 @@ from engine.placement.shape import ModelShape
 from engine.placement.speed import BACKENDS, NPU_LARGEST_PARAMETERS
 from engine.placement.types import Alternative, Overrides, Placement
 
-# A GPU that is not at least this much faster than the CPU is not worth its driver's risks. Published pairs of small
-# integrated GPUs and their processors are often a tie, and forecasts are a fifth off: unmeasured, they need more.
+# Minimum speed-up over the CPU that is worth a GPU driver's risks. Published pairs of small integrated GPUs and
+# their CPUs are often a tie, and forecasts are off by a fifth, so unmeasured ones need more.
 WORTHWHILE_GAIN = 1.1
 WORTHWHILE_INTEGRATED_GAIN = 1.25
-# Where several backends drive one GPU, the first is not taken for the second's sake: SYCL's answers are up to three
-# times slower than Vulkan's with models it has no kernels for. Published: llama.cpp, issues 26010, 22413, 19918.
+# If several backends drive one GPU, the key is not chosen over its value: SYCL is up to three times slower than
+# Vulkan with models it has no kernels for. Published: llama.cpp, issues 26010, 22413, 19918.
 BEHIND = {"sycl": "vulkan"}
 
 
 class Found(msgspec.Struct, frozen=True):
-    """All places, the one that was chosen, whether the user pinned it, and what was judged of an NPU."""
+    """All candidates, the chosen one, whether the user pinned it, and the decision on an NPU."""
 
     candidates: tuple[Candidate, ...]
     chosen: Candidate
@@ -35,9 +35,9 @@ class Found(msgspec.Struct, frozen=True):
 
 
 def choose_candidate(asked: Question, dry_run: DryRunner) -> Found:
-    """A user's pin beats a stored measurement, which beats a prior; what does not fit loses to what does.
+    """Choose a candidate: a pin beats a stored measurement, which beats a prior.
 
-    `dry_run` may return None, then formulas are used.
+    A candidate that does not fit loses to one that does. If `dry_run` returns None, formulas are used.
     """
     found = [on_cpu(asked, dry_run), *on_gpus(asked)]
     intel = through_openvino(asked)
@@ -51,7 +51,7 @@ def choose_candidate(asked: Question, dry_run: DryRunner) -> Found:
 
 
 def placement_of(asked: Question, found: Found, context: ContextChoice | None) -> Placement:
-    """The chosen place with its reasons, and why the others lost."""
+    """The placement for the chosen candidate, with its reasons and why the others lost."""
     shape, machine, overrides, chosen = asked.shape, asked.machine, asked.overrides, found.chosen
     reasons = _reasons(chosen, overrides, machine, shape, found.pinned)
     if context is not None:
@@ -87,7 +87,7 @@ def placement_of(asked: Question, found: Found, context: ContextChoice | None) -
 
 
 def _why_npu(asked: Question) -> Reason | None:
-    """Why an NPU should be tried for this model; None: it is too large, or a device is wished."""
+    """Why an NPU should be tried for this model; None if the model is too large or a device is requested."""
     if (
         asked.overrides.device is not None
         or sum(t.num_values for t in asked.shape.tensors) > NPU_LARGEST_PARAMETERS
@@ -117,13 +117,13 @@ def _is_pinned(candidate: Candidate, pin: str | None) -> bool:
         names = {f"{device.id}/{backend}".lower()} | ({device.id.lower(), "npu"} if device.kind == "npu" else set())
     if candidate.runtime:
         names.add(candidate.runtime.device_name.lower())
-    if candidate.others:  # a pin that names one device means that one alone
+    if candidate.others:  # a pin that names one device means only that device
         names = {device.kind, backend}
     return pin.lower() in names
 
 
 def _best(candidates: list[Candidate], cpu: Candidate) -> Candidate:
-    """The one with the shortest usual turn among those that fit; several GPUs only where one is not enough."""
+    """The fitting candidate with the shortest usual turn. Several GPUs are used only if one is not enough."""
     fitting = [c for c in candidates if c.fits] or candidates
     worthy = [c for c in fitting if _set_aside(c, fitting) is None] or fitting
     best = min(worthy, key=lambda c: (c.speed.turn_s, len(c.others), list(BACKENDS).index(c.backend)))
@@ -135,10 +135,11 @@ def _best(candidates: list[Candidate], cpu: Candidate) -> Candidate:
 
 
 def _set_aside(candidate: Candidate, others: list[Candidate]) -> Reason | None:
-    """Why a forecast alone does not decide for this one; None: it does.
+    """Why a forecast alone is not enough to choose this candidate; None if it is.
 
-    An integrated GPU without matrix units does not replace a card: it has less of everything but room, and
-    forecasts of it are the least sure. A backend does not replace one on the same device that it is behind.
+    An integrated GPU without matrix units does not replace a discrete one: only its memory is larger, and its
+    forecasts are the least certain. A backend does not replace another one on the same device that it is slower
+    than (`BEHIND`).
     """
     cards = any(c.device.kind == "dgpu" and c.settings.n_gpu_layers for c in others)
     if cards and candidate.device.kind == "igpu" and not has_matrix(candidate.runtime):
@@ -262,7 +263,7 @@ def _alternative(
 
 
 def _only_pinned(candidate: Candidate, verdict: Verdict | None) -> Reason:
-    """Why a device of OpenVINO was not taken."""
+    """Why an OpenVINO device was not used."""
     device = candidate.settings.devices[0]
     if candidate.device.kind != "npu":
         return because("only_pinned", device=device)
@@ -272,7 +273,7 @@ def _only_pinned(candidate: Candidate, verdict: Verdict | None) -> Reason:
 
 
 def _npus(machine: Machine, shape: ModelShape) -> list[Alternative]:
-    """NPUs that take no GGUF file as they are, with their reason."""
+    """NPUs that cannot run GGUF files as they are, with the reason."""
     parameters = sum(t.num_values for t in shape.tensors)
     small = parameters <= NPU_LARGEST_PARAMETERS
     reason = because("npu_onnx_only" if small else "npu_onnx_only_large")

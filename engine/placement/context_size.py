@@ -1,4 +1,4 @@
-"""Context, requests at once, cells of the cache, and copies of states: how large where nobody chose a number."""
+"""Default sizes of the context, parallel requests, KV cells and state copies when the user chose none."""
 
 from collections.abc import Callable
 from typing import Final
@@ -18,15 +18,15 @@ from engine.placement.shape import ModelShape
 from engine.placement.types import Need, Overrides
 from engine.runner.protocol import LoadSettings
 
-# A larger context must pay for itself in memory: of what the weights leave, this part stays for a second model.
+# Share of the memory beside the weights that a larger context leaves free for a second model.
 FREE_FRAC: Final = 0.25
-# Up to so many tokens it need not: coding agents begin with 11,000 to 24,000.
+# A context up to this size need not leave that: coding agents start with 11,000 to 24,000 tokens.
 AGENT_CONTEXT: Final = 32_768
 _K: Final = 1024
 
 
 class ContextChoice(msgspec.Struct, frozen=True):
-    """A number of tokens, and why it is that."""
+    """A context length in tokens, and its reason."""
 
     n_ctx: int
     reason: Reason
@@ -39,10 +39,10 @@ def larger_context(
     place: Callable[[int], Candidate],
     capacity: Callable[[Need], "Capacity | None"],
 ) -> ContextChoice | None:
-    """The largest context whose caches and buffers fit beside the weights; None where that of `base` stays.
+    """The largest context whose caches and buffers fit next to the weights; None if that of `base` stays.
 
-    What the user, a client or raw arguments asked for counts first. `place` is the choice with so many tokens,
-    which must be the same place for all, so that no layer leaves a GPU for a longer context.
+    Values set by the user, a client or raw arguments take precedence. `place` is the placement with a given
+    context. It must be the same place for all contexts, so that no layer leaves a GPU for a longer context.
     """
     least, most, trained = base.n_ctx, overrides.max_ctx, shape.context_train
     if most is None or overrides.n_ctx is not None or base.engine_args.n_ctx is not None or trained <= least:
@@ -70,19 +70,19 @@ def larger_context(
 
 
 class Capacity(msgspec.Struct, frozen=True):
-    """Bytes that caches and buffers take of those that are free beside the weights, where that is tightest."""
+    """Bytes used by caches and buffers, and bytes free next to the weights, on the device with the least room."""
 
     taken_bytes: int
     free_bytes: int
 
     @property
     def leaves_enough(self) -> bool:
-        """Another model has its part."""
+        """Whether enough memory stays free for another model."""
         return self.taken_bytes <= self.free_bytes * (1 - FREE_FRAC)
 
 
 def capacity_for(need: Need, machine: Machine, ledger: Ledger, owner: str) -> Capacity | None:
-    """What a need takes beside the weights; None where it takes nothing here."""
+    """Memory used in addition to the weights; None if nothing is used on this machine."""
     capacities = []
     for device in need.devices:
         weights = sum(p.num_bytes for p in need.parts if p.device == device and p.name == "weights")
@@ -117,27 +117,27 @@ def _why(n_ctx: int, refused: int, trained: int, capacity: Capacity) -> Reason:
 
 
 def _short(tokens: int) -> str:
-    """Tokens as people write them: 64k."""
+    """Short form of a token count, such as 64k."""
     return f"{tokens // _K}k" if tokens % _K == 0 else str(tokens)
 
 
 def open_context(*, asked: bool) -> int | None:
-    """Up to which context the dispatcher may go by itself; None where somebody asked for a number."""
+    """Largest context that placement may choose by itself; None if the user requested one."""
     return None if asked else LARGEST_DEFAULT_CONTEXT
 
 
-# Beyond one full context, a cache grows to this for the sake of parallel requests. llama.cpp zeroes all of it at
-# the load, at about a GB a second. Measured: docs/log.md, engine.
+# Beyond one full context, a cache grows to this size for parallel requests. llama.cpp zeroes all of it during the
+# load, at about 1 GB/s. Measured: docs/log.md, engine.
 ROOMY_BYTES: Final = 256 << 20
 
 
-# Of four requests at once on average, some wait.
+# With four slots and this many parallel requests on average, some wait.
 BUSY: Final = 3.0
 MORE_PARALLEL: Final = 8
 
 
 def grown(overrides: Overrides, use: Use | None) -> Overrides:
-    """`overrides` with more requests at once where nobody chose their number and the model's use asks for more."""
+    """`overrides` with more parallel requests, if the user set no number and the model's use needs more."""
     if overrides.n_parallel is not None or not _several(use) or use is None or use.at_once < BUSY:
         return overrides
     return msgspec.structs.replace(overrides, n_parallel=MORE_PARALLEL)
@@ -148,9 +148,9 @@ def _several(use: Use | None) -> bool:
 
 
 def cap_kv_cells(settings: LoadSettings, shape: ModelShape, overrides: Overrides, use: Use | None) -> LoadSettings:
-    """`settings` whose shared cache holds one whole context, which is what one person needs.
+    """`settings` whose shared cache holds one whole context, which is enough for one person.
 
-    Where the user asked for requests at once, or the model's use shows some, it holds more, up to ROOMY_BYTES.
+    If the user set parallel requests, or the model's use has some, the cache holds more, up to ROOMY_BYTES.
     """
     if settings.kv_cells <= settings.n_ctx:
         return settings
@@ -162,15 +162,16 @@ def cap_kv_cells(settings: LoadSettings, shape: ModelShape, overrides: Overrides
     return msgspec.structs.replace(settings, kv_cells=min(settings.kv_cells, max(cells, settings.n_ctx)))
 
 
-# Five rows a step with the newest token: kernels take rows by four, and each further token is accepted less often.
+# Five rows per step including the newest token: kernels take rows in fours, and each further draft token is
+# accepted less often.
 MAX_ROLLBACK: Final = 4
-# Copies of states may take so much, or this part of the file where that is more. A prior, not measured.
+# Limit for state copies: this size, or this share of the file if that is more. A prior, not measured.
 COPIES_BYTES: Final = 256 << 20
 COPIES_DIVISOR: Final = 8
 
 
 def with_speculation(settings: LoadSettings, shape: ModelShape) -> LoadSettings:
-    """`settings` with what speculation needs; the same where nothing is drafted."""
+    """`settings` with what speculative decoding needs; unchanged if nothing is drafted."""
     if settings.max_draft <= 0 or settings.embeddings:
         return settings
     back = _affordable(settings, shape)
@@ -179,7 +180,7 @@ def with_speculation(settings: LoadSettings, shape: ModelShape) -> LoadSettings:
 
 
 def _affordable(settings: LoadSettings, shape: ModelShape) -> int:
-    """Rejected tokens that recurrent states can be taken back by, within what their copies may cost."""
+    """Number of rejected tokens that recurrent states can be rolled back by, within the memory limit for copies."""
     if not shape.recurrent or not shape.rolls_back:
         return 0
     one = settings.n_parallel * sum(layer.state_bytes for layer in shape.layers)

@@ -1,4 +1,4 @@
-"""What suits the CPU: attention, our own kernels, weights as the file has them, experts read from the disk."""
+"""Choices for the CPU: attention, Tessera's own kernels, repacked weights, and experts streamed from disk."""
 
 import math
 from collections import Counter
@@ -22,25 +22,25 @@ from engine.runner.protocol import LoadSettings
 from quantize.files.gguf_file import TensorInfo
 from quantize.ggml_types import TILED, GgmlType
 
-# Where this machine's own measurement is not there yet, a rule from one CPU stands in:
-# without it attention is a matrix product over all cells: on x86 one row takes 1.15 of the time in a text of 50
-# tokens, .9 at 400, .7 at 2,000 and .46 at 6,000, and a prompt of 6,000 tokens .7. Measured: docs/log.md, engine.
-# It also walks over the cells of other requests, which the fused one skips. So a model that may answer more than
-# this at once gets it only where its use so far says that it pays: long texts, hardly ever two at once. One behind
-# 1,500 tokens decodes 1.3 times as fast, four behind 1,000 .96, eight of 100 .92. Measured: docs/log.md, engine.
+# A rule measured on one CPU, used until this machine has its own measurement. Plain attention is a matrix product
+# over all cells. On x86, one row takes 1.15 of the fused time at 50 tokens, 0.9 at 400, 0.7 at 2,000 and 0.46 at
+# 6,000; a prompt of 6,000 tokens takes 0.7. Measured: docs/log.md, engine. Plain attention also reads the cells of
+# other requests, which the fused one skips. So a model that may serve more than this many requests at once gets it
+# only if its use shows long texts and hardly ever two requests at once. One request after 1,500 tokens decodes 1.3
+# times as fast, four after 1,000 0.96, eight after 100 0.92. Measured: docs/log.md, engine.
 MOST_PARALLEL: Final = 2
 LONG_TOKENS: Final = 512
 HARDLY_TWO: Final = 1.5
-# An impression of fewer tokens than this says nothing.
+# Use statistics of fewer tokens than this are ignored.
 ENOUGH_TOKENS: Final = 1000
-# CPUs prefill as fast with ubatches of this many tokens; experts need more rows to be busy.
+# CPUs prefill as fast with ubatches of this many tokens; experts need more rows to be efficient.
 DENSE_UBATCH, EXPERT_UBATCH = 128, 256
-# The scores of one ubatch take memory: 12 KiB a cell where there are 16 heads, 400 MB for this many.
+# The scores of one ubatch use memory: 12 KiB per cell with 16 heads, 400 MB for this many cells.
 MOST_CELLS: Final = 32768
 FLOAT_CACHES: Final = ("f16", "f32", "bf16")
-# Measured here, plain attention must take at most this much of the fused one's time: its scores take memory.
+# Measured here, plain attention must take at most this share of the fused time, because its scores use memory.
 WORTHWHILE: Final = 0.95
-# Texts of a model whose use is not known yet.
+# Assumed text length of a model whose use is not known yet.
 FIRST_CHATS_TOKENS: Final = 512
 
 
@@ -51,10 +51,10 @@ def plain_attention(
     use: Use | None = None,
     measured: AttentionSpeed | None = None,
 ) -> LoadSettings | None:
-    """`settings` without fused attention, or None where the choice was made or it would not pay.
+    """`settings` without fused attention, or None if the user chose or it would not be faster.
 
-    `isa` are the CPU's instruction sets; `use` is how the model was used so far; `measured` what both ways
-    cost here for heads like these, which beats the rule by instruction sets.
+    `isa` are the CPU's instruction sets; `use` is how the model was used so far; `measured` is the cost of both
+    kinds of attention here for heads like these, which beats the rule by instruction sets.
     """
     if settings.flash_attn != "auto" or settings.embeddings or ATTENTION in settings.tiles:
         return None
@@ -70,18 +70,18 @@ def plain_attention(
 
 
 def with_plain(settings: LoadSettings, *, experts: bool) -> LoadSettings:
-    """`settings` with non-flash attention and the ubatch that suits it."""
+    """`settings` with plain attention and the ubatch that suits it."""
     n_ubatch = min(EXPERT_UBATCH if experts else DENSE_UBATCH, settings.n_ubatch)
     return msgspec.structs.replace(settings, flash_attn="off", n_ubatch=n_ubatch)
 
 
 def pays(measured: AttentionSpeed, use: Use | None) -> bool:
-    """Plain attention is faster here for texts as long as this model's."""
+    """Whether plain attention is faster here for texts as long as this model's."""
     return measured.nearest(usual_tokens(use)).plain_to_fused <= WORTHWHILE
 
 
 def why_measured(settings: LoadSettings, measured: AttentionSpeed | None, use: Use | None) -> Reason | None:
-    """What this machine's measurement said of the attention that `settings` have."""
+    """The reason from this machine's measurement of the attention that `settings` use."""
     if measured is None or ATTENTION in settings.tiles:
         return None
     point = measured.nearest(usual_tokens(use))
@@ -91,17 +91,17 @@ def why_measured(settings: LoadSettings, measured: AttentionSpeed | None, use: U
 
 
 def why_plain(settings: LoadSettings) -> Reason:
-    """Why they have plain attention where nothing was measured."""
+    """Why `settings` use plain attention if nothing was measured."""
     return because("plain_attention" if settings.n_parallel <= MOST_PARALLEL else "plain_attention_by_use")
 
 
 def usual_tokens(use: Use | None) -> float:
-    """How long this model's texts are, as far as its use says."""
+    """Usual length of this model's texts, if its use is known."""
     return use.depth if use is not None and use.tokens >= ENOUGH_TOKENS else FIRST_CHATS_TOKENS
 
 
 def heads_of(shape: ModelShape) -> Heads | None:
-    """The geometry that most layers with a cache of keys share; None: there is none such, or they share latents."""
+    """Head geometry of most layers with a KV cache; None if no layer has one or they share latents."""
     cached = Counter((x.key_values, x.value_values) for x in shape.layers if x.key_values)
     queries = shape.attention or shape.embedding
     if not cached or not shape.heads or queries % shape.heads:
@@ -114,39 +114,39 @@ def heads_of(shape: ModelShape) -> Heads | None:
 
 
 def head_widths(shape: ModelShape) -> frozenset[int] | None:
-    """Values of a head in the layers with a cache; None: they share latents, or the header does not say."""
+    """Head widths of the layers with a cache; None if they share latents or the header does not say."""
     width = shape.attention // shape.heads if shape.heads and shape.attention % shape.heads == 0 else 0
     width = width or (shape.embedding // shape.heads if shape.heads else 0)
     cached = {(layer.key_values, layer.value_values) for layer in shape.layers if layer.key_values}
     if not width or not cached or any(keys != values or keys % width for keys, values in cached):
         return None
-    # Layers of another width, as those of Gemma 4 that slide, have other rows for the same heads.
+    # Layers of another width, such as the sliding ones of Gemma 4, have other rows for the same heads.
     return frozenset({width}) if len(cached) == 1 else None
 
 
 def answers_long_chats(use: Use | None) -> bool:
-    """Its use says that tokens come behind long texts, one request at a time."""
+    """Whether its use shows long texts and one request at a time."""
     if use is None or use.tokens < ENOUGH_TOKENS:
         return False
     return use.depth >= LONG_TOKENS and use.at_once <= HARDLY_TWO
 
 
-# llama.cpp multiplies Q4_1 and Q5_1 row by row: ours take .21 to .22 of a prompt's time there; .39 and .5 where it
-# has tiles of its own, of fewer operations for each byte; .56 and .64 of what it rewrote (Q4_0, Q4_K).
-# Measured: docs/log.md, "tiles for prompts", "rewritten weights by our kernels".
-# Every product is a step of its own then, at whose ends threads meet: too dear for a few weights of many.
+# llama.cpp multiplies Q4_1 and Q5_1 row by row: Tessera's kernels take 0.21 to 0.22 of the prompt time for these;
+# 0.39 and 0.5 where llama.cpp has its own tiles, with fewer operations per byte; 0.56 and 0.64 for repacked types
+# (Q4_0, Q4_K). Measured: docs/log.md, "tiles for prompts", "rewritten weights by our kernels". Every product then
+# is a separate step, after which threads synchronize: too expensive for a small share of the weights.
 LEAST_SHARE: Final = 0.1
 _MATRIX: Final = 2
 # Measured: docs/log.md, "attention of our own".
 ATTENTION_ISA: Final = frozenset({"avx2", "fma", "f16c"})
-# Values of a head that one step of its vectors takes. Source: engine/kernels/attend.cpp, `is_read`.
+# Head values per step of the kernel's vectors. Source: engine/kernels/attend.cpp, `is_read`.
 HEAD_STEP: Final = 16
-# All that there are kernels for.
+# Everything that has its own kernels.
 TILE_KERNELS: Final = (*TILED, ATTENTION)
 
 
 def prompt_tiles(settings: LoadSettings, shape: ModelShape, isa: frozenset[str]) -> LoadSettings | None:
-    """`settings` with our kernels for the types they pay for, or None where the choice was made or there are none.
+    """`settings` with Tessera's kernels for the types they speed up, or None if the user chose or there are none.
 
     `isa` are the CPU's instruction sets.
     """
@@ -165,7 +165,7 @@ def prompt_tiles(settings: LoadSettings, shape: ModelShape, isa: frozenset[str])
 
 
 def tile_attention(settings: LoadSettings, shape: ModelShape, isa: frozenset[str]) -> LoadSettings | None:
-    """`settings` with attention by our own kernels, or None where the choice was made or they cannot."""
+    """`settings` with attention by Tessera's kernels, or None if the user chose or they do not support it."""
     if settings.engine_args.tiles is not None or settings.flash_attn == "off" or not isa >= ATTENTION_ISA:
         return None
     heads = heads_of(shape)
@@ -175,7 +175,7 @@ def tile_attention(settings: LoadSettings, shape: ModelShape, isa: frozenset[str
 
 
 def why_tiles(settings: LoadSettings) -> list[Reason]:
-    """What they are expected to save."""
+    """Reasons: what Tessera's kernels are expected to save."""
     types = tuple(name for name in settings.tiles if name != ATTENTION)
     found = [because("own_prompt_kernels", types=types)] if types else []
     return [*found, because("own_attention_kernels")] if ATTENTION in settings.tiles else found
@@ -186,24 +186,24 @@ def _is_weight(tensor: TensorInfo) -> bool:
     return bool(BLOCK.match(tensor.name)) and len(dims) >= _MATRIX and not NOT_MULTIPLIED.search(tensor.name)
 
 
-# llama.cpp rewrites some types for kernels that take eight rows of a weight at once, and has kernels that multiply
-# tiles of the file's own blocks, which it uses only where a weight was not rewritten. For 4 bits (K) and VNNI these
-# take .68 to .73 of the time for 64 to 512 rows of a prompt; without VNNI 1.25. Measured: docs/log.md, engine.
-# An answer's token is one row, which they multiply more slowly: a thread takes so many GB/s of the file's weights,
-# and 16 of the copy. That costs nothing where memory delivers less than this to all threads together, and half as
-# much time again where it delivers more. Measured: docs/log.md, "weights as the file has them, again".
+# llama.cpp repacks some types for kernels that take eight rows of a weight at once. It also has kernels that
+# multiply tiles of the file's own blocks, which it uses only for weights that were not repacked. For 4 bits (K) and
+# VNNI these take 0.68 to 0.73 of the time for 64 to 512 rows of a prompt; without VNNI 1.25. Measured: docs/log.md,
+# engine. They are slower for a generated token, which is one row: a thread reads this many GB/s of the file's
+# weights, and 16 of the copy. That costs nothing if memory delivers less than this to all threads together, and
+# half as much time again if it delivers more. Measured: docs/log.md, "weights as the file has them, again".
 THREAD_GBS: Final = 12.5
-# Of a CPU's bandwidth on paper. Usual for two channels; Strix Halo's processor reaches less.
+# Share of a CPU's nominal bandwidth. Usual for two channels; Strix Halo's CPU reaches less.
 MEMORY_PART: Final = 0.75
 
 
 def file_weights(
     settings: LoadSettings, shape: ModelShape, isa: frozenset[str], bandwidth_gbs: float
 ) -> LoadSettings | None:
-    """`settings` without rewritten weights, or None where the choice was made or it would not pay.
+    """`settings` without repacked weights, or None if the user chose or it would not be faster.
 
     `isa` are the CPU's instruction sets. Experts keep their copies: each sees few rows of a prompt. So do all
-    where threads are too few to wait for memory.
+    weights if there are too few threads to be limited by memory.
     """
     if settings.n_threads * THREAD_GBS < MEMORY_PART * bandwidth_gbs:
         return None
@@ -224,31 +224,31 @@ def _is_tiled(tensor: TensorInfo, isa: frozenset[str]) -> bool:
 
 
 GIB: Final = 1 << 30
-# Before a disk was measured: a solid-state disk at SATA.
+# Assumed until a disk is measured: a SATA SSD.
 UNKNOWN_DISK_GBS: Final = 0.5
-# What asking for each layer's routing costs a token. Measured: docs/log.md, mixtures.
+# Cost per token of reading each layer's routing. Measured: docs/log.md, mixtures.
 LAYER_S: Final = 0.0003
-# Of the memory that is left, so much goes to experts; the rest to what reads the file besides.
+# Share of the remaining memory for experts; the rest is for everything else that reads the file.
 CACHED_FRACTION: Final = 15 / 16
-# How skewed routing is where nothing was seen: the cached part, to this power, is the hit rate. Source:
+# Skew of routing if there are no statistics: the hit rate is the cached fraction to this power. Source:
 # OLMoE-1B-7B over 50,000 tokens (colibri, issue 864): 6, 12.5, 25 and 50 % of the experts got 21, 35, 52 and 75 %
-# of what was asked; larger mixtures are reported to be more skewed.
+# of the requests. Larger mixtures are reported to be more skewed.
 SKEW: Final = 0.5
 
 
 def expert_layers(shape: ModelShape) -> Mapping[int, tuple[TensorInfo, ...]]:
-    """The stacks of experts that can be streamed, by layer; none where the routing is not understood."""
+    """Expert tensors that can be streamed, by layer; empty if the routing is not supported."""
     trunk = len(shape.layers)
     return {n: found for n, found in stacks(shape.tensors, shape.experts).items() if n < trunk}
 
 
 def whole_bytes(shape: ModelShape) -> int:
-    """What all streamed experts would take."""
+    """Bytes that all streamed experts would take."""
     return sum(shape.experts * held_bytes(layer, shape.experts) for layer in expert_layers(shape).values())
 
 
 def streamed_settings(shape: ModelShape, settings: LoadSettings) -> LoadSettings | None:
-    """`settings` with the least memory for experts; None where they cannot be streamed or the user said no."""
+    """`settings` with the minimum memory for experts; None if they cannot be streamed or the user disabled it."""
     args = settings.engine_args
     refused = (
         args.use_mmap is False
@@ -272,7 +272,7 @@ def streamed_settings(shape: ModelShape, settings: LoadSettings) -> LoadSettings
 
 
 def with_spare(shape: ModelShape, settings: LoadSettings, spare_bytes: int) -> LoadSettings:
-    """`settings` with as much more memory for experts as is left beside the least."""
+    """`settings` with the spare memory added to the minimum for experts."""
     wanted = settings.expert_bytes + int(max(0, spare_bytes) * CACHED_FRACTION)
     layers = expert_layers(shape)
     all_of_them = whole_bytes(shape) + least_bytes(layers, shape.experts)
@@ -280,7 +280,7 @@ def with_spare(shape: ModelShape, settings: LoadSettings, spare_bytes: int) -> L
 
 
 def disk_gbs(resources: Resources, shape: ModelShape, path: str, owner: str) -> float | None:
-    """How fast the model's disk reads, or that of downloads; measured once, if its experts may not fit."""
+    """Read speed of the model's disk, or of the downloads' disk. Measured once, if the experts may not fit."""
     if not shape.experts or resources.models is None:
         return None
     if shape.file_bytes < resources.ledger.available("cpu", exclude=owner):
@@ -294,7 +294,7 @@ def disk_gbs(resources: Resources, shape: ModelShape, path: str, owner: str) -> 
 
 
 def recorded_use(settings: LoadSettings) -> ExpertUse:
-    """What earlier loads of this file saw."""
+    """Expert statistics recorded by earlier loads of this file."""
     folder = folder_of(settings.cache_dir)
     return use_store(folder, Path(settings.path)).get() if folder else ExpertUse()
 
@@ -302,9 +302,9 @@ def recorded_use(settings: LoadSettings) -> ExpertUse:
 def forecast(
     shape: ModelShape, expert_bytes: int, use: ExpertUse, gbs: float, compute_s: float, *, measured: bool
 ) -> Streaming:
-    """What a token costs with `expert_bytes` of memory for experts, from a disk of `gbs` GB/s.
+    """Cost per token with `expert_bytes` of memory for experts and a disk of `gbs` GB/s.
 
-    `compute_s` is what it would take with all of them in memory. The worst is routing without any skew.
+    `compute_s` is the time per token with all experts in memory. The worst case is routing without any skew.
     """
     layers = expert_layers(shape)
     each_layer = sum(held_bytes(layer, shape.experts) for layer in layers.values())
@@ -332,7 +332,7 @@ def forecast(
 
 
 def reasons(found: Streaming) -> tuple[Reason, ...]:
-    """Why and how."""
+    """Reasons for the placement: why experts are streamed, and the expected hit rate and speed."""
     why = because("experts_by_use", kept_gib=found.cached_bytes / GIB, all_gib=found.expert_bytes / GIB)
     hits = because("experts_asked_guessed", hit_rate=found.hit_rate, tok_s=found.decode_tok_s)
     if found.seen_tokens:
@@ -348,7 +348,7 @@ def reasons(found: Streaming) -> tuple[Reason, ...]:
 
 
 def prompt_tok_s(shape: ModelShape, found: Streaming, n_ubatch: int, compute_tok_s: float) -> float:
-    """Prefill speed, tokens a second: each ubatch asks for nearly all experts and reads those not cached."""
+    """Prefill speed in tokens/s: each ubatch needs nearly all experts and reads those that are not cached."""
     missing_s = (found.expert_bytes - found.cached_bytes) / 1e9 / found.disk_gbs
     compute_s = n_ubatch / compute_tok_s if compute_tok_s else 0.0
     seconds = math.fsum((missing_s, compute_s, LAYER_S * len(shape.layers)))

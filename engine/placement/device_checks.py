@@ -1,4 +1,4 @@
-"""Which devices were compared with the CPU, and how it came out; the references they are compared with."""
+"""Records of devices compared with the CPU, their results, and the CPU references."""
 
 import contextlib
 import hashlib
@@ -24,18 +24,18 @@ from engine.runner.protocol import LoadSettings
 
 log = logging.getLogger(__name__)
 MAX_ENTRIES: Final = 200
-# Reads weights back from the device, some dozen times: seconds for what fits a laptop.
+# Reads weights back from the device a few dozen times: takes seconds for models that fit a laptop.
 OPERATIONS_TIMEOUT_S: Final = 90.0
-# A CPU reads some 150 tokens twice: seconds for models that fit a laptop, minutes for the largest.
+# A CPU reads about 150 tokens twice: takes seconds for models that fit a laptop, minutes for the largest.
 REFERENCE_TIMEOUT_S: Final = 180.0
 SUSPENDS: Final = Path("/sys/power/suspend_stats/success")
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """How a device compared with the CPU for models of one kind; `checked_at` is in seconds since the epoch.
+    """Result of comparing a device with the CPU for models of one kind; `checked_at` is in seconds since the epoch.
 
-    `what` names device and features; `reason` says why it is wrong, and is empty where it is not. `operations` are
-    those that differ by themselves, in words.
+    `what` names device and features; `reason` says why it is wrong and is empty if it is right. `operations`
+    describes the single operations that differ.
     """
 
     what: str
@@ -47,19 +47,19 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeviceChecks:
-    """A JSON file of verdicts, keyed by all that a device's results depend on. Thread-safe."""
+    """A JSON file of results, keyed by everything that a device's results depend on. Thread-safe."""
 
     def __init__(self, path: Path | None, references: Path | None) -> None:
         self._references = references
         self._store: JsonStore[dict[str, Verdict]] = JsonStore(path, dict[str, Verdict], dict)
 
     def verdict(self, settings: LoadSettings, shape: ModelShape, machine: Machine) -> Verdict | None:
-        """The recorded verdict on these settings; None where they were not compared, or run on the CPU alone."""
+        """The recorded result for these settings; None if they were not compared, or run on the CPU alone."""
         key = check_key(settings, shape, machine)
         return self._store.get().get(key) if key else None
 
     def to_compare(self, settings: LoadSettings, shape: ModelShape, machine: Machine) -> LoadSettings:
-        """The settings, with a reference where the device must be compared; computed where there is none yet."""
+        """The settings, with a CPU reference if the device must be compared. Computes a missing reference."""
         key = check_key(settings, shape, machine)
         if key is None or key in self._store.get() or self._references is None:
             return settings
@@ -78,9 +78,9 @@ class DeviceChecks:
         return msgspec.structs.replace(settings, reference_path=str(target))
 
     def wrong_operations(self, settings: LoadSettings) -> tuple[str, frozenset[str]]:
-        """Which operations of the device differ from the CPU's: in words, and by ggml's names.
+        """Operations whose results differ from the CPU's: as text, and by ggml's names.
 
-        Both are empty where none differs by itself, or the device ended or stopped the child that compared them.
+        Both are empty if no single operation differs, or if the child that compares them crashed or hung.
         """
         argv = child_command("engine.runner.llama.operations_child", msgspec.json.encode(settings).decode())
         outcome = run_child(argv, OPERATIONS_TIMEOUT_S)
@@ -98,7 +98,7 @@ class DeviceChecks:
         wrong_because: str = "",
         operations: str = "",
     ) -> None:
-        """Keep how a comparison came out."""
+        """Store the result of a comparison."""
         key = check_key(settings, shape, machine)
         if key is None or (check is None and not wrong_because):
             return
@@ -110,7 +110,7 @@ class DeviceChecks:
             check=check,
             checked_at=time.time(),
         )
-        with contextlib.suppress(OSError):  # the next start compares again
+        with contextlib.suppress(OSError):  # on failure the next start compares again
             self._store.change(lambda old: dict(list(with_row(old, key, verdict).items())[-MAX_ENTRIES:]))
 
 
@@ -125,10 +125,10 @@ def describe(settings: LoadSettings) -> str:
 
 
 def check_key(settings: LoadSettings, shape: ModelShape, machine: Machine) -> str | None:
-    """Names everything a device's results depend on; None where the CPU alone computes.
+    """Key of everything that a device's results depend on; None if only the CPU computes.
 
-    Device, driver, kernel, libraries, visibility settings, boot and suspends; the model's architecture, widths and
-    types; attention, cache types and whether layers stay on the CPU.
+    It has device, driver, kernel, libraries, visibility settings, boot and suspends; the model's architecture,
+    widths and types; attention, cache types and whether layers stay on the CPU.
     """
     if not settings.devices or not settings.n_gpu_layers or settings.embeddings or settings.provider:
         return None
@@ -152,7 +152,7 @@ def check_key(settings: LoadSettings, shape: ModelShape, machine: Machine) -> st
 
 
 def _reference_name(settings: LoadSettings) -> str:
-    """Changes with the file, the cache's types and the libraries that compute the reference."""
+    """Name that changes with the file, the cache types and the libraries that compute the reference."""
     facts = [_status(Path(settings.path)), settings.path, settings.type_k, settings.type_v, settings.n_ctx]
     facts += meaning(settings.engine_args)
     facts += ["single"] if settings.max_draft == 0 else []
@@ -176,7 +176,7 @@ def _text(path: Path) -> str:
 
 
 def _keep_newest(folder: Path) -> None:
-    """Old references make room: each is a tenth of a megabyte."""
+    """Delete old references; each takes about 0.1 MB."""
     with contextlib.suppress(OSError):
         found = sorted(folder.glob("*.msgpack"), key=lambda path: path.stat().st_mtime)
         for path in found[:-MAX_ENTRIES]:

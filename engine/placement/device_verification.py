@@ -1,4 +1,4 @@
-"""Compare devices with the CPU at length: one model, every backend, with and without what could be wrong."""
+"""Compares devices with the CPU in detail: one model, every backend, with and without the risky features."""
 
 import asyncio
 import tempfile
@@ -37,7 +37,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def combinations(path: str, shape: ModelShape, name: str) -> list[tuple[Reason, LoadSettings]]:
-    """What is tried on one backend device: attention, cache types, and layers left on the CPU."""
+    """Combinations to try on one backend device: attention, cache types, and layers left on the CPU."""
     layers = len(shape.layers)
     base = LoadSettings(path=path, n_ctx=CONTEXT, n_parallel=1, devices=(name,), n_gpu_layers=layers + 1)
     replace = msgspec.structs.replace
@@ -58,9 +58,9 @@ def comparable(device: Device, runtime: Runtime) -> bool:
 
 
 async def verify(path: str, machine: Machine, checks: DeviceChecks, on_row: Callable[[Row], None]) -> list[Row]:
-    """Every combination on every usable device; results are recorded for dispatch. Raises: BadModelFile.
+    """Compare every combination on every usable device and record the results for placement. Raises: BadModelFile.
 
-    tell: called with each row as it is found.
+    on_row: called with each row when it is available.
     """
     shape = read_shape(path)
     rows: list[Row] = []

@@ -1,4 +1,4 @@
-"""Another version of llama-cpp-python: compared with the shipped one, used only then, given up when wrong."""
+"""Installs other versions of llama-cpp-python, compares them with the shipped one, rolls back wrong ones."""
 
 import tempfile
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ TIMEOUT_S: Final = 180.0
 
 
 class Compared(msgspec.Struct, frozen=True, kw_only=True):
-    """How a version computes a model, beside the shipped one."""
+    """How a version computes a model compared with the shipped version."""
 
     model: str
     check: DeviceCheck
@@ -64,7 +64,7 @@ def use(
 
 
 def verify(store: VersionStore, models: Sequence[Path], on_row: Callable[[Compared], None]) -> None:
-    """Compare the version in use; one that fails is rolled back. Raises: EngineVersionRolledBack: it was."""
+    """Compare the version in use and roll it back if it fails. Raises: EngineVersionRolledBack: it failed."""
     name = store.chosen()
     if name is None:
         return
@@ -76,7 +76,7 @@ def verify(store: VersionStore, models: Sequence[Path], on_row: Callable[[Compar
 
 
 def compare(store: VersionStore, name: str, models: Sequence[Path], on_row: Callable[[Compared], None]) -> None:
-    """Structs, loading and numbers of a version, in children. Raises: EngineVersionRefused."""
+    """Check a version's structs, loading and numbers in child processes. Raises: EngineVersionRefused."""
     store.package(name)
     with tempfile.TemporaryDirectory(prefix="tessera-engine-") as work:
         for number, model in enumerate(models):

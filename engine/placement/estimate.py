@@ -1,4 +1,4 @@
-"""From a model's shape and load settings to bytes, for a draft model and for layers over several GPUs too."""
+"""Estimates the bytes of a load from a model's shape and settings, with draft models and several GPUs."""
 
 import re
 from bisect import bisect_right
@@ -24,14 +24,14 @@ from quantize.files.gguf_file import TensorInfo
 from quantize.files.gguf_split import read_gguf_model
 from quantize.ggml_types import BLOCK_SIZES, GgmlType
 
-# Looked up by row, never multiplied; and one-dimensional or recurrent parameters.
+# Tensors that are looked up by row and never multiplied, and one-dimensional or recurrent parameters.
 NOT_MULTIPLIED = re.compile(
     r"(^token_embd|^token_types|^position_embd|per_layer_token_embd|conv1d|_norm\.|\.bias$)"
 )
 
 
 def is_repacked(tensor: TensorInfo, isa: frozenset[str], *, as_head: bool = False) -> bool:
-    """Whether the CPU backend keeps its own copy of a weight. `as_head`: token_embd in its second use as head."""
+    """Whether the CPU backend stores its own copy of a weight. `as_head`: token_embd used as output head."""
     dims = [n for n in tensor.shape if n > 1]
     if len(dims) not in {2, 3} or (NOT_MULTIPLIED.search(tensor.name) and not as_head):
         return False
@@ -43,28 +43,29 @@ def is_repacked(tensor: TensorInfo, isa: frozenset[str], *, as_head: bool = Fals
 
 CPU = "cpu"
 CELL_PADDING = 256
-# What serving adds to a loaded runner: samplers, token lists, the prefix trie of a full context, and the heaps of
-# the threads that tokenize. Measured: docs/log.md, memory (5 to 7 MB, and about 150 bytes a token of context).
+# Memory that serving adds to a loaded runner: samplers, token lists, the prefix trie of a full context, and the
+# heaps of the tokenizer threads. Measured: docs/log.md, memory (5 to 7 MB, and about 150 bytes per token of
+# context).
 SERVING_BYTES, SERVING_TOKEN_BYTES = 6 << 20, 150
-# Process, interpreter and libraries of a runner, and what a token of vocabulary adds (text, piece table, the
-# table of constrained output). Measured: docs/log.md, memory; used only where no dry run can tell.
+# Process, interpreter and libraries of a runner, and bytes per token of vocabulary (text, piece table, the table
+# for constrained output). Measured: docs/log.md, memory. Used only if no dry run is available.
 PROCESS_BYTES = 50 << 20
 VOCABULARY_TOKEN_BYTES = 700
-# What a thread of our own kernels decodes at once. Source: engine/kernels/tiles.h, PANEL_BYTES.
+# Bytes that one thread of Tessera's kernels decodes at once. Source: engine/kernels/tiles.h, PANEL_BYTES.
 TILE_PANEL_BYTES = 80 << 10
-# Cells of a tile of attention, rows of a strip, strips that share a tile. Source: engine/kernels/tiles.h.
+# Cells per attention tile, rows per strip, strips that share a tile. Source: engine/kernels/tiles.h.
 TILE_CELLS, TILE_STRIP, TILE_STRIPS = 64, 48, 4
-# A projector takes its file, and a fifth more for the graph of one image. A prior, not measured.
+# A projector takes the size of its file, plus a fifth for the graph of one image. A prior, not measured.
 PROJECTOR_EXTRA_DIVISOR = 5
 
 
 def padded(cells: int) -> int:
-    """Cells llama.cpp makes of a context size. Source: llama-context.cpp, GGML_PAD(n_ctx, 256)."""
+    """Cells that llama.cpp allocates for a context size. Source: llama-context.cpp, GGML_PAD(n_ctx, 256)."""
     return -(-cells // CELL_PADDING) * CELL_PADDING
 
 
 def kv_layer_bytes(shape: ModelShape, settings: LoadSettings) -> tuple[int, ...]:
-    """Bytes of each layer's cache. A sliding layer keeps its window for every sequence and one ubatch more."""
+    """Bytes of each layer's cache. A sliding layer stores its window for every sequence plus one ubatch."""
     cells = padded(max(settings.kv_cells, settings.n_ctx))
     count = sequences(settings, keeps_state=shape.recurrent)
     window = padded(min(cells, shape.sliding_window * count + settings.n_ubatch))
@@ -83,7 +84,7 @@ def _row_bytes(values: int, kv_type: str) -> int:
 
 
 def gpu_layer_start(shape: ModelShape, n_gpu_layers: int) -> int:
-    """First layer on the GPU: llama.cpp offloads the last ones. -1 is all of them and the output."""
+    """Index of the first layer on the GPU: llama.cpp offloads the last ones. -1 means all layers and the output."""
     if n_gpu_layers < 0:
         return 0
     return max(0, len(shape.layers) + 1 - n_gpu_layers) if n_gpu_layers else len(shape.layers) + 1
@@ -99,10 +100,11 @@ def estimate(
     projector_bytes: int = 0,
     correction: float = 1.0,
 ) -> Need:
-    """Bytes a load needs.
+    """Bytes that a load needs.
 
-    `gpu` is the device that `n_gpu_layers` layers go to; without one everything is on the CPU. `dry_run` replaces
-    formulas by what llama.cpp said. `correction` is what earlier loads of this kind were measured to need more.
+    `gpu` is the device that `n_gpu_layers` layers go to; without it everything is on the CPU. `dry_run` replaces
+    formulas with llama.cpp's own numbers. `correction` is the extra memory that earlier loads of this kind were
+    measured to need.
     """
     layers_from = gpu_layer_start(shape, settings.n_gpu_layers) if gpu else len(shape.layers) + 1
     kv = kv_layer_bytes(shape, settings)
@@ -157,10 +159,10 @@ def _part(name: PartName, device: str, num_bytes: int, dry_run: DryRun | None) -
 def _weights(
     shape: ModelShape, settings: LoadSettings, isa: frozenset[str], gpu: str | None, layers_from: int
 ) -> tuple[list[Part], int]:
-    """Weights by device, and bytes of file pages that stay behind though nobody needs them.
+    """Weights by device, and bytes of file pages that stay in memory although they are no longer used.
 
-    On the CPU, repacked weights are its own memory, the rest are pages of the mapped file. Of streamed experts what
-    is kept counts.
+    On the CPU, repacked weights are allocated memory and the rest are pages of the mapped file. For streamed
+    experts, only the cached part counts.
     """
     offloaded = mapped = own = 0
     streamed = _streamed(shape, settings)
@@ -181,7 +183,7 @@ def _weights(
             own += tensor.nbytes
     if shape.tied:
         embedding = next((t for t in shape.tensors if t.name == "token_embd.weight"), None)
-        if embedding is not None:  # the head is the embedding once more, unless both uses can share it
+        if embedding is not None:  # the head is a second copy of the embedding, unless both uses can share it
             if gpu and layers_from <= trunk:
                 offloaded += embedding.nbytes
             elif settings.repack and is_repacked(embedding, isa, as_head=True):
@@ -192,13 +194,13 @@ def _weights(
 
 
 def _streamed(shape: ModelShape, settings: LoadSettings) -> frozenset[str]:
-    """Names of the weights that are read when they are asked for."""
+    """Names of the weights that are read from disk on demand."""
     layers = stacks(shape.tensors, shape.experts) if settings.expert_bytes else {}
     return frozenset(tensor.name for layer in layers.values() for tensor in layer)
 
 
 def on_gpu(shape: ModelShape, settings: LoadSettings) -> Callable[[TensorInfo], bool]:
-    """Whether a tensor lies on the device that layers go to: by its layer, unless an override says otherwise."""
+    """Tests whether a tensor is on the GPU: by its layer, unless an override says otherwise."""
     moved = overrides(settings.engine_args, settings.cpu_expert_layers)
     elsewhere = [(re.compile(o.pattern, re.ASCII), not is_host(o.buffer)) for o in moved]
     trunk, layers_from = len(shape.layers), gpu_layer_start(shape, settings.n_gpu_layers)
@@ -232,7 +234,7 @@ def _caches(
     for name, layers, reported in caches:
         total = sum(layers)
         on_gpu = sum(layers[layers_from:]) if gpu and offloaded else 0
-        if reported is not None:  # llama.cpp's own total, split as the formula splits
+        if reported is not None:  # llama.cpp's own total, split like the formula
             on_gpu = on_gpu * reported // total if total else 0
             total = reported
         parts.append(Part(name=name, device=CPU, num_bytes=total - on_gpu, basis=basis))
@@ -254,10 +256,11 @@ def _compute(
 
 
 def work_bytes(shape: ModelShape, settings: LoadSettings) -> int:
-    """The CPU kernels' copy of one ubatch of a product's right side in the format of its left, kept between steps.
+    """Bytes of the CPU kernels' copy of one ubatch of activations, in the format that matches the weights.
 
-    The largest product counts: of a weight and activations, or, without fused attention, of values and scores.
-    Source: ggml-cpu.c, ggml_graph_plan: 2 bytes a value for f16 and bf16, about 1 for quantized weights.
+    The copy stays between steps.
+    The largest product counts: of a weight and activations or, without fused attention, of values and scores.
+    Source: ggml-cpu.c, ggml_graph_plan: 2 bytes per value for f16 and bf16, about 1 for quantized weights.
     """
     widest = max(shape.feed_forward, shape.embedding, shape.attention)
     matrix = next((t for t in shape.tensors if len(t.shape) > 1 and t.name.startswith("blk.")), None)
@@ -270,10 +273,10 @@ def work_bytes(shape: ModelShape, settings: LoadSettings) -> int:
 
 
 def tile_bytes(shape: ModelShape, settings: LoadSettings) -> int:
-    """What our own kernels keep: the most that one operation takes.
+    """Bytes that Tessera's own kernels hold: the maximum over their operations.
 
-    A product: one ubatch in 8 bits with scales and sums, a panel for each thread. Attention: for each thread a
-    tile of cells, four strips of queries and what they give. Source: engine/kernels, `multiply`, `strip_floats`.
+    A product: one ubatch in 8 bits with scales and sums, and one panel per thread. Attention: per thread one tile
+    of cells, four strips of queries and their results. Source: engine/kernels, `multiply`, `strip_floats`.
     """
     threads, found = max(1, settings.n_threads), 0
     if set(settings.tiles) - {ATTENTION}:
@@ -287,14 +290,14 @@ def tile_bytes(shape: ModelShape, settings: LoadSettings) -> int:
 
 
 def is_host(buffer: str) -> bool:
-    """Whether a buffer lies in system memory: the CPU's own, and pinned memory such as `Vulkan_Host`."""
+    """Whether a buffer is in system memory: the CPU's own, or pinned memory such as `Vulkan_Host`."""
     return buffer.upper().startswith("CPU") or buffer.endswith("_Host")
 
 
 def compute_prior(shape: ModelShape, settings: LoadSettings) -> int:
-    """Scratch memory of one ubatch where no dry run can tell: activations, attention mask, logits of its outputs.
+    """Scratch memory of one ubatch if no dry run is available: activations, attention mask, logits of its outputs.
 
-    Measured: 0-60 % above llama.cpp's own figure on the shapes of docs/log.md; 2 bytes a cell and token of mask.
+    Measured: 0-60 % above llama.cpp's own number on the shapes of docs/log.md; 2 bytes per cell and token of mask.
     """
     tokens = settings.n_ubatch
     cells = padded(max(settings.kv_cells, settings.n_ctx))
@@ -310,13 +313,13 @@ def compute_prior(shape: ModelShape, settings: LoadSettings) -> int:
 
 
 def score_bytes(shape: ModelShape, settings: LoadSettings) -> int:
-    """Attention scores and a wider mask of one ubatch, which only attention that is not fused holds."""
+    """Attention scores and a wider mask of one ubatch; only attention that is not fused needs them."""
     cells = padded(max(settings.kv_cells, settings.n_ctx))
     return (4 * shape.heads + 2) * cells * settings.n_ubatch
 
 
 def exact_parts(shape: ModelShape, settings: LoadSettings) -> dict[str, int]:
-    """Bytes by purpose of the context that deterministic requests run in; it is made with the first of them."""
+    """Bytes by purpose of the context for deterministic requests; the first such request creates it."""
     at = exact_settings(settings)
     states = sum(layer.state_bytes for layer in shape.layers)
     return {
@@ -331,7 +334,7 @@ def amounts(need: Need) -> Mapping[str, tuple[int, int]]:
 
 
 def draft_shape(path: str) -> ModelShape:
-    """The shape of a draft model's file, read once while it stays the same.
+    """The shape of a draft model's file, cached until the file changes.
 
     Raises: BadModelFile.
     """
@@ -351,9 +354,9 @@ def _read(path: str, _changed_ns: int, _size: int) -> ModelShape:
 
 
 def with_head(need: Need, shape: ModelShape, settings: LoadSettings, gpu: str | None) -> Need:
-    """`need` and what the context of the model's own head takes: its cache, its scratch, and hidden rows."""
+    """`need` plus the context of the model's own draft head: its cache, its scratch memory, and hidden rows."""
     at = mtp_settings(settings)
-    attention = max(shape.layers, key=lambda layer: layer.key_values)  # a head is such a block
+    attention = max(shape.layers, key=lambda layer: layer.key_values)  # a head is a block of this kind
     alone = msgspec.structs.replace(shape, layers=(attention,))
     hidden = 4 * shape.embedding * (settings.n_batch + at.n_batch)
     size = sum(kv_layer_bytes(alone, at)) + compute_prior(alone, at) + hidden
@@ -364,7 +367,7 @@ def with_head(need: Need, shape: ModelShape, settings: LoadSettings, gpu: str | 
 
 
 def with_draft(need: Need, draft: Need) -> Need:
-    """`need` and that of the draft model, which shares the process of its target."""
+    """`need` plus that of the draft model, which runs in the same process."""
     parts = tuple(
         Part(
             name="draft",
@@ -385,9 +388,10 @@ def with_draft(need: Need, draft: Need) -> Need:
 
 
 def owners(shape: ModelShape, settings: LoadSettings, shares: Sequence[float]) -> tuple[int | None, ...]:
-    """Which device (its number) each layer and, last, the output lie on; None: the CPU.
+    """Device index of each layer and, last, of the output; None: the CPU.
 
-    Source: llama-model.cpp, load_tensors: shares are summed up, and a layer's place among those offloaded decides.
+    Source: llama-model.cpp, load_tensors: shares are summed up, and a layer's position among the offloaded ones
+    decides.
     """
     count, start = len(shape.layers) + 1, gpu_layer_start(shape, settings.n_gpu_layers)
     sums = list(accumulate(shares))
@@ -400,7 +404,7 @@ def owners(shape: ModelShape, settings: LoadSettings, shares: Sequence[float]) -
 
 
 def layer_bytes(shape: ModelShape, settings: LoadSettings, kv_layers: Sequence[int]) -> list[int]:
-    """Bytes of weights and cache of each layer, and last of the output, that lie on GPUs."""
+    """Bytes of weights and cache on GPUs for each layer, and last for the output."""
     there, trunk = on_gpu(shape, settings), len(shape.layers)
     held = [*kv_layers, 0]
     for tensor in shape.tensors:
@@ -412,7 +416,7 @@ def layer_bytes(shape: ModelShape, settings: LoadSettings, kv_layers: Sequence[i
 
 
 def layer_counts(sizes: Sequence[int], free: Sequence[int]) -> tuple[float, ...]:
-    """How many layers, in their order, each device gets for its part of all bytes to match its free memory."""
+    """Number of layers, in order, for each device so that its share of all bytes matches its free memory."""
     whole, capacity = sum(sizes) or 1, sum(free) or 1
     ends = [at / capacity for at in accumulate(free)]
     counts, done = [0] * len(free), 0
@@ -424,9 +428,9 @@ def layer_counts(sizes: Sequence[int], free: Sequence[int]) -> tuple[float, ...]
 
 
 def shared_out(need: Need, shape: ModelShape, settings: LoadSettings, machine: Machine, gpu: str | None) -> Need:
-    """`need` with what lies on `gpu` divided over the devices that layers are split over.
+    """`need` with the memory on `gpu` divided over the devices that layers are split over.
 
-    Each of them has scratch memory of its own; what belongs to no layer stays on the first.
+    Each of them has its own scratch memory; anything that belongs to no layer stays on the first.
     """
     args = settings.engine_args
     if gpu is None or len(settings.devices) < 2 or args.split_mode == "none":  # noqa: PLR2004 - nothing to share

@@ -1,7 +1,7 @@
-"""Programs that serve a model in place of our runners: how they start, what they take, and where they run it.
+"""External programs that serve a model instead of Tessera's runners: commands, memory needs and placement.
 
-Such a program speaks OpenAI's protocol on loopback. `KINDS` has a row for each kind, and what differs between kinds
-is in their rows. engine/upstreams/external.py starts them.
+Such a program serves OpenAI's protocol on loopback. `KINDS` has one row per kind of program, with everything that
+differs between kinds. engine/upstreams/external.py starts the programs.
 """
 
 import math
@@ -30,38 +30,41 @@ from engine.placement.types import FitReport, Need, Part, PartName, Placement
 from engine.runner.protocol import ExternalProgram, LoadSettings
 from quantize.files.safetensors_file import safe_member
 
-# The kind of models that another server runs (engine/upstreams): nothing is started or reserved here.
+# Models that another server runs (engine/upstreams): nothing is started or reserved on this computer.
 UPSTREAM: Final = "upstream"
-# Numbers first are versions of llama-cpp-python.
+# Names that start with a digit are versions of llama-cpp-python.
 _NAME: Final = re.compile(r"[a-z][a-z0-9._-]{0,39}")
-# Their path: this, the upstream's name, a slash, the model's name there.
+# Prefix of their paths, followed by the upstream's name, a slash and the model's name on that server.
 UPSTREAM_PREFIX: Final = "upstream:"
-# Requests that vLLM computes at once, as our runner does.
+# Requests that vLLM runs in parallel, as many as Tessera's runner.
 VLLM_PARALLEL: Final = 4
-# Keys and values are kept in two bytes a number unless its user asks for less. Source: vLLM, --kv-cache-dtype auto.
+# Keys and values take two bytes per number unless the user sets a smaller type. Source: vLLM,
+# --kv-cache-dtype auto.
 _CACHE_VALUE_BYTES: Final = 2
-# Beside weights and cache: CUDA's context, the largest step's activations and CUDA graphs; and on the host the
-# API server's and the engine's Python. Source: vLLM's own logs of 7B and 8B models; not measured by this project.
+# Memory in addition to weights and cache: CUDA's context, the largest step's activations and CUDA graphs; on the
+# host the Python of the API server and the engine. Source: vLLM's own logs of 7B and 8B models; not measured by
+# this project.
 GPU_WORK_BYTES: Final = 3_000_000_000
 HOST_BYTES: Final = 3_000_000_000
-# vLLM takes a part of the GPU, given in hundredths here, and refuses to start where less is free.
+# vLLM takes a share of the GPU, set here in hundredths, and does not start if less is free.
 _STEPS: Final = 100
 GIB: Final = 1 << 30
 _MOST: Final = 1 << 24
-# FastFlowLM's server without a model, and a model of which its list tells nothing (a 3B of its list). Not measured.
+# FastFlowLM's server without a model, and a model whose size its list does not give (a 3B of its list). Not
+# measured.
 FLM_BYTES: Final = 300_000_000
 UNKNOWN_BYTES: Final = 3_000_000_000
 
 
 class Address(msgspec.Struct, frozen=True):
-    """Where a program is to listen, and the key that its requests will carry."""
+    """Where a program listens, and the key that requests to it carry."""
 
     port: int
     key: str
 
 
 class Command(msgspec.Struct, frozen=True):
-    """How a program is started: its arguments, and variables beside those that every child gets."""
+    """Arguments of a program, and environment variables in addition to those of every child process."""
 
     arguments: tuple[str, ...]
     environment: dict[str, str] = {}
@@ -70,13 +73,13 @@ class Command(msgspec.Struct, frozen=True):
 class ExternalKind(msgspec.Struct, frozen=True, kw_only=True):
     """One kind of program.
 
-    `title` is its name for people, `speaks` its protocol's kind: engine/chat/openai_forward.py has what a server
-    of that kind takes and what it cannot do. `program` finds it (empty: it is not here). `reads` is the format of
-    the library's models that it serves; `models` lists those of its own, again if asked to. It is ready when
-    `health` is answered, and given up after `ready_s`; `advice` ends the report of a start that failed.
-    `is_measured`: its process shows what the model takes. `memory_note` is what is not known of its memory.
-    Without `place` and `need` the program is llama.cpp, and its loads are placed as ours are, by the same formulas.
-    `facts` are fields of `ModelFacts` that are known here.
+    `title` is its display name. `speaks` is its protocol's kind: engine/chat/openai_forward.py lists what a server
+    of that kind accepts and what it cannot do. `program` returns its path (empty: not installed). `reads` is the
+    format of the library's models that it serves; `models` lists its own models and can refresh that list. It is
+    ready when `health` responds, and its start fails after `ready_s`; `advice` ends the message of a failed start.
+    `is_measured`: its process shows the memory that the model takes. `memory_note` says what is unknown about its
+    memory. Without `place` and `need` the program is llama.cpp, and its loads are placed with the same formulas as
+    Tessera's own. `facts` are fields of `ModelFacts` that are known here.
     """
 
     title: str
@@ -98,12 +101,12 @@ class ExternalKind(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def kind_of(settings: LoadSettings) -> ExternalKind | None:
-    """The row of the program that serves a load; None: a runner of ours does."""
+    """The row of the program that serves a load; None if one of Tessera's runners does."""
     return KINDS[settings.external.kind] if settings.external is not None else None
 
 
 def external_settings(kind_name: str, path: str, n_ctx: int) -> LoadSettings | None:
-    """How a program that was found here loads a model: a folder, or its own name of it; None: no such kind."""
+    """Settings to load a model (folder or own name) in a program found here; None if there is no such kind."""
     kind = KINDS.get(kind_name)
     if kind is None or kind.settings is None:
         return None
@@ -111,14 +114,14 @@ def external_settings(kind_name: str, path: str, n_ctx: int) -> LoadSettings | N
 
 
 def place_external(settings: LoadSettings, machine: Machine, ledger: Ledger, owner: str = "") -> Placement:
-    """Where its program runs the model. Raises: BadModelFile."""
+    """Placement of a load in its external program. Raises: BadModelFile."""
     place = KINDS[settings.external.kind].place if settings.external is not None else None
     assert place is not None
     return place(settings, machine, ledger, owner)
 
 
 def admit_external(model_id: str, settings: LoadSettings, machine: Machine, ledger: Ledger) -> None:
-    """Reserve what a load takes here. Raises: NotEnoughMemory, BadModelFile."""
+    """Reserve the memory of a load on this computer. Raises: NotEnoughMemory, BadModelFile."""
     external = settings.external
     assert external is not None
     need = _need_of(settings, machine)
@@ -133,7 +136,7 @@ def admit_external(model_id: str, settings: LoadSettings, machine: Machine, ledg
 
 
 def external_report(model_id: str, placement: Placement, machine: Machine, ledger: Ledger) -> FitReport:
-    """Whether it fits now; what takes nothing here always does."""
+    """Whether the load fits now; a load that takes no memory here always fits."""
     need, kind = placement.need, kind_of(placement.settings)
     if not need.parts:
         return FitReport(model=model_id, fits=True, need=need, available_bytes={}, largest_context=0)
@@ -148,7 +151,7 @@ def external_report(model_id: str, placement: Placement, machine: Machine, ledge
 
 
 def _program(variable: str, name: str) -> str:
-    """The file that `variable` names, else `name` of the search path; empty: there is none."""
+    """The file that `variable` names, else `name` on the search path; empty if not found."""
     named = os.environ.get(variable)
     if named:
         return named if Path(named).is_file() else ""
@@ -180,7 +183,7 @@ def _need_of(settings: LoadSettings, machine: Machine) -> Need:
 
 
 def _need(settings: LoadSettings, sizes: Iterable[tuple[PartName, str, int]]) -> Need:
-    """What a load takes, part by part; none of it is a formula of llama.cpp's."""
+    """Memory need of a load, part by part; no part comes from llama.cpp's formulas."""
     parts = tuple(Part(name=name, device=at, num_bytes=size, basis="prior") for name, at, size in sizes)
     return Need(
         n_ctx=settings.n_ctx,
@@ -194,11 +197,11 @@ def _need(settings: LoadSettings, sizes: Iterable[tuple[PartName, str, int]]) ->
     )
 
 
-# ---- models of upstreams
+# ---- Models of upstreams
 
 
 def upstream_settings(upstream: str, model: str, n_ctx: int) -> LoadSettings:
-    """A model of another server, which chose its own settings; these name it, and what is known of its context."""
+    """Settings of another server's model: its name and, if known, its context."""
     path = f"{UPSTREAM_PREFIX}{upstream}/{model}"
     return LoadSettings(path=path, n_ctx=n_ctx, external=ExternalProgram(name=upstream, kind=UPSTREAM))
 
@@ -206,7 +209,7 @@ def upstream_settings(upstream: str, model: str, n_ctx: int) -> LoadSettings:
 def place_upstream(
     settings: LoadSettings, _machine: Machine | None = None, _ledger: Ledger | None = None, _owner: str = ""
 ) -> Placement:
-    """On an upstream: its device is `remote:` and its name."""
+    """Placement on an upstream: its device is `remote:` and the upstream's name."""
     name, _, model = settings.path.removeprefix(UPSTREAM_PREFIX).partition("/")
     return Placement(
         device=f"remote:{name}",
@@ -220,7 +223,7 @@ def place_upstream(
     )
 
 
-# ---- FastFlowLM, the server of AMD's NPUs
+# ---- FastFlowLM, the server for AMD's NPUs
 
 
 def _flm_settings(program: ExternalProgram, path: str, n_ctx: int) -> LoadSettings:
@@ -228,7 +231,7 @@ def _flm_settings(program: ExternalProgram, path: str, n_ctx: int) -> LoadSettin
 
 
 def _flm_place(settings: LoadSettings, machine: Machine, ledger: Ledger, owner: str) -> Placement:
-    """On the NPU that it drives."""
+    """Placement on AMD's NPU."""
     footprint = fastflowlm.installed_model(settings.path).footprint_bytes
     npu = next((d for d in machine.devices if d.kind == "npu" and d.vendor == "AMD"), None)
     memory = (
@@ -241,7 +244,7 @@ def _flm_place(settings: LoadSettings, machine: Machine, ledger: Ledger, owner: 
 
 
 def _flm_need(settings: LoadSettings, _machine: Machine) -> Need:
-    """What its list says that a model takes, and its server; an NPU of AMD works in the CPU's memory."""
+    """Memory of the model according to FastFlowLM's list, and of its server; AMD's NPUs use system memory."""
     footprint = fastflowlm.installed_model(settings.path).footprint_bytes
     return _need(settings, (("weights", CPU, footprint or UNKNOWN_BYTES), ("overhead", CPU, FLM_BYTES)))
 
@@ -256,14 +259,14 @@ def _flm_command(settings: LoadSettings, address: Address) -> Command:
 
 
 class VllmModel(msgspec.Struct, frozen=True, kw_only=True):
-    """What a folder's files say: bytes of all weights, and of the cache of one token."""
+    """Facts from a folder's files: bytes of all weights, and bytes of cache per token."""
 
     weights_bytes: int
     token_bytes: int
 
 
 def describe_folder(folder: Path) -> VllmModel:
-    """Read the folder's configuration. Raises: BadModelFile: it does not say how large a token's cache is."""
+    """Read the folder's configuration. Raises: BadModelFile: it does not give the size of a token's cache."""
     try:
         config = read_json(safe_member(folder, "config.json", links_root(folder)))
     except TesseraError as error:
@@ -290,7 +293,7 @@ def _vllm_settings(program: ExternalProgram, path: str, n_ctx: int) -> LoadSetti
 
 
 def _vllm_place(settings: LoadSettings, machine: Machine, ledger: Ledger, owner: str) -> Placement:
-    """On the NVIDIA GPU with most room, else on the CPU. Raises: BadModelFile."""
+    """Placement on the NVIDIA GPU with the most free memory, else on the CPU. Raises: BadModelFile."""
     gpus = _nvidia(machine)
     gpu = max(gpus, key=lambda d: ledger.available(d.id, machine, exclude=owner), default=None)
     if gpu is None:
@@ -306,7 +309,7 @@ def _vllm_place(settings: LoadSettings, machine: Machine, ledger: Ledger, owner:
 
 
 def _vllm_need(settings: LoadSettings, machine: Machine) -> Need:
-    """Weights, cache and work of a load; on a GPU rounded up to the part it is given. Raises: BadModelFile."""
+    """Weights, cache and work memory of a load; on a GPU rounded up to its reserved share. Raises: BadModelFile."""
     model = describe_folder(Path(settings.path))
     gpu = next((d for i, d in enumerate(_nvidia(machine)) if settings.provider == f"cuda:{i}"), None)
     host: tuple[PartName, str, int] = ("overhead", CPU, HOST_BYTES)
@@ -320,12 +323,12 @@ def _vllm_need(settings: LoadSettings, machine: Machine) -> Need:
 
 
 def _cache_gib(settings: LoadSettings, model: VllmModel) -> int:
-    """GiB of cache that the CPU build is given: whole ones, at least one."""
+    """GiB of cache for the CPU build: an integer, at least one."""
     return max(1, math.ceil(settings.kv_cells * model.token_bytes / GIB))
 
 
 def _nvidia(machine: Machine) -> list[Device]:
-    """NVIDIA's GPUs in the order of their PCI addresses, as CUDA_DEVICE_ORDER=PCI_BUS_ID counts them."""
+    """NVIDIA GPUs in the order of their PCI addresses, as CUDA_DEVICE_ORDER=PCI_BUS_ID numbers them."""
     found = [d for d in machine.devices if d.kind == "dgpu" and d.vendor == "NVIDIA" and d.state == "usable"]
     return sorted((d for d in found if d.memory.physical_bytes), key=lambda d: d.id)
 
@@ -334,7 +337,7 @@ def _vllm_command(settings: LoadSettings, address: Address) -> Command:
     folder = Path(settings.path)
     arguments = ["serve", str(folder), "--host", "127.0.0.1", "--port", str(address.port)]
     arguments += ["--served-model-name", folder.name, "--max-model-len", str(settings.n_ctx)]
-    # Nothing leaves this computer, and the server on loopback answers nobody but us.
+    # Nothing leaves this computer, and the server on loopback accepts only Tessera's requests.
     environment = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_API_KEY": address.key}
     provider, _, number = settings.provider.partition(":")
     if provider == "cuda":
@@ -349,9 +352,9 @@ def _vllm_command(settings: LoadSettings, address: Address) -> Command:
 
 
 class ProgramStore:
-    """Programs that the user added, by name, in a file that the terminal and the server share.
+    """Programs that the user added, by name, in a file that the CLI and the server share.
 
-    No route of the server adds one: whoever may ask it for models may not make it start a program.
+    No HTTP route adds one: a client that may use models must not be able to make the server start a program.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -362,16 +365,16 @@ class ProgramStore:
         return self._store.get()
 
     def get(self, name: str) -> ExternalProgram:
-        """One of them. Raises: InputFault: there is none of that name."""
+        """One program. Raises: InputFault: no program has that name."""
         found = self.all().get(name)
         if found is None:
             raise InputFault(because("no_such_program", name=name, there=tuple(self.all()) or ("none",)), "engine")
         return found
 
     def add(self, name: str, program: Path, arguments: tuple[str, ...] = ()) -> llama_server.Build:
-        """Add a build of llama-server, or replace it; returns what it says of itself.
+        """Add or replace a build of llama-server; return what it reports about itself.
 
-        Raises: InputFault: a bad name, no such program, or arguments that are Tessera's to decide. OSError.
+        Raises: InputFault: a bad name, no such program, or arguments that only Tessera may set. OSError.
         """
         if not _NAME.fullmatch(name) or name in KINDS or name == "shipped":
             raise InputFault(because("program_name", name=name), "name")
@@ -383,13 +386,13 @@ class ProgramStore:
         return build
 
     def remove(self, name: str) -> None:
-        """Forget a program; its file stays. Raises: InputFault: there is none of that name. OSError."""
+        """Remove a program from the list; its file stays. Raises: InputFault: no program has that name. OSError."""
         self.get(name)
         self._store.change(lambda old: with_row(old, name, None))
 
 
 def open_programs(paths: Paths) -> ProgramStore:
-    """This user's programs."""
+    """This user's added programs."""
     return ProgramStore(paths.config / "programs.json")
 
 
@@ -418,7 +421,7 @@ KINDS: Final = {
         settings=_vllm_settings,
         command=_vllm_command,
         health="/v1/models",
-        ready_s=1200.0,  # weights of a large model from a slow disk, its kernels compiled and its graphs captured
+        ready_s=1200.0,  # a large model from a slow disk, plus compiling kernels and capturing CUDA graphs
     ),
     "flm": ExternalKind(
         title="FastFlowLM",
@@ -432,9 +435,9 @@ KINDS: Final = {
         command=_flm_command,
         model_name=lambda settings: settings.path,
         health="/api/tags",
-        ready_s=300.0,  # large models take minutes to reach the NPU. Source: Lemonade waits as long
+        ready_s=300.0,  # large models take minutes to load onto the NPU. Source: Lemonade waits as long
         advice="Try `flm validate`.",
-        is_measured=False,  # what the NPU holds may not show in a process
+        is_measured=False,  # the NPU's memory may not show in a process
     ),
     UPSTREAM: ExternalKind(
         title="another server",

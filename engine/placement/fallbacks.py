@@ -1,4 +1,4 @@
-"""What to try next when a load fails or the first token crashes: one change at a time."""
+"""What to try next after a failed load or a crash at the first token: one change at a time."""
 
 import msgspec
 
@@ -10,19 +10,19 @@ from engine.placement.types import Fallback
 from engine.runner.protocol import LoadSettings
 
 SMALLEST_UBATCH = 128
-# What settings have where nothing was restricted.
+# Value in settings without restrictions.
 MAX_DRAFT = 16
 # ggml's name of the operation.
 FLASH_ATTENTION = "FLASH_ATTN_EXT"
-# Cache types of V that attention reads without flash attention.
+# Cache types of V that attention can read without flash attention.
 UNQUANTIZED = ("f16", "bf16", "f32")
 
 
 def next_fallback(settings: LoadSettings, machine: Machine, tried: tuple[LoadSettings, ...]) -> Fallback | None:
-    """The next settings to try; None when nothing is left.
+    """The next settings to try; None if nothing is left.
 
-    In order: without the model's own head and copies of states, another backend of the same device, a smaller
-    ubatch, the plain f16 cache, the CPU, then without our own kernels, without rewritten weights, and
+    In order: without the model's own draft head and state copies, another backend of the same device, a smaller
+    ubatch, the plain f16 cache, the CPU, then without Tessera's own kernels, without repacked weights, and
     without mapping the file.
     """
     return next((fallback for fallback in _fallbacks(settings, machine) if fallback.settings not in tried), None)
@@ -56,24 +56,24 @@ def _of_weights(settings: LoadSettings) -> list[Fallback]:
         found.append(without_tiles(settings))
     if settings.repack:
         found.append(as_in_file(settings))
-    if settings.use_mmap and not settings.expert_bytes:  # what is streamed does not fit otherwise
+    if settings.use_mmap and not settings.expert_bytes:  # streamed experts do not fit without mmap
         mapped = msgspec.structs.replace(settings, use_mmap=False)
         found.append(Fallback(settings=mapped, change=because("read_the_file")))
     return found
 
 
 def without_tiles(settings: LoadSettings) -> Fallback:
-    """The same with llama.cpp's own kernels only."""
+    """The same settings with llama.cpp's own kernels only."""
     return Fallback(settings=msgspec.structs.replace(settings, tiles=()), change=because("llama_kernels_only"))
 
 
 def as_in_file(settings: LoadSettings) -> Fallback:
-    """The same without rewritten weights."""
+    """The same settings without repacked weights."""
     return Fallback(settings=msgspec.structs.replace(settings, repack=False), change=because("weights_as_in_file"))
 
 
 def sound_fallbacks(settings: LoadSettings, machine: Machine) -> list[Fallback]:
-    """What to try where a device computes wrongly, in order: without flash attention, other backends, the CPU."""
+    """Fallbacks for a device that computes wrong results, in order: no flash attention, other backends, the CPU."""
     fallbacks = []
     if is_openvino(settings):
         return [_on_cpu(settings)]
@@ -87,13 +87,13 @@ def sound_fallbacks(settings: LoadSettings, machine: Machine) -> list[Fallback]:
 
 
 def without_flash_attention(settings: LoadSettings) -> LoadSettings:
-    """The same with attention in single steps, which reads no quantized V."""
+    """The same settings with attention in separate steps, which cannot read a quantized V."""
     cache = settings.type_v if settings.type_v in UNQUANTIZED else "f16"
     return msgspec.structs.replace(settings, flash_attn="off", type_v=cache)
 
 
 def _on_cpu(settings: LoadSettings) -> Fallback:
-    """llama.cpp's own kernels; what OpenVINO had to go without comes back."""
+    """llama.cpp's own kernels; restores the settings that OpenVINO does not support."""
     cpu = msgspec.structs.replace(settings, n_gpu_layers=0, devices=(), tensor_split=(), cpu_expert_layers=0)
     if is_openvino(settings):
         cpu = msgspec.structs.replace(

@@ -1,4 +1,4 @@
-"""Is FastFlowLM installed, does it see an NPU, and which models has it? Its program is asked, in a child."""
+"""Finds FastFlowLM, the NPU that it sees, and its models, by running its program in a child."""
 
 import json
 import os
@@ -19,8 +19,8 @@ _MAX_TAG: Final = 100
 _NAMED: Final = 6
 
 
-# Facts of `flm validate --json`, and what to do where one is false. Source: FastFlowLM 0.9.46 and 1.0.5 as users
-# recorded it (object npu_stack_validation), and its page on Linux.
+# Facts of `flm validate --json`, and what to do if one is false. Source: FastFlowLM 0.9.46 and 1.0.5 as recorded by
+# users (object npu_stack_validation), and its page on Linux.
 _CHECKS: Final = {
     "amd_device_found": "no NPU of AMD answers (driver amdxdna, and amd_iommu must not be off)",
     "kernel_ok": "the kernel is too old (7.0, or the package amdxdna-dkms)",
@@ -36,9 +36,9 @@ _MAX_PARAMS: Final = 10**13
 
 
 class FlmModel(msgspec.Struct, frozen=True):
-    """One installed model, as FastFlowLM describes it; 0 and empty where it does not.
+    """One installed model as FastFlowLM describes it; fields are 0 or empty if not described.
 
-    `footprint_bytes` is what its list says the model takes in memory, without the cache. `chats`: it answers chats.
+    `footprint_bytes` is the memory that its list gives for the model, without the cache. `chats`: it supports chat.
     """
 
     tag: str
@@ -52,7 +52,7 @@ class FlmModel(msgspec.Struct, frozen=True):
 
 
 class FlmReport(msgspec.Struct, frozen=True):
-    """What was found; `problem` is why nothing runs, the program's own word on the NPU among others."""
+    """Result of the detection; `problem` is why nothing runs, including the program's own message about the NPU."""
 
     program: str | None
     version: str = ""
@@ -61,7 +61,7 @@ class FlmReport(msgspec.Struct, frozen=True):
 
 
 def executable() -> str | None:
-    """The program: TESSERA_FLM if set, else `flm` of the search path."""
+    """Path of the program: TESSERA_FLM if set, else `flm` on the search path."""
     named = os.environ.get("TESSERA_FLM")
     if named:
         return named if Path(named).is_file() else None
@@ -69,7 +69,7 @@ def executable() -> str | None:
 
 
 def installed_models(*, fresh: bool = False) -> tuple[FlmModel, ...]:
-    """Its installed models that chat. The program is asked once, and again with `fresh`. Blocks."""
+    """Installed models that support chat. The program is run once, and again with `fresh`. Blocks."""
     program = executable()
     if program is None:
         return ()
@@ -79,7 +79,7 @@ def installed_models(*, fresh: bool = False) -> tuple[FlmModel, ...]:
 
 
 def detect(timeout_s: float = TIMEOUT_S) -> FlmReport:
-    """Ask the program. Never raises for what it does."""
+    """Run the program and report on it. Never raises for what the program does."""
     program = executable()
     if program is None:
         return FlmReport(None, problem="FastFlowLM is not installed: there is no `flm`")
@@ -102,7 +102,7 @@ def _installed(program: str, _mtime_ns: int) -> tuple[FlmModel, ...]:
 
 
 def installed_model(tag: str) -> FlmModel:
-    """What FastFlowLM says of a model; its list is asked once for a program, and again for a model it lacked."""
+    """FastFlowLM's facts about a model. Its list is read once per program, and again if it lacks a model."""
     program = executable()
     if program is None:
         return FlmModel(tag)
@@ -115,7 +115,7 @@ def installed_model(tag: str) -> FlmModel:
 
 
 def findings(machine: Machine) -> tuple[Finding, ...]:
-    """What `tessera doctor` says about it: nothing without an NPU that it could use."""
+    """Findings of `tessera doctor`; empty without an NPU that FastFlowLM can use."""
     npu = next((d for d in machine.devices if d.kind == "npu" and d.arch == "XDNA2"), None)
     if npu is None:
         return ()
@@ -165,7 +165,7 @@ def _json(text: str | None) -> Any:
 
 
 def _models(listed: Any) -> tuple[FlmModel, ...]:
-    """Installed models; the shape has changed between versions, so several are understood."""
+    """Installed models. The format has changed between versions, so several are accepted."""
     models = listed.get("models", ()) if isinstance(listed, dict) else listed
     found: dict[str, FlmModel] = {}
     for model in models if isinstance(models, list) else ():
@@ -205,7 +205,7 @@ def _count(value: Any, most: int) -> int:
 
 
 def _not_ready(reason: Any) -> str:
-    """What `flm validate` misses, with the step that brings it; empty when it is ready or did not say."""
+    """What `flm validate` reports as missing, with the step that installs it; empty if ready or not reported."""
     if not isinstance(reason, dict) or reason.get("ready") is not False:
         return ""
     missing = [words for key, words in _CHECKS.items() if reason.get(key) is False]

@@ -1,4 +1,4 @@
-"""Dry runs, which ask llama.cpp itself, needs at other settings than theirs, and the largest context that fits."""
+"""Dry runs by llama.cpp, needs at other settings than the dry run's, and the largest context that fits."""
 
 import hashlib
 import logging
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 # A header with 250,000 tokens takes a second; a cold disk and antivirus take the rest.
 TIMEOUT_S = 30.0
 MAX_ENTRIES = 400
-# Settings that change what a load takes; threads, priorities and cache folders do not.
+# Settings that change the memory of a load; threads, priorities and cache folders do not.
 RELEVANT = (
     "n_ctx", "kv_cells", "n_parallel", "n_batch", "n_ubatch", "n_gpu_layers", "devices", "type_k", "type_v",
     "flash_attn", "repack", "tiles", "embeddings", "engine_args", "remotes",
@@ -44,11 +44,11 @@ RELEVANT = (
 
 
 class DryRunFailed(EnvironmentFault):
-    """llama.cpp refused the file or the settings, died or hung; the message says which."""
+    """llama.cpp rejected the file or the settings, crashed or hung; the message says which."""
 
 
 def dry_run(settings: LoadSettings, cache: Path | None = None, timeout_s: float = TIMEOUT_S) -> DryRun:
-    """What llama.cpp would take for these settings. Answers are cached in `cache` by file, settings and build.
+    """Memory that llama.cpp needs for these settings. Results are cached in `cache` by file, settings and build.
 
     Raises: DryRunFailed.
     """
@@ -103,9 +103,9 @@ SMALLEST = 512
 
 
 def rescaled(shape: ModelShape, dry_run: DryRun, before: LoadSettings, after: LoadSettings) -> DryRun:
-    """What a dry run at `after` would say: caches scale as the formula does, scratch memory by its own rule.
+    """Estimated dry run at `after`: caches scale like the formula, scratch memory by its own rule.
 
-    Exact for the caches of every architecture whose formula agrees with llama.cpp at `before`.
+    Exact for the caches of every architecture whose formula matches llama.cpp at `before`.
     """
     old, new = sum(kv_layer_bytes(shape, before)), sum(kv_layer_bytes(shape, after))
     kv = dry_run.kv_bytes * new // old if old else 0
@@ -125,7 +125,7 @@ def need_at(
     measured: tuple[LoadSettings, DryRun] | None,
     correction: float = 1.0,
 ) -> Need:
-    """The need at `settings`, from a dry run made at other settings where there is one."""
+    """The need at `settings`, from a dry run at other settings if there is one."""
     run = rescaled(shape, measured[1], measured[0], settings) if measured else None
     projector = Path(settings.mmproj_path) if settings.mmproj_path else None
     size = projector.stat().st_size if projector is not None and projector.is_file() else 0
@@ -138,7 +138,7 @@ def need_at(
 
 
 def largest_context(settings: LoadSettings, limit: int, fits: Callable[[LoadSettings], bool]) -> int:
-    """The largest context, in steps of 256, that `fits`; 0 when not even 512 tokens do."""
+    """The largest context, in steps of 256, that `fits`; 0 if not even 512 tokens do."""
     low, high = 0, max(limit, SMALLEST) // STEP
     while low < high:
         middle = (low + high + 1) // 2
@@ -150,10 +150,10 @@ def largest_context(settings: LoadSettings, limit: int, fits: Callable[[LoadSett
 
 
 def resize_context(settings: LoadSettings, n_ctx: int, n_parallel: int | None = None) -> LoadSettings:
-    """The same load with `n_ctx` tokens of context, for `n_parallel` requests at once (None: as many as before).
+    """The same load with `n_ctx` tokens of context, for `n_parallel` parallel requests (None: unchanged).
 
-    A cache of a single context stays one. One with room for several holds as many of the new ones, or one for each
-    of `n_parallel`.
+    A cache of a single context stays one. A cache for several contexts holds as many of the new ones, or one for
+    each of `n_parallel`.
     """
     parallel = n_parallel or settings.n_parallel
     cells = settings.kv_cells
@@ -165,18 +165,18 @@ def resize_context(settings: LoadSettings, n_ctx: int, n_parallel: int | None = 
 
 
 def ledger_amounts(need: Need) -> dict[str, Amount]:
-    """A need as the ledger reserves it: what is on this machine."""
+    """Amounts of this machine's memory that the ledger reserves for a need."""
     return {device: Amount(own, mapped) for device, (own, mapped) in amounts(need).items() if device != WORKERS}
 
 
 def machine_isa(machine: Machine) -> frozenset[str]:
-    """Instruction sets of the machine's processor."""
+    """Instruction sets of the machine's CPU."""
     cpu = machine.device("cpu")
     return frozenset(cpu.isa) if cpu else frozenset()
 
 
 def overdraft(ledger: Ledger, need: Need, owner: str = "") -> Overdrawn | None:
-    """Why the ledger would refuse this need now; None when it would not."""
+    """Why the ledger would refuse this need now; None if it would not."""
     try:
         ledger.check(ledger_amounts(need), exclude=owner)
     except Overdrawn as error:

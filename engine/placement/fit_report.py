@@ -1,4 +1,4 @@
-"""What a load takes, wherever it runs, and whether it fits this machine: the whole answer for one placement."""
+"""Computes the memory need of a load on any placement, and the full report on whether it fits this machine."""
 
 from collections.abc import Callable, Mapping
 
@@ -23,7 +23,7 @@ NUM_OPTIONS = 3
 
 
 def audit_key(shape: ModelShape, backend: str) -> str:
-    """Loads whose predictions err alike."""
+    """Key of loads whose predictions have similar errors."""
     return f"{shape.architecture}|{backend}"
 
 
@@ -35,7 +35,7 @@ def load_need(
     remotes: RemoteRegistry | None = None,
     run: DryRun | None = None,
 ) -> Need:
-    """What a load with these settings takes on each device; measured by `run` where there is one."""
+    """Memory need of a load with these settings on each device; measured by `run` if given."""
     if settings.remotes and remotes is not None:
         return rpc_layers.need(shape, settings, machine, remotes, run)
     return need_on(shape, settings, machine, ledger, *offload_target(settings, machine), run)
@@ -50,7 +50,7 @@ def need_on(
     backend: str,
     run: DryRun | None = None,
 ) -> Need:
-    """The same where this machine holds all layers: those on a GPU go to `gpu`."""
+    """Memory need of a load whose layers are all on this machine: those on a GPU go to `gpu`."""
     measured = (settings, run) if run else None
     correction = ledger.audits.correction(audit_key(shape, backend))
     need = need_at(shape, settings, machine_isa(machine), gpu, measured, correction)
@@ -58,7 +58,7 @@ def need_on(
 
 
 def offload_target(settings: LoadSettings, machine: Machine) -> tuple[str | None, str]:
-    """Device id and backend that layers go to with these settings; None and `cpu` when nothing is offloaded."""
+    """Device id and backend that layers go to with these settings; None and `cpu` if nothing is offloaded."""
     if not settings.devices or settings.n_gpu_layers == 0:
         return None, "cpu"
     if settings.remotes:
@@ -68,7 +68,7 @@ def offload_target(settings: LoadSettings, machine: Machine) -> tuple[str | None
     for device in machine.devices:
         for runtime in device.runtimes:
             if runtime.device_name == settings.devices[0]:
-                # The CPU and NPUs have no memory of their own to count.
+                # The CPU and NPUs have no separate memory to count.
                 return (device.id if device.kind in {"igpu", "dgpu"} else None), runtime.backend
     return None, "cpu"
 
@@ -85,10 +85,10 @@ def fit_report(
     correction: float = 1.0,
     on_disk: bool = True,
 ) -> FitReport:
-    """Judge a load against the free memory of `machine` and what `ledger` has promised to others.
+    """Compare a load with the free memory of `machine` and the reservations in `ledger`.
 
-    `measured` is a dry run and the settings it was made at. What is not `on_disk` is still to be fetched: then a
-    smaller quantization is not made but chosen.
+    `measured` is a dry run and the settings it was made with. A model that is not `on_disk` must still be
+    downloaded: then a smaller quantization is chosen instead of created.
     """
     isa = machine_isa(machine)
 
@@ -108,7 +108,7 @@ def fit_report(
         ways = fit_options(shape, settings, estimate, fits, held, name, on_disk=on_disk)
     limit = shape.context_train or max(settings.n_ctx, 1 << 17)
     smallest = settings
-    if settings.expert_bytes:  # a longer context takes the place of experts
+    if settings.expert_bytes:  # a longer context reduces the memory for experts
         least = least_bytes(stacks(shape.tensors, shape.experts), shape.experts)
         smallest = msgspec.structs.replace(settings, expert_bytes=min(least, settings.expert_bytes))
     return FitReport(
@@ -125,9 +125,9 @@ def fit_report(
 def claim(
     owner: str, need: Need, key: str, machine: Machine, ledger: Ledger, report: Callable[[], FitReport] | None
 ) -> None:
-    """Reserve what a load takes; `key` groups loads whose errors are alike.
+    """Reserve the memory of a load; `key` groups loads with similar prediction errors.
 
-    Raises: NotEnoughMemory: what `report` says is missing; without one, what the ledger lacks.
+    Raises: NotEnoughMemory: what `report` says is missing; without `report`, what the ledger lacks.
     """
     try:
         ledger.reserve(owner, ledger_amounts(need), key, need.resident_bytes, need.by_purpose())
@@ -138,7 +138,7 @@ def claim(
 
 
 def refusal(report: FitReport, device_names: Mapping[str, str]) -> NotEnoughMemory:
-    """The error a load that does not fit is refused with: needed, available and the cheapest ways out."""
+    """The error for a load that does not fit: needed and available memory, and the cheapest options."""
     device = max(report.need.devices, key=lambda d: report.need.device_bytes(d) - report.available_bytes.get(d, 0))
     return NotEnoughMemory(
         report.need.device_bytes(device),

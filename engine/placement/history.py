@@ -1,4 +1,4 @@
-"""What was learnt on this machine: measured decode speeds, and settings that worked after others failed."""
+"""Stores what was learned on this machine: decode speeds, usage, and settings that worked after others failed."""
 
 import contextlib
 import threading
@@ -10,12 +10,12 @@ import msgspec
 from devices.msgspec_lock import learned
 from engine.core.json_store import JsonStore
 
-# A turn as autotune has it: the text is read, so many tokens are answered.
+# Response tokens of a usual turn, as in autotune.
 ANSWER_TOKENS: Final = 128
 
 
 class Heads(msgspec.Struct, frozen=True):
-    """Geometry of attention: heads of queries, heads of keys, values of one head."""
+    """Geometry of attention: query heads, key heads, values per head."""
 
     queries: int
     keys: int
@@ -23,7 +23,7 @@ class Heads(msgspec.Struct, frozen=True):
 
 
 class AttentionTimes(msgspec.Struct, frozen=True, array_like=True):
-    """Seconds at a length in tokens: reading a prompt of that length, and one token behind it, each way."""
+    """Seconds at a length in tokens, fused and plain: prefill of that length, and one token generated after it."""
 
     length: int
     fused_prompt_s: float
@@ -33,7 +33,7 @@ class AttentionTimes(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def plain_to_fused(self) -> float:
-        """Seconds of a turn with plain attention for each second with the fused one."""
+        """Time of a turn with plain attention divided by the time with fused attention."""
         fused, plain = (
             self.fused_prompt_s + ANSWER_TOKENS * self.fused_token_s,
             self.plain_prompt_s + ANSWER_TOKENS * self.plain_token_s,
@@ -42,27 +42,27 @@ class AttentionTimes(msgspec.Struct, frozen=True, array_like=True):
 
 
 class AttentionSpeed(msgspec.Struct, frozen=True):
-    """Both ways of attention as measured for one geometry of heads, at one or more lengths."""
+    """Fused and plain attention as measured for one head geometry, at one or more lengths."""
 
     points: tuple[AttentionTimes, ...]
 
     def nearest(self, depth: float) -> AttentionTimes:
-        """What was measured nearest to texts of `depth` tokens."""
+        """The measurement nearest to `depth` tokens."""
         return min(self.points, key=lambda point: abs(point.length - depth))
 
 
 def attention_key(machine: str, heads: Heads, threads: int) -> str:
-    """What such a measurement depends on; `machine` is a machine's key."""
+    """Key of everything that such a measurement depends on; `machine` is a machine's key."""
     return f"{machine}|{heads.queries}x{heads.keys}x{heads.width}|{threads}"
 
 
 T = TypeVar("T")
 MAX_ENTRIES: Final = 500
-# A model's use is that of its newest tokens, this many of them: habits change.
+# Usage statistics cover a model's newest tokens, this many of them: usage changes.
 USE_TOKENS: Final = 20_000
-# Answers between two writes of what they taught.
+# Responses between two writes of the statistics.
 SAVE_EVERY: Final = 16
-# What a fallback may change and what is therefore remembered.
+# Settings that a fallback may change and that are therefore stored.
 FALLBACK_FIELDS = (
     "devices",
     "n_gpu_layers",
@@ -87,7 +87,8 @@ _Sound = Annotated[float, msgspec.Meta(ge=0, lt=1e9)]
 class Use(msgspec.Struct, frozen=True, array_like=True):
     """How a model was used: means over the `tokens` it generated.
 
-    `depth` is how many tokens stood before each, `at_once` how many requests ran when its answer ended.
+    `depth` is the number of tokens before each; `at_once` is the number of running requests when its response
+    ended.
     """
 
     tokens: _Sound
@@ -96,9 +97,9 @@ class Use(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Learnt(msgspec.Struct, kw_only=True):
-    """What the file of a `PlacementHistory` holds: tables, of which a damaged row costs that row only.
+    """Content of a `PlacementHistory` file: tables, in which a corrupt row affects only that row.
 
-    `pins` were stored here by earlier versions: they stay until `ModelSettingsStore` has taken them over.
+    Earlier versions stored `pins` here: they stay until `ModelSettingsStore` has taken them over.
     """
 
     speeds: Any = None
@@ -117,10 +118,10 @@ class PlacementHistory:
     """A small JSON file of `speeds`, `ladders`, `uses`, `energies`, `attention` and `disks`.
 
     `speeds`: device|backend → GB/s read while decoding. `ladders`: model → settings of the fallback that worked.
-    `uses`: model → tokens, depth and requests at once. `energies`: model|device|backend → tokens generated for a
-    joule. `attention`: what `attention_key` names → seconds of both ways of attention. `disks`: disk → GB/s.
+    `uses`: model → tokens, depth and parallel requests. `energies`: model|device|backend → tokens generated per
+    joule. `attention`: `attention_key` → seconds of fused and plain attention. `disks`: disk → GB/s.
 
-    Keys carry what the value depends on, so an update of a driver or a file simply asks anew.
+    Keys include everything the value depends on, so a new driver or file simply has no entry yet.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -137,11 +138,11 @@ class PlacementHistory:
         self._written = {name: dict(getattr(self, f"_{name}")) for name in _TABLES}
 
     def speed_gbs(self, device: str, backend: str) -> float | None:
-        """Measured bytes a second read while decoding, in GB/s."""
+        """Measured GB/s read while decoding."""
         return self._speeds.get(f"{device}|{backend}")
 
     def record_speed(self, device: str, backend: str, bytes_per_token: int, tok_s: float) -> None:
-        """Keep a measurement; a repeated one moves the stored value half way."""
+        """Store a measurement; a repeated one moves the stored value half way."""
         if not (bytes_per_token > 0 and 0 < tok_s < 1e6):  # noqa: PLR2004 - a clock that stood still
             return
         measured, key = bytes_per_token * tok_s / 1e9, f"{device}|{backend}"
@@ -151,11 +152,11 @@ class PlacementHistory:
             self._save()
 
     def disk_gbs(self, disk: str | None) -> float | None:
-        """What that disk was measured to read a second, in GB/s."""
+        """Measured read speed of that disk, in GB/s."""
         return self._disks.get(disk) if disk is not None else None
 
     def record_disk(self, disk: str, gbs: float) -> None:
-        """Keep a measurement of a disk."""
+        """Store a measurement of a disk."""
         with self._lock:
             self._disks[disk] = gbs
             self._save()
@@ -165,7 +166,7 @@ class PlacementHistory:
         return self._uses.get(model)
 
     def record_use(self, model: str, tokens: int, depth: float, at_once: int) -> None:
-        """An answer of `tokens` ended, on average behind `depth` others, beside `at_once` - 1 requests."""
+        """Record a response of `tokens`, on average after `depth` others, next to `at_once` - 1 other requests."""
         if tokens <= 0:
             return
         with self._lock:
@@ -182,11 +183,11 @@ class PlacementHistory:
                 self._save()
 
     def tokens_per_joule(self, model: str, device: str, backend: str) -> float | None:
-        """What answers of this model gave for a joule there."""
+        """Tokens per joule measured for this model on that device and backend."""
         return self._energies.get(f"{model}|{device}|{backend}")
 
     def record_energy(self, model: str, device: str, backend: str, tokens_per_joule: float) -> None:
-        """An answer was measured; each moves the stored value by a quarter."""
+        """Record a measured response; each moves the stored value by a quarter."""
         if not 0 < tokens_per_joule < 1e9:  # noqa: PLR2004 - a meter that stood still
             return
         key = f"{model}|{device}|{backend}"
@@ -196,33 +197,33 @@ class PlacementHistory:
             self._unsaved += 1
 
     def attention(self, key: str) -> AttentionSpeed | None:
-        """What both ways of attention cost here, by `attention_key`."""
+        """Cost of fused and plain attention here, by `attention_key`."""
         found = self._attention.get(key)
         return found if found is not None and found.points else None
 
     @property
     def knows_attention(self) -> bool:
-        """Something of it was measured here."""
+        """Whether any attention was measured here."""
         return bool(self._attention)
 
     def record_attention(self, key: str, measured: AttentionSpeed) -> None:
-        """Keep a measurement, in the place of an older one."""
+        """Store a measurement; it replaces an older one."""
         with self._lock:
             self._attention[key] = measured
             self._save()
 
     def flush(self) -> None:
-        """Write what answers taught since the last time."""
+        """Write the statistics collected since the last write."""
         with self._lock:
             if self._unsaved:
                 self._save()
 
     def remembered(self, model: str) -> dict[str, Any]:
-        """Load settings that replaced failing ones for this model; empty when none were needed."""
+        """Load settings that replaced failing ones for this model; empty if none were needed."""
         return dict(self._fallbacks.get(model, {}))
 
     def remember(self, model: str, changes: dict[str, Any]) -> None:
-        """Keep the settings of the fallback that worked; empty changes forget it."""
+        """Store the settings of the fallback that worked; empty changes delete the entry."""
         with self._lock:
             if changes:
                 self._fallbacks[model] = changes
@@ -240,12 +241,12 @@ class PlacementHistory:
             attention=_newest(self._attention),
             disks=_newest(self._disks),
         )
-        with contextlib.suppress(OSError):  # forgetting costs a slower first choice, nothing else
+        with contextlib.suppress(OSError):  # without this file only the first choice is slower
             self._store.change(lambda kept: self._merged(kept, learnt))
             self._written = _tables(learnt)
 
     def _merged(self, kept: Learnt, learnt: Learnt) -> Learnt:
-        """What another process has written since, with what changed here since the last time."""
+        """Merge what another process has written since the last write with what changed here."""
         theirs, mine, found = _tables(kept), _tables(learnt), {}
         for name, written in self._written.items():
             merged = theirs[name]
@@ -259,7 +260,7 @@ class PlacementHistory:
 
 
 def _sound_rows(table: Any, kind: Any) -> dict[str, Any]:
-    """The rows of a table that are of this kind."""
+    """The rows of a table that have this type."""
     found = {}
     for name, row in table.items() if isinstance(table, dict) else ():
         with contextlib.suppress(msgspec.ValidationError):
@@ -268,7 +269,7 @@ def _sound_rows(table: Any, kind: Any) -> dict[str, Any]:
 
 
 def _tables(learnt: Learnt) -> dict[str, dict[str, Any]]:
-    """Copies of its tables by name; an empty one where there is something else."""
+    """Copies of its tables by name; empty for anything that is not a table."""
     tables = {name: getattr(learnt, name) for name in _TABLES}
     return {name: dict(table) if isinstance(table, dict) else {} for name, table in tables.items()}
 

@@ -1,4 +1,4 @@
-"""A model on the hub, from its headers alone: its shape, and whether it fits here."""
+"""Reads only the headers of a model on the hub: its shape, and whether it fits here."""
 
 from collections.abc import Callable
 
@@ -18,7 +18,7 @@ from quantize.files.gguf_file import GgufFile
 
 
 def hub_shape(name: str, paths: Paths, estimate: FitEstimator | None = None) -> ModelShape:
-    """Shape of `owner/name[:quant]`; without a quant the one that `estimate` finds best, or else the usual one.
+    """Shape of `owner/name[:quant]`. Without a quant: the one that `estimate` rates best, else the default one.
 
     Raises: the hub client's errors. BadModelFile: the repository has no GGUF file whose header can be read.
     """
@@ -45,9 +45,9 @@ def hub_parts(name: str, paths: Paths, estimate: FitEstimator | None = None) -> 
 
 
 def fit_estimator(placer: Placer, describe: Callable[[Reason], str] | None = None) -> FitEstimator:
-    """An estimator that counts what the ledger has promised; by formulas, as it is asked about dozens of files.
+    """An estimator that respects the ledger's reservations. Uses formulas, because it runs for dozens of files.
 
-    `describe` puts its reasons into words; without it there are none.
+    `describe` turns its reasons into text; without it there are none.
     """
 
     def estimate(parts: tuple[GgufFile, ...], details: Details) -> FitEstimate | None:

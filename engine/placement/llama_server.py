@@ -1,6 +1,6 @@
-"""Any build of llama-server: the options it knows, the devices it sees, and the command line of a load.
+"""Supports any build of llama-server: its options, its devices, and the command line of a load.
 
-Builds differ: forks for a chip, older and newer ones. What a build's --help does not name is not passed to it.
+Builds differ: forks for a chip, older and newer ones. Options that a build's --help does not list are not passed.
 """
 
 import re
@@ -21,12 +21,12 @@ from engine.runner.protocol import LoadSettings
 from quantize.files.header_cache import cached_gguf_model
 
 NAME: Final = "llama-server"
-# A program that looks for devices may have to load a driver first.
+# A program that lists devices may have to load a driver first.
 TIMEOUT_S: Final = 30.0
 _MAX_OUTPUT: Final = 1 << 20
 _OPTION: Final = re.compile(r"(?<![\w-])--?[A-Za-z][\w-]*")
 _DEVICE: Final = re.compile(r"^\s+([A-Za-z][\w.-]*\d+): ", re.MULTILINE)
-# Without these a build cannot be used; and those that are ours to decide.
+# A build without these options cannot be used; the reserved ones only Tessera may set.
 NEEDED: Final = ("--model", "--alias", "--host", "--port", "--ctx-size", "--parallel")
 RESERVED: Final = frozenset(
     {"-m", "--model", "-a", "--alias", "--host", "--port", "-c", "--ctx-size", "-np", "--parallel", "--api-key"}
@@ -35,7 +35,7 @@ RESERVED: Final = frozenset(
 
 
 class Build(msgspec.Struct, frozen=True, kw_only=True):
-    """What a program says of itself: its version, the options it knows, and devices other than the CPU."""
+    """What a program reports about itself: its version, its options, and devices other than the CPU."""
 
     version: str
     options: frozenset[str]
@@ -44,9 +44,9 @@ class Build(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def inspect(program: str) -> Build:
-    """Ask the program, once for each version of its file.
+    """Run the program once for each version of its file and read what it reports.
 
-    Raises: InputFault: it cannot be started, or it is no llama-server.
+    Raises: InputFault: it cannot be started, or is not llama-server.
     """
     try:
         return _inspected(program, Path(program).stat().st_mtime_ns)
@@ -73,7 +73,7 @@ def _inspected(program: str, _mtime_ns: int) -> Build:
 
 
 def _output(program: str, option: str) -> str:
-    """What it prints. Raises: InputFault: it cannot be started, or does not end."""
+    """Output of the program. Raises: InputFault: it cannot be started, or does not exit."""
     try:
         done = subprocess.run(
             [program, option],
@@ -92,14 +92,14 @@ def _output(program: str, option: str) -> str:
 
 
 def check_arguments(arguments: tuple[str, ...]) -> None:
-    """Raises: InputFault: an argument decides what Tessera has to decide: model, address, key, context."""
+    """Check the arguments. Raises: InputFault: one sets what only Tessera may set: model, address, key, context."""
     taken = next((name for name in arguments if name.partition("=")[0] in RESERVED), None)
     if taken is not None:
         raise InputFault(because("argument_is_ours", argument=taken))
 
 
 def pins(build: Build, machine: Machine) -> tuple[str, ...]:
-    """Devices of this machine that the build sees, as a pin names them; the CPU is always one of them."""
+    """Devices of this machine that the build sees, as pin names; the CPU is always included."""
     seen = [
         f"{device.id}/{runtime.backend}"
         for device in machine.devices
@@ -116,7 +116,7 @@ def own_devices(build: Build, machine: Machine) -> tuple[str, ...]:
 
 
 def plain(settings: LoadSettings) -> LoadSettings:
-    """The settings without what only a runner of ours does, so that nothing is promised or reserved for it."""
+    """The settings without features of Tessera's own runner, so that none is announced or reserved."""
     quantized = {settings.type_k, settings.type_v} - {"f16"}
     return msgspec.structs.replace(
         settings,
@@ -145,7 +145,7 @@ def reasons(settings: LoadSettings, build: Build, own: tuple[str, ...]) -> tuple
 
 
 def model_name(settings: LoadSettings) -> str:
-    """What requests call the model."""
+    """The model name in requests."""
     return Path(settings.path).stem
 
 
@@ -155,7 +155,7 @@ def arguments(settings: LoadSettings, port: int) -> tuple[str, ...]:
     assert program is not None
     build = inspect(program.program)
     cells = max(settings.kv_cells, settings.n_ctx)
-    unified = "--kv-unified" in build.options  # else each of the parallel requests has its own part of the context
+    unified = "--kv-unified" in build.options  # otherwise each parallel request has its own share of the context
     parallel = settings.n_parallel if unified else max(1, min(settings.n_parallel, cells // settings.n_ctx))
     values: dict[str, Any] = {
         "--model": settings.path,
@@ -168,8 +168,8 @@ def arguments(settings: LoadSettings, port: int) -> tuple[str, ...]:
         "--ubatch-size": settings.n_ubatch,
         "--cache-type-k": settings.type_k,
         "--cache-type-v": settings.type_v,
-        "--cache-ram": 0,  # a cache of prompts outside the ledger
-        "--fit": "off",  # it would choose another context than the one that was reserved
+        "--cache-ram": 0,  # a prompt cache that the ledger does not count
+        "--fit": "off",  # it would choose another context than the reserved one
     }
     if settings.n_threads:
         batch = settings.n_threads_batch or settings.n_threads
@@ -196,7 +196,7 @@ def arguments(settings: LoadSettings, port: int) -> tuple[str, ...]:
 
 
 def _devices(settings: LoadSettings, build: Build) -> dict[str, Any]:
-    """Where layers go. The build decides itself where it has devices that Tessera does not know."""
+    """Options for the placement of layers. A build with devices that Tessera does not know decides itself."""
     if not settings.devices:
         if settings.n_gpu_layers:
             return {}
@@ -213,7 +213,7 @@ def _devices(settings: LoadSettings, build: Build) -> dict[str, Any]:
 
 
 def facts(settings: LoadSettings) -> dict[str, Any]:
-    """What the file's header says of the model, as fields of `ModelFacts`."""
+    """Facts from the file's header, as fields of `ModelFacts`."""
     assert settings.external is not None
     shape = model_shape(cached_gguf_model(settings.path))
     able: tuple[str, ...] = ("completion", "chat", "tools", *(("vision",) if settings.mmproj_path else ()))

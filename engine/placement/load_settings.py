@@ -1,4 +1,4 @@
-"""What holds for a model of the library before dispatch: context, parallel requests, caches, cores, sampling."""
+"""Settings of a library model before placement: context, parallel requests, caches, cores, sampling."""
 
 import os
 from pathlib import Path
@@ -20,13 +20,13 @@ from engine.placement.types import ModelSettings
 from engine.runner.engine_args import BadEngineArg, EngineArgs, check, given
 from engine.runner.protocol import LoadSettings
 
-# What one person uses: a chat, its title, an editor and one to spare. More come with use (dispatch/cells.py).
+# Slots for one person: a chat, its title, an editor and one spare. Use may add more (`grown` in context_size.py).
 DEFAULT_PARALLEL: Final = 4
 ONNX_PARALLEL: Final = 2
-# A model this small stays in a core's cache and has hundreds of barriers a millisecond: a second thread gains
-# little on an idle machine and loses ten times the speed on a busy one. Measured: docs/log.md, engine.
+# A model this small stays in a core's cache and has hundreds of barriers per millisecond: a second thread gains
+# little on an idle machine and makes it ten times slower on a busy one. Measured: docs/log.md, engine.
 ONE_THREAD_BYTES: Final = 64 << 20
-# Prefixes cached outside the KV cache. A chat of 4k tokens takes 50 MB (tiny) to 500 MB (0.6B, f16).
+# Prefixes stored outside the KV cache. A chat of 4k tokens takes 50 MB (tiny) to 500 MB (0.6B, f16).
 PREFIX_RAM_BYTES: Final = 512 << 20
 PREFIX_DISK_MIB: Final = 4096
 
@@ -34,17 +34,17 @@ PREFIX_DISK_MIB: Final = 4096
 def load_settings(
     entry: ModelEntry, context: int | None = None, cache: Path | None = None, lora: tuple[str, ...] = ()
 ) -> LoadSettings:
-    """The settings of a load with `context` tokens (None: the default), at most those it was trained for.
+    """The settings of a load with `context` tokens (None: the default), at most the model's training context.
 
-    `cache` is the folder for prefixes on disk, `lora` the adapter files loaded with it.
+    `cache` is the folder for prefixes on disk, `lora` the adapter files to load.
     """
     n_ctx = default_context(entry.context_train, context)
     embeds = bool({"embedding", "rerank"} & set(entry.capabilities))
     external = external_settings(entry.format, entry.folder or "", n_ctx)
     if external is not None:
         return external
-    onnx = entry.format == "onnx"  # one generator a sequence, each with a cache of its full length
-    # Passages to embed are wide batches, which threads share well; a question takes one (runner/llama/batch).
+    onnx = entry.format == "onnx"  # one generator per sequence, each with a full-length cache
+    # Passages to embed are wide batches, which use many threads well; a query takes one (runner/llama/batch).
     wide = embeds and entry.format == "gguf"
     threads = 1 if entry.size_bytes < ONE_THREAD_BYTES and not wide else usable_cores()
     return LoadSettings(
@@ -66,24 +66,24 @@ def load_settings(
 
 
 def _prefix_disk_bytes() -> int:
-    """What prefixes on disk may take: the setting cache.prefix_mib, which the program hands on in this variable."""
+    """Limit for prefixes on disk: the setting cache.prefix_mib, passed on in this variable."""
     found = os.environ.get("TESSERA_CACHE_PREFIX_MIB", "")
     return (int(found) if found.isdecimal() else PREFIX_DISK_MIB) << 20
 
 
 def default_context(trained: int, context: int | None = None) -> int:
-    """Tokens a model is loaded with that was `trained` for so many (0: not known)."""
+    """Default context of a model with the training context `trained` (0: unknown)."""
     return min(context or DEFAULT_CONTEXT, trained or DEFAULT_CONTEXT)
 
 
 def usable_cores() -> int:
-    """Physical cores this process may use: hyperthreads slow the kernels down."""
+    """Physical cores that this process may use: hyperthreads slow the kernels down."""
     allowed = allowed_cores()
     return max(1, min(psutil.cpu_count(logical=False) or allowed, allowed))
 
 
 def require_sound(entry: ModelEntry, args: EngineArgs) -> None:
-    """Raises: InputFault: the model is not run by llama.cpp, or an argument makes no sense."""
+    """Check the arguments for a model. Raises: InputFault: llama.cpp does not run it, or an argument is invalid."""
     if given(args) and entry.format != "gguf":
         raise InputFault(because("engine_args_not_for", model=entry.id), "engine_args")
     try:
@@ -94,7 +94,7 @@ def require_sound(entry: ModelEntry, args: EngineArgs) -> None:
 
 
 def recommended_for(entry: ModelEntry, user: ModelSettings) -> Recommended:
-    """What the user, the file, the publisher and the card say about sampling from a model."""
+    """Recommended sampling from the user, the file, the publisher and the model card."""
     names = (entry.id, entry.name, entry.details.title, entry.origin.repo or "")
     chats = "chat" in entry.capabilities
     return recommended(
@@ -106,7 +106,7 @@ def recommended_for(entry: ModelEntry, user: ModelSettings) -> Recommended:
     )
 
 
-# Arguments that are settings of a load.
+# Arguments that are also load settings.
 SETTINGS: Final = (
     "n_batch", "n_ubatch", "n_threads", "n_threads_batch", "type_k", "type_v", "flash_attn", "use_mmap",
     "use_mlock", "repack",
@@ -114,7 +114,7 @@ SETTINGS: Final = (
 
 
 def with_engine_args(settings: LoadSettings, args: EngineArgs) -> LoadSettings:
-    """The settings before dispatch, with what the arguments ask for; they decide again afterwards (`decided`)."""
+    """The settings before placement, with the arguments applied; `decided` applies them again afterwards."""
     settings = msgspec.structs.replace(settings, engine_args=args)
     if args.n_ctx is not None:
         settings = resize_context(settings, args.n_ctx)
@@ -122,7 +122,7 @@ def with_engine_args(settings: LoadSettings, args: EngineArgs) -> LoadSettings:
 
 
 def decided(settings: LoadSettings) -> LoadSettings:
-    """Settings in which the user's arguments stand before what was dispatched, tuned or measured."""
+    """Settings in which the user's arguments override what was placed, tuned or measured."""
     args = settings.engine_args
     changes: dict[str, object] = {name: v for name in SETTINGS if (v := getattr(args, name)) is not None}
     if args.tiles is not None:
@@ -140,5 +140,5 @@ def decided(settings: LoadSettings) -> LoadSettings:
 
 
 def refused(error: DryRunFailed) -> InputFault:
-    """The error for arguments that llama.cpp does not take."""
+    """The error for arguments that llama.cpp rejects."""
     return InputFault(because("engine_args_refused", why=str(error)), "engine_args")

@@ -1,4 +1,4 @@
-"""What a measurement of a model and a search for its fastest settings report."""
+"""Records of benchmarks and of searches for the fastest settings."""
 
 from typing import Literal
 
@@ -10,7 +10,7 @@ from engine.runner.protocol import LoadSettings
 
 
 class Spread(msgspec.Struct, frozen=True, kw_only=True):
-    """Median and extremes of the repeats."""
+    """Median, minimum and maximum of the repeats."""
 
     median: float
     low: float
@@ -18,10 +18,10 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
-    """One sequence behind a prompt of `length` tokens: speeds in tokens/s, times in seconds.
+    """One sequence after a prompt of `length` tokens: speeds in tokens/s, times in seconds.
 
-    `itl_s`: 50, 90 and 99 % of the gaps between tokens were shorter. `power_w`: mean meanwhile, where readable.
-    `tokens_per_joule`: generated, for what was drawn beyond the computer's rest; the prompts' joules count too.
+    `itl_s`: 50th, 90th and 99th percentile of the gaps between tokens. `power_w`: mean during the run, if readable.
+    `tokens_per_joule`: generated tokens per joule above the idle power; the joules of the prompts count too.
     """
 
     length: int
@@ -34,19 +34,19 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Concurrency(msgspec.Struct, frozen=True, kw_only=True):
-    """`parallel` sequences at once: tokens/s of all together."""
+    """Total tokens/s of `parallel` concurrent sequences."""
 
     parallel: int
     total_tok_s: Spread
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """One measurement of one model on this machine.
+    """One benchmark of one model on this machine.
 
-    `drift` is the decode speed at the end divided by that at the start: below 0.9 the machine got slower meanwhile,
-    by heat or by other work. `stand_in`: random weights of the model's shape. `shape_key` and `machine_key` tell
-    which results are of the same tensors and of the same machine, driver and build. `tokens` were generated behind
-    each prompt. `idle_w` was drawn before the load; its name on disk and on the wire is `rest_w`.
+    `drift` is the decode speed at the end divided by that at the start: below 0.9 the machine slowed down, by heat
+    or other work. `stand_in`: random weights of the model's shape. Results with equal `shape_key` and `machine_key`
+    have the same tensors, and the same machine, driver and build. `tokens` is the number generated after each
+    prompt. `idle_w` is the power before the load; its name on disk and on the wire is `rest_w`.
     """
 
     model: str
@@ -77,12 +77,12 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def decode_tok_s(self) -> float:
-        """Tokens/s behind the shortest prompt."""
+        """Decode tokens/s after the shortest prompt."""
         return min(self.points, key=lambda p: p.length).decode_tok_s.median
 
 
 class TypePrices(msgspec.Struct, frozen=True, kw_only=True):
-    """Nanoseconds of decoding for one weight, by type name, with these devices and threads."""
+    """Nanoseconds of decoding per weight, by type name, with these devices and threads."""
 
     machine_key: str
     devices: tuple[str, ...]
@@ -91,9 +91,9 @@ class TypePrices(msgspec.Struct, frozen=True, kw_only=True):
     measured_at: float
 
 
-# Tokens of the answer in the turn that is timed: about a paragraph.
+# Response tokens of the timed turn: about a paragraph.
 ANSWER_TOKENS = 128
-# What settings are chosen by: the fewest seconds of a turn, or its fewest joules.
+# What a search minimizes: the seconds of a turn, or its joules.
 Goal = Literal["speed", "energy"]
 
 
@@ -118,7 +118,7 @@ class Knobs(msgspec.Struct, frozen=True, kw_only=True):
     max_draft: int = 16
 
     def apply(self, settings: LoadSettings) -> LoadSettings:
-        """The settings with these knobs."""
+        """The settings with these values applied."""
         return msgspec.structs.replace(
             settings,
             devices=self.devices,
@@ -140,7 +140,7 @@ class Knobs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def knobs_of(settings: LoadSettings) -> Knobs:
-    """The knobs of settings that were chosen without measuring."""
+    """The tunable values of settings that were chosen without measuring."""
     return Knobs(
         devices=settings.devices,
         tensor_split=settings.tensor_split,
@@ -159,10 +159,10 @@ def knobs_of(settings: LoadSettings) -> Knobs:
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True):
-    """How much one trial measures: prompt tokens, answer tokens, and how often.
+    """How much one trial measures: prompt tokens, response tokens, and repeats.
 
-    `copying`: a text that repeats itself is continued instead, and only its decode speed counts. `joules`: they are
-    counted too. A trial of the one kind is never taken for one of the other.
+    `copying`: the model continues a repetitive text instead, and only its decode speed counts. `joules`: energy is
+    measured too. Trials that differ in this are never compared.
     """
 
     prompt: int
@@ -173,11 +173,11 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What a trial found. `failure` says why a point is bad; its speeds are 0 then.
+    """Result of a trial. `failure` says why the settings do not work; the speeds are 0 then.
 
-    Speeds in tokens/s, `cost_s` is the wall time of the trial, load included. `joules` are those of each run beyond
-    the computer's rest, `tokens_per_joule` counts the tokens generated in all of them; None where joules are not
-    counted.
+    Speeds are in tokens/s; `cost_s` is the wall time of the trial, including the load. `joules` has the energy of
+    each run above idle; `tokens_per_joule` counts the tokens generated in all runs. Both are None if energy is not
+    measured.
     """
 
     prefill_tok_s: float = 0.0
@@ -188,20 +188,20 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     joules: tuple[float, ...] = ()
 
     def turn_s(self, prompt: int) -> float:
-        """Seconds of one turn: read `prompt` tokens, answer with ANSWER_TOKENS. Infinite for a bad point."""
+        """Seconds of a turn: `prompt` prompt tokens and ANSWER_TOKENS response tokens; infinite after a failure."""
         if self.failure is not None or self.prefill_tok_s <= 0 or self.decode_tok_s <= 0:
             return float("inf")
         return prompt / self.prefill_tok_s + ANSWER_TOKENS / self.decode_tok_s
 
     def turn_j(self) -> float:
-        """Joules of a turn beyond the computer's rest. Infinite where they are not known, and for a bad point."""
+        """Joules of a turn above the idle power. Infinite if unknown, and after a failure."""
         if self.failure is not None or not self.tokens_per_joule:
             return float("inf")
         return ANSWER_TOKENS / self.tokens_per_joule
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of the record: a point, how it was measured and what came out."""
+    """One line of the record: the settings, how they were measured and the result."""
 
     knobs: Knobs
     budget: Budget
@@ -211,8 +211,8 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
     """Why one setting has its value: seconds (`of` what) with it and with the next best value, in short rounds.
 
-    Without seconds the next best value does not work. Where energy was the goal there are joules too, and a `note`
-    on why a value of fewer joules was not taken.
+    Without seconds the next best value does not work. If energy was the goal there are joules too, and a `note` on
+    why a value with fewer joules was not chosen.
     """
 
     name: str
@@ -226,7 +226,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     note: str = ""
 
     def fact(self) -> Reason:
-        """What was measured, for the dispatch card."""
+        """The measurement as a fact for the dispatch card."""
         name, of = _fact(self.name), _fact(self.of)
         values = {"name": name, "value": _level(self.value), "took": _figures(self.turn_s, self.turn_j), "of": of}
         if self.against is None:
@@ -240,11 +240,11 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
         return because("choice_against", **values)
 
     def words(self) -> str:
-        """The same in English."""
+        """The same fact in English."""
         return sentence(self.fact())
 
 
-# Names, levels and notes as searches record them; others are told as they are.
+# Names, levels and notes as searches record them; others are shown unchanged.
 _FACTS: dict[str, str] = {
     "device": "knob_device",
     "experts on the processor": "knob_experts",
@@ -285,8 +285,8 @@ class TuneReport(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a search. `turn_s` and `default_turn_s` were measured in the same, longest round.
 
     Without `default_turn_s` the defaults do not work.
-    Tokens per joule are told where energy was the goal: of a turn, with what the computer draws at rest left out.
-    `joules_noise` is the standard deviation of one run's joules as a share of them.
+    Tokens per joule are given if energy was the goal: per turn, without the computer's idle power.
+    `joules_noise` is the standard deviation of one run's joules as a fraction of them.
     """
 
     model: str

@@ -1,4 +1,4 @@
-"""The pool's door to the ledger: every load is admitted, measured and, if it crashes, tried another way."""
+"""Connects the pool to the ledger: admits and measures loads, retries crashed ones with other settings."""
 
 import asyncio
 import contextlib
@@ -43,15 +43,15 @@ from engine.runner.engine_args import NO_ARGS
 from engine.runner.protocol import LoadSettings
 
 log = logging.getLogger(__name__)
-# llama.cpp is asked what a load really takes when the first answer has ended, or after this time without one: the
-# child that asks would take a core from the first token.
+# llama.cpp's dry run starts when the first response has ended, or after this time without one: its child process
+# would take a core from the first token.
 ASKED_AFTER_S = 10.0
 # Below this share of the free memory a load is admitted by formulas: they are within a tenth.
 PLENTY_FRAC = 0.5
 
 
 class _Load(msgspec.Struct, frozen=True, kw_only=True):
-    """A load that was admitted. `device` holds all of its layers, or is None: then its speed belongs to nobody."""
+    """An admitted load. `device` holds all its layers, or is None: then its speed is not recorded."""
 
     settings: LoadSettings
     device: str | None = None
@@ -60,7 +60,7 @@ class _Load(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemoryAdmission:
-    """What the pool asks about each load: the ledger decides, and the history learns what loads show."""
+    """Memory decisions for the pool: the ledger decides, and the history records how loads perform."""
 
     def __init__(self, placer: Placer) -> None:
         self._placer = placer
@@ -68,21 +68,21 @@ class MemoryAdmission:
         self._history = placer.history
         self._checks = placer.resources.checks
         self._loads: dict[str, _Load] = {}
-        # Settings that failed, first to last, and then those that are tried now; until a token was generated.
+        # Settings that failed, in order, followed by those being tried; stored until a token was generated.
         self._tried: dict[str, list[LoadSettings]] = {}
         self._audits: set[asyncio.Task[None]] = set()
         self._unanswered: dict[str, asyncio.Event] = {}
 
     async def reserve(self, model_id: str, settings: LoadSettings, placement: Placement | None = None) -> None:
-        """Set memory aside. Raises: as `reserve_now`."""
+        """Reserve memory. Raises: as `reserve_now`."""
         await asyncio.to_thread(self.reserve_now, model_id, settings, placement)
 
     def reserve_now(self, model_id: str, settings: LoadSettings, placement: Placement | None = None) -> None:
-        """Set aside what a load with these settings needs, as far as `placement` does not say it. Blocks.
+        """Reserve the memory of a load with these settings, computed unless `placement` has it. Blocks.
 
-        Where memory is plentiful the formulas decide at once; where it is not, llama.cpp is asked first.
-        Raises: NotEnoughMemory: with needed, available and the three cheapest ways out. BadModelFile.
-        InputFault: llama.cpp refuses the raw engine arguments.
+        If memory is plentiful the formulas decide at once; otherwise llama.cpp makes a dry run first.
+        Raises: NotEnoughMemory: with needed, available and the three cheapest options. BadModelFile.
+        InputFault: llama.cpp rejects the raw engine arguments.
         """
         self._loads[model_id] = _Load(settings=settings)
         external = kind_of(settings)
@@ -124,7 +124,7 @@ class MemoryAdmission:
         log.info("admitted model=%s device=%s bytes=%d", model_id, gpu or "cpu", need.total_bytes)
 
     async def widen(self, model_id: str, settings: LoadSettings) -> None:
-        """Set aside what the context of deterministic requests takes. Raises: NotEnoughMemory."""
+        """Reserve the memory of the context for deterministic requests. Raises: NotEnoughMemory."""
         if _in_llama_cpp(settings):
             await asyncio.to_thread(self._widen_now, model_id, settings)
 
@@ -140,14 +140,14 @@ class MemoryAdmission:
     async def shortage(
         self, model_id: str, settings: LoadSettings, copied: LoadSettings | None
     ) -> Overdrawn | None:
-        """What is missing for a loaded model to have these settings; None: there is room.
+        """Memory that a loaded model lacks for these settings; None if it fits.
 
-        `copied` are those whose caches are copied to main memory for a moment; None: to disk.
+        `copied`: settings whose caches are temporarily copied to main memory; None: to disk.
         """
         return await asyncio.to_thread(self._placer.shortage, model_id, settings, copied)
 
     async def resized(self, model_id: str, settings: LoadSettings) -> None:
-        """The context of a loaded model has another size now."""
+        """Record the new context size of a loaded model."""
         await asyncio.to_thread(self._resized_now, model_id, settings)
 
     def _resized_now(self, model_id: str, settings: LoadSettings) -> None:
@@ -158,16 +158,16 @@ class MemoryAdmission:
         self._ledger.refine(model_id, ledger_amounts(need), need.resident_bytes, need.by_purpose())
 
     async def largest_context(self, model_id: str, settings: LoadSettings, limit: int) -> int:
-        """The largest context, up to `limit`, that this model could have in the memory that is free for it."""
+        """The largest context, up to `limit`, that fits this model in its available memory."""
         return await asyncio.to_thread(self._placer.largest_context, model_id, settings, limit)
 
     def others(self, model_id: str) -> list[tuple[str, int]]:
-        """Who else holds memory, and how much, the largest first."""
+        """Other owners of memory and their bytes, largest first."""
         held = [(r.owner, r.predicted_bytes) for r in self._ledger.reservations() if r.owner != model_id]
         return sorted(held, key=lambda one: -one[1])
 
     def attach(self, model_id: str, pid: int, buffers: BufferLog) -> None:
-        """The model is loaded in this process: audit it, and remember how if the first way had failed.
+        """Record the process of a loaded model, audit it, and store its settings if an earlier attempt failed.
 
         `buffers` is what its log says it allocated.
         """
@@ -179,12 +179,12 @@ class MemoryAdmission:
                 self._ledger.record_measured(model_id)
             return
         tried = self._tried.get(model_id)
-        if tried:  # a write of a kilobyte, at once: the next crash may come before any task runs
+        if tried:  # write the kilobyte immediately: the next crash may come before any task runs
             first, used = tried[0], tried[-1]
             changes = {f: getattr(used, f) for f in FALLBACK_FIELDS if getattr(used, f) != getattr(first, f)}
             self._history.remember(model_id, changes)
         if load is not None and load.settings.expert_bytes:
-            return  # experts come with use: what is held now says nothing of what will be
+            return  # experts are loaded as they are used: the current size does not predict the later one
         answer = asyncio.Event()
         self._unanswered[model_id] = answer
         task = asyncio.get_running_loop().create_task(
@@ -201,10 +201,10 @@ class MemoryAdmission:
         measured: ProcessMemory | None,
         answer: asyncio.Event,
     ) -> None:
-        """Audit a load when its first answer has ended. `measured` is what its process held at the load's end."""
+        """Audit a load after its first response. `measured` is what its process held when the load ended."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(answer.wait(), ASKED_AFTER_S)
-        if self._unanswered.get(model_id) is answer:  # else it is gone, or was loaded again
+        if self._unanswered.get(model_id) is answer:  # otherwise it was unloaded or reloaded
             del self._unanswered[model_id]
             try:
                 await asyncio.to_thread(self._audit, model_id, buffers, load, measured)
@@ -214,14 +214,14 @@ class MemoryAdmission:
                 log.warning("the memory of %s stays as predicted, it could not be looked at: %s", model_id, error)
 
     def _audit(self, model_id: str, buffers: BufferLog, load: _Load | None, measured: ProcessMemory | None) -> None:
-        """Compare what llama.cpp says a load takes with what the process held."""
+        """Compare the memory that llama.cpp reports with the memory of the process."""
         if load is not None:
             self._refine(model_id, load.settings)
         if measured is not None:
             self._ledger.record_measured(model_id, measured, buffers.bytes())
 
     def _refine(self, model_id: str, settings: LoadSettings) -> None:
-        """Replace what formulas reserved by what llama.cpp says it takes."""
+        """Replace the reservation by formulas with llama.cpp's own numbers."""
         if not _in_llama_cpp(settings):
             return
         machine = self._placer.machine_now()
@@ -232,13 +232,13 @@ class MemoryAdmission:
             self._ledger.refine(model_id, ledger_amounts(need), need.resident_bytes, need.by_purpose())
 
     def proven(self, model_id: str) -> None:
-        """A token was generated with the settings of the load: what is remembered of a fallback stays as it is."""
+        """Record that a token was generated with these settings: the stored fallback stays as it is."""
         self._tried.pop(model_id, None)
 
     def observed(self, model_id: str, tokens: int, decode_s: float) -> None:
-        """A decode speed measured on this machine: it beats the prior at the next placement.
+        """Record a decode speed measured on this machine: it beats the prior at the next placement.
 
-        Only where one device holds the whole model, and the model is large enough that memory speed decides.
+        Only if one device holds the whole model, and the model is so large that memory speed decides.
         """
         load = self._loads.get(model_id)
         if load is not None and load.settings.remotes:
@@ -255,18 +255,18 @@ class MemoryAdmission:
         self._history.record_speed(load.device, load.backend, load.read_bytes, (tokens - 1) / decode_s)
 
     def answered(self, model_id: str, tokens: int, depth: float, at_once: int) -> None:
-        """An answer of `tokens` ended, on average behind `depth` others, as one of `at_once` requests.
+        """Record a response of `tokens`, on average after `depth` others, as one of `at_once` requests.
 
-        How a model is used decides what suits it at its next load.
+        The use of a model decides its settings at the next load.
         """
         self._history.record_use(model_id, tokens, depth, at_once)
         if model_id in self._unanswered:
             self._unanswered[model_id].set()
 
     async def unloading(self, model_id: str, cached_bytes: int) -> None:
-        """The model was used and leaves now: its process shows what it really took.
+        """Record the memory of a used model's process before it is unloaded.
 
-        `cached_bytes` of that are prefixes kept for later.
+        `cached_bytes` of it are stored prefixes.
         """
         load = self._loads.get(model_id)
         if load is not None:
@@ -276,7 +276,7 @@ class MemoryAdmission:
         await asyncio.to_thread(self._ledger.record_measured, model_id, moment="unload", cached_bytes=cached_bytes)
 
     def release(self, model_id: str) -> None:
-        """The model's memory is free again."""
+        """Free the model's reservation."""
         self._unanswered.pop(model_id, None)
         self._history.flush()
         self._loads.pop(model_id, None)
@@ -284,10 +284,10 @@ class MemoryAdmission:
         self._ledger.release(_widened(model_id))
 
     async def to_load(self, settings: LoadSettings) -> LoadSettings:
-        """With the CPU's answers to compare with, where this device was not compared yet: computed once a file."""
+        """The settings with the CPU reference, if this device was not compared yet. Computed once per file."""
         if (
             not settings.devices or settings.remotes or settings.external is not None
-        ):  # what lies elsewhere was chosen because it does not fit here
+        ):  # a model split over machines is split because it does not fit here
             return settings
         return await asyncio.to_thread(self._to_compare, settings)
 
@@ -296,9 +296,9 @@ class MemoryAdmission:
         return self._checks.to_compare(settings, read_shape(settings.path), machine)
 
     async def compared(self, settings: LoadSettings, check: DeviceCheck | None) -> None:
-        """A load succeeded, its device compared as `check` says; None: it was not compared.
+        """Record a successful load, with the device comparison `check`; None: not compared.
 
-        A device that computes what the CPU computes is not compared again until something changes.
+        A device that computes the same as the CPU is not compared again until something changes.
         """
         if check is not None:
             await asyncio.to_thread(self._record, settings, check)
@@ -310,13 +310,13 @@ class MemoryAdmission:
         self._checks.record(settings, shape, machine, check, wrong_because, operations)
 
     def _sound(self, settings: LoadSettings, error: SelfCheckFailed) -> Fallback | None:
-        """Record that these settings compute wrongly; returns the next that are not recorded so."""
+        """Record that these settings compute wrong results; return the next ones without such a record."""
         numbers = error.numbers if isinstance(error, DeviceCheckFailed) else None
         found = msgspec.convert(numbers, learned(DeviceCheck)) if numbers else None
         words, kinds = self._checks.wrong_operations(settings)
         self._record(settings, found, error.reason, words)
         if kinds and FLASH_ATTENTION not in kinds and settings.flash_attn != "off":
-            # It is something else, so the same device without flash attention would be as wrong.
+            # Flash attention is not the cause, so the same device without it would be wrong too.
             plain = without_flash_attention(settings)
             self._record(plain, found, error.reason, words)
         fallback = self._placer.sound(settings, read_shape(settings.path))
@@ -326,11 +326,11 @@ class MemoryAdmission:
         return fallback
 
     async def retry(self, model_id: str, settings: LoadSettings, error: TesseraError) -> Fallback | None:
-        """What to try after a failed load or first token; None when the file is at fault or nothing is left.
+        """What to try after a failed load or first token; None if the file is at fault or nothing is left.
 
-        A file that llama.cpp refuses on the CPU is broken; on a GPU the backend may be. Where the check after
-        the load fails on the CPU, our kernels for prompts or those for rewritten weights may be at fault. A
-        device that computes something else than the CPU is tried without what is wrong, as long as there is a way.
+        A file that llama.cpp rejects on the CPU is broken; on a GPU the backend may be at fault. If the check after
+        the load fails on the CPU, Tessera's prompt kernels or those for repacked weights may be at fault. A device
+        whose results differ from the CPU's is tried without the faulty feature, as long as there is an alternative.
         """
         if settings.remotes:
             return None
@@ -350,7 +350,7 @@ class MemoryAdmission:
         fallback = next_fallback(settings, await asyncio.to_thread(self._placer.machine.now), tuple(tried))
         if fallback is None:
             del self._tried[model_id]
-            self._history.remember(model_id, {})  # the next load starts with a free choice
+            self._history.remember(model_id, {})  # the next load starts without a stored fallback
         else:
             log.warning("model=%s failed, next: %s", model_id, fallback.change.kind)
             tried.append(fallback.settings)
@@ -358,10 +358,10 @@ class MemoryAdmission:
 
 
 def _in_llama_cpp(settings: LoadSettings) -> bool:
-    """A runner of ours loads it with llama.cpp, which tells what it takes."""
+    """Whether one of Tessera's runners loads it with llama.cpp, which reports its memory."""
     return settings.external is None and not onnx.is_folder(settings.path)
 
 
 def _widened(model_id: str) -> str:
-    """Who holds the memory of a model's deterministic requests."""
+    """Owner name of the memory for a model's deterministic requests."""
     return f"{model_id} (deterministic)"

@@ -1,4 +1,4 @@
-"""What `tessera fit` names: a file, a model of the library, or a repository of the hub."""
+"""Resolves the model argument of `tessera fit`: a file, a model of the library, or a repository on the hub."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from engine.runner.protocol import LoadSettings
 def find(
     model: str, catalogue: Catalogue, placer: Placer, projector: str | None = None
 ) -> tuple[ModelShape, LoadSettings]:
-    """Shape and settings; of a repository only headers are read. `projector` is loaded beside it.
+    """Shape and settings; only the headers of a repository are read. `projector` is loaded with the model.
 
     Raises: ModelNotFound, the errors of HubClient and of reading the file.
     """

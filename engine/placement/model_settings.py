@@ -1,4 +1,4 @@
-"""What the user set for models, in one file that the terminal and the server share."""
+"""Stores the user's settings for models in one file that the CLI and the server share."""
 
 import contextlib
 import logging
@@ -25,10 +25,10 @@ from quantize.files.sampling_keys import BOUNDS, Value, checked
 log = logging.getLogger(__name__)
 MAX_ALIASES: Final = 1000
 MAX_NAME: Final = 200
-# As the runner has it (draft_model.py): unused entries at the end may differ.
+# As in the runner (draft_model.py): unused entries at the end may differ.
 MAX_SIZE_DIFFERENCE: Final = 128
-# Where earlier versions stored this, one table of models each, and the field that a row became. A row of
-# load.json holds several fields by their names, and aliases.json is a table of aliases.
+# Files of earlier versions, each a table of models, and the field that a row became. A row of load.json holds
+# several fields by name, and aliases.json is a table of aliases.
 _ALIASES: Final = "aliases.json"
 _LOADS: Final = "load.json"
 _TABLES: Final = {"drafts.json": "draft", "sampling.json": "sampling", "engine_args.json": "engine_args"}
@@ -38,7 +38,7 @@ _SAME: Final = {name: name for name in BOUNDS}
 
 
 class _File(msgspec.Struct, frozen=True):
-    """The rows stay as they are written, so that a damaged or newer field costs that field only."""
+    """Rows stay as written, so that a corrupt or newer field affects only that field."""
 
     models: dict[str, Any] = {}
     aliases: dict[str, Any] = {}
@@ -48,7 +48,7 @@ class ModelSettingsStore:
     """A JSON file of `models` (id to `ModelSettings`) and `aliases` (name or pattern to model id).
 
     `history` is the file in which earlier versions stored pins. Their other files are next to `path`. The first use
-    copies all of them into the new file, which is written whole; only then are they renamed.
+    writes the new file atomically with a copy of all of them; only then are the old files renamed.
     """
 
     def __init__(self, path: Path | None = None, history: Path | None = None) -> None:
@@ -57,7 +57,7 @@ class ModelSettingsStore:
         self._is_migrated = path is None
 
     def get(self, model_id: str) -> ModelSettings:
-        """What the user set for this model; a field that is damaged or of a newer program counts as not set."""
+        """The user's settings for this model; a field that is corrupt or from a newer version counts as not set."""
         row, found = _row(self._read(), model_id), {}
         for field in _FIELDS.values():
             if field.encode_name in row:
@@ -69,16 +69,16 @@ class ModelSettingsStore:
         return ModelSettings(**found)
 
     def models_in(self, engine: str) -> tuple[str, ...]:
-        """Models that the user lets this program serve."""
+        """Models that the user assigned to this program."""
         return tuple(model for model in self._read().models if self.get(model).engine == engine)
 
     def pins(self) -> dict[str, str]:
-        """Model id to the device the user pinned it to."""
+        """Model id to the device that the user pinned it to."""
         found = {model_id: self.get(model_id).device for model_id in self._read().models}
         return {model_id: device for model_id, device in found.items() if device}
 
     def change(self, model_id: str, **values: Any) -> None:
-        """Replace some fields; the default of a field leaves it to Tessera again. Raises: OSError."""
+        """Replace some fields; a field's default value leaves it to Tessera again. Raises: OSError."""
 
         def changed(old: _File) -> _File:
             row = dict(_row(old, model_id))
@@ -93,7 +93,7 @@ class ModelSettingsStore:
         self._store.change(changed)
 
     def set_load(self, model_id: str, options: LoadOptions, context_train: int = 0) -> None:
-        """Replace the options of a model's loads.
+        """Replace the load options of a model.
 
         Raises: InputFault: an unknown cache type, or more context than the model was trained for.
         """
@@ -104,7 +104,7 @@ class ModelSettingsStore:
         self.change(model_id, **msgspec.structs.asdict(options))
 
     def set_sampling(self, model_id: str, values: Mapping[str, Value]) -> None:
-        """Replace the sampling of a model; none at all goes back to its recommendation.
+        """Replace the sampling of a model; empty values restore its recommendation.
 
         Raises: InputFault: an unknown field or a value out of bounds.
         """
@@ -124,13 +124,13 @@ class ModelSettingsStore:
         return {name.casefold(): model for name, model in found.items() if isinstance(model, str)}
 
     def plain_aliases(self) -> dict[str, str]:
-        """The aliases that are names: a pattern is no name that a list could show."""
+        """The aliases that are plain names: a pattern cannot appear in a list of models."""
         return {name: model for name, model in self.aliases().items() if not set(name) & set("*?[")}
 
     def resolve(self, name: str) -> str:
         """The model that `name` stands for, or `name` itself. `*` and `?` match as in file names.
 
-        An exact alias comes before patterns, and the longest pattern first.
+        An exact alias takes precedence over patterns, and longer patterns over shorter ones.
         """
         names, folded = self.aliases(), name.casefold()
         if folded in names:
@@ -141,7 +141,7 @@ class ModelSettingsStore:
         return name
 
     def set_alias(self, name: str, model: str) -> None:
-        """Let `name` stand for `model`. Raises: InputFault: an empty or overlong name, or too many."""
+        """Create an alias `name` for `model`. Raises: InputFault: an empty or overlong name, or too many."""
         key = name.strip().casefold()
         if not key or len(key) > MAX_NAME or not model or len(model) > MAX_NAME:
             raise InputFault(because("alias_length", longest=MAX_NAME), "alias")
@@ -156,7 +156,7 @@ class ModelSettingsStore:
         self._store.change(changed)
 
     def remove_alias(self, name: str) -> bool:
-        """Forget an alias; False when there was none."""
+        """Remove an alias; False if there was none."""
         key = name.strip().casefold()
         self._migrate()
         with self._store.locked():
@@ -178,7 +178,7 @@ class ModelSettingsStore:
         return self._store.get()
 
     def _migrate(self) -> None:
-        """Make the file of what earlier versions stored, once. Raises: OSError: nothing has changed then."""
+        """Create the file from those of earlier versions, once. Raises: OSError: then nothing has changed."""
         path = self._store.path
         if self._is_migrated or path is None:
             return
@@ -194,7 +194,7 @@ class ModelSettingsStore:
         return [folder / name for name in (_ALIASES, _LOADS, *_TABLES)]
 
     def _earlier(self) -> _File:
-        """What earlier versions stored. Raises: OSError: a file is there and cannot be read now."""
+        """Settings stored by earlier versions. Raises: OSError: a file exists and cannot be read now."""
         aliases, loads, *tables = map(_table, self._earlier_files())
         models: dict[str, dict[str, Any]] = {}
         for model_id, row in loads.items():
@@ -208,7 +208,7 @@ class ModelSettingsStore:
         return _File(models={name: row for name, row in models.items() if row}, aliases=aliases)
 
     def _set_aside(self) -> None:
-        """What was copied is not read again, and stays where a person can find it."""
+        """Rename the copied files so that they are not read again and the user can still find them."""
         for file in self._earlier_files():
             if file.exists() and not _is_damaged(file):
                 with contextlib.suppress(OSError):
@@ -220,7 +220,7 @@ class ModelSettingsStore:
 
 
 def open_model_settings(paths: Paths) -> ModelSettingsStore:
-    """This user's file."""
+    """This user's model settings."""
     return ModelSettingsStore(paths.config / "model_settings.json", paths.state / "dispatch.json")
 
 
@@ -234,9 +234,9 @@ def _default(field: Any) -> Any:
 
 
 def _table(path: Path) -> dict[str, Any]:
-    """A table that an earlier version wrote; empty where there is none or it is damaged. Raises: OSError."""
+    """A table that an earlier version wrote; empty if missing or corrupt. Raises: OSError."""
     with contextlib.suppress(FileNotFoundError):
-        path.read_bytes()  # where the file cannot be read at this moment, nothing may be concluded from that
+        path.read_bytes()  # raises if the file cannot be read now: it must not count as empty
         with contextlib.suppress(Damaged):
             return JsonStore(path, dict[str, Any], dict).read()
     return {}
@@ -251,15 +251,15 @@ def _is_damaged(path: Path) -> bool:
 
 
 def check_kv_type(name: str | None, field: str = "kv_type") -> None:
-    """Raises: InputFault: no type of cache goes by that name."""
+    """Check a cache type. Raises: InputFault: no cache type has that name."""
     if name is not None and name not in KV_TYPES:
         raise InputFault(because("cache_type_unknown", name=name, names=tuple(KV_TYPES)), field)
 
 
 def unfit_draft(target: Path, draft: Path) -> Reason | None:
-    """Why one file cannot draft for the other, from their headers; None when it can. The runner checks each token.
+    """Why one file cannot be the draft model of the other, by their headers; None if it can.
 
-    Raises: BadModelFile.
+    The runner checks each token. Raises: BadModelFile.
     """
     if target.resolve() == draft.resolve():
         return because("draft_is_itself")

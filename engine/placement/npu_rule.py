@@ -1,4 +1,4 @@
-"""When an NPU gets work, for every kind of model, and what that is expected to cost and to save."""
+"""The rule by which an NPU gets a model of any kind, with expected cost and savings."""
 
 from typing import Final
 
@@ -9,11 +9,11 @@ from devices.types import Machine
 from engine.message_catalog.reasons import Reason, because
 from engine.placement.types import Overrides
 
-# Watts above idle while a model answers, NPU and integrated GPU. Source: FastFlowLM on Ryzen AI Max 395, users'
+# Watts above idle while a model generates, NPU and integrated GPU. Source: FastFlowLM on Ryzen AI Max 395, users'
 # reports (11.5-14.4 W), and llama.cpp's Vulkan run on the same computer (52 W); see the reference of devices.
 _PUBLISHED_W: Final = {"AMD": (13, 52)}
-# The prompt by which the time to the first token is judged, and the wait after which people turn to something
-# else. Source: Miller (1968), Card et al. (1991): ten seconds hold attention.
+# Prompt length for the time to the first token, and the wait after which people turn to something else. Source:
+# Miller (1968), Card et al. (1991): ten seconds hold attention.
 USUAL_PROMPT: Final = 1000
 PATIENCE_S: Final = 10.0
 QUIET: Final = because("quiet")
@@ -21,7 +21,7 @@ ON_BATTERY: Final = because("on_battery")
 
 
 class Offer(msgspec.Struct, frozen=True):
-    """A place for a model: tokens of a prompt it reads a second, and what a meter here found of it, if one did."""
+    """A place for a model: prefill tokens/s, and tokens per joule if measured here."""
 
     name: str
     prefill_tok_s: float
@@ -29,19 +29,19 @@ class Offer(msgspec.Struct, frozen=True):
 
     @property
     def first_token_s(self) -> float:
-        """Seconds until the first token behind a usual prompt."""
+        """Seconds until the first token after a usual prompt."""
         return USUAL_PROMPT / self.prefill_tok_s if self.prefill_tok_s > 0 else float("inf")
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """Whether the NPU gets the model, and why or why not."""
+    """Whether the NPU gets the model, and the reasons."""
 
     take: bool
     reasons: tuple[Reason, ...]
 
 
 def why_npu(overrides: Overrides, *, igpu_busy: bool, side_work: bool) -> Reason | None:
-    """Why an NPU should get this model, or nothing. `side_work`: embeddings, speech and the like, not a chat."""
+    """Why an NPU should get this model, or None. `side_work`: embeddings, speech and similar, not a chat."""
     if overrides.mode == "quiet":
         return QUIET
     if overrides.on_battery:
@@ -52,9 +52,9 @@ def why_npu(overrides: Overrides, *, igpu_busy: bool, side_work: bool) -> Reason
 
 
 def judge(why: Reason, vendor: str, npu: Offer, other: Offer | None) -> Verdict:
-    """The rule behind `why`: energy that was measured here decides, then how long the first token takes.
+    """Decide for the reason `why`: energy measured here decides, then the time to the first token.
 
-    Who wants it quiet waits; who saves energy or shares the GPU does not wait longer than PATIENCE_S.
+    In quiet mode any wait is accepted. To save energy or share the GPU, the wait is at most PATIENCE_S.
     """
     energy = why_power(vendor, npu, other)
     waits = _first_token(npu, other)
@@ -71,7 +71,7 @@ def judge(why: Reason, vendor: str, npu: Offer, other: Offer | None) -> Verdict:
 
 
 def why_power(vendor: str, npu: Offer, other: Offer | None = None) -> Reason:
-    """The energy of a placement on an NPU: what meters found here, else what is published."""
+    """The energy of a placement on an NPU: measured here, else published."""
     if npu.tokens_per_joule is None:
         return expected_power(vendor)
     if other is None or other.tokens_per_joule is None:
@@ -85,7 +85,7 @@ def why_power(vendor: str, npu: Offer, other: Offer | None = None) -> Reason:
 
 
 def expected_power(vendor: str) -> Reason:
-    """The energy of a placement on an NPU, as long as no meter here has told."""
+    """The published energy of a placement on an NPU, until a meter here has measured it."""
     if vendor not in _PUBLISHED_W:
         return because("npu_power_unpublished")
     npu, gpu = _PUBLISHED_W[vendor]
@@ -93,7 +93,7 @@ def expected_power(vendor: str) -> Reason:
 
 
 def busy_igpu(machine: Machine, ledger: Ledger, owner: str = "") -> bool:
-    """A model, not `owner`'s, is loaded on the integrated GPU."""
+    """Whether a model other than `owner`'s is loaded on the integrated GPU."""
     igpus = {d.id for d in machine.devices if d.kind == "igpu"}
     return any(device in igpus for held in ledger.reservations() if held.owner != owner for device in held.amounts)
 

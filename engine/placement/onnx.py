@@ -1,4 +1,4 @@
-"""Where an ONNX folder runs: its memory by formula, and the rule by which an NPU gets work."""
+"""Places ONNX folders: memory by formula, and the rule by which an NPU gets work."""
 
 import os
 from collections.abc import Mapping
@@ -23,12 +23,12 @@ from engine.runner.protocol import LoadSettings
 
 # Python, ONNX Runtime and onnxruntime-genai with nothing loaded. Measured: docs/log.md, onnx.
 OVERHEAD_BYTES: Final = 110 << 20
-# Scratch of one prompt piece of 256 tokens beside the widest layer, generously.
+# Scratch memory of one prompt chunk of 256 tokens next to the widest layer, generously.
 COMPUTE_BYTES: Final = 64 << 20
 
 
 def is_folder(path: str) -> bool:
-    """Whether these settings are for the ONNX runner: it opens folders, llama.cpp files."""
+    """Whether these settings are for the ONNX runner: it opens folders, llama.cpp opens files."""
     return Path(path).is_dir()
 
 
@@ -41,7 +41,7 @@ def folder_at(path: str) -> OnnxFolder:
 
 
 def onnx_need(folder: OnnxFolder, settings: LoadSettings) -> Need:
-    """What the load takes: ONNX Runtime keeps 16-bit weights as 32 bits, and a full cache for each sequence."""
+    """Memory of the load: ONNX Runtime stores 16-bit weights as 32 bits, and a full cache for each sequence."""
     stated = folder.own.get("resident_bytes")
     files = sum(p.stat().st_size for g in folder.graphs for p in g.parent.iterdir() if p.is_file())
     kv = folder.kv_bytes(settings.n_ctx) * settings.n_parallel
@@ -76,7 +76,7 @@ def place_folder(
     owner: str = "",
     environ: Mapping[str, str] | None = None,
 ) -> Placement:
-    """Where the folder runs, and why not elsewhere. Raises: BadModelFile: it was compiled for what is not here."""
+    """Where the folder runs, and why not elsewhere. Raises: BadModelFile: it was compiled for missing hardware."""
     environ = os.environ if environ is None else environ
     settings = msgspec.structs.replace(base, n_ctx=overrides.n_ctx or base.n_ctx, devices=(), n_gpu_layers=0)
     need = onnx_need(folder, settings)
@@ -97,7 +97,7 @@ def place_folder(
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
-    """A provider (empty: the CPU) on a device, with reasons, and what was not taken."""
+    """A provider (empty: the CPU) on a device, with reasons and rejected alternatives."""
 
     provider: str = ""
     device: Device | None = None
@@ -113,7 +113,7 @@ def choose_provider(
     igpu_busy: bool,
     environ: Mapping[str, str],
 ) -> Choice:
-    """The rule. A pin beats the folder's own choice, which beats the mode; without either it is the CPU.
+    """Choose a provider. A pin beats the folder's own choice, which beats the mode; otherwise it is the CPU.
 
     Raises: BadModelFile: the pinned provider, or the one the folder was compiled for, cannot be used here.
     """
@@ -151,12 +151,12 @@ def choose_provider(
 
 
 def with_power(overrides: Overrides) -> Overrides:
-    """The overrides, with what this computer runs on now."""
+    """The overrides with the current power source: battery or mains."""
     return msgspec.structs.replace(overrides, on_battery=True) if is_unplugged() else overrides
 
 
 def admit(model_id: str, settings: LoadSettings, machine: Machine, ledger: Ledger) -> None:
-    """Reserve what a load takes. Raises: NotEnoughMemory, BadModelFile."""
+    """Reserve the memory of a load. Raises: NotEnoughMemory, BadModelFile."""
     folder = folder_at(settings.path)
     need = onnx_need(folder, settings)
 
@@ -171,7 +171,7 @@ def admit(model_id: str, settings: LoadSettings, machine: Machine, ledger: Ledge
 
 
 def _compiled(folder: OnnxFolder, adapter: Adapter, npus: list[Device], environ: Mapping[str, str]) -> Choice:
-    """A vendor's folder has one place to run."""
+    """The provider for a folder compiled by a vendor: it can run only there."""
     problem = adapter.problem(folder.release, environ)
     if problem:
         raise BadModelFile(str(folder.path), problem)
@@ -192,13 +192,13 @@ def _pinned(overrides: Overrides, npus: list[Device]) -> str:
 
 
 def _npu_reason(folder: OnnxFolder, overrides: Overrides, igpu_busy: bool) -> Reason | None:
-    """Why an NPU should get this, or nothing."""
+    """Why an NPU should get this model, or None."""
     side_work = folder.kind != "generate"  # a chat in ONNX may be of any size
     return why_npu(overrides, igpu_busy=igpu_busy and side_work, side_work=side_work)
 
 
 def _for_vendor(npus: list[Device], system: str) -> Adapter | None:
-    """The provider that takes plain ONNX graphs on these NPUs; AMD's takes compiled folders only."""
+    """The provider that accepts plain ONNX graphs on these NPUs; AMD's accepts only compiled folders."""
     vendors = {d.vendor for d in npus}
     for adapter in ADAPTERS.values():
         if vendors & set(adapter.vendors) and system in adapter.systems and adapter.genai_name in _NPU_PROVIDERS:

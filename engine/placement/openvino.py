@@ -1,4 +1,4 @@
-"""What OpenVINO's backend takes of a GGUF file, what that costs, and the settings it wants.
+"""Which GGUF files OpenVINO's backend accepts, what it loses on them, and the settings it needs.
 
 Source: ggml-openvino of llama.cpp as shipped (ggml-openvino.cpp, ggml-openvino-extra.cpp, ggml-quants.cpp,
 docs/backend/OPENVINO.md) and the trials of docs/log.md, OpenVINO.
@@ -18,23 +18,24 @@ from engine.placement.types import Need, Part
 from engine.runner.protocol import LoadSettings
 from quantize.ggml_types import GgmlType
 
-# An NPU's graphs have the context compiled in; beyond this its memory does not hold the attention mask.
+# An NPU's graphs have the context compiled in; beyond this its memory cannot hold the attention mask.
 NPU_CONTEXT: Final = 4096
-# The runtime's libraries and what compiling leaves behind; and how often it holds the weights: as ggml's backend
-# extracted them and as the device's kernels want them. Measured: docs/log.md, OpenVINO.
+# Memory of the runtime's libraries and of compilation leftovers; and how often it stores the weights: as extracted
+# by ggml's backend and as the device's kernels need them. Measured: docs/log.md, OpenVINO.
 RUNTIME_BYTES: Final = 250 << 20
 WEIGHT_COPIES: Final = 2
-# KLD of a file whose offsets were rounded (.38) beside one with 16-bit weights (.001): docs/log.md, OpenVINO.
+# KLD of a file whose offsets were rounded (0.38) compared with one with 16-bit weights (0.001): docs/log.md,
+# OpenVINO.
 _TAKEN: Final = frozenset(kind for kind in GgmlType if kind.traits.openvino)
 
 
 def is_openvino(settings: LoadSettings) -> bool:
-    """Whether these settings are for one of OpenVINO's devices."""
+    """Whether these settings are for an OpenVINO device."""
     return any(name.startswith(f"{BACKEND}:") for name in settings.devices)
 
 
 def refusal(shape: ModelShape, settings: LoadSettings, runtime: Runtime) -> Reason | None:
-    """Why this model cannot run there; None when it can be tried."""
+    """Why this model cannot run there; None if it can be tried."""
     strange = sorted(kind.name for kind in set(_types(shape)) - _TAKEN)
     if strange:
         taken = tuple(sorted(kind.name for kind in _TAKEN))
@@ -49,7 +50,7 @@ def refusal(shape: ModelShape, settings: LoadSettings, runtime: Runtime) -> Reas
 
 
 def cost(shape: ModelShape, runtime: Runtime) -> Reason | None:
-    """What the file's types lose there; None when nothing."""
+    """What the file's types lose there; None if nothing."""
     kinds = _types(shape)
     total = sum(kinds.values())
     if runtime.device_name == NPU:
@@ -64,7 +65,7 @@ def cost(shape: ModelShape, runtime: Runtime) -> Reason | None:
 
 
 def settings_for(base: LoadSettings, runtime: Runtime, device: Device) -> LoadSettings:
-    """`base` as OpenVINO wants it: all layers, one sequence, 16-bit cache, fused attention."""
+    """`base` as OpenVINO needs it: all layers, one sequence, 16-bit cache, fused attention."""
     n_ctx = min(base.n_ctx, NPU_CONTEXT) if device.kind == "npu" else base.n_ctx
     settings = msgspec.structs.replace(
         base,
@@ -81,13 +82,13 @@ def settings_for(base: LoadSettings, runtime: Runtime, device: Device) -> LoadSe
         max_draft=0,
         draft_path=None,
     )
-    if device.kind == "npu":  # a prompt is one batch with one output; the backend cuts it into pieces of its own
+    if device.kind == "npu":  # a prompt is one batch with one output; the backend splits it itself
         settings = msgspec.structs.replace(settings, n_batch=n_ctx, n_ubatch=n_ctx)
     return settings
 
 
 def pin_refused(shape: ModelShape, settings: LoadSettings, machine: Machine, pin: str) -> Reason | None:
-    """Why the device of OpenVINO that the user pinned is not used; None where the pin is another's."""
+    """Why the OpenVINO device that the user pinned is not used; None if the pin is not an OpenVINO device."""
     for device in machine.devices:
         for runtime in device.runtimes:
             names = {runtime.device_name.lower(), f"{device.id}/{runtime.backend}".lower()}
@@ -97,7 +98,7 @@ def pin_refused(shape: ModelShape, settings: LoadSettings, machine: Machine, pin
 
 
 def need(found: Need) -> Need:
-    """What a load takes with OpenVINO: it keeps weights of its own beside nothing of the file."""
+    """Memory of a load with OpenVINO: it stores its own copy of the weights and maps no file pages."""
     parts = tuple(
         msgspec.structs.replace(p, mapped_bytes=0) if p.name == "weights" else p
         for p in (*found.parts, Part(name="overhead", device=CPU, num_bytes=RUNTIME_BYTES, basis="prior"))
@@ -108,7 +109,7 @@ def need(found: Need) -> Need:
 
 
 def _types(shape: ModelShape) -> Counter[GgmlType]:
-    """Values by type, the token embedding aside: it is looked up by the CPU."""
+    """Values by type, without the token embedding: the CPU looks that up."""
     found: Counter[GgmlType] = Counter()
     for tensor in shape.tensors:
         if not tensor.name.startswith("token_embd") or shape.tied:

@@ -1,4 +1,4 @@
-"""The devices a model can be pinned to, and pins whose device is not here any more."""
+"""The devices a model can be pinned to, and pins whose device is missing."""
 
 import os
 
@@ -18,7 +18,7 @@ def device_names(machine: Machine) -> set[str]:
             continue
         backends = {r.backend for r in device.runtimes if r.state == "usable"} | ({"cpu"} & {device.kind})
         names |= {r.device_name for r in device.runtimes if r.state == "usable" and r.backend == openvino.BACKEND}
-        backends -= {TILES}  # kernels beside others, no place to run
+        backends -= {TILES}  # additional kernels, not a place to run
         names |= {device.id, device.kind, *backends, *(f"{device.id}/{backend}" for backend in backends)}
     # A provider's own name: a plugin such as Qualcomm's emulator has no device in this list.
     here = (a for a in ADAPTERS.values() if not a.built_in and not a.problem(None, os.environ))

@@ -1,4 +1,4 @@
-"""Where a model runs, with which settings, and whether it fits now. Stateless: nothing is stored or reserved."""
+"""Chooses where a model runs, with which settings, and whether it fits now. Stores and reserves nothing."""
 
 import logging
 import os
@@ -58,14 +58,14 @@ from engine.runner.protocol import ExternalProgram, LoadSettings
 from quantize.files.header_cache import cached_gguf_model
 
 log = logging.getLogger(__name__)
-# Answers with fewer tokens say little about the speed.
+# Shorter responses say little about the speed.
 ENOUGH_TOKENS = 64
 # Smaller models stay in caches: their speed says nothing about the memory.
 LARGE_READ_BYTES = 256 << 20
 
 
 class Placer:
-    """Chooses by the machine, its ledger and what was learnt here. Every method blocks for a moment."""
+    """Places models by the machine, its ledger and what was learned here. Every method blocks briefly."""
 
     def __init__(self, resources: Resources) -> None:
         self.resources = resources
@@ -79,7 +79,7 @@ class Placer:
     def choose(
         self, model_id: str, settings: LoadSettings, overrides: Overrides = NO_OVERRIDES, *, exact: bool = False
     ) -> Placement:
-        """The placement a load gets: as dispatched, with what worked before after other settings had failed.
+        """The placement of a load, including the fallback settings that worked after earlier failures.
 
         Raises: BadModelFile.
         """
@@ -93,8 +93,8 @@ class Placer:
     ) -> Placement:
         """Where and how the model would run now.
 
-        `exact` asks llama.cpp in a child (under a second, kept); else, or if that fails, formulas answer.
-        What the user pinned the model to counts unless the overrides name a device.
+        `exact` makes a dry run with llama.cpp in a child (under a second, cached). Without it, or if it fails,
+        formulas are used. The user's pin counts unless the overrides name a device.
         Raises: BadModelFile.
         """
         return self._placed(model_id, settings, overrides, exact=exact, last=prefix_cache)
@@ -142,9 +142,9 @@ class Placer:
     def _in_other_build(
         self, model_id: str, settings: LoadSettings, program: ExternalProgram, overrides: Overrides
     ) -> Placement:
-        """In a llama-server that the user added: on a device that it sees, placed by the formulas of llama.cpp.
+        """Placement in a llama-server that the user added: on a device that it sees, by llama.cpp's formulas.
 
-        Raises: BadModelFile; InputFault: the program is gone.
+        Raises: BadModelFile; InputFault: the program is missing.
         """
         build, machine, shape = llama_server.inspect(program.program), self.machine_now(), read_shape(settings.path)
         usual = llama_server.plain(settings)
@@ -159,7 +159,7 @@ class Placer:
             best = on("cpu")
         own = llama_server.own_devices(build, machine) if not best.settings.devices else ()
         chosen = llama_server.plain(best.settings)
-        if own:  # it decides itself what goes there
+        if own:  # the build decides itself what goes there
             chosen = msgspec.structs.replace(chosen, n_gpu_layers=-1)
         reasons = llama_server.reasons(chosen, build, own)
         moved = moved_to(best, chosen, machine, self.need(shape, chosen, machine))
@@ -182,7 +182,7 @@ class Placer:
         return onnx.choose_provider(folder, settings, onnx.with_power(overrides), machine, busy, os.environ)
 
     def _with_energy(self, model_id: str, placed: Placement) -> Placement:
-        """The placement with what answers there gave for a joule so far."""
+        """The placement with the tokens per joule measured there so far."""
         learnt = self.history.tokens_per_joule(model_id, placed.device, placed.backend)
         tokens_per_joule = learnt if learnt is not None else placed.tokens_per_joule
         unknown = because("energy_not_yet" if self.machine.metered else "energy_no_meter")
@@ -202,7 +202,7 @@ class Placer:
         *,
         exact: bool = False,
     ) -> Placement:
-        """The same for a header that was read before, perhaps of a file that is not here."""
+        """Like `placement`, for a header that was already read, perhaps of a file that is not here."""
         return run(self._load(model_id, shape, settings, overrides, exact=exact), prefix_cache)
 
     def defaults(
@@ -214,18 +214,18 @@ class Placer:
         *,
         exact: bool = False,
     ) -> Placement:
-        """What dispatch chooses by itself, without what was tuned, and without memory for cached prefixes."""
+        """Default placement without tuned settings, and without memory for cached prefixes."""
         return run(self._load(model_id, shape, settings, overrides, exact=exact), other_machines)
 
     def pin(self, model_id: str, device: str | None) -> None:
-        """Store the user's choice of a device, and forget what an earlier one had to give up. None: no choice."""
+        """Store the user's device (None: no choice) and delete the stored fallback of the earlier one."""
         self.resources.settings.change(model_id, device=device)
         self.history.remember(model_id, {})
 
     def try_engine_args(self, settings: LoadSettings) -> None:
-        """Let llama.cpp itself try a load with the settings' raw arguments, in a child that allocates nothing.
+        """Make a dry run with the settings' raw arguments, in a child that allocates nothing.
 
-        Raises: InputFault: it refuses them, or they end it.
+        Raises: InputFault: llama.cpp rejects them, or they crash it.
         """
         try:
             dry_run(settings, self._dry_runs)
@@ -233,18 +233,18 @@ class Placer:
             raise refused(error) from error
 
     def learn_spread(self, settings: LoadSettings, tokens: int, decode_s: float) -> None:
-        """An answer of a model whose layers lie on workers too: what its speed says of them."""
+        """Learn the workers' speed from a response of a model with layers on workers."""
         shape = read_shape(settings.path)
         if tokens >= ENOUGH_TOKENS and weights_read(shape) >= LARGE_READ_BYTES:
             far = rpc_layers.Spreading(self.resources, self.machine_now(), "", None)
             far.learn(shape, settings, (tokens - 1) / decode_s)
 
     def sound(self, settings: LoadSettings, shape: ModelShape) -> Fallback | None:
-        """What to try instead of settings with which a device computes wrongly; None where they are the CPU's."""
+        """Fallback for settings with which a device computes wrong results; None if they are the CPU's."""
         return sound(self.resources, settings, shape, self.machine_now())
 
     def report(self, model_id: str, placement: Placement, shape: ModelShape | None = None) -> FitReport:
-        """Whether that placement fits now, the largest context, and what to give up if not."""
+        """Whether that placement fits now, the largest context, and what to give up if it does not fit."""
         external = kind_of(placement.settings)
         if external is not None and external.place is not None:
             return external_report(model_id, placement, self.machine.now(), self.ledger)
@@ -275,9 +275,9 @@ class Placer:
         return msgspec.structs.replace(found, notes=(*found.notes, note)) if note is not None else found
 
     def context_beside(self, settings: LoadSettings, weights_bytes: int) -> int:
-        """Tokens of context that fit now, in the largest memory here, once the weights take `weights_bytes`.
+        """Tokens of context that fit now, in the largest memory here, next to `weights_bytes` of weights.
 
-        By formulas; at most what the model was trained for; 0 when nothing fits. Raises: BadModelFile.
+        By formulas; at most the training context; 0 if nothing fits. Raises: BadModelFile.
         """
         shape, machine = read_shape(settings.path), self.machine_now()
         usable = [d.id for d in machine.devices if d.state == "usable" and d.kind != "npu"] or ["cpu"]
@@ -291,15 +291,15 @@ class Placer:
         return largest_context(settings, shape.context_train or max(settings.n_ctx, 1 << 17), fits)
 
     def need_of(self, settings: LoadSettings) -> Need:
-        """What a load with these settings takes, by formulas. Raises: BadModelFile."""
+        """Memory need of a load with these settings, by formulas. Raises: BadModelFile."""
         return self.need(read_shape(settings.path), settings, self.machine_now())
 
     def shortage(
         self, model_id: str, settings: LoadSettings, copied: LoadSettings | None = None
     ) -> Overdrawn | None:
-        """What is missing for a model to have these settings in place of those it is loaded with; None: nothing.
+        """Memory that a model lacks for these settings, if they replace those it is loaded with; None if it fits.
 
-        `copied` are settings whose caches are copied to main memory for a moment.
+        `copied` are settings whose caches are temporarily copied to main memory.
         """
         amounts = ledger_amounts(self.need_of(settings))
         if copied is not None:
@@ -313,7 +313,7 @@ class Placer:
         return None
 
     def largest_context(self, model_id: str, settings: LoadSettings, limit: int) -> int:
-        """The largest context, up to `limit`, that this model could have in the memory that is free for it."""
+        """The largest context, up to `limit`, that fits this model in its available memory."""
 
         def fits(at: LoadSettings) -> bool:
             single = msgspec.structs.replace(settings, n_ctx=at.n_ctx, kv_cells=at.n_ctx)
@@ -322,7 +322,7 @@ class Placer:
         return largest_context(settings, limit, fits)
 
     def expected_tok_s(self, bytes_per_token: int) -> float:
-        """Decode speed of a model that reads so many bytes a token, on the fastest usable device here."""
+        """Decode speed of a model that reads this many bytes per token, on the fastest usable device here."""
         speeds = [
             self.history.speed_gbs(device.id, backend) or effective_gbs(device, backend)
             for device in self.machine_now().devices
@@ -332,17 +332,17 @@ class Placer:
         return max(speeds, default=0.0) * 1e9 / max(1, bytes_per_token)
 
     def need(self, shape: ModelShape, settings: LoadSettings, machine: Machine, run: DryRun | None = None) -> Need:
-        """What a load with these settings takes; measured by `run` where there is one."""
+        """Memory need of a load with these settings; measured by `run` if given."""
         return load_need(shape, settings, machine, self.ledger, self.resources.remotes, run)
 
     def machine_now(self) -> Machine:
-        """The machine with what dispatch needs to know of it."""
+        """The machine with everything that placement needs to know about it."""
         return self.machine.settled()
 
     def dry_run(self, settings: LoadSettings) -> DryRun | None:
-        """What llama.cpp says a load takes, asked in a child; None where it cannot tell."""
+        """Memory of a load from llama.cpp's dry run in a child; None if that is not possible."""
         if openvino.is_openvino(settings):
-            return None  # its backend allocates when graphs are compiled, which a dry run does not do
+            return None  # its backend allocates when it compiles graphs, which a dry run does not do
         try:
             return dry_run(settings, self._dry_runs)
         except DryRunFailed as error:

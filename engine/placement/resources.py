@@ -1,4 +1,4 @@
-"""What everybody who judges loads shares: the machine as it is now, its ledger, and what was learnt here."""
+"""Shared state of all placement decisions: the machine as it is now, its ledger, and what was learned here."""
 
 import threading
 from collections.abc import Callable
@@ -30,9 +30,9 @@ from engine.remotes.registry import RemoteRegistry
 
 
 class MachineState:
-    """Reads one host. The first full look takes under a second, later ones a few milliseconds. Thread-safe.
+    """Reads one host. The first full scan takes under a second, later ones a few milliseconds. Thread-safe.
 
-    `elsewhere` tells of devices of other computers.
+    `elsewhere` returns devices of other computers.
     """
 
     def __init__(
@@ -52,20 +52,20 @@ class MachineState:
         self._meters: tuple[Meter, ...] | None = None
 
     def live(self) -> tuple[LiveDevice, ...]:
-        """How busy, warm and hungry each device is, since the call before. Wakes nothing."""
+        """Load, temperature and power of each device since the previous call. Does not wake sleeping devices."""
         devices = (self._machine or self.now()).devices
         with self._reader_lock:
             return self._reader.read(devices)
 
     @property
     def metered(self) -> bool:
-        """A power meter can be read here; looked for once."""
+        """Whether a power meter can be read here; checked once."""
         if self._meters is None:
             self._meters = meters(self._host, (self._machine or self.now()).devices)
         return any(meter.readable for meter in self._meters)
 
     def full(self, *, fresh: bool = False) -> Machine:
-        """With every backend tried; `fresh` tries them again."""
+        """The machine with every backend probed; `fresh` probes them again."""
         with self._lock:
             if self._machine is None or fresh:
                 if isinstance(self._host, RecordedHost):
@@ -75,7 +75,7 @@ class MachineState:
         return self.now()
 
     def settled(self) -> Machine:
-        """With backends tried where one could matter; a machine without a GPU is not worth the second it takes."""
+        """The machine with backends probed if one could matter; without a GPU the probe is not worth its second."""
         machine = self.now()
         if machine.backends:
             return machine
@@ -84,9 +84,9 @@ class MachineState:
         return self.full() if built or gpus else machine
 
     def now(self) -> Machine:
-        """Free memory of this moment, with the last report on backends. Wakes and loads nothing.
+        """The machine with the current free memory and the last report on backends. Wakes and loads nothing.
 
-        A GPU that only its vendor's command can measure keeps the figure of the last full look.
+        A GPU that only its vendor's command can measure has the value of the last full scan.
         """
         machine, far = self._here(), self._elsewhere()
         return replace(machine, devices=(*machine.devices, *far)) if far else machine
@@ -101,10 +101,10 @@ class MachineState:
 
 
 class Resources(msgspec.Struct, frozen=True):
-    """One per process, made where the process is put together: two ledgers would promise the same bytes twice.
+    """One per process, created at startup: two ledgers would reserve the same bytes twice.
 
-    `dry_runs` is the file that keeps what llama.cpp said a load takes. `models` is the folder that downloads go to
-    (None: on another machine, whose disks cannot be measured).
+    `dry_runs` is the cache file of dry runs. `models` is the folder for downloads (None: on another machine, whose
+    disks cannot be measured).
     """
 
     machine: MachineState
@@ -120,7 +120,7 @@ class Resources(msgspec.Struct, frozen=True):
 
 
 def open_resources(paths: Paths, machine: MachineState | None = None) -> Resources:
-    """This machine, or the recorded one given, with the stores of this user. Reads files, probes nothing."""
+    """This machine, or the given recorded one, with this user's stores. Reads files, probes nothing."""
     remotes = RemoteRegistry(paths.config / "remotes.json")
     here = machine is None
     machine = machine or MachineState(backend_cache=paths.cache / "backends.json", elsewhere=remotes.devices)

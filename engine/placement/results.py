@@ -1,4 +1,4 @@
-"""What was measured and tuned on this machine: by which keys it is found, and the files it is kept in."""
+"""Stores what was measured and tuned on this machine, with the keys by which it is found."""
 
 import csv
 import hashlib
@@ -25,14 +25,14 @@ from engine.runner.protocol import LoadSettings
 
 
 def shape_key(shape: ModelShape) -> str:
-    """The same for every file with these tensors, types and architecture, whatever its weights and its name."""
+    """Key that is equal for files with the same tensors, types and architecture, whatever their weights."""
     tensors = sorted((t.name, tuple(t.shape), t.ggml_type.name) for t in shape.tensors)
     facts = (shape.architecture, shape.heads, shape.attention, shape.sliding_window, tensors)
     return _digest(repr(facts))
 
 
 def machine_key(machine: Machine) -> str:
-    """The same until a processor, a GPU, its driver, the kernels or the installed memory change."""
+    """Key that changes with a CPU, a GPU, its driver, the kernels or the installed memory."""
     devices = [
         (d.id, d.kind, d.name, sorted(d.isa), d.cores.allowed_logical if d.cores else 0, d.driver_version)
         for d in machine.devices
@@ -42,19 +42,19 @@ def machine_key(machine: Machine) -> str:
 
 
 def build() -> str:
-    """Version of the kernels and which plugins there are."""
+    """Version of the kernels, and the installed plugins."""
     plugins = sorted(built_libraries(library_folder()))
     named = (f"{p}{cpu_kernels.VERSION}" if p == cpu_kernels.BACKEND else p for p in plugins)
     return f"{llama_cpp_version()} {','.join(named)}"
 
 
 def llama_cpp_version() -> str:
-    """Version of llama-cpp-python that all models use; `none` where there is none."""
+    """Version of llama-cpp-python that all models use; `none` if not installed."""
     return chosen_version() or shipped_version()
 
 
 def shipped_version() -> str:
-    """The version that came with this program; `none` where there is none."""
+    """The version that ships with Tessera; `none` if not installed."""
     try:
         return metadata.version("llama-cpp-python")
     except metadata.PackageNotFoundError:
@@ -66,7 +66,7 @@ def _digest(text: str) -> str:
 
 
 class Results:
-    """A file of JSON lines, oldest first; a damaged line is passed over, never the file."""
+    """A file of JSON lines, oldest first. A corrupt line is skipped."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -93,7 +93,7 @@ class Results:
         return [r for r in found if model is None or r.model == model]
 
     def newest(self, machine_key: str, shape_key: str) -> Report | None:
-        """The newest result of any model of this shape on this machine; the real file's before a stand-in's."""
+        """The newest result of any model of this shape on this machine; prefers real weights over dummy weights."""
         with self._lock:
             try:
                 found = self._path.stat()
@@ -117,7 +117,7 @@ class Results:
         return earlier[-1] if earlier else None
 
 
-# The columns of `llama-bench -o csv` that a reader of its files needs, by its names and in its order.
+# The columns of `llama-bench -o csv` that readers of its files need, with its names and in its order.
 COLUMNS = (
     "build_commit", "cpu_info", "backends", "model_filename", "model_type", "model_size", "model_n_params",
     "n_batch", "n_ubatch", "n_threads", "type_k", "type_v", "n_gpu_layers", "flash_attn", "use_mmap",
@@ -126,7 +126,7 @@ COLUMNS = (
 
 
 def to_csv(report: Report) -> str:
-    """One row a test, in llama-bench's columns; `low_ts` and `high_ts` are the extremes of the repeats."""
+    """One row per test, in llama-bench's columns; `low_ts` and `high_ts` are the extremes of the repeats."""
     out = io.StringIO()
     rows = csv.writer(out, lineterminator="\n")
     rows.writerow(COLUMNS)
@@ -155,9 +155,9 @@ MIN_REPORTED_GAIN = 0.005
 
 
 class Tuned(msgspec.Struct, frozen=True, kw_only=True):
-    """One result: the knobs, and what a turn of `prompt_tokens` took with them and with the defaults (seconds).
+    """One result: the settings, and the seconds of a turn of `prompt_tokens` with them and with the defaults.
 
-    Tokens per joule are known where energy was the goal.
+    Tokens per joule are known if energy was the goal.
     """
 
     machine_key: str
@@ -177,7 +177,7 @@ class Tuned(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> tuple[str, str, int, str]:
-        """One result is stored for each."""
+        """Key: one result is stored for each."""
         return self.machine_key, self.shape_key, self.prompt_tokens, self.goal
 
     def reasons(self) -> tuple[Reason, ...]:
@@ -230,15 +230,15 @@ def tuned_of(report: TuneReport, machine_key: str, shape_key: str) -> Tuned:
 
 
 class TunedStore:
-    """A JSON file of results, read again when it changed: the terminal tunes while a server runs."""
+    """A JSON file of results, reloaded after changes: the CLI may tune while a server runs."""
 
     def __init__(self, path: Path) -> None:
         self._store = JsonStore(path, list[Tuned], list)
 
     def get(self, machine_key: str, shape_key: str, n_ctx: int) -> Tuned | None:
-        """The result for the longest prompt that a context of `n_ctx` holds, else for the shortest one measured.
+        """The result for the longest prompt that fits a context of `n_ctx`, else for the shortest one measured.
 
-        Of two goals that counts which was tuned for last.
+        If there are results for both goals, the goal that was tuned for last counts.
         """
         found = [t for t in self._store.get() if t.machine_key == machine_key and t.shape_key == shape_key]
         newest = max(found, key=lambda t: t.measured_at, default=None)
@@ -249,12 +249,12 @@ class TunedStore:
         return min(found, key=lambda t: t.prompt_tokens, default=None)
 
     def put(self, tuned: Tuned) -> None:
-        """Keep a result; it replaces the one of the same key. Raises: OSError: the disk cannot be written."""
+        """Store a result; it replaces the one with the same key. Raises: OSError: the disk cannot be written."""
         self._store.change(lambda old: [*(t for t in old if t.key != tuned.key), tuned][-MAX_ENTRIES:])
 
 
 def tuned_settings(tuned: Tuned, settings: LoadSettings, overrides: Overrides) -> LoadSettings:
-    """The knobs on top of dispatched settings; what the user asked for stays as it is."""
+    """The tuned values applied to placed settings; what the user requested stays unchanged."""
     knobs = tuned.knobs
     if overrides.type_k:
         keeps = settings.type_k in ("f32", "f16", "bf16")
@@ -270,6 +270,6 @@ def tuned_settings(tuned: Tuned, settings: LoadSettings, overrides: Overrides) -
 
 
 def pinned_elsewhere(tuned: Tuned, placement: Placement, overrides: Overrides) -> bool:
-    """The user, or a mode of little power, wants another device than the one that was tuned for."""
+    """Whether the user, or a low-power mode, wants another device than the tuned one."""
     chosen = bool(overrides.device) or is_openvino(placement.settings)
     return chosen and tuned.knobs.devices != placement.settings.devices

@@ -1,4 +1,4 @@
-"""Layers of one model over this machine and workers: how many where, what that takes, and how fast it would be."""
+"""Splits the layers of one model over this machine and workers: how many where, memory needs, expected speed."""
 
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -24,7 +24,7 @@ _FAR: Final = "far"
 class Holder(msgspec.Struct, frozen=True, kw_only=True):
     """One device of a worker. `buffer` is llama.cpp's name for it; the output counts as a layer.
 
-    `process_bytes` are held there before any tensor is; a CPU also keeps scratch memory of its kernels.
+    `process_bytes` are in use there before any tensor is loaded; a CPU also has scratch memory of its kernels.
     """
 
     device: str
@@ -35,7 +35,7 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def unit_bytes(shape: ModelShape, settings: LoadSettings) -> list[int]:
-    """Weights and cache of every layer, and last of the output, as they lie on a device that rewrites nothing."""
+    """Weights and cache of each layer, and last of the output, on a device that does not repack weights."""
     weights = weight_units(shape)
     kv = kv_layer_bytes(shape, settings)
     count = sequences(settings, keeps_state=shape.recurrent) * (1 + rollback(settings))
@@ -44,7 +44,7 @@ def unit_bytes(shape: ModelShape, settings: LoadSettings) -> list[int]:
 
 
 def weight_units(shape: ModelShape) -> list[int]:
-    """Weights of every layer, and last of the output."""
+    """Weights of each layer, and last of the output."""
     trunk = len(shape.layers)
     units = [0] * (trunk + 1)
     for tensor in shape.tensors:
@@ -64,7 +64,7 @@ def spread_need(
     holders: tuple[Holder, ...],
     dry_run: DryRun | None = None,
 ) -> Need:
-    """The need by device: layers in the order of `holders`, the last of them with the output."""
+    """The need by device: layers in the order of `holders`, the last of which has the output."""
     count = sum(h.layers for h in holders)
     at = msgspec.structs.replace(settings, n_gpu_layers=count)
     whole = estimate(shape, at, isa, gpu=_FAR, dry_run=dry_run)
@@ -90,20 +90,20 @@ def spread_need(
 
 
 DryRunner = Callable[[LoadSettings], DryRun | None]
-# A worker that may be used where it is faster has to be so by this much: every token crosses the link.
+# Minimum speed-up for using a worker because it is faster: every token crosses the link.
 FASTER: Final = 1.3
-# Until a link was measured: a home network's.
+# Assumed until a link is measured: a home network.
 UNMEASURED: Final = Link(rtt_s=0.005, up_bytes_s=10e6, down_bytes_s=10e6)
-# A worker is not believed to have become faster than this by one answer: then the recorded speed here is too low.
+# Maximum speed-up of a worker that one response may imply: beyond it, the recorded speed here is too low.
 MOST_OFF: Final = 4.0
-# How often a token waits for an answer of each worker, and what a step sends beside hidden rows and the attention's
-# mask: places, and the calls themselves. Measured: docs/log.md, layers on other machines.
+# How often a token waits for a reply of each worker, and what a step sends in addition to hidden rows and the
+# attention mask: positions, and the calls themselves. Measured: docs/log.md, layers on other machines.
 ROUNDS: Final = 1
 STEP_BYTES: Final = 4096
 
 
 class Far(msgspec.Struct, frozen=True):
-    """One device of a worker, with the way to it."""
+    """One device of a worker, with the connection to it."""
 
     remote: str
     device: RemoteDevice
@@ -114,12 +114,12 @@ class Far(msgspec.Struct, frozen=True):
 
     @property
     def id(self) -> str:
-        """In the machine's list."""
+        """Its id in the machine's list."""
         return device_id(self.remote, self.device)
 
 
 def pinned_to(registry: RemoteRegistry, pin: str | None) -> str:
-    """The worker that a pin names, by its name or a device's; empty where it names none."""
+    """The worker that a pin names, by its own or a device's name; empty if it names none."""
     if pin is None:
         return ""
     name = remote_of(pin) or pin.removeprefix(PREFIX)
@@ -143,7 +143,7 @@ def _id(layers: RemoteLayers, machine: Machine) -> str | None:
 def need(
     shape: ModelShape, settings: LoadSettings, machine: Machine, registry: RemoteRegistry, run: DryRun | None = None
 ) -> Need:
-    """What a load takes here and on each worker."""
+    """Memory need of a load here and on each worker."""
     by_id = {far.id: far for far in _remote_devices(registry)}
     holders = []
     for (layers, name), found in zip(_named(settings), devices_of(settings, machine), strict=True):
@@ -183,7 +183,7 @@ class Spreading:
         self._dry_run = dry_run
 
     def instead_of(self, here: Placement, shape: ModelShape, pinned: str) -> Placement:
-        """`here`, or layers on workers where the user's word for them, or the memory, asks for that."""
+        """`here`, or layers on workers if the user's settings or the free memory require that."""
         usable = [far for far in _remote_devices(self._registry) if self._usable(far)]
         if pinned:
             usable = [far for far in usable if far.remote == pinned]
@@ -229,7 +229,7 @@ class Spreading:
     def _best(
         self, base: LoadSettings, shape: ModelShape, usable: Sequence[Far], *, most: bool
     ) -> Placement | None:
-        """The fastest division that fits, of equals that with fewest layers elsewhere; `most`: with most."""
+        """The fastest split that fits; of equal ones the one with fewest remote layers (`most`: with most)."""
         order = sorted(usable, key=lambda far: -self._gbs(far))
         plans = []
         for count in range(1, len(shape.layers) + 2):
@@ -250,7 +250,7 @@ class Spreading:
     def _divided(
         self, base: LoadSettings, shape: ModelShape, order: Sequence[Far], count: int
     ) -> LoadSettings | None:
-        """The last `count` layers on the workers, as many as fit on the first of them; None: there is no room."""
+        """The last `count` layers on the workers, as many as fit on the first of them; None if they do not fit."""
         units = unit_bytes(shape, base)[-count:]
         shares: list[tuple[Far, int]] = []
         at = 0
@@ -280,12 +280,12 @@ class Spreading:
         return self._history.speed_gbs(far.id, BACKEND) or far.device.gbs
 
     def _tok_s(self, shape: ModelShape, settings: LoadSettings) -> float:
-        """Tokens a second: weights read here and there, and the link."""
+        """Tokens/s, from weights read here, weights read on workers, and the link."""
         times = self.times(shape, settings)
         return 1 / sum(times) if sum(times) else 0.0
 
     def times(self, shape: ModelShape, settings: LoadSettings) -> tuple[float, float, float]:
-        """Seconds of one token: here, on the workers, on the links."""
+        """Seconds per token: here, on the workers, on the links."""
         share = _shares(shape, settings)
         total = weights_read(shape) / 1e9
         by_id = {far.id: far for far in _remote_devices(self._registry)}
@@ -302,16 +302,17 @@ class Spreading:
         return share[0] * total / max(0.01, self._here_gbs()), far_s, link_s
 
     def _here_gbs(self) -> float:
-        """GB/s this CPU reads beside workers: measured so, alone, or expected."""
+        """GB/s that this CPU reads when workers take part: measured that way, measured alone, or expected."""
         cpu = self._machine.device("cpu")
         expected = effective_gbs(cpu, "cpu") if cpu is not None else 1.0
         return self._history.speed_gbs("cpu", BACKEND) or self._history.speed_gbs("cpu", "cpu") or expected
 
     def learn(self, shape: ModelShape, settings: LoadSettings, tok_s: float) -> None:
-        """What an answer's speed says of the one worker's device that took part, and of this CPU.
+        """Learn the speed of the one worker device that took part, and of this CPU, from a response's speed.
 
-        One time cannot tell two speeds apart. What is not explained by a speed measured here alone is the
-        worker's; without such a speed, or where it would leave the worker next to no time, both are as far off.
+        One time cannot determine two speeds. If this CPU was measured alone, the rest of the time is the worker's.
+        Without that, or if almost no time would remain for the worker, both speeds are corrected by the same
+        factor.
         """
         devices = [d for d in devices_of(settings, self._machine) if d is not None]
         here, far, link = self.times(shape, settings)
@@ -363,7 +364,7 @@ class Spreading:
 
 
 def _settings(base: LoadSettings, shares: Sequence[tuple[Far, int]], count: int) -> LoadSettings:
-    """The load with these shares; every worker's devices are numbered in the order they are registered."""
+    """The load with these shares; the devices of every worker are numbered in the order they are registered."""
     remotes = list(dict.fromkeys(far.remote for far, _ in shares))
     first, sizes = {}, {far.remote: far.of for far, _ in shares}
     total = 0
@@ -387,7 +388,7 @@ def _settings(base: LoadSettings, shares: Sequence[tuple[Far, int]], count: int)
 
 
 def _shares(shape: ModelShape, settings: LoadSettings) -> list[float]:
-    """Which part of what a token reads lies here, and on each of the workers' devices."""
+    """Shares of the bytes read per token: here, and on each of the workers' devices."""
     units = unit_bytes(shape, msgspec.structs.replace(settings, kv_cells=1, n_ctx=1))
     total = max(1, sum(units))
     found, end = [], len(units)
@@ -398,7 +399,7 @@ def _shares(shape: ModelShape, settings: LoadSettings) -> list[float]:
 
 
 def crossing_bytes(shape: ModelShape, settings: LoadSettings) -> list[tuple[float, float]]:
-    """Bytes that one token sends to and gets from each of the workers' devices."""
+    """Bytes that one token sends to and receives from each of the workers' devices."""
     row = 4 * shape.embedding
     mask = 2 * min(USUAL_DEPTH, max(settings.kv_cells, settings.n_ctx))
     last = len(settings.remotes) - 1

@@ -17,13 +17,13 @@ from quantize.plan.llama_cpp_presets import stock_types
 from quantize.types import ModelSpec, TensorSpec
 
 GIB, MIB = 1 << 30, 1 << 20
-# What each mix loses, from the best.
+# Loss of each quantization recipe, smallest first.
 MIX_COSTS: Mapping[str, float] = dict(
     sorted(((name, mix.loss) for name, mix in MIXES.items() if mix.loss is not None), key=lambda row: row[1])
 )
 KV_COSTS = {"q8_0": 0.5, "q4_0": 3.5}
 PARALLEL_COST, UNLOAD_COST, CONTEXT_COST = 0.7, 1.0, 1.0
-# A layer on the CPU costs speed, never quality; all of them cost what a GPU is for.
+# A layer on the CPU costs speed, never quality; moving all of them loses the whole benefit of a GPU.
 OFFLOAD_COST, MOST_OFFLOAD_COST = 0.6, 3.0
 SHORTEST, WORTHWHILE_CONTEXT = 512, 2048
 
@@ -41,10 +41,10 @@ def fit_options(
     *,
     on_disk: bool = True,
 ) -> tuple[FitOption, ...]:
-    """Ways that make the load fit. `held` are other loaded models and their bytes, `name` is the model's.
+    """Options that make the load fit. `held` are other loaded models and their bytes, `name` is the model's name.
 
-    `estimate` gives the need at other settings, `fits` judges it. Single steps first; two of them together only
-    where a single one does not do.
+    `estimate` returns the need at other settings, `fits` evaluates it. Single steps come first; two steps are
+    combined only if no single one is enough.
     """
     needed = estimate(settings).total_bytes
     found = [
@@ -81,7 +81,7 @@ def _parallel(settings: LoadSettings, estimate: Estimate, fits: Judge, needed: i
 
 
 def _contexts(settings: LoadSettings, estimate: Estimate, fits: Judge, needed: int) -> list[FitOption]:
-    """A shorter context alone, and with an 8-bit cache where that allows a longer one."""
+    """A shorter context alone, and with an 8-bit cache if that allows a longer one."""
     found: list[FitOption] = []
     eight_bit = {"type_k": "q8_0", "type_v": "q8_0", "flash_attn": "on", "n_parallel": 1, "kv_cells": 0}
     compact = msgspec.structs.replace(settings, **eight_bit)
@@ -103,7 +103,7 @@ def _contexts(settings: LoadSettings, estimate: Estimate, fits: Judge, needed: i
 def _offload(
     shape: ModelShape, settings: LoadSettings, estimate: Estimate, fits: Judge, needed: int
 ) -> list[FitOption]:
-    """Fewer layers on the GPU than were asked for: the largest number that fits."""
+    """Fewer layers on the GPU than requested: the largest number that fits."""
     total = len(shape.layers) + 1
     asked = total if settings.n_gpu_layers < 0 else min(settings.n_gpu_layers, total)
     if not settings.devices:
@@ -122,7 +122,7 @@ def _offload(
 def _mixes(
     shape: ModelShape, settings: LoadSettings, estimate: Estimate, fits: Judge, name: str, *, on_disk: bool
 ) -> list[FitOption]:
-    """Stock mixes of this model, sized tensor by tensor with llama.cpp's own fallbacks."""
+    """llama.cpp presets of this model, sized tensor by tensor with llama.cpp's own fallbacks."""
     need = estimate(settings)
     found = []
     for mix, saved in mix_savings(shape).items():
@@ -134,12 +134,12 @@ def _mixes(
                 repository = name.partition(":")[0]
                 change = because("option_fetch", mix=mix, budget_mib=budget, repository=repository)
             found.append(_way("quantization", change, smaller, smaller.total_bytes + saved, 1.0 + MIX_COSTS[mix]))
-            break  # the best one that fits; worse ones save memory nobody needs
+            break  # the best one that fits; smaller ones would lose quality for nothing
     return found
 
 
 def mix_savings(shape: ModelShape) -> dict[str, int]:
-    """Bytes each stock mix is smaller than the file, best quality first; negative when the file is smaller."""
+    """Bytes that each llama.cpp preset is smaller than the file, best quality first; negative if larger."""
     spec = ModelSpec(
         architecture=shape.architecture,
         num_layers=len(shape.layers),
@@ -165,7 +165,7 @@ def mix_savings(shape: ModelShape) -> dict[str, int]:
 
 
 def _with_weights(need: Need, saved: int) -> Need:
-    """The same need with smaller weights, taken off each device in proportion."""
+    """The same need with smaller weights, subtracted from each device in proportion."""
     total = need.part_bytes("weights")
     if not total:
         return need
@@ -183,7 +183,7 @@ def _with_weights(need: Need, saved: int) -> Need:
 
 
 def _unloads(need: Need, held: Mapping[str, int]) -> list[FitOption]:
-    """Stopping a loaded model gives its bytes back; whether that is enough shows when it is gone."""
+    """Options to unload another model; whether its bytes are enough is known only afterwards."""
     return [
         FitOption(
             kind="unload",

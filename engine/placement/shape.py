@@ -1,4 +1,4 @@
-"""The facts of a GGUF header that decide memory, layer by layer, for any architecture."""
+"""Facts of a GGUF header that decide memory, layer by layer, for any architecture."""
 
 import re
 from collections import defaultdict
@@ -11,31 +11,31 @@ from quantize.files.gguf_file import GgufFile, LazyArray, TensorInfo
 from quantize.files.gguf_split import GgufModel
 
 BLOCK = re.compile(r"^blk\.(\d{1,5})\.")
-# Tensors that mean a layer keeps a state of fixed size, or a cache that grows with the context.
+# Tensors that show that a layer has a state of fixed size, or a cache that grows with the context.
 RECURRENT = ("ssm_", "shortconv", "time_mix", "kda")
 CACHED = ("attn_k.", "attn_qkv.", "attn_kv_a_mqa.", "attn_kv.", "attn_k_b.")
 
-# architecture: one full-attention layer in so many; source: load_swa_pattern in llama.cpp's models/*.cpp.
+# architecture: one full-attention layer in this many. Source: load_swa_pattern in llama.cpp's models/*.cpp.
 SWA_EVERY = {
     "gemma2": 2, "gpt-oss": 2, "modern-bert": 3, "afmoe": 4, "cohere2": 4, "cohere2moe": 4, "exaone4": 4,
     "exaone-moe": 4, "laguna": 4, "llama4": 4, "mellum": 4, "muse-glimmer": 4, "olmo2": 4, "smallthinker": 4,
     "gemma3n": 5, "gemma3": 6, "gemma-embedding": 6, "plamo3": 8,
 }  # fmt: skip
-# In these the first layer of each group is the full one, in the others the last.
+# In these the first layer of each group has full attention, in the others the last.
 DENSE_FIRST = frozenset({"cohere2moe", "laguna", "modern-bert", "smallthinker"})
-# These have windows only in the size with so many layers. Source: models/exaone4.cpp.
+# These have windows only in the size with this many layers. Source: models/exaone4.cpp.
 SWA_WITH_LAYERS = {"exaone4": 64}
-# gemma3n caches its first 20 layers only; gemma4 says so itself. Source: models/gemma3n.cpp.
+# gemma3n caches only its first 20 layers; gemma4's header gives its number. Source: models/gemma3n.cpp.
 CACHED_LAYERS = {"gemma3n": 20}
 DEFAULT_FULL_ATTENTION_INTERVAL = {"qwen3next": 4, "qwen35": 4, "qwen35moe": 4}
-# Architectures whose own heads llama.cpp runs, each tried here: GLM 4.5, GLM 4.7 Flash, DeepSeek V3, Qwen 3.5.
+# Architectures whose own MTP heads llama.cpp runs, each tried here: GLM 4.5, GLM 4.7 Flash, DeepSeek V3, Qwen 3.5.
 MTP_ARCHITECTURES: Final = frozenset({"glm4moe", "deepseek2", "qwen35", "qwen35moe"})
-# Architectures whose recurrent states llama.cpp can take back (llm_arch_supports_rs_rollback), each tried here.
+# Architectures whose recurrent states llama.cpp can roll back (llm_arch_supports_rs_rollback), each tried here.
 ROLLBACK_ARCHITECTURES: Final = frozenset({"lfm2", "nemotron_h", "qwen35", "qwen35moe"})
 
 
 class Layer(msgspec.Struct, frozen=True, kw_only=True):
-    """One block: values it adds to K and to V for a token, and bytes of state it keeps for a sequence."""
+    """One block: values added to K and to V per token, and bytes of state per sequence."""
 
     key_values: int = 0
     value_values: int = 0
@@ -68,22 +68,22 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rolls_back(self) -> bool:
-        """Whether its recurrent states can be taken back by some tokens."""
+        """Whether its recurrent states can be rolled back by some tokens."""
         return self.architecture in ROLLBACK_ARCHITECTURES and self.sliding_window == 0
 
     @property
     def recurrent(self) -> bool:
-        """Whether some layer keeps a state of fixed size for each sequence."""
+        """Whether some layer has a state of fixed size for each sequence."""
         return any(layer.state_bytes for layer in self.layers)
 
 
 def model_shape(model: GgufModel) -> ModelShape:
-    """The shape of a model from its checked header. Unknown architectures get llama's rules for what is absent."""
+    """The shape of a model from its checked header. Unknown architectures use llama's rules for missing values."""
     return shape_of(model.parts[0], [tensor for _, tensor in model.tensors()], model.file_bytes)
 
 
 def shape_of(head: GgufFile, tensors: Sequence[TensorInfo], file_bytes: int) -> ModelShape:
-    """The same from a header alone, before the file is here."""
+    """The shape from a header alone, before the file is downloaded."""
     blocks: defaultdict[int, list[TensorInfo]] = defaultdict(list)
     for tensor in tensors:
         match = BLOCK.match(tensor.name)
@@ -116,7 +116,7 @@ def shape_of(head: GgufFile, tensors: Sequence[TensorInfo], file_bytes: int) -> 
 
 
 def _has_head(head: GgufFile, names: set[str], trunk: int, total: int) -> bool:
-    """What llama.cpp asserts of a head before it runs one, on penalty of ending the process."""
+    """Whether the head passes the assertions of llama.cpp, which would otherwise end the process."""
     wanted = [f"blk.{trunk}.nextn.{name}.weight" for name in ("eh_proj", "enorm", "hnorm")]
     if head.architecture not in MTP_ARCHITECTURES or total - trunk != 1 or not names.issuperset(wanted):
         return False
@@ -134,7 +134,7 @@ def _vocabulary(head: GgufFile, tensors: Sequence[TensorInfo]) -> int:
 
 
 def _per_layer(head: GgufFile, key: str, layer: int) -> int | None:
-    """A value that may be given once or for each layer."""
+    """A value that is given once or for each layer."""
     value = head.arch_value(key)
     if isinstance(value, LazyArray):
         return int(value.numbers()[layer]) if layer < value.count else None
@@ -178,7 +178,7 @@ def _is_sliding(head: GgufFile, index: int) -> bool:
 
 
 def _widths(head: GgufFile, index: int, *, sliding: bool) -> tuple[int, int]:
-    """Values a token adds to K and V. Compressed attention (MLA) keeps one latent row as K and no V."""
+    """Values per token in K and V. Compressed attention (MLA) stores one latent row as K and no V."""
     heads = _per_layer(head, "attention.head_count", index) or head.arch_int("attention.head_count") or 1
     kv_heads = _per_layer(head, "attention.head_count_kv", index)
     kv_heads = heads if kv_heads is None else kv_heads

@@ -1,4 +1,4 @@
-"""How fast a model is expected to be: what a token reads, where those bytes lie, what a prompt computes."""
+"""Estimates the speed of a model from the bytes read per token, their devices, and the work per prompt token."""
 
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -27,13 +27,13 @@ from quantize.files.gguf_file import TensorInfo
 from quantize.ggml_types import GgmlType
 
 NPU_LARGEST_PARAMETERS: Final = 4_000_000_000
-# Pieces of a prompt where weights lie in RAM: each is copied to the GPU once a piece. Published: gpt-oss-120b on an
-# RTX 3090 with experts on the processor reads 380 tokens/s in pieces of 512 and 1,113 in those of 2,048.
+# Ubatch for prompts when weights are in RAM: each weight is copied to the GPU once per ubatch. Published:
+# gpt-oss-120b on an RTX 3090 with experts on the CPU reads 380 tokens/s with 512 and 1,113 with 2,048.
 HOST_UBATCH: Final = 2048
 
 
 class BackendPrior(msgspec.Struct, frozen=True):
-    """`n_ubatch` suits its kernels; `head_widths`: it has fused attention for heads of so many values."""
+    """`n_ubatch` suits its kernels; `head_widths` are the head sizes with fused attention."""
 
     n_ubatch: int
     head_widths: frozenset[int] = frozenset()
@@ -41,7 +41,7 @@ class BackendPrior(msgspec.Struct, frozen=True):
 
 _COMMON: Final = frozenset({64, 80, 96, 112, 128, 256})
 # Source: ubatch: lhl/strix-halo-testing (RADV 1,024, ROCm 2,048). Widths: those of llama.cpp's fattn.cu that Vulkan
-# and Metal have kernels for too; which SYCL and OpenCL have depends on the device.
+# and Metal have kernels for too; for SYCL and OpenCL they depend on the device.
 BACKENDS: dict[str, BackendPrior] = {
     "cuda": BackendPrior(512, _COMMON),
     "metal": BackendPrior(512, _COMMON),
@@ -53,39 +53,39 @@ BACKENDS: dict[str, BackendPrior] = {
     "cpu": BackendPrior(512),
 }
 
-# Weights that OpenVINO computes with as they are, for a rate that names no model.
+# A type that OpenVINO computes with unchanged, for a rate that names no model.
 _OPENVINO_TYPE: Final = next(t.name for t in GgmlType if t.traits.openvino == "native" and not t.traits.is_float)
 
 
 def effective_gbs(device: Device, backend: str) -> float:
-    """What decoding is expected to read a second on this device through this backend."""
+    """Expected GB/s of decoding on this device through this backend."""
     if backend == OPENVINO:
         return openvino_rates(device, _OPENVINO_TYPE, None).gbs
     return rates(device, backend).gbs
 
 
-# The turn that placements are compared by: a message with some context, and a few paragraphs of answer.
+# The turn that placements are compared by: a message with some context, and a response of a few paragraphs.
 TURN_PROMPT: Final = 1000
 TURN_ANSWER: Final = 250
-# Tokens before each answered one where a model's use is not known yet.
+# Tokens before each generated one if a model's use is not known yet.
 USUAL_DEPTH: Final = 1024
 # Layers on several GPUs wait for each other: a guess.
 SPLIT_EFFICIENCY: Final = 0.95
-# A mixture whose token uses no more experts than this has few and large ones, as gpt-oss.
+# A mixture that uses at most this many experts per token has few and large ones, like gpt-oss.
 FEW_EXPERTS: Final = 4
-# Pieces of this many tokens are what prompts of mixtures were measured with; more rows for each expert are faster.
+# Ubatch with which prompts of mixtures were measured; more rows per expert are faster.
 # Published: Strix Halo, Qwen3-30B-A3B: 1.3 times with 2,048.
 USUAL_UBATCH: Final = 512
 UBATCH_EXPONENT: Final = 0.25
-# Of a dense model's weights, so much of the time that reading them takes for a piece is not hidden behind products.
+# Share of the time for reading a dense model's weights per ubatch that is not hidden behind the products.
 DENSE_PIECE: Final = 0.3
-# Types that are read as they are, not unpacked; and the one that GPUs have matrix units for in some backends only.
+# Types that are read without unpacking; and the one that GPUs have matrix units for only in some backends.
 WIDE: Final = frozenset({GgmlType.BF16, GgmlType.F16})
 SLOW_IN_PROMPTS: Final = GgmlType.BF16
 
 
 class Speed(msgspec.Struct, frozen=True):
-    """Expected tokens a second read and written; `measured`: by what was measured on this machine."""
+    """Expected prefill and decode speed in tokens/s; `measured`: based on measurements on this machine."""
 
     prefill_tok_s: float
     decode_tok_s: float
@@ -100,19 +100,19 @@ class Speed(msgspec.Struct, frozen=True):
 
 
 def expert_frac(shape: ModelShape) -> float:
-    """The part of its experts that one token uses; 1 where there are none."""
+    """Share of its experts that one token uses; 1 without experts."""
     return min(1.0, shape.experts_used / shape.experts) if shape.experts and shape.experts_used else 1.0
 
 
 def is_looked_up(name: str, shape: ModelShape) -> bool:
-    """Whether a token takes one row of this table, instead of being multiplied with all of it."""
+    """Whether a token reads one row of this table instead of multiplying with all of it."""
     return name.startswith("per_layer_token_embd") or (name.startswith("token_embd") and not shape.tied)
 
 
 def bytes_per_token(
     shape: ModelShape, used_experts_frac: float, counts: Callable[[TensorInfo], bool] = lambda _tensor: True
 ) -> int:
-    """Weights read for one token, of those that count: of experts only the used ones, of tables one row."""
+    """Bytes of weights read per token, of tensors that `counts` accepts: used experts, no lookup tables."""
     read = 0.0
     for tensor in shape.tensors:
         if is_looked_up(tensor.name, shape) or not counts(tensor):
@@ -122,12 +122,12 @@ def bytes_per_token(
 
 
 def weights_read(shape: ModelShape) -> int:
-    """Bytes of weights one token of this model reads."""
+    """Bytes of weights that one token of this model reads."""
     return bytes_per_token(shape, expert_frac(shape))
 
 
 def cache_read(shape: ModelShape, settings: LoadSettings, depth: float) -> float:
-    """Bytes of cache that a token behind `depth` others reads. A sliding layer reads its window at the most."""
+    """Bytes of cache that a token after `depth` others reads. A sliding layer reads at most its window."""
     cells = padded(max(settings.kv_cells, settings.n_ctx))
     read = 0.0
     for layer, size in zip(shape.layers, kv_layer_bytes(shape, settings), strict=True):
@@ -137,12 +137,12 @@ def cache_read(shape: ModelShape, settings: LoadSettings, depth: float) -> float
 
 
 def expected_depth(settings: LoadSettings, use: Use | None) -> float:
-    """Tokens before each answered one: as this model is used, else a usual chat's."""
+    """Tokens before each generated one: from this model's use, else a usual chat's."""
     return min(use.depth if use is not None and use.tokens else USUAL_DEPTH, settings.n_ctx)
 
 
 def mixture_kind(shape: ModelShape) -> Mixture:
-    """How the mixture is built, which decides what its small products cost."""
+    """How the mixture is built, which decides the cost of its small products."""
     names = {tensor.name for tensor in shape.tensors}
     beside = any("_shexp" in name or name.endswith(".ffn_gate.weight") for name in names)
     if shape.recurrent or beside:
@@ -158,15 +158,15 @@ def expected(
     memory: PlacementHistory,
     owner: str,
 ) -> Speed:
-    """With layers on `devices`: (device, backend, share of what lies on GPUs); the CPU reads the rest.
+    """Speed with layers on `devices`: (device, backend, share of the GPU layers); the CPU reads the rest.
 
-    One device with all layers is the CPU itself where `settings` offload nothing.
+    If `settings` offload nothing, the only device with all layers is the CPU itself.
     """
     frac = expert_frac(shape)
     whole = bytes_per_token(shape, frac)
     there = on_gpu(shape, settings)
     near = bytes_per_token(shape, frac, there) if settings.n_gpu_layers else whole
-    if shape.tied and settings.n_gpu_layers:  # the head is the embedding, on the device once more
+    if shape.tied and settings.n_gpu_layers:  # the head is a second copy of the embedding on the device
         near = min(whole, near + sum(t.nbytes for t in shape.tensors if t.name == "token_embd.weight"))
     share_near = near / whole if whole else 1.0
     wide = bytes_per_token(shape, frac, lambda t: there(t) and t.ggml_type in WIDE) if near else 0
@@ -175,7 +175,7 @@ def expected(
     caches = cache_read(shape, settings, depth)
     seconds = prefill = 0.0
     is_measured = False
-    # llama.cpp computes prompts on the GPU with the weights in RAM too, unless the user said no.
+    # llama.cpp computes prompts on the GPU even with weights in RAM, unless the user disabled it.
     prompt_share = share_near if settings.engine_args.op_offload is False else 1.0
     for device, backend, share in devices:
         rate = _rates(shape, settings, device, backend)
@@ -209,7 +209,7 @@ def _rates(shape: ModelShape, settings: LoadSettings, device: Device, backend: s
 
 
 def main_type(shape: ModelShape) -> str:
-    """The name of the type that most of the multiplied weights have."""
+    """Name of the type with the most bytes among the multiplied weights."""
     sizes: dict[str, int] = {}
     for tensor in shape.tensors:
         if len(tensor.shape) > 1 and not is_looked_up(tensor.name, shape):
@@ -218,7 +218,7 @@ def main_type(shape: ModelShape) -> str:
 
 
 def _weights_s(shape: ModelShape, rate: Rates, num_bytes: int, wide_bytes: int) -> float:
-    """Seconds that reading these weights takes for a token, of which some have 16 bits."""
+    """Seconds per token for reading these weights, some of which have 16 bits."""
     seconds = (num_bytes - wide_bytes) / rate.gbs + wide_bytes / (rate.wide_gbs or rate.gbs)
     if shape.experts and rate.wide_experts_gbs is not None:
         seconds += wide_bytes / rate.wide_experts_gbs
@@ -228,7 +228,7 @@ def _weights_s(shape: ModelShape, rate: Rates, num_bytes: int, wide_bytes: int) 
 def _answer_s(
     shape: ModelShape, settings: LoadSettings, device: Device, backend: str, rate: Rates, depth: float
 ) -> float:
-    """Seconds of a token beside what it reads: layers, their experts, recurrent ones, and attention."""
+    """Seconds per token in addition to reading: layers, their experts, recurrent layers, and attention."""
     if device.kind not in {"igpu", "dgpu"}:
         return 0.0
     first = min(len(shape.layers), gpu_layer_start(shape, settings.n_gpu_layers))
@@ -247,7 +247,7 @@ def _answer_s(
 
 
 def attention_gmac(shape: ModelShape, depth: float) -> float:
-    """Billions of multiplications and additions that attention takes for one token behind `depth` others."""
+    """Billions of multiply-adds of attention for one token after `depth` others."""
     rows = 0.0
     for layer in shape.layers:
         if layer.key_values:
@@ -258,7 +258,7 @@ def attention_gmac(shape: ModelShape, depth: float) -> float:
 def _prompt_s(
     shape: ModelShape, settings: LoadSettings, device: Device, backend: str, rate: Rates, depth: float
 ) -> float:
-    """Seconds a device computes for one token of a prompt that stands behind `depth` others."""
+    """Seconds of computing for one prompt token after `depth` others."""
     on_cpu = device.kind not in {"igpu", "dgpu"}
     own = set(settings.tiles) if on_cpu else set()
     faster = chip_speeds().cpu.own_kernels
@@ -288,7 +288,7 @@ def _prompt_s(
 def _experts_s(
     shape: ModelShape, device: Device, backend: str, rate: Rates, seconds: float, active: float, piece: int
 ) -> float:
-    """What a mixture takes more for one token of a prompt than a dense model that takes `seconds`."""
+    """Extra seconds per prompt token of a mixture, compared with a dense model that takes `seconds`."""
     if device.kind not in {"igpu", "dgpu"}:
         return seconds * (1 / chip_speeds().cpu.mixture - 1)
     kind = mixture_kind(shape)
@@ -304,10 +304,10 @@ def _copied_s(
     devices: Sequence[tuple[Device, float]],
     there: Callable[[TensorInfo], bool],
 ) -> float:
-    """Seconds for one token of a prompt that go to copying the weights in RAM to the GPU that computes with them.
+    """Seconds per prompt token for copying the weights in RAM to the GPU that computes with them.
 
-    llama.cpp does that for pieces of 32 tokens and more, once a piece, one copy after another, and of experts those
-    that the piece asks for.
+    llama.cpp does that for ubatches of 32 tokens and more, once per ubatch, one copy after another, and only for
+    the experts that the ubatch needs.
     """
     piece = max(1, min(settings.n_ubatch, TURN_PROMPT))
     asked = 1 - (1 - expert_frac(shape)) ** piece

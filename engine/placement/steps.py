@@ -1,8 +1,8 @@
-"""How a load gets its settings: all steps in their order, on one page.
+"""How a load gets its settings: all steps in order, on one page.
 
-Each step reads what is known about the load and returns the settings, changed or not, and the reason. What they
-changed travels with the placement: the dispatch card, the API and `tessera fit --explain` show it. `device`
-compares places; what it does on the processor is a list of steps too, CPU_STEPS in engine/placement/candidates.py.
+Each step reads what is known about the load and returns the settings, changed or not, and the reason. The placement
+carries these changes: the dispatch card, the API and `tessera fit --explain` show them. `device` compares places;
+its work on the CPU is also a list of steps, CPU_STEPS in engine/placement/candidates.py.
 """
 
 from typing import Any, Final
@@ -46,19 +46,19 @@ from engine.placement.types import (
 from engine.runner.engine_args import given
 from engine.runner.protocol import LoadSettings
 
-# Cached prefixes get at most this part of the memory that a load leaves free.
+# Maximum share of a load's remaining free memory for cached prefixes.
 PREFIX_DIVISOR: Final = 4
 
 
 def by_formula(_settings: LoadSettings) -> None:
-    """llama.cpp is not asked."""
+    """Dry runner that always uses formulas."""
 
 
 class Load(msgspec.Struct, kw_only=True):
-    """One load on its way through the steps: what they may read, and what those before found.
+    """One load on its way through the steps: their inputs, and the results of earlier steps.
 
-    `base` has the path and what holds for the model before dispatch. `here` are the overrides without a device of
-    another machine, whose name is `pinned_remote`. `prefix_bytes` is what cached prefixes may take at most.
+    `base` has the path and the model's settings before placement. `here` are the overrides without a device of
+    another machine, whose name is `pinned_remote`. `prefix_bytes` is the maximum memory for cached prefixes.
     """
 
     base: LoadSettings
@@ -80,7 +80,7 @@ class Load(msgspec.Struct, kw_only=True):
 
     @property
     def here(self) -> Overrides:
-        """The overrides as far as they are about this machine."""
+        """The overrides that concern this machine."""
         return msgspec.structs.replace(self.overrides, device=None) if self.pinned_remote else self.overrides
 
     @property
@@ -91,18 +91,18 @@ class Load(msgspec.Struct, kw_only=True):
 
     @property
     def stores(self) -> Resources:
-        """What was learnt and set on this machine."""
+        """What was learned and set on this machine."""
         assert self.resources is not None
         return self.resources
 
     def question(self, settings: LoadSettings) -> Question:
-        """Where these settings could run."""
+        """Input for choosing where these settings run."""
         return Question(
             self.shape, settings, self.here, self.machine, self.ledger, self.history, self.owner, self.disk_gbs
         )
 
     def need(self, settings: LoadSettings) -> Need:
-        """What a load with these settings takes."""
+        """Memory need of a load with these settings."""
         return load_need(
             self.shape, settings, self.machine, self.ledger, self.resources.remotes if self.resources else None
         )
@@ -112,13 +112,13 @@ class Load(msgspec.Struct, kw_only=True):
         return moved_to(self.placed, settings, self.machine, self.need(settings))
 
     def add_reasons(self, *reasons: Reason, **changes: Any) -> None:
-        """Say more about the placement."""
+        """Add reasons to the placement."""
         placed = self.placed
         self.placement = msgspec.structs.replace(placed, reasons=(*placed.reasons, *reasons), **changes)
 
 
 def moved_to(placed: Placement, settings: LoadSettings, machine: Machine, need: Need) -> Placement:
-    """The placement with other settings, where they put the model and what that takes."""
+    """The placement with other settings: the device they put the model on, and their memory need."""
     gpu, backend = offload_target(settings, machine)
     there = machine.device(gpu or "cpu")
     return msgspec.structs.replace(
@@ -131,11 +131,11 @@ def moved_to(placed: Placement, settings: LoadSettings, machine: Machine, need: 
     )
 
 
-# ---- What the model, its user and its use ask for
+# ---- Requirements of the model, its user and its use
 
 
 def context(load: Load, settings: LoadSettings) -> tuple[LoadSettings, Reason | None]:
-    """As many tokens as memory has room for, where nobody asked for a number."""
+    """Set as much context as fits in memory, if nobody requested a number."""
 
     def place_with(n_ctx: int) -> Candidate:
         tried = resize_context(settings, n_ctx)
@@ -153,7 +153,7 @@ def context(load: Load, settings: LoadSettings) -> tuple[LoadSettings, Reason | 
 
 
 def requested(load: Load, settings: LoadSettings) -> tuple[LoadSettings, Reason | None]:
-    """What the user, the server's options or a client asked for; the cache follows context and requests."""
+    """Apply the options of the user, the server or a client; the cache follows context and requests."""
     asked = load.overrides
     settings = resize_context(settings, asked.n_ctx or settings.n_ctx, asked.n_parallel)
     if asked.type_k:
@@ -163,7 +163,7 @@ def requested(load: Load, settings: LoadSettings) -> tuple[LoadSettings, Reason 
 
 
 def parallel_requests(load: Load, settings: LoadSettings) -> tuple[LoadSettings, Reason | None]:
-    """More requests at once, where the model's use asks for it and nobody chose a number."""
+    """Allow more parallel requests if the model's use needs it and nobody chose a number."""
     use = load.history.use(load.owner)
     wide = grown(load.overrides, use)
     if wide is load.overrides or use is None:
@@ -172,13 +172,13 @@ def parallel_requests(load: Load, settings: LoadSettings) -> tuple[LoadSettings,
 
 
 def cache_cells(load: Load, settings: LoadSettings) -> tuple[LoadSettings, Reason | None]:
-    """One whole context, which is what one person needs; more where several requests run at once."""
+    """Size the cache for one whole context, enough for one person; more if several requests run in parallel."""
     use = load.history.use(load.owner)
     return cap_kv_cells(settings, load.shape, grown(load.overrides, use), use), because("cells_by_use")
 
 
 def speculation(load: Load, settings: LoadSettings) -> tuple[LoadSettings, Reason | None]:
-    """The file's own head, and copies of states that cannot be cut."""
+    """Enable the file's own MTP head, and copies of recurrent states that cannot be truncated."""
     found = with_speculation(settings, load.shape)
     return found, because("own_head") if found.mtp else because("state_copies", tokens=found.max_rollback)
 
@@ -187,7 +187,7 @@ def speculation(load: Load, settings: LoadSettings) -> tuple[LoadSettings, Reaso
 
 
 def device(load: Load, settings: LoadSettings) -> tuple[LoadSettings, Reason | None]:
-    """The place that is fastest of those where it fits: processor, GPUs, OpenVINO; a pin comes first."""
+    """Choose the fastest place where the load fits: CPU, GPUs, OpenVINO; a pin takes precedence."""
     asked = load.question(settings)
     found = choose_candidate(asked, load.dry_run)
     load.placement = placement_of(asked, found, load.context)
@@ -196,7 +196,7 @@ def device(load: Load, settings: LoadSettings) -> tuple[LoadSettings, Reason | N
 
 
 def other_machines(load: Load, settings: LoadSettings) -> tuple[LoadSettings, Reason | None]:
-    """Layers on workers, where they are faster, or the model does not fit here alone."""
+    """Put layers on workers if that is faster or the model does not fit on this machine alone."""
     if load.resources is None or not load.resources.remotes.remotes:
         return settings, None
     ask = None if load.dry_run is by_formula else load.dry_run
@@ -205,11 +205,11 @@ def other_machines(load: Load, settings: LoadSettings) -> tuple[LoadSettings, Re
     return load.placed.settings, load.placed.reasons[0]
 
 
-# ---- What was learnt on this machine
+# ---- What was learned on this machine
 
 
 def tuned_or_measured(load: Load, settings: LoadSettings) -> tuple[LoadSettings, Reason | None]:
-    """What was tuned here for a model of this shape; else the speed that was measured."""
+    """Use what was tuned here for a model of this shape; otherwise the measured speed."""
     where, which, placed = machine_key(load.machine), shape_key(load.shape), load.placed
     if settings.remotes or placed.streaming is not None:
         return settings, None
@@ -229,7 +229,7 @@ def tuned_or_measured(load: Load, settings: LoadSettings) -> tuple[LoadSettings,
 
 
 def _tuned(load: Load, settings: LoadSettings, tuned: Tuned) -> tuple[LoadSettings, Reason | None]:
-    """The tuned settings where they fit now; else the placement says why not."""
+    """The tuned settings if they fit now; otherwise the placement says why not."""
     found = tuned_settings(tuned, settings, load.overrides)
     moved = load.moved(found)
     if found.devices and moved.device == "cpu":
@@ -250,7 +250,7 @@ def _tuned(load: Load, settings: LoadSettings, tuned: Tuned) -> tuple[LoadSettin
 
 
 def sound_device(load: Load, settings: LoadSettings) -> tuple[LoadSettings, Reason | None]:
-    """The next way where the device is known to compute something else than the processor."""
+    """Use the next fallback if the device is known to compute other results than the CPU."""
     verdict = load.stores.checks.verdict(settings, load.shape, load.machine)
     fallback = sound(load.stores, settings, load.shape, load.machine) if verdict and verdict.wrong else None
     if verdict is None or fallback is None:
@@ -263,11 +263,11 @@ def sound_device(load: Load, settings: LoadSettings) -> tuple[LoadSettings, Reas
     return fallback.settings, reason
 
 
-# ---- What comes last
+# ---- Final steps
 
 
 def engine_arguments(load: Load, settings: LoadSettings) -> tuple[LoadSettings, Reason | None]:
-    """llama.cpp's own arguments, which the user set, come before what was chosen, tuned or measured."""
+    """Apply the user's raw llama.cpp arguments: they override what was chosen, tuned or measured."""
     args = given(settings.engine_args)
     if not args:
         return settings, None
@@ -281,7 +281,7 @@ def engine_arguments(load: Load, settings: LoadSettings) -> tuple[LoadSettings, 
 
 
 def prefix_cache(load: Load, settings: LoadSettings) -> tuple[LoadSettings, Reason | None]:
-    """Prefixes may be cached in what is left over, never in what a model needs."""
+    """Give the prefix cache part of the memory left over, never of what a model needs."""
     if settings.remotes:
         return settings, None  # a prefix cached here would cross the link
     need = load.placed.need
@@ -297,14 +297,14 @@ def prefix_cache(load: Load, settings: LoadSettings) -> tuple[LoadSettings, Reas
 
 
 def fallback_that_worked(load: Load, settings: LoadSettings) -> tuple[LoadSettings, Reason | None]:
-    """What worked before, after other settings had failed."""
+    """Use the fallback that worked after other settings had failed."""
     if settings.remotes:
         return settings, None
     return remembered(load.history, load.owner, settings), because("worked_after_failure")
 
 
-# The order. Of a load that does not fit, the steps of the next row of LEFT_OUT are left out, if they changed
-# anything, and it goes through the list again.
+# The order of the steps. If a load does not fit, it runs again without the steps of the next row of LEFT_OUT,
+# provided that they changed something.
 STEPS: Final[tuple[Step[Load], ...]] = (
     context,
     requested,
@@ -323,7 +323,7 @@ LEFT_OUT: Final[tuple[tuple[Step[Load], ...], ...]] = ((), (speculation,), (spec
 
 
 def run(load: Load, last: Step[Load] = STEPS[-1]) -> Placement:
-    """The placement after all steps up to `last`. Raises: InputFault: engine arguments that cannot hold."""
+    """The placement after all steps up to `last`. Raises: InputFault: engine arguments that cannot be applied."""
     for left_out in LEFT_OUT:
         if left_out and name_of(left_out[-1]) not in load.reasons:
             continue
@@ -344,7 +344,7 @@ def _take(load: Load, step: Step[Load], settings: LoadSettings) -> LoadSettings:
     found, reason = step(load, settings)
     if reason is not None and (found != settings or step is context):
         load.reasons[name_of(step)] = reason
-    if len(load.changes) == noted:  # else it was a list of steps, which noted them
+    if len(load.changes) == noted:  # otherwise the step was a list of steps, which recorded them
         load.changes += changes_between(name_of(step), settings, found, reason)
     if load.placement is not None and load.placement.settings != found and step not in STEPS[: STEPS.index(device)]:
         load.placement = load.moved(found)
@@ -352,7 +352,7 @@ def _take(load: Load, step: Step[Load], settings: LoadSettings) -> LoadSettings:
 
 
 def _before_dispatch(base: LoadSettings) -> list[SettingChange]:
-    """Who set what of the settings that dispatch begins with."""
+    """The settings that were set before placement, and who set them."""
     args, found = base.engine_args, []
     by_arguments = {name for name in SETTINGS if getattr(args, name) is not None}
     by_arguments |= {"engine_args"} | ({"n_ctx", "kv_cells"} if args.n_ctx is not None else set())
@@ -372,14 +372,14 @@ def _arguments(settings: LoadSettings) -> Reason:
 
 
 def remembered(history: PlacementHistory, model_id: str, settings: LoadSettings) -> LoadSettings:
-    """The settings with those of the fallback that worked for this model, if there was one."""
+    """The settings with those of the fallback that worked for this model, if any."""
     stored = history.remembered(model_id)
     changes = {k: tuple(v) if isinstance(v, list) else v for k, v in stored.items() if k in FALLBACK_FIELDS}
     return msgspec.structs.replace(settings, **changes)
 
 
 def sound(stores: Resources, settings: LoadSettings, shape: ModelShape, machine: Machine) -> Fallback | None:
-    """What to try instead of settings with which a device computes wrongly; None where they are the CPU's."""
+    """Fallback for settings with which a device computes wrong results; None if they are the CPU's."""
     for fallback in sound_fallbacks(settings, machine) if settings.devices else []:
         verdict = stores.checks.verdict(fallback.settings, shape, machine)
         if verdict is None or not verdict.wrong:
@@ -398,7 +398,7 @@ def place(
     owner: str = "",
     disk_gbs: float | None = None,
 ) -> Placement:
-    """Where the model runs on this machine alone, without what was tuned or checked here."""
+    """Where the model runs on this machine alone, without tuned settings and device checks."""
     load = Load(
         base=base,
         shape=shape,

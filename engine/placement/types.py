@@ -1,4 +1,4 @@
-"""The records of placement: what the user wants of a load, what it needs, where it runs, and who set what."""
+"""Records of placement: load options, memory needs, where a model runs, and who set what."""
 
 from collections.abc import Callable, Iterable
 from typing import Annotated, Any, Final, Literal, TypeVar
@@ -27,7 +27,7 @@ PartName = Literal[
 ]
 
 
-# Where layers lie that workers on other machines hold (engine_args.rpc): no memory of this machine.
+# Device name of layers that workers on other machines hold (engine_args.rpc): they use no memory of this machine.
 WORKERS: Final = "workers"
 
 
@@ -42,10 +42,10 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Need(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything one load takes. `kv_layer_bytes` has the cache of each layer, whatever device holds it.
+    """Memory need of one load. `kv_layer_bytes` has the cache of each layer, on any device.
 
-    `resident_bytes` is what the system will show of the runner's process in full use: less scratch memory that is
-    never written, plus pages of the file that stay in memory although the weights in them were rewritten.
+    `resident_bytes` is what the system shows for the runner's process in full use: without scratch memory that is
+    never written, plus pages of the file that stay in memory although the weights in them were repacked.
     """
 
     n_ctx: int
@@ -60,19 +60,19 @@ class Need(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def total_bytes(self) -> int:
-        """Over all devices."""
+        """Bytes over all devices."""
         return sum(part.num_bytes for part in self.parts)
 
     def device_bytes(self, device: str) -> int:
-        """On one device."""
+        """Bytes on one device."""
         return sum(part.num_bytes for part in self.parts if part.device == device)
 
     def mapped_bytes(self, device: str) -> int:
-        """File pages among them."""
+        """Bytes of file pages on one device."""
         return sum(part.mapped_bytes for part in self.parts if part.device == device)
 
     def part_bytes(self, name: PartName) -> int:
-        """One kind over all devices."""
+        """Bytes of one kind over all devices."""
         return sum(part.num_bytes for part in self.parts if part.name == name)
 
     def by_purpose(self) -> dict[str, int]:
@@ -81,15 +81,15 @@ class Need(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """Devices in the order they first appear."""
+        """Devices in the order of their first part."""
         return tuple(dict.fromkeys(part.device for part in self.parts))
 
 
 class DryRun(msgspec.Struct, frozen=True, kw_only=True):
-    """What llama.cpp itself said in a load that allocated nothing.
+    """Numbers that llama.cpp reports for a load that allocated nothing.
 
     `compute_bytes` by backend device name; `overhead_bytes` is the process with its libraries and vocabulary;
-    `untouched_bytes` is scratch memory set aside for drafts and idle sequences that ordinary use never writes.
+    `untouched_bytes` is scratch memory for drafts and idle sequences that ordinary use never writes.
     """
 
     kv_bytes: int
@@ -102,7 +102,7 @@ class DryRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FitOption(msgspec.Struct, frozen=True, kw_only=True):
-    """A trade-off that needs less memory: what changes, and what the load then needs."""
+    """A trade-off that needs less memory: the change, and the need after it."""
 
     kind: OptionKind
     change: Reason
@@ -112,7 +112,7 @@ class FitOption(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FitReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to "does it fit": per device needed and available, and what to do if not."""
+    """The answer to "does it fit": needed and available memory per device, and options if it does not fit."""
 
     model: str
     fits: bool
@@ -124,16 +124,16 @@ class FitReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 About = TypeVar("About")
-# A step reads what is known about a load, and returns its settings, changed or not, and why.
+# A step reads what is known about a load, and returns its settings, changed or not, and the reason.
 Step = Callable[[About, LoadSettings], tuple[LoadSettings, Reason | None]]
 
 
-# Of a setting, as JSON has it.
+# A setting's value as in JSON.
 Value = bool | int | float | str | tuple[str | float, ...] | None
 
 
 class SettingChange(msgspec.Struct, frozen=True, kw_only=True):
-    """One step set one field of a load's settings."""
+    """One field of a load's settings that one step set."""
 
     step: str
     field: str
@@ -143,7 +143,7 @@ class SettingChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def name_of(step: Callable[..., object]) -> str:
-    """A step as it is shown."""
+    """The displayed name of a step."""
     return step.__name__.replace("_", " ")
 
 
@@ -170,7 +170,7 @@ def _value(value: Any) -> Value:
 def follow(
     steps: Iterable[Step[About]], about: About, settings: LoadSettings
 ) -> tuple[LoadSettings, tuple[SettingChange, ...]]:
-    """The settings after these steps, and what each changed."""
+    """The settings after these steps, and what each step changed."""
     changes: list[SettingChange] = []
     for step in steps:
         found, reason = step(about, settings)
@@ -183,11 +183,11 @@ Mode = Literal["quiet", "balanced", "fast"]
 
 
 class LoadOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the user wants of a load, in llama.cpp's names. None leaves a field to Tessera.
+    """Load options of the user, with llama.cpp's names. None leaves a field to Tessera.
 
-    `n_ctx` is the longest sequence in tokens, `n_gpu_layers` -1 offloads all layers, `n_parallel` is how many
-    requests run at once, `keep_loaded` lets the model stay until it is unloaded by hand. `type_k` is the type of
-    the KV cache; V has the same. On the wire and on disk it is `kv_type`.
+    `n_ctx` is the longest sequence in tokens; `n_gpu_layers` -1 offloads all layers; `n_parallel` is the number of
+    parallel requests; `keep_loaded` keeps the model until it is unloaded by hand. `type_k` is the type of the KV
+    cache; V has the same. On the wire and on disk it is `kv_type`.
     """
 
     n_ctx: Annotated[int, Meta(ge=256, le=1 << 24)] | None = None
@@ -213,24 +213,24 @@ class ModelSettings(LoadOptions, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def load_options(self) -> LoadOptions:
-        """The part that is only about loads."""
+        """The fields that concern only loads."""
         return LoadOptions(**{name: getattr(self, name) for name in LoadOptions.__struct_fields__})
 
     def pending(self, loaded: "ModelSettings") -> tuple[str, ...]:
-        """Fields that a model that was loaded with the settings `loaded` would get otherwise at its next load."""
+        """Fields that a model loaded with the settings `loaded` would get new values for at its next load."""
         names = (name for name in self.__struct_fields__ if name not in _AT_ONCE)
         return tuple(name for name in names if getattr(self, name) != getattr(loaded, name))
 
 
-# These need no load.
+# Fields that take effect without a load.
 _AT_ONCE: Final = frozenset({"keep_loaded", "sampling"})
 
 
 class Overrides(LoadOptions, frozen=True, kw_only=True):
-    """What a placement has to respect: the options of the load, and the circumstances of this server.
+    """What a placement must respect: the load options, and the state of this server.
 
     `device` pins a device id, a kind (cpu, igpu, dgpu), a backend (vulkan) or `id/backend`.
-    `on_battery` prefers little power. `max_ctx`: nobody asked for a context, so it may have up to so many tokens.
+    `on_battery` prefers low power. `max_ctx`: nobody requested a context, so it may have up to this many tokens.
     """
 
     max_ctx: int | None = None
@@ -239,7 +239,7 @@ class Overrides(LoadOptions, frozen=True, kw_only=True):
     on_battery: bool = False
 
     def with_options(self, options: LoadOptions) -> "Overrides":
-        """The same with what was set for one model."""
+        """The same overrides with the options set for one model."""
         given = {name: getattr(options, name) for name in LoadOptions.__struct_fields__}
         return msgspec.structs.replace(self, **{name: value for name, value in given.items() if value is not None})
 
@@ -248,10 +248,10 @@ NO_OVERRIDES = Overrides()
 
 
 class Streaming(msgspec.Struct, frozen=True, kw_only=True):
-    """Experts that are read from the disk when a token asks for them: what that is expected to cost.
+    """Expected cost of experts that are read from disk on demand.
 
-    Rates are parts of the bytes a token asks for that are in memory, the worst with routing without any skew.
-    `seen_tokens`: how many earlier tokens the expectation rests on (0: a published skew).
+    Hit rates are the share of a token's expert bytes that are in memory; the worst case is routing without any
+    skew. `seen_tokens`: number of earlier tokens behind the estimate (0: a published skew).
     """
 
     expert_bytes: int
@@ -266,7 +266,7 @@ class Streaming(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Alternative(msgspec.Struct, frozen=True, kw_only=True):
-    """A choice that lost: how fast it was expected to be, and why it lost."""
+    """A rejected choice: its expected speed, and why it was rejected."""
 
     device: str
     backend: str
@@ -276,12 +276,11 @@ class Alternative(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a model runs and how. `settings` is what the runner gets; speeds are predictions, None if unknown.
+    """Where and how a model runs. `settings` go to the runner; speeds are predictions, None if unknown.
 
-    `basis` says what the speed rests on: a measurement on this machine or a prior; `measured_on` whether this shape
-    itself was measured. `tokens_per_joule` was measured here; `energy` has it, or why it is not known.
-    `streaming`: its experts are more than memory, and this is what that costs. `changes`: who set what of
-    `settings`.
+    `basis` is the source of the speed: a measurement on this machine or a prior; `measured_on` says whether this
+    shape itself was measured. `tokens_per_joule` was measured here; `energy` has it, or why it is not known.
+    `streaming`: the cost if its experts do not fit in memory. `changes`: who set which settings.
     """
 
     device: str
@@ -303,7 +302,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fallback(msgspec.Struct, frozen=True, kw_only=True):
-    """What is tried after a failure; `change` is what it changes."""
+    """Settings to try after a failure; `change` describes what they change."""
 
     settings: LoadSettings
     change: Reason
