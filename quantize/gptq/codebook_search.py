@@ -1,6 +1,6 @@
-"""Choosing points and signs of eight weights at a time so that the layer's output changes least.
+"""Chooses codebook entries and signs for eight weights at a time, to minimize the change of the layer's output.
 
-The order, the feedback of errors and the sweeps are those of `rounding`, with eight columns in the place of one
+The order, the error feedback and the sweeps are those of `quantize.gptq.rows`, with eight columns instead of one
 (the vector form of GPTQ: QuIP#, arXiv 2402.04396, section 4; GPTVQ, arXiv 2402.15319).
 """
 
@@ -13,17 +13,17 @@ from quantize.gptq.hessian import Curvature, Floats
 from quantize.gptq.packing import Bytes
 from quantize.native.blocks import dequantize_rows
 
-# Columns handled eight by eight between two matrix products, as in `rounding`.
+# Columns handled eight at a time between two matrix products, as in `quantize.gptq.rows`.
 _BLOCK = 64
 SWEEPS = 2
 
 
 class OctetCurvature(msgspec.Struct, frozen=True):
-    """Second moments with columns in octets that stay together, the heaviest first.
+    """Hessian whose columns are ordered in octets that stay together, largest first.
 
     `curvature` has that order and no feedback. `feedback` is (k, k): the part of the error of column i that column
-    j of a later octet takes over. `metrics` (octets, 8, 8) is what errors of an octet cost once all later ones have
-    taken over their share.
+    j of a later octet compensates. `metrics` (octets, 8, 8) is the cost of an octet's errors after all later octets
+    have compensated their part.
     """
 
     curvature: Curvature
@@ -32,7 +32,7 @@ class OctetCurvature(msgspec.Struct, frozen=True):
 
 
 def in_octets(curvature: Curvature) -> OctetCurvature:
-    """Order by octets and factor again."""
+    """Order the columns in octets and factor again."""
     k = len(curvature.order)
     natural = np.empty_like(curvature.order)
     natural[curvature.order] = np.arange(k)
@@ -54,9 +54,9 @@ def in_octets(curvature: Curvature) -> OctetCurvature:
 
 
 class OctetGrid:
-    """What packed rows can hold once their scales are fixed, octet by octet in the order they will be rounded.
+    """Values that packed rows can have with fixed scales, octet by octet in rounding order.
 
-    `step` is (octets, rows): what the type's table is multiplied with; `inverse` 1 / step, 0 where the step is 0.
+    `step` is (octets, rows): the factor of the type's table. `inverse` is 1 / step, or 0 if the step is 0.
     """
 
     def __init__(self, qtype: str, step: Floats) -> None:
@@ -65,7 +65,7 @@ class OctetGrid:
         self._even, self._dims = lattice.even, lattice.dims
         self._table = table(qtype)
         self._squares = self._table**2
-        self._doubled = np.ascontiguousarray(-2 * self._table.T)  # rows as BLAS takes them without turning
+        self._doubled = np.ascontiguousarray(-2 * self._table.T)  # rows in BLAS order, without a transpose
         with np.errstate(divide="ignore"):
             self._inverse = np.where(step == 0, np.float32(0), np.float32(1) / step)
 
@@ -74,13 +74,13 @@ class OctetGrid:
         return OctetGrid(self.qtype, np.ascontiguousarray(self.step[:, columns]))
 
     def nearest(self, octet: int, wanted: Floats, weights: Floats) -> Floats:
-        """The values nearest to `wanted` (8, rows), squares weighted by `weights` (8,); same shape."""
+        """The values nearest to `wanted` (8, rows), with squares weighted by `weights` (8,); same shape."""
         scaled = wanted * self._inverse[octet]
         minus = scaled < 0
         size = np.abs(scaled)
         if self._even:
             odd = np.flatnonzero(minus.sum(axis=0) & 1)
-            # The sign that costs least to be wrong; its weight then counts as negative in the search.
+            # Flip the sign that costs the least; its weight then counts as negative in the search.
             least = (size[:, odd] ** 2 * weights[:, None]).argmin(axis=0)
             size[least, odd] *= -1
             minus[least, odd] ^= True
@@ -96,7 +96,10 @@ class OctetGrid:
         return found
 
     def codes(self, values: Floats) -> tuple[Points, Bytes]:
-        """Points (rows, columns / dims) and signs (rows, octets) of grid values (columns, rows), in their order."""
+        """Codebook entries and signs of grid values (columns, rows), in their order.
+
+        Returns: entries (rows, columns / dims), signs (rows, octets).
+        """
         columns, rows = values.shape
         scaled = values.reshape(-1, OCTET, rows) * self._inverse[:, None, :]
         signs = np.packbits(scaled < 0, axis=1, bitorder="little")[:, 0].T
@@ -104,12 +107,12 @@ class OctetGrid:
         names, wanted = (d @ _BASE ** np.arange(self._dims) for d in (_digits(self._table), digits))
         order = names.argsort(kind="stable")
         found = np.searchsorted(names[order], wanted)
-        # Where the step is 0 every point is the same.
+        # If the step is 0, all codebook entries are equal.
         points = order[np.minimum(found, len(order) - 1)].astype(np.uint16)
         return points.reshape(rows, columns // self._dims), np.ascontiguousarray(signs)
 
 
-# Values of all tables are whole eighths below 16. Source: ggml-common.h, iq2xs_grid and the others.
+# Values of all tables are multiples of 1/8 below 16. Source: ggml-common.h, iq2xs_grid and the others.
 _EIGHTHS, _BASE = 8, np.int64(128)
 
 
@@ -118,7 +121,7 @@ def _digits(values: Floats) -> npt.NDArray[np.int64]:
 
 
 def make_octet_grid(bases: list[Bytes], qtype: str, row_values: int, order: npt.NDArray[np.intp]) -> OctetGrid:
-    """The grids of packed rows, stacked; `order` is that of the columns, octets whole."""
+    """The grids of packed rows, stacked; `order` is the order of the columns, with whole octets."""
     octets = row_values // OCTET
     steps = []
     for base in bases:
@@ -131,7 +134,10 @@ def make_octet_grid(bases: list[Bytes], qtype: str, row_values: int, order: npt.
 
 
 def feed_octets_forward(targets: Floats, grid: OctetGrid, octets: OctetCurvature) -> tuple[Floats, Floats]:
-    """Round octets in order, each taking over its share of the errors made so far: values, values - targets."""
+    """Round octets in order; each one compensates its part of the earlier errors.
+
+    Returns values and values - targets.
+    """
     feedback = octets.feedback
     values, errors = np.empty_like(targets), np.empty_like(targets)
     for start in range(0, len(targets), _BLOCK):
@@ -150,7 +156,7 @@ def feed_octets_forward(targets: Floats, grid: OctetGrid, octets: OctetCurvature
 def descend_octets(
     values: Floats, errors: Floats, grid: OctetGrid, octets: OctetCurvature, sweeps: int = SWEEPS
 ) -> None:
-    """Sweeps in which each octet moves to better values given all others, if it finds any. In place."""
+    """Sweep over the octets: each one moves to better values given all others, if there are any. In place."""
     moments = octets.curvature.moments
     changes = np.empty((_BLOCK, values.shape[1]), np.float32)
     for _ in range(sweeps):
@@ -169,9 +175,9 @@ def descend_octets(
 
 
 def _improved(grid: OctetGrid, octet: int, values: Floats, slope: Floats, metric: Floats) -> Floats:
-    """Values x + d of the grid for which d^T (metric d + 2 slope) is below 0, or x where none is found.
+    """Values x + d of the grid for which d^T (metric d + 2 slope) is below 0, or x if none is found.
 
-    Looked for where the whole would be lowest were there no grid, with squares weighted by the metric's diagonal.
+    Searches around the minimum without a grid, with squares weighted by the metric's diagonal.
     """
     wanted = values - np.linalg.solve(metric, slope)
     found = grid.nearest(octet, wanted, metric.diagonal())

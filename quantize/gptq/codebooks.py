@@ -1,7 +1,7 @@
-"""Types whose blocks store points of a lattice and signs: writing both while every scale stays as it is.
+"""Types whose blocks store codebook entries and signs: writes both and keeps all scales.
 
-Eight weights have eight signs, and one point of eight values or two of four. Layouts. Source: ggml-common.h
-(structures) and ggml-quants.c (dequantize_row_iq*), of the pinned commit.
+Eight weights have eight signs, and one codebook entry of eight values or two of four. Layouts. Source:
+ggml-common.h (structures) and ggml-quants.c (dequantize_row_iq*), at the pinned commit.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from quantize.native.blocks import dequantize_rows
 Floats = npt.NDArray[np.float32]
 Points = npt.NDArray[np.uint16]
 
-OCTET = 8  # weights that share eight signs
+OCTET = 8  # weights with eight signs together
 _BLOCK = 256
 
 
@@ -27,7 +27,10 @@ def _low_bytes(points: Points) -> Bytes:
 
 
 def _signs_of_seven(old: Bytes, signs: Bytes) -> Bytes:
-    """Words of four times seven signs, the eighth being what makes their number even; the top four bits stay."""
+    """Words with four groups of seven signs; the eighth sign makes the number of minus signs even.
+
+    The top four bits stay unchanged.
+    """
     words = np.ascontiguousarray(old).view("<u4").reshape(-1, 8) & np.uint32(0xF0000000)
     for index in range(4):
         words |= (signs.reshape(-1, 8, 4)[:, :, index] & 127).astype(np.uint32) << np.uint32(7 * index)
@@ -66,10 +69,11 @@ def _iq3_s(block: Bytes, points: Points, signs: Bytes) -> None:
 
 
 class Lattice(msgspec.Struct, frozen=True):
-    """How a type stores its points: `points` of `dims` values; `even`: of eight signs an even number are minus.
+    """The storage format of a codebook type: `points` codebook entries of `dims` values.
 
-    `first_step` and `stride` say where the factors of four bits are that a block's one scale is multiplied with:
-    each for `step_values` weights, in the high half of a byte, or two to a byte where the stride is 0.
+    With `even`, the number of minus signs in every eight is even. `first_step` and `stride` locate the 4-bit
+    factors that multiply a block's single scale. Each factor covers `step_values` weights. It is in the high half
+    of a byte; with stride 0 each byte holds two.
     """
 
     qtype: str
@@ -83,7 +87,7 @@ class Lattice(msgspec.Struct, frozen=True):
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of a block."""
+        """Bytes per block."""
         return GgmlType[self.qtype].traits.block_bytes
 
     def step_offsets(self) -> list[tuple[int, int]]:
@@ -107,12 +111,12 @@ LATTICES: dict[str, Lattice] = {
 
 
 def pack_points(base: Bytes, qtype: str, points: Points, signs: Bytes) -> Bytes:
-    """Packed rows with the scales of `base`, and these points and signs.
+    """Packed rows with the scales of `base`, and the given codebook entries and signs.
 
-    Args: base: (rows, row_bytes). points: (rows, row_values / dims). signs: (rows, row_values / 8), a bit a weight,
-    the first weight's the lowest; set is minus.
+    Args: base: (rows, row_bytes). points: (rows, row_values / dims). signs: (rows, row_values / 8), one bit per
+    weight, lowest bit first; a set bit means minus.
     Returns: a new (rows, row_bytes).
-    Raises: ValueError: shapes, or an odd number of minus signs where the type cannot have one.
+    Raises: ValueError: wrong shapes, or an odd number of minus signs in a type that does not allow it.
     """
     lattice = LATTICES[qtype]
     rows, octets = signs.shape
@@ -133,7 +137,7 @@ def pack_points(base: Bytes, qtype: str, points: Points, signs: Bytes) -> Bytes:
 
 @cache
 def table(qtype: str) -> Floats:
-    """The values of each point, (points, dims), in a block whose scale is 1 and whose factors are 0."""
+    """The values of each codebook entry, (points, dims), in a block with scale 1 and all factors 0."""
     lattice = LATTICES[qtype]
     per_block = _BLOCK // lattice.dims
     blocks = -(-lattice.points // per_block)
@@ -145,5 +149,5 @@ def table(qtype: str) -> Floats:
     return values
 
 
-# Whether a byte has an odd number of bits.
+# Whether a byte has an odd number of set bits.
 _ODD = np.array([byte.bit_count() % 2 for byte in range(256)], bool)

@@ -1,6 +1,6 @@
-"""Writing integer codes into the blocks of GGUF types while every scale stays as ggml chose it.
+"""Writes integer codes into the blocks of GGUF types and keeps ggml's scales.
 
-Layouts. Source: ggml-common.h (structures) and ggml-quants.c (dequantize_row_*), of the pinned commit.
+Layouts. Source: ggml-common.h (structures) and ggml-quants.c (dequantize_row_*), at the pinned commit.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from quantize.ggml_types import GgmlType
 Bytes = npt.NDArray[np.uint8]
 
 
-# The values of sixteen codes. Source: ggml-common.h, kvalues_iq4nl and kvalues_mxfp4 (E2M1, doubled).
+# The values of the sixteen codes. Source: ggml-common.h, kvalues_iq4nl and kvalues_mxfp4 (E2M1, doubled).
 IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 FP4_VALUES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 
@@ -73,7 +73,7 @@ def _nibbles_32(block: Bytes, codes: Bytes) -> None:
 
 def _five_bits_32(block: Bytes, codes: Bytes) -> None:
     _nibbles_32(block, codes & np.uint8(15))
-    # Bit l of a little-endian word of 32 bits is the fifth bit of weight l.
+    # Bit l of a little-endian 32-bit word is the fifth bit of weight l.
     block[:, -20:-16] = np.packbits(codes >> 4, axis=1, bitorder="little")
 
 
@@ -82,14 +82,15 @@ def _nvfp4(block: Bytes, codes: Bytes) -> None:
 
 
 def _q8_0(block: Bytes, codes: Bytes) -> None:
-    # Codes 0..254 stand for -127..127: ggml itself never writes -128.
+    # Codes 0..254 represent -127..127: ggml never writes -128.
     block[:, 2:] = codes - np.uint8(127)
 
 
 class Layout(msgspec.Struct, frozen=True):
-    """How a type stores its integers: `levels` codes from 0; `nonlinear` when a `table` gives their values.
+    """The storage format of an integer type: `levels` codes from 0.
 
-    `scales` are the offsets of a block's scales where each is an F16 of its own for 32 weights.
+    `nonlinear` types look up their values in `table`. `scales` are the offsets of a block's scales if each one is a
+    separate F16 for 32 weights.
     """
 
     qtype: str
@@ -97,12 +98,12 @@ class Layout(msgspec.Struct, frozen=True):
     write: Callable[[Bytes, Bytes], None]
     nonlinear: bool = False
     table: tuple[int, ...] = IQ4_VALUES
-    origin: int = 0  # the first of two neighbouring codes that show value = v0 + step * code
+    origin: int = 0  # the first of two neighbouring codes that determine value = v0 + step * code
     scales: tuple[int, ...] = ()
 
     @property
     def block_values(self) -> int:
-        """Weights in a block."""
+        """Weights per block."""
         return GgmlType[self.qtype].traits.block_values
 
     @property
@@ -137,7 +138,7 @@ def pack(base: Bytes, qtype: str, codes: Bytes) -> Bytes:
 
     Args: base: (rows, row_bytes) as ggml packed them. codes: (rows, row_values) uint8 below the type's levels.
     Returns: a new (rows, row_bytes).
-    Raises: KeyError: the type has no such layout (its grid is not one integer a weight). ValueError: shapes.
+    Raises: KeyError: the type has no such layout (it does not store one integer per weight). ValueError: shapes.
     """
     layout = LAYOUTS[qtype]
     rows, width = codes.shape

@@ -1,4 +1,4 @@
-"""The best blocks for rows of weights, given what multiplies them."""
+"""The best blocks for rows of weights, given the Hessian of their inputs."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
@@ -21,11 +21,11 @@ from quantize.gptq.hessian import Curvature, Floats
 from quantize.gptq.packing import LAYOUTS, Bytes, pack
 from quantize.native.blocks import dequantize_rows, quantize_rows, type_traits
 
-# The values that packed rows can take once their scales are fixed, and rounding onto them.
+# The values that packed rows can have with fixed scales, and rounding to them.
 
-# Values of the codes of types with a table, one table after the other.
+# Values of the codes of types with a table, one table after another.
 _TABLES = tuple(dict.fromkeys(layout.table for layout in LAYOUTS.values() if layout.nonlinear))
-# A lookup table has so many places on either side of 0, and for a unit as many as a power of two has room for.
+# Entries of a lookup table on either side of 0, and entries per unit: as many as fit, as a power of two.
 _LUT_HALF = 512
 _FINE = tuple(_LUT_HALF // (1 << max(map(abs, table)).bit_length()) for table in _TABLES)
 
@@ -43,20 +43,20 @@ _LUTS = np.concatenate([_nearest(table, fine) for table, fine in zip(_TABLES, _F
 class Grid(msgspec.Struct, frozen=True):
     """Fixed grids of several rows, one column of the matrix at a time.
 
-    Arrays are (row_values, rows), columns of the weight matrix first, in the order they will be rounded. Rows up to
-    `num_linear` can be `origin + step * code` with codes 0..`levels`-1; the rest `step * table[code]`, the table
-    being that of each row.
+    Arrays are (row_values, rows): columns of the weight matrix first, in rounding order. Rows up to `num_linear`
+    have the values `origin + step * code` with codes 0..`levels`-1. The other rows have `step * table[code]`, with
+    the row's own table.
     """
 
     origin: Floats  # (row_values, num_linear)
     step: Floats  # (row_values, rows)
-    inverse: Floats  # 1 / step, 0 where the step is 0; for rows with a table in units of its lookup table
+    inverse: Floats  # 1 / step, 0 if the step is 0; for rows with a table in units of its lookup table
     top: Floats  # (num_linear,) highest code
     num_linear: int
-    tables: npt.NDArray[np.int32]  # (rows - num_linear,) places in _TABLES
+    tables: npt.NDArray[np.int32]  # (rows - num_linear,) indices into _TABLES
 
     def nearest(self, column: int, wanted: Floats, out: Floats, work: Floats) -> None:
-        """The grid values of one column nearest to `wanted`, into `out`; all (rows,). `work` is scratch."""
+        """Write the grid values of one column nearest to `wanted` to `out`; all (rows,). `work` is scratch."""
         n = self.num_linear
         if n:
             w = work[:n]
@@ -77,7 +77,7 @@ class Grid(msgspec.Struct, frozen=True):
             np.multiply(w, self.step[column, n:], out=out[n:])
 
     def picked(self, rows: npt.NDArray[np.intp]) -> "Grid":
-        """The grids of some rows, given in rising order."""
+        """The grids of some rows, given in ascending order."""
         linear = rows[rows < self.num_linear]
         return Grid(
             origin=np.ascontiguousarray(self.origin[:, linear]),
@@ -103,15 +103,15 @@ class Grid(msgspec.Struct, frozen=True):
 
 
 def has_grid(qtype: str) -> bool:
-    """Whether a type stores one integer a weight, so that its integers can be chosen again."""
+    """Whether a type stores one integer per weight, so that GPTQ can choose the integers."""
     return qtype in LAYOUTS
 
 
 def make_grid(bases: list[tuple[str, Bytes]], row_values: int, order: npt.NDArray[np.intp]) -> Grid:
     """The grids of packed rows of several types, stacked; types with a table must come last.
 
-    Args: bases: (type, (rows, row_bytes)). order: the columns in the order they will be rounded.
-    Raises: ValueError: a type with a table stands before one without.
+    Args: bases: (type, (rows, row_bytes)). order: the columns in rounding order.
+    Raises: ValueError: a type with a table comes before one without.
     """
     origins: list[Floats] = []
     steps: list[Floats] = []
@@ -127,7 +127,7 @@ def make_grid(bases: list[tuple[str, Bytes]], row_values: int, order: npt.NDArra
             number = _TABLES.index(layout.table)
             fine = _FINE[number]
             tables.append(np.full(base.shape[0], number, np.int32))
-            # The code whose value is 1 shows a block's scale.
+            # The code with value 1 gives a block's scale.
             step = _expand(base, qtype, np.full(shape, layout.table.index(1), np.uint8), order)
         else:
             if len(steps) > len(origins):
@@ -157,14 +157,14 @@ def _expand(base: Bytes, qtype: str, codes: Bytes, order: npt.NDArray[np.intp]) 
     return np.ascontiguousarray(values[:, order].T)
 
 
-# Exponents of the importance that ggml's own search for scales is tried with; each row keeps the best.
-# Source: docs/dev/quantization.md, "GPTQ rounding".
+# Importance exponents for ggml's own scale search; each row uses the best one. Source: docs/dev/quantization.md,
+# "GPTQ rounding".
 EXPONENTS = (1.0, 0.5, 0.0)
-# Weights on their way through one pass: bounds memory to about ten times as many float32.
+# Weights per pass: limits memory to about ten times as many float32 values.
 _PASS_VALUES = 1 << 22
-# Rows of a pass: more bring nothing, numpy's calls are long enough.
+# Rows per batch; larger batches were not faster.
 _SHARE_ROWS = 1024
-# The same where each octet of a row is compared with all points of a lattice.
+# Rows per batch for codebook types, where each octet is compared with all codebook entries.
 _OCTET_ROWS = 256
 
 
@@ -176,14 +176,14 @@ class RoundedRows(msgspec.Struct, frozen=True):
 
 
 def plain_rows(weights: Floats, qtype: str, curvature: Curvature, exponents: tuple[float, ...]) -> RoundedRows:
-    """Rounding by ggml under each exponent of the importance; each row keeps the one that spoils least."""
+    """Quantize with ggml once per importance exponent, and take the result with the least error for each row."""
     return best_rows(choices(weights, qtype, curvature, exponents))
 
 
 def choices(
     weights: Floats, qtype: str, curvature: Curvature, exponents: tuple[float, ...]
 ) -> tuple[RoundedRows, ...]:
-    """Rounding by ggml under each exponent of the importance; a single one where no importance is known."""
+    """Quantize with ggml once per importance exponent; only once if the importance is unknown."""
     found = []
     for blocks in _bases(weights, qtype, curvature, exponents):
         values = dequantize_rows(blocks, qtype, weights.shape[1])
@@ -193,7 +193,7 @@ def choices(
 
 
 def best_rows(several: Sequence[RoundedRows]) -> RoundedRows:
-    """Of each row the choice that spoils least."""
+    """For each row, the choice with the least error."""
     return reduce(_better, several)
 
 
@@ -205,11 +205,11 @@ def gptq_rows(
     tried: Mapping[str, Sequence[RoundedRows]] | None = None,
     octets: OctetCurvature | None = None,
 ) -> dict[str, RoundedRows]:
-    """Rows with integers chosen against the second moments, on the scales of each exponent; the best of them a row.
+    """Round rows with GPTQ on the scales of each exponent, and take the best result per row.
 
-    Types without a way to choose are rounded by ggml. Several types are rounded in one pass, which is faster than
-    one after the other. `tried` are the `choices` of each type and `octets` the curvature as types of
-    lattices need it, where they were made before.
+    ggml rounds types without a grid or codebook. Rounding several types in one pass is faster than one after
+    another. `tried` are the `choices` of each type and `octets` the Hessian for codebook types, if they exist
+    already.
     """
     plain = [q for q in qtypes if not has_grid(q) and q not in LATTICES]
     found = {
@@ -225,7 +225,7 @@ def gptq_rows(
         found[qtype] = _gptq_octets(weights, bases[qtype], qtype, octets)
     gridded = sorted((q for q in qtypes if has_grid(q)), key=lambda q: LAYOUTS[q].nonlinear)
     rows, width = weights.shape
-    # As many rows and types at a time as fit a pass.
+    # As many rows and types at a time as fit in a pass.
     row_step = max(1, min(rows, _SHARE_ROWS, _PASS_VALUES // (width * len(exponents))))
     type_step = max(1, _PASS_VALUES // (width * len(exponents) * row_step))
 
@@ -252,10 +252,10 @@ def _joined(results: list[RoundedRows]) -> RoundedRows:
 
 
 def _gptq_pass(targets: Floats, bases: dict[str, list[Bytes]], curvature: Curvature) -> dict[str, RoundedRows]:
-    """Round the same rows on the grids of several types at once.
+    """Round the same rows to the grids of several types at the same time.
 
-    Each row continues with the grid that is best once errors are fed forward: sweeps, the larger part of the work,
-    seldom change which that is (docs/log.md, "Quantization in minutes").
+    Each row continues with the grid that is best after error feedback. The sweeps take most of the time and seldom
+    change which grid that is (docs/log.md, "Quantization in minutes").
     """
     width, rows = targets.shape
     grid = make_grid([(q, base) for q, several in bases.items() for base in several], width, curvature.order)
@@ -288,7 +288,7 @@ def _gptq_pass(targets: Floats, bases: dict[str, list[Bytes]], curvature: Curvat
 
 
 def _refined(first: RoundedRows, qtype: str, targets: Floats, curvature: Curvature) -> RoundedRows:
-    """Scales fitted to the integers, integers to those scales, and scales once more."""
+    """Fit the scales to the integers, then the integers to the new scales, then the scales again."""
     width, rows = targets.shape
     blocks = fit_scales(first.blocks, qtype, targets, curvature)
     grid = make_grid([(qtype, blocks)], width, curvature.order)
@@ -316,7 +316,10 @@ def _bases(
 
 
 def _power(scaled: Floats, exponent: float, importance: Floats) -> Floats | None:
-    """The importance to an exponent; 1 gives the very numbers llama-quantize would use, 0 none at all."""
+    """The importance to the power of an exponent.
+
+    1 gives exactly the numbers that llama-quantize uses; 0 gives None.
+    """
     if exponent == 1:
         return importance
     if exponent == 0:
@@ -330,13 +333,13 @@ def _better(one: RoundedRows, other: RoundedRows) -> RoundedRows:
 
 
 _FITS = 2
-_SCALE = (0,)  # where the F16 scale of a block is
+_SCALE = (0,)  # offset of a block's F16 scale
 
 
 def gptq_octet_rows(
     weights: Floats, bases: list[Bytes], qtype: str, octets: OctetCurvature
 ) -> tuple[Bytes, Floats]:
-    """The best blocks and each row's part of the output error, from what ggml's own search found (`bases`).
+    """The best blocks and each row's part of the output error, starting from ggml's own search (`bases`).
 
     Args: weights: (rows, row_values).
     """
@@ -361,7 +364,7 @@ def gptq_octet_rows(
 
 
 def _refitted(blocks: Bytes, qtype: str, targets: Floats, octets: OctetCurvature) -> tuple[Bytes, Floats]:
-    """Factors and scales fitted to the points, then points to those."""
+    """Fit the factors and scales to the codebook entries, then the entries to them."""
     curvature, width = octets.curvature, len(targets)
     blocks = fit_factors(blocks, qtype, LATTICES[qtype].step_offsets(), targets, curvature)
     blocks = fit_scales(blocks, qtype, targets, curvature, _SCALE)
@@ -382,19 +385,20 @@ def _packed(base: Bytes, qtype: str, grid: OctetGrid, values: Floats, octets: Oc
     return pack_points(base, qtype, points, signs[:, natural])
 
 
-# Choosing the integers of packed rows so that the layer's output, not its weights, changes least.
+# Chooses the integers of packed rows to minimize the change of the layer's output instead of its weights.
 #
-# GPTQ's order and error feedback (arXiv 2210.17323, in the form of QuIP, arXiv 2307.13304) on a grid that is
-# already fixed, then sweeps of coordinate descent on the same objective.
+# First GPTQ's order and error feedback (arXiv 2210.17323, in the form of QuIP, arXiv 2307.13304) on a fixed grid,
+# then sweeps of coordinate descent on the same objective.
 
-# Columns handled one by one between two matrix products. Measured: 64 and 128 within a tenth up to a width of 4096,
-# 32 a fifth slower there (docs/log.md, "GPTQ rounding").
+# Columns handled one by one between two matrix products. Measured: 64 and 128 are within a tenth up to a width of
+# 4096, 32 is a fifth slower there (docs/log.md, "GPTQ rounding").
 _BLOCK = 64
-SWEEPS = 2  # Measured: none, 1, 2, 3 sweeps leave 1.052, 1.012, 1, .995 of the error (docs/log.md, "GPTQ rounding")
+# Measured: 0, 1, 2 and 3 sweeps leave 1.052, 1.012, 1 and 0.995 of the error (docs/log.md, "GPTQ rounding")
+SWEEPS = 2
 
 
 def feed_forward(targets: Floats, grid: Grid, curvature: Curvature) -> tuple[Floats, Floats]:
-    """Round columns in order, each taking over its share of the errors before: tr(E H E^T) stays small.
+    """Round columns in order; each one compensates its part of the earlier errors to keep tr(E H E^T) small.
 
     Args: targets: (row_values, rows) weights, columns in the curvature's order.
     Returns: values, each on the grid, and values - targets.
@@ -404,7 +408,7 @@ def feed_forward(targets: Floats, grid: Grid, curvature: Curvature) -> tuple[Flo
 
 
 def descend(values: Floats, errors: Floats, grid: Grid, curvature: Curvature, sweeps: int = SWEEPS) -> None:
-    """Sweeps of coordinate descent from what `feed_forward` found. In place."""
+    """Sweeps of coordinate descent from the result of `feed_forward`. In place."""
     for _ in range(sweeps):
         _descend(values, errors, grid, curvature.moments)
 
@@ -447,14 +451,14 @@ def _descend(values: Floats, errors: Floats, grid: Grid, moments: Floats) -> Non
         errors[start:stop] += changes[: stop - start]
 
 
-# Fitting the scales of blocks again once their integers are chosen.
+# Fits the scales of blocks again after the integers are chosen.
 
 
 class Knob(msgspec.Struct, frozen=True):
-    """A stored number, one for each piece of a row, that the piece's values are linear in.
+    """A stored scale per segment of a row; the segment's values are linear in it.
 
-    `held` is (rows, pieces), changed in place; `slope` (rows, row_values) is how values change with it; `nearest`
-    makes of wanted numbers those that can be stored.
+    `held` is (rows, segments), changed in place. `slope` (rows, row_values) is the change of the values per unit of
+    it. `nearest` rounds numbers to ones that can be stored.
     """
 
     held: npt.NDArray[np.floating]
@@ -465,13 +469,13 @@ class Knob(msgspec.Struct, frozen=True):
 def fit_scales(
     blocks: Bytes, qtype: str, targets: Floats, curvature: Curvature, offsets: tuple[int, ...] | None = None
 ) -> Bytes:
-    """Packed rows with the scales that spoil the output least, block after block; the integers stay.
+    """Packed rows with the scales of least output error, fitted block by block; the integers stay.
 
-    A block's values are linear in its scales, so that each has one best value given all others.
+    A block's values are linear in its scales, so each scale has one best value given all others.
 
-    Args: blocks: (rows, row_bytes). targets: (row_values, rows) weights, columns in the curvature's order.
-    offsets: where in a block its F16 scales are, if not what the type's layout says.
-    Returns: a new (rows, row_bytes); the same where the type's scales are not numbers of their own for each block.
+    Args: blocks: (rows, row_bytes). targets: (row_values, rows) weights, columns in the curvature's order. offsets:
+    positions of the F16 scales in a block, if they differ from the type's layout.
+    Returns: a new (rows, row_bytes); the same blocks if the type has no separate scale for each block.
     """
     scale_offsets = LAYOUTS[qtype].scales if offsets is None else offsets
     if not scale_offsets:
@@ -492,7 +496,7 @@ def fit_scales(
 def fit_factors(
     blocks: Bytes, qtype: str, factors: Sequence[tuple[int, int]], targets: Floats, curvature: Curvature
 ) -> Bytes:
-    """As `fit_scales`, for the factors of four bits that parts of a block have: byte and shift of each."""
+    """Like `fit_scales`, for the 4-bit factors of parts of a block: byte and shift of each."""
     traits = GgmlType[qtype].traits
     rows, width = len(blocks), len(targets)
     packed = blocks.reshape(-1, traits.block_bytes).copy()
@@ -505,7 +509,7 @@ def fit_factors(
 
 
 def turn(knobs: list[Knob], size: int, errors: Floats, curvature: Curvature) -> None:
-    """Give each piece of `size` weights, one after the other, the numbers that spoil the output least.
+    """Give each segment of `size` weights in turn the scales with the least output error.
 
     errors: (row_values, rows), columns in the curvature's order.
     """
@@ -557,7 +561,7 @@ def _with_factors(packed: Bytes, factors: Sequence[tuple[int, int]], values: Byt
 
 
 def _slope(packed: Bytes, qtype: str, at: int, offsets: tuple[int, ...], width: int) -> Floats:
-    """How values change with the scale at this offset of their block: (rows, row_values)."""
+    """Change of the values per unit of the scale at this offset in their block: (rows, row_values)."""
     alone = packed.copy()
     for other in offsets:
         alone[:, other : other + 2] = np.array([other == at], np.float16).view(np.uint8)

@@ -1,4 +1,4 @@
-"""The task that rounds whole tensors into the cache, one file each: a killed run loses one tensor at most."""
+"""The task that rounds whole tensors into the cache, one file each: a killed run loses at most one tensor."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,14 +23,14 @@ _CHUNK_VALUES = 1 << 24  # weights read at a time: 64 MB as float32
 
 
 class TensorsRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Round the tensors of these names, as `round` says."""
+    """Round the named tensors with the settings of `round`."""
 
     round: RoundRequest
     names: tuple[str, ...]
 
 
 def packed_path(folder: WorkFolder, request: RoundRequest, name: str) -> Path:
-    """Where a finished tensor is; anything that changes its bytes is in the name."""
+    """Path of a finished tensor; its name contains everything that affects its bytes."""
     how: str = request.rounding
     if request.rounding == Rounding.STOCK:
         how += "-" + (file_sha256(request.imatrix)[:16] if request.imatrix else "none")
@@ -38,7 +38,7 @@ def packed_path(folder: WorkFolder, request: RoundRequest, name: str) -> Path:
 
 
 def round_tensors(request: TensorsRequest, send: Step) -> int:
-    """Round tensors one by one; those in the cache are left. Returns how many were rounded."""
+    """Round tensors one by one; skips cached ones. Returns the number of rounded tensors."""
     wanted = request.round
     folder = WorkFolder.open(wanted.measure)
     source = SourceWeights(wanted.measure.source)
@@ -61,7 +61,7 @@ def round_tensors(request: TensorsRequest, send: Step) -> int:
 
 
 class Rounder:
-    """Rounds the chunks of one tensor after the other, keeping the last curvature: neighbours share it."""
+    """Rounds tensors chunk by chunk and caches the last Hessian, which neighbouring tensors share."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Rounder:
         self._last: tuple[tuple[str, int, bool], Curvature, OctetCurvature | None] | None = None
 
     def chunks(self, name: str) -> Iterator[tuple[int, Blocks]]:
-        """Packed chunks of rows in order, each with the weights done so far."""
+        """Packed chunks of rows in order, each with the number of weights finished so far."""
         matrices, rows, width = self._source.shape(name)
         step = max(1, _CHUNK_VALUES // width)
         for matrix in range(matrices):
@@ -93,7 +93,7 @@ class Rounder:
         if rounding == Rounding.STOCK or name not in self._groups:
             found = self._stock.get(name)
             if found is not None and found.sums.shape[1] != weights.shape[1]:
-                found = None  # of another model; so does quantize.native.encode
+                found = None  # from another model; quantize.native.encode does the same
             return quantize_rows(weights, qtype, None if found is None else found.mean(matrix))
         curvature, octets = self._curvature(self._groups[name], matrix, in_lattice=qtype in LATTICES)
         if rounding == Rounding.ROWS:

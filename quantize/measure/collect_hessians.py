@@ -1,4 +1,4 @@
-"""Tasks of the measuring child that load the model: finding its groups, collecting second moments."""
+"""Tasks of the measuring child process that load the model: find its groups, collect Hessians."""
 
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,10 @@ from quantize.native.split_points import Cut
 
 
 class MomentsRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Collect the second moments of the groups of these names.
+    """Collect the Hessians of the named groups.
 
-    `then` is the group that the next pass begins with, if one follows. In `streams`, a folder, each pass leaves the
-    residual stream that the next one continues from; without it all passes begin with the first layer.
+    `then` is the first group of the next pass, if there is one. Each pass stores the residual stream in the folder
+    `streams`, and the next pass continues from it. Without `streams` every pass starts at the first layer.
     """
 
     measure: MeasureRequest
@@ -34,7 +34,10 @@ class MomentsRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def survey(request: MeasureRequest, send: Step) -> int:
-    """Find which weights share an input, into the cache. Returns how many tokens moments will be collected from."""
+    """Find the weights that share an input and store the groups in the cache.
+
+    Returns the number of tokens for the Hessians.
+    """
     folder = WorkFolder.open(request)
     source = SourceWeights(request.source)
     with _load(request) as model:
@@ -50,7 +53,7 @@ def survey(request: MeasureRequest, send: Step) -> int:
 
 
 def collect_moments(request: MomentsRequest, send: Step) -> int:
-    """Evaluate the calibration text and write the groups' second moments. Returns tokens evaluated."""
+    """Evaluate the calibration text and write the groups' Hessians. Returns the number of evaluated tokens."""
     measure = request.measure
     folder = WorkFolder.open(measure)
     groups = [g for g in folder.groups() or () if g.name in request.groups]
@@ -88,7 +91,7 @@ def collect_moments(request: MomentsRequest, send: Step) -> int:
 
 
 class _Parts:
-    """Which part of the model a pass evaluates, and the streams it begins with and leaves."""
+    """The part of the model that a pass evaluates, and the residual streams it reads and writes."""
 
     def __init__(
         self, model: ReferenceModel, request: MomentsRequest, groups: tuple[Group, ...], windows: int
@@ -108,28 +111,28 @@ class _Parts:
             self._goal = goal
 
     def tap(self, inner: NodeTap, window: int) -> PartTap:
-        """What a window is evaluated with."""
+        """The hook for evaluating a window."""
         given = None
         if self._streams is not None and self._start is not None:
             given = (self._start, self._streams.read(self._start, window))
         return PartTap(inner, start=given, reads=[self._goal] if self._goal else [])
 
     def save(self, tap: PartTap, window: int) -> None:
-        """Leave a window's stream to the next pass."""
+        """Store a window's residual stream for the next pass."""
         if self._streams is not None and self._goal is not None:
             self._streams.write(self._goal, window, tap.found[self._goal.layer])
 
     def done(self) -> None:
-        """The pass is over: what it began with is not needed on."""
+        """End the pass and delete the streams that it started from."""
         if self._streams is not None:
             self._streams.keep(self._goal or self._start)
 
 
 def write_importance(folder: WorkFolder, groups: tuple[Group, ...], dataset: str) -> None:
-    """The importance matrix of all groups whose diagonals are known, as llama.cpp's GGUF.
+    """Write the importance matrix of all groups with known diagonals, in llama.cpp's GGUF format.
 
-    A head that is tied to the embedding table is named as llama.cpp names heads, so that llama-quantize does with
-    the table what it always does.
+    A head tied to the embedding table gets llama.cpp's name for heads. llama-quantize then treats the table as
+    usual.
     """
     entries = {}
     for group in groups:

@@ -1,4 +1,4 @@
-"""Second moments of every layer's real inputs, collected while llama.cpp evaluates a text."""
+"""Collects the Hessian of every layer's real inputs while llama.cpp evaluates a text."""
 
 import threading
 from collections.abc import Iterable, Iterator
@@ -15,23 +15,24 @@ from quantize.native.source_weights import SourceWeights, quantizable
 
 Floats = npt.NDArray[np.float32]
 _MIN_TOKENS = 16  # smaller batches are lookups or single tokens. Source: llama.cpp, tools/imatrix/imatrix.cpp
-# The node that the head multiplies. Source: llama.cpp, src/models. Its values are there before the head's product,
-# which over a large vocabulary is a quarter of the work, has to be computed.
+# The input node of the head. Source: llama.cpp, src/models. Reading it avoids the head's product, which takes a
+# quarter of the time for a large vocabulary.
 _HEAD_INPUT = "result_norm"
-# Tokens for each column of the widest input, and the fewest.
-# Measured: docs/log.md, "Quantization in minutes" ("Tokens").
+# Tokens per column of the widest input, and the minimum. Measured: docs/log.md, "Quantization in minutes"
+# ("Tokens").
 _TOKENS_A_COLUMN = 40
 _LEAST_TOKENS = 32_768
-_EXPERTS_A_TOKEN = 4  # experts a token is sent to, taken as few: more only means more tokens for each
+# assumed experts per token, a low estimate: more experts per token only mean more tokens per expert
+_EXPERTS_A_TOKEN = 4
 
 
-# Values that share a scale when inputs are rounded to 8 bits: for weights in blocks of 32 and of 256.
+# Lengths of blocks with a shared scale when inputs are rounded to 8 bits: for weights in blocks of 32 and of 256.
 # Source: ggml-common.h, block_q8_0 and block_q8_K.
 PEAK_BLOCKS = (32, 256)
 
 
 class BadActivations(InputFault):
-    """The inputs of a tensor are not finite on the calibration text: the model is damaged."""
+    """A tensor's inputs are not finite on the calibration text, so the model is corrupt."""
 
     code = "bad_activations"
 
@@ -41,7 +42,7 @@ class BadActivations(InputFault):
 
 
 class GroupTap(Tap):
-    """Finds out which weights multiply the same input. Reads no values."""
+    """Finds the weights that multiply the same input. Reads no values."""
 
     def __init__(self) -> None:
         self._first: dict[tuple[int, int], str] = {}
@@ -50,7 +51,7 @@ class GroupTap(Tap):
         self._inputs: dict[str, str] = {}
 
     def wants(self, weight: str, node: GgmlTensor) -> bool:
-        """Note the input; never ask for its values."""
+        """Record the input; never request its values."""
         key = (int(node.src[1] or 0), int(node.src[2] or 0))
         self._order.setdefault(weight, self._first.setdefault(key, weight))
         self._experts.setdefault(weight, int(tensor_at(node.src[0]).ne[2]))
@@ -62,7 +63,7 @@ class GroupTap(Tap):
         raise NotImplementedError(weight)
 
     def groups(self, source: SourceWeights) -> tuple[Group, ...]:
-        """The groups of quantizable weights, in order of use; tables that are only looked up come last."""
+        """The groups of quantizable weights in order of use; tables that are only looked up come last."""
         wanted = {n for n in source.names if quantizable(source, n)}
         members: dict[str, list[str]] = {}
         for weight, first in self._order.items():
@@ -85,10 +86,10 @@ class GroupTap(Tap):
 
 
 class MomentSums:
-    """Sums of x x^T over tokens for some groups and experts, added to window by window from several contexts.
+    """Sums of x x^T over tokens for several groups and experts, added window by window from several contexts.
 
-    `peaks[group][block]` are sums of the squares of the largest value in each block of a token's values.
-    Windows are added in their order whatever the contexts' timing, so sums do not depend on how many there are.
+    `peaks[group][block]` are sums of the squares of the largest value in each block of a token's values. Windows
+    are added in their order, so the sums do not depend on timing or on the number of contexts.
     """
 
     def __init__(self, groups: Iterable[Group]) -> None:
@@ -108,14 +109,14 @@ class MomentSums:
         self._ended: set[int] = set()
 
     def add(self, name: str, window: int, waits_for: range, parts: Iterable[tuple[int, Floats]]) -> None:
-        """Add rows (tokens, width) of experts, once the windows of `waits_for` have added theirs or ended."""
+        """Add rows (tokens, width) of experts after all windows in `waits_for` have been added or have ended."""
         passed = self._passed[name]
         with self._turn:
             self._turn.wait_for(lambda: all(w in passed or w in self._ended for w in waits_for))
         for expert, rows in parts:
             add_gram(self.sums[name][expert], rows)
             highest, block = np.abs(rows), 1
-            for longer, sums in self.peaks[name].items():  # each a multiple of the one before
+            for longer, sums in self.peaks[name].items():  # each is a multiple of the previous one
                 highest, block = highest.reshape(len(rows), -1, longer // block).max(axis=2), longer
                 sums[expert] += np.einsum("tb,tb->b", highest, highest, dtype=np.float64)
             self.tokens[name][expert] += len(rows)
@@ -124,13 +125,13 @@ class MomentSums:
             self._turn.notify_all()
 
     def end(self, window: int) -> None:
-        """A window is over, or has failed: nobody waits for it any more."""
+        """Mark a window as finished or failed; wakes the windows that wait for it."""
         with self._turn:
             self._ended.add(window)
             self._turn.notify_all()
 
     def means(self, name: str) -> npt.NDArray[np.float32]:
-        """(experts, width, width) mean outer products; zero for an expert that no token reached. Ends the sums."""
+        """(experts, width, width) mean outer products; zero for an unused expert. Ends the sums."""
         sums = self.sums.pop(name)
         for matrix in sums:
             mirror(matrix)
@@ -139,7 +140,7 @@ class MomentSums:
 
 
 class MomentTap(NodeTap):
-    """Adds what one window shows of the wanted groups, and ends its graph once the last of them is seen."""
+    """Adds one window's inputs of the requested groups, and ends the graph after the last of them."""
 
     def __init__(self, sums: MomentSums, window: int = 0, waits_for: range = range(0)) -> None:
         self._sums = sums
@@ -149,7 +150,7 @@ class MomentTap(NodeTap):
         self._last = next(reversed(sums.groups), "")
 
     def asks(self, address: int, node: GgmlTensor) -> bool:
-        """Only the first weight of a wanted group, or the node that is its input, and only real batches."""
+        """Request only the first weight of a requested group, or its input node, and only real batches."""
         del address
         if self._nodes and name_of(node) in self._nodes:
             return int(node.ne[1]) >= _MIN_TOKENS
@@ -180,7 +181,10 @@ class MomentTap(NodeTap):
 
 
 def _routed(inputs: Floats, routes: npt.NDArray[np.int32]) -> Iterator[tuple[int, Floats]]:
-    """Inputs (tokens, slots or 1, width); routes (tokens, slots) say which expert each slot went to."""
+    """Split inputs by expert.
+
+    Inputs: (tokens, slots or 1, width); routes: (tokens, slots), the expert of each slot.
+    """
     slots = np.arange(routes.shape[1]) % inputs.shape[1]
     for expert in np.unique(routes):
         token, slot = np.nonzero(routes == expert)
@@ -188,7 +192,7 @@ def _routed(inputs: Floats, routes: npt.NDArray[np.int32]) -> Iterator[tuple[int
 
 
 def partition(groups: Iterable[Group], memory_bytes: int) -> list[list[Group]]:
-    """Groups in subsets whose second moments fit a memory; a group larger than it stands alone."""
+    """Split groups into subsets whose Hessians fit in memory; a larger group gets its own subset."""
     subsets: list[list[Group]] = []
     left = 0
     for group in groups:
@@ -201,12 +205,12 @@ def partition(groups: Iterable[Group], memory_bytes: int) -> list[list[Group]]:
 
 
 def tokens_needed(groups: Iterable[Group]) -> int:
-    """Tokens from which second moments are good enough: a multiple of the width; a routed expert sees a share."""
+    """Tokens needed for good Hessians: a multiple of the width. A routed expert sees only a part of them."""
     widest = max((g.width for g in groups if g.seen and g.experts == 1), default=0)
     routed = max((g.width * g.experts // _EXPERTS_A_TOKEN for g in groups if g.experts > 1), default=0)
     return max(tokens_for_width(widest), tokens_for_width(routed))
 
 
 def tokens_for_width(width: int) -> int:
-    """Tokens for second moments of one width."""
+    """Tokens needed for Hessians of one width."""
     return max(_LEAST_TOKENS, _TOKENS_A_COLUMN * width)

@@ -1,18 +1,18 @@
-"""How far one model's predictions are from another's, position by position."""
+"""KL divergence between the predictions of two models, by position."""
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float32]
-_CHUNK_VALUES = 1 << 22  # logits handled at a time: bounds scratch memory to about 50 MB
+_CHUNK_VALUES = 1 << 22  # logits per step: limits scratch memory to about 50 MB
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """Figures for each position, all (positions,).
+    """Comparison results by position, all (positions,).
 
-    KL divergence in nats, whether the likeliest token is the same, and the negative log-likelihoods of the token
-    that really came next (nan where it is unknown).
+    KL divergence in nats, whether the top token is the same, and the negative log-likelihoods of the actual next
+    token (nan if it is unknown).
     """
 
     kld: npt.NDArray[np.float64]
@@ -22,7 +22,10 @@ class Comparison(msgspec.Struct, frozen=True):
 
 
 def compare(reference: Floats, other: Floats, following: npt.NDArray[np.int32] | None = None) -> Comparison:
-    """Compare logits (positions, num_vocab) of a reference and another model; `following` (positions,) tokens."""
+    """Compare logits (positions, num_vocab) of a reference and another model.
+
+    `following` (positions,) are the actual next tokens.
+    """
     positions, num_vocab = reference.shape
     kld = np.empty(positions)
     same = np.empty(positions, np.bool_)
@@ -42,14 +45,14 @@ def compare(reference: Floats, other: Floats, following: npt.NDArray[np.int32] |
 
 
 def kld_from(reference: Floats, logits: Floats) -> npt.NDArray[np.float64]:
-    """KL divergence in nats of each position, from log-probabilities of a reference and logits of another."""
+    """KL divergence in nats by position, from a reference's log-probabilities and another model's logits."""
     found = np.empty(len(reference))
     step = max(1, _CHUNK_VALUES // reference.shape[1])
     for first in range(0, len(reference), step):
         p, z = reference[first : first + step], logits[first : first + step]
         highest = z.max(axis=1)
         log_total = highest + np.log(np.exp(z - highest[:, None]).sum(axis=1, dtype=np.float64))
-        # sum of p (log p - z) + log_total, as p adds up to 1.
+        # This is the sum of p (log p - z) + log_total, because p adds up to 1.
         found[first : first + step] = np.einsum("pv,pv->p", np.exp(p), p - z, dtype=np.float64) + log_total
     return np.maximum(found, 0)
 

@@ -1,4 +1,4 @@
-"""What a coarser KV cache costs a model: K and V apart, by how much context there is, through llama.cpp itself."""
+"""Measures the KL divergence of KV cache types for K and V separately, by context length, with llama.cpp itself."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,18 +16,18 @@ from quantize.native.eval_context import EvalContext
 from quantize.native.reference import ReferenceModel
 from quantize.types import KvOption
 
-# Windows and their tokens; shorter where the text or the model's context has no room.
+# Number of windows and their tokens; shorter if the text or the model's context is too short.
 _WINDOWS, USUAL, _SHORTEST = 2, 2048, 512
-LONGEST = 8192  # where time is given: one window of it costs what measuring the moments of small models does
-_KEEP_EVERY = 8  # positions judged of a usual window: neighbours agree
+LONGEST = 8192  # for tier max: one such window costs as much as the Hessians of a small model
+_KEEP_EVERY = 8  # one in 8 positions of a default window is scored, because neighbours are similar
 _FLOAT = "f16"
-# Beyond what was measured the effect is taken to grow as it did, at most so many times the context.
+# Longer contexts are extrapolated with the measured growth, up to this multiple of the longest one.
 _LARGEST_STEP = 8.0
 _STEEPEST = 0.5  # a steeper line through so few points is noise
 
 
 class KvRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Judge these types of the cache on the calibration text, over contexts of up to `longest` tokens."""
+    """Measure these KV cache types on the calibration text, for contexts of up to `longest` tokens."""
 
     measure: MeasureRequest
     types: tuple[str, ...]
@@ -35,9 +35,10 @@ class KvRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KvDamage(msgspec.Struct, frozen=True, kw_only=True):
-    """Mean KL divergence (nats a token) of one side of the cache in one type, by tokens of context.
+    """Mean KL divergence (nats per token) of one side of the KV cache in one type, by context length.
 
-    `side` is "k" or "v", the other one in F16; `contexts` are upper ends of ranges, `kld` has one value for each.
+    `side` is "k" or "v", with the other one in F16. `contexts` are the upper ends of ranges, `kld` has one value
+    for each.
     """
 
     side: str
@@ -46,7 +47,7 @@ class KvDamage(msgspec.Struct, frozen=True, kw_only=True):
     kld: tuple[float, ...]
 
     def at(self, n_ctx: int) -> float:
-        """What to expect over a context of so many tokens: as measured, then growing as it did."""
+        """Expected KL divergence for a context of `n_ctx` tokens: as measured, then extrapolated."""
         if n_ctx <= self.contexts[-1] or len(self.contexts) == 1:
             klds = [k for c, k in zip(self.contexts, self.kld, strict=True) if c <= max(n_ctx, self.contexts[0])]
             return float(np.mean(klds))
@@ -67,7 +68,7 @@ def kv_damage(request: KvRequest, on_progress: OnProgress, cancelled: CancelChec
 
 
 def with_damage(options: tuple[KvOption, ...], found: tuple[KvDamage, ...], n_ctx: int) -> tuple[KvOption, ...]:
-    """Options with what was measured of K and of V, added up, in place of their own figures."""
+    """Options whose KL divergence is replaced by the sum of the measured values of K and V."""
     cost = {(d.side, d.qtype): d.at(n_ctx) for d in found} | {("k", _FLOAT): 0.0, ("v", _FLOAT): 0.0}
     return tuple(
         msgspec.structs.replace(o, damage=cost["k", o.type_k] + cost["v", o.type_v])
@@ -78,7 +79,7 @@ def with_damage(options: tuple[KvOption, ...], found: tuple[KvDamage, ...], n_ct
 
 
 def measure_kv(request: KvRequest, send: Step) -> tuple[KvDamage, ...]:
-    """The child's side of `kv_damage`."""
+    """The child process's part of `kv_damage`."""
     measure = request.measure
     sides = [(side, qtype) for qtype in request.types if qtype != _FLOAT for side in ("k", "v")]
     with ReferenceModel(
@@ -112,7 +113,7 @@ def measure_kv(request: KvRequest, send: Step) -> tuple[KvDamage, ...]:
 
 
 def _longest(model: ReferenceModel, request: KvRequest) -> int:
-    """The longest window that was asked for and that model and text are long enough for."""
+    """The longest window, up to the requested length, that the model and the text allow."""
     window = max(_SHORTEST, min(request.longest, model.trained_context))
     while window > _SHORTEST:
         try:

@@ -1,7 +1,7 @@
-"""What is swapped together to learn how much it matters, and what one tensor's share of a band's answer is.
+"""Groups tensors for swapping to measure sensitivity, and divides a band's result among its layers.
 
-The same weights of neighbouring layers matter about equally, and damages add up: in tier balanced one swap judges a
-band of layers, and a curve through the bands tells the layers apart.
+The same weights of neighbouring layers have similar sensitivities, and KL divergences add up. In tier balanced, one
+swap therefore measures a band of layers, and a curve through the bands gives the value of each layer.
 """
 
 import re
@@ -16,11 +16,11 @@ from quantize.files.measurement_folder import Group
 from quantize.types import Tier
 
 _LAYER = re.compile(r"^blk\.(\d+)\.")
-# Layers judged alone: where sensitivity changes quickly. Between them bands of about equal length.
-# Measured: docs/log.md, "Quantization in minutes" ("Bands").
-_ROLES = 4  # groups of a usual layer: q, k and v; attention's output; gate and up; down
+# Layers measured alone, where sensitivity changes quickly; the layers between them form bands of about equal
+# length. Measured: docs/log.md, "Quantization in minutes" ("Bands").
+_ROLES = 4  # groups of a typical layer: q, k and v; attention's output; gate and up; down
 _FIRST_ALONE, _LAST_ALONE, _BANDS = 2, 1, 6
-_STANDS_OUT = 2.5  # times the usual error of a band, or a part of it
+_STANDS_OUT = 2.5  # outlier factor relative to a band's median error, up or down
 
 
 class Unit(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,8 +36,8 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True):
 def probe_units(groups: tuple[Group, ...], tier: Tier, errors: Mapping[str, float] | None = None) -> list[Unit]:
     """The swaps of a tier, in the order of the model's roles: bands (balanced) or tensors (max).
 
-    With the relative `errors` that swaps make (by tensor), layers that stand out in their band are judged alone:
-    one whose inputs have a few huge values has a tiny relative error and, for each unit of it, a huge effect.
+    With `errors`, the relative error of each tensor's swap, outlier layers of a band are measured alone. A layer
+    whose inputs have a few huge values has a tiny relative error, but a huge effect per unit of error.
     """
     if tier == "max":
         return [Unit(name=n, members=(n,), groups=(g,)) for g in groups for n in g.members]
@@ -54,7 +54,7 @@ def probe_units(groups: tuple[Group, ...], tier: Tier, errors: Mapping[str, floa
 
 
 def _outstanding(band: list[Group], errors: Mapping[str, float]) -> tuple[list[Group], list[Group]]:
-    """The layers of a band that go together, and those whose error is far from the others'."""
+    """The layers of a band that are swapped together, and the outliers by error."""
     sizes = {g.name: sum(errors.get(n, 0.0) for n in g.members) for g in band}
     usual = median(sizes.values())
     odd = [g for g in band if len(band) > 1 and not usual / _STANDS_OUT <= sizes[g.name] <= usual * _STANDS_OUT]
@@ -74,12 +74,15 @@ def _unit(role: str, groups: list[Group]) -> Unit:
 
 
 def probes(num_layers: int, tier: Tier, num_matrices: int) -> int:
-    """About how many swaps a model of so many layers and matrices takes."""
+    """Approximate number of swaps for a model with this many layers and matrices."""
     return num_matrices if tier == "max" else _ROLES * len(_bands(num_layers)) + 2
 
 
 def representatives(groups: tuple[Group, ...], tier: Tier) -> dict[str, str]:
-    """Group to the group whose errors by GPTQ stand for its own: the middle of its band, in tier max itself."""
+    """For each group, the group whose GPTQ errors represent it.
+
+    This is the middle of its band; in tier max it is the group itself.
+    """
     if tier == "max":
         return {g.name: g.name for g in groups}
     return {
@@ -88,10 +91,10 @@ def representatives(groups: tuple[Group, ...], tier: Tier) -> dict[str, str]:
 
 
 def alphas(units: list[Unit], swapped: Mapping[str, float], errors: Mapping[str, float]) -> dict[str, float]:
-    """Damage for each unit of error, by tensor.
+    """Sensitivity (KL divergence per unit of error) by tensor.
 
-    `swapped`: mean KL divergence by unit; `errors`: relative error that the swap made, by tensor. Within a band,
-    layers follow the line through the logarithms of neighbouring bands, and add up to the band.
+    `swapped` is the mean KL divergence by unit, `errors` the relative error of the swap by tensor. Within a band,
+    layers follow the line through the logarithms of neighbouring bands, and add up to the band's value.
     """
     found: dict[str, float] = {}
     curves: dict[str, list[tuple[float, float]]] = {}
@@ -99,7 +102,7 @@ def alphas(units: list[Unit], swapped: Mapping[str, float], errors: Mapping[str,
         error = sum(errors.get(n, 0.0) for n in unit.members)
         alpha = swapped[unit.name] / error if error > 0 else 0.0
         found |= dict.fromkeys(unit.members, alpha)
-        if alpha > 0 and len(unit.groups) > 1:  # layers that are judged alone are so because they are special
+        if alpha > 0 and len(unit.groups) > 1:  # layers measured alone are outliers and not part of the curve
             curves.setdefault(unit.role, []).append((unit.layer, float(np.log(alpha))))
     for unit in units:
         if len(unit.groups) < 2 or unit.role not in curves:  # noqa: PLR2004  one layer needs no curve

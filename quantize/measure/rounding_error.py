@@ -1,4 +1,4 @@
-"""How much of each tensor's output a type spoils, measured on sampled rows for every way of rounding."""
+"""Measures the output error of each tensor by type on sampled rows, for every rounding method."""
 
 from collections.abc import Mapping
 
@@ -17,21 +17,21 @@ from quantize.native.blocks import type_traits
 from quantize.native.source_weights import SourceWeights
 from quantize.types import Rounding
 
-# Rows and experts a tensor is judged by. Measured: 128 rows give its error within a tenth (docs/log.md, "GPTQ
+# Sampled rows and experts per tensor. Measured: 128 rows give the error within a tenth (docs/log.md, "GPTQ
 # rounding").
 SAMPLED_ROWS = 128
 SAMPLED_EXPERTS = 4
 
-# Steps from nothing to the largest value of a block of 8-bit inputs. Source: ggml-quants.c, quantize_row_q8_0_ref.
+# Steps from zero to the largest value of an 8-bit input block. Source: ggml-quants.c, quantize_row_q8_0_ref.
 _STEPS = 127
-# Under this name stands, beside the ways of rounding, what rounding the inputs spoils.
+# Key, next to the rounding methods, of the error from rounding the inputs.
 _INPUTS = "inputs"
 
 Errors = dict[str, dict[str, dict[str, float]]]
 
 
 class ErrorsRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Measure groups by name: those of `by_gptq` for every way of rounding, the others for ggml's alone."""
+    """Measure groups by name: those in `by_gptq` with every rounding method, the others only with ggml's."""
 
     measure: MeasureRequest
     groups: tuple[str, ...]
@@ -39,7 +39,10 @@ class ErrorsRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def measured_types(row_values: int, qtypes: tuple[str, ...]) -> tuple[str, ...]:
-    """The wanted types that rows of this length can have, what alpha needs, small blocks where some cannot."""
+    """The requested types that rows of this length can have, plus the anchor types for sensitivity.
+
+    Types with small blocks are added if some types do not fit.
+    """
     wanted = (*qtypes, *(t.name for t in ANCHORS))
     fitting = [q for q in wanted if row_values % type_traits(q).block_values == 0]
     if len(fitting) < len(wanted):
@@ -48,7 +51,7 @@ def measured_types(row_values: int, qtypes: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def has_errors(folder: WorkFolder, group: Group, qtypes: tuple[str, ...], *, gptq: bool) -> bool:
-    """Whether a group's errors are in the cache, for all these types and, if wanted, all ways of rounding."""
+    """Whether the cache holds a group's errors for all these types and, with `gptq`, all rounding methods."""
     return not _missing(folder, group, qtypes, gptq=gptq)
 
 
@@ -60,7 +63,7 @@ def _missing(folder: WorkFolder, group: Group, qtypes: tuple[str, ...], *, gptq:
 
 
 def load_errors(folder: WorkFolder, group: Group) -> Errors:
-    """Tensor, rounding and type to relative output error; empty where nothing was measured."""
+    """Relative output error by tensor, rounding and type; empty if nothing was measured."""
     errors: Errors = read_json(folder.part("errors", group.name, ".json")) or {}
     return {
         tensor: {r if r == _INPUTS else Rounding(r): by_type for r, by_type in found.items()}
@@ -69,7 +72,7 @@ def load_errors(folder: WorkFolder, group: Group) -> Errors:
 
 
 def measure_errors(request: ErrorsRequest, send: Step) -> int:
-    """Measure groups one by one into the cache; what is there already is left. Returns how many were measured."""
+    """Measure groups one by one into the cache; skips cached ones. Returns the number of measured groups."""
     folder = WorkFolder.open(request.measure)
     source = SourceWeights(request.measure.source)
     groups = [g for g in folder.groups() or () if g.name in request.groups]
@@ -91,9 +94,9 @@ def measure_errors(request: ErrorsRequest, send: Step) -> int:
 def filled(
     errors: dict[str, dict[str, float]], model: dict[str, dict[str, float]]
 ) -> dict[Rounding, dict[str, float]]:
-    """Errors of a tensor by rounding and type, those that inputs in 8 bits make included.
+    """Errors of a tensor by rounding and type, including those of 8-bit inputs.
 
-    What was not measured follows the ratios of a tensor of its role.
+    Missing values are computed with the ratios of another tensor of the same role.
     """
     stock, inputs = errors["stock"], errors[_INPUTS]
     found = {Rounding.STOCK: stock}
@@ -106,12 +109,13 @@ def filled(
 def input_error(
     weights: npt.NDArray[np.float32], qtype: str, peaks: Mapping[int, npt.NDArray[np.float32]]
 ) -> float:
-    """What rounding the inputs to 8 bits spoils of the output, in the unit of tr(dW H dW^T).
+    """Output error from rounding the inputs to 8 bits, in the unit of tr(dW H dW^T).
 
-    llama.cpp multiplies quantized weights with inputs in blocks as long as their own, 32 or 256. A value is off by
-    up to half a step either way, all amounts equally likely; a step is a 127th of the block's largest value.
-    Args: weights: (rows, row_values). peaks: by length of block, (blocks,) mean squares of the largest value; a
-    table that is only looked up has none.
+    llama.cpp multiplies quantized weights with inputs in blocks of the same length, 32 or 256. The error of a value
+    is uniform within half a step in both directions; a step is 1/127 of the block's largest value.
+
+    Args: weights: (rows, row_values). peaks: by block length, (blocks,) mean squares of the largest value; empty
+    for a table that is only looked up.
     """
     block = max((b for b in peaks if b <= type_traits(qtype).block_values), default=0)
     if not block:
@@ -135,10 +139,10 @@ def _measure_group(
             weights = _sampled(source, name, int(expert))
             ordered = np.ascontiguousarray(weights[:, curvature.order].T)
             total[name] = total.get(name, 0.0) + float(curvature.output_error(ordered).sum(dtype=np.float64))
-            # llama.cpp has no importance for a table that is also the head: its imatrix leaves it out.
+            # llama.cpp's imatrix has no importance for a table that is also the head.
             stock = 0.0 if group.tied else 1.0
             exponents = EXPONENTS if gptq else (stock,)
-            # Rounding by ggml is most of the work, so that each type is rounded once for all that is asked.
+            # Rounding by ggml takes most of the time, so each type is rounded only once for all purposes.
             tried = {q: choices(weights, q, curvature, exponents) for q in qtypes}
             rounded = {("stock", q): several[exponents.index(stock) % len(several)] for q, several in tried.items()}
             if gptq:

@@ -1,4 +1,4 @@
-"""Measuring a model: second moments, rounding errors and sensitivities, each in children, each cached."""
+"""Measures a model: Hessians, rounding errors and sensitivities. Runs in child processes and caches all results."""
 
 import shutil
 from collections.abc import Callable, Iterable, Iterator
@@ -26,13 +26,13 @@ from quantize.measurements import (
     TensorEvidence,
 )
 
-# Second moments stay on disk for the rounding that follows if they take no more than this share of what is free.
+# Hessians stay on disk for the following rounding if they need at most this fraction of the free space.
 _KEEP_FRAC = 0.5
-_PLAIN_FRACTION = 0.1  # what a group costs that is not rounded by GPTQ, of one that is
+_PLAIN_FRACTION = 0.1  # cost of a group without GPTQ, relative to one with GPTQ
 
 
 class Passes(msgspec.Struct, frozen=True):
-    """A pass over the text among others: the folder of what one leaves the next, the group that one begins with."""
+    """One of several passes over the text: the folder for streams, and the first group of the next pass."""
 
     streams: Path | None = None
     then: str = ""
@@ -44,12 +44,13 @@ ALONE = Passes()
 def measure(
     request: MeasureRequest, on_progress: OnProgress, cancelled: CancelCheck, executor: Executor = HERE
 ) -> Measured:
-    """Measure a model, or read from the cache what was measured before.
+    """Measure a model, or read earlier measurements from the cache.
 
-    Nothing native runs in this process. Every part is kept as soon as it is whole, so that a run after a kill goes
-    on where the last one was. Rounding errors are measured where the executor's tasks are done.
-    Raises: Cancelled. BadFile, BadActivations, TextTooShort, Unreadable: the input. ChildDied: native code died.
-    DiskFull.
+    No native code runs in this process. Each finished part is stored immediately, so an interrupted run continues
+    from there. The executor's workers measure rounding errors.
+
+    Raises: Cancelled. BadFile, BadActivations, TextTooShort, Unreadable: invalid input. ChildDied: native code
+    crashed. DiskFull.
     """
     cached = measured_before(request)
     if cached is not None:
@@ -66,7 +67,7 @@ def measure(
 
 
 def measured_before(request: MeasureRequest) -> Measured | None:
-    """What the cache knows of a model, if everything was measured; measures nothing. Raises: Unreadable."""
+    """The cached measurements of a model if they are complete; measures nothing. Raises: Unreadable."""
     folder = WorkFolder.open(request)
     cached = read_json(_evidence_file(request, folder))
     if cached is None or not folder.imatrix.exists():
@@ -75,9 +76,9 @@ def measured_before(request: MeasureRequest) -> Measured | None:
 
 
 def measure_inputs(request: MeasureRequest, on_progress: OnProgress, cancelled: CancelCheck) -> Path:
-    """Collect second moments alone, as a plan that is known already needs them; the importance matrix they give.
+    """Collect only Hessians, for an existing plan, and return the path of the importance matrix.
 
-    Raises: as `measure`.
+    Raises: same as `measure`.
     """
     folder = WorkFolder.open(request)
     with folder.swept():
@@ -105,12 +106,12 @@ def _surveyed(
 
 
 def never_measured(request: MeasureRequest) -> bool:
-    """Whether nothing at all is known of a model yet. Raises: Unreadable."""
+    """Whether the cache has no measurements of a model. Raises: Unreadable."""
     return WorkFolder.open(request).groups() is None
 
 
 def evidence_key(request: MeasureRequest) -> str:
-    """Names what is measured of a model: other types, or another tier, are other measurements."""
+    """Cache key of a model's measurements: it depends on the types, the tier and the probe tokens."""
     facts = (request.tier, request.probe_tokens, sorted(request.qtypes))
     return sha256(msgspec.json.encode(facts)).hexdigest()[:16]
 
@@ -127,7 +128,7 @@ def ensure_moments(
     cancelled: CancelCheck,
     passes: Passes = ALONE,
 ) -> None:
-    """Collect the second moments of those groups that have none in the cache, in one pass over the text."""
+    """Collect the Hessians of those groups that have none in the cache, in one pass over the text."""
     missing = tuple(g.name for g in groups if g.seen and folder.moments(g) is None)
     if missing:
         task = MomentsRequest(measure=request, groups=missing, then=passes.then, streams=passes.streams)
@@ -138,7 +139,7 @@ def ensure_moments(
 def in_passes(
     folder: WorkFolder, groups: Iterable[Group], memory_bytes: int
 ) -> Iterator[Iterator[tuple[list[Group], Passes]]]:
-    """Groups in subsets whose second moments fit a memory, each to be collected in a pass of its own."""
+    """Split groups into subsets whose Hessians fit in memory, with one pass per subset."""
     subsets = partition(groups, memory_bytes)
     firsts = [next((g.name for g in s if g.seen), "") for s in subsets]
     if len(subsets) < 2:  # noqa: PLR2004  one pass leaves nothing to another
@@ -150,13 +151,13 @@ def in_passes(
 
 
 def keeps_moments(folder: WorkFolder, groups: tuple[Group, ...]) -> bool:
-    """Whether the disk has room for all second moments at once."""
+    """Whether the disk has space for all Hessians at the same time."""
     needed = sum(g.moment_bytes for g in groups)
     return needed <= _KEEP_FRAC * (shutil.disk_usage(folder.path).free + needed)
 
 
 def joined(on_progress: OnProgress, total: float) -> Callable[[int, Progress], None]:
-    """Progress of several children as one: `total` is the work of all of them."""
+    """Combine the progress of several child processes; `total` is their total work."""
     done: dict[int, float] = {}
     left: dict[int, float] = {}
 
@@ -170,7 +171,7 @@ def joined(on_progress: OnProgress, total: float) -> Callable[[int, Progress], N
 
 
 def share_out(groups: list[Group], parts: int, cost: dict[str, float]) -> list[tuple[str, ...]]:
-    """Groups in at most `parts` lists of about the same cost, dearest first."""
+    """Divide groups into at most `parts` lists of about the same cost, most expensive first."""
     lists: list[list[str]] = [[] for _ in range(max(1, min(parts, len(groups))))]
     loads = [0.0] * len(lists)
     for group in sorted(groups, key=lambda g: -cost[g.name]):

@@ -1,4 +1,4 @@
-"""How far the model's predictions move when tensors are swapped in place for coarser ones: the source of alpha."""
+"""Measures sensitivity: the KL divergence after swapping tensors for coarser ones in place."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -21,33 +21,33 @@ from quantize.native.reference import ReferenceModel
 from quantize.native.residual_cache import Streams
 from quantize.native.source_weights import SourceWeights
 
-_LOGITS_BYTES = 256 << 20  # of the reference's predictions kept in memory
-# Tokens of a window in which a swap is judged. Shorter than WINDOW, so that the same tokens come from more places:
-# positions of one window agree with each other. Measured: docs/log.md, "Quantization in minutes" ("Bands").
+_LOGITS_BYTES = 256 << 20  # memory for the reference's predictions
+# Tokens per window of a swap. Shorter than WINDOW, so that the same number of tokens covers more places in the
+# text: positions within one window are similar. Measured: docs/log.md, "Quantization in minutes" ("Bands").
 PROBE_WINDOW = 256
-_STREAMS = 8  # places in the model from which a swap is evaluated on: the last one before it
+_STREAMS = 8  # stored positions in the model; a swap is evaluated from the last one before it
 
 
 class AlphaRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Judge every band of layers (tier balanced) or every tensor (tier max)."""
+    """Measure every band of layers (tier balanced) or every tensor (tier max)."""
 
     measure: MeasureRequest
 
 
 class Swapped(msgspec.Struct, frozen=True, kw_only=True):
-    """Mean KL divergence by unit, and the tokens each was judged on."""
+    """Mean KL divergence by unit, and the number of tokens per measurement."""
 
     tokens: int
     kld: dict[str, float]
 
 
 def swaps_file(folder: WorkFolder, tier: str, probe_tokens: int) -> Path:
-    """Where the answers to the swaps of a tier are kept."""
+    """Path of the cached swap results of a tier."""
     return folder.path / f"swaps-{tier}-{probe_tokens}.json"
 
 
 def measure_swaps(request: AlphaRequest, send: Step) -> Swapped:
-    """Swap, evaluate, restore, unit by unit, into the cache after each (which another job may write to as well)."""
+    """Swap, evaluate and restore unit by unit; store each result in the cache, which other jobs may also write."""
     measure = request.measure
     folder = WorkFolder.open(measure)
     source = SourceWeights(measure.source)
@@ -87,7 +87,7 @@ def measure_swaps(request: AlphaRequest, send: Step) -> Swapped:
 
 
 class _Probe:
-    """The reference's predictions on a few windows, and how far others are from them."""
+    """The reference's predictions on a few windows, for comparison with a changed model."""
 
     def __init__(
         self, model: ReferenceModel, windows: npt.NDArray[np.int32], keep: npt.NDArray[np.bool_], folder: Path
@@ -114,7 +114,7 @@ class _Probe:
         return logits
 
     def kld(self, changed: Iterable[str]) -> float:
-        """Mean KL divergence of the model with these weights changed from the model as it was loaded."""
+        """Mean KL divergence between the model with these weights changed and the original model."""
         starts = [self._streams.last_before(self._cuts, name) for name in changed]
         start = None if None in starts else min((s for s in starts if s), key=lambda c: c.index, default=None)
 
@@ -130,7 +130,7 @@ class _Probe:
 
 
 def _scored_positions(num_vocab: int, windows: int) -> npt.NDArray[np.bool_]:
-    """Every second position, or fewer where the vocabulary is so large that they would not fit."""
+    """Every second position, or fewer if the logits of a large vocabulary would not fit in memory."""
     step = max(2, -(-PROBE_WINDOW * windows * num_vocab * 4 // _LOGITS_BYTES))
     keep = np.zeros(PROBE_WINDOW, np.bool_)
     keep[step - 1 :: step] = True
@@ -138,7 +138,7 @@ def _scored_positions(num_vocab: int, windows: int) -> npt.NDArray[np.bool_]:
 
 
 def swap_errors(folder: WorkFolder, groups: tuple[Group, ...], measure: MeasureRequest) -> dict[str, float]:
-    """The relative error that the swap of each tensor makes."""
+    """Relative error of each tensor's swap."""
     errors = {g.name: load_errors(folder, g) for g in groups}
     return {n: errors[g.name][n]["stock"][anchor_of(g, measure)] for g in groups for n in g.members}
 
@@ -151,7 +151,7 @@ def anchor_of(group: Group, measure: MeasureRequest) -> str:
 def _spoiled(
     folder: WorkFolder, source: SourceWeights, name: str, group: Group, measure: MeasureRequest
 ) -> npt.NDArray[np.uint8]:
-    """A tensor's bytes in its own type, after a trip through the anchor type."""
+    """A tensor's bytes in its own type after quantizing to the anchor type and back."""
     qtype, threads = anchor_of(group, measure), measure.threads
     matrices, _, width = source.shape(name)
     seen = folder.diagonals(group)

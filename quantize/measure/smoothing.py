@@ -1,8 +1,8 @@
-"""Evening out what weights multiply: channels of huge values made smaller, their weights larger, by powers of two.
+"""SmoothQuant: scales down channels with huge values and scales up their weights, by powers of two.
 
-llama.cpp rounds the inputs of quantized products to 8 bits, in blocks of values that share a step: one huge channel
-spoils its neighbours. After SmoothQuant (arXiv 2211.10438), in whose terms strengths are; the model's function is
-the same, for scales of powers of two change no digit.
+llama.cpp rounds the inputs of quantized products to 8 bits, in blocks of values with a shared step. One huge
+channel makes its neighbours inaccurate. The method and the meaning of strength follow SmoothQuant (arXiv
+2211.10438). The model's function stays the same, because scaling by a power of two is exact.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,33 +30,35 @@ from quantize.native.scale_points import Seam, SeamTap
 from quantize.native.source_weights import SourceWeights, quantizable
 
 Floats = npt.NDArray[np.float32]
-_TOKENS = 4096  # that channels are looked at on. Measured: docs/log.md, "Smoothing"
-# How much of the difference between channels moves into the weights. Measured: docs/log.md, "Smoothing".
+_TOKENS = 4096  # for measuring the channels. Measured: docs/log.md, "Smoothing"
+# Fraction of the difference between channels that moves into the weights. Measured: docs/log.md, "Smoothing".
 _STRENGTHS = (0.0, 0.125, 0.25, 0.375, 0.5)
-_BLOCK = 32  # values that share a step. Source: ggml-common.h, block_q8_0
+_BLOCK = 32  # values with a shared step. Source: ggml-common.h, block_q8_0
 _STEPS = 127
 _JUDGE = SCALES_JUDGE.name
-_LEFT_FRACTION = 0.37  # of that type's error, what GPTQ leaves. Source: docs/dev/quantization.md, "GPTQ rounding"
+# of that type's error, remaining after GPTQ. Source: docs/dev/quantization.md, "GPTQ rounding"
+_LEFT_FRACTION = 0.37
 _ROWS = 128
-_LEAST = 1e-3  # of the mean channel, what a silent one counts as
+_LEAST = 1e-3  # minimum size of a channel, relative to the mean channel
 # Types whose values can be multiplied by a power of two.
 _EXACT: dict[GgmlType, np.dtype[Any]] = {GgmlType.F32: np.dtype("<f4"), GgmlType.F16: np.dtype("<f2")}
-# KL divergence, nats a token, from weights of F16 that became too small for all their digits.
+# Allowed KL divergence in nats per token, from F16 weights that become so small that they lose digits.
 _MOST_KLD = 1e-5
 _CHECKED = 128
 
 
 class SmoothRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Write the model that `measure` tells of to `out`, its inputs evened out."""
+    """Write the model of `measure` to `out` with smoothed inputs."""
 
     measure: MeasureRequest
     out: Path
 
 
 class Smoothed(msgspec.Struct, frozen=True, kw_only=True):
-    """How many inputs were evened out, of how many that could be; none: there is no file.
+    """Number of smoothed inputs, and of inputs that could be smoothed. With none, there is no file.
 
-    `scales` is how, as the file says it; `kld` is how far its answers are from the source's, nats a token.
+    `scales` are the channel scales as stored in the file; `kld` is the KL divergence from the source, in nats per
+    token.
     """
 
     changed: int
@@ -65,12 +67,12 @@ class Smoothed(msgspec.Struct, frozen=True, kw_only=True):
     kld: float = 0.0
 
     def channel_scales(self) -> ChannelScales:
-        """How, in exponents of 2 by weight."""
+        """The channel scales, as exponents of 2 by weight."""
         return read_channel_scales(self.scales) or ChannelScales(columns={}, rows={})
 
 
 class _Channels(Tap):
-    """Sums of squares of the inputs of some weights, and of each block's largest value once they are scaled."""
+    """Sums of squares of some weights' inputs, and of each block's largest value after scaling."""
 
     def __init__(self, scales: dict[str, list[Floats]], widths: dict[str, int]) -> None:
         self.squares = {name: np.zeros(width) for name, width in widths.items()}
@@ -81,20 +83,20 @@ class _Channels(Tap):
         self._left = set(widths)
 
     def wants(self, weight: str, node: GgmlTensor) -> bool:
-        """The first reader of each seam."""
+        """Request the first reader of each scale point."""
         del node
         return weight in self.squares
 
     def takes(self, address: int, node: GgmlTensor) -> bool:
-        """End a window's graph with the last of them: what follows, the head's product too, is for nobody."""
+        """End a window's graph after the last of them; the rest, including the head's product, is not needed."""
         return super().takes(address, node) and bool(self._left)
 
     def ended(self) -> None:
-        """The next window shows all of them again."""
+        """Reset for the next window."""
         self._left = set(self.squares)
 
     def take(self, weight: str, node: GgmlTensor) -> None:
-        """Add what a window shows."""
+        """Add one window's inputs."""
         self._left.discard(weight)
         values = read_floats(tensor_at(node.src[1]))
         rows = values.reshape(-1, values.shape[-1])
@@ -106,7 +108,7 @@ class _Channels(Tap):
 
 
 def smooth(request: SmoothRequest, send: Step) -> Smoothed:
-    """Write the file; how is found out once for each source and text.
+    """Write the file; the scales are determined once per source and text.
 
     Raises: TextTooShort, Unreadable. SourceChanged, DiskFull. OSError: writing failed.
     """
@@ -124,7 +126,7 @@ def smooth(request: SmoothRequest, send: Step) -> Smoothed:
 
 
 def _found(request: SmoothRequest, send: Step) -> Smoothed:
-    """Find the seams, choose how much of each, write the file and see that it answers as before."""
+    """Find the scale points, choose the scales, write the file and check that its predictions are unchanged."""
     measure = request.measure
     source = SourceWeights(measure.source)
     with ReferenceModel(
@@ -159,7 +161,7 @@ def _found(request: SmoothRequest, send: Step) -> Smoothed:
             if best.max() != best.min():
                 chosen[name] = best
         before = log_softmax(_answers(model, windows[0]))
-    # Gates that are not proportional to both of their sides show only in the answers.
+    # A gate that is not proportional to both of its inputs shows only in the predictions.
     norms = [s for s in seams if len(source.info(s.maker).shape) == 1]
     for some in (seams, norms):
         changed = {s.readers[0]: chosen[s.readers[0]] for s in some if s.readers[0] in chosen}
@@ -196,7 +198,7 @@ def _can_change(source: SourceWeights, seam: Seam) -> bool:
 
 
 def _scale(squares: npt.NDArray[np.float64], strength: float) -> Floats:
-    """What channels are divided by, powers of two about 1."""
+    """Divisors of the channels, as powers of two around 1."""
     sizes = np.sqrt(squares)
     logs = np.log2(np.maximum(sizes, max(_LEAST * sizes.mean(), np.finfo(np.float64).tiny)))
     scale: Floats = np.exp2(np.round(strength * (logs - logs.mean()))).astype(np.float32)
@@ -210,7 +212,7 @@ def _best(
     scales: Sequence[Floats],
     peaks: Sequence[npt.NDArray[np.float64]],
 ) -> Floats:
-    """The scales that spoil least of what the readers make: by rounding weights and by rounding inputs."""
+    """The scales with the least output error from rounding weights and inputs."""
     costs = np.zeros(len(scales))
     for name in (n for n in seam.readers if quantizable(source, n)):
         matrices, rows, width = source.shape(name)
@@ -228,7 +230,7 @@ def _best(
 
 
 def _scales(seams: Sequence[Seam], chosen: dict[str, Floats]) -> ChannelScales:
-    """The columns of all readers are multiplied, the rows of the maker divided."""
+    """Multiply the columns of all readers and divide the rows of the maker."""
     some = [(seam, _exponents(chosen[seam.readers[0]])) for seam in seams if seam.readers[0] in chosen]
     return ChannelScales.of(
         {name: powers for seam, powers in some for name in seam.readers},
@@ -261,7 +263,7 @@ def _factors(exponents: bytes | None) -> Floats | None:
 def _scaled(
     source: SourceWeights, name: str, larger: Floats | None, smaller: Floats | None
 ) -> Iterator[npt.NDArray[Any]]:
-    """The tensor with columns multiplied by `larger`, rows (of a vector: values) divided by `smaller`."""
+    """The tensor with columns multiplied by `larger` and rows (of a vector: values) divided by `smaller`."""
     matrices, _, width = source.shape(name)
     dtype = _EXACT[source.info(name).ggml_type]
     vector = len(source.info(name).shape) == 1

@@ -1,4 +1,4 @@
-"""How good finished files are: their predictions on held-out text against the reference's, in a child."""
+"""Compares finished files with a reference on held-out text, in a child process."""
 
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -22,12 +22,12 @@ F = TypeVar("F", np.float32, np.float64)
 _RESAMPLES = 2000
 _TAIL = 0.025  # each side of a 95 % interval
 _SEED = 20240229
-# Nats below which two predictions are the same: what the rounding of float32 logits makes of one model, run twice.
+# Below this many nats two predictions count as equal: float32 rounding between two runs of the same model.
 _SAME = 1e-9
 
 
 class VocabularyDiffers(InputFault):
-    """A file's vocabulary is not the reference's, so their predictions cannot be compared; sizes of both."""
+    """A file's vocabulary size differs from the reference's, so their predictions cannot be compared."""
 
     code = "vocabulary_differs"
 
@@ -39,7 +39,7 @@ class VocabularyDiffers(InputFault):
 
 
 class NotFinite(InputFault):
-    """A file computes NaN or infinity, so nothing can be said of it."""
+    """A file computes NaN or infinity and cannot be evaluated."""
 
     code = "not_finite"
 
@@ -51,14 +51,16 @@ class NotFinite(InputFault):
 def verify(request: VerifyRequest, on_progress: OnProgress, cancelled: CancelCheck) -> tuple[FileReport, ...]:
     """Compare finished files with a reference, in a child process.
 
-    Raises: Cancelled. ChildDied: a file made llama.cpp fall. TextTooShort, VocabularyDiffers, NotFinite,
-    Unreadable.
+    Raises: Cancelled. ChildDied: a file crashed llama.cpp. TextTooShort, VocabularyDiffers, NotFinite, Unreadable.
     """
     return answer_of(tuple[FileReport, ...], "verify", request, on_progress, cancelled)
 
 
 def verify_files(request: VerifyRequest, send: Step) -> tuple[FileReport, ...]:
-    """The child's side of `verify`: every model sees every window once, a window per context at a time."""
+    """The child process's part of `verify`.
+
+    Every model evaluates every window once, with one window per context at a time.
+    """
     with ExitStack() as stack:
 
         def load(path: Path, max_contexts: int | None = None) -> ReferenceModel:
@@ -78,9 +80,9 @@ def verify_files(request: VerifyRequest, send: Step) -> tuple[FileReport, ...]:
             if model.num_vocab != reference.num_vocab:
                 raise VocabularyDiffers(str(path), model.num_vocab, reference.num_vocab)
         windows = read_windows(reference, request.text, request.max_tokens, request.window, spread=True)
-        # Whenever it ends, what was seen comes from all over the text.
+        # Shuffle, so that the evaluated windows come from the whole text even if the comparison stops early.
         windows = windows[np.random.default_rng(_SEED).permutation(len(windows))]
-        # As llama-perplexity counts: the second half of each window, where there is context to predict from.
+        # As in llama-perplexity: only the second half of each window, which has enough context, counts.
         keep = np.zeros(request.window, np.bool_)
         keep[request.window // 2 : -1] = True
 
@@ -109,7 +111,7 @@ def verify_files(request: VerifyRequest, send: Step) -> tuple[FileReport, ...]:
 
 
 def _finite(path: Path, values: npt.NDArray[F]) -> npt.NDArray[F]:
-    """What was computed with a file. Raises: NotFinite."""
+    """Check a file's results. Raises: NotFinite."""
     if not np.isfinite(values).all():
         raise NotFinite(str(path))
     return values
@@ -125,7 +127,7 @@ def _reports(files: tuple[Path, ...], found: list[list[Comparison]]) -> tuple[Fi
 
 
 def looks(request: VerifyRequest, windows: int) -> list[int]:
-    """After how many windows to see whether it is clear already; the last is all of them."""
+    """Window counts at which to check whether the result is clear; the last one is all windows."""
     if request.min_tokens is None:
         return [windows]
     count = max(1, request.min_tokens // request.window)
@@ -137,7 +139,7 @@ def looks(request: VerifyRequest, windows: int) -> list[int]:
 
 
 def ratio(ours: list[Comparison], theirs: list[Comparison], tail: float = _TAIL) -> Interval:
-    """Mean KL divergence of one file over another's, on the same windows, which are drawn again in pairs."""
+    """Mean KL divergence of one file over another's on the same windows, with a paired bootstrap interval."""
     one, other = (np.array([w.kld.mean() for w in windows]) for windows in (ours, theirs))
     picks = np.random.default_rng(_SEED).integers(0, len(one), (_RESAMPLES, len(one)))
     resampled = one[picks].mean(axis=1) / np.maximum(other[picks].mean(axis=1), _SAME)
@@ -146,12 +148,15 @@ def ratio(ours: list[Comparison], theirs: list[Comparison], tail: float = _TAIL)
 
 
 def is_clear(found: Interval) -> bool:
-    """Whether an interval of a ratio says which is better."""
+    """Whether a ratio's interval shows which file is better."""
     return found.high < 1 or found.low > 1
 
 
 def report(path: str, file_bytes: int, windows: list[Comparison]) -> FileReport:
-    """Figures of one file from its windows; whole windows are resampled, as tokens of one are not independent."""
+    """Results of one file from its windows.
+
+    The bootstrap resamples whole windows, because tokens of one window are not independent.
+    """
     kld = np.concatenate([w.kld for w in windows])
 
     def share(values: Callable[[Comparison], npt.NDArray[np.float64]]) -> Interval:
@@ -174,7 +179,7 @@ def report(path: str, file_bytes: int, windows: list[Comparison]) -> FileReport:
 
 
 def bootstrap(means: list[float]) -> Interval:
-    """The mean of window means and its 95 % interval when windows are drawn again; the same draws every time."""
+    """The mean of window means and its 95 % bootstrap interval, with a fixed seed."""
     values = np.array(means)
     picks = np.random.default_rng(_SEED).integers(0, len(values), (_RESAMPLES, len(values)))
     resampled = values[picks].mean(axis=1)
