@@ -1,1 +1,1 @@
-"""Markdown from a model, shown as it streams: nothing in it can load a resource or run."""
+"""Markdown rendering of streamed model output. It never loads resources or runs anything."""

@@ -1,4 +1,4 @@
-"""A text document that grows with streamed markdown: only the last top-level block is ever laid out again."""
+"""A text document that grows with streamed Markdown. Only the last top-level block is laid out again."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -32,36 +32,36 @@ from app.gui.markdown.parse import (
 if TYPE_CHECKING:
     from markdown_it.token import Token
 
-# No answer has such a paragraph, list or table. Measured: reading so many opening brackets takes 3 s.
+# Larger than any real paragraph, list or table. Measured: parsing this many opening brackets takes 3 s.
 _LARGEST_BLOCK = 1 << 16
-_PART = 1 << 15  # in which a whole text is read, so that only a block counts as large
+_PART = 1 << 15  # chunk size for a complete text, so that the limit above applies to single blocks only
 
 
 @dataclass
 class CodeRange:
-    """A code block in the document: first and last text block, and what "copy" copies."""
+    """A code block in the document: first and last text block, and the code that "copy" copies."""
 
     language: str
     code: str
     first: int
     last: int
-    above: float = 0  # room above its frame that the block before does not leave
+    above: float = 0  # space above its frame that the previous block does not provide
 
 
 @dataclass
 class _OpenCode:
-    """A fence that has no end yet: everything up to `lexed` (at document position `position`) is final."""
+    """An unclosed fence. Everything before `lexed` (document position `position`) is final."""
 
     marker: str
     start: int
     range: CodeRange
     lexed: int
     position: int
-    searched: int = 0  # no line before this offset closes it
+    searched: int = 0  # no line before this offset closes the fence
 
 
 class MarkdownDocument:
-    """Renders markdown into a QTextDocument, whole or as it arrives."""
+    """Renders Markdown into a QTextDocument, at once or as it streams."""
 
     def __init__(self, document: QTextDocument, formats: Formats) -> None:
         self._document = document
@@ -72,33 +72,33 @@ class MarkdownDocument:
         self.text = ""
         self.plain = False
         self.code: list[CodeRange] = []
-        self._stable = 0  # offset in the text where the last block begins
-        self._references: References = {}  # addresses of links, given before that offset
+        self._stable = 0  # offset in the text at which the last block starts
+        self._references: References = {}  # link reference definitions before that offset
         self._after_return = False
-        self._in_plain = False  # within a block that is too large
-        self._unsettled = 0  # length of the last block before the newest text
+        self._in_plain = False  # inside a block that is too large
+        self._unsettled = 0  # length of the last block without the newest text
         self._mark = _Mark(0, True, QTextBlockFormat(), 0)
         self._open: _OpenCode | None = None
         self._writer = BlockWriter(QTextCursor(document), formats)
 
     @property
     def num_stable_code(self) -> int:
-        """How many code blocks will not move any more."""
+        """Number of code blocks whose position is final."""
         return self._mark.code_ranges
 
     @property
     def num_unsettled(self) -> int:
-        """How many characters are laid out again with each piece of text that is added."""
+        """Number of characters that are laid out again with each append."""
         since = self._stable if self._open is None else self._open.start + self._open.lexed
         return len(self.text) - since
 
     @property
     def num_formulas(self) -> int:
-        """How many formulas were written, drawn or not."""
+        """Number of formulas in the text, rendered or not."""
         return self._writer.num_formulas
 
     def set_text(self, text: str) -> None:
-        """Replace everything."""
+        """Replace the whole text."""
         self._document.clear()
         self.plain = False
         self.text, self.code, self._stable, self._open = "", [], 0, None
@@ -110,7 +110,7 @@ class MarkdownDocument:
         self._fit_top()
 
     def set_plain(self, text: str) -> None:
-        """Replace everything by text that is shown as it is."""
+        """Replace the whole text by plain text."""
         self.set_text("")
         self.text, self.plain = text, True
         cursor = self._writer.cursor
@@ -120,7 +120,7 @@ class MarkdownDocument:
         cursor.insertText(breakable(text), self._formats.text)
 
     def append(self, text: str) -> None:
-        """Add text at the end."""
+        """Append text."""
         text = self._as_parsed(text)
         if not text:
             return
@@ -135,7 +135,7 @@ class MarkdownDocument:
             self._writer.cursor.endEditBlock()
 
     def _as_parsed(self, text: str) -> str:
-        """Text as the parser reads it: line feeds alone end lines. One after a return may come later."""
+        """Normalize line endings as the parser does. The line feed after a carriage return may come later."""
         if self._after_return:
             text = text.removeprefix("\n")
         if text:
@@ -143,7 +143,10 @@ class MarkdownDocument:
         return text.replace("\r\n", "\n").replace("\r", "\n").replace("\0", "\ufffd")
 
     def _fit_top(self) -> None:
-        """Qt gives the first block no room above it, so the header of code stands in the margin of the text."""
+        """Set the top margin.
+
+        Qt ignores the first block's top margin, so a code header needs the frame's margin.
+        """
         frame = self._document.rootFrame()
         wanted = self._formats.code_top if self._document.firstBlock().blockFormat().property(CODE) else 0.0
         form = frame.frameFormat()
@@ -165,8 +168,8 @@ class MarkdownDocument:
         lines = tail.split("\n")
         keep = len(parsed) - 1
         if keep and lines[-1] and parsed[keep].line >= len(lines) - 2:
-            # What a line is shows only at its end: it may yet belong to the block before. It may also have made a
-            # table of the line above it.
+            # A line's type is known only at its end: it may still belong to the previous block, or turn the line
+            # above into a table head.
             keep -= 1
         for block in parsed[:keep]:
             self._write(block)
@@ -181,11 +184,11 @@ class MarkdownDocument:
         self._write_last(parsed[-1], alone=keep == len(parsed) - 1)
 
     def _write_plain(self, tail: str) -> str:
-        """Show the rest of a block that is too large as it was written; returns what follows the block."""
+        """Append the rest of a block that is too large as plain text. Returns the text after the block."""
         if not self._in_plain:
             self._rewind()
             self._writer.begin(self._formats.paragraph(), self._formats.text)
-        # The end of a line may be half of the end of the block.
+        # The final line feed may be the first half of the block's end.
         end = tail.find("\n\n", 0 if self._in_plain else self._unsettled)
         text = tail[:end] if end >= 0 else tail.removesuffix("\n")
         self._writer.cursor.insertText(breakable(text.replace("\n", "\u2028")), self._formats.text)
@@ -217,7 +220,7 @@ class MarkdownDocument:
             self._open = _OpenCode(fence[0], self._stable + fence[1], last, 0, first_line.position())
 
     def _grow_code(self) -> bool:
-        """Add to an open fence; False when it was closed and the tail must be parsed."""
+        """Append to an open fence. Returns False if it was closed and the tail must be parsed."""
         state = self._open
         assert state is not None
         code = self.text[state.start :]
@@ -225,7 +228,7 @@ class MarkdownDocument:
             self._open = None
             return False
         state.searched = code.rfind("\n") + 1
-        # A line that may become the closing fence is shown when it is known not to be.
+        # Do not show a line that may become the closing fence until it turns out not to be.
         last_line = code[code.rfind("\n") + 1 :]
         if last_line.strip() and not last_line.strip(f" {state.marker[0]}"):
             return True
@@ -234,7 +237,7 @@ class MarkdownDocument:
         code = code.removesuffix("\n")
         since = fresh_start(code, state.lexed)
         cursor = self._writer.cursor
-        if since > state.lexed:  # write what is now final, once, then continue behind it
+        if since > state.lexed:  # write the text that is now final once, then continue after it
             self._replace_code(state.position, code[state.lexed : since], first=state.lexed == 0)
             state.position = cursor.position()
             state.lexed = since
@@ -264,7 +267,7 @@ class MarkdownDocument:
         self.code.append(CodeRange(language, "", number, number, above))
 
     def _code_line(self, *, first: bool, last: bool) -> QTextBlockFormat:
-        """A line of the last code block."""
+        """The block format of a line in the last code block."""
         code = self.code[-1]
         return self._formats.code_line(code.language, code.above, first=first, last=last)
 
@@ -285,7 +288,7 @@ class MarkdownDocument:
                     cursor.insertText(breakable(line), made[colour])
 
     def _close_code(self) -> None:
-        """Give the last line of a code block the room below it."""
+        """Add the space below the last line of a code block."""
         cursor = self._writer.cursor
         is_first = cursor.blockNumber() == self.code[-1].first
         cursor.setBlockFormat(self._code_line(first=is_first, last=True))
@@ -295,7 +298,7 @@ class MarkdownDocument:
         return _Mark(cursor.position(), self._writer.fresh, cursor.blockFormat(), len(self.code))
 
     def _rewind(self) -> None:
-        """Take back everything behind the mark."""
+        """Remove everything after the mark."""
         mark, cursor = self._mark, self._writer.cursor
         cursor.setPosition(mark.position)
         cursor.movePosition(QTextCursor.MoveOperation.End, QTextCursor.MoveMode.KeepAnchor)
@@ -316,13 +319,13 @@ class _Mark:
 
 
 def warm_up() -> None:
-    """Load what a first answer needs, beside the window: the parser, then the lexers."""
+    """Load the parser and the lexers in advance, for the first response."""
     parser()
     warm_up_lexers()
 
 
 _LINE_END = "\u2028"
-# With each new item Qt looks at all of its list. Measured: 4,000 items in one list took 2 s, 8,000 took 12 s.
+# Qt scans the whole list for each new item. Measured: 4,000 items in one list took 2 s, 8,000 took 12 s.
 _LARGEST_LIST = 100
 _BREAKS = frozenset({"softbreak", "hardbreak"})
 _BULLETS = (
@@ -333,7 +336,7 @@ _BULLETS = (
 
 
 class BlockWriter:
-    """Holds the cursor; `fresh` says whether the block it is in is empty and may be used."""
+    """Writes blocks at a cursor. `fresh`: the cursor's block is empty and can be used."""
 
     def __init__(self, cursor: QTextCursor, formats: Formats) -> None:
         self.cursor = cursor
@@ -345,7 +348,7 @@ class BlockWriter:
         self._shape = formats.text
 
     def begin(self, block: QTextBlockFormat, text: QTextCharFormat, made: QTextList | None = None) -> None:
-        """Start a text block; `made`: as an item of that list."""
+        """Start a text block, as an item of the list `made` if given."""
         if made is not None:
             block.setObjectIndex(made.objectIndex())
         if self.fresh and not self.cursor.position():
@@ -354,12 +357,12 @@ class BlockWriter:
         else:
             if (
                 self.fresh
-            ):  # Qt gives the block right behind a table no room above it, and hides it while it is empty
+            ):  # Qt ignores the top margin of the block after a table, and hides that block while it is empty
                 block.setTopMargin(max(block.topMargin(), self._formats.unit))
             self.cursor.insertBlock(block, text)
         self.fresh = False
         current = self.cursor.currentList()
-        if current is not None and made is None:  # a new block continues the list of the one before
+        if current is not None and made is None:  # a new block continues the list of the previous one
             current.remove(self.cursor.block())
             self.cursor.setBlockFormat(block)
 
@@ -405,12 +408,12 @@ class BlockWriter:
                 nesting.follow(token)
 
     def _begin_item(self, nesting: "_Nesting") -> None:
-        """An item that has no words of its own has its number all the same."""
+        """Write the number or bullet of an item without text."""
         if nesting.item is not None:
             self._begin_nested(self._formats.paragraph(tight=True), self._formats.text, nesting)
 
     def _begin_nested(self, block: QTextBlockFormat, text: QTextCharFormat, nesting: "_Nesting") -> None:
-        """Start a block in lists and quotes; the first of an item has its bullet or number."""
+        """Start a block inside lists and quotes. The first block of an item gets its bullet or number."""
         item, nesting.item = nesting.item, None
         depth = len(nesting.lists)
         self._formats.nest(block, 0 if item is not None else depth, nesting.quote)
@@ -432,7 +435,7 @@ class BlockWriter:
         item.num_items += 1
 
     def write_inline(self, tokens: "Sequence[Token]", base: QTextCharFormat) -> None:
-        """Write running text. An image becomes a link to itself: nothing is loaded."""
+        """Write inline text. An image becomes a link to its address; nothing is loaded."""
         formats = [base]
         after_display = False
         self._run = []
@@ -453,7 +456,7 @@ class BlockWriter:
         self._flush()
 
     def _insert(self, text: str, shape: QTextCharFormat) -> None:
-        """Insert text together with what comes next in the same format: each insertion alone takes 20 µs."""
+        """Buffer text and insert it with adjacent text of the same format: each insertion takes 20 µs."""
         if self._run and self._shape is not shape:
             self._flush()
         self._run.append(text)
@@ -483,7 +486,7 @@ class BlockWriter:
                 self._insert(token.content, current)
 
     def _write_formula(self, token: "Token", current: QTextCharFormat) -> None:
-        """The picture where it is drawn already; else the text, which is replaced when it is."""
+        """Insert the formula's image if rendered, else its source text, which is replaced later."""
         self.num_formulas += 1
         self._flush()
         image = self._formats.formula(token.content, display=token.block)
@@ -528,7 +531,7 @@ class BlockWriter:
 
 @dataclass
 class _List:
-    """A list being written; made with its first item."""
+    """A list being written. It is created with its first item."""
 
     token: "Token"
     made: QTextList | None = None
@@ -537,7 +540,7 @@ class _List:
 
 @dataclass
 class _Nesting:
-    """Where in lists and quotes the writer is; `item` is set until the item's first paragraph began."""
+    """The current nesting of lists and quotes. `item` is set until the item's first paragraph starts."""
 
     lists: list[_List] = field(default_factory=list)
     item: _List | None = None
@@ -545,7 +548,7 @@ class _Nesting:
     text: QTextCharFormat | None = None
 
     def follow(self, token: "Token") -> None:
-        """Enter or leave what the token opens or closes."""
+        """Update the nesting for an opening or closing token."""
         match token.type:
             case "bullet_list_open" | "ordered_list_open":
                 self.lists.append(_List(token))

@@ -1,4 +1,4 @@
-"""The text formats of a rendered message, made from the theme."""
+"""The text formats of a rendered message, derived from the theme."""
 
 from PySide6.QtGui import QColor, QFont, QTextBlockFormat, QTextCharFormat, QTextFormat, QTextTableFormat
 
@@ -7,9 +7,9 @@ from app.gui.theme import Theme
 
 CODE = QTextFormat.Property.UserProperty + 1
 QUOTE = QTextFormat.Property.UserProperty + 2
-# Relative to the body text; Measured by eye at 100 % and 200 %: headings lead, they do not shout.
+# Heading sizes relative to the body text. Measured by eye at 100 % and 200 %: visible but not too large.
 _HEADINGS = {1: 1.4, 2: 1.22, 3: 1.1}
-_FORMULA = 1.15  # STIX's letters are smaller than Inter's of the same size
+_FORMULA = 1.15  # STIX letters are smaller than Inter letters of the same size
 CODE_HEADER_UNITS = 4
 CODE_PADDING_UNITS = 1.5
 INDENT_UNITS = 3  # of a list
@@ -26,31 +26,31 @@ class Formats:
         self._mono = theme.font(mono=True)
 
     def formula(self, latex: str, *, display: bool) -> FormulaImage | None:
-        """The picture of a formula in the size and colour of the text, if it is drawn already."""
+        """The image of a formula in the text's size and colour, or None if it is not rendered yet."""
         tokens = self.theme.tokens
         size = round(tokens.body * _FORMULA)
         return self.theme.formulas.get(Formula(latex, display, size, tokens.colours["text"]))
 
     def paragraph(self, *, tight: bool = False) -> QTextBlockFormat:
-        """A paragraph; `tight`: little room below it."""
+        """Format of a paragraph. `tight`: little space below it."""
         block = QTextBlockFormat()
         block.setBottomMargin(self.unit / 4 if tight else self.unit)
         block.setLineHeight(140, QTextBlockFormat.LineHeightTypes.ProportionalHeight.value)
         return block
 
     def nest(self, block: QTextBlockFormat, indent: int, quote: int) -> None:
-        """Put a block into a list of depth `indent` and quotes of depth `quote`."""
+        """Indent a block for a list of depth `indent` and quotes of depth `quote`."""
         block.setIndent(indent)
         if quote:
             block.setLeftMargin(block.leftMargin() + 2 * self.unit * quote)
             block.setProperty(QUOTE, quote)
 
     def inset(self, indent: int, quote: int) -> float:
-        """How far from the left what stands in these lists and quotes begins."""
+        """Left offset in pixels of text in these lists and quotes."""
         return self.unit * (INDENT_UNITS * indent + 2 * quote)
 
     def heading(self, level: int) -> tuple[QTextBlockFormat, QTextCharFormat]:
-        """Block and text of a heading of level 1 to 6."""
+        """Block and character format of a heading of level 1 to 6."""
         block = QTextBlockFormat()
         block.setHeadingLevel(level)
         block.setTopMargin(self.unit * 1.5)
@@ -63,16 +63,16 @@ class Formats:
 
     @property
     def code_top(self) -> float:
-        """Room above the first line of a code block: its header."""
+        """Space above the first line of a code block, for its header."""
         return self.unit * (CODE_HEADER_UNITS + 0.5)
 
     @property
     def code_bottom(self) -> float:
-        """Room below the last line of a code block: what its frame takes, and as much as is between paragraphs."""
+        """Space below the last line of a code block: the frame's padding and the paragraph spacing."""
         return self.unit * (CODE_PADDING_UNITS + 1)
 
     def code_line(self, language: str, above: float, *, first: bool, last: bool) -> QTextBlockFormat:
-        """One line of a code block; the first leaves room for the header and `above` more."""
+        """Format of one line of a code block. The first line leaves space for the header, plus `above`."""
         block = QTextBlockFormat()
         block.setLeftMargin(1.5 * self.unit)
         block.setRightMargin(1.5 * self.unit)
@@ -84,7 +84,7 @@ class Formats:
         return block
 
     def code(self, colour: str | None = None) -> QTextCharFormat:
-        """Text inside a code block, in a syntax colour."""
+        """Format of code text in a syntax colour."""
         text = QTextCharFormat()
         text.setFont(self._mono)
         if colour is not None:
@@ -92,7 +92,7 @@ class Formats:
         return text
 
     def inline_code(self, base: QTextCharFormat) -> QTextCharFormat:
-        """A word of code in running text."""
+        """Format of inline code."""
         text = QTextCharFormat(base)
         text.setFont(self._mono)
         text.setBackground(self.theme.tokens.colour("hover"))
@@ -110,7 +110,7 @@ class Formats:
         return text
 
     def link(self, base: QTextCharFormat, address: str) -> QTextCharFormat:
-        """`base` as a link; where it leads is shown before it opens."""
+        """`base` as a link."""
         text = QTextCharFormat(base)
         text.setAnchor(True)
         text.setAnchorHref(address)
@@ -119,7 +119,7 @@ class Formats:
         return text
 
     def rule(self) -> QTextBlockFormat:
-        """A horizontal line."""
+        """Format of a horizontal rule."""
         block = QTextBlockFormat()
         block.setTopMargin(self.unit)
         block.setBottomMargin(self.unit)
@@ -128,13 +128,13 @@ class Formats:
         return block
 
     def gap(self) -> QTextBlockFormat:
-        """The block that Qt wants after a table, as low as it can be."""
+        """Format of the block that Qt requires after a table, as low as possible."""
         block = QTextBlockFormat()
         block.setLineHeight(self.unit, QTextBlockFormat.LineHeightTypes.FixedHeight.value)
         return block
 
     def table(self, *, after_code: bool) -> QTextTableFormat:
-        """A table with hairlines."""
+        """Format of a table with hairlines."""
         table = QTextTableFormat()
         table.setCellPadding(self.unit * 0.75)
         table.setCellSpacing(0)
@@ -142,6 +142,6 @@ class Formats:
         table.setBorderBrush(self.theme.tokens.colour("border"))
         table.setBorderStyle(QTextTableFormat.BorderStyle.BorderStyle_Solid)
         table.setBorderCollapse(True)
-        # A block's bottom margin does not push a table down.
+        # The bottom margin of a code block does not push a table down.
         table.setTopMargin(self.unit * (CODE_PADDING_UNITS + 1.5) if after_code else self.unit)
         return table

@@ -1,4 +1,4 @@
-"""A drawn formula as one letter of a text document, standing on the baseline of its line."""
+"""A rendered formula as one character of a text document, aligned with the text baseline."""
 
 from PySide6.QtCore import QRect, QRectF, QSizeF
 from PySide6.QtGui import (
@@ -19,7 +19,7 @@ _NUMBER = QTextFormat.Property.UserProperty + 12
 
 
 class FormulaObjects(QPyTextObject):
-    """The pictures of one document, by number."""
+    """The formula images of one document, by number."""
 
     def __init__(self, document: QTextDocument) -> None:
         super().__init__(document)
@@ -27,10 +27,10 @@ class FormulaObjects(QPyTextObject):
         document.documentLayout().registerHandler(OBJECT, self)
 
     def format_of(self, image: FormulaImage, source: str, base: QTextCharFormat) -> QTextCharFormat:
-        """The format of the letter that stands for this picture; `source` is what copying gives."""
+        """The format of the character that shows this image. `source` is the text to copy."""
         made = QTextCharFormat(base)
         made.setObjectType(OBJECT)
-        # Qt puts the middle of such a letter at half the height of an x; see `_height`.
+        # Qt centres such a character at half the x-height; see `_height`.
         made.setVerticalAlignment(QTextCharFormat.VerticalAlignment.AlignMiddle)
         made.setProperty(SOURCE, source)
         made.setProperty(_NUMBER, len(self._images))
@@ -38,7 +38,7 @@ class FormulaObjects(QPyTextObject):
         return made
 
     def intrinsicSize(self, document: QTextDocument, position: int, text_format: QTextFormat) -> QSizeF:
-        """Room for it."""
+        """The size of the image."""
         del document, position
         image = self._image(text_format)
         return QSizeF(image.width, _height(image, text_format)) if image else QSizeF(0, 0)
@@ -51,7 +51,7 @@ class FormulaObjects(QPyTextObject):
         position: int,
         text_format: QTextFormat,
     ) -> None:
-        """Its paths, so that it is sharp at every scale."""
+        """Draw the image as paths, so that it is sharp at every scale."""
         del document, position
         image = self._image(text_format)
         if image is not None:
@@ -69,7 +69,7 @@ def _half_x(text_format: QTextFormat) -> float:
 
 
 def _height(image: FormulaImage, text_format: QTextFormat) -> float:
-    """So high that, laid with its middle at half an x, the baseline of the picture is that of the line.
+    """Object height for which the image's baseline matches the line's when centred at half the x-height.
 
     Source: QTextDocumentLayout::resizeInlineObject: ascent (h + x/2) / 2, descent (h - x/2) / 2.
     """

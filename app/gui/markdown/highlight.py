@@ -1,6 +1,6 @@
-"""Colouring code with Pygments, a piece at a time, so that a growing block costs the same at any size.
+"""Incremental syntax highlighting with Pygments. The cost per update does not grow with the block.
 
-The window's first picture has no code and does not wait for Pygments.
+Pygments is imported on first use, because the window's first paint has no code.
 """
 # ruff: noqa: PLC0415 - see above
 
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
     from pygments.lexer import Lexer
     from pygments.token import _TokenType
 
-# Longest piece lexed again when a block grows. Measured: 4 KiB of Python lex in about 3 ms.
+# Maximum number of characters lexed again when a block grows. Measured: 4 KiB of Python take about 3 ms.
 _LONGEST_TAIL = 4096
-# A line that begins at the margin after an empty one starts afresh in nearly every language.
+# In nearly every language, an unindented line after an empty line can be lexed without context.
 _FRESH_LINE = re.compile(r"\n\n(?=[^\s)}\]])")
 
 
 @cache
 def _colours() -> tuple[tuple["_TokenType", str], ...]:
-    """Token types and their syntax colours; the first that holds counts."""
+    """Token types and their syntax colours. The first match counts."""
     from pygments.token import Comment, Generic, Keyword, Name, Number, Operator, String
 
     return (
@@ -44,7 +44,7 @@ def _colours() -> tuple[tuple["_TokenType", str], ...]:
 
 @lru_cache(maxsize=32)
 def lexer(language: str) -> "Lexer":
-    """The lexer for the word after the fence; plain text for an unknown one."""
+    """The lexer for the word after the fence; the plain-text lexer if it is unknown."""
     from pygments.lexers import get_lexer_by_name
     from pygments.lexers.special import TextLexer
     from pygments.util import ClassNotFound
@@ -58,7 +58,7 @@ def lexer(language: str) -> "Lexer":
 
 @lru_cache(maxsize=512)
 def colour_name(kind: "_TokenType") -> str | None:
-    """The syntax colour of a token type, None for plain text."""
+    """The syntax colour of a token type, or None for plain text."""
     for parent, name in _colours():
         if kind is parent or parent in kind.split():
             return name
@@ -66,7 +66,7 @@ def colour_name(kind: "_TokenType") -> str | None:
 
 
 def spans(code: str, language: str) -> Iterator[tuple[str, str | None]]:
-    """(text, colour name) of the code, in order; the texts join to the code."""
+    """Yield (text, colour name) spans of the code, in order. Together the texts are the code."""
     run, run_colour = "", None
     for kind, text in lexer(language).get_tokens(code):
         colour = colour_name(kind)
@@ -81,7 +81,7 @@ def spans(code: str, language: str) -> Iterator[tuple[str, str | None]]:
 
 
 def fresh_start(code: str, since: int) -> int:
-    """Where lexing may begin again when text is added: an offset at the start of a line, not before `since`."""
+    """Offset from which to lex again after an append: a line start that is not before `since`."""
     start = since
     for match in _FRESH_LINE.finditer(code, since):
         start = match.end()
@@ -91,6 +91,6 @@ def fresh_start(code: str, since: int) -> int:
 
 
 def warm_up_lexers() -> None:
-    """Load the lexers that answers use most; compiling one takes 10 to 100 ms, so not while text streams."""
+    """Load the most common lexers in advance: compiling one takes 10 to 100 ms, too slow during streaming."""
     for language in ("python", "bash", "json", "javascript", "c++", "html"):
         list(spans("x = 1\n", language))

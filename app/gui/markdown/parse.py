@@ -1,4 +1,4 @@
-"""Markdown text to top-level blocks, with raw HTML kept as text."""
+"""Parses Markdown into top-level blocks. Raw HTML stays text."""
 
 import re
 from collections.abc import Iterator
@@ -13,9 +13,10 @@ if TYPE_CHECKING:
     from markdown_it.rules_inline import StateInline
     from markdown_it.token import Token
 
-# Formulas: \\( \\) and \\[ \\] as LaTeX has them, $$ $$, and $ $ where it cannot be money or a variable of a shell.
+# Formula delimiters: \\( \\) and \\[ \\] as in LaTeX, $$ $$, and $ $ unless it looks like money or a shell
+# variable.
 _DISPLAY, _INLINE, _DOLLARS = (r"\[", r"\]"), (r"\(", r"\)"), ("$$", "$$")
-# No space inside the signs. Source: pandoc's tex_math_dollars.
+# No space inside the delimiters. Source: pandoc's tex_math_dollars.
 _DOLLAR = re.compile(r"\$(?![\s$])((?:\\.|[^$\\\n])+?)(?<![\s\\])\$")
 _LETTER = re.compile(r"[A-Za-z0-9]")
 _ENDING = re.compile(r"(?:th|st|nd|rd|s|te[nrs]?|fold|ary)(?![A-Za-z0-9_])")  # the $n$th, der $n$te
@@ -25,7 +26,7 @@ _FUNCTIONS = frozenset({"mod", "sin", "cos", "tan", "log", "ln", "exp", "min", "
 
 
 def _is_inline_formula(content: str, before: str, after: str) -> bool:
-    """Whether the text between two dollars is a formula; `before` and `after`: the characters around them."""
+    """Whether the text between two dollar signs is a formula. `before`, `after`: the adjacent characters."""
     if _LETTER.match(before) or after[:1].isdigit() or after[:1] == "{":
         return False  # US$, 10$, A$AP; $5 and $6; ${HOME}/${USER}
     if _LETTER.match(after) and not (_ENDING.match(after) and content[-1] not in "/:,;.-"):
@@ -39,23 +40,23 @@ def _is_inline_formula(content: str, before: str, after: str) -> bool:
 
 
 def _is_between_process_numbers(content: str) -> bool:
-    """Words between the numbers of a shell's process: kill $$ || echo $$."""
+    """Whether the text lies between two shell process ids, as in kill $$ || echo $$."""
     plain = content[0].isspace() and "\n" not in content and not _SIGN.search(content)
     return plain and bool(_WORD.search(content))
 
 
 def _between(state: "StateInline", signs: tuple[str, str]) -> str | None:
-    """The formula that begins here with the first of the signs, without them."""
+    """The formula at the current position without its delimiters, or None."""
     if not state.src.startswith(signs[0], state.pos):
         return None
     start = state.pos + len(signs[0])
-    # Looking to the end of the text for each sign that has no end took 4 s for 40,000 letters.
+    # Limit the search: searching the whole text for each unclosed delimiter took 4 s for 40,000 characters.
     end = state.src.find(signs[1], start + 1, min(state.posMax, start + LONGEST + len(signs[1])))
     return state.src[start:end] if end >= 0 else None
 
 
 def _formula(state: "StateInline") -> tuple[str, int, bool] | None:
-    """The formula that begins here, how long it is with its signs, and whether it stands on a line of its own."""
+    """The formula at the current position, its length with delimiters, and whether it is a display formula."""
     for signs, display in ((_DISPLAY, True), (_INLINE, False), (_DOLLARS, True)):
         content = _between(state, signs)
         if content is None:
@@ -71,7 +72,7 @@ def _formula(state: "StateInline") -> tuple[str, int, bool] | None:
 
 
 def _math(state: "StateInline", silent: bool) -> bool:
-    """An inline rule of markdown-it."""
+    """Inline rule for markdown-it."""
     if state.src[state.pos] not in "\\$":
         return False
     found = _formula(state)
@@ -88,19 +89,19 @@ def _math(state: "StateInline", silent: bool) -> bool:
 
 @cache
 def parser() -> "MarkdownIt":
-    """The parser; made when there is a first text, which is not before the window is shown."""
+    """The parser, created for the first text, after the window is shown."""
     from markdown_it import MarkdownIt  # noqa: PLC0415 - see above
     from markdown_it.rules_block import table  # noqa: PLC0415 - see above
 
     made = MarkdownIt("commonmark", {"html": False, "maxNesting": 20}).enable(["strikethrough"])
-    # Not first, as markdown-it has it: a line that opens code, a quote or a list is no head of a table.
+    # Not first, as in markdown-it: a line that opens code, a quote or a list is not a table head.
     made.block.ruler.before("lheading", "late_table", table, {"alt": ["paragraph", "reference"]})
     made.inline.ruler.before("escape", "math", _math)
     return made
 
 
 _FENCE = re.compile(r"(`{3,}|~{3,})[^\n]*\n?")
-# Qt breaks a word in time that grows with the square of its length. Measured: 80,000 letters took 1.5 s, now 0.1 s.
+# Qt's word breaking is quadratic in the word length. Measured: 80,000 letters took 1.5 s, now 0.1 s.
 BREAK = "\u200b"
 _LONGEST_WORD = 4096
 _NO_SPACES = re.compile(r"\S+")
@@ -108,19 +109,19 @@ _URL = re.compile(r"https?://[^\s<>\"'`\u0000-\u001f]+")
 _AFTER_URL = ".,;:!?)]}*_"
 
 
-References = dict[str, dict[str, Any]]  # by label, as markdown-it has them
+References = dict[str, dict[str, Any]]  # by label, in markdown-it's format
 
 
 @dataclass(frozen=True)
 class Block:
-    """One top-level block: its tokens, and the line of the parsed text where it starts."""
+    """One top-level block: its tokens, and its first line in the parsed text."""
 
     tokens: "tuple[Token, ...]"
     line: int
 
 
 def blocks(text: str, references: References | None = None) -> list[Block]:
-    """The top-level blocks of a text, in order. Addresses it gives for links are added to `references`."""
+    """The top-level blocks of a text, in order. Adds link reference definitions to `references`."""
     found: list[Block] = []
     current: list[Token] = []
     start = 0
@@ -135,7 +136,7 @@ def blocks(text: str, references: References | None = None) -> list[Block]:
 
 
 def open_fence(text: str) -> tuple[str, int] | None:
-    """If the text starts with a fence that is not indented: its marker ("```"), and where the code begins."""
+    """Marker and code offset if the text starts with an unindented fence ("```"), else None."""
     match = _FENCE.match(text)
     if match is None or not match.group().endswith("\n"):
         return None
@@ -143,13 +144,13 @@ def open_fence(text: str) -> tuple[str, int] | None:
 
 
 def closing_fence(code: str, marker: str, since: int = 0) -> re.Match[str] | None:
-    """The line that closes a fence opened by `marker`, looked for from offset `since` on; None while it is open."""
+    """The line that closes a fence opened by `marker`, searched from `since`. None if the fence is open."""
     pattern = rf"(?m)^ {{0,3}}{re.escape(marker[0])}{{{len(marker)},}}[ \t]*$\n?"
     return re.compile(pattern).search(code, since)
 
 
 def breakable(text: str) -> str:
-    """The text with a place to break in each word that is too long for Qt."""
+    """The text with break opportunities in words that are too long for Qt."""
     return text if len(text) <= _LONGEST_WORD else _NO_SPACES.sub(_broken, text)
 
 
@@ -159,12 +160,12 @@ def _broken(found: re.Match[str]) -> str:
 
 
 def split_urls(text: str) -> Iterator[tuple[str, str]]:
-    """Pieces of plain text, each with the address it is (or an empty string)."""
+    """Split plain text into (text, URL) parts. The URL is "" for other text."""
     position = 0
     for match in _URL.finditer(text):
         address = match.group().rstrip(_AFTER_URL)
         if address.count("(") > address.count(")") and match.group()[len(address) :].startswith(")"):
-            address += ")"  # an address may itself hold a pair of brackets
+            address += ")"  # a URL may contain a pair of brackets
         if match.start() > position:
             yield text[position : match.start()], ""
         yield address, address

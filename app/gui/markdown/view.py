@@ -1,4 +1,4 @@
-"""A message's text: as high as its content, code blocks framed with language and copy button."""
+"""Shows a message's text at full height. Code blocks have a frame, a language label and a copy button."""
 
 import math
 import time
@@ -25,19 +25,19 @@ from app.gui.markdown.parse import BREAK
 from app.gui.theme import Theme
 
 _OPENABLE = frozenset({"http", "https", "mailto"})
-_DIAGRAMS = frozenset({"mermaid", "plantuml", "graphviz", "dot"})  # languages whose text draws a picture elsewhere
+_DIAGRAMS = frozenset({"mermaid", "plantuml", "graphviz", "dot"})  # languages rendered as diagrams elsewhere
 _COPIED_MS = 1500
-_FORMULAS_MS = 100  # formulas that arrive together are shown together
-# What takes longer to be laid out again than a picture of the screen is shown, and is larger than this, is laid out
-# less often than text arrives: a list of thousands of items would keep the window busy with nothing else.
+_FORMULAS_MS = 100  # formulas that arrive within this time are shown together
+# A text that is larger than this and takes longer than one frame to lay out is laid out less often than text
+# arrives. Otherwise a list of thousands of items would block the window.
 _LARGE = 1024  # characters
 _LONG_S = 0.016
-_SHARE = 4  # times as long as the last time is left to everything else
+_SHARE = 4  # wait this many times the last layout time, to leave time for other events
 _LONGEST_WAIT_MS = 3000
 
 
 class MarkdownView(QTextBrowser):
-    """Shows markdown; grows by `append`. Never loads anything; links are shown before they open."""
+    """Shows Markdown that can be appended to. Never loads anything; asks before opening links."""
 
     height_changed = Signal()
 
@@ -61,7 +61,7 @@ class MarkdownView(QTextBrowser):
         self.viewport().setAutoFillBackground(False)
         self.anchorClicked.connect(self._on_anchor_clicked)
         self.highlighted.connect(lambda url: self.setToolTip(url.toString()))
-        # A document of our own: the wrapper of the built-in one is invalidated when a list in it is deleted.
+        # Use a separate document: the wrapper of the built-in one becomes invalid when one of its lists is deleted.
         self._document = QTextDocument(self)
         self.setDocument(self._document)
         self.setCursorWidth(0)
@@ -81,16 +81,16 @@ class MarkdownView(QTextBrowser):
 
     @property
     def markdown(self) -> str:
-        """The text shown, or to be shown in a moment."""
+        """The text, including parts that are shown later."""
         return self._content.text + self._pending
 
     @property
     def code(self) -> list[CodeRange]:
-        """The code blocks shown."""
+        """The visible code blocks."""
         return self._content.code
 
     def code_title(self, code: CodeRange) -> str:
-        """What stands above a block of code: its language; of a diagram, that it is not drawn."""
+        """The header of a code block: its language, and a note for diagrams, which are not rendered."""
         if code.language.lower() in _DIAGRAMS:
             return self.tr("{name} · a diagram, shown as its text").format(name=code.language)
         return code.language or self.tr("text")
@@ -103,27 +103,27 @@ class MarkdownView(QTextBrowser):
         self._on_size_changed()
 
     def set_plain(self, text: str) -> None:
-        """Replace the text by one that is shown as it is typed (no markdown)."""
+        """Replace the text by plain text without Markdown."""
         self._forget_pending()
         self._content.set_plain(text)
         self._place_buttons()
 
     def fit_width(self, width: int) -> int:
-        """Lay out for this width, shown or not; returns the height."""
+        """Lay out for this width, visible or not. Returns the height."""
         if self.minimumWidth() != width or self.maximumWidth() != width:
             self.setFixedWidth(width)
-        if self._document.textWidth() != width:  # setting it lays everything out again
+        if self._document.textWidth() != width:  # setting the width lays everything out again
             self._document.setTextWidth(width)
             self._on_size_changed()
         return self.height()
 
     def ideal_width(self) -> int:
-        """The width of the longest line, unwrapped."""
+        """The width of the longest line without wrapping."""
         self._document.setTextWidth(-1)
         return math.ceil(self._document.idealWidth()) + 1
 
     def append_markdown(self, text: str) -> None:
-        """Add streamed text; only the last block is laid out again."""
+        """Append streamed text. Only the last block is laid out again."""
         self._pending += text
         if self._took_s < _LONG_S or self._content.num_unsettled < _LARGE:
             self._show_pending()
@@ -144,7 +144,7 @@ class MarkdownView(QTextBrowser):
         self._pending = ""
 
     def loadResource(self, kind: int, name: QUrl | str) -> object:
-        """Nothing: text from a model never reads a file or the network."""
+        """Return nothing: model output must not read files or the network."""
         del kind, name
         return b""
 
@@ -153,16 +153,16 @@ class MarkdownView(QTextBrowser):
         return QSize(self.width(), self.height())
 
     def wheelEvent(self, event: QWheelEvent) -> None:
-        """Scrolling belongs to the transcript."""
+        """Leave scrolling to the transcript."""
         event.ignore()
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        """Follow the width."""
+        """Move the copy buttons."""
         super().resizeEvent(event)
         self._place_buttons()
 
     def paintEvent(self, event: QPaintEvent) -> None:
-        """Paint the frames of code and the bars of quotes below the text."""
+        """Paint code frames and quote bars behind the text."""
         painter = QPainter(self.viewport())
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         tokens = self._theme.tokens
@@ -184,14 +184,14 @@ class MarkdownView(QTextBrowser):
         super().paintEvent(event)
 
     def changeEvent(self, event: QEvent) -> None:
-        """Keep the copy buttons' words in the language in force."""
+        """Translate the tooltips of the copy buttons after a language change."""
         super().changeEvent(event)
         if event.type() == QEvent.Type.LanguageChange:
             for button in self._buttons:
                 button.setToolTip(self.tr("Copy code"))
 
     def _first_code_at(self, top: int) -> int:
-        """The first code block that ends below `top`."""
+        """Index of the first code block that ends below `top`."""
         return bisect_left(self._content.code, float(top), key=lambda code: self._code_box(code).bottom())
 
     def _paint_quotes(self, painter: QPainter, top: int, bottom: int) -> None:
@@ -220,7 +220,7 @@ class MarkdownView(QTextBrowser):
         return QRectF(QPointF(0.5, top + 0.5), QPointF(self.viewport().width() - 0.5, bottom - 0.5))
 
     def _place_buttons(self, first: int = 0) -> None:
-        """Put the copy buttons where the code is, from the code block of this number on."""
+        """Place the copy buttons, starting with code block number `first`."""
         codes = self._content.code
         while len(self._buttons) > len(codes):
             self._buttons.pop().deleteLater()
@@ -250,7 +250,7 @@ class MarkdownView(QTextBrowser):
 
     def _on_size_changed(self) -> None:
         height = max(math.ceil(self._document.size().height()), 1)
-        if self._content.code:  # the frame of code at the end reaches below the last line
+        if self._content.code:  # the frame of a final code block extends below its last line
             height = max(height, math.ceil(self._code_box(self._content.code[-1]).bottom() + 1))
         if height != self.height():
             self.setFixedHeight(height)
@@ -261,12 +261,12 @@ class MarkdownView(QTextBrowser):
             self._redraw.start()
 
     def _show_formulas(self) -> None:
-        """Put the pictures where their text was."""
+        """Replace formula source texts by their images."""
         self.set_markdown(self.markdown)
         self.height_changed.emit()
 
     def createMimeDataFromSelection(self) -> QMimeData:
-        """Formulas are copied as they were written."""
+        """Copy formulas as their source text."""
         made = super().createMimeDataFromSelection()
         text = made.text()
         if BREAK in text and BREAK not in self.markdown:
@@ -299,7 +299,7 @@ class MarkdownView(QTextBrowser):
             self.set_plain(text)
         else:
             self.set_markdown(text)
-        self.height_changed.emit()  # other letters may want another width as well
+        self.height_changed.emit()  # the new font may need another width
 
     def _on_anchor_clicked(self, url: QUrl) -> None:
         if url.scheme().lower() not in _OPENABLE:

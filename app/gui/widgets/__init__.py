@@ -1,1 +1,1 @@
-"""Small widgets that several pages share."""
+"""Widgets shared by several pages."""

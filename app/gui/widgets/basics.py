@@ -1,4 +1,4 @@
-"""Labels, buttons, cards and banners in the kinds of the style sheet."""
+"""Labels, buttons, cards and banners with the kinds of the style sheet."""
 
 from collections.abc import Callable, Sequence
 from typing import Literal
@@ -35,18 +35,18 @@ from shiboken6 import isValid
 from app.gui.animations import appear
 from app.gui.theme import Theme
 
-# The grid of all pages: the widest column, the distance from its edges, and the room kept for a scroll bar.
+# The page grid: maximum column width, margin, and the space reserved for a scroll bar.
 PAGE_WIDTH, PAGE_MARGIN, SCROLL_BAR = 960, 32, 12
 
-_RELEASED_MS = 20  # until one looks again whether the mouse is still pressed
-_EMPTY_WIDTH = 440  # the widest line of an empty page
+_RELEASED_MS = 20  # interval for checking whether the mouse button was released
+_EMPTY_WIDTH = 440  # maximum line width of an empty page
 
 LabelKind = Literal["", "muted", "small", "title", "strong", "chip", "chip-ok", "chip-warn", "chip-bad", "glyph"]
 Tone = Literal["info", "ok", "warn", "bad"]
 
 
 def label(text: str = "", kind: LabelKind = "", *, wrap: bool = False, selectable: bool = False) -> QLabel:
-    """A label that shows its text as it is, whoever wrote it."""
+    """A plain-text label. Markup in the text is not interpreted."""
     made = QLabel(text)
     made.setTextFormat(Qt.TextFormat.PlainText)
     made.setProperty("kind", kind)
@@ -61,7 +61,7 @@ def label(text: str = "", kind: LabelKind = "", *, wrap: bool = False, selectabl
 
 
 def set_kind(widget: QWidget, kind: str) -> None:
-    """Change a widget's kind and have the style follow."""
+    """Change a widget's kind and update its style."""
     if widget.property("kind") != kind:
         widget.setProperty("kind", kind)
         widget.style().unpolish(widget)
@@ -69,7 +69,7 @@ def set_kind(widget: QWidget, kind: str) -> None:
 
 
 def button(text: str, on_click: Callable[[], object] | None = None, kind: str = "") -> QPushButton:
-    """A push button: kind primary, danger, link or empty."""
+    """A push button. `kind` is primary, danger, link or empty."""
     made = QPushButton(text)
     made.setProperty("kind", kind)
     made.setSizePolicy(QSizePolicy.Policy.Maximum, QSizePolicy.Policy.Fixed)
@@ -79,7 +79,7 @@ def button(text: str, on_click: Callable[[], object] | None = None, kind: str = 
 
 
 class IconButton(QToolButton):
-    """A button with an icon of ours; its words are tooltip and accessible name."""
+    """An icon button. `words` is its tooltip and accessible name."""
 
     def __init__(
         self,
@@ -102,29 +102,29 @@ class IconButton(QToolButton):
             self.clicked.connect(lambda _checked=False: on_click())
 
     def set_words(self, words: str) -> None:
-        """What the button does."""
+        """Set the tooltip and accessible name."""
         self.setToolTip(words)
         self.setAccessibleName(words)
 
     def set_icon(self, icon: str, colour: str | None = None) -> None:
-        """Show another icon."""
+        """Set another icon."""
         self._icon = icon
         self._colour = colour or self._colour
         self._refresh()
 
     def set_quiet(self, quiet: bool) -> None:
-        """Keep the place and the name, and draw nothing unless it has the focus."""
+        """Hide the icon unless the button has the focus. Size and name stay."""
         if quiet != self._quiet:
             self._quiet = quiet
             self._refresh()
 
     def focusInEvent(self, event: QFocusEvent) -> None:
-        """Who moves by keys sees where."""
+        """Show the icon for keyboard users."""
         super().focusInEvent(event)
         self._refresh()
 
     def focusOutEvent(self, event: QFocusEvent) -> None:
-        """Back to rest."""
+        """Hide the icon again if the button is quiet."""
         super().focusOutEvent(event)
         self._refresh()
 
@@ -138,7 +138,7 @@ class IconButton(QToolButton):
 def row(
     *items: QWidget | QLayout | int, spacing: int = 8, margins: tuple[int, int, int, int] | None = None
 ) -> QHBoxLayout:
-    """Items side by side; a number is stretch."""
+    """A horizontal layout. A number adds stretch."""
     layout = QHBoxLayout()
     _fill(layout, items, spacing, margins)
     return layout
@@ -147,7 +147,7 @@ def row(
 def stack(
     *items: QWidget | QLayout | int, spacing: int = 8, margins: tuple[int, int, int, int] | None = None
 ) -> QVBoxLayout:
-    """Items below each other; a number is stretch."""
+    """A vertical layout. A number adds stretch."""
     layout = QVBoxLayout()
     _fill(layout, items, spacing, margins)
     return layout
@@ -171,7 +171,7 @@ def _fill(
 
 
 def card(*items: QWidget | QLayout | int, kind: str = "card", spacing: int = 8, margin: int = 16) -> QFrame:
-    """A framed group."""
+    """A framed group of items."""
     frame = QFrame()
     frame.setProperty("kind", kind)
     frame.setLayout(stack(*items, spacing=spacing, margins=(margin, margin, margin, margin)))
@@ -179,16 +179,17 @@ def card(*items: QWidget | QLayout | int, kind: str = "card", spacing: int = 8, 
 
 
 def rule() -> QFrame:
-    """A hairline."""
+    """A horizontal hairline."""
     line = QFrame()
     line.setProperty("kind", "rule")
     return line
 
 
 def when_released(owner: QObject, run: Callable[[], object]) -> None:
-    """Run it now, or, while a button of the mouse is down, as soon as it is up.
+    """Call `run` now, or after release if a mouse button is pressed.
 
-    What is made again between press and release takes the click with it. `run` shows what is newest then.
+    Rebuilding a widget between press and release would lose the click. `run` should show the state at the time of
+    the call.
     """
     if QGuiApplication.mouseButtons() == Qt.MouseButton.NoButton:
         run()
@@ -197,7 +198,7 @@ def when_released(owner: QObject, run: Callable[[], object]) -> None:
 
 
 def clear(layout: QLayout) -> None:
-    """Remove and delete everything in a layout; the focus stays on the page."""
+    """Remove and delete everything in a layout. The focus stays on the page."""
     while (item := layout.takeAt(0)) is not None:
         widget, inner = item.widget(), item.layout()
         if widget is not None:
@@ -209,7 +210,7 @@ def clear(layout: QLayout) -> None:
 
 
 def _keep_focus_near(widget: QWidget) -> None:
-    """Where the widget with the focus goes, the page around it gets it, not the next control of the window."""
+    """If the widget has the focus, move it to the surrounding page, not to the window's next control."""
     focused = QApplication.focusWidget()
     if focused is None or not (focused is widget or widget.isAncestorOf(focused)):
         return
@@ -221,13 +222,13 @@ def _keep_focus_near(widget: QWidget) -> None:
 
 
 def reserve_scroll_bar(area: QAbstractScrollArea) -> None:
-    """Keep the room of the scroll bar where there is none, so that no line breaks again when it comes."""
+    """Reserve the space of a hidden scroll bar, so that text does not wrap again when it appears."""
     width, settling = -1, False
 
     def reserve(_low: int, high: int) -> None:
         nonlocal width, settling
         wanted = 0 if high else SCROLL_BAR
-        # Setting it lays everything out again, and what just fits with one width may not with the other.
+        # Setting margins triggers a layout, which may change the range again: ignore nested calls.
         if settling or wanted == width:
             return
         settling, width = True, wanted
@@ -239,7 +240,7 @@ def reserve_scroll_bar(area: QAbstractScrollArea) -> None:
 
 
 def scrolled(column: QLayout) -> QScrollArea:
-    """The column in a frameless area that scrolls up and down, on the background of what is around it."""
+    """A frameless, vertically scrolling area around `column` with the parent's background."""
     inner = QFrame()
     inner.setLayout(column)
     area = QScrollArea()
@@ -253,7 +254,7 @@ def scrolled(column: QLayout) -> QScrollArea:
 
 
 class Page(QScrollArea):
-    """A scrolling page with a title and a column of content."""
+    """A scrolling page with a title and a content column."""
 
     def __init__(self, title: str, subtitle: str = "", *, width: int = PAGE_WIDTH) -> None:
         super().__init__()
@@ -278,7 +279,7 @@ class Page(QScrollArea):
         outer.addStretch(1)
         outer.addWidget(column, 100)
         outer.addStretch(1)
-        # What is left goes below the column: aligned to the top, it would not get the height its lines need.
+        # Put the stretch below the column: with top alignment, wrapped lines would not get their height.
         whole = stack(outer, spacing=0)
         whole.addStretch(1)
         inner.setLayout(whole)
@@ -288,31 +289,31 @@ class Page(QScrollArea):
         self._on_shown: Callable[[], object] | None = None
 
     def while_visible(self, every_ms: int, again: Callable[[], object], shown: Callable[[], object]) -> None:
-        """Call `shown` whenever the page comes into view, and `again` every `every_ms` as long as it is seen."""
+        """Call `shown` when the page becomes visible, and `again` every `every_ms` while it stays visible."""
         self._timer.setInterval(every_ms)
         self._timer.timeout.connect(again)
         self._on_shown = shown
 
     def showEvent(self, event: QShowEvent) -> None:
-        """Ask for what is shown here."""
+        """Start the periodic updates."""
         super().showEvent(event)
         if self._on_shown:
             self._on_shown()
             self._timer.start()
 
     def hideEvent(self, event: QHideEvent) -> None:
-        """Nothing runs for a page that is not seen."""
+        """Stop the periodic updates."""
         super().hideEvent(event)
         self._timer.stop()
 
     def set_subtitle(self, text: str) -> None:
-        """Say something else below the title."""
+        """Set the text below the title."""
         self.subtitle.setText(text)
         self.subtitle.setVisible(bool(text))
         self._fit_subtitle()
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        """The subtitle gets the height its lines need, which the layout of the header does not give it."""
+        """Set the subtitle's height for its wrapped lines, which the header layout does not do."""
         super().resizeEvent(event)
         self._fit_subtitle()
 
@@ -320,19 +321,19 @@ class Page(QScrollArea):
         self.subtitle.setMinimumHeight(max(0, self.subtitle.heightForWidth(self.subtitle.width())))
 
     def add_section(self, title: str, *items: QWidget | QLayout) -> None:
-        """A heading with what belongs to it, at the end of the page."""
+        """Add a heading with items at the end of the page."""
         self.content.addLayout(stack(label(title, "strong"), *items, spacing=8))
 
 
 class Banner(QFrame):
-    """A message across the page, with what to do about it."""
+    """A message across the page, with action buttons."""
 
     def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._text = label("", wrap=True, selectable=True)
         self._actions = QHBoxLayout()
         self._theme = theme
-        self._before: QWidget | None = None  # had the focus when the banner came
+        self._before: QWidget | None = None  # had the focus before the banner appeared
         self._close = IconButton(theme, "close", self.tr("Close"), self.hide)
         layout = row(self._text, self._actions, self._close, spacing=8, margins=(16, 8, 8, 8))
         layout.setStretch(0, 1)
@@ -341,11 +342,11 @@ class Banner(QFrame):
 
     @property
     def text(self) -> str:
-        """The words shown."""
+        """The visible text."""
         return self._text.text()
 
     def notify(self, text: str, tone: Tone = "info", *actions: tuple[str, Callable[[], object]]) -> None:
-        """Show a message; each action is a button."""
+        """Show a message. Each action is a button."""
         clear(self._actions)
         for words, on_click in actions:
 
@@ -364,7 +365,7 @@ class Banner(QFrame):
             appear(self._theme, self)
 
     def hideEvent(self, event: QHideEvent) -> None:
-        """The focus goes back to where it was, not to whatever comes next."""
+        """Return the focus to the widget that had it before, not to the next control."""
         focused = self.focusWidget()
         super().hideEvent(event)
         before, self._before = self._before, None
@@ -377,7 +378,7 @@ class Banner(QFrame):
 
 
 class Empty(QWidget):
-    """What an empty page says: what would be here, and the next step."""
+    """The empty state of a page: what will appear here, and the next step."""
 
     pressed = Signal()
 
@@ -392,7 +393,7 @@ class Empty(QWidget):
         layout.addWidget(heading, 0, Qt.AlignmentFlag.AlignHCenter)
         line = row(1, words, 1, margins=(16, 0, 16, 0))
         line.setStretch(1, 100)
-        layout.addLayout(line)  # aligned instead, it would not get the height its lines need
+        layout.addLayout(line)  # with an alignment, wrapped lines would not get their height
         if action:
             layout.addSpacing(8)
             layout.addWidget(button(action, self.pressed.emit, "primary"), 0, Qt.AlignmentFlag.AlignHCenter)
@@ -400,11 +401,11 @@ class Empty(QWidget):
         self.setLayout(layout)
 
 
-# Fields of one line.
+# Single-line fields.
 
 
 def line_field(hint: str, name: str = "") -> QLineEdit:
-    """A field with `hint` in it while it is empty; screen readers say `name`, else the hint."""
+    """A text field with a placeholder. Its accessible name is `name`, or the placeholder."""
     field = QLineEdit()
     field.setPlaceholderText(hint)
     field.setAccessibleName(name or hint)
@@ -412,17 +413,17 @@ def line_field(hint: str, name: str = "") -> QLineEdit:
 
 
 def search_field(hint: str, name: str = "") -> QLineEdit:
-    """The same, with a button that empties it."""
+    """A text field with a clear button."""
     field = line_field(hint, name)
     field.setClearButtonEnabled(True)
     return field
 
 
-_FEWEST = 8  # letters of the narrowest
+_FEWEST = 8  # minimum width in characters
 
 
 class ElidedLabel(QLabel):
-    """Its text stays whole for a screen reader; the tip tells it where it is cut."""
+    """A label that is elided if too long. The full text stays available as tooltip and to screen readers."""
 
     def __init__(self, text: str = "", kind: LabelKind = "") -> None:
         super().__init__(text)
@@ -430,12 +431,12 @@ class ElidedLabel(QLabel):
         self.setProperty("kind", kind)
 
     def minimumSizeHint(self) -> QSize:
-        """A few letters."""
+        """Width of a few characters."""
         whole = super().minimumSizeHint()
         return QSize(min(whole.width(), _FEWEST * self.fontMetrics().averageCharWidth()), whole.height())
 
     def paintEvent(self, event: QPaintEvent) -> None:
-        """The text, cut if need be."""
+        """Paint the text, elided if necessary."""
         del event
         shown = self.fontMetrics().elidedText(self.text(), Qt.TextElideMode.ElideMiddle, self.width())
         tip = self.text() if shown != self.text() else ""
@@ -451,7 +452,7 @@ _BETWEEN, _MORE = " · ", " · …"
 
 
 class FactsLine(QLabel):
-    """The first facts matter most: the last ones go first."""
+    """A line of facts, most important first. The last ones are omitted if they do not fit."""
 
     def __init__(self, facts: Sequence[str], kind: LabelKind = "small") -> None:
         super().__init__()
@@ -463,12 +464,12 @@ class FactsLine(QLabel):
         self._fit()
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        """As many as fit now."""
+        """Show as many facts as fit."""
         super().resizeEvent(event)
         self._fit()
 
     def changeEvent(self, event: QEvent) -> None:
-        """Letters of another size need another room."""
+        """Fit again after a font change."""
         super().changeEvent(event)
         if event.type() in {QEvent.Type.FontChange, QEvent.Type.StyleChange}:
             self._fit()

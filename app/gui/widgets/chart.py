@@ -1,4 +1,4 @@
-"""The one style of all charts: smooth lines in the product's colours, quiet axes, a point's value as a tip."""
+"""The common chart style: smooth lines, muted axes, and a tooltip with a point's value."""
 
 from typing import Any
 
@@ -13,11 +13,11 @@ from app.gui.widgets.basics import label, row
 from app.gui.widgets.flow import Flow
 
 _DECIMALS_BELOW = 100
-_NEAR = 24  # pixels from a point within which its value is told
+_NEAR = 24  # maximum distance in pixels from a point for its tooltip
 
 
 class Chart(pyqtgraph.PlotWidget):  # type: ignore[misc]  # pyqtgraph is unannotated
-    """A plot that cannot be dragged; `points` are what the tip looks at: (x, y, words)."""
+    """A plot that cannot be dragged. `points` are the tooltip's (x, y, text)."""
 
     def __init__(self, theme: Theme, name: str) -> None:
         super().__init__()
@@ -33,13 +33,13 @@ class Chart(pyqtgraph.PlotWidget):  # type: ignore[misc]  # pyqtgraph is unannot
         theme.changed.connect(self.restyle)
 
     def name_axes(self, **names: str) -> None:
-        """What the axes `bottom` and `left` are."""
+        """Set the labels of the axes `bottom` and `left`."""
         for side, text in names.items():
             self.getPlotItem().getAxis(side).setLabel(text)
         self.restyle()
 
     def restyle(self) -> None:
-        """Follow the theme."""
+        """Apply the theme."""
         tokens = self._theme.tokens
         self.setBackground(tokens.colour("raised"))
         for side in ("left", "bottom"):
@@ -47,26 +47,27 @@ class Chart(pyqtgraph.PlotWidget):  # type: ignore[misc]  # pyqtgraph is unannot
             axis.setPen(pyqtgraph.mkPen(tokens.colour("border")))
             axis.setTextPen(pyqtgraph.mkPen(tokens.colour("muted")))
             axis.setStyle(tickFont=self._theme.font("small"), tickLength=0)
-            if axis.labelText:  # its letters keep the size they had when it was made
+            if axis.labelText:  # an existing label keeps its font otherwise
                 axis.label.setFont(self._theme.font("small"))
                 axis.setLabel(axis.labelText, color=tokens.colours["muted"])
-            # Switched off alone, it scales once more: values below 1 would be told a thousand times too large.
+            # Clear the ranges first: disabling alone rescales once more and shows values below 1 a thousand times
+            # too large.
             axis.setSIPrefixEnableRanges(())
             axis.enableAutoSIPrefix(False)
 
     def line(self, xs: list[float], ys: list[float], colour: QColor, *, symbol: str | None = None) -> Any:
-        """One curve; with a symbol its points are marked."""
+        """Add a curve. With a symbol, its points are marked."""
         pen = pyqtgraph.mkPen(colour, width=2)
         marks = {"symbol": symbol, "symbolBrush": colour, "symbolPen": None, "symbolSize": 7} if symbol else {}
         return self.plot(xs, ys, pen=pen, antialias=True, **marks)
 
     def series_colour(self, number: int) -> QColor:
-        """The colour of a curve, the product's first."""
+        """The colour of a curve. The first is the accent colour."""
         tokens = self._theme.tokens
         return tokens.colour("accent") if number == 0 else QColor(tokens.series[number % len(tokens.series)])
 
     def viewportEvent(self, event: QEvent) -> bool:
-        """The value of the point under the pointer."""
+        """Show the value of the point under the pointer."""
         if isinstance(event, QHelpEvent) and event.type() == QEvent.Type.ToolTip:
             words_ = self._words_at(QPointF(event.pos()))
             if words_:
@@ -87,7 +88,7 @@ class Chart(pyqtgraph.PlotWidget):  # type: ignore[misc]  # pyqtgraph is unannot
 
 
 class ChartKey(Flow):
-    """Which colour is which curve, above the chart, where it covers nothing."""
+    """The chart's legend, placed above it."""
 
     def __init__(self, theme: Theme) -> None:
         super().__init__(spacing=12)
@@ -95,7 +96,7 @@ class ChartKey(Flow):
         self.names: list[str] = []
 
     def show_names(self, entries: list[tuple[str, QColor]]) -> None:
-        """One entry a curve; one curve alone needs no key."""
+        """Show one entry per curve. A single curve needs no legend."""
         self.names = [name for name, _ in entries]
         self.clear()
         for name, colour in entries:
@@ -109,5 +110,5 @@ class ChartKey(Flow):
 
 
 def value_words(value: float) -> str:
-    """A number on an axis or in a tip."""
+    """Format a number for an axis or tooltip."""
     return formatted.decimal(value, 1) if 0 < value < _DECIMALS_BELOW and value % 1 else formatted.whole(value)

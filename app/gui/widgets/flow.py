@@ -1,11 +1,11 @@
-"""A row of chips that wraps."""
+"""A layout that wraps its widgets."""
 
 from PySide6.QtCore import QMargins, QPoint, QRect, QSize, Qt
 from PySide6.QtWidgets import QLabel, QLayout, QLayoutItem, QSizePolicy, QWidget
 
 
 class FlowLayout(QLayout):
-    """Places items left to right and wraps like words; each line in the middle where it is `centred`."""
+    """Places items left to right and wraps them like words. `centred` centres each line."""
 
     def __init__(self, parent: QWidget | None = None, spacing: int = 8, *, centred: bool = False) -> None:
         super().__init__(parent)
@@ -15,11 +15,11 @@ class FlowLayout(QLayout):
         self.setContentsMargins(QMargins(0, 0, 0, 0))
 
     def addItem(self, item: QLayoutItem) -> None:
-        """Add at the end."""
+        """Add an item at the end."""
         self._items.append(item)
 
     def count(self) -> int:
-        """How many items."""
+        """Number of items."""
         return len(self._items)
 
     def itemAt(self, index: int) -> QLayoutItem | None:
@@ -27,15 +27,15 @@ class FlowLayout(QLayout):
         return self._items[index] if 0 <= index < len(self._items) else None
 
     def takeAt(self, index: int) -> QLayoutItem | None:
-        """Remove and return the item."""
+        """Remove and return the item, or None past the end."""
         return self._items.pop(index) if 0 <= index < len(self._items) else None
 
     def expandingDirections(self) -> Qt.Orientation:
-        """None of its own."""
+        """The layout does not expand."""
         return Qt.Orientation(0)
 
     def hasHeightForWidth(self) -> bool:
-        """Narrower is higher."""
+        """True: a narrower layout is higher."""
         return True
 
     def heightForWidth(self, width: int) -> int:
@@ -48,12 +48,12 @@ class FlowLayout(QLayout):
         self._place(rect, move=True)
 
     def sizeHint(self) -> QSize:
-        """One line."""
+        """Size of all items on one line."""
         width = sum(item.sizeHint().width() + self._gap for item in self._items) - self._gap
         return QSize(max(width, 0), max((item.sizeHint().height() for item in self._items), default=0))
 
     def minimumSize(self) -> QSize:
-        """The widest item."""
+        """Size of the largest item."""
         size = QSize()
         for item in self._items:
             size = size.expandedTo(item.minimumSize())
@@ -72,7 +72,7 @@ class FlowLayout(QLayout):
         return max(y - self._gap - rect.y(), 0)
 
     def _lines(self, width: int) -> list[list[tuple[QLayoutItem, QSize]]]:
-        """What is in each line of that width."""
+        """The items and sizes of each line at this width."""
         lines: list[list[tuple[QLayoutItem, QSize]]] = []
         left = -1
         for item in self._items:
@@ -91,7 +91,7 @@ class FlowLayout(QLayout):
 
 
 def _on_one_line(item: QLayoutItem) -> QSize:
-    """What the item takes where there is room; a label that may wrap asks for less than its line by itself."""
+    """Size of the item on one line. A wrapping label's own hint is narrower than its text."""
     shown = item.widget()
     if not (isinstance(shown, QLabel) and shown.wordWrap()):
         return item.sizeHint()
@@ -111,11 +111,11 @@ class Flow(QWidget):
         self.setSizePolicy(policy)
 
     def add(self, widget: QWidget) -> None:
-        """Add at the end."""
+        """Add a widget at the end."""
         self._flow.addWidget(widget)
 
     def clear(self) -> None:
-        """Remove and delete all."""
+        """Remove and delete all widgets."""
         while (item := self._flow.takeAt(0)) is not None:
             widget = item.widget()
             if widget is not None:

@@ -1,4 +1,4 @@
-"""A text field that is as high as its lines."""
+"""A text field that grows with its lines."""
 
 import math
 
@@ -7,27 +7,27 @@ from PySide6.QtWidgets import QPlainTextEdit
 
 
 class GrowingText(QPlainTextEdit):
-    """Grows and shrinks from `fewest` to `most` lines, and has a scroll bar only beyond them.
+    """Grows from `fewest` to `most` lines. The scroll bar appears only beyond them.
 
-    A bar that comes when the text does not fit takes width, so the text wraps otherwise and fits again: the bar
-    would come and go for ever. Here the number of lines decides, and the bar can only make more of them.
+    The number of lines decides, not the available space. Otherwise the scroll bar could toggle forever: it takes
+    width, so the text wraps differently, fits without it and removes it. Here the bar can only add lines.
     """
 
     grew = Signal()  # or shrank
 
     def __init__(self, fewest: int, most: int, around: int) -> None:
-        """`around`: pixels above and below the lines, frame and document margins included."""
+        """Create the field. `around`: pixels above and below the lines, including frame and document margins."""
         super().__init__()
         self._fewest, self._most, self._around = fewest, most, around
         self._measuring = False
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.document().documentLayout().documentSizeChanged.connect(self._fit)
-        self.textChanged.connect(self._fit)  # letters of another font are higher, in as many lines
+        self.textChanged.connect(self._fit)  # a fallback font changes line heights without changing their number
         self._fit()
 
     def changeEvent(self, event: QEvent) -> None:
-        """Follow the text size."""
+        """Fit again after a text size change."""
         super().changeEvent(event)
         if event.type() == QEvent.Type.FontChange:
             self._fit()
@@ -35,7 +35,7 @@ class GrowingText(QPlainTextEdit):
     def _fit(self) -> None:
         if self._measuring:
             return
-        self._measuring = True  # measuring lays out, which says that the size changed
+        self._measuring = True  # measuring lays out, which emits documentSizeChanged
         try:
             heights = self._line_heights()
         finally:
@@ -50,12 +50,12 @@ class GrowingText(QPlainTextEdit):
             self.grew.emit()
 
     def _line_heights(self) -> list[float]:
-        """Heights of the first lines: one more than are shown at once, if there are so many."""
+        """Heights of the first lines, at most one more than `most`."""
         layout = self.document().documentLayout()
         found: list[float] = []
         block = self.document().firstBlock()
         while block.isValid() and len(found) <= self._most:
-            layout.blockBoundingRect(block)  # lays it out
+            layout.blockBoundingRect(block)  # forces the layout
             lines = block.layout()
             found += [lines.lineAt(number).height() for number in range(min(lines.lineCount(), self._most + 1))]
             block = block.next()

@@ -1,4 +1,4 @@
-"""A pool of memory as one bar: who holds what, and what is free. The colours are those of the whole app."""
+"""A memory pool as one bar of its users and its free space, in the app's memory colours."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,9 +17,9 @@ from app.gui.widgets.swatch import Swatch, shape_painter
 
 @dataclass(frozen=True)
 class Share:
-    """One holder: `owner` is a memory colour of the token file, a part of the ledger, or `model N`.
+    """One user of memory. `owner` is a memory colour of the token file, a part of the ledger, or `model N`.
 
-    `parts` are (name, bytes) of what it holds; they share its colour, from strong to pale.
+    `parts` are its (name, bytes), drawn in shades of its colour from strong to pale.
     """
 
     owner: str
@@ -29,13 +29,13 @@ class Share:
 
     @property
     def tip(self) -> str:
-        """Its parts in words, one a line."""
+        """The parts, one per line."""
         lines = [f"{name}: {formatted.size(size)}" for name, size in self.parts]
         return "\n".join([f"{self.name}: {formatted.size(self.num_bytes)}", *lines])
 
 
 class MemoryBar(QWidget):
-    """The bar alone."""
+    """The bar without total and legend."""
 
     def __init__(self, theme: Theme) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class MemoryBar(QWidget):
         theme.changed.connect(self.update)
 
     def show_shares(self, shares: Sequence[Share], total: int) -> None:
-        """Show who holds what of `total` bytes."""
+        """Show the users of `total` bytes."""
         self._shares, self._total = shares, total
         text = ", ".join(f"{share.name} {formatted.size(share.num_bytes)}" for share in shares)
         free = max(0, total - sum(share.num_bytes for share in shares))
@@ -56,11 +56,11 @@ class MemoryBar(QWidget):
         self.update()
 
     def sizeHint(self) -> QSize:
-        """Wide."""
+        """A wide bar."""
         return QSize(320, 16)
 
     def paintEvent(self, event: QPaintEvent) -> None:
-        """Segments in a rounded frame."""
+        """Paint the segments in a rounded frame."""
         del event
         painter = shape_painter(self)
         frame = QPainterPath()
@@ -79,7 +79,7 @@ class MemoryBar(QWidget):
                 left += width
 
     def event(self, event: QEvent) -> bool:
-        """The tip of the holder under the pointer."""
+        """Show the tooltip of the segment under the pointer."""
         if isinstance(event, QHelpEvent) and event.type() == QEvent.Type.ToolTip:
             left = 0.0
             for share in self._shares:
@@ -112,7 +112,7 @@ class MemoryUse(QWidget):
         self._shown: tuple[Share, ...] = ()
 
     def show_shares(self, shares: Sequence[Share], total: int) -> None:
-        """Show who holds what of `total` bytes."""
+        """Show the users of `total` bytes."""
         visible = tuple(share for share in shares if share.num_bytes > 0)
         self.bar.show_shares(visible, total)
         free = max(0, total - sum(share.num_bytes for share in visible))
@@ -138,7 +138,7 @@ class _LegendEntry(QWidget):
 
 
 def owner_colour(theme: Theme, owner: str) -> QColor:
-    """The colour of a holder of memory."""
+    """The colour of a memory user."""
     same = {
         "output": "compute",
         "recurrent": "state",

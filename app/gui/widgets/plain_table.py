@@ -1,4 +1,4 @@
-"""A quiet table of words: no grid, no selection, as high as its rows."""
+"""A read-only table without grid or selection, as high as its rows."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ _NARROWEST = 48
 
 
 class PlainTable(QTableWidget):
-    """`show_rows` replaces what changed; numbers stand right, words left. Column `wide` takes what is left."""
+    """Text left, numbers right. Column `wide` takes the remaining width."""
 
     def __init__(
         self, theme: Theme, name: str, columns: Sequence[str], *, numbers: int, rows: int = 8, wide: int = 0
@@ -44,7 +44,7 @@ class PlainTable(QTableWidget):
         theme.changed.connect(self._fit)
 
     def show_rows(self, rows: Sequence[Sequence[str]]) -> None:
-        """Show these cells; what is the same stays untouched, so nothing flickers."""
+        """Show these cells. Unchanged cells are not touched, which avoids flicker."""
         if self.rowCount() != len(rows):
             self.setRowCount(len(rows))
         for number, cells in enumerate(rows):
@@ -61,7 +61,7 @@ class PlainTable(QTableWidget):
         self._fit()
 
     def texts(self) -> list[list[str]]:
-        """The cells shown."""
+        """The visible cells."""
         return [
             [item.text() if (item := self.item(row, column)) else "" for column in range(self.columnCount())]
             for row in range(self.rowCount())

@@ -1,6 +1,6 @@
-"""Menus and drop-downs with round corners and icons.
+"""Menus and combo boxes with rounded corners and icons.
 
-Corners are masked: not every system can draw translucent windows.
+Corners are masked, because not every system supports translucent windows.
 """
 
 from collections.abc import Callable
@@ -17,12 +17,12 @@ from app.gui.widgets.swatch import shape_painter
 if TYPE_CHECKING:
     from app.tools.consent import ConsentRequest
 
-_REACH, _DROP = 18, 6  # pixels around the popup, and how far below it the light puts it
-_STRENGTH = 22  # of 255, summed up over the layers
+_REACH, _DROP = 18, 6  # pixels around the popup, and its downward offset
+_STRENGTH = 22  # of 255, summed over all layers
 
 
 class Shadow(QWidget):
-    """Follows `popup` from the moment it is shown until it goes; `dim` darkens the rest of the window too."""
+    """The shadow of `popup` while it is visible. `dim` also darkens the rest of the window."""
 
     def __init__(self, popup: QWidget, window: QWidget, radius: int, *, dim: bool = False) -> None:
         super().__init__(window)
@@ -34,7 +34,7 @@ class Shadow(QWidget):
         popup.destroyed.connect(self.deleteLater)
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
-        """Come, move and go with the popup."""
+        """Show, move and hide with the popup."""
         if watched is self._popup:
             if event.type() in {QEvent.Type.Show, QEvent.Type.Move, QEvent.Type.Resize}:
                 self._follow()
@@ -55,7 +55,7 @@ class Shadow(QWidget):
         self.update()
 
     def paintEvent(self, event: QPaintEvent) -> None:
-        """Layers of pale rounded frames that add up."""
+        """Paint layers of pale rounded frames that add up."""
         del event
         painter = shape_painter(self)
         if self._dim:
@@ -70,11 +70,11 @@ class Shadow(QWidget):
             )
 
 
-_RADIUS = 8  # of a list of choices; as in the token file
+_RADIUS = 8  # of a combo box list; same as in the token file
 
 
 class Menu(QMenu):
-    """A menu that deletes itself when it is closed; `add` gives an entry its icon."""
+    """A menu with icons that deletes itself when closed."""
 
     def __init__(self, theme: Theme, parent: QWidget, title: str = "") -> None:
         super().__init__(title, parent)
@@ -83,13 +83,13 @@ class Menu(QMenu):
         Shadow(self, parent.window(), theme.tokens.radius)
 
     def add(self, icon: str, words: str, run: Callable[[], object], colour: str = "muted") -> QAction:
-        """One entry."""
+        """Add an entry."""
         action = self.addAction(self._theme.icon(icon, colour), words)
         action.triggered.connect(lambda _checked=False: run())
         return action
 
     def below(self, widget: QWidget) -> None:
-        """Open it below a button."""
+        """Open the menu below a widget."""
         self.popup(widget.mapToGlobal(QPoint(0, widget.height() + 4)))
 
     def resizeEvent(self, event: QResizeEvent) -> None:
@@ -99,7 +99,7 @@ class Menu(QMenu):
 
 
 class Choice(QComboBox):
-    """A drop-down that shows all of its entries, in a list with round corners."""
+    """A combo box with a rounded list of up to 12 visible entries."""
 
     _MOST = 12
     _shadow: Shadow | None = None
@@ -109,7 +109,7 @@ class Choice(QComboBox):
         self.setMaxVisibleItems(self._MOST)
 
     def showPopup(self) -> None:
-        """Round the list's corners once it has its size."""
+        """Round the corners of the list after it has its size."""
         if self._shadow is None:
             self._shadow = Shadow(self.view().window(), self.window(), _RADIUS)
         super().showPopup()
@@ -117,22 +117,22 @@ class Choice(QComboBox):
 
 
 def entries_of(box: QComboBox) -> list[tuple[str, Any]]:
-    """What it offers: the words of each entry, and what stands for it."""
+    """The text and data of each entry."""
     return [(box.itemText(place), box.itemData(place)) for place in range(box.count())]
 
 
 def round_corners(window: QWidget, radius: int) -> None:
-    """Cut the corners of a window off."""
+    """Round the corners of a window."""
     path = QPainterPath()
     path.addRoundedRect(QRectF(window.rect()), radius, radius)
     window.setMask(QRegion(path.toFillPolygon().toPolygon()))
 
 
 class ConsentCard(QFrame):
-    """Shown while somebody waits for the answer. Declining has the focus, so that a stray Enter allows nothing."""
+    """A consent question. The decline button has the focus, so that a stray Enter allows nothing."""
 
     decided = Signal(str)
-    max_height = 160  # of what would happen, in pixels
+    max_height = 160  # maximum height of the detail text in pixels
 
     def __init__(self, theme: Theme) -> None:
         super().__init__()
@@ -151,11 +151,11 @@ class ConsentCard(QFrame):
         self.hide()
 
     def answers(self) -> QBoxLayout:
-        """The row of buttons; `decline` and `once` are among them."""
+        """The row of buttons. Must set `decline` and `once`."""
         raise NotImplementedError
 
     def words(self, request: "ConsentRequest") -> str:
-        """The question."""
+        """The text of the question."""
         return request.title
 
     def ask(self, request: "ConsentRequest") -> None:

@@ -1,4 +1,4 @@
-"""A list to search and choose from by typing: commands, chats, models."""
+"""A searchable list popup for commands, chats and models."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,25 +12,25 @@ from app.gui.widgets.basics import IconButton, button, label, line_field, row, s
 from app.gui.widgets.popups import Shadow, round_corners
 
 _WIDTH, _SHOWN = 620, 9
-_LEADING, _FRAME = 1.35, 8  # lines of text to their pixel size; what the style puts around an entry
+_LEADING, _FRAME = 1.35, 8  # line height per font pixel; pixels that the style adds around an entry
 _ENTRY = Qt.ItemDataRole.UserRole + 1
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One line: what it says, what is said about it, and a second thing that can be done with it (words, run)."""
+    """One line: title, detail, and up to two additional actions."""
 
     key: str
     title: str
     detail: str = ""
-    mark: str = ""  # a chip: "Loaded"
+    mark: str = ""  # a chip, for example "Loaded"
     action: str = ""
-    tool: str = ""  # what a small button of its own does: "Load settings"
-    always: bool = False  # stands at the end whatever is typed
+    tool: str = ""  # tooltip of an additional small button, for example "Load settings"
+    always: bool = False  # listed at the end, whatever the query is
 
 
 def matching(entries: Sequence[Entry], text: str) -> list[Entry]:
-    """The entries that have every word of `text`; those whose title begins with it first."""
+    """The entries that contain every word of `text`. Titles that start with it come first."""
     words = text.casefold().split()
     found = [
         entry
@@ -41,7 +41,7 @@ def matching(entries: Sequence[Entry], text: str) -> list[Entry]:
 
 
 class Palette(QDialog):
-    """`chosen` and `acted` carry the key of an entry; `acted` leaves the list open."""
+    """The popup. `chosen` and `acted` carry an entry's key; `acted` keeps the list open."""
 
     chosen = Signal(str)
     acted = Signal(str)
@@ -72,12 +72,12 @@ class Palette(QDialog):
         column.addWidget(self.list)
 
     def show_entries(self, entries: Sequence[Entry]) -> None:
-        """Offer these; what is typed and what is marked stay."""
+        """Show these entries. Query and selection stay."""
         self._entries = entries
         when_released(self, self._refresh)
 
     def open_over(self, window: QWidget) -> None:
-        """Show it in the upper part of a window."""
+        """Show the popup in the upper part of a window."""
         self.setFixedWidth(min(_WIDTH, window.width() - 48))
         self._refresh()
         self.move(window.mapToGlobal(window.rect().topLeft()) + _below_top(window, self))
@@ -85,7 +85,7 @@ class Palette(QDialog):
         self.search.setFocus()
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
-        """Up, Down and Enter in the search field move in the list."""
+        """Handle Up, Down and Enter of the search field in the list."""
         if event.type() == QEvent.Type.KeyPress and isinstance(event, QKeyEvent):
             if event.key() in {Qt.Key.Key_Down, Qt.Key.Key_Up}:
                 step = 1 if event.key() == Qt.Key.Key_Down else -1
@@ -129,7 +129,7 @@ class Palette(QDialog):
         self.adjustSize()
 
     def _height(self, entry: Entry) -> int:
-        """Pixels of a line; what its letters need is known before its style is."""
+        """Height of an entry in pixels, known before its widget is styled."""
         tokens = self._theme.tokens
         texts = round(_LEADING * (tokens.body + (tokens.small if entry.detail else 0)))
         control = round(_LEADING * tokens.body) + 2 * tokens.unit if entry.action else 0

@@ -1,4 +1,4 @@
-"""Sides of a page that are pulled to another width, and stay so when the window is opened again."""
+"""Splitters whose sizes are saved between starts."""
 
 from PySide6.QtCore import QByteArray, QSettings, Qt
 from PySide6.QtWidgets import QSplitter, QWidget
@@ -7,7 +7,7 @@ _GROUP = "splitters"
 
 
 def saved_splitter(name: str, first: QWidget, second: QWidget, *, sizes: tuple[int, int]) -> QSplitter:
-    """Two sides; in a wider window the second grows. `sizes` in pixels hold until somebody pulls."""
+    """A horizontal splitter whose second side grows. `sizes` in pixels apply until the user moves it."""
     made = QSplitter(Qt.Orientation.Horizontal)
     made.setObjectName(name)
     made.setHandleWidth(1)
@@ -21,13 +21,13 @@ def saved_splitter(name: str, first: QWidget, second: QWidget, *, sizes: tuple[i
 
 
 def keep_splitters(page: QWidget, settings: QSettings) -> None:
-    """Remember how the sides of the page stand."""
+    """Save the splitter sizes of a page."""
     for split in _named(page):
         settings.setValue(f"{_GROUP}/{split.objectName()}", split.saveState())
 
 
 def restore_splitters(page: QWidget, settings: QSettings) -> None:
-    """The sides as they stood when the window was last closed."""
+    """Restore the splitter sizes of a page."""
     for split in _named(page):
         state = settings.value(f"{_GROUP}/{split.objectName()}")
         if isinstance(state, QByteArray):

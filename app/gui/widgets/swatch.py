@@ -1,4 +1,4 @@
-"""Shapes in the colours of the theme."""
+"""Shapes in theme colours."""
 
 from collections.abc import Callable
 
@@ -8,7 +8,7 @@ from PySide6.QtWidgets import QWidget
 
 
 def shape_painter(widget: QWidget) -> QPainter:
-    """A painter of smooth shapes without outlines."""
+    """An antialiasing painter without outlines."""
     painter = QPainter(widget)
     painter.setRenderHint(QPainter.RenderHint.Antialiasing)
     painter.setPen(Qt.PenStyle.NoPen)
@@ -16,7 +16,7 @@ def shape_painter(widget: QWidget) -> QPainter:
 
 
 class Swatch(QWidget):
-    """A rounded square that explains a colour, asked for at every painting: the theme may change."""
+    """A rounded colour square for legends. Calls `colour` at each paint, because the theme may change."""
 
     def __init__(self, side: int, radius: int, colour: Callable[[], QColor]) -> None:
         super().__init__()
@@ -24,7 +24,7 @@ class Swatch(QWidget):
         self.setFixedSize(side, side)
 
     def paintEvent(self, event: QPaintEvent) -> None:
-        """One square."""
+        """Paint the square."""
         del event
         painter = shape_painter(self)
         painter.setBrush(self._colour())

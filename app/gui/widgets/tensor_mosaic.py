@@ -1,4 +1,4 @@
-"""A model as a mosaic: one tile a tensor, coloured by its precision."""
+"""Shows a model as a mosaic: one tile per tensor, coloured by precision."""
 
 import math
 import re
@@ -18,9 +18,10 @@ from engine.api.library import Tensor
 from engine.api.quantizing import TensorPlan
 from quantize.ggml_types import GgmlType, bits_per_weight
 
-_ROW = 16  # pixels of a row of the grid, and of the line with the layers
+_ROW = 16  # height in pixels of a grid row and of the layer labels
 _IN_LAYER = re.compile(r"blk\.(\d+)\.(.+?)(?:\.weight)?$")
-# Roles top to bottom, as a layer computes them. Source: tensor names of llama.cpp, gguf-py constants.py.
+# Tensor roles in the order in which a layer computes them.
+# Source: tensor names of llama.cpp, gguf-py constants.py.
 _ROLE_NAMES = {
     "attn_q": "q",
     "attn_k": "k",
@@ -43,7 +44,7 @@ _ORDER = tuple(_ROLE_NAMES)
 
 @dataclass(frozen=True)
 class Tile:
-    """One tensor: precision in bits a weight, what the tip says, and its place: `layer` -1 belongs to none."""
+    """One tensor: bits per weight, tooltip and position. `layer` is -1 outside layers."""
 
     bits: float
     tip: str
@@ -52,12 +53,12 @@ class Tile:
 
 
 def bits_of(qtype: str) -> float:
-    """Bits a weight of a GGML type; 0 for a name nobody knows."""
+    """Bits per weight of a GGML type; 0 if unknown."""
     return bits_per_weight(GgmlType[qtype]) if qtype in GgmlType.__members__ else 0.0
 
 
 def tiles_of_types(type_bytes: Mapping[str, int], num_tiles: int) -> list[Tile]:
-    """Tiles in proportion to the weights each type holds, when the single tensors are not known."""
+    """Tiles in proportion to the weights of each type, for when the tensors are not known."""
     weights = {name: size * 8 / bits_of(name) for name, size in type_bytes.items() if bits_of(name)}
     total = sum(weights.values())
     made: list[Tile] = []
@@ -68,9 +69,9 @@ def tiles_of_types(type_bytes: Mapping[str, int], num_tiles: int) -> list[Tile]:
 
 
 def tiles_of_tensors(tensors: Iterable[Tensor | TensorPlan], types: Mapping[str, str] | None = None) -> list[Tile]:
-    """One tile a tensor, in file order; vectors (norms, biases) stay out, for no plan may change them.
+    """One tile per tensor, in file order. Omits vectors (norms, biases), which no plan may change.
 
-    `types` has other types for the same tensors by name: those of a stock mix.
+    `types` overrides tensor types by name, for example with those of a llama.cpp preset.
     """
     made = []
     for tensor in tensors:
@@ -89,13 +90,13 @@ def tiles_of_tensors(tensors: Iterable[Tensor | TensorPlan], types: Mapping[str,
 
 
 def _place_of(name: str) -> tuple[int, str]:
-    """Layer and role of `blk.3.attn_q.weight`; -1 and the name itself for a tensor of no layer."""
+    """Layer and role of a name such as `blk.3.attn_q.weight`; -1 and the name for tensors outside layers."""
     found = _IN_LAYER.match(name)
     return (int(found[1]), found[2]) if found else (-1, name.removesuffix(".weight"))
 
 
 class Mosaic(QWidget):
-    """Draws tiles into the space it has: by role and layer where they have both, else in rows."""
+    """Draws the tiles by role and layer if known, else in rows."""
 
     def __init__(self, theme: Theme, *, height: int = 96, gap: int = 1) -> None:
         super().__init__()
@@ -124,11 +125,11 @@ class Mosaic(QWidget):
 
     @property
     def roles(self) -> list[str]:
-        """The rows, top to bottom; empty where the tiles have no layers."""
+        """The rows, top to bottom. Empty if the tiles have no layers."""
         return self._roles
 
     def sizeHint(self) -> QSize:
-        """As wide as it gets."""
+        """Minimum size; the width expands."""
         return QSize(160, self.minimumHeight())
 
     def resizeEvent(self, event: QResizeEvent) -> None:
@@ -137,7 +138,7 @@ class Mosaic(QWidget):
         self._place()
 
     def paintEvent(self, event: QPaintEvent) -> None:
-        """Tiles, and the names of rows and layers."""
+        """Paint the tiles and the names of rows and layers."""
         del event
         painter = shape_painter(self)
         for box, tile in self._boxes:
@@ -166,7 +167,7 @@ class Mosaic(QWidget):
         return max(metrics.horizontalAdvance(name) for name in [*names, self.tr("ends")]) + 10
 
     def event(self, event: QEvent) -> bool:
-        """The tip of the tile under the pointer."""
+        """Show the tooltip of the tile under the pointer."""
         if isinstance(event, QHelpEvent) and event.type() == QEvent.Type.ToolTip:
             for box, tile in self._boxes:
                 if box.contains(event.pos()):
@@ -181,7 +182,7 @@ class Mosaic(QWidget):
         self.update()
 
     def _grid(self) -> list[tuple[QRectF, Tile]]:
-        """Columns are layers, rows are roles; what belongs to no layer is in a row below."""
+        """Place tiles by layer (columns) and role (rows). Tensors outside layers go into a row below."""
         side, found = self._side(), []
         height = (self.height() - _ROW) / (len(self._roles) + 1)
         width = (self.width() - side) / (max(tile.layer for tile in self._tiles) + 1)
@@ -215,7 +216,7 @@ class Mosaic(QWidget):
 
 
 class PrecisionLegend(QWidget):
-    """The scale of the mosaic's colours."""
+    """The colour scale of the mosaic."""
 
     def __init__(self, theme: Theme) -> None:
         super().__init__()

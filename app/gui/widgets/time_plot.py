@@ -1,4 +1,4 @@
-"""One number over the last minutes, in a card."""
+"""A card that plots one value over the last minutes."""
 
 import time
 from collections import deque
@@ -15,16 +15,16 @@ from app.gui.widgets.basics import label, row, stack
 from app.gui.widgets.chart import Chart, value_words
 
 HISTORY_S = 180
-_HEIGHT = 88  # of the curve; the words of the axis have their own room
+_HEIGHT = 88  # of the curve; the axis labels have separate space
 _AXIS, _GAP = 40, 4
-_MINUTES = 2  # ago, where the axis has a word
+_MINUTES = 2  # minutes ago at the axis label
 _HEADROOM = 1.1  # above the highest point
 _TICKS = 2
 _PERCENT = 100.0
 
 
 class TimePlot(QFrame):
-    """`series` is the number of the plot colour; `add` the newest value."""
+    """Plots one value. `series` is the number of the plot colour."""
 
     def __init__(self, theme: Theme, title: str, unit: str, series: int) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class TimePlot(QFrame):
         theme.changed.connect(self._recolour)
 
     def add(self, value: float, now: float | None = None) -> None:
-        """The newest value; what is older than the span is forgotten."""
+        """Add the newest value. Values older than `HISTORY_S` are dropped."""
         newest = time.monotonic() if now is None else now
         self._points.append((newest, value))
         while newest - self._points[0][0] > HISTORY_S:
@@ -62,7 +62,7 @@ class TimePlot(QFrame):
         self._draw(newest)
 
     def fill(self, samples: Sequence[tuple[float, float]], now: float | None = None) -> None:
-        """What was before the page was opened: (seconds ago, value), oldest first. Replaces what is drawn."""
+        """Replace the plot by samples (seconds ago, value), oldest first."""
         newest = time.monotonic() if now is None else now
         self._points = deque((newest - ago, value) for ago, value in samples if ago <= HISTORY_S)
         if self._points:
@@ -77,7 +77,7 @@ class TimePlot(QFrame):
             (x, y, ago.format(n=formatted.whole(-x), value=value_words(y), unit=self._unit).strip())
             for x, y in zip(xs, ys, strict=True)
         ]
-        least = _TICKS if not self._unit else 1  # what is counted has no halves
+        least = _TICKS if not self._unit else 1  # values without a unit are counts, so no half ticks
         self._scale(_PERCENT if self._unit == "%" else max(_round_up(max(ys) * _HEADROOM), least))
 
     def _scale(self, top: float) -> None:
@@ -96,14 +96,14 @@ class TimePlot(QFrame):
         self._axis.setWidth(max(_AXIS, metrics.horizontalAdvance("1,000") + _GAP))
         self._clock.setHeight(metrics.height() + _GAP)
         self.plot.setFixedHeight(_HEIGHT + metrics.height() + _GAP)
-        # A word that would stand over the edge by more than this is left out whole.
+        # Omit an axis label that would extend beyond the edge by more than this.
         ends = metrics.horizontalAdvance(self._now) // 2 + _GAP
         self._clock.setStyle(hideOverlappingLabels=ends)
         self.plot.getPlotItem().setContentsMargins(0, 8, max(16, ends), 4)
 
 
 def _round_up(value: float) -> float:
-    """The next of 1, 2, 5 times a power of ten, so that the scale does not move with every point."""
+    """The next of 1, 2, 5 times a power of ten, so that the scale rarely changes."""
     if value <= 1:
         return 1.0
     power = 10.0 ** (len(str(int(value))) - 1)

@@ -1,4 +1,4 @@
-"""A column of items of unequal height, of which only those in sight exist as widgets."""
+"""A scrolling column of items of different heights. Only visible items exist as widgets."""
 
 import time
 from bisect import bisect_right
@@ -11,23 +11,23 @@ from PySide6.QtWidgets import QAbstractScrollArea, QApplication, QFrame, QWidget
 
 from app.gui.widgets.basics import reserve_scroll_bar
 
-# Building stops for this turn of the event loop after so long; the rest follows in the next one.
+# Time for creating widgets per event loop iteration. The rest follows in the next one.
 _BUILD_BUDGET_S = 0.012
 _KEEP_SCREENS = 1.0
 
 
 class ColumnItem(QWidget):
-    """A row of a column."""
+    """One item of a column."""
 
     height_changed = Signal()
 
     def fit(self, width: int) -> int:
-        """Lay out for this width; returns the height needed."""
+        """Lay out for this width. Returns the required height."""
         raise NotImplementedError
 
 
 class Column(QAbstractScrollArea):
-    """Shows items by key. Stays at the end when it is there; otherwise what is read does not move."""
+    """Shows items by key. Follows the end if scrolled there; otherwise the visible text does not move."""
 
     at_end_changed = Signal(bool)
 
@@ -62,17 +62,17 @@ class Column(QAbstractScrollArea):
 
     @property
     def at_end(self) -> bool:
-        """True while the column follows its end."""
+        """Whether the column follows its end."""
         return self._stick
 
     def set_width_limit(self, width: int) -> None:
-        """The widest an item gets."""
+        """Set the maximum width of items."""
         self._column = width
         self._measured = [False] * len(self._keys)
         self._later.start()
 
     def set_keys(self, keys: Sequence[int]) -> None:
-        """Show these items, at the end of the column."""
+        """Show these items, scrolled to the end."""
         for key in list(self._widgets):
             self._drop(key)
         self._keys = list(keys)
@@ -92,42 +92,42 @@ class Column(QAbstractScrollArea):
         self._arrange()
 
     def item(self, key: int) -> ColumnItem | None:
-        """The widget of an item, if it is in sight."""
+        """The widget of an item, or None if it is not visible."""
         return self._widgets.get(key)
 
     def items(self) -> list[ColumnItem]:
-        """All widgets that exist now."""
+        """All current widgets."""
         return list(self._widgets.values())
 
     def rebuild(self, key: int) -> None:
-        """Make the item's widget again."""
+        """Create the item's widget again."""
         if key in self._index:
             self._drop(key)
             self._measured[self._index[key]] = False
             self._arrange()
 
     def scroll_to_end(self) -> None:
-        """Go to the end and follow it."""
+        """Scroll to the end and follow it."""
         self._stick = True
         self._arrange()
         self.at_end_changed.emit(True)
 
     def scroll_to(self, key: int) -> None:
-        """Bring an item to the top of the view."""
+        """Scroll an item to the top of the view."""
         if key in self._index:
             self._stick = False
             self.verticalScrollBar().setValue(self._tops[self._index[key]])
             self.at_end_changed.emit(False)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        """Items are measured again when the width changed."""
+        """Measure the items again if the width changed."""
         if event.size().width() != event.oldSize().width():
             self._measured = [False] * len(self._keys)
         super().resizeEvent(event)
         self._arrange()
 
     def scrollContentsBy(self, dx: int, dy: int) -> None:
-        """The user scrolled."""
+        """Update the widgets and `at_end` after the user scrolled."""
         del dx, dy
         if self._arranging:
             return
@@ -198,7 +198,7 @@ class Column(QAbstractScrollArea):
         self._arrange()
 
     def _anchor(self) -> tuple[int, int]:
-        """The item at the top of the view, and how far the view begins below its top."""
+        """Index of the item at the top of the view, and the view's offset below its top."""
         if not self._keys:
             return 0, 0
         value = self.verticalScrollBar().value()
@@ -250,6 +250,6 @@ class Column(QAbstractScrollArea):
         widget = self._widgets.pop(key, None)
         if widget is not None:
             if (focused := QApplication.focusWidget()) is not None and widget.isAncestorOf(focused):
-                self.setFocus()  # or the keyboard goes to whatever comes next in the window
+                self.setFocus()  # otherwise Qt moves the focus to the next widget of the window
             widget.hide()
             widget.deleteLater()
