@@ -1,4 +1,4 @@
-"""Errors in Anthropic's shape."""
+"""Errors in Anthropic's format."""
 
 import json
 from typing import Any, Final
@@ -27,7 +27,7 @@ def body_for(status: int, message: str) -> dict[str, Any]:
 
 def anthropic_body(error: Exception, _path: str = "") -> dict[str, Any]:
     """The error object of an exception."""
-    if isinstance(error, ContextOverflow):  # clients shorten the conversation on exactly these words
+    if isinstance(error, ContextOverflow):  # clients shorten the conversation if they find exactly this text
         message = f"prompt is too long: {error.prompt_tokens} tokens > {error.context_tokens} maximum"
     elif isinstance(error, TesseraError):
         message = str(error)
@@ -37,7 +37,7 @@ def anthropic_body(error: Exception, _path: str = "") -> dict[str, Any]:
 
 
 def anthropic_event(error: Exception) -> bytes:
-    """The error as an event of a stream that has begun."""
+    """The error as an event, for streams that have already started."""
     return b"event: error\ndata: " + json.dumps(anthropic_body(error)).encode() + b"\n\n"
 
 

@@ -56,7 +56,7 @@ _PLAIN: Final = ByType(
     search_result={"type": ANY, "source": ANY, "title": ANY, "content": _TEXT},
     tool_reference=ANY,
 )
-# A signature proves to Anthropic's servers who made the block; nobody here needs that proof.
+# `signature` is accepted but not verified; only Anthropic's servers need it.
 _BLOCK: Final = ByType(
     _PLAIN,
     thinking={"type": ANY, "thinking": ANY, "signature": ANY},
@@ -67,7 +67,7 @@ _BLOCK: Final = ByType(
 
 
 class InputMessage(Body):
-    """One turn. `system` inside the conversation is accepted, as current clients send it."""
+    """One message. The role `system` inside the conversation is accepted, because current clients send it."""
 
     shapes: ClassVar = {"content": _BLOCK}
 
@@ -76,7 +76,7 @@ class InputMessage(Body):
 
 
 class Tool(Body):
-    """A tool the client runs. Tools that Anthropic's servers run have another `type` and are refused."""
+    """A tool that the client runs. Tools that Anthropic's servers run have another `type` and are refused."""
 
     no_effect: ClassVar = frozenset({"cache_control"})
 
@@ -89,7 +89,7 @@ class Tool(Body):
 
 
 class Choice(Body):
-    """Whether and which tool must be called."""
+    """Tool choice: whether a tool must be called, and which one."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
@@ -97,7 +97,7 @@ class Choice(Body):
 
 
 class Thinking(Body):
-    """Whether the model may reason before it answers, and for how many tokens."""
+    """Whether the model may reason before its response, and for how many tokens."""
 
     no_effect: ClassVar = frozenset({"display"})
 
@@ -127,7 +127,7 @@ class CountRequest(Body):
     cache_control: dict[str, Any] | None = None
 
     def ignored(self) -> list[str]:
-        """Also an effort without reasoning, which is off unless it is asked for."""
+        """Also lists an effort without reasoning, because reasoning is off by default."""
         silent = self.thinking is None or self.thinking.type == "disabled"
         effort = (self.output_config or {}).get("effort")
         return [*super().ignored(), *(["output_config.effort"] if silent and effort is not None else [])]
@@ -154,7 +154,7 @@ PING = b'event: ping\ndata: {"type": "ping"}\n\n'
 
 @router.post("/v1/messages", openapi_extra=openapi_body(MessagesRequest))
 async def messages(request: Request) -> Response:
-    """Answer a conversation."""
+    """Chat response."""
     state = server_state(request)
     body = await parse(request, MessagesRequest)
     query = to_query(body)
@@ -167,7 +167,7 @@ async def messages(request: Request) -> Response:
 
 @router.post("/v1/messages/count_tokens", openapi_extra=openapi_body(CountRequest))
 async def count_tokens(request: Request) -> Response:
-    """Tokens that a conversation's prompt has, exactly as it would run."""
+    """Exact number of tokens of a conversation's prompt."""
     body = await parse(request, CountRequest)
     turn = await prepare_turn(server_state(request), body.model, to_query(body))
     return JSONResponse({"input_tokens": await turn.prompt_tokens()}, headers=ignored_header(body.ignored()))
@@ -196,18 +196,18 @@ async def _whole(state: ServerState, model: str, query: ChatQuery) -> dict[str, 
     return blocks.whole(end)
 
 
-# Answers in Anthropic's form: content blocks, whole or as named server-sent events.
+# Responses in Anthropic's format: content blocks, complete or as named server-sent events.
 
 _encode = msgspec.json.encode
 
 
 def event(name: str, body: dict[str, Any]) -> bytes:
-    """One named event. Clients drop events without a name."""
+    """One named event. Clients ignore events without a name."""
     return b"event: " + name.encode() + b"\ndata: " + _encode({"type": name, **body}) + b"\n\n"
 
 
 def usage(counts: Usage) -> dict[str, int]:
-    """Usage: what came from the prefix cache is not input."""
+    """Token usage; tokens from the prefix cache do not count as input."""
     return {
         "input_tokens": counts.prompt_tokens - counts.cached_tokens,
         "cache_creation_input_tokens": 0,
@@ -217,7 +217,7 @@ def usage(counts: Usage) -> dict[str, int]:
 
 
 def stop_reason(end: AnswerFinished) -> str:
-    """Why the answer ended, in Anthropic's words."""
+    """The stop reason, in Anthropic's terms."""
     if end.finish_reason == "tool_calls":
         return "tool_use"
     if end.finish_reason == "length":
@@ -226,7 +226,7 @@ def stop_reason(end: AnswerFinished) -> str:
 
 
 def _arguments(text: str) -> dict[str, Any]:
-    """The arguments of a call; of one that was cut, those that are whole."""
+    """The arguments of a call; if it was cut off, the complete ones."""
     try:
         value = from_json(text or "{}", allow_partial=True)
     except ValueError:
@@ -235,7 +235,7 @@ def _arguments(text: str) -> dict[str, Any]:
 
 
 class BlockStream:
-    """Turns a turn's events into Anthropic's. `blocks` holds the answer so far, for the whole form."""
+    """Converts chat events to Anthropic's events. `blocks` collects the response for the non-streamed format."""
 
     def __init__(self, message_id: str, model: str) -> None:
         self._id = message_id
@@ -244,7 +244,7 @@ class BlockStream:
         self.blocks: list[dict[str, Any]] = []
 
     def message(self, counts: Usage) -> dict[str, Any]:
-        """The message around its blocks."""
+        """The message object without its blocks."""
         return {
             "id": self._id,
             "type": "message",
@@ -257,7 +257,7 @@ class BlockStream:
         }
 
     def feed(self, item: ChatEvent) -> bytes:  # noqa: PLR0911 - one return for each kind of event
-        """The events that this one becomes."""
+        """The encoded events for this chat event."""
         if isinstance(item, TextDelta):
             return self._grow("text", "text", "text_delta", item.text)
         if isinstance(item, ReasoningDelta):
@@ -266,7 +266,8 @@ class BlockStream:
             self.blocks[-1]["input"] += item.delta
             return self._delta({"type": "input_json_delta", "partial_json": item.delta})
         if isinstance(item, CallStarted):
-            # Ids of some dialects repeat from turn to turn; templates that need theirs make them from the name.
+            # Call ids of some dialects repeat in later messages. Templates that need their own ids derive them from
+            # the name.
             block = {"type": "tool_use", "id": new_id("toolu", "_"), "name": item.name, "input": {}}
             return self._close() + self._open("tool_use", block, {**block, "input": ""})
         if isinstance(item, CallEnded):
@@ -277,7 +278,7 @@ class BlockStream:
         return self._close() + self._end(item) if isinstance(item, AnswerFinished) else b""
 
     def whole(self, end: AnswerFinished) -> dict[str, Any]:
-        """The answer as one object."""
+        """The response as one object."""
         content = []
         for block in self.blocks:
             made = dict(block)
@@ -288,7 +289,7 @@ class BlockStream:
 
     def _stopped(self, end: AnswerFinished) -> dict[str, Any]:
         stopped: dict[str, Any] = {"stop_reason": stop_reason(end), "stop_sequence": end.stop}
-        if end.malformed:  # said, never shown as the answer's text
+        if end.malformed:  # reported separately, never as text of the response
             stopped["malformed_tool_calls"] = list(end.malformed)
         if end.notes:
             stopped["tessera"] = {"notes": list(end.notes)}
@@ -326,17 +327,17 @@ class BlockStream:
         return event("message_delta", {"delta": delta, "usage": usage(end.usage)}) + event("message_stop", {})
 
 
-# Anthropic's requests as the engine's own conversation.
+# Converts Anthropic's requests to `ChatQuery`.
 
-# Claude Code writes a hash that changes with every request at the very start of the system prompt; left there
-# no prefix would ever be found in the cache.
+# Claude Code writes a hash that changes with every request at the start of the system prompt. It is removed,
+# because otherwise the prefix cache would never match.
 _BILLING: Final = re.compile(r"^x-anthropic-billing-header:[^\n]*\n?", re.MULTILINE)
 
 
 def to_query(body: CountRequest) -> ChatQuery:
-    """The turn that a request asks for.
+    """Convert a request to a query.
 
-    Raises: InputFault: a block, tool or field that cannot be honoured.
+    Raises: InputFault: an unsupported block, tool or field.
     """
     messages = _system(body.system)
     for index, message in enumerate(body.messages):
@@ -401,7 +402,7 @@ def _text(block: dict[str, Any], param: str) -> str:
 
 
 def _messages(message: InputMessage, param: str) -> list[Message]:
-    """One of theirs is one or several of ours: tool results are messages of their own."""
+    """Convert one message to one or several; each tool result becomes a separate message."""
     role = "system" if message.role == "developer" else message.role
     if isinstance(message.content, str):
         text = neutral(message.content) if role == "system" else message.content
@@ -446,7 +447,7 @@ def _parts(block: dict[str, Any], param: str) -> list[Part]:
         head = ", ".join(str(block[name]) for name in ("title", "source") if block.get(name))
         texts = [_text(b, f"{param}.content[{i}]") for i, b in enumerate(block.get("content") or ())]
         return [TextPart(text=text) for text in ([head] if head else []) + texts]
-    if kind == "tool_reference":  # what a tool search found; the tool itself is among the request's tools
+    if kind == "tool_reference":  # result of a tool search; the tool itself is in the request's tools
         return [TextPart(text=str(block.get("tool_name", "")))]
     raise InputFault(f"{param}.type {kind!r} is not supported.", f"{param}.type")
 
@@ -503,7 +504,7 @@ def _assistant(blocks: list[dict[str, Any]], param: str) -> Message:
                 raise InputFault(f"{where} needs a name and an input object.", where)
             text = json.dumps(arguments, ensure_ascii=False)
             calls.append(ToolCall(id=str(block.get("id", "")), name=name, arguments=text))
-        elif kind != "redacted_thinking":  # only its maker can read that
+        elif kind != "redacted_thinking":  # only Anthropic can decrypt that
             raise InputFault(f"{where}.type {kind!r} is not supported.", f"{where}.type")
     return Message(
         role="assistant",

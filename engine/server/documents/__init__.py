@@ -1,1 +1,1 @@
-"""Collections over HTTP: their own routes, chats that ask them, and OpenAI's files and vector stores."""
+"""HTTP access to document collections: their routes, chats that use them, OpenAI's files and vector stores."""

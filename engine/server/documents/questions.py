@@ -1,4 +1,4 @@
-"""What a chat's last message asks for: by itself, or with the questions before it that it points back to."""
+"""Search queries from a chat's last message, joined with earlier messages if it refers back to them."""
 
 import re
 from collections.abc import Callable, Hashable, Sequence
@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from engine.chat.query import ChatQuery
 
 T = TypeVar("T")
-# Characters that are searched for; a pasted page before them is no question.
+# Maximum length of a query. If a long text was pasted before the question, only the end is searched for.
 _MAX_CHARS: Final = 4000
-# A chain of follow-up questions leads back to one that names its topic.
+# Maximum number of earlier messages to join; a chain of follow-up questions leads back to the topic.
 _MAX_BACK: Final = 3
 _PRONOUN: Final = re.compile(
     r"\b(?:it|its|they|them|their|he|him|his|she|her|hers|(?<!is )(?<!are )(?<!was )(?<!were )(?<!be )there"
@@ -24,7 +24,8 @@ _PRONOUN: Final = re.compile(
 _CONTINUES: Final = re.compile(
     r"^\W*(?:and|but|or|also|then|what about|how about|und|oder|aber|auch|et|mais|ou|y|pero|o)\b", re.IGNORECASE
 )
-# With one of these a question with a single word of its own is whole: "What is photosynthesis?", not "Which year?".
+# With one of these verbs, a question with a single content word is complete: "What is photosynthesis?", but not
+# "Which year?".
 _VERB: Final = re.compile(
     r"\b(?:is|are|was|were|be|do|does|did|has|have|had|can|could|will|would|may|must|should|mean|means"
     r"|ist|sind|war|waren|hat|haben|kann|est|sont|es|son)\b",
@@ -33,9 +34,9 @@ _VERB: Final = re.compile(
 
 
 def questions_of(query: "ChatQuery") -> tuple[str, ...]:
-    """What to search for: the last message, and where it points back the same with the messages before it.
+    """Search queries: the last message and, if it refers back, also the last messages joined.
 
-    A whole question is never joined with another: its words would find the other one's passages.
+    A complete question is never joined with others, because their words would find unrelated passages.
     """
     asked = [text for m in query.messages if m.role == "user" and (text := m.text()).strip()]
     if not asked:
@@ -52,7 +53,7 @@ def questions_of(query: "ChatQuery") -> tuple[str, ...]:
 
 
 def points_back(text: str) -> bool:
-    """Whether a message cannot be understood without those before it; a guess by its words."""
+    """Whether a message depends on earlier messages, estimated from its words."""
     telling = [word for word in WORD.findall(text) if word.lower() not in STOP]
     if not telling or _PRONOUN.search(text) or _CONTINUES.match(text):
         return True
@@ -60,7 +61,7 @@ def points_back(text: str) -> bool:
 
 
 def interleaved(rankings: Sequence[Sequence[T]], key: Callable[[T], Hashable]) -> list[T]:
-    """The best of each ranking in turn, each only once."""
+    """The items of several rankings in alternation, without duplicates."""
     found: dict[Hashable, T] = {}
     for row in zip_longest(*rankings):
         for item in row:

@@ -1,4 +1,4 @@
-"""Chats that ask a collection: what is given to the model, and what its answer is checked against."""
+"""Retrieval-augmented chat: selects passages of a collection for the model and checks the response against them."""
 
 import asyncio
 from collections.abc import Sequence
@@ -21,13 +21,14 @@ if TYPE_CHECKING:
     from engine.chat.query import ChatQuery
     from engine.pool.loaded_model import LoadedModel
 
-# Passages a question gets where the context has room; more of them drown small models.
+# Default number of passages; more of them confuse small models.
 PASSAGES: Final = 6
-# Left of the context for the answer where a request names no limit, and for what templates add.
+# Tokens reserved for the response if the request sets no limit, and for the text that templates add.
 _ANSWER_TOKENS: Final = 1024
 _TEMPLATE_TOKENS: Final = 64
 _LEAST_TOKENS: Final = 200
-# No text has more characters a token than this over a page; below it the tokens are counted, above only estimated.
+# No text has more characters per token than this over a page. A collection within the limit is tokenized to get the
+# exact count; a larger one cannot fit.
 _CHARS_PER_TOKEN: Final = 6
 _MILLION: Final = 1_000_000
 
@@ -36,7 +37,7 @@ ANSWER_FROM: Final = (
     "Answer from the numbered passages below, and only from them. After each statement put the number of the "
     "passage it is from in brackets, such as [1]. If they do not hold the answer, say so."
 )
-# Instead of the sentence above, where little of the question stands in the passages.
+# Replaces `ANSWER_FROM` if the passages match the question poorly.
 WEAK: Final = (
     "The numbered passages below are the nearest that a search of the user's documents found, but the match is "
     "weak: they may have nothing to do with what is said last. Use them where they do, with the number of the "
@@ -50,7 +51,7 @@ NOT_THERE: Final = (
 
 
 class Grounded:
-    """A question with what was found for it. `query` goes to the model; `report` is sent before the answer."""
+    """A query with its retrieved documents. `query` goes to the model; `report` is sent before the response."""
 
     def __init__(self, service: CollectionService, live: Live, query: "ChatQuery", grounds: Grounds) -> None:
         self._service = service
@@ -59,16 +60,16 @@ class Grounded:
         self.grounds = grounds
 
     def report(self) -> dict[str, Any]:
-        """What the answer is made from, for the field `tessera`."""
+        """The sources of the response, for the field `tessera`."""
         return {"collection": msgspec.to_builtins(self.grounds)}
 
     async def checked(self, answer: str) -> dict[str, Any]:
-        """The same with the check of each sentence of the answer."""
+        """The sources with the check of each sentence of the response."""
         asked = citation_check.sentences(answer)
         passages = [passage.text for passage in self.grounds.passages]
         if not asked:
             return self.report()
-        if not passages:  # nothing was found, so nothing carries what was said all the same
+        if not passages:  # no passages, so no sentence is supported
             loose = tuple(CheckedSentence(start=s.start, end=s.end, carried=False) for s in asked)
             self.grounds = msgspec.structs.replace(self.grounds, checked=loose)
             return self.report()
@@ -101,7 +102,7 @@ class Grounded:
 
 
 class Asked:
-    """A collection that a chat names, and how it wants to be answered from it."""
+    """The collection that a chat names, with its retrieval options."""
 
     def __init__(
         self, service: CollectionService, live: Live, mode: str = "auto", passages: int | None = None
@@ -110,7 +111,7 @@ class Asked:
         self._mode, self._passages = mode, passages or PASSAGES
 
     async def ground(self, model: "LoadedModel", query: "ChatQuery") -> Grounded:
-        """The question with what bears on it."""
+        """The query with the relevant documents."""
         return await ground(self._service, self._live, model, query, self._mode, self._passages)
 
 
@@ -122,9 +123,10 @@ async def ground(
     mode: str = "auto",
     most: int = PASSAGES,
 ) -> Grounded:
-    """Find what bears on the last question and put it before it.
+    """Retrieve documents for the last question and insert them before it.
 
-    `mode` auto gives all documents where they fit the model's context, else passages; whole and passages insist.
+    `mode` "auto" uses all documents if they fit the model's context, else passages. "whole" and "passages" force
+    one of the two.
     """
     budget = await token_budget(model, query)
     counts = await asyncio.to_thread(live.store.counts)
@@ -163,7 +165,7 @@ async def ground(
 
 
 async def _nearest(service: CollectionService, live: Live, questions: Sequence[str], limit: int) -> SearchAnswer:
-    """The best passages for all questions, however weak; where no passage matches, the documents' beginnings."""
+    """The best passages for all questions, however weak. If none match, the first passages of the documents."""
     answers = [await service.search(live, SearchRequest(query=text, limit=limit)) for text in questions]
     passages = interleaved([answer.passages for answer in answers], lambda passage: passage.id)[:limit]
     return SearchAnswer(
@@ -174,7 +176,7 @@ async def _nearest(service: CollectionService, live: Live, questions: Sequence[s
 
 
 async def token_budget(model: "LoadedModel", query: "ChatQuery") -> int:
-    """Tokens of the context that documents may take."""
+    """Number of context tokens available for documents."""
     assert model.facts is not None
     prompt = "\n".join(message.text() for message in query.messages)
     for_answer = min(query.max_tokens or _ANSWER_TOKENS, model.facts.n_ctx // 2)
@@ -192,7 +194,7 @@ async def _count(model: "LoadedModel", text: str) -> int:
 async def fitting(
     model: "LoadedModel", passages: tuple[Passage, ...], budget: int
 ) -> tuple[tuple[Passage, ...], int]:
-    """The best passages that fit, and their tokens; the first one always."""
+    """The best passages that fit into `budget` tokens, and their tokens; always at least the first one."""
     chosen: list[Passage] = []
     used = 0
     for passage in passages:
@@ -238,7 +240,7 @@ def _by_document(pages: tuple[Passage, ...]) -> str:
 
 
 def numbered(passages: tuple[Passage, ...]) -> str:
-    """Passages as a model is given them, by the number that it cites."""
+    """The passages as the model sees them, with the numbers that it cites."""
 
     def one(number: int, passage: Passage) -> str:
         source = ", ".join(part for part in (passage.title, passage.label) if part)
@@ -248,7 +250,7 @@ def numbered(passages: tuple[Passage, ...]) -> str:
 
 
 def with_given(query: "ChatQuery", given: str) -> "ChatQuery":
-    """The query with documents before the last thing the user said; what came before stays as it was."""
+    """The query with documents inserted before the last user message; earlier messages are unchanged."""
     messages = list(query.messages)
     last = max((i for i, m in enumerate(messages) if m.role == "user"), default=None)
     if last is None:

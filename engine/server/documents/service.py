@@ -1,4 +1,4 @@
-"""What the routes ask of collections: search by both ways, pages, and what a collection is at the moment."""
+"""Collection service for the routes: search, pages, and the state of collections."""
 
 import asyncio
 import contextlib
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
     from engine.pool.loaded_model import LoadedModel
 
-# Vectors made beside everything else: they wait while anybody else is served, and give way at once.
+# Background embedding: it pauses while other requests run, and cancels its current batch for them.
 
-# How often it is looked whether somebody wants the processor; a step of the runner takes longer than this.
+# Interval of the checks for other requests. A step of the runner takes longer than this.
 _LOOK_S: Final = 0.02
-# The next turn of a chat comes soon after the last: an answer's end is no pause yet.
+# The next message of a chat often follows soon, so background work waits this long after a response.
 _PAUSE_S: Final = 1.0
 _CHOICE_S: Final = 10.0
 
@@ -49,14 +49,14 @@ class _Usable(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """A model for a collection's text, and the address of the other server that runs it (empty: this machine)."""
+    """A model for a collection's text, and the URL of the other server that runs it ("": this computer)."""
 
     id: str
     server: str = HERE
 
 
 class SideWork:
-    """Chooses the embedding model and makes vectors with it. `model` and `embed` are called from threads."""
+    """Selects the embedding model and computes vectors. `model` and `embed` are called from threads."""
 
     def __init__(self, pool: Pool, models: ServedModels, loop: asyncio.AbstractEventLoop) -> None:
         self._pool = pool
@@ -68,15 +68,15 @@ class SideWork:
         self._models: tuple[float, dict[str, _Usable]] = (0.0, {})
 
     def close(self) -> None:
-        """Make no more vectors; who waits for some gets an error."""
+        """Stop computing vectors; waiting callers get an error."""
         self._closed.set()
 
-    # ------------------------------------------------------------------ choosing
+    # ------------------------------------------------------------------ model selection
 
     async def choose(self, wanted: str, capability: str, agreed: Mapping[str, str]) -> Chosen | None:
-        """`wanted`, else a local model: one that is loaded, else the smallest that can; None: there is none.
+        """`wanted`, else a local model: a loaded one, or the smallest suitable one; None if there is none.
 
-        Raises: NotAgreed: `wanted` runs on another server than the one that was agreed to.
+        Raises: NotAgreed: `wanted` runs on another server than the one that the user agreed to.
         """
         if wanted == NONE:
             return None
@@ -92,7 +92,7 @@ class SideWork:
         return None if best is None else Chosen(best)
 
     async def _usable(self) -> dict[str, _Usable]:
-        """The models that are there, from small to large."""
+        """The available models, smallest first."""
         at, models = self._models
         if time.monotonic() - at > _CHOICE_S:
             entries = await self._served.entries()
@@ -125,10 +125,10 @@ class SideWork:
         return usable.prompts if usable is not None else RetrievalPrompts()
 
     async def floor(self, model: str) -> float:
-        """The cosine of unrelated texts by this model."""
+        """The typical cosine of unrelated texts with this model."""
         return (await self._prompts(model)).floor
 
-    # ------------------------------------------------------------------ making
+    # ------------------------------------------------------------------ embedding
 
     def embed(self, model: EmbeddingModel, texts: Sequence[str]) -> Sequence[Any]:
         """A vector for each passage, float32 of (width,). Raises: NotNow."""
@@ -140,7 +140,7 @@ class SideWork:
         return found
 
     async def question(self, model: Chosen, text: str) -> Any:
-        """The vector of a question that somebody waits for; side work gives way to it."""
+        """The vector of a query that a client waits for; background work pauses meanwhile."""
         self._asked += 1
         try:
             prompts = await self._prompts(model.id)
@@ -149,7 +149,7 @@ class SideWork:
             self._asked -= 1
 
     async def vectors(self, model: Chosen, texts: Sequence[str]) -> Sequence[Any]:
-        """Vectors that somebody waits for, of texts to compare with each other: all are read as passages."""
+        """Vectors that a client waits for, of texts to compare with each other: all are embedded as passages."""
         self._asked += 1
         try:
             prompts = await self._prompts(model.id)
@@ -185,7 +185,7 @@ class SideWork:
         raise NotNow
 
     def _wanted(self, model: str) -> bool:
-        """Somebody else wants the processor, or wanted it a moment ago."""
+        """Whether another request needs the CPU, or needed it a moment ago."""
         others = any(m.loading or m.waiting or (m.ready and not m.idle) for m in self._pool.models if m.id != model)
         now = time.monotonic()
         if others or self._asked:
@@ -193,7 +193,7 @@ class SideWork:
         return now < self._busy_until or bool(self._asked)
 
     async def _embedded(self, model: Chosen, texts: Sequence[str], *, quick: bool = False) -> Sequence[Any]:
-        """Their vectors; `quick`: in 8 bits, where that is faster."""
+        """The vectors of `texts`; `quick` computes in int8 where that is faster."""
         loaded: LoadedModel = await self._pool.acquire(model.id, only=model.server)
         assert loaded.runner is not None
         answer = await loaded.runner.embed(list(texts), truncate=True, quick=quick)
@@ -201,14 +201,14 @@ class SideWork:
         return [np.frombuffer(vector, "<f4") for vector in answer.vectors]
 
 
-# A reranker reads each candidate with the question: some 10 ms each on a processor of 2020.
+# A reranker reads each candidate with the question, which takes about 10 ms on a CPU of 2020.
 _RERANKED: Final = 20
-# Between the passages of a page's text.
+# Separator between the passages in a page's text.
 BREAK: Final = "\n\n"
 
 
 class CollectionService:
-    """One per server, opened when the first collection is asked for. All methods from the event loop."""
+    """One per server, opened at the first use of collections. Call all methods from the event loop."""
 
     def __init__(
         self, paths: Paths, access: Access, pool: Pool, models: ServedModels, loop: asyncio.AbstractEventLoop
@@ -220,7 +220,7 @@ class CollectionService:
         self.collections = Collections(paths, self.side_work)
 
     def start(self) -> None:
-        """Bring all collections up to date and keep them so."""
+        """Update all collections and start watching their files."""
         self.collections.start()
 
     def close(self) -> None:
@@ -228,26 +228,27 @@ class CollectionService:
         self.side_work.close()
         self.collections.close()
 
-    # ------------------------------------------------------------------ who may
+    # ------------------------------------------------------------------ access control
 
     def allowed(self, request: "Request", key: str) -> Live:
-        """A collection that the sender of a request may ask. Raises: NoCollection, also for those of others."""
+        """A collection that the sender may query. Raises: NoCollection, also if the sender lacks access."""
         live = self.collections.live(key)
         if not live.definition.open and not self.is_own(request):
             raise NoCollection(key)
         return live
 
     def is_own(self, request: "Request") -> bool:
-        """The request carries the management token, or a key that manages."""
+        """Whether the request has the management token or a key with the scope `manage`."""
         headers = {k.lower(): v for k, v in request.headers.items()}
         return self._access.may_manage(presented_keys(headers))
 
-    # ------------------------------------------------------------------ what may leave
+    # ------------------------------------------------------------------ consent for remote models
 
     def agreement(self, definition: Definition, *, allows: bool) -> Definition:
         """The definition with the servers that its text may be sent to.
 
-        Raises: NotAgreed: a model runs on a server that the user has not agreed to, and does not agree to now.
+        Raises: NotAgreed: a model runs on a server that the user has not agreed to, neither before nor with
+        `allows`.
         """
         away = self._away(definition)
         if not allows and (strange := self._strange(definition)):
@@ -255,22 +256,23 @@ class CollectionService:
         return replace(definition, agreed=away)
 
     def _away(self, definition: Definition) -> dict[str, str]:
-        """The models of a collection that other servers run, with their addresses."""
+        """The collection's models that other servers run, with their URLs."""
         named = dict.fromkeys((definition.embedding_model, definition.reranker))
         servers = {model: self._models.server_of(model) for model in named if model not in ("", NONE)}
         return {model: server for model, server in servers.items() if server}
 
     def _strange(self, definition: Definition) -> list[tuple[str, str]]:
-        """Those of them that the user has not agreed to."""
+        """The remote models that the user has not agreed to."""
         return [(m, server) for m, server in self._away(definition).items() if definition.agreed.get(m) != server]
 
-    # ------------------------------------------------------------------ searching
+    # ------------------------------------------------------------------ search
 
     async def search(self, live: Live, wanted: SearchRequest) -> SearchAnswer:
-        """The best passages for a question."""
+        """The best passages for a query."""
         began = time.monotonic()
         live.asked_at = began
-        await asyncio.to_thread(live.store.fact, "embedding_model")  # an index that rests is opened in a thread
+        # open the index of an idle collection in a thread
+        await asyncio.to_thread(live.store.fact, "embedding_model")
         notes: list[str] = []
         vector = await self.question_vector(live, wanted.query, notes) if wanted.ways != "words" else None
         if wanted.ways == "meaning" and vector is None:
@@ -302,11 +304,11 @@ class CollectionService:
         )
 
     async def beginnings(self, live: Live, limit: int) -> tuple[Passage, ...]:
-        """The first passages of the first documents: what says most about them where no word of a question does."""
+        """The first passages of the first documents, as a description of them if no word of a query matches."""
         return await asyncio.to_thread(lambda: self._passages(live, live.store.first_chunks(limit)))
 
     async def question_vector(self, live: Live, question: str, notes: list[str]) -> Any | None:
-        """The unit vector of a question, by the model of the collection's vectors; None, and a note, without."""
+        """The unit vector of a query, by the collection's embedding model; None, with a note, if there is none."""
         model = live.store.fact("embedding_model")
         if live.definition.embedding_model == NONE or not model:
             notes.append(sentence(live.embedding_problem or because("nothing_embedded")))
@@ -320,7 +322,7 @@ class CollectionService:
 
     @staticmethod
     def maker(live: Live) -> Chosen:
-        """The model of a collection's vectors, on the server that the user agreed to if not on this machine."""
+        """The collection's embedding model, with the server that the user agreed to if it is remote."""
         model = live.store.fact("embedding_model")
         return Chosen(model, live.definition.agreed.get(model, HERE))
 
@@ -354,10 +356,10 @@ class CollectionService:
             found.append(replace(hit, start=start, end=end, score=round(hit.score, 6), cosine=cosine))
         return tuple(found)
 
-    # ------------------------------------------------------------------ showing
+    # ------------------------------------------------------------------ display
 
     def page(self, live: Live, document: int, number: int, passage: int | None) -> PageText:
-        """A page's text with a passage of it. Raises: NoDocument."""
+        """A page's text with the position of a passage. Raises: NoDocument."""
         row = live.store.document(document)
         pages = {page: (label, problem) for page, label, problem in live.store.pages(document)} if row else {}
         if row is None or number not in pages:
@@ -378,7 +380,7 @@ class CollectionService:
         )
 
     def all_shown(self) -> tuple[Collection, ...]:
-        """Every collection whose index can be opened."""
+        """All collections whose index can be opened."""
         found = []
         for live in self.collections.all():
             with contextlib.suppress(CollectionUnusable):  # it may be removed meanwhile
@@ -386,7 +388,7 @@ class CollectionService:
         return tuple(found)
 
     def shown(self, live: Live) -> Collection:
-        """A collection as it is now."""
+        """The current state of a collection."""
         definition, counts, progress = live.definition, live.store.counts(), live.progress
         problems = [because("not_there", path=source) for source in definition.sources if not Path(source).exists()]
         problems += [because("remote_not_agreed", model=m, server=s) for m, s in self._strange(definition)]
@@ -423,7 +425,7 @@ def _look(
 
 
 def _spans(live: Live, document: int, number: int) -> dict[int, tuple[int, int]]:
-    """Where each passage of a page begins and ends in the page's text."""
+    """Start and end of each passage in the page's text."""
     spans, at = {}, 0
     for chunk in live.store.chunks_of(document, number):
         spans[chunk.id] = at, at + len(chunk.text)

@@ -1,1 +1,1 @@
-"""llama-server's own routes: completion, infill, tokens, properties, slots and kept streams."""
+"""llama-server's routes: completion, infill, tokens, properties, slots and resumable streams."""

@@ -1,4 +1,4 @@
-"""POST /infill (llama.cpp's editors) and POST /v1/fim/completions (Mistral's protocol, which Continue speaks)."""
+"""POST /infill (llama.cpp's editor plugins) and POST /v1/fim/completions (Mistral's protocol, used by Continue)."""
 
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -28,20 +28,20 @@ from engine.server.state import ServerState, server_state
 
 router = APIRouter()
 
-# A completion longer than this is no longer read before it is accepted. Editors send their own limit.
+# Users do not read longer completions before they accept them. Editors send their own limit.
 DEFAULT_MAX_TOKENS: Final = 128
 MAX_TEXT: Final = 8 << 20
 
 
 class ExtraChunk(Body):
-    """A piece of another file."""
+    """A chunk of another file."""
 
     text: Annotated[str, Field(max_length=MAX_TEXT)]
     filename: str = "file"
 
 
 class InfillRequest(SamplingBody):
-    """POST /infill, as llama-server takes it. `model` may be left out: then a model that can fill gaps serves."""
+    """POST /infill, as in llama-server. `model` is optional: without it, a fill-in-the-middle model is selected."""
 
     no_effect: ClassVar[frozenset[str]] = frozenset({"stream_options"})
 
@@ -58,12 +58,12 @@ class InfillRequest(SamplingBody):
 
     @property
     def max_tokens(self) -> int:
-        """At least one token is generated, even where a client only wants its prompt cached."""
+        """Maximum tokens; at least 1, even if the client only wants its prompt cached."""
         wanted = self.n_predict if self.n_predict is not None else DEFAULT_MAX_TOKENS
         return max(wanted if wanted >= 0 else DEFAULT_MAX_TOKENS, 1)
 
     def gap(self) -> FimGap:
-        """The gap: `prompt` is what stands on the cursor's line, after the prefix."""
+        """The gap to fill. `prompt` is the text on the cursor's line, after the prefix."""
         extra = tuple(FimFile(chunk.filename, chunk.text) for chunk in self.input_extra or ())
         return FimGap(
             prefix=self.input_prefix + self.prompt, suffix=self.input_suffix, path=self.filename, extra=extra
@@ -71,7 +71,7 @@ class InfillRequest(SamplingBody):
 
 
 class FimCompletionRequest(SamplingBody):
-    """POST /v1/fim/completions. A stream always ends with its usage."""
+    """POST /v1/fim/completions. A stream always ends with usage."""
 
     no_effect: ClassVar[frozenset[str]] = frozenset({"stream_options"})
 
@@ -85,9 +85,9 @@ class FimCompletionRequest(SamplingBody):
 
 
 def _common(body: SamplingBody) -> dict[str, Any]:
-    """The fields that every generation takes. Raises: InputFault: more than one choice is asked for.
+    """Fields shared by all generation requests. Raises: InputFault: more than one choice is requested.
 
-    Each keystroke asks again, so the time counts more than the last bit, unless a seed asks for the same answer.
+    Editors send a request per keystroke, so without a seed latency matters more than identical output.
     """
     if body.n is not None and body.n > 1:
         raise InputFault("n: a gap is filled once; ask again for another completion.", "n")
@@ -95,14 +95,14 @@ def _common(body: SamplingBody) -> dict[str, Any]:
 
 
 def _sampling(state: ServerState, model: LoadedModel, body: SamplingBody) -> SamplingParams:
-    """Without a wish the likeliest completion: an editor asks again and again and wants the same answer."""
+    """Sampling; greedy by default, because an editor repeats its requests and expects the same completion."""
     given = {"temperature": 0.0, **body.sampling()}
     return choose(given, state.models.recommended(model.id).plain).params
 
 
 @router.post("/infill", openapi_extra=openapi_body(InfillRequest))
 async def infill(request: Request) -> Response:
-    """Fill a gap in a file, as llama.vim and llama.vscode ask for it."""
+    """Fill a gap in a file, for llama.vim and llama.vscode."""
     state = server_state(request)
     body = await parse(request, InfillRequest)
     headers = ignored_header(body.ignored())
@@ -146,7 +146,7 @@ async def _infill(state: ServerState, body: InfillRequest) -> dict[str, Any]:
 async def _infill_stream(state: ServerState, body: InfillRequest) -> AsyncGenerator[bytes, None]:
     model, prompt, request = await _infill_start(state, body)
     started, done = Started(prompt_tokens=len(prompt.token_ids), cached_tokens=0), None
-    # The first piece tells how much of the prompt was cached: a client that cancels never sees the end.
+    # The first chunk has the number of cached tokens, because a client that cancels never gets the last one.
     first: dict[str, Any] = {}
     async with aclosing(timed(state.pool.generate(model, request), body.t_max_predict_ms)) as events:
         async for event in events:
@@ -168,7 +168,7 @@ async def _infill_stream(state: ServerState, body: InfillRequest) -> AsyncGenera
 
 @router.post("/v1/fim/completions", openapi_extra=openapi_body(FimCompletionRequest))
 async def fim_completions(request: Request) -> Response:
-    """Fill a gap; answers have the shape of chat completions."""
+    """Fill a gap; responses have the format of chat completions."""
     state = server_state(request)
     body = await parse(request, FimCompletionRequest)
     headers = ignored_header(body.ignored())

@@ -1,4 +1,4 @@
-"""llama-server's routes for streams that outlive their connection: read again, looked up, stopped."""
+"""llama-server's routes for streams that outlive their connection: resume, look up, stop."""
 
 from typing import Annotated, Any
 
@@ -20,14 +20,14 @@ Offset = Annotated[int, Query(alias="from", ge=0, lt=1 << 62)]
 
 
 class LookupRequest(Body):
-    """POST /v1/streams/lookup. A name also finds the streams named `name::model`."""
+    """POST /v1/streams/lookup. A name also matches the streams named `name::model`."""
 
     conversation_ids: Annotated[list[str], Field(max_length=1024)]
 
 
 @router.get("/v1/stream")
 async def read_stream(request: Request, conv_id: Named, start: Offset = 0) -> Response:
-    """The stream of this `X-Conversation-Id`: what has been, from a byte on, and what comes."""
+    """The stream of this `X-Conversation-Id` from byte `from` on, existing and future data."""
     stream = server_state(request).streams.find(owner_of(request.scope), conv_id)
     stream.check(start)
     return EventStream(stream.read(start), SHAPE, ping=b"")
@@ -35,13 +35,13 @@ async def read_stream(request: Request, conv_id: Named, start: Offset = 0) -> Re
 
 @router.delete("/v1/stream", status_code=204, response_class=Response)
 async def stop_stream(request: Request, conv_id: Named) -> None:
-    """Stop a conversation's stream and forget it."""
+    """Stop and delete a conversation's stream."""
     await server_state(request).streams.stop(owner_of(request.scope), conv_id)
 
 
 @router.post("/v1/streams/lookup", openapi_extra=openapi_body(LookupRequest))
 async def look_up(request: Request) -> Response:
-    """Which of these conversations have a stream, and how far it is. Nobody learns of others."""
+    """The state of these conversations' streams. Clients see only streams of their own key."""
     body = await parse(request, LookupRequest)
     state, owner = server_state(request), owner_of(request.scope)
     rows: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-"""llama-server's own routes beside OpenAI's: completion, properties, slots, the template, counts."""
+"""llama-server's routes besides OpenAI's: completion, properties, slots, chat template, token counts."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -39,7 +39,7 @@ MAX_PROMPTS = 64
 @router.post("/completion", openapi_extra=openapi_body(NativeRequest))
 @router.post("/completions", openapi_extra=openapi_body(NativeRequest), include_in_schema=False)
 async def completion(request: Request) -> Response:
-    """Complete a prompt, as llama-server's own clients ask for it."""
+    """Complete a prompt, in llama-server's protocol."""
     state = server_state(request)
     body = await parse(request, NativeRequest)
     if body.n is not None and body.n > 1:
@@ -81,7 +81,7 @@ async def _start(
 
 
 async def _sampling(model: LoadedModel, body: NativeRequest) -> dict[str, Any]:
-    """What the request says about sampling, its words as this model's tokens."""
+    """The request's sampling values, with `logit_bias` texts converted to this model's tokens."""
     assert model.runner is not None
     given = body.sampling()
     bias: dict[int, float] = {}
@@ -92,7 +92,7 @@ async def _sampling(model: LoadedModel, body: NativeRequest) -> dict[str, Any]:
 
 
 async def _tokens(model: LoadedModel, parts: list[PromptPart]) -> list[int]:
-    """A mixed prompt as token ids; what the model wants at the start is added before a text only."""
+    """A mixed prompt as token ids. BOS is added only if the prompt starts with text."""
     assert model.runner is not None
     tokens: list[int] = []
     for index, part in enumerate(parts):
@@ -120,13 +120,13 @@ async def _stream(state: ServerState, body: NativeRequest) -> AsyncGenerator[byt
 
 @router.post("/chat/completions", include_in_schema=False)
 async def chat_completions(request: Request) -> Response:
-    """OpenAI's route without its prefix, as llama-server has it."""
+    """OpenAI's route without the /v1 prefix, as in llama-server."""
     return await chat.chat_completions(request)
 
 
 @router.get("/models", include_in_schema=False)
 async def list_models(request: Request) -> dict[str, Any]:
-    """OpenAI's route without its prefix, as llama-server has it."""
+    """OpenAI's route without the /v1 prefix, as in llama-server."""
     return await models.list_models(request)
 
 
@@ -136,7 +136,7 @@ def _template_query(body: TemplateRequest) -> ChatQuery:
 
 @router.post("/apply-template", openapi_extra=openapi_body(TemplateRequest))
 async def apply_template(request: Request) -> Response:
-    """The prompt that a conversation becomes, without running it."""
+    """The rendered prompt of a conversation, without running it."""
     body = await parse(request, TemplateRequest)
     turn = await prepare_turn(server_state(request), body.model, _template_query(body))
     return JSONResponse({"prompt": turn.chat.rendered.prompt}, headers=ignored_header(body.ignored()))
@@ -145,7 +145,7 @@ async def apply_template(request: Request) -> Response:
 @router.post("/v1/chat/completions/input_tokens", openapi_extra=openapi_body(TemplateRequest))
 @router.post("/chat/completions/input_tokens", openapi_extra=openapi_body(TemplateRequest), include_in_schema=False)
 async def chat_input_tokens(request: Request) -> Response:
-    """Tokens that a conversation's prompt has, exactly as it would run."""
+    """Exact number of tokens of a conversation's prompt."""
     body = await parse(request, TemplateRequest)
     turn = await prepare_turn(server_state(request), body.model, _template_query(body))
     payload = {"object": "response.input_tokens", "input_tokens": await turn.prompt_tokens()}
@@ -153,14 +153,14 @@ async def chat_input_tokens(request: Request) -> Response:
 
 
 def _loaded(state: ServerState, name: str | None) -> LoadedModel | None:
-    """The loaded model of that name, or the one used last. Asking loads nothing."""
+    """The loaded model of that name, or the most recently used one. Does not load a model."""
     found = [m for m in state.pool.loaded if name is None or m.id == name]
     return max(found, key=lambda m: m.last_used, default=None)
 
 
 @router.get("/props")
 async def props(request: Request, model: str | None = None) -> dict[str, Any]:
-    """What a model is served with; without `model` the one used last. Asking loads nothing."""
+    """Properties of a model; without `model`, of the most recently used one. Does not load a model."""
     state = server_state(request)
     loaded = _loaded(state, (await state.models.known(model)).id if model else None)
     entry = await state.models.known(loaded.id if loaded else model or DEFAULT_NAME)
@@ -184,7 +184,7 @@ async def props(request: Request, model: str | None = None) -> dict[str, Any]:
 
 @router.get("/slots")
 async def slots(request: Request, model: str | None = None, fail_on_no_slot: int = 0) -> list[dict[str, Any]]:
-    """How many requests each loaded model can take at once, and how many it has; never what they say."""
+    """The slots of each loaded model and which are busy, without their contents."""
     state = server_state(request)
     wanted = (await state.models.known(model)).id if model else None
     slots: list[dict[str, Any]] = []
@@ -204,7 +204,7 @@ async def slots(request: Request, model: str | None = None, fail_on_no_slot: int
 
 
 class NoSlot(EnvironmentFault):
-    """All slots are busy, and the client asked to be told so."""
+    """All slots are busy, and the client requested an error in that case."""
 
     code = "no_slot_available"
 

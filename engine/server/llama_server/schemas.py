@@ -1,4 +1,4 @@
-"""Request bodies of llama-server's own routes."""
+"""Request bodies of llama-server's routes."""
 
 from typing import Annotated, ClassVar, Literal
 
@@ -10,14 +10,14 @@ from engine.server.models import DEFAULT_NAME
 from engine.server.openai.schemas import ChatRequest, OutputFields, SamplingBody, TokenLimit
 
 PromptPart = str | Annotated[int, Field(ge=0, lt=1 << 31)]
-# `false` is llama-server's word for: never.
+# `false` means "never" in llama-server.
 Bias = Annotated[float, Field(ge=-100, le=100)] | Literal[False]
 NEVER = -100.0
 MAX_DIGITS = 10
 
 
 class TextPrompt(Body):
-    """A prompt as an object. Pictures are taken in conversations only."""
+    """A prompt as an object. Images are supported only in chat requests."""
 
     prompt_string: str
     multimodal_data: list[str] | None = None
@@ -28,7 +28,7 @@ Biases = Annotated[list[tuple[PromptPart, Bias]], Field(max_length=1 << 16)]
 
 
 class NativeRequest(SamplingBody, OutputFields):
-    """POST /completion. Without `model`: the one used last. Text and tokens may be mixed in a prompt."""
+    """POST /completion. Without `model`: the most recently used one. A prompt may mix text and tokens."""
 
     no_effect: ClassVar[frozenset[str]] = frozenset({"stream_options"})
 
@@ -44,7 +44,7 @@ class NativeRequest(SamplingBody, OutputFields):
     response_fields: Annotated[list[str], Field(max_length=64)] | None = None
 
     def prompts(self) -> list[str | list[PromptPart]]:
-        """The prompts: a list with a number in it is one of them, other lists hold several."""
+        """The prompts. A list that contains a number is one prompt; other lists contain several."""
         if not isinstance(self.prompt, list):
             return [_text(self.prompt)]
         if any(isinstance(part, int) for part in self.prompt):
@@ -54,11 +54,11 @@ class NativeRequest(SamplingBody, OutputFields):
         return [p if isinstance(p, list) else _text(p) for p in self.prompt if not isinstance(p, int)]
 
     def bias(self) -> dict[int, float]:
-        """Nothing yet: words become tokens with a model's vocabulary, see `_bias`."""
+        """Empty: texts need a model's vocabulary to become tokens, see `_sampling` in routes.py."""
         return {}
 
     def biases(self) -> list[tuple[PromptPart, float]]:
-        """Tokens, or texts of which every token is meant, with their bias."""
+        """Bias per token id, or per text, which applies to all its tokens."""
         given = self.logit_bias or {}
         pairs = given.items() if isinstance(given, dict) else given
         return [(_token(key), NEVER if value is False else value) for key, value in pairs]
@@ -74,12 +74,12 @@ def _text(prompt: str | TextPrompt) -> str:
 
 
 def _token(key: PromptPart) -> PromptPart:
-    """The keys of a JSON object are text, also where they mean a token's id."""
+    """Convert a numeric key to a token id, because JSON object keys are always text."""
     return int(key) if isinstance(key, str) and key.isdecimal() and len(key) < MAX_DIGITS else key
 
 
 class TemplateRequest(ChatRequest):
-    """POST /apply-template and the counting of a conversation's tokens."""
+    """POST /apply-template and the token count of a conversation."""
 
     model: str = DEFAULT_NAME
     add_generation_prompt: bool = True

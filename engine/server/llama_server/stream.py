@@ -1,4 +1,4 @@
-"""Answers in the words of llama-server's own protocol: what a generation was, at its end."""
+"""Responses in llama-server's format."""
 
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -18,9 +18,9 @@ _STOP_TYPES: Final = {"length": "limit", "stop": "eos", "cancelled": "limit", "e
 
 
 async def timed(events: AsyncIterator[Event], limit_ms: float | None) -> AsyncGenerator[Event, None]:
-    """The events; with a limit none of the text that comes later than that after the first."""
+    """The events, ending `limit_ms` after the first text if there is a limit."""
     begun = 0.0
-    # Leaving early must end the generation now, not when the collector gets to it.
+    # Leaving early must end the generation immediately, not at garbage collection.
     async with aclosing(cast("AsyncGenerator[Event, None]", events)) as source:
         async for event in source:
             if isinstance(event, Delta):
@@ -31,7 +31,7 @@ async def timed(events: AsyncIterator[Event], limit_ms: float | None) -> AsyncGe
 
 
 def ended(model: LoadedModel, started: Started, done: Done | None, *, truncated: bool) -> dict[str, Any]:
-    """What llama-server tells at the end, in its own words and milliseconds."""
+    """The final fields in llama-server's format, with times in milliseconds."""
     generated = done.usage.completion_tokens if done else 0
     times = done.timings if done else None
     decode_ms = round(times.decode_s * 1000, 3) if times else 0.0
@@ -62,7 +62,7 @@ def ended(model: LoadedModel, started: Started, done: Done | None, *, truncated:
 
 
 def chosen_fields(answer: dict[str, Any], names: list[str] | None) -> dict[str, Any]:
-    """Only the fields asked for; "a/b" names b inside a and comes back under that name."""
+    """Only the requested fields; "a/b" selects b inside a, returned under the name "a/b"."""
     if not names:
         return answer
     chosen = {}
@@ -76,12 +76,12 @@ def chosen_fields(answer: dict[str, Any], names: list[str] | None) -> dict[str, 
 
 
 def sse(value: dict[str, Any]) -> bytes:
-    """One event."""
+    """One server-sent event."""
     return b"data: " + msgspec.json.encode(value) + b"\n\n"
 
 
 class CompletionAnswer:
-    """One prompt's answer."""
+    """Response to one prompt."""
 
     def __init__(
         self, model: LoadedModel, body: NativeRequest, sampling: Chosen, index: int, notes: tuple[str, ...] = ()
@@ -100,7 +100,7 @@ class CompletionAnswer:
         self._entries: list[TokenLogprob] = []
 
     def feed(self, event: Event) -> dict[str, Any] | None:
-        """The piece of a stream that an event becomes."""
+        """The stream chunk for an event, or None."""
         if isinstance(event, Started):
             self._started = event
         elif isinstance(event, Done):
@@ -115,7 +115,7 @@ class CompletionAnswer:
         return None
 
     def end(self, content: str | None = None) -> dict[str, Any]:
-        """The whole answer; `content` stands for its text at the end of a stream, which has told it already."""
+        """The complete response. `content` replaces its text at the end of a stream, which has already sent it."""
         streamed = content is not None
         notes = [*self._notes, *(() if self._done is None else end_notes(self._done))]
         settings = {

@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize, in llama-server's form and, with `prompt`, vLLM's."""
+"""POST /tokenize and /detokenize, in llama-server's format and, with `prompt`, in vLLM's."""
 
 from typing import Annotated, Any, Literal
 
@@ -17,7 +17,7 @@ router = APIRouter()
 
 
 class TokenizeRequest(Body):
-    """POST /tokenize. Without `model`: the one used last. With `priority` "side" no other server counts."""
+    """POST /tokenize. Without `model`: the most recently used. `priority` "side" never uses another server."""
 
     model: str | None = None
     content: str | None = None
@@ -30,7 +30,7 @@ class TokenizeRequest(Body):
 
 
 class DetokenizeRequest(Body):
-    """POST /detokenize. Without `model`: the one used last."""
+    """POST /detokenize. Without `model`: the most recently used one."""
 
     model: str | None = None
     tokens: Annotated[list[Annotated[int, Field(ge=0, lt=1 << 31)]], Field(max_length=1 << 22)]
@@ -48,7 +48,7 @@ async def tokenize(request: Request) -> Response:
     model = await chosen_model(server_state(request), body.model, only)
     assert model.runner is not None
     assert model.facts is not None
-    # llama-server adds no BOS unless asked to, vLLM does unless asked not to.
+    # By default, llama-server adds no BOS and vLLM does.
     special = body.add_special if body.add_special is not None else body.add_special_tokens
     special = special if special is not None else body.prompt is not None
     tokens = await model.runner.tokenize(text, add_special=special, parse_special=body.parse_special)
@@ -60,7 +60,7 @@ async def tokenize(request: Request) -> Response:
 
 
 def _piece(piece: bytes) -> str | list[int]:
-    """Text, or the byte values of what is no whole UTF-8 character."""
+    """Text, or the byte values if it is not complete UTF-8."""
     try:
         return piece.decode()
     except UnicodeDecodeError:

@@ -1,1 +1,1 @@
-"""LM Studio's list of models."""
+"""LM Studio's model list."""

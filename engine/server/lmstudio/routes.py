@@ -1,4 +1,4 @@
-"""GET /api/v0/models: LM Studio's list, from which coding agents learn the context a model really has."""
+"""GET /api/v0/models: LM Studio's model list, from which coding agents read the effective context length."""
 
 import time
 from typing import Any
@@ -14,7 +14,7 @@ router = APIRouter()
 
 @router.get("/api/v0/models")
 async def list_models(request: Request) -> dict[str, Any]:
-    """Every model with its state and context."""
+    """All models with their state and context length."""
     state = server_state(request)
     until = time.monotonic() + LIST_S
     entries = [e for e in await state.models.entries() if e.servable and e.state == "online"]
@@ -30,7 +30,7 @@ async def show_model(request: Request, model: str) -> dict[str, Any]:
 
 
 async def describe(entry: ModelEntry, state: ServerState, until: float | None = None) -> dict[str, Any]:
-    """LM Studio's fields of a model."""
+    """A model with LM Studio's fields."""
     patience_s = None if until is None else max(0.0, until - time.monotonic())
     loaded = state.pool.get(entry.id)
     ready = loaded is not None and loaded.ready

@@ -1,1 +1,1 @@
-"""Tessera's own routes below /tessera/v1: always behind the local token."""
+"""Tessera's own routes below /tessera/v1; they always require management access."""

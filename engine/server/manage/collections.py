@@ -1,4 +1,4 @@
-"""/tessera/v1/collections: make, watch, search and remove collections of documents."""
+"""/tessera/v1/collections: create, search, update and delete document collections."""
 
 import asyncio
 from typing import Annotated
@@ -30,7 +30,7 @@ from engine.documents.types import DocumentRow
 from engine.server.msgspec_routes import TypedRoute
 from engine.server.state import server_state
 
-# What SQLite can count and JSON numbers can say.
+# Integers that SQLite and JSON numbers can represent exactly.
 Number = Annotated[int, Field(ge=0, lt=1 << 53)]
 
 router = APIRouter(prefix="/tessera/v1/collections", tags=["collections"], route_class=TypedRoute)
@@ -38,14 +38,14 @@ router = APIRouter(prefix="/tessera/v1/collections", tags=["collections"], route
 
 @router.get("")
 async def list_collections(request: Request) -> Collections:
-    """Every collection with the state of its index."""
+    """All collections with the state of their index."""
     service = await server_state(request).collection_service()
     return Collections(collections=await asyncio.to_thread(service.all_shown))
 
 
 @router.post("", status_code=201)
 async def make_collection(request: Request, body: CollectionRequest) -> Collection:
-    """Make a collection; its files are read at once, beside everything else."""
+    """Create a collection. Its files are indexed immediately, in the background."""
     service = await server_state(request).collection_service()
     fields = msgspec.structs.asdict(body)
     fields["sources"] = _sources(body.sources)
@@ -64,7 +64,7 @@ async def show_collection(request: Request, collection: str) -> Collection:
 
 @router.post("/{collection}")
 async def change_collection(request: Request, collection: str, body: CollectionChange) -> Collection:
-    """Add and remove sources, or change how it is kept."""
+    """Add and remove sources, or change the settings of a collection."""
     service = await server_state(request).collection_service()
     apart = ("add", "remove", "allow_remote")
     given = {k: v for k, v in msgspec.structs.asdict(body).items() if v is not None and k not in apart}
@@ -87,7 +87,7 @@ async def change_collection(request: Request, collection: str, body: CollectionC
 
 @router.delete("/{collection}")
 async def remove_collection(request: Request, collection: str) -> Removed:
-    """Forget a collection and its index; the files stay."""
+    """Delete a collection and its index; the source files are not deleted."""
     service = await server_state(request).collection_service()
     gone = await asyncio.to_thread(service.collections.remove, collection)
     return Removed(id=gone.id, name=gone.name)
@@ -95,7 +95,7 @@ async def remove_collection(request: Request, collection: str) -> Removed:
 
 @router.post("/{collection}/refresh")
 async def refresh_collection(request: Request, collection: str) -> Collection:
-    """Look at its files now."""
+    """Check the collection's files for changes now."""
     service = await server_state(request).collection_service()
 
     def refresh() -> Collection:
@@ -107,7 +107,7 @@ async def refresh_collection(request: Request, collection: str) -> Collection:
 
 @router.post("/{collection}/search")
 async def search_collection(request: Request, collection: str, body: SearchRequest) -> SearchAnswer:
-    """Passages that bear on a question, best first."""
+    """Passages relevant to a query, best first."""
     service = await server_state(request).collection_service()
     return await service.search(await asyncio.to_thread(service.collections.live, collection), body)
 
@@ -121,7 +121,7 @@ async def list_documents(
     *,
     problems: bool = False,
 ) -> Documents:
-    """Documents by path; with `problems` only those that were not read as a whole."""
+    """Documents by path; with `problems` only those that were not read completely."""
     service = await server_state(request).collection_service()
     live = await asyncio.to_thread(service.collections.live, collection)
     rows = await asyncio.to_thread(live.store.documents, after, limit + 1, problems=problems)
@@ -131,7 +131,7 @@ async def list_documents(
 
 @router.get("/{collection}/documents/{document}")
 async def show_document(request: Request, collection: str, document: Number) -> DocumentPages:
-    """A document and each of its pages, with what keeps one from being read."""
+    """A document and its pages, with the reason if a page could not be read."""
     service = await server_state(request).collection_service()
     live = await asyncio.to_thread(service.collections.live, collection)
     row = await asyncio.to_thread(live.store.document, document)
@@ -148,14 +148,14 @@ async def show_document(request: Request, collection: str, document: Number) -> 
 async def show_page(
     request: Request, collection: str, document: Number, page: Number, passage: Number | None = None
 ) -> PageText:
-    """The text of a page, with the place of a passage in it."""
+    """The text of a page, with the position of a passage."""
     service = await server_state(request).collection_service()
     live = await asyncio.to_thread(service.collections.live, collection)
     return await asyncio.to_thread(service.page, live, document, page, passage)
 
 
 def _sources(paths: tuple[str, ...]) -> tuple[str, ...]:
-    """Absolute paths that are there. Raises: InputFault."""
+    """Absolute paths that exist. Raises: InputFault."""
     found = []
     for path in paths:
         source = whole_path(path, "sources")

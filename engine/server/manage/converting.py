@@ -1,6 +1,6 @@
-"""/tessera/v1/models/convert and /tessera/v1/onnx/convert: other formats of a model, made as jobs.
+"""/tessera/v1/models/convert and /tessera/v1/onnx/convert: convert models to other formats, as jobs.
 
-/tessera/v1/converter: llama.cpp's own converter, for families that ours does not know.
+/tessera/v1/converter: llama.cpp's converter, for architectures that Tessera's converter does not support.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ router = APIRouter(prefix="/tessera/v1", tags=["library"], route_class=TypedRout
 
 @router.post("/models/convert", status_code=202)
 async def to_gguf(request: Request, body: ConvertRequest) -> Job:
-    """Start making a GGUF file of a Hugging Face folder; the job's result names the model."""
+    """Start converting a Hugging Face folder to a GGUF file; the job's result names the model."""
     source = str(whole_path(body.source, "source"))
     task = ToGguf(source=source, out=_wanted(body.out), float_type=body.float_type)
     return _start(request, task)
@@ -30,7 +30,7 @@ async def to_gguf(request: Request, body: ConvertRequest) -> Job:
 
 @router.post("/onnx/convert", status_code=202)
 async def to_onnx(request: Request, body: OnnxConvertRequest) -> Job:
-    """Start making an ONNX folder of a GGUF model; the job's result names the model."""
+    """Start converting a GGUF model to an ONNX folder; the job's result names the model."""
     asked = body.fixed
     fixed = FixedOptions(context=asked.context, bits=asked.bits, seconds=asked.seconds) if asked else None
     task = ToOnnx(
@@ -45,19 +45,19 @@ async def to_onnx(request: Request, body: OnnxConvertRequest) -> Job:
 
 @router.get("/converter")
 async def converter(request: Request) -> ConverterState:
-    """Whether llama.cpp's converter is here, and what getting it takes."""
+    """Whether llama.cpp's converter is installed, and what an installation takes."""
     return await asyncio.to_thread(_state, request)
 
 
 @router.post("/converter", status_code=202)
 async def fetch_converter(request: Request) -> Job:
-    """Start fetching llama.cpp's converter; asking for it is the consent."""
+    """Start downloading llama.cpp's converter; this request counts as consent."""
     return server_state(request).jobs.start(JobKind.CONVERT, "llama.cpp's converter", Fetch())
 
 
 @router.delete("/converter")
 async def remove_converter(request: Request) -> ConverterRemoved:
-    """Remove llama.cpp's converter with its packages; not while something is converted."""
+    """Delete llama.cpp's converter and its packages; refused while a conversion runs."""
     from engine.library.converter.environment import remove  # noqa: PLC0415 - not while the server starts
 
     jobs = server_state(request).jobs

@@ -1,4 +1,4 @@
-"""/tessera/v1/jobs: watch, pause, resume and cancel long work."""
+"""/tessera/v1/jobs: watch, pause, resume and cancel long-running jobs."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -19,13 +19,13 @@ router = APIRouter(prefix="/tessera/v1/jobs", tags=["jobs"], route_class=TypedRo
 
 @router.get("")
 async def list_jobs(request: Request) -> Jobs:
-    """Every job, newest first."""
+    """All jobs, newest first."""
     return Jobs(jobs=_registry(request).jobs())
 
 
 @router.get("/events")
 async def all_events(request: Request) -> Response:
-    """Server-sent events: each job's state now, then every change, until the client leaves."""
+    """Server-sent events: the current state of each job, then every change, until the client disconnects."""
     return EventStream(_events(_registry(request), None), SHAPE)
 
 
@@ -44,19 +44,19 @@ async def job_events(request: Request, job: str) -> Response:
 
 @router.post("/{job}/pause")
 async def pause(request: Request, job: str) -> Job:
-    """Ask a job to stop and keep what it has."""
+    """Pause a job; it keeps its partial results."""
     return _registry(request).pause(job)
 
 
 @router.post("/{job}/resume")
 async def resume(request: Request, job: str) -> Job:
-    """Go on with a paused or failed job."""
+    """Resume a paused or failed job."""
     return await asyncio.to_thread(_registry(request).resume, job)
 
 
 @router.post("/{job}/cancel")
 async def cancel(request: Request, job: str) -> Job:
-    """Ask a job to stop and drop what it has."""
+    """Cancel a job and drop its partial results."""
     return await asyncio.to_thread(_registry(request).cancel, job)
 
 

@@ -1,4 +1,4 @@
-"""/tessera/v1/keys: who else may use this server."""
+"""/tessera/v1/keys: API keys of this server."""
 
 import asyncio
 
@@ -15,7 +15,7 @@ router = APIRouter(prefix="/tessera/v1/keys", tags=["management"], route_class=T
 
 @router.get("")
 async def list_keys(request: Request) -> Keys:
-    """Names and scopes; the keys themselves are not kept."""
+    """Names and scopes of all keys; the keys themselves are not stored."""
     access = server_state(request).access
     found = access.store.all()
     keys = tuple(Key(name=k.name, scopes=k.scopes, created_at=k.created_at) for k in found)
@@ -25,7 +25,7 @@ async def list_keys(request: Request) -> Keys:
 
 @router.post("", status_code=201)
 async def make_key(request: Request, body: KeyRequest) -> NewKey:
-    """Make a key. It is shown this once."""
+    """Create a key. The response is the only place that shows it."""
     scopes = tuple(dict.fromkeys(body.scopes))
     key = await asyncio.to_thread(server_state(request).access.store.add, body.name, scopes)
     return NewKey(name=body.name, key=key, scopes=scopes)

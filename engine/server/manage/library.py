@@ -1,4 +1,4 @@
-"""/tessera/v1/models, /hub and /trash: the library over HTTP. Long work answers with a job (see manage/jobs)."""
+"""/tessera/v1/models, /hub and /trash: the model library. Long work returns a job (see manage/jobs)."""
 
 import asyncio
 from functools import partial
@@ -42,7 +42,7 @@ router = APIRouter(prefix="/tessera/v1", tags=["library"], route_class=TypedRout
 
 @router.get("/models")
 async def list_models(request: Request, *, refresh: bool = False) -> Models:
-    """Every model with its state; `refresh` looks for new files first."""
+    """All models with their state; `refresh` scans for new files first."""
     catalogue = await _catalogue(request)
     if refresh:
         await asyncio.to_thread(catalogue.refresh)
@@ -66,7 +66,7 @@ async def import_model(request: Request, body: ImportRequest) -> Job:
 
 @router.post("/models/link")
 async def link(request: Request, body: LinkRequest) -> Linked:
-    """Use models where they lie."""
+    """Add models to the library without copying them."""
     catalogue = await _catalogue(request)
     changes, entry = await asyncio.to_thread(importing.link, catalogue, body.where)
     return Linked(added=(entry.id,) if entry else tuple(changes.added))
@@ -74,7 +74,7 @@ async def link(request: Request, body: LinkRequest) -> Linked:
 
 @router.get("/models/{model}")
 async def show_model(request: Request, model: str) -> Model:
-    """One model with everything known about it; with its card, and what it samples with."""
+    """One model with all details, its model card and its sampling values."""
     elsewhere = next((e for e in await server_state(request).models.external() if e.id == model), None)
     if elsewhere is None:
         elsewhere = await asyncio.to_thread(require, await _catalogue(request), model)
@@ -86,7 +86,7 @@ async def show_model(request: Request, model: str) -> Model:
 
 @router.put("/models/{model}/name")
 async def rename_model(request: Request, model: str, body: RenameRequest) -> Model:
-    """Give a model another name for people; its id stays."""
+    """Set a model's display name; its id does not change."""
     catalogue = await _catalogue(request)
     entry = await asyncio.to_thread(require, catalogue, model)
     renamed = await asyncio.to_thread(catalogue.rename, entry.id, " ".join(body.name.split()))
@@ -121,7 +121,10 @@ async def verify_model(request: Request, model: str) -> Job:
 
 @router.post("/models/{model}/update", status_code=202)
 async def update_model(request: Request, model: str) -> Job:
-    """Start fetching the newer version of a model; the older one stays until that is verified and can be read."""
+    """Start downloading the newer version of a model.
+
+    The old version stays until the new one is verified and can be read.
+    """
     entry = await asyncio.to_thread(require, await _catalogue(request), model)
     if entry.origin.kind != "hub":
         raise InputFault(f"{entry.id} was not downloaded from a hub: there is nothing to update it from.", "model")
@@ -130,7 +133,7 @@ async def update_model(request: Request, model: str) -> Job:
 
 @router.delete("/models/{model}")
 async def remove_model(request: Request, model: str) -> Removed:
-    """Unload and remove a model; `ticket` brings it back until the trash is emptied."""
+    """Unload and remove a model; `ticket` restores it until the trash is emptied."""
     catalogue = await _catalogue(request)
     entry = await asyncio.to_thread(require, catalogue, model)
     await server_state(request).pool.unload(entry.id)
@@ -139,21 +142,21 @@ async def remove_model(request: Request, model: str) -> Removed:
 
 @router.get("/trash")
 async def list_trash(request: Request) -> Trash:
-    """What can be brought back."""
+    """Removed models that can be restored."""
     found = await asyncio.to_thread(trash.Trash(await _catalogue(request)).contents)
     return Trash(trash=tuple(map(_removed, found)))
 
 
 @router.post("/trash/{ticket:path}/restore")
 async def restore(request: Request, ticket: str) -> Model:
-    """Undo a removal."""
+    """Restore a removed model."""
     entry = await asyncio.to_thread(trash.Trash(await _catalogue(request)).restore, ticket)
     return _model(entry, with_template=False)
 
 
 @router.delete("/trash")
 async def empty_trash(request: Request) -> Freed:
-    """Delete removed models for good."""
+    """Delete the removed models permanently."""
     return Freed(freed_bytes=await asyncio.to_thread(trash.Trash(await _catalogue(request)).empty))
 
 
@@ -168,7 +171,7 @@ async def search(
     *,
     all_formats: bool = False,
 ) -> SearchResults:
-    """Repositories on the hub; `parameters` as the hub writes it (`min:3B,max:9B`)."""
+    """Search repositories on the hub; `parameters` in the hub's format (`min:3B,max:9B`)."""
     hits = await asyncio.to_thread(
         Services().search,
         text,
@@ -184,7 +187,7 @@ async def search(
 
 @router.get("/hub/plan")
 async def plan(request: Request, repo: str, revision: str | None = None, *, refresh: bool = False) -> RepoPlan:
-    """What each quantization of a repository needs here, and which is best; only headers are read."""
+    """Memory needs of each quantization of a repository, and the best one; reads only file headers."""
     services = await _services(request)
     found = await asyncio.to_thread(partial(services.plan, repo, revision, refresh=refresh))
     return msgspec.structs.replace(found, options=tuple(map(_without_template, found.options)))
@@ -192,7 +195,7 @@ async def plan(request: Request, repo: str, revision: str | None = None, *, refr
 
 @router.get("/hub/starters")
 async def show_starters(request: Request) -> Starters:
-    """Three models to begin with that fit this machine, with the speed to expect (null: not known)."""
+    """Up to three recommended models that fit this computer, with the expected speed (null: unknown)."""
     services = await _services(request)
     found = await asyncio.to_thread(services.starters)
     speeds = [round(services.placer.expected_tok_s(proposal.starter.bytes_per_token), 1) for proposal in found]
@@ -208,7 +211,7 @@ async def show_starters(request: Request) -> Starters:
 
 @router.get("/hub/updates")
 async def updates(request: Request) -> Updates:
-    """Which models have a newer version on the hub; each repository is asked once."""
+    """Models with a newer version on the hub; each repository is queried once."""
     from engine.library.hub.client import HubClient  # noqa: PLC0415 see search
     from engine.library.hub.newer import look_for_newer  # noqa: PLC0415 see search
 
@@ -219,7 +222,7 @@ async def updates(request: Request) -> Updates:
 
 @router.get("/hub/folders")
 async def folders() -> Folders:
-    """Folders of other applications whose models could be linked."""
+    """Folders of other applications whose models can be linked."""
     found = await asyncio.to_thread(Services().foreign_folders)
     return Folders(folders=tuple(Folder(app=folder.app, path=str(folder.path)) for folder in found))
 
@@ -237,7 +240,7 @@ def _card_text(entry: ModelEntry) -> str | None:
     try:
         return Path(entry.card).read_text(encoding="utf-8") if entry.card else None
     except OSError:
-        return None  # the installation it came with is gone
+        return None  # the source folder of the card is gone
 
 
 def _model(entry: ModelEntry, *, with_template: bool) -> Model:
@@ -277,6 +280,6 @@ def _removed(removed: trash.Removed) -> Removed:
 
 
 def _without_template(option: Option) -> Option:
-    """An option for the wire; a template of a file that is not here is nobody's need."""
+    """An option for the response, without the chat template, which is not needed before the download."""
     details = msgspec.structs.replace(option.details, chat_template=None) if option.details else None
     return msgspec.structs.replace(option, details=details)

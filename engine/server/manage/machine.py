@@ -1,4 +1,4 @@
-"""/tessera/v1/devices, /ledger, /models/{id}/placement and /pin: the machine, its memory, and where models run."""
+"""/tessera/v1/devices, /ledger, /models/{id}/placement and /pin: hardware, memory and model placement."""
 
 import asyncio
 from typing import Annotated
@@ -24,7 +24,7 @@ RECENT_AUDITS = 50
 
 @router.get("/devices")
 async def devices(request: Request, *, fresh: bool = False) -> api.Machine:
-    """Devices, memory, backends and findings; `fresh` tries every backend again."""
+    """Devices, memory, backends and findings; `fresh` probes every backend again."""
     placer = _placer(request)
     machine = await asyncio.to_thread(placer.machine.full, fresh=fresh)
     pins = await asyncio.to_thread(placer.resources.settings.pins)
@@ -42,7 +42,7 @@ async def live(request: Request) -> api.LiveDevices:
 
 @router.post("/models/{name:path}/pin")
 async def pin(request: Request, name: str, body: api.PinRequest) -> api.Pinned:
-    """Keep a model on a device. An idle model is unloaded, so that its next request loads it there."""
+    """Pin a model to a device. An idle model is unloaded, so that its next request loads it there."""
     state, placer = server_state(request), _placer(request)
     entry = await state.models.entry(name)
     if body.device is not None:
@@ -56,7 +56,7 @@ async def pin(request: Request, name: str, body: api.PinRequest) -> api.Pinned:
 
 @router.get("/ledger")
 async def ledger(request: Request) -> api.LedgerState:
-    """Pools, what each loaded model was predicted and measured to hold, and the last audits."""
+    """Memory pools, predicted and measured memory of each loaded model, and the last audits."""
     return await asyncio.to_thread(_ledger, _placer(request))
 
 
@@ -73,9 +73,9 @@ async def placement(
     *,
     saved: bool = True,
 ) -> api.PlacementAnswer:
-    """Where the model would run now and why, what it needs, and what to give up if that does not fit.
+    """The model's placement and its reasons, memory needs, and options if it does not fit.
 
-    `saved=false` leaves the user's load settings out, so that what is given here alone decides.
+    `saved=false` ignores the user's load settings and uses only the parameters of this request.
     """
     check_kv_type(kv, "kv")
     state = server_state(request)
@@ -105,7 +105,7 @@ async def placement(
 
 
 def _check_pin(machine: Machine, wanted: str) -> None:
-    """Raises: InputFault: no device of this machine goes by that name."""
+    """Raises: InputFault: this computer has no device with that name."""
     names = device_names(machine)
     if wanted.lower() not in {name.lower() for name in names}:
         raise InputFault(f"{wanted!r} is not a device here; use one of {', '.join(sorted(names))}.", "device")

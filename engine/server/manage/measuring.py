@@ -1,4 +1,4 @@
-"""/tessera/v1/bench and /tessera/v1/autotune: measure this machine as a job, and read what was measured."""
+"""/tessera/v1/bench and /tessera/v1/autotune: start measurements as jobs and read their results."""
 
 import asyncio
 from typing import Annotated
@@ -22,7 +22,7 @@ router = APIRouter(prefix="/tessera/v1", tags=["measuring"], route_class=TypedRo
 async def results(
     request: Request, model: str | None = None, limit: Annotated[int, Query(ge=1, le=1000)] = 200
 ) -> BenchResults:
-    """What was measured on this machine, newest first; of one model if it is named."""
+    """Measurements on this computer, newest first; `model` selects those of one model."""
     found = await asyncio.to_thread(_bench_service(request).results.all, model)
     listed = [BenchResult(**msgspec.structs.asdict(report), id=i) for i, report in enumerate(found)]
     return BenchResults(results=tuple(listed[::-1][:limit]))
@@ -30,13 +30,13 @@ async def results(
 
 @router.get("/bench/shapes")
 async def shapes() -> Shapes:
-    """Shapes that can be measured without a file."""
+    """Model shapes that can be measured without a file."""
     return Shapes(shapes=tuple(SHAPES))
 
 
 @router.post("/bench", status_code=202)
 async def bench(request: Request, body: BenchRequest) -> Job:
-    """Start measuring (see /tessera/v1/jobs); the job's result carries the report."""
+    """Start a measurement (see /tessera/v1/jobs); the job's result has the report."""
     options = BenchOptions(
         subject=_subject(body),
         lengths=body.lengths,
@@ -50,15 +50,15 @@ async def bench(request: Request, body: BenchRequest) -> Job:
 
 @router.post("/bench/types", status_code=202)
 async def price_types(request: Request) -> Job:
-    """Start measuring what each quantization type costs here; the planner uses it from then on."""
+    """Start measuring the cost of each quantization type on this computer; the planner uses the results."""
     return _start(request, "Measure quantization types", Task(what="prices"))
 
 
 @router.post("/autotune", status_code=202)
 async def autotune(request: Request, body: TuneRequest) -> Job:
-    """Start looking for the fastest settings, or those of most tokens per joule; loads use them from then on.
+    """Start a search for the settings with the most tokens per second or per joule; later loads use them.
 
-    Pausing keeps what was measured.
+    Pausing keeps the results so far.
     """
     options = TuneOptions(subject=_subject(body), lengths=body.lengths, limit_s=body.limit_s, goal=body.goal)
     title = f"Tune {options.subject.name}" + (" for energy" if body.goal == "energy" else "")
@@ -66,7 +66,7 @@ async def autotune(request: Request, body: TuneRequest) -> Job:
 
 
 def _subject(body: SubjectRequest) -> Subject:
-    """The engine's own record. Raises: InputFault: none or several are given."""
+    """The model to measure. Raises: InputFault: none or several are given."""
     found = Subject(model=body.model, shape=body.shape, like=body.like, hub=body.hub, mix=body.type)
     found.check()
     if body.shape is not None and body.shape not in SHAPES:

@@ -1,4 +1,4 @@
-"""/tessera/v1/loaded and models/{id}/load: what is loaded, loading and unloading by hand, pins and aliases."""
+"""/tessera/v1/loaded and models/{id}/load: state, loading and unloading of models, their settings and aliases."""
 
 import asyncio
 import time
@@ -38,21 +38,21 @@ from engine.server.msgspec_routes import TypedRoute
 from engine.server.sse import while_connected
 from engine.server.state import ServerState, server_state
 
-# /tessera/v1/models/{id}/sampling: what a model samples with, who decided it, and the user's own values.
+# /tessera/v1/models/{id}/sampling: effective sampling values, their sources, and the user's values.
 
 router = APIRouter(prefix="/tessera/v1", tags=["management"], route_class=TypedRoute)
 
 
 @router.get("/models/{model:path}/sampling")
 async def model_sampling(request: Request, model: str) -> ModelSampling:
-    """What is in force for a model, and what is recommended."""
+    """The effective and the recommended sampling values of a model."""
     models = server_state(request).models
     return describe_sampling(models, await models.entry(model))
 
 
 @router.put("/models/{model:path}/sampling")
 async def set_model_sampling(request: Request, model: str, body: SamplingRequest) -> ModelSampling:
-    """Set the user's own values for a model; none at all goes back to what is recommended."""
+    """Set the user's sampling values for a model; an empty set restores the recommended values."""
     models = server_state(request).models
     entry = await models.entry(model)
     models.user_settings.set_sampling(entry.id, body.values)
@@ -60,7 +60,7 @@ async def set_model_sampling(request: Request, model: str, body: SamplingRequest
 
 
 def describe_sampling(models: ServedModels, entry: ModelEntry) -> ModelSampling:
-    """The decision for a model as a whole."""
+    """The effective, recommended and user values of a model."""
     found = models.recommended_for(entry)
     usual, plain = found.layers(None), found.plain
     return ModelSampling(
@@ -78,19 +78,19 @@ def _without_user(layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
 
 
 def decided(chosen: Chosen) -> dict[str, Decided]:
-    """What was chosen, as the management routes tell it."""
+    """The chosen sampling values in the format of the management routes."""
     return {
         name: Decided(value=getattr(chosen.params, name), source=source, link=chosen.links.get(name, ""))
         for name, source in chosen.sources.items()
     }
 
 
-# /tessera/v1/models/{id}/engine_args: llama.cpp's own arguments for a model beside Tessera's settings.
+# /tessera/v1/models/{id}/engine_args: llama.cpp arguments for a model, in addition to Tessera's settings.
 
 
 @router.get("/models/{model:path}/engine_args")
 async def engine_args(request: Request, model: str) -> ModelEngineArgs:
-    """The raw engine arguments of a model."""
+    """The engine arguments of a model."""
     models = server_state(request).models
     entry = await models.entry(model)
     return ModelEngineArgs(id=entry.id, engine_args=models.user_settings.get(entry.id).engine_args)
@@ -98,9 +98,9 @@ async def engine_args(request: Request, model: str) -> ModelEngineArgs:
 
 @router.put("/models/{model:path}/engine_args")
 async def set_engine_args(request: Request, model: str, body: EngineArgsRequest) -> ModelEngineArgs:
-    """Set them; none at all goes back to Tessera's choice. They come into force as load settings do.
+    """Set the engine arguments; an empty set removes them. They take effect as load settings do.
 
-    llama.cpp tries them first without allocating anything; what it refuses is not kept.
+    llama.cpp checks them first without allocating memory; arguments that it rejects are not stored.
     """
     state = server_state(request)
     entry = await state.models.entry(model)
@@ -113,7 +113,7 @@ async def set_engine_args(request: Request, model: str, body: EngineArgsRequest)
 
 
 async def keep_engine_args(state: ServerState, entry: ModelEntry, args: EngineArgs) -> int | None:
-    """Try arguments and keep them; returns the bytes a load would need with them.
+    """Check and store engine arguments; return the bytes that a load with them needs.
 
     Raises: InputFault.
     """
@@ -130,7 +130,8 @@ async def keep_engine_args(state: ServerState, entry: ModelEntry, args: EngineAr
         placed = await asyncio.to_thread(state.placer.placement, entry.id, wanted, overrides, exact=False)
         await asyncio.to_thread(state.placer.try_engine_args, placed.settings)
         needed = placed.need.total_bytes
-    await asyncio.to_thread(state.placer.history.remember, entry.id, {})  # what worked was tried without them
+    # stored fallbacks were measured without these arguments
+    await asyncio.to_thread(state.placer.history.remember, entry.id, {})
     state.models.user_settings.change(entry.id, engine_args=args)
     return needed
 
@@ -171,7 +172,7 @@ async def loaded_models(request: Request) -> LoadedModels:
 
 @router.post("/models/{model:path}/load")
 async def load(request: Request, model: str, body: LoadRequest) -> LoadedModel:
-    """Load a model now, and say how long it stays."""
+    """Load a model now; optionally set its settings and time to live."""
     state = server_state(request)
     if body.keep_alive == 0:
         raise InputFault("keep_alive 0 unloads a model at once: POST …/unload does that.", "keep_alive")
@@ -187,7 +188,7 @@ async def load(request: Request, model: str, body: LoadRequest) -> LoadedModel:
         await _keep_options(state, await state.models.entry(model), body.lasting)
     waiting = state.pool.get((await state.models.entry(model)).id)
     if waiting is not None and waiting.pending and waiting.ready:
-        return describe(waiting)  # it is loaded again when its last answer has ended
+        return describe(waiting)  # it is reloaded after its last running response
     tokens = body.tokens
     found = await while_connected(request, state.pool.acquire(model, min_ctx=tokens or 0))
     if tokens is not None and found.facts is not None and found.facts.max_ctx > found.facts.n_ctx:
@@ -200,7 +201,7 @@ async def load(request: Request, model: str, body: LoadRequest) -> LoadedModel:
 
 
 async def _keep_options(state: ServerState, entry: ModelEntry, options: dict[str, int | str]) -> None:
-    """Store options of a load, which come into force as load settings do."""
+    """Store load options, which take effect as load settings do."""
     before = state.models.user_settings.get(entry.id).load_options
     now = msgspec.structs.replace(before, **options)
     if now != before:
@@ -210,17 +211,17 @@ async def _keep_options(state: ServerState, entry: ModelEntry, options: dict[str
 
 @router.get("/models/{model:path}/load-settings")
 async def load_settings(request: Request, model: str) -> ModelLoadSettings:
-    """What the user decided about the loads of a model, and the bounds of it."""
+    """The user's load settings of a model, and their limits."""
     models = server_state(request).models
     return _load_settings(models, await models.entry(model))
 
 
 @router.put("/models/{model:path}/load-settings")
 async def set_load_settings(request: Request, model: str, body: LoadOptions) -> ModelLoadSettings:
-    """Decide about the loads of a model; nothing at all leaves them to Tessera.
+    """Set the load settings of a model; omitted fields are chosen by Tessera.
 
-    An idle model is unloaded, and loaded with them by its next request. One that answers is loaded again when its
-    last answer has ended; only a larger context comes into force at once.
+    An idle model is unloaded, and its next request loads it with them. A busy model is reloaded after its last
+    running response; only a larger context takes effect immediately.
     """
     state = server_state(request)
     entry = await state.models.entry(model)
@@ -236,7 +237,7 @@ async def set_load_settings(request: Request, model: str, body: LoadOptions) -> 
 
 @router.put("/models/{model:path}/engine")
 async def set_engine(request: Request, model: str, body: EngineRequest) -> ModelEngine:
-    """Let an added program serve a model, or Tessera's own engine again. An idle model is unloaded."""
+    """Select an added program that serves a model, or Tessera's engine. An idle model is unloaded."""
     state = server_state(request)
     entry = await state.models.entry(model)
     await state.models.choose_engine(entry, body.engine)
@@ -261,13 +262,13 @@ async def unload(request: Request, model: str) -> Unloaded:
 
 @router.get("/aliases")
 async def aliases(request: Request) -> Aliases:
-    """Other names of models."""
+    """All aliases of models."""
     return Aliases(aliases=server_state(request).models.user_settings.aliases())
 
 
 @router.put("/aliases/{alias:path}")
 async def set_alias(request: Request, alias: str, body: AliasRequest) -> Alias:
-    """Let a name, or a pattern such as `claude-*`, stand for a model."""
+    """Create an alias: a name, or a pattern such as `claude-*`."""
     state = server_state(request)
     entry = await state.models.entry(body.model)
     state.models.user_settings.set_alias(alias, entry.id)
@@ -277,7 +278,7 @@ async def set_alias(request: Request, alias: str, body: AliasRequest) -> Alias:
 
 @router.delete("/aliases/{alias:path}", status_code=204, response_class=Response)
 async def remove_alias(request: Request, alias: str) -> None:
-    """Forget an alias."""
+    """Delete an alias."""
     state = server_state(request)
     if not state.models.user_settings.remove_alias(alias):
         raise ModelNotFound(alias, tuple(state.models.user_settings.aliases())[:8])

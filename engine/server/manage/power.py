@@ -1,4 +1,4 @@
-"""/tessera/v1/power: a mode, a cap in watts, a part of the battery."""
+"""/tessera/v1/power: a mode, a limit in watts, a battery budget."""
 
 from fastapi import APIRouter, Request
 
@@ -11,13 +11,13 @@ router = APIRouter(prefix="/tessera/v1/power", tags=["machine"], route_class=Typ
 
 @router.get("")
 async def power(request: Request) -> PowerState:
-    """What work here may draw, and what it does draw where a meter tells."""
+    """The power limits and, if a meter is available, the current power."""
     return server_state(request).power.state()
 
 
 @router.put("")
 async def set_power(request: Request, body: PowerLimits) -> PowerState:
-    """Replace the limits; fields left out are not bounded. It is kept for the next start."""
+    """Replace the limits; omitted fields are unlimited. The limits are stored for the next start."""
     service = server_state(request).power
     service.set(body)
     return service.state()

@@ -1,4 +1,4 @@
-"""/tessera/v1/quantize: what making a model fit would give, and the job that does it."""
+"""/tessera/v1/quantize: predict and run the quantization of a model."""
 
 import asyncio
 
@@ -16,7 +16,7 @@ router = APIRouter(prefix="/tessera/v1/quantize", tags=["quantize"], route_class
 
 @router.post("/plan")
 async def plan(request: Request, body: QuantizeOptions) -> QuantizeSketch:
-    """The likely plan and what the job would take; nothing is measured or written."""
+    """The likely plan and the cost of the job; nothing is measured or written."""
     state = server_state(request)
     catalogue = await state.models.catalogue()
     report = await asyncio.to_thread(predict, catalogue, body, state.placer.resources, state.named_tasks)
@@ -31,7 +31,7 @@ async def plan(request: Request, body: QuantizeOptions) -> QuantizeSketch:
 
 @router.post("", status_code=202)
 async def start(request: Request, body: QuantizeOptions) -> Job:
-    """Start the job (see /tessera/v1/jobs); its result names the new model and carries the report."""
+    """Start the job (see /tessera/v1/jobs); its result names the new model and has the report."""
     state = server_state(request)
     body.check()
     await asyncio.to_thread(gate_task, body, state.named_tasks)

@@ -1,4 +1,4 @@
-"""GET /tessera/v1/requests: the last requests with their numbers, and the programs that sent them."""
+"""GET /tessera/v1/requests: the latest requests with their numbers, and the programs that sent them."""
 
 from fastapi import APIRouter, Request
 
@@ -11,5 +11,5 @@ router = APIRouter(prefix="/tessera/v1", tags=["management"], route_class=TypedR
 
 @router.get("/requests")
 async def requests(request: Request) -> RecentActivity:
-    """The last requests that ran a model and who is connected; newest first, kept in memory only."""
+    """The latest requests that ran a model, and the connected programs; newest first, in memory only."""
     return server_state(request).recent.snapshot()

@@ -1,4 +1,4 @@
-"""/tessera/v1/remotes: computers that hold layers of a model, through SSH tunnels."""
+"""/tessera/v1/remotes: remote hosts that hold layers of a model, through SSH tunnels."""
 
 import base64
 import hashlib
@@ -18,7 +18,7 @@ router = APIRouter(prefix="/tessera/v1", tags=["management"], route_class=TypedR
 
 @router.get("/remotes")
 async def list_remotes(request: Request) -> api.Remotes:
-    """Every worker as it was last seen. Nothing is asked of them."""
+    """All workers with the result of their last probe. Does not contact them."""
     state = server_state(request)
     rows = tuple(_row(state, remote) for remote in state.remotes.registry.remotes)
     return api.Remotes(remotes=rows, kernel=state.remotes.kernel)
@@ -26,7 +26,7 @@ async def list_remotes(request: Request) -> api.Remotes:
 
 @router.put("/remotes/{name}")
 async def put_remote(request: Request, name: str, body: api.RemoteRequest) -> api.RemoteRow:
-    """Add a worker or change it, and look at it. Its host's key must be known, or said with the request."""
+    """Add or change a worker and probe it. Its host key must be known or part of the request."""
     state = server_state(request)
     fields = msgspec.structs.asdict(body)
     expected = fields.pop("host_key")
@@ -36,7 +36,7 @@ async def put_remote(request: Request, name: str, body: api.RemoteRequest) -> ap
 
 @router.post("/remotes/{name}/check")
 async def check_remote(request: Request, name: str) -> api.RemoteRow:
-    """Look at a worker now, and measure the way to it."""
+    """Probe a worker now and measure its connection."""
     state = server_state(request)
     await state.remotes.check(name)
     return _row(state, state.remotes.registry.get(name))
@@ -44,7 +44,7 @@ async def check_remote(request: Request, name: str) -> api.RemoteRow:
 
 @router.delete("/remotes/{name}", status_code=204, response_class=Response)
 async def remove_remote(request: Request, name: str) -> None:
-    """Forget a worker. Raises: InputFault: a model's layers lie there now."""
+    """Remove a worker. Raises: InputFault: it holds layers of a loaded model."""
     state = server_state(request)
     state.remotes.registry.get(name)
     if models := _models(state, name):
@@ -81,7 +81,7 @@ def _row(state: ServerState, remote: Remote) -> api.RemoteRow:
 
 
 def _fingerprint(line: str) -> str:
-    """As ssh-keygen shows it."""
+    """The fingerprint in ssh-keygen's format."""
     parts = line.split()
     blob = base64.b64decode(parts[1]) if len(parts) > 1 else b""
     return "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")

@@ -1,4 +1,4 @@
-"""POST /tessera/v1/replay: give a receipt's answer again, or find out what of all that changed makes it another."""
+"""POST /tessera/v1/replay: repeats a receipt's request, or finds out which change causes a different response."""
 
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
@@ -26,9 +26,9 @@ from engine.server.sse import while_connected
 from engine.server.state import ServerState, server_state
 
 router = APIRouter(prefix="/tessera/v1", tags=["measuring"], route_class=TypedRoute)
-# Marks that open and close reasoning, and what closes it early, are a few words.
+# Maximum length of the reasoning marks and the closing text, which are a few words.
 _LONGEST_MARK: Final = 10_000
-# Parts that nothing here can put back: another program, other kernels, another computer.
+# Parts that cannot be restored: the program, the CPU kernels, the computer.
 _FIXED: Final = {
     "adapters": "the adapters of then are not here",
     "engine": "the program of then is not here",
@@ -47,9 +47,9 @@ class _Format(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 @router.post("/replay")
 async def replay(request: Request, body: ReplayRequest) -> Replayed:
-    """Ask again what a receipt says was asked; with `explain`, ask as now, and put one part back at a time.
+    """Repeat the request of a receipt; with `explain`, send it with current parts and restore one part at a time.
 
-    Explaining loads the model with the settings of then, if those differ, and unloads it again.
+    Explaining loads the model with the old settings if they differ, and unloads it again.
     """
     if body.receipt.version != VERSION:
         raise InputFault(
@@ -60,7 +60,7 @@ async def replay(request: Request, body: ReplayRequest) -> Replayed:
 
 
 class _Replay:
-    """One receipt and the model that stands for it now."""
+    """One receipt and the model that replays it."""
 
     def __init__(self, state: ServerState, body: ReplayRequest) -> None:
         self._state = state
@@ -69,7 +69,7 @@ class _Replay:
         self._old_model = body.old_model
 
     async def repeated(self) -> Replayed:
-        """The answer to what the model was asked then."""
+        """Repeat the original request."""
         model = await self._state.pool.acquire(self._model)
         text = await self._text(model, await self._then())
         _, mark = await self._now()
@@ -80,7 +80,7 @@ class _Replay:
         )
 
     async def explained(self) -> Replayed:
-        """The answer to the request as it would be asked now, and what each change does to it."""
+        """Send the request with all current parts, then with each changed part restored."""
         model = await self._state.pool.acquire(self._model)
         asked, mark = await self._now()
         text = await self._text(model, asked)
@@ -114,7 +114,7 @@ class _Replay:
         asked: GenerationRequest,
         then: GenerationRequest,
     ) -> Callable[[], Awaitable[str]] | None:
-        """How to ask with one part of then and all others of now; None where it cannot be had."""
+        """A function that sends the request with one old part; None if that part is not available."""
         if part in {"template", "request"}:
             return lambda: self._text(model, then)
         if part == "plan" and self._receipt.plan != plan:
@@ -160,7 +160,7 @@ class _Replay:
         ]
 
     async def _now(self) -> tuple[GenerationRequest, str]:
-        """The client's request as it would be asked now, and the mark of the template that writes its prompt."""
+        """The client's request as it would be sent now, and the digest of its current template."""
         body = {**self._receipt.body, "model": self._model, "stream": False, "receipt": None}
         if self._receipt.route == "completions":
             _, requests, _, _ = await completions.prepared(self._state, _checked(CompletionRequest, body))
@@ -172,7 +172,7 @@ class _Replay:
         return request, receipts.template_mark(prepared.template)
 
     async def _then(self) -> GenerationRequest:
-        """What the model was asked; a receipt comes from anywhere, so it is checked like any request."""
+        """The original request. Receipts are untrusted, so it is validated like any request."""
         asked = _checked(CompletionRequest, {**self._receipt.asked, "model": self._model, "deterministic": True})
         try:
             form = msgspec.convert(self._receipt.format, learned(_Format))
@@ -198,7 +198,7 @@ class _Replay:
 
 
 class _Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings of a load that a receipt may ask for; a load checks them as it checks all."""
+    """Load settings from a receipt; a load validates them like all others."""
 
     n_ctx: int | None = None
     type_k: str | None = None
@@ -210,7 +210,7 @@ class _Plan(msgspec.Struct, frozen=True, kw_only=True):
     n_threads: int | None = None
 
     def applied(self, settings: LoadSettings) -> LoadSettings:
-        """`settings` with these."""
+        """Return `settings` with the receipt's values."""
         given = {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
         changed = msgspec.structs.replace(settings, **given)
         return msgspec.structs.replace(changed, kv_cells=max(changed.kv_cells, changed.n_ctx))

@@ -1,4 +1,4 @@
-"""GET /tessera/v1/stats: speed, queue, memory and cache as they change."""
+"""GET /tessera/v1/stats: speed, queue, memory and cache over time."""
 
 import asyncio
 import time
@@ -26,7 +26,7 @@ from engine.server.utilization import HISTORY_S
 
 router = APIRouter(prefix="/tessera/v1", tags=["management"], route_class=TypedRoute)
 
-# A runner that is busy answers between two steps; one that does not within this time is reported without numbers.
+# A busy runner replies between two steps. One that takes longer than this is reported without numbers.
 ANSWER_S: Final = 1.0
 
 
@@ -37,7 +37,7 @@ async def stats(
     interval: Annotated[float, Query(ge=0.1, le=60)] = 1.0,
     once: Annotated[bool, Query()] = False,
 ) -> Response:
-    """Server-sent events every `interval` seconds; `once` gives one and ends."""
+    """Server-sent events every `interval` seconds; `once` sends one event and ends."""
     return EventStream(_events(server_state(request), interval, once=once), SHAPE)
 
 
@@ -52,7 +52,7 @@ async def _events(state: ServerState, interval: float, *, once: bool) -> AsyncGe
 
 
 async def snapshot(state: ServerState, earlier: dict[str, tuple[float, RunnerStats]]) -> Stats:
-    """Everything now; speeds are since the last call with the same `earlier`, which is brought up to date."""
+    """Current statistics. Speeds are since the last call with the same `earlier`, which is updated."""
     models = []
     for model in state.pool.models:
         numbers = await _ask(model)
@@ -79,20 +79,20 @@ async def snapshot(state: ServerState, earlier: dict[str, tuple[float, RunnerSta
 
 @router.get("/stats/utilization")
 async def utilization(request: Request, seconds: Annotated[int, Query(ge=1, le=HISTORY_S)] = 120) -> UsageSamples:
-    """How busy processors, GPUs, NPUs and memory were and what power they drew, a sample a second, oldest first."""
+    """Utilization and power of CPUs, GPUs, NPUs and memory: one sample per second, oldest first."""
     ring = server_state(request).utilization
     return UsageSamples(samples=ring.last(seconds) if ring else ())
 
 
 @router.get("/stats/history")
 async def history(request: Request, seconds: Annotated[int, Query(ge=1, le=HISTORY_S)] = 180) -> WorkSamples:
-    """Requests, tokens and memory of the server over the last seconds, a sample a second, oldest first."""
+    """Requests, tokens and memory of the server in the last seconds: one sample per second, oldest first."""
     return WorkSamples(samples=server_state(request).history.last(seconds))
 
 
 @router.get("/stats/requests")
 async def requests(request: Request, limit: Annotated[int, Query(ge=1, le=MAX_ENTRIES)] = 50) -> RequestTimes:
-    """Where the time of the newest requests went, newest first: seconds by part."""
+    """Timings of the latest requests, newest first: seconds per phase."""
     return RequestTimes(requests=tuple(server_state(request).times.newest(limit)))
 
 

@@ -1,4 +1,4 @@
-"""/tessera/v1/upstreams: other servers, and the user's rules for what goes there."""
+"""/tessera/v1/upstreams: other servers, and the user's routing rules for them."""
 
 import asyncio
 
@@ -21,7 +21,7 @@ router = APIRouter(prefix="/tessera/v1", tags=["management"], route_class=TypedR
 
 @router.get("/upstreams")
 async def list_upstreams(request: Request, *, check: bool = False) -> api.Upstreams:
-    """Every upstream with its models, and the rules; `check` looks at each now."""
+    """All upstreams with their models, and the rules; `check` probes each upstream first."""
     state = server_state(request)
     if check:
         await state.links.look()
@@ -30,7 +30,7 @@ async def list_upstreams(request: Request, *, check: bool = False) -> api.Upstre
 
 @router.put("/upstreams/{name}")
 async def put_upstream(request: Request, name: str, body: api.UpstreamRequest) -> api.UpstreamRow:
-    """Add an upstream or change it, and look at it. Nothing but this look is sent there without a rule."""
+    """Add or change an upstream and probe it. Without a rule, only probes are sent to it."""
     state = server_state(request)
     upstream = state.links.registry.add(name, body.url, body.kind)
     if body.key is not None:
@@ -41,7 +41,7 @@ async def put_upstream(request: Request, name: str, body: api.UpstreamRequest) -
 
 @router.post("/upstreams/{name}/check")
 async def check_upstream(request: Request, name: str) -> api.UpstreamRow:
-    """Look at an upstream now."""
+    """Probe an upstream now."""
     state = server_state(request)
     await state.links.look(name)
     return _row(state, state.links.registry.get(name))
@@ -49,7 +49,7 @@ async def check_upstream(request: Request, name: str) -> api.UpstreamRow:
 
 @router.put("/upstreams/{name}/key")
 async def put_key(request: Request, name: str, body: api.UpstreamKeyRequest) -> api.UpstreamRow:
-    """Give an upstream another key, or none."""
+    """Set or remove the key of an upstream."""
     state = server_state(request)
     state.links.registry.get(name)
     if body.key is None:
@@ -62,13 +62,13 @@ async def put_key(request: Request, name: str, body: api.UpstreamKeyRequest) -> 
 
 @router.delete("/upstreams/{name}", status_code=204, response_class=Response)
 async def remove_upstream(request: Request, name: str) -> None:
-    """Forget an upstream, its key and its rules."""
+    """Delete an upstream, its key and its rules."""
     await asyncio.to_thread(server_state(request).links.registry.remove, name)
 
 
 @router.put("/upstream-rules")
 async def put_rule(request: Request, body: api.UpstreamRule) -> api.Upstreams:
-    """Let requests for a model leave this machine."""
+    """Add a rule that sends requests for a model to another server."""
     state = server_state(request)
     state.links.registry.add_rule(msgspec.convert(body, learned(Rule), from_attributes=True))
     return _all(state)
@@ -76,7 +76,7 @@ async def put_rule(request: Request, body: api.UpstreamRule) -> api.Upstreams:
 
 @router.delete("/upstream-rules", status_code=204, response_class=Response)
 async def remove_rule(request: Request, model: str, upstream: str | None = None) -> None:
-    """Take that back."""
+    """Delete a rule."""
     if not server_state(request).links.registry.remove_rule(model, upstream):
         raise InputFault(f"There is no rule for {model!r}.", "model")
 

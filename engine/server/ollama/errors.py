@@ -1,4 +1,4 @@
-"""Errors in Ollama's shape."""
+"""Errors in Ollama's format."""
 
 import json
 from typing import Any, Final
@@ -10,7 +10,7 @@ from engine.server.openai.errors import openai_body
 
 
 def ollama_body(error: Exception, path: str = "") -> dict[str, Any]:
-    """Ollama's error: a text; its code is beside it."""
+    """Ollama's error text, with OpenAI's other error fields next to it."""
     known = isinstance(error, TesseraError)
     body: dict[str, Any] = openai_body(error, path)["error"]
     facts = {k: v for k, v in body.items() if k not in ("message", "type")}
@@ -18,7 +18,7 @@ def ollama_body(error: Exception, path: str = "") -> dict[str, Any]:
 
 
 def error_line(error: Exception) -> bytes:
-    """The error as a line of a stream that has begun."""
+    """The error as a line, for streams that have already started."""
     return json.dumps(ollama_body(error)).encode() + b"\n"
 
 

@@ -1,4 +1,4 @@
-"""`keep_alive`: how long a model stays loaded, in durations as Ollama's clients write them."""
+"""`keep_alive`: the time that a model stays loaded, in Ollama's duration format."""
 
 import re
 import time
@@ -11,16 +11,16 @@ from engine.server.state import ServerState
 
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
 _SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
-# Nanoseconds: the unit of every duration in Ollama's answers.
+# Nanoseconds per second; Ollama's responses give all durations in nanoseconds.
 NANO: Final = 1_000_000_000
-# Longer than this is for ever: dates further on cannot be written.
+# Longer durations mean "forever": later dates cannot be represented.
 FOREVER_S: Final = 100 * 365 * 86_400.0
 
 
 def seconds(duration: str | float, param: str) -> float:
-    """A duration such as `5m`, `1h30m`, `300` or -1 (for ever), in seconds.
+    """A duration such as `5m`, `1h30m`, `300` or -1 (forever), in seconds.
 
-    Raises: InputFault: it is none.
+    Raises: InputFault: it is not a duration.
     """
     if not isinstance(duration, str):
         return float(max(-FOREVER_S, min(FOREVER_S, duration)))
@@ -37,7 +37,7 @@ def seconds(duration: str | float, param: str) -> float:
 
 
 def keep(model: LoadedModel, keep_alive: str | float | None) -> bool:
-    """Apply `keep_alive`; True when the model is to be unloaded right after this request."""
+    """Apply `keep_alive`; return True if the model should be unloaded after this request."""
     if keep_alive is None:
         return False
     wanted = seconds(keep_alive, "keep_alive")
@@ -48,7 +48,7 @@ def keep(model: LoadedModel, keep_alive: str | float | None) -> bool:
 
 
 async def acquire(state: ServerState, body: Asking) -> tuple[LoadedModel, float]:
-    """The model of a request with the context it asks for, and the seconds that took."""
+    """The request's model with at least the requested context, and the load time in seconds."""
     begun = time.monotonic()
     model = await state.pool.acquire(body.model, min_ctx=body.settings.num_ctx or 0)
     return model, time.monotonic() - begun

@@ -1,4 +1,4 @@
-"""Ollama's routes about models: lists, details, names, downloads and embeddings."""
+"""Ollama's model routes: lists, details, aliases, downloads and embeddings."""
 
 import asyncio
 import hashlib
@@ -37,26 +37,26 @@ from quantize.files.gguf_split import read_gguf_model
 
 router = protocol_router(SHAPE, prefix="/api", tags=["ollama"])
 
-# Clients ask which features a server of this version has; the protocol spoken here is of that one.
+# Clients derive the supported features from the version; this one matches the implemented protocol.
 OLLAMA_VERSION = "0.12.11"
-# Lists of a header up to this long are shown; the tokens of a vocabulary are not.
+# Longer lists of a file header are omitted, such as the vocabulary's tokens.
 _FEW = 64
 _CAPABILITIES = {"reasoning": "thinking", "fim": "insert", "chat": "completion", "rerank": "embedding"}
 
 
 @router.get("/version")
 async def version() -> dict[str, str]:
-    """The version of Ollama whose protocol this is."""
+    """The version of Ollama whose protocol is implemented."""
     return {"version": OLLAMA_VERSION}
 
 
 def plain(name: str) -> str:
-    """The name without the tag that clients add to names that have none."""
+    """The name without the tag that clients append to names without one."""
     return name.removesuffix(LATEST)
 
 
 def tagged(name: str) -> str:
-    """The name as Ollama lists it: one without a tag gets `:latest`."""
+    """The name as Ollama lists it: `:latest` is appended to names without a tag."""
     return name if ":" in name.rpartition("/")[2] else name + LATEST
 
 
@@ -91,7 +91,7 @@ def _tag(name: str, entry: ModelEntry) -> dict[str, Any]:
 
 @router.get("/tags")
 async def tags(request: Request) -> dict[str, Any]:
-    """Every model, and every alias that is no pattern."""
+    """All models, and all aliases that are not patterns."""
     state = server_state(request)
     entries = [e for e in await state.models.entries() if e.servable and e.state == "online"]
     by_id = {e.id: e for e in entries}
@@ -105,9 +105,9 @@ async def tags(request: Request) -> dict[str, Any]:
 
 @router.get("/ps")
 async def loaded(request: Request) -> dict[str, Any]:
-    """Models in memory, and when they leave."""
+    """Loaded models with their expiry times."""
     state = server_state(request)
-    # Reading what runners hold may wait for another process.
+    # Reading a runner's memory may wait for another process.
     reserved = {r.owner: r for r in await asyncio.to_thread(state.placer.ledger.reservations)}
     found = []
     for model in state.pool.loaded:
@@ -117,7 +117,7 @@ async def loaded(request: Request) -> dict[str, Any]:
         assert model.facts is not None
         on_device = sum(n for device, n in model.facts.memory_bytes.items() if device != "cpu")
         held = reserved.get(model.id)
-        # As Ollama means it: weights, context and what computing takes; not what old prompts may take as well.
+        # Size as Ollama defines it: weights, context and compute buffers, without memory for stored prefixes.
         size = held.predicted_bytes - held.parts.get("prefixes", 0) if held is not None else entry.size_bytes
         more = {"expires_at": expires.isoformat(), "size": size, "size_vram": on_device}
         more["context_length"] = model.facts.n_ctx
@@ -127,7 +127,7 @@ async def loaded(request: Request) -> dict[str, Any]:
 
 @router.post("/show", openapi_extra=openapi_body(ShowBody))
 async def show(request: Request) -> Response:
-    """What is known about a model. `context_length` is what it can have here; a loaded one grows to it."""
+    """Details of a model. `context_length` is the possible length; a loaded model grows to it on demand."""
     state = server_state(request)
     body = await parse(request, ShowBody)
     entry = await state.models.entry(body.wanted)
@@ -152,7 +152,7 @@ async def show(request: Request) -> Response:
 
 
 def _model_info(entry: ModelEntry, verbose: bool) -> dict[str, Any]:
-    """All keys of the file's header; long lists are null as in Ollama's short form."""
+    """All keys of the file's header; long lists are null, as in Ollama's short format."""
     payload: dict[str, Any] = {
         "general.architecture": entry.architecture,
         "general.basename": entry.name,
@@ -173,7 +173,7 @@ def _model_info(entry: ModelEntry, verbose: bool) -> dict[str, Any]:
 
 
 def _as_json(value: Any, most: int) -> Any:
-    """A value as JSON; None for what has more than `most` parts."""
+    """A value as JSON; None for lists with more than `most` items."""
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")
     if isinstance(value, str | bool | int | float):
@@ -187,7 +187,10 @@ def _as_json(value: Any, most: int) -> Any:
 
 @router.post("/embed", openapi_extra=openapi_body(EmbedBody))
 async def embed(request: Request) -> Response:
-    """Embed one or several texts. An input beyond the context is truncated, as by Ollama; `tessera` says so."""
+    """Embed one or several texts.
+
+    Longer inputs are truncated to the context, as in Ollama, with a note in `tessera`.
+    """
     state = server_state(request)
     body = await parse(request, EmbedBody)
     headers = ignored_header(body.ignored())
@@ -214,7 +217,7 @@ async def embed(request: Request) -> Response:
 
 @router.post("/embeddings", openapi_extra=openapi_body(OldEmbedBody))
 async def embeddings(request: Request) -> Response:
-    """Embed one text, in the older form; beyond the context it is cut, which `tessera` tells."""
+    """Embed one text, in the older format. A longer input is truncated, with a note in `tessera`."""
     state = server_state(request)
     body = await parse(request, OldEmbedBody)
     headers = ignored_header(body.ignored())
@@ -232,13 +235,13 @@ async def embeddings(request: Request) -> Response:
 
 
 def _cuts(answer: Embedded) -> list[str]:
-    """What was cut, in words."""
+    """Notes about truncated inputs."""
     return [f"input[{i}] was cut from {n} to {answer.token_counts[i]} tokens" for i, n in answer.cut.items()]
 
 
 @router.post("/copy", openapi_extra=openapi_body(CopyBody), response_class=Response)
 async def copy(request: Request) -> Response:
-    """Give a model a second name."""
+    """Create an alias of a model."""
     state = server_state(request)
     body = await parse(request, CopyBody)
     await _name(state, body.source, plain(body.destination))
@@ -247,7 +250,7 @@ async def copy(request: Request) -> Response:
 
 @router.post("/create", openapi_extra=openapi_body(CreateBody))
 async def create(request: Request) -> Response:
-    """A new name for a model. Anything else a Modelfile can say is refused, not ignored."""
+    """Create an alias of a model. Any other Modelfile content is refused instead of ignored."""
     state = server_state(request)
     body = await parse(request, CreateBody)
     if body.from_ is None:
@@ -277,7 +280,7 @@ async def _name(state: ServerState, model: str, name: str) -> None:
 
 @router.delete("/delete", openapi_extra=openapi_body(Named), response_class=Response)
 async def delete(request: Request) -> Response:
-    """Forget a second name, or put a model into the trash, from which it can be restored."""
+    """Delete an alias, or move a model to the trash, from which it can be restored."""
     state = server_state(request)
     body = await parse(request, Named)
     headers = ignored_header(body.ignored())
@@ -296,7 +299,7 @@ async def delete(request: Request) -> Response:
 
 @router.post("/pull", openapi_extra=openapi_body(PullBody))
 async def pull(request: Request) -> Response:
-    """Download a model; the lines tell its progress. The job continues when the client leaves."""
+    """Download a model; the lines report its progress. The job continues if the client disconnects."""
     state = server_state(request)
     body = await parse(request, PullBody)
     headers = ignored_header(body.ignored())
@@ -313,7 +316,7 @@ async def pull(request: Request) -> Response:
 
 @router.post("/push", include_in_schema=False)
 async def push(_: Request) -> None:
-    """Models are published with the tools of the place that takes them."""
+    """Refused: models are published with the registry's own tools."""
     raise NotServed("Models are not published from here; upload the file with the registry's own tool.")
 
 

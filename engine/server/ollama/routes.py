@@ -41,13 +41,13 @@ from engine.server.turn import Turn
 
 router = protocol_router(SHAPE, tags=["ollama"])
 
-# Room for a completion between prompt and suffix when the client names no limit.
+# Tokens reserved for a completion between prompt and suffix if the client sets no limit.
 FIM_TOKENS = 256
 
 
 @router.post("/api/chat", openapi_extra=openapi_body(ChatBody))
 async def chat(request: Request) -> Response:
-    """Answer a conversation; without messages, load the model or (keep_alive 0) unload it."""
+    """Chat response; without messages, load the model or (keep_alive 0) unload it."""
     body = await parse(request, ChatBody)
     if not body.messages:
         return await _only_load(request, body, {"message": {"role": "assistant", "content": ""}})
@@ -56,7 +56,7 @@ async def chat(request: Request) -> Response:
 
 @router.post("/api/generate", openapi_extra=openapi_body(GenerateBody))
 async def generate(request: Request) -> Response:
-    """Complete a prompt: in the chat template, raw, or around a gap when there is a suffix."""
+    """Complete a prompt: with the chat template, raw, or as fill-in-the-middle if there is a suffix."""
     body = await parse(request, GenerateBody)
     if body.template:
         raise InputFault(
@@ -117,7 +117,7 @@ async def _whole(
 async def _events(
     state: ServerState, body: Running, asked: ChatQuery | GenerateBody, *, chat: bool
 ) -> AsyncGenerator[tuple[Lines, ChatEvent], None]:
-    """The answer's events with the lines they belong to; afterwards the model leaves if it was asked to."""
+    """Yields the events with the object that encodes them; afterwards unloads the model if `keep_alive` is 0."""
     model, load_s = await acquire(state, body)
     leaves = keep(model, body.keep_alive)
     assert model.facts is not None
@@ -155,7 +155,7 @@ async def _events(
 
 
 async def _behind(model: LoadedModel, chat: PreparedChat, context: list[int] | None) -> PreparedChat:
-    """The turn behind the conversation whose tokens an earlier answer returned as its `context`.
+    """Append the prompt to the conversation whose tokens an earlier response returned as `context`.
 
     Raises: InputFault: a token that the model does not have.
     """
@@ -177,7 +177,7 @@ async def _behind(model: LoadedModel, chat: PreparedChat, context: list[int] | N
 
 
 async def _context(model: LoadedModel, chat: PreparedChat, answer: str) -> list[int]:
-    """The conversation's tokens, with which the next request goes on. Nothing for a model of another server."""
+    """The conversation's tokens, for the next request. Empty if another server runs the model."""
     if not isinstance(chat.request, GenerationRequest) or model.runner is None:
         return []
     return await model.runner.tokenize(chat.rendered.prompt + answer, add_special=chat.rendered.add_special)
@@ -186,7 +186,7 @@ async def _context(model: LoadedModel, chat: PreparedChat, answer: str) -> list[
 async def _raw_request(
     state: ServerState, model: LoadedModel, body: GenerateBody
 ) -> tuple[GenerationRequest, tuple[str, ...]]:
-    """The request, and what of its format is not enforced."""
+    """The generation request, and notes about format constraints that are not enforced."""
     options = body.settings
     given = options.sampling()
     sampling = SamplingParams(**given)
@@ -210,11 +210,11 @@ async def _raw_request(
     return raw, notes
 
 
-# Ollama's requests as the engine's own conversation.
+# Converts Ollama's requests to `ChatQuery`.
 
 
 def chat_query(body: ChatBody) -> ChatQuery:
-    """The turn that a chat request asks for. Raises: InputFault: a message or tool that is not understood."""
+    """Convert a chat request to a query. Raises: InputFault: an invalid message or tool."""
     messages: list[Message] = []
     for index, message in enumerate(body.messages):
         messages.append(_message(message, messages, f"messages[{index}]"))
@@ -225,7 +225,7 @@ def chat_query(body: ChatBody) -> ChatQuery:
 
 
 def generate_query(body: GenerateBody) -> ChatQuery:
-    """The turn that a generate request asks for, when the chat template is to be used."""
+    """Convert a generate request to a query that uses the chat template."""
     messages = [Message(role="system", content=body.system)] if body.system else []
     messages.append(Message(role="user", content=_content(body.prompt, body.images, "images")))
     return _query(body, messages, ())
@@ -250,7 +250,7 @@ def _query(body: Running, messages: list[Message], tools: tuple[ToolDefinition, 
 
 
 def output(wanted: str | dict[str, Any] | None) -> Constraint | None:
-    """`json`, a JSON schema, or nothing. Raises: InputFault, ConstraintImpossible."""
+    """The constraint for `json` or a JSON schema, or None. Raises: InputFault, ConstraintImpossible."""
     if wanted is None or wanted == "":
         return None
     if wanted == "json":
@@ -276,7 +276,7 @@ def _message(message: ChatMessage, earlier: list[Message], param: str) -> Messag
 
 
 def _call_of(earlier: list[Message], name: str | None) -> str | None:
-    """The call that a result answers: Ollama's clients name the tool, or count on the order."""
+    """The call that a tool result belongs to. Ollama's clients name the tool or rely on the order."""
     asked = next((m for m in reversed(earlier) if m.tool_calls), None)
     if asked is None:
         return None

@@ -11,14 +11,14 @@ from quantize.files.sampling_keys import SAMPLING
 
 
 class Options(SharedSampling):
-    """Model parameters of one request. What is not listed here is reported as ignored."""
+    """Model parameters of one request. Other parameters are reported as ignored."""
 
     num_ctx: Annotated[int, Field(ge=1, lt=1 << 31)] | None = None
     num_predict: Annotated[int, Field(ge=-2, lt=1 << 31)] | None = None
     repeat_last_n: Annotated[int, Field(ge=-1, le=1 << 20)] | None = None
 
     def sampling(self) -> dict[str, Any]:
-        """What the request says, over Ollama's own defaults."""
+        """The request's sampling values on top of Ollama's defaults."""
         given: dict[str, Any] = {name: row.ollama for name, row in SAMPLING.items() if row.ollama is not None}
         shared = SharedSampling.model_fields.keys() - {"seed", "stop"}
         given |= {name: v for name in shared if (v := getattr(self, name)) is not None}
@@ -32,7 +32,7 @@ class Options(SharedSampling):
 
     @property
     def max_tokens(self) -> int | None:
-        """Tokens of the answer; -1 and -2 mean to the end of the context."""
+        """Maximum tokens of the response; -1 and -2 mean up to the end of the context."""
         return self.num_predict if self.num_predict is not None and self.num_predict > 0 else None
 
 
@@ -45,12 +45,12 @@ class Asking(Body):
 
     @property
     def settings(self) -> Options:
-        """The options, or all defaults."""
+        """The options, or the defaults."""
         return self.options or Options()
 
 
 class Running(Asking):
-    """Fields of every request that generates."""
+    """Fields of every generation request."""
 
     stream: bool | None = None
     format: str | dict[str, Any] | None = None
@@ -60,7 +60,7 @@ class Running(Asking):
 
     @property
     def wanted_logprobs(self) -> int | None:
-        """How many alternatives of each token are wanted; None: no log probabilities."""
+        """Number of requested alternatives per token; None: no log probabilities."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
@@ -69,7 +69,7 @@ _TOOL: Final = {"type": ANY, "function": {"name": ANY, "description": ANY, "para
 
 
 class ChatMessage(Body):
-    """One message; pictures are base64 without a header."""
+    """One message; images are base64 without a header."""
 
     shapes: ClassVar = {"tool_calls": _CALL}
 
@@ -104,7 +104,7 @@ class GenerateBody(Running):
     context: Annotated[list[Annotated[int, Field(ge=0, lt=1 << 31)]], Field(max_length=1 << 20)] | None = None
 
     def ignored(self) -> list[str]:
-        """Also what neither a raw prompt nor a gap has a place for."""
+        """Also lists fields that a raw prompt or a fill-in-the-middle prompt cannot use."""
         found = super().ignored()
         if self.raw or self.suffix:
             found += [name for name in ("images", "think", "context") if getattr(self, name)]
@@ -119,28 +119,28 @@ class EmbedBody(Asking):
     dimensions: Annotated[int, Field(ge=1, le=1 << 20)] | None = None
 
     def ignored(self) -> list[str]:
-        """Also the options: only the context's length says anything here."""
+        """Also lists all options except the context length, which is the only one that has an effect."""
         return [*super().ignored(), *_generating(self.options)]
 
 
 class OldEmbedBody(Asking):
-    """POST /api/embeddings, the older form."""
+    """POST /api/embeddings, the older format."""
 
     prompt: str
 
     def ignored(self) -> list[str]:
-        """Also the options: only the context's length says anything here."""
+        """Also lists all options except the context length, which is the only one that has an effect."""
         return [*super().ignored(), *_generating(self.options)]
 
 
 def _generating(options: Options | None) -> list[str]:
-    """Options that only a generated text shows."""
+    """Options that affect only generated text."""
     given = options.model_fields_set & set(Options.model_fields) if options is not None else set()
     return [f"options.{name}" for name in sorted(given - {"num_ctx"})]
 
 
 class Named(Body):
-    """A request about one model; older clients say `name`."""
+    """A request for one model; older clients send `name`."""
 
     model: str | None = None
     name: str | None = None
@@ -155,7 +155,7 @@ class Named(Body):
 
 
 class ShowBody(Named):
-    """POST /api/show. `verbose`: also the long lists of the file's header."""
+    """POST /api/show. `verbose` includes the long lists of the file's header."""
 
     verbose: bool | None = None
 
@@ -167,14 +167,14 @@ class PullBody(Named):
 
 
 class CopyBody(Body):
-    """POST /api/copy: a second name."""
+    """POST /api/copy: creates an alias."""
 
     source: Annotated[str, Field(min_length=1, max_length=500)]
     destination: Annotated[str, Field(min_length=1, max_length=200)]
 
 
 class CreateBody(Named):
-    """POST /api/create. Only a new name for a model can be made here."""
+    """POST /api/create; supports only creating an alias."""
 
     from_: Annotated[str | None, Field(alias="from")] = None
     quantize: str | None = None

@@ -1,4 +1,4 @@
-"""Answers in Ollama's form: one JSON object a line."""
+"""Responses in Ollama's format: one JSON object per line."""
 
 import json
 import time
@@ -18,12 +18,12 @@ NDJSON = b"application/x-ndjson"
 
 
 def now() -> str:
-    """The time as Ollama writes it."""
+    """The current time in Ollama's format."""
     return datetime.now(UTC).isoformat().replace("+00:00", "Z")
 
 
 class Lines:
-    """The lines of one answer. `chat`: messages; otherwise a `response`. Collects the whole answer beside."""
+    """Encodes one response as lines and collects it. `chat` selects `message` objects, else `response` texts."""
 
     def __init__(self, model: str, n_ctx: int, load_s: float, *, chat: bool) -> None:
         self._model = model
@@ -34,7 +34,7 @@ class Lines:
         self._call_id = ""
         self._name = ""
         self._arguments = ""
-        self._logprobs: list[TokenLogprob] = []  # of text that has not been sent
+        self._logprobs: list[TokenLogprob] = []  # of text that has not been sent yet
         self._all_logprobs: list[TokenLogprob] = []
         self.context: list[int] = []
         self.text = ""
@@ -42,7 +42,7 @@ class Lines:
         self.calls: list[dict[str, Any]] = []
 
     def line(self, content: str = "", thinking: str = "", calls: list[dict[str, Any]] | None = None) -> bytes:
-        """One piece of the answer; without arguments an empty one, which keeps the connection alive."""
+        """One line of the response; without arguments an empty one, which keeps the connection alive."""
         return _encode({**self._head(), **self._body(content, thinking, calls), "done": False}) + b"\n"
 
     def _head(self) -> dict[str, Any]:
@@ -65,7 +65,7 @@ class Lines:
         return {"logprobs": [_logprob(entry) for entry in entries]} if entries else {}
 
     def feed(self, item: ChatEvent) -> bytes:
-        """The line that an event becomes, or nothing. Calls are sent whole."""
+        """The line for an event, or nothing. Tool calls are sent complete."""
         if isinstance(item, AnswerLogprobs):
             self._logprobs += item.entries
         elif isinstance(item, TextDelta):
@@ -88,7 +88,7 @@ class Lines:
         return b""
 
     def whole(self, end: AnswerFinished) -> dict[str, Any]:
-        """The answer as one object."""
+        """The response as one object."""
         self._logprobs, self._all_logprobs = [*self._all_logprobs, *self._logprobs], []
         return {**self._head(), **self._body(self.text, self.thinking, self.calls), **self.end(end)}
 
@@ -115,7 +115,7 @@ class Lines:
 
 
 def _logprob(entry: TokenLogprob) -> dict[str, Any]:
-    """One token; Ollama leaves the alternatives out where none were wanted."""
+    """One token's log probability; Ollama omits the alternatives if none were requested."""
     named = chat_logprob(entry)
     if not entry.top:
         named.pop("top_logprobs")

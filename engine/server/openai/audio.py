@@ -1,4 +1,4 @@
-"""POST /v1/audio/transcriptions: recordings as text, subtitles or segments."""
+"""POST /v1/audio/transcriptions: transcribes recordings as text, subtitles or segments."""
 
 import math
 import zlib
@@ -24,7 +24,7 @@ from engine.server.sse import EventStream, while_connected
 from engine.server.state import ServerState, server_state
 
 router = APIRouter(tags=["openai"])
-# Names that clients have built in: they mean whatever hears here.
+# Model names built into clients; all select the installed speech model.
 USUAL_NAMES: Final = frozenset({NAME, "default", "whisper-1", "gpt-4o-transcribe", "gpt-4o-mini-transcribe"})
 ENGLISH: Final = frozenset({"en", "english", "en-us", "en-gb"})
 MAX_FIELDS: Final = 32
@@ -32,7 +32,7 @@ _LISTS: Final = frozenset({"timestamp_granularities", "include"})
 
 
 class TranscriptionRequest(Body):
-    """The fields of the form beside the file."""
+    """The form fields, without the file."""
 
     no_effect: ClassVar[frozenset[str]] = frozenset({"prompt"})
 
@@ -47,7 +47,7 @@ class TranscriptionRequest(Body):
     chunking_strategy: str | None = None
 
     def refuse_impossible(self) -> None:
-        """Raises: InputFault: a field asks for what is not done here."""
+        """Raises: InputFault: a field requests something that is not supported."""
         if self.model.removesuffix(":latest") not in USUAL_NAMES:
             raise InputFault(f"No model named {self.model!r} hears here; use {NAME} or whisper-1.", "model")
         if self.language is not None and self.language.lower() not in ENGLISH:
@@ -60,7 +60,7 @@ class TranscriptionRequest(Body):
             raise InputFault(f"A stream has text only, not {self.response_format}.", "response_format")
 
     def ignored(self) -> list[str]:
-        """Also what is asked of a decoder that draws, and other ways to cut a recording."""
+        """Also lists temperature and chunking_strategy if they have no effect."""
         found = super().ignored()
         if self.temperature:
             found.append("temperature")
@@ -96,7 +96,7 @@ _FORM: Final = {
 
 @router.post("/v1/audio/transcriptions", openapi_extra=_FORM)
 async def transcriptions(request: Request) -> Response:
-    """Write down what is said in a recording."""
+    """Transcribe a recording."""
     state = server_state(request)
     sound, body = await _read(request)
     body.refuse_impossible()
@@ -116,12 +116,12 @@ async def transcriptions(request: Request) -> Response:
 
 @router.post("/v1/audio/translations", include_in_schema=False)
 async def translations(_: Request) -> None:
-    """The model here knows one language."""
+    """Refused: the speech model understands only English."""
     raise NotServed("Recordings are not translated here: the speech model understands English only.")
 
 
 async def _read(request: Request) -> tuple[bytes, TranscriptionRequest]:
-    """The file and the fields. Raises: InputFault."""
+    """The file and the fields of the form. Raises: InputFault."""
     if not request.headers.get("content-type", "").startswith("multipart/form-data"):
         raise InputFault("Send a form (multipart/form-data) with the recording as file.", "file")
     try:
@@ -150,7 +150,7 @@ async def _read(request: Request) -> tuple[bytes, TranscriptionRequest]:
 
 
 def _typed(name: str, value: str) -> object:
-    """A form knows text only; what is no number or switch is refused by the schema."""
+    """Convert a form's text to a number or boolean; the schema refuses other values."""
     if name == "temperature":
         try:
             return float(value)

@@ -1,4 +1,4 @@
-"""POST /v1/completions: text in, text out."""
+"""POST /v1/completions: text completion."""
 
 import math
 import time
@@ -49,7 +49,7 @@ async def completions(request: Request) -> Response:
 
 
 def requests_of(body: CompletionRequest, sampling: Chosen) -> list[GenerationRequest]:
-    """One for each prompt and choice, but for what constrains the output."""
+    """One generation request per prompt and choice, without output constraints."""
     return [
         GenerationRequest(
             prompt=prompt,
@@ -69,7 +69,7 @@ def requests_of(body: CompletionRequest, sampling: Chosen) -> list[GenerationReq
 async def prepared(
     state: ServerState, body: CompletionRequest, ticket: QueueTicket | None = None
 ) -> tuple[LoadedModel, list[GenerationRequest], Chosen, tuple[str, ...]]:
-    """The model of a request, loaded, what it is asked, and notes about its form. Raises: as the route."""
+    """The loaded model of a request, its generation requests, and notes. Raises: as the route."""
     aside = body.priority == "side"
     model = await state.pool.acquire(body.model, ticket=ticket, loads=not aside, only=HERE if aside else None)
     sampling = choose(body.sampling(), state.models.recommended(model.id).plain)
@@ -87,7 +87,7 @@ async def prepared(
 
 
 class _Begun(msgspec.Struct, frozen=True):
-    """Answers on their way; `notes` say what is not enforced, and what another server was not told."""
+    """Running generations; `notes` list constraints that are not enforced and fields not sent to another server."""
 
     model: LoadedModel
     answers: list[AsyncIterator[Event]]
@@ -109,7 +109,7 @@ async def _start(state: ServerState, body: CompletionRequest, ticket: QueueTicke
 
 
 async def _filling(model: LoadedModel, request: GenerationRequest, suffix: str) -> GenerationRequest:
-    """The request as a gap between its prompt and `suffix`."""
+    """The request as a fill-in-the-middle gap between its prompt and `suffix`."""
     if not isinstance(request.prompt, str):
         raise InputFault("suffix needs a prompt of text, not of token ids.", "suffix")
     limit = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
@@ -120,7 +120,7 @@ async def _filling(model: LoadedModel, request: GenerationRequest, suffix: str) 
 
 
 async def _echoes(model: LoadedModel, body: CompletionRequest) -> list[str]:
-    """The prompts as text, one for each choice, when the client wants them back."""
+    """The prompts as text, one per choice, if the client requested them with `echo`."""
     if not body.echo:
         return [""] * (len(body.prompts()) * (body.n or 1))
     assert model.runner is not None
@@ -175,7 +175,7 @@ async def _complete(state: ServerState, body: CompletionRequest) -> dict[str, An
 
 
 def _logprobs(entries: list[TokenLogprob], offset: int, text: str) -> dict[str, Any]:
-    """The completion form of log probabilities: parallel lists. What is not in `text` (BOS) has no width there."""
+    """Log probabilities in completion format: parallel lists. Tokens that are not in `text` (BOS) have no width."""
     tokens = [e.piece.decode("utf-8", "replace") for e in entries]
     offsets = []
     for token in tokens:
@@ -204,7 +204,7 @@ async def _stream(state: ServerState, body: CompletionRequest, ticket: QueueTick
     async for index, event in merge(begun.answers):
         if isinstance(event, Delta):
             probabilities, text = None, event.text
-            if event.prompt_logprobs:  # with their probabilities the prompt comes with the first token
+            if event.prompt_logprobs:  # with log probabilities, the prompt arrives with the first token
                 text = echoes[index] + text
             begin = 0 if event.prompt_logprobs else len(texts[index])
             texts[index] += event.text

@@ -22,7 +22,7 @@ from engine.server.state import ServerState, server_state
 
 router = APIRouter()
 
-# OpenAI's documented limit of inputs in one request.
+# OpenAI's documented limit for inputs per request.
 MAX_INPUTS = 2048
 
 
@@ -50,7 +50,7 @@ class EmbeddingRequest(Body):
     input: Inputs
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Field(ge=1, le=1 << 20)] | None = None
-    # Not OpenAI's: without it texts are read as they are.
+    # Not in OpenAI's protocol. Without it, texts get no prefix.
     input_type: Literal["query", "passage", "document", "search_query", "search_document"] | None = None
 
     def inputs(self) -> list[str | list[int]]:
@@ -59,7 +59,7 @@ class EmbeddingRequest(Body):
 
 
 class NativeEmbeddingRequest(Body):
-    """POST /embedding, llama-server's own. Without `model`: the one used last."""
+    """POST /embedding of llama-server. Without `model`: the most recently used one."""
 
     model: str | None = None
     content: Inputs | None = None
@@ -74,7 +74,7 @@ class NativeEmbeddingRequest(Body):
 
 
 class RerankRequest(Body):
-    """POST /v1/rerank, as Jina and Cohere have it."""
+    """POST /v1/rerank, as Jina and Cohere define it."""
 
     shapes: ClassVar = {"documents": {"text": ANY}}
 
@@ -85,7 +85,7 @@ class RerankRequest(Body):
     return_documents: bool | None = None
 
     def texts(self) -> list[str]:
-        """The documents' texts."""
+        """The text of each document."""
         texts = []
         for index, document in enumerate(self.documents):
             text = document if isinstance(document, str) else document.get("text")
@@ -97,7 +97,7 @@ class RerankRequest(Body):
 
 @router.post("/v1/embeddings", openapi_extra=openapi_body(EmbeddingRequest))
 async def embeddings(request: Request) -> Response:
-    """Embed one or several texts. A chat model embeds too, by the mean over its last layer."""
+    """Embed one or several texts. Chat models embed too, with the mean over their last layer."""
     state = server_state(request)
     body = await parse(request, EmbeddingRequest)
     inputs = body.inputs()
@@ -127,7 +127,7 @@ async def embeddings(request: Request) -> Response:
 @router.post("/embedding", openapi_extra=openapi_body(NativeEmbeddingRequest))
 @router.post("/embeddings", openapi_extra=openapi_body(NativeEmbeddingRequest), include_in_schema=False)
 async def native_embeddings(request: Request) -> Response:
-    """Embed one or several texts, in llama-server's form: a list, of each text its one vector in a list."""
+    """Embed one or several texts, in llama-server's format: for each text a list with one vector."""
     state = server_state(request)
     body = await parse(request, NativeEmbeddingRequest)
     inputs = body.inputs()
@@ -144,7 +144,7 @@ async def native_embeddings(request: Request) -> Response:
 @router.post("/v1/reranker", openapi_extra=openapi_body(RerankRequest), include_in_schema=False)
 @router.post("/v2/rerank", openapi_extra=openapi_body(RerankRequest), include_in_schema=False)
 async def rerank(request: Request) -> Response:
-    """Order documents by their relevance to a query, with a reranking model."""
+    """Sort documents by their relevance to a query, with a reranking model."""
     state = server_state(request)
     body = await parse(request, RerankRequest)
     texts = body.texts()
@@ -180,6 +180,6 @@ async def _rank(state: ServerState, body: RerankRequest, texts: list[str]) -> Em
 
 
 def _relevance(row: Any) -> float:
-    """A score between 0 and 1: several classes are probabilities already, a single one is a logit."""
+    """A score from 0 to 1: with several classes it is a probability already, a single value is a logit."""
     value = float(row[0])
     return value if len(row) > 1 else 1 / (1 + math.exp(-max(-60.0, min(60.0, value))))

@@ -1,4 +1,4 @@
-"""Errors in OpenAI's shape, which Tessera's own routes share."""
+"""Errors in OpenAI's format, also used by Tessera's own routes."""
 
 import json
 from typing import Any, Final
@@ -10,7 +10,7 @@ from engine.api.protocols.routes import Error
 from engine.core import errors
 from engine.server.errors import ErrorShape, lookup
 
-# What holds the prompt where it is not a conversation.
+# Name of the prompt field on routes without chat messages.
 _PROMPT_FIELDS: Final = {
     "/v1/completions": "prompt",
     "/completion": "prompt",
@@ -25,9 +25,9 @@ _PROMPT_FIELDS: Final = {
 
 
 def openai_body(error: Exception, path: str = "") -> dict[str, Any]:
-    """OpenAI's error object, for a request to `path`.
+    """OpenAI's error object for a request to `path`.
 
-    Facts of the error stand beside the message, so that programs need not parse it.
+    Facts of the error are fields next to the message, so that programs need not parse it.
     """
     _, kind, _ = lookup(error)
     known = isinstance(error, TesseraError)
@@ -55,12 +55,12 @@ def openai_body(error: Exception, path: str = "") -> dict[str, Any]:
 
 
 def openai_event(error: Exception) -> bytes:
-    """The error as a server-sent event, for streams that have already begun."""
+    """The error as a server-sent event, for streams that have already started."""
     return b"data: " + json.dumps(openai_body(error)).encode() + b"\n\n"
 
 
 def _last_event(error: Exception) -> bytes:
-    """The error in a stream of OpenAI's own, which ends with `[DONE]` whatever happened."""
+    """The error in one of OpenAI's streams, which always ends with `[DONE]`."""
     return openai_event(error) + b"data: [DONE]\n\n"
 
 
@@ -68,9 +68,6 @@ def _refusal(_status: int, code: str, message: str) -> dict[str, Any]:
     return {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": code}}
 
 
-# LM Studio's routes, /api/v0, lie among those of Ollama.
+# LM Studio's prefix /api/v0 is below Ollama's prefix.
 SHAPE: Final = ErrorShape(("", "/api/v"), openai_body, openai_event, _refusal, Error)
 STREAM_SHAPE: Final = ErrorShape(("", "/api/v"), openai_body, _last_event, _refusal, Error)
-
-
-# Routes of OpenAI's that nothing here could answer: refused in plain words, not with a 404.

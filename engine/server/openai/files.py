@@ -1,4 +1,4 @@
-"""/v1/files: what clients send to be searched. The files lie below the state folder until they are deleted."""
+"""/v1/files: uploaded files. They are stored below the state folder until they are deleted."""
 
 import asyncio
 import contextlib
@@ -23,13 +23,13 @@ from engine.server.paging import ManyFiles, Order, page
 from engine.server.state import server_state
 
 router = APIRouter(tags=["files"])
-# What has an effect here; OpenAI's other purposes are for services that are not offered.
+# Supported purposes; OpenAI's others are for services that this server does not have.
 PURPOSES: Final = frozenset({"assistants", "user_data"})
 _UNSAFE: Final = re.compile(r"[^\w.,()+ -]+")
 
 
 class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file as it was sent."""
+    """An uploaded file."""
 
     id: str
     filename: str
@@ -39,7 +39,7 @@ class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Files:
-    """Every file that was sent, in folders of their own. Thread-safe."""
+    """All uploaded files, each in a separate folder. Thread-safe."""
 
     def __init__(self, paths: Paths) -> None:
         self.folder = paths.state / "files"
@@ -48,22 +48,22 @@ class Files:
         )
 
     def all(self) -> list[StoredFile]:
-        """Oldest first."""
+        """All files, oldest first."""
         return sorted(self._store.get().values(), key=lambda file: file.created_at)
 
     def get(self, file_id: str) -> StoredFile:
-        """One of them. Raises: FileNotFound."""
+        """The file with this id. Raises: FileNotFound."""
         found = self._store.get().get(file_id)
         if found is None:
             raise FileNotFound(f"There is no file {file_id!r} here.", "file_id")
         return found
 
     def path(self, file: StoredFile) -> Path:
-        """Where its bytes are."""
+        """Path of the file's content."""
         return self.folder / file.id / (_UNSAFE.sub("_", file.filename)[-120:].lstrip(".") or "file")
 
     def add(self, filename: str, purpose: str, raw: bytes) -> StoredFile:
-        """Keep a file. Raises: OSError."""
+        """Store a file. Raises: OSError."""
         name = filename.replace("\\", "/").rsplit("/", 1)[-1] or "file"
         made = StoredFile(
             id=f"file-{secrets.token_hex(12)}",
@@ -117,7 +117,7 @@ _FORM: Final[dict[str, Any]] = {
 
 @router.post("/v1/files", openapi_extra=_FORM)
 async def upload(request: Request) -> dict[str, Any]:
-    """Send a file as `multipart/form-data` with `file` and `purpose`."""
+    """Upload a file as `multipart/form-data` with `file` and `purpose`."""
     try:
         form = await request.form(max_files=1, max_fields=10)
     except MultiPartException as error:
@@ -130,7 +130,7 @@ async def upload(request: Request) -> dict[str, Any]:
             raise InputFault(f"purpose must be one of {', '.join(sorted(PURPOSES))}.", "purpose")
         raw = await sent.read()
     finally:
-        await form.close()  # a large file has a descriptor
+        await form.close()  # a large file uses a descriptor
     if not raw:
         raise InputFault("The file is empty.", "file")
     return shown(await asyncio.to_thread(files_of(request).add, sent.filename or "file", str(purpose), raw))
@@ -144,7 +144,7 @@ async def list_files(
     order: Order = "desc",
     purpose: str | None = None,
 ) -> dict[str, Any]:
-    """Every file, newest first."""
+    """All files, newest first."""
     every = await asyncio.to_thread(files_of(request).all)
     return page([shown(f) for f in every if purpose in (None, f.purpose)], limit, after, order)
 
@@ -157,7 +157,7 @@ async def show_file(request: Request, file_id: str) -> dict[str, Any]:
 
 @router.get("/v1/files/{file_id}/content")
 async def file_content(request: Request, file_id: str) -> Response:
-    """Its bytes, always as a download."""
+    """The content of a file, always as a download."""
     files = files_of(request)
     found = await asyncio.to_thread(files.get, file_id)
     return FileResponse(
@@ -170,7 +170,7 @@ async def file_content(request: Request, file_id: str) -> Response:
 
 @router.delete("/v1/files/{file_id}")
 async def delete_file(request: Request, file_id: str) -> dict[str, Any]:
-    """Delete a file, also from every vector store."""
+    """Delete a file, also from all vector stores."""
     files = files_of(request)
     found = await asyncio.to_thread(files.get, file_id)
     source = str(files.path(found))
@@ -193,7 +193,7 @@ async def delete_file(request: Request, file_id: str) -> dict[str, Any]:
 
 
 def shown(file: StoredFile) -> dict[str, Any]:
-    """A file as OpenAI writes it."""
+    """A file in OpenAI's format."""
     return {
         "id": file.id,
         "object": "file",

@@ -15,13 +15,13 @@ from engine.server.routing import ERROR_SHAPE, EarlyRouter
 from engine.server.state import ServerState, server_state
 
 router = EarlyRouter()
-# How long a list waits for the contexts of models that nobody asked for yet; they are in the next one.
+# Time that the list waits for context sizes not yet computed; later lists include them.
 LIST_S: Final = 1.0
 
 
 @router.get("/v1/models")
 async def list_models(request: Request) -> dict[str, Any]:
-    """Every model this server can load; `default` marks the one that answers where none is named."""
+    """All models that this server can load; `default` marks the one for requests without a model name."""
     _answer_as_asked(request)
     state = server_state(request)
     entries = await state.models.entries()
@@ -55,13 +55,13 @@ async def show_model(request: Request, model: str) -> dict[str, Any]:
 
 
 def _answer_as_asked(request: Request) -> None:
-    """Anthropic's clients ask here too, and read errors in the shape of their own."""
+    """Use Anthropic's error format for Anthropic's clients, which use this route too."""
     if "anthropic-version" in request.headers:
         request.scope[ERROR_SHAPE] = anthropic.SHAPE
 
 
 def _as_anthropic(described: dict[str, Any]) -> dict[str, Any]:
-    """What Anthropic's clients read of a model: capabilities are an object there."""
+    """Model fields for Anthropic's clients; their capabilities are an object."""
     able = set(described["capabilities"])
     yes, no = {"supported": True}, {"supported": False}
 
@@ -90,7 +90,7 @@ def _as_anthropic(described: dict[str, Any]) -> dict[str, Any]:
 
 
 def sampling_of(entry: ModelEntry, state: ServerState) -> dict[str, Any]:
-    """How a chat that names no sampling is sampled, and who decided it; apart where reasoning counts."""
+    """Default sampling values and their sources; listed separately for reasoning if they differ."""
     found = state.models.recommended_for(entry)
     payload: dict[str, Any] = {"sampling": choose({}, found.layers(None)).facts()}
     if found.plain != found.layers(None):
@@ -99,9 +99,9 @@ def sampling_of(entry: ModelEntry, state: ServerState) -> dict[str, Any]:
 
 
 async def _describe(entry: ModelEntry, state: ServerState, until: float | None = None) -> dict[str, Any]:
-    """OpenAI's fields, and the context the model can have here, under the names clients look for.
+    """OpenAI's model fields, and the possible context length under the names that clients read.
 
-    The one it has now is `loaded_context_length`; it grows with the first request that needs more.
+    The current length is `loaded_context_length`. It grows with the first request that needs more.
     """
     loaded = state.pool.get(entry.id)
     ready = loaded is not None and loaded.ready
@@ -115,7 +115,7 @@ async def _describe(entry: ModelEntry, state: ServerState, until: float | None =
         "owned_by": (entry.origin.app if remote else entry.origin.repo) or "local",
         "name": entry.name,
         "origin": entry.origin.kind,
-        "type": "model",  # this and the next two are what Anthropic's clients read
+        "type": "model",  # this field and the next two are for Anthropic's clients
         "display_name": entry.name,
         "created_at": datetime.fromtimestamp(entry.added_at, UTC).isoformat().replace("+00:00", "Z"),
         "context_length": context,

@@ -1,4 +1,4 @@
-"""What an answer depends on, as a promise that equal requests get equal answers, and as a receipt."""
+"""Reproducibility of responses: a guarantee that equal requests give equal responses, and receipts."""
 
 import asyncio
 import hashlib
@@ -24,14 +24,14 @@ from engine.server.openai.schemas import ChatRequest, CompletionRequest
 from engine.server.state import ServerState
 from quantize.files.gguf_split import read_gguf_model
 
-# Fields of a load that decide about the bits of a deterministic answer; what else is chosen changes none.
+# Load settings that affect the bits of a deterministic response; all others have no effect.
 PLAN: Final = ("n_ctx", "type_k", "type_v", "n_gpu_layers", "devices", "repack")
 _FIXED: Final = ("n_batch", "flash_attn", "engine_args")
 _BLOCK: Final = 4 << 20
 
 
 def promise(model: LoadedModel) -> Promise:
-    """What a deterministic request to this model is promised, and what is in the way."""
+    """Whether deterministic requests to this model are reproducible, and the reasons if not."""
     because = []
     if model.engine != "llama":
         because.append(f"device: {model.engine} decides itself how it computes")
@@ -44,7 +44,7 @@ def promise(model: LoadedModel) -> Promise:
 
 
 def plan_of(settings: LoadSettings) -> dict[str, Any]:
-    """The settings that decide about the bits of deterministic answers."""
+    """The settings that affect the bits of deterministic responses."""
     exact = exact_settings(settings)
     found = {name: msgspec.to_builtins(getattr(exact, name)) for name in (*PLAN, *_FIXED)}
     if exact.tiles:
@@ -71,14 +71,14 @@ def _parts_of(model: LoadedModel, machine: Machine, template: str) -> Parts:
 
 
 def template_mark(template: ChatTemplate | None) -> str:
-    """Which template wrote a prompt."""
+    """Digest of the template that rendered a prompt."""
     return "none" if template is None else _digest((template.source, template.bos, template.eos))
 
 
 class Claim:
-    """One deterministic request on its way through: what its answer tells of it, with a receipt if it wants one.
+    """Tracks one deterministic request and reports on its reproducibility, with a receipt if requested.
 
-    Raises: InputFault: a receipt is not possible; `param` says so.
+    Raises: InputFault: a receipt is not possible; `param` says why.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Claim:
     async def watch(
         self, request: GenerationRequest, events: AsyncGenerator[Event, None]
     ) -> AsyncGenerator[Event, None]:
-        """The events of the answer as they come."""
+        """Passes on the events of the response and records its text."""
         self._request = request
         async with aclosing(events):
             async for event in events:
@@ -109,7 +109,7 @@ class Claim:
                 yield event
 
     async def report(self) -> dict[str, Any]:
-        """What the end of the answer says."""
+        """The fields for the end of the response."""
         found: dict[str, Any] = {"deterministic": msgspec.to_builtins(promise(self._model))}
         if self._body.receipt and self._request is not None:
             found["receipt"] = msgspec.to_builtins(await self._receipt(self._request))
@@ -129,22 +129,22 @@ class Claim:
 
 
 async def parts_now(state: ServerState, model: LoadedModel, template: str) -> Parts:
-    """All that an answer of a loaded model depends on."""
+    """All parts that a response of a loaded model depends on."""
     return await asyncio.to_thread(lambda: _parts_of(model, state.placer.machine_now(), template))
 
 
 def digest_of(text: str) -> TextDigest:
-    """A text as receipts have it."""
+    """Length and SHA-256 of a text, as in receipts."""
     return TextDigest(num_chars=len(text), sha256=hashlib.sha256(text.encode()).hexdigest())
 
 
 def begins_with(text: str, answer: TextDigest) -> bool:
-    """Whether a text begins with the answer of a receipt; a client may have left before its end."""
+    """Whether a text starts with the response of a receipt. The client may have disconnected before its end."""
     return digest_of(text[: answer.num_chars]) == answer
 
 
 async def asked_of(model: LoadedModel, request: GenerationRequest) -> dict[str, Any]:
-    """A request in the words of /v1/completions, with every field and the prompt as token ids."""
+    """A request in the fields of /v1/completions, with every field and the prompt as token ids."""
     assert model.runner is not None
     prompt = request.prompt
     if isinstance(prompt, str):
@@ -173,7 +173,7 @@ async def asked_of(model: LoadedModel, request: GenerationRequest) -> dict[str, 
 
 
 def format_of(request: GenerationRequest) -> dict[str, Any]:
-    """What of a request /v1/completions has no words for."""
+    """The parts of a request that /v1/completions cannot express."""
     found: dict[str, Any] = {"keep_special": request.keep_special}
     for name in ("constraint", "reasoning"):
         if getattr(request, name) is not None:
@@ -194,7 +194,7 @@ def _check(model: LoadedModel, body: ChatRequest | CompletionRequest) -> None:
 
 
 def _file_sha256(path: str) -> str:
-    """The content of a model's file, all parts of a split one."""
+    """SHA-256 of a model file, including all parts of a split one."""
     digests = []
     for part in read_gguf_model(path).parts:
         found = Path(part.name).stat()

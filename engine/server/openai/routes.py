@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from engine.server.documents.rag import Asked, Grounded
     from engine.server.openai.receipts import Claim
 
-# How often a client that wants to know hears of the load of its model.
+# Interval of load progress events for clients that requested them.
 PROGRESS_S: Final = 0.25
 
 router = EarlyRouter()
@@ -38,7 +38,7 @@ router = EarlyRouter()
 
 @router.post("/v1/chat/completions", body=ChatRequest)
 async def chat_completions(request: Request) -> Response:
-    """Answer a conversation."""
+    """Chat completion."""
     state = server_state(request)
     body = await parse(request, ChatRequest)
     body.refuse_impossible()
@@ -70,7 +70,7 @@ async def _asked(request: Request, body: ChatRequest) -> "Asked | None":
 async def prepared(
     state: ServerState, body: ChatRequest, ticket: QueueTicket | None = None, asked: "Asked | None" = None
 ) -> tuple[LoadedModel, PreparedChat, "Grounded | None"]:
-    """The model of a request, loaded, and the conversation as it is asked. Raises: as the route."""
+    """The loaded model of a request, and the prepared conversation. Raises: as the route."""
     query = to_query(body)
     aside = body.priority == "side"
     model = await state.pool.acquire(body.model, ticket=ticket, loads=not aside, only=HERE if aside else None)
@@ -82,7 +82,7 @@ async def prepared(
 
 
 class _Started(NamedTuple):
-    """A request at work: what reads its choices, and what is reported with their end."""
+    """A running request: the event streams of its choices, and the data for its report."""
 
     model: LoadedModel
     chat: PreparedChat
@@ -91,7 +91,7 @@ class _Started(NamedTuple):
     claim: "Claim | None"
 
     async def report(self, ends: dict[int, AnswerFinished]) -> dict[str, Any]:
-        """What is reported about these choices beside their text."""
+        """Tessera's report fields for these choices."""
         also = await self.claim.report() if self.claim is not None else None
         return stream.report((*self.chat.notes, *self.model.notes), ends, self.chat.sampling, also)
 
@@ -117,7 +117,7 @@ def claimed(
     body: ChatRequest | CompletionRequest,
     template: ChatTemplate | None = None,
 ) -> "Claim | None":
-    """What a deterministic request is promised. Raises: InputFault: a receipt that is not possible."""
+    """The reproducibility tracker of a deterministic request. Raises: InputFault: a receipt is not possible."""
     if not body.deterministic and not body.receipt:
         return None
     from engine.server.openai.receipts import Claim  # noqa: PLC0415 - most first answers do not need it
@@ -151,7 +151,7 @@ async def _complete(state: ServerState, body: ChatRequest, asked: "Asked | None"
 async def _loading(
     starting: asyncio.Future[Any], ticket: QueueTicket, writer: stream.ChunkWriter, greeted: set[int]
 ) -> AsyncGenerator[bytes, None]:
-    """How far the load is, until `starting` is done, and its end; leaving early cancels that."""
+    """Yields load progress until `starting` is done; closing it early cancels `starting`."""
     loading = False
     try:
         while not starting.done():
@@ -162,7 +162,8 @@ async def _loading(
     except BaseException:
         starting.cancel()
         raise
-    if loading and starting.exception() is None:  # the load is over before the prompt's first step has ended
+    # send the role as soon as the load ends, before the prompt's first step is done
+    if loading and starting.exception() is None:
         greeted.add(0)
         yield writer.chunk(0, stream.ROLE_DELTA)
 

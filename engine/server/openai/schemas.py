@@ -1,4 +1,4 @@
-"""Request bodies of the OpenAI protocol, with the sampling fields that local servers share."""
+"""Request bodies of OpenAI's protocol, with the sampling fields that local servers share."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Final, Literal
@@ -11,11 +11,11 @@ from engine.server.body import ANY, Body, ByType
 from engine.server.sampling_fields import SharedSampling, bounds
 
 MAX_CHOICES = 16
-# OpenAI's documented default of /v1/completions.
+# OpenAI's documented default for /v1/completions.
 DEFAULT_MAX_TOKENS: Final = 16
 
 
-# OpenAI's words, and those with which templates and other servers go further.
+# OpenAI's values, and additional ones of templates and other servers.
 Effort = Literal["none", "off", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
@@ -23,14 +23,14 @@ Budget = Annotated[int, Field(ge=-1, lt=1 << 31)]
 
 
 class Thinking(Body):
-    """Anthropic's words for reasoning, as LiteLLM and others send them here."""
+    """Anthropic's reasoning fields, as LiteLLM and others send them."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Budget | None = None
 
 
 class Reasoning(Body):
-    """OpenRouter's words for reasoning; OpenAI has only `effort`."""
+    """OpenRouter's reasoning fields; OpenAI has only `effort`."""
 
     enabled: bool | None = None
     effort: Effort | None = None
@@ -38,12 +38,12 @@ class Reasoning(Body):
 
 
 class StreamOptions(Body):
-    """What a stream tells besides the answer."""
+    """Additional content of a stream."""
 
     include_usage: bool = False
 
 
-# llama-server's names of the stages; both spellings of the typical filter are known there.
+# llama-server's sampler names, including both spellings of the typical filter.
 SamplerName = Literal[
     "penalties",
     "dry",
@@ -60,19 +60,19 @@ SamplerName = Literal[
 
 
 class LoraChoice(Body):
-    """One adapter that the model was loaded with, and how strongly it works."""
+    """One adapter that the model was loaded with, and its scale."""
 
     name: Annotated[str, Field(min_length=1, max_length=255)]
     scale: Annotated[float, Field(ge=-10, le=10)] = 1.0
 
 
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
-# -1 is llama.cpp's and LM Studio's word for: until the model ends, or the context does.
+# -1 means unlimited in llama.cpp and LM Studio: until the model stops or the context is full.
 TokenLimit = Annotated[int, Field(ge=-1, lt=1 << 31)]
 
 
 class SamplerFields(SharedSampling):
-    """How tokens are drawn and where an answer ends, in all of OpenAI's routes. None and absence: the default."""
+    """Sampling and stop fields of all OpenAI routes. None or a missing field means the default."""
 
     top_n_sigma: Annotated[float, Field(ge=-1, le=100)] | None = None
     repetition_penalty: Annotated[float, bounds("repeat_penalty")] | None = None
@@ -101,7 +101,7 @@ class SamplerFields(SharedSampling):
     lora: Annotated[list[LoraChoice], Field(max_length=8)] | None = None
 
     def sampling(self, choice: int = 0) -> dict[str, Any]:
-        """What the request says about sampling one choice; with a seed, each choice gets its own."""
+        """The request's sampling values for one choice; with a seed, each choice gets its own seed."""
         names = SamplingParams.__struct_fields__
         given = {k: v for k in names if k in type(self).model_fields and (v := getattr(self, k)) is not None}
         if self.repeat_penalty is None and self.repetition_penalty is not None:  # vLLM's name
@@ -118,15 +118,15 @@ class SamplerFields(SharedSampling):
         return given
 
     def bias(self) -> dict[int, float]:
-        """The bias of tokens by their ids. Raises: InputFault."""
+        """Bias per token id. Raises: InputFault."""
         return {_token_id(key): value for key, value in (self.logit_bias or {}).items()}
 
     def adapters(self) -> tuple[tuple[str, float], ...]:
-        """LoRA adapters as the engine takes them."""
+        """LoRA adapters as (name, scale)."""
         return tuple((choice.name, choice.scale) for choice in self.lora or ())
 
     def common(self) -> dict[str, Any]:
-        """Fields that `GenerationRequest` and `ChatQuery` take under the same names."""
+        """Fields that `GenerationRequest` and `ChatQuery` share under the same names."""
         return {
             "stop": self.stops(),
             "ignore_eos": bool(self.ignore_eos),
@@ -142,31 +142,31 @@ class SamplerFields(SharedSampling):
 
 
 class SamplingBody(SamplerFields):
-    """What chat and text completions share beside the sampler."""
+    """Fields shared by chat and text completions, except sampling."""
 
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
     def ignored(self) -> list[str]:
-        """Also what only a stream can show."""
+        """Also lists `stream_options` if the request does not stream."""
         found = super().ignored()
         alone = self.stream_options is not None and not self.stream and "stream_options" not in found
         return [*found, "stream_options"] if alone else found
 
     @property
     def wants_usage(self) -> bool:
-        """The stream ends with a usage chunk."""
+        """Whether the stream ends with a usage chunk."""
         return self.stream_options is not None and self.stream_options.include_usage
 
 
 def limit_of(*given: int | None) -> int | None:
-    """The first limit that is given; -1 and none at all mean: as many as fit."""
+    """The first given limit; None (unlimited) if there is none or it is -1."""
     limit = next((value for value in given if value is not None), None)
     return None if limit is None or limit < 0 else limit
 
 
-# No vocabulary is larger than 32 bits count.
+# Longer numbers cannot be token ids.
 _ID_DIGITS: Final = 9
 
 
@@ -191,7 +191,7 @@ _PART: Final = ByType(
 _TOOL: Final = ByType(
     {
         "": {"type": ANY, "function": {"name": ANY, "description": ANY, "parameters": ANY, "strict": ANY}},
-        # The grammar is shown to the model and not enforced: `format` is reported as having no effect.
+        # The grammar is shown to the model but not enforced, so `format` is reported as ignored.
         "custom": {"type": ANY, "custom": {"name": ANY, "description": ANY, "format": {"type": ANY}}},
     }
 )
@@ -205,7 +205,7 @@ _CHOICE: Final = ByType(
         },
     }
 )  # fmt: skip
-# The schema's name is a label, and it is always strict; what else stands there has no effect.
+# The schema's name is only a label, and the schema is always strict; other fields are ignored.
 _FORMAT: Final = ByType(
     {
         "": {"type": ANY, "regex": ANY, "lark": ANY, "grammar": ANY, "gbnf": ANY, "pattern": ANY},
@@ -217,7 +217,7 @@ _FORMAT: Final = ByType(
 
 
 class ChatMessage(Body):
-    """One message; content may be text, parts, or null beside tool calls."""
+    """One message; content may be text, parts, or null if there are tool calls."""
 
     shapes: ClassVar = {"content": _PART, "tool_calls": _CALL}
 
@@ -230,7 +230,7 @@ class ChatMessage(Body):
     reasoning: str | None = None
 
 
-# Chat fields that ask for something this server does not do; continuing without it would be another answer.
+# Unsupported fields that are refused, because ignoring them would give a different kind of response.
 NOT_POSSIBLE: Final = {
     "functions": "use tools",
     "function_call": "use tool_choice",
@@ -240,7 +240,7 @@ NOT_POSSIBLE: Final = {
 
 
 class OutputFields(Body):
-    """The form of the output, in the words of OpenAI, llama-server and vLLM; at most one may be given."""
+    """Output format, in the fields of OpenAI, llama-server and vLLM; at most one may be set."""
 
     shapes: ClassVar[Mapping[str, Any]] = {"response_format": _FORMAT}
 
@@ -255,7 +255,7 @@ class OutputFields(Body):
 
 
 class CollectionChoice(Body):
-    """A collection of documents to answer from. `mode`: auto gives all of it where it fits, else passages."""
+    """A collection to answer from. `mode` "auto" uses all documents if they fit, else passages."""
 
     id: Annotated[str, Field(min_length=1, max_length=200)]
     mode: Literal["auto", "whole", "passages"] = "auto"
@@ -292,7 +292,7 @@ class ChatRequest(SamplingBody, OutputFields):
     receipt: bool | None = None
 
     def refuse_impossible(self) -> None:
-        """Raises: InputFault: a field asks for what is not done here."""
+        """Raises: InputFault: a field requests something that is not supported."""
         for name, reason in NOT_POSSIBLE.items():
             if (self.model_extra or {}).get(name) is not None:
                 raise InputFault(f"{name} is not supported: {reason}.", name)
@@ -300,12 +300,12 @@ class ChatRequest(SamplingBody, OutputFields):
             raise InputFault("top_logprobs needs logprobs: true.", "top_logprobs")
 
     def custom_names(self) -> frozenset[str]:
-        """Tools that take free text."""
+        """Names of the tools with free-text input."""
         found = (tool.get("custom") for tool in self.tools or () if tool.get("type") == "custom")
         return frozenset(str(tool.get("name")) for tool in found if isinstance(tool, dict))
 
     def options(self) -> dict[str, Any]:
-        """How much is to be reasoned, in the words of `ChatQuery`; of several names the first one counts."""
+        """Reasoning options for `ChatQuery`; if several fields set the same option, the first one counts."""
         thinking, reasoning = self.thinking or Thinking(type="adaptive"), self.reasoning or Reasoning()
         switch = {"enabled": True, "disabled": False}.get(thinking.type)
         own = (self.chat_template_kwargs or {}).get("thinking_budget")
@@ -324,7 +324,7 @@ class ChatRequest(SamplingBody, OutputFields):
 
     @property
     def answer_limit(self) -> int | None:
-        """Tokens the answer may have; None: as many as fit."""
+        """Maximum tokens of the response; None: as many as fit."""
         return limit_of(self.max_completion_tokens, self.max_tokens, self.n_predict)
 
 
@@ -347,14 +347,14 @@ class CompletionRequest(SamplingBody, OutputFields):
 
     @property
     def answer_limit(self) -> int | None:
-        """Tokens of each answer; None: as many as fit."""
+        """Maximum tokens of each response; None: as many as fit."""
         if self.max_tokens is None and self.n_predict is None:
             return DEFAULT_MAX_TOKENS
         return limit_of(self.max_tokens, self.n_predict)
 
     @property
     def scores_prompt(self) -> bool:
-        """The prompt's own tokens are returned with their log probabilities, which evaluations sum up."""
+        """Whether the log probabilities of the prompt's tokens are returned, which evaluations sum up."""
         return bool(self.echo) and self.logprobs is not None and not self.suffix
 
     def prompts(self) -> list[str | list[int]]:

@@ -1,4 +1,4 @@
-"""OpenAI answers: whole objects as dicts, stream chunks as bytes around one encoded string."""
+"""OpenAI responses: complete objects as dicts, stream chunks as bytes around one encoded string."""
 
 import hashlib
 import itertools
@@ -23,13 +23,13 @@ _encode = msgspec.json.encode
 
 
 def fingerprint(model: LoadedModel) -> str:
-    """Changes when the same request may get another answer: with the program, the model or how it is loaded."""
+    """System fingerprint. It changes when the program, the model or its load settings change."""
     identity = _encode((__version__, model.id, model.engine, model.settings))
     return f"fp_{hashlib.sha256(identity).hexdigest()[:12]}"
 
 
 def usage_body(usages: list[Usage]) -> dict[str, Any]:
-    """Usage of all choices: the prompt is counted once."""
+    """Usage of all choices; the prompt is counted once."""
     prompt = usages[0].prompt_tokens if usages else 0
     completion = sum(u.completion_tokens for u in usages)
     return {
@@ -41,7 +41,7 @@ def usage_body(usages: list[Usage]) -> dict[str, Any]:
 
 
 def timings_body(done: Done | AnswerFinished) -> dict[str, float]:
-    """Tessera's extra field: where the time of a request went, in seconds, its speed, drafts and energy."""
+    """Tessera's field `timings`: times in seconds, speed, draft tokens and energy of a request."""
     t = done.timings
     energy = {}
     if t.joules:
@@ -63,7 +63,7 @@ def timings_body(done: Done | AnswerFinished) -> dict[str, float]:
 
 
 def chat_logprob(entry: TokenLogprob) -> dict[str, Any]:
-    """One token in chat form."""
+    """One token's log probabilities in chat format."""
     return {
         **_named(entry.piece, entry.logprob),
         "top_logprobs": [_named(piece, logprob) for _, piece, logprob in entry.top],
@@ -71,7 +71,7 @@ def chat_logprob(entry: TokenLogprob) -> dict[str, Any]:
 
 
 def chat_logprobs(entries: list[TokenLogprob]) -> dict[str, Any]:
-    """The tokens of a choice in chat form."""
+    """The log probabilities of a choice in chat format."""
     return {"content": [chat_logprob(e) for e in entries], "refusal": None}
 
 
@@ -80,7 +80,7 @@ def _named(piece: bytes, logprob: float) -> dict[str, Any]:
 
 
 class ChunkWriter:
-    """Encodes the stream chunks of one response. All that does not change is encoded once."""
+    """Encodes the stream chunks of one response. Constant parts are encoded once."""
 
     def __init__(self, kind: str, response_id: str, name: str, model: LoadedModel | None = None) -> None:
         self._head = {"id": response_id, "object": kind, "created": int(time.time()), "model": name}
@@ -88,7 +88,7 @@ class ChunkWriter:
         self.runs(model)
 
     def runs(self, model: LoadedModel | None) -> None:
-        """The model is known now: further chunks carry its fingerprint."""
+        """Set the model once it is known; later chunks have its fingerprint."""
         identity = {"system_fingerprint": fingerprint(model)} if model is not None else {}
         self._open = b"data: " + json.dumps({**self._head, **identity}).encode()[:-1] + b', "choices": ['
 
@@ -100,7 +100,10 @@ class ChunkWriter:
         logprobs: object = None,
         extra: dict[str, Any] | None = None,
     ) -> bytes:
-        """One choice; `inner` is its encoded content, such as `"delta":{...}`; `extra` is Tessera's report."""
+        """A chunk with one choice.
+
+        `inner` is encoded content such as `"delta":{...}`; `extra` is Tessera's report.
+        """
         reason = b"null" if finish_reason is None else b'"' + finish_reason.encode() + b'"'
         probabilities = b"null" if logprobs is None else _encode(logprobs)
         return b'%s{"index":%d,%s,"logprobs":%s,"finish_reason":%s}]%s}\n\n' % (
@@ -113,7 +116,7 @@ class ChunkWriter:
         )
 
     def text(self, index: int, text: str) -> bytes:
-        """`chunk` of a content delta alone, of which an answer has as many as tokens."""
+        """Fast version of `chunk` for a content delta, which is sent for every token."""
         return b'%s{"index":%d,"delta":{"content":%s},"logprobs":null,"finish_reason":null}]}\n\n' % (
             self._open,
             index,
@@ -121,12 +124,12 @@ class ChunkWriter:
         )
 
     def usage(self, usages: list[Usage], timings: dict[str, float]) -> bytes:
-        """The last chunk when the client asked for usage: no choices."""
+        """The last chunk if the client requested usage: no choices."""
         tail = _encode({"usage": usage_body(usages), "timings": timings})
         return self._open + b"]," + tail[1:] + b"\n\n"
 
     def prefill_progress(self, progress: PromptProgress) -> bytes:
-        """How much of the prompt is computed, as llama-server reports it: `cache` of `processed` were cached."""
+        """Prompt progress as llama-server reports it: `cache` of the `processed` tokens were cached."""
         fields = {
             "total": progress.prompt_tokens,
             "cache": progress.cached_tokens,
@@ -135,7 +138,7 @@ class ChunkWriter:
         return self._open + b"]," + _encode({"prompt_progress": fields})[1:] + b"\n\n"
 
     def load_progress(self, ticket: QueueTicket) -> bytes:
-        """How far the load of the model is, 0 to 1, and how many requests came before this one."""
+        """Load progress of the model, 0 to 1, and the number of earlier requests."""
         fields: dict[str, Any] = {"fraction": round(ticket.fraction, 3), "waiting": ticket.before}
         if ticket.compiling:
             fields["compiling"] = True
@@ -148,7 +151,7 @@ def delta(text: str) -> bytes:
 
 
 def chat_delta(event: ChatEvent) -> bytes:
-    """The delta of one chat event; nothing for those that have none."""
+    """The delta of one chat event; empty for events without one."""
     if isinstance(event, TextDelta):
         return delta(event.text)
     if isinstance(event, ReasoningDelta):
@@ -170,20 +173,20 @@ def chat_delta(event: ChatEvent) -> bytes:
 
 
 def _custom_call(index: int, custom: dict[str, str], call_id: str | None = None) -> bytes:
-    """The delta of a call with free text; `call_id` begins it."""
+    """The delta of a custom tool call; `call_id` starts the call."""
     begins = {"id": call_id, "type": "custom"} if call_id is not None else {}
     return b'"delta":{"tool_calls":[' + _encode({"index": index, **begins, "custom": custom}) + b"]}"
 
 
 class CustomCalls:
-    """One answer's. Their text is known when the JSON around it is complete, and sent in one chunk."""
+    """Custom tool calls of one response. Their text is sent in one chunk when its JSON is complete."""
 
     def __init__(self, names: frozenset[str]) -> None:
         self._names = names
         self._held: dict[int, str] = {}
 
     def deltas(self, event: ChatEvent) -> list[bytes] | None:
-        """What the chunks of this event hold; None where it is no such call's."""
+        """The deltas for this event; None if it does not belong to a custom tool call."""
         if isinstance(event, CallStarted) and event.name in self._names:
             self._held[event.index] = ""
             return [_custom_call(event.index, {"name": event.name, "input": ""}, event.id)]
@@ -201,7 +204,7 @@ class CustomCalls:
 
 
 class Choice:
-    """One choice of an answer that is sent as a whole."""
+    """One choice of a response that is not streamed."""
 
     def __init__(self, custom: frozenset[str]) -> None:
         self._custom = custom
@@ -212,7 +215,7 @@ class Choice:
         self.end: AnswerFinished | None = None
 
     def take(self, event: ChatEvent) -> None:
-        """Collect one event."""
+        """Add one event."""
         if isinstance(event, TextDelta):
             self._text.append(event.text)
         elif isinstance(event, ReasoningDelta):
@@ -229,11 +232,11 @@ class Choice:
 
     @property
     def text(self) -> str:
-        """What was said so far."""
+        """The text so far."""
         return "".join(self._text)
 
     def body(self, index: int, *, logprobs: bool) -> dict[str, Any]:
-        """The choice as OpenAI writes it; reasoning as `reasoning_content`, the name that clients read."""
+        """The choice in OpenAI's format; reasoning is in `reasoning_content`, which clients read."""
         assert self.end is not None
         text = "".join(self._text)
         message: dict[str, Any] = {
@@ -259,9 +262,9 @@ def report(
     sampling: Chosen,
     also: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """How the answer was sampled and who decided it, and what was changed on the way in; `also`: more of that kind.
+    """Tessera's report: the sampling with its sources, and changes to the request; `also` adds fields.
 
-    By choice: attempts at calls that came to nothing, and what a guard cut.
+    Malformed tool calls and texts cut by the loop guard are listed per choice.
     """
     body: dict[str, Any] = {"sampling": sampling.facts(), **(also or {})}
     clock = current_clock()
@@ -281,7 +284,7 @@ def report(
 
 
 def with_report(report: dict[str, Any]) -> dict[str, Any]:
-    """The field that a report is in; none for an empty one."""
+    """The report in its field `tessera`; no field for an empty report."""
     return {"tessera": report} if report else {}
 
 

@@ -1,4 +1,4 @@
-"""A chat completion request as the engine's own query: messages, tools, tool choice, output format, reasoning."""
+"""Translates a chat completion request to `ChatQuery`: messages, tools, tool choice, output format, reasoning."""
 
 import json
 from typing import Any, Final
@@ -19,7 +19,7 @@ _GRAMMARS = frozenset({"regex", "lark", "grammar", "gbnf"})
 def to_query(body: ChatRequest) -> ChatQuery:
     """Translate a request.
 
-    Raises: InputFault: a tool, a choice or a format that is not understood; `param` names the field.
+    Raises: InputFault: an invalid tool, choice or format; `param` names the field.
     """
     output, param = output_of(body)
     messages = to_messages(body.messages)
@@ -46,9 +46,9 @@ def to_query(body: ChatRequest) -> ChatQuery:
 
 
 def to_messages(messages: list[ChatMessage]) -> list[Message]:
-    """Translate, checking what the schema cannot say.
+    """Translate the messages, with the checks that the schema cannot do.
 
-    Raises: InputFault: no message at all, unknown parts, or a picture that is not a `data:` URL.
+    Raises: InputFault: no messages, unknown parts, or an image that is not a `data:` URL.
     """
     if not messages:
         raise InputFault("messages: there is none; say something.", "messages")
@@ -108,9 +108,9 @@ def _tool_call(call: dict[str, Any], param: str) -> ToolCall:
 
 
 def tool(entry: dict[str, Any], param: str) -> ToolDefinition:
-    """One entry of `tools`.
+    """Translate one entry of `tools`.
 
-    Raises: InputFault: it is no function, or its name or schema is missing or malformed.
+    Raises: InputFault: it is not a function, or its name or schema is missing or malformed.
     """
     if entry.get("type") == "custom":
         return _custom(entry.get("custom"), f"{param}.custom")
@@ -135,7 +135,7 @@ def tool(entry: dict[str, Any], param: str) -> ToolDefinition:
 
 
 def _custom(tool: object, param: str) -> ToolDefinition:
-    """A tool that takes free text; its grammar is shown to the model."""
+    """A tool with free-text input; its grammar is shown to the model."""
     found = tool if isinstance(tool, dict) else {}
     name, form = found.get("name"), found.get("format") or {}
     if not isinstance(name, str) or not name:
@@ -152,13 +152,13 @@ def _custom(tool: object, param: str) -> ToolDefinition:
 def allowed_tools(
     tools: tuple[ToolDefinition, ...], choice: str | dict[str, Any] | None
 ) -> tuple[tuple[ToolDefinition, ...], str | dict[str, Any] | None]:
-    """The tools that an `allowed_tools` choice leaves, and its mode; any other choice leaves all.
+    """The tools that an `allowed_tools` choice permits, and its mode; any other choice permits all.
 
-    Raises: InputFault: it names none, or one that is not in tools.
+    Raises: InputFault: it names no tool, or one that is not in tools.
     """
     if not isinstance(choice, dict) or choice.get("type") != "allowed_tools":
         return tools, choice
-    inner = choice.get("allowed_tools", choice)  # the responses protocol has the fields one level up
+    inner = choice.get("allowed_tools", choice)  # the Responses protocol has these fields one level higher
     listed = inner.get("tools") if isinstance(inner, dict) else None
     named = [(t.get("function") or t.get("custom") or t).get("name") for t in listed or () if isinstance(t, dict)]
     names = {definition.name for definition in tools}
@@ -170,7 +170,7 @@ def allowed_tools(
 
 
 def tool_choice(choice: str | dict[str, Any] | None) -> ToolChoice:
-    """`none`, `auto`, `required`, or the one function that an object names.
+    """`none`, `auto`, `required`, or the function that an object names.
 
     Raises: InputFault: anything else.
     """
@@ -192,9 +192,9 @@ _OUTPUTS: Final = tuple(OutputFields.model_fields)
 
 
 def output_of(body: OutputFields) -> tuple[Constraint | None, str]:
-    """The constraint of the output field that is given, and its name.
+    """The constraint of the output field that is set, and the field's name.
 
-    Raises: InputFault: two of them, or one that is not understood.
+    Raises: InputFault: two fields are set, or one is invalid.
     """
     given = [n for n in _OUTPUTS if getattr(body, n) is not None]
     if len(given) > 1:
@@ -210,7 +210,7 @@ def output_of(body: OutputFields) -> tuple[Constraint | None, str]:
 
 
 def _structured(wanted: dict[str, Any]) -> Constraint | None:
-    """VLLM's object of one constraint; what else stands there must be nothing."""
+    """Translate vLLM's object, which must contain exactly one constraint."""
     given = [name for name, value in wanted.items() if value not in (None, False)]
     if len(given) != 1:
         raise InputFault("structured_outputs must hold exactly one constraint.", "structured_outputs")
@@ -221,7 +221,7 @@ def _structured(wanted: dict[str, Any]) -> Constraint | None:
 
 
 def _named(kind: str, wanted: Any, param: str) -> Constraint:
-    """A JSON schema, a regular expression, a grammar or a choice, as llama-server and vLLM name them."""
+    """A JSON schema, a regular expression, a grammar or a choice, in the names of llama-server and vLLM."""
     if kind in ("json", "json_schema"):
         return structured.of_schema(_parsed(wanted, param), param, strict=False)
     if kind == "regex":
@@ -235,7 +235,7 @@ def _named(kind: str, wanted: Any, param: str) -> Constraint:
 
 
 def _parsed(wanted: Any, param: str) -> Any:
-    """A schema that may come as text."""
+    """Parse a schema that was sent as text."""
     if not isinstance(wanted, str):
         return wanted
     try:
@@ -247,7 +247,9 @@ def _parsed(wanted: Any, param: str) -> Any:
 def response_format(wanted: dict[str, Any], param: str) -> Constraint | None:
     """OpenAI's `text`, `json_object` and `json_schema`; also `regex`, `lark` and `grammar` (GBNF).
 
-    Raises: InputFault: an unknown type or a missing part. ConstraintImpossible: it cannot be honoured.
+    Raises:
+        InputFault: An unknown type or a missing part.
+        ConstraintImpossible: The constraint cannot be enforced.
     """
     kind = wanted.get("type")
     if kind == "text":

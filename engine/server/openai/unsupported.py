@@ -1,4 +1,4 @@
-"""Routes of OpenAI's that nothing here could answer: refused in plain words, not with a 404."""
+"""OpenAI routes that this server does not support; they return an explanation instead of a 404."""
 
 from fastapi import APIRouter, Request
 
@@ -9,18 +9,18 @@ router = APIRouter(include_in_schema=False)
 
 @router.post("/v1/moderations")
 async def moderations(_: Request) -> None:
-    """No classifier runs here, and a made-up verdict would be worse than none."""
+    """Refused: no classifier runs here, and an invented result would be worse than none."""
     raise NotServed("Moderation is not done here: no model of this server judges content. Leave the call out.")
 
 
 @router.post("/v1/images/generations")
 @router.post("/v1/images/edits")
 async def images(_: Request) -> None:
-    """No model here makes pictures."""
+    """Refused: no model generates images."""
     raise NotServed("No pictures are made here.")
 
 
 @router.post("/v1/audio/speech")
 async def speech(_: Request) -> None:
-    """No model here speaks."""
+    """Refused: no model generates speech."""
     raise NotServed("No speech is made here.")

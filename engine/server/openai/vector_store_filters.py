@@ -1,4 +1,4 @@
-"""Filters over the attributes of files: OpenAI's comparisons, and their combinations."""
+"""Filters on file attributes: OpenAI's comparisons and their combinations."""
 
 import operator
 from collections.abc import Callable, Mapping
@@ -16,12 +16,12 @@ _COMPARISONS: Final[dict[str, Callable[[Any, Any], bool]]] = {
     "in": lambda value, wanted: value in wanted,
     "nin": lambda value, wanted: value not in wanted,
 }
-# Filters within filters.
+# Maximum nesting of filters.
 MAX_DEPTH: Final = 8
 
 
 def fits(attributes: Mapping[str, Any], wanted: Mapping[str, Any], depth: int = 0) -> bool:
-    """Whether a file's attributes pass a filter. Raises: InputFault: it is not understood."""
+    """Whether a file's attributes pass a filter. Raises: InputFault: the filter is invalid."""
     kind = wanted.get("type")
     inner = wanted.get("filters")
     if kind in ("and", "or") and isinstance(inner, list) and inner and depth < MAX_DEPTH:

@@ -7,7 +7,7 @@ from pydantic import Field
 from engine.server.body import ANY, Body, Metadata
 from engine.server.openai.vector_store_filters import MAX_DEPTH
 
-# Source: OpenAI's reference; more files are added one by one or in batches.
+# Source: OpenAI's reference. More files can be added one by one or in batches.
 MAX_FILES: Final = 500
 Attributes = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)] | float | bool],
@@ -17,7 +17,7 @@ FileIds = Annotated[list[str], Field(max_length=MAX_FILES)]
 
 
 class StoreRequest(Body):
-    """POST /v1/vector_stores. Text is cut by its structure here, so a `chunking_strategy` has no effect."""
+    """POST /v1/vector_stores. Text is always split by its structure, so `chunking_strategy` has no effect."""
 
     no_effect: ClassVar = frozenset({"chunking_strategy", "expires_after", "description"})
     shapes: ClassVar = {"metadata": ANY}
@@ -58,7 +58,7 @@ def _filter(depth: int) -> dict[str, Any]:
 
 
 class RankingOptions(Body):
-    """How results are ordered; a `ranker` is chosen by the server."""
+    """Ranking of results; the server selects the `ranker`."""
 
     no_effect: ClassVar = frozenset({"ranker"})
 
@@ -67,7 +67,7 @@ class RankingOptions(Body):
 
 
 class Wanted(Body):
-    """Which results a search gives: the route's and the tool's words for it."""
+    """Result options shared by the search route and the `file_search` tool."""
 
     shapes: ClassVar = {"filters": _filter(MAX_DEPTH)}
 
@@ -77,7 +77,7 @@ class Wanted(Body):
 
 
 class StoreSearch(Wanted):
-    """POST /v1/vector_stores/{id}/search. Questions are searched as they are."""
+    """POST /v1/vector_stores/{id}/search. Queries are not rewritten."""
 
     no_effect: ClassVar = frozenset({"rewrite_query"})
 
@@ -86,7 +86,7 @@ class StoreSearch(Wanted):
 
 
 class FileSearch(Wanted):
-    """The tool `file_search` of POST /v1/responses. A store is named by its id, a collection by id or name."""
+    """The tool `file_search` of POST /v1/responses. Stores are named by id, collections by id or name."""
 
     type: Literal["file_search"]
     vector_store_ids: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=16)]

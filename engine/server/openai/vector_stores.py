@@ -1,6 +1,6 @@
-"""/v1/vector_stores: collections in OpenAI's words, so that its clients can make, fill and search them.
+"""/v1/vector_stores: collections in OpenAI's format, so that its clients can create, fill and search them.
 
-A store is a collection that everyone may ask who may chat here. Those that the user made in Tessera are not listed.
+A store is a collection that everyone with chat access may query. Collections created in Tessera are not listed.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ _ATTRIBUTES: Final = "attributes:"
 
 
 class _Batches:
-    """Batches of this server's life: their files and when they were made."""
+    """File batches since the server started: their files and creation times."""
 
     def __init__(self) -> None:
         self._made: dict[str, tuple[str, tuple[str, ...], float]] = {}
@@ -68,7 +68,7 @@ async def _open(request: Request, store: str) -> tuple[CollectionService, Live]:
 
 @router.post("", openapi_extra=openapi_body(StoreRequest, required=False))
 async def make_store(request: Request) -> Response:
-    """Make a store, of files that were sent before or empty."""
+    """Create a store, empty or with uploaded files."""
     body = await parse_or(request, StoreRequest)
     service, files = await server_state(request).collection_service(), files_of(request)
 
@@ -86,7 +86,7 @@ async def make_store(request: Request) -> Response:
 async def list_stores(
     request: Request, limit: PageSize = 20, after: str | None = None, order: Order = "desc"
 ) -> dict[str, Any]:
-    """Every store, newest first."""
+    """All stores, newest first."""
     service = await server_state(request).collection_service()
 
     def shown() -> list[dict[str, Any]]:
@@ -109,7 +109,7 @@ async def show_store(request: Request, store: str) -> dict[str, Any]:
 
 @router.post("/{store}", openapi_extra=openapi_body(StoreRequest, required=False))
 async def change_store(request: Request, store: str) -> Response:
-    """Change its name or metadata."""
+    """Change a store's name or metadata."""
     body = await parse_or(request, StoreRequest)
     service, live = await _open(request, store)
     attributes = {k: v for k, v in live.definition.facts.items() if k.startswith(_ATTRIBUTES)}
@@ -124,7 +124,7 @@ async def change_store(request: Request, store: str) -> Response:
 
 @router.delete("/{store}")
 async def delete_store(request: Request, store: str) -> dict[str, Any]:
-    """Forget a store; its files stay."""
+    """Delete a store; its files are not deleted."""
     service, live = await _open(request, store)
     await asyncio.to_thread(service.collections.remove, live.definition.id)
     return {"id": store, "object": "vector_store.deleted", "deleted": True}
@@ -132,7 +132,7 @@ async def delete_store(request: Request, store: str) -> dict[str, Any]:
 
 @router.post("/{store}/files", openapi_extra=openapi_body(FileRequest))
 async def add_file(request: Request, store: str) -> Response:
-    """Add a file; it is read beside everything else."""
+    """Add a file; it is indexed in the background."""
     body = await parse(request, FileRequest)
     live = await _add(request, store, (body.file_id,), body.attributes)
     shown = await asyncio.to_thread(_file, live, files_of(request), body.file_id)
@@ -157,7 +157,7 @@ async def _add(request: Request, store: str, ids: tuple[str, ...], attributes: d
 async def list_store_files(
     request: Request, store: str, limit: PageSize = 20, after: str | None = None, order: Order = "desc"
 ) -> dict[str, Any]:
-    """Its files and how far their reading is."""
+    """The store's files with their indexing state."""
     _, live = await _open(request, store)
     files = files_of(request)
     every = await asyncio.to_thread(lambda: [_file(live, files, file_id) for file_id in _ids(live)])
@@ -166,14 +166,14 @@ async def list_store_files(
 
 @router.get("/{store}/files/{file_id}")
 async def show_store_file(request: Request, store: str, file_id: str) -> dict[str, Any]:
-    """One of its files."""
+    """One file of the store."""
     _, live = await _open(request, store)
     return await asyncio.to_thread(_file, live, files_of(request), file_id)
 
 
 @router.get("/{store}/files/{file_id}/content")
 async def store_file_content(request: Request, store: str, file_id: str) -> dict[str, Any]:
-    """What was read of a file, passage by passage."""
+    """The extracted text of a file, by passage."""
     _, live = await _open(request, store)
 
     def content() -> list[dict[str, Any]]:
@@ -190,7 +190,7 @@ async def store_file_content(request: Request, store: str, file_id: str) -> dict
 
 @router.delete("/{store}/files/{file_id}")
 async def remove_store_file(request: Request, store: str, file_id: str) -> dict[str, Any]:
-    """Take a file out of a store; the file itself stays."""
+    """Remove a file from a store; the file itself is not deleted."""
     service, live = await _open(request, store)
     if file_id not in _ids(live):
         raise FileNotFound(f"There is no file {file_id!r} in this store.", "file_id")
@@ -216,7 +216,7 @@ async def make_batch(request: Request, store: str) -> Response:
 
 @router.get("/{store}/file_batches/{batch}")
 async def show_batch(request: Request, store: str, batch: str) -> dict[str, Any]:
-    """How far a batch is."""
+    """The progress of a batch."""
     _, live = await _open(request, store)
     return await asyncio.to_thread(_batch, live, batch)
 
@@ -235,7 +235,7 @@ async def list_batch_files(
 
 @router.post("/{store}/search", openapi_extra=openapi_body(StoreSearch))
 async def search_store(request: Request, store: str) -> Response:
-    """Passages for one or several questions."""
+    """Passages for one or several queries."""
     body = await parse(request, StoreSearch)
     service, live = await _open(request, store)
     questions = [body.query] if isinstance(body.query, str) else body.query
@@ -253,7 +253,7 @@ async def search_store(request: Request, store: str) -> Response:
 async def search_results(
     service: CollectionService, live: Live, questions: list[str], body: StoreSearch
 ) -> list[dict[str, Any]]:
-    """The results as OpenAI writes them, each passage once, best first."""
+    """The results in OpenAI's format, without duplicates, best first."""
     found: dict[int, dict[str, Any]] = {}
     for question in questions:
         for result in (await found_in(service, live, question, body)).results:
@@ -271,26 +271,26 @@ class Result(NamedTuple):
     attributes: dict[str, Any]
 
     def payload(self) -> dict[str, Any]:
-        """What both the search and the tool tell of it, beside its text."""
+        """The fields that the search route and the tool share, without the text."""
         name = Path(self.passage.path).name
         return {"file_id": self.file_id, "filename": name, "score": self.score, "attributes": self.attributes}
 
 
 class StoreAnswer(NamedTuple):
-    """What a question found, best first. `bears`: something in the store seems to bear on it at all."""
+    """Search results, best first. `bears`: at least one result seems relevant."""
 
     results: list[Result]
     bears: bool
 
 
 async def found_in(service: CollectionService, live: Live, question: str, wanted: Wanted) -> StoreAnswer:
-    """The passages of one store for one question that its filter and threshold leave."""
+    """The passages of one store for one query that pass its filter and threshold."""
     threshold = (wanted.ranking_options.score_threshold if wanted.ranking_options else None) or 0.0
     limit = wanted.max_num_results or 10
     answer = await service.search(live, SearchRequest(query=question[:8000], limit=50 if wanted.filters else limit))
     results = []
     for passage in answer.passages:
-        # Files that were sent have an id of their own, those of the user's collections one in their index.
+        # Uploaded files have an id; documents of the user's collections have one in their index.
         sent = live.definition.id.startswith(f"{PREFIX}_")
         file_id = Path(passage.path).parent.name if sent else f"document-{passage.document}"
         attributes = _attributes(live, file_id)
@@ -309,7 +309,7 @@ def _attributes(live: Live, file_id: str) -> dict[str, Any]:
 
 
 def _row(live: Live, file_id: str) -> DocumentRow | None:
-    """What was read of a file. Raises: FileNotFound."""
+    """The document row of a file, if it has been read. Raises: FileNotFound."""
     source = next((s for s in live.definition.sources if Path(s).parent.name == file_id), None)
     if source is None:
         raise FileNotFound(f"There is no file {file_id!r} in this store.", "file_id")

@@ -1,1 +1,1 @@
-"""OpenAI's Responses protocol, which coding agents speak."""
+"""Stored responses and conversations of OpenAI's Responses protocol, which coding agents use."""

@@ -1,4 +1,4 @@
-"""Answers that are made while nobody is connected: polled, followed from any event on, cancelled."""
+"""Background responses: they run without a connection and can be polled, streamed from any event, and cancelled."""
 
 import asyncio
 from collections import OrderedDict
@@ -8,24 +8,24 @@ from typing import Any, Final, Protocol
 
 from engine.core.errors import InputFault
 
-# Answers being made at once, and finished ones whose events can still be followed.
+# Maximum number of running responses, and of finished ones whose events are still stored.
 MAX_RUNNING: Final = 64
 MAX_FINISHED: Final = 64
 _ENDED: Final = frozenset({"completed", "incomplete", "failed", "cancelled"})
 
 
 class Items(Protocol):
-    """An answer that is being put together."""
+    """A response that is being built."""
 
     response: dict[str, Any]
 
     def snapshot(self) -> dict[str, Any]:
-        """The answer as far as it is."""
+        """The response so far."""
         ...
 
 
 class Job:
-    """One answer in the background. `events` are its server-sent events in their order, by sequence number."""
+    """One background response. `events` are its server-sent events, in order of sequence number."""
 
     def __init__(self, items: Items) -> None:
         self.items = items
@@ -35,21 +35,21 @@ class Job:
 
     @property
     def ended(self) -> bool:
-        """Nothing more will come."""
+        """Whether all events have been published."""
         return self.items.response["status"] in _ENDED and (self.task is None or self.task.done())
 
     def publish(self, chunk: bytes) -> None:
-        """More events; a chunk may hold several."""
+        """Publish events; a chunk may contain several."""
         self.events += [event + b"\n\n" for event in chunk.split(b"\n\n") if event]
         self.wake()
 
     def wake(self) -> None:
-        """Let those who follow look again."""
+        """Wake the readers."""
         news, self._news = self._news, asyncio.Event()
         news.set()
 
     async def follow(self, after: int = -1) -> AsyncGenerator[bytes, None]:
-        """The events behind number `after`, those that have been and those to come."""
+        """The events after number `after`, existing and future ones."""
         at = after + 1
         while True:
             news = self._news
@@ -62,17 +62,17 @@ class Job:
 
 
 class BackgroundJobs:
-    """The answers being made, and the newest of those that are done."""
+    """The running background responses and the latest finished ones."""
 
     def __init__(self) -> None:
         self._jobs: OrderedDict[str, Job] = OrderedDict()
 
     def find(self, response_id: str) -> Job | None:
-        """The answer of that id if it is or was made in the background."""
+        """The response with that id if it runs or ran in the background."""
         return self._jobs.get(response_id)
 
     def start(self, items: Items, chunks: AsyncGenerator[bytes, None]) -> Job:
-        """Make an answer from `chunks`, its events. Raises: InputFault: too many are being made."""
+        """Start a response from `chunks`, its events. Raises: InputFault: too many are running."""
         if sum(not job.ended for job in self._jobs.values()) >= MAX_RUNNING:
             raise InputFault(f"{MAX_RUNNING} answers are being made in the background; wait for one.", "background")
         job = self._jobs[str(items.response["id"])] = Job(items)
@@ -90,10 +90,10 @@ class BackgroundJobs:
         finally:
             if job.items.response["status"] not in _ENDED:
                 job.items.response["status"] = "cancelled"
-            asyncio.get_running_loop().call_soon(job.wake)  # when the task is done
+            asyncio.get_running_loop().call_soon(job.wake)  # after the task is done
 
     async def cancel(self, response_id: str) -> dict[str, Any]:
-        """Stop an answer; one that has ended stays as it is. Raises: InputFault: not made in the background."""
+        """Cancel a response; a finished one is unchanged. Raises: InputFault: it does not run in the background."""
         job = self._jobs.get(response_id)
         if job is None:
             raise InputFault("Only an answer that is made in the background can be cancelled.", "response_id")
@@ -103,7 +103,7 @@ class BackgroundJobs:
         return job.items.snapshot()
 
     def forget(self, response_id: str) -> None:
-        """Stop an answer and drop its events."""
+        """Stop a response and delete its events."""
         job = self._jobs.pop(response_id, None)
         if job is not None and job.task is not None:
             job.task.cancel()

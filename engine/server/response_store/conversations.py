@@ -1,4 +1,4 @@
-"""Conversations that responses continue from and add to, in memory like stored answers."""
+"""Conversations that responses continue and extend, stored in memory like responses."""
 
 import time
 from collections import OrderedDict
@@ -14,7 +14,7 @@ MAX_BYTES: Final = 64 << 20
 
 
 class ConversationNotFound(ResponseNotFound):
-    """No conversation has this id; they are forgotten when the server ends, and the oldest before."""
+    """No conversation has this id. They are lost when the server stops; the oldest are evicted earlier."""
 
     code = "conversation_not_found"
 
@@ -23,7 +23,7 @@ class ConversationNotFound(ResponseNotFound):
 
 
 class ConversationFull(InputFault):
-    """The items do not fit what one conversation may take."""
+    """The items exceed the limit of one conversation."""
 
     code = "conversation_full"
 
@@ -36,7 +36,7 @@ class ConversationFull(InputFault):
 
 
 class Conversation:
-    """One conversation. `size_bytes` is what its items take, all others being bounded by the routes."""
+    """One conversation. `size_bytes` counts its items; the routes limit all other fields."""
 
     def __init__(self, metadata: dict[str, str]) -> None:
         self.id = new_id("conv", "_")
@@ -46,24 +46,24 @@ class Conversation:
         self.size_bytes = 0
 
     def require_capacity(self, items: list[dict[str, Any]]) -> None:
-        """Raises: ConversationFull: with these it would be larger than all conversations together may be."""
+        """Raises: ConversationFull: with these items it would exceed the limit of all conversations together."""
         size = self.size_bytes + size_of(items)
         if size > MAX_BYTES:
             raise ConversationFull(size)
 
     def take_out(self, item_id: str) -> None:
-        """Delete an item. Raises: ConversationNotFound: none has this id."""
+        """Delete an item. Raises: ConversationNotFound: no item has this id."""
         gone = self.find(item_id)
         self.items.remove(gone)
         self.size_bytes -= size_of([gone])
 
     def payload(self) -> dict[str, Any]:
-        """The conversation as OpenAI writes it; its items are asked for apart."""
+        """The conversation in OpenAI's format, without its items, which have a separate route."""
         head = {"id": self.id, "object": "conversation", "created_at": self.created_at}
         return {**head, "metadata": self.metadata}
 
     def find(self, item_id: str) -> dict[str, Any]:
-        """Raises: InputFault: no item has this id."""
+        """The item with this id. Raises: ConversationNotFound: no item has it."""
         found = next((item for item in self.items if item["id"] == item_id), None)
         if found is None:
             raise ConversationNotFound(item_id)
@@ -71,25 +71,25 @@ class Conversation:
 
 
 class ConversationStore:
-    """The conversations used last, as many as fit the limits."""
+    """The most recently used conversations within the limits."""
 
     def __init__(self) -> None:
         self._stored: OrderedDict[str, Conversation] = OrderedDict()
 
     def get(self, conversation_id: str) -> Conversation:
-        """Raises: ConversationNotFound."""
+        """The conversation with this id. Raises: ConversationNotFound."""
         found = self._stored.get(conversation_id)
         if found is None:
             raise ConversationNotFound(conversation_id)
         return found
 
     def put(self, conversation: Conversation) -> None:
-        """Keep a new one."""
+        """Store a new conversation."""
         self._stored[conversation.id] = conversation
         self._bound()
 
     def add(self, conversation: Conversation, items: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Add items behind the others, each with an id; nothing happens to a conversation that was deleted."""
+        """Append items, each with an id. A deleted conversation is not stored again."""
         named = [stored_item(item) for item in items]
         conversation.items += named
         conversation.size_bytes += sum(size_of([item]) for item in named)
@@ -99,7 +99,7 @@ class ConversationStore:
         return named
 
     def remove(self, conversation_id: str) -> None:
-        """Raises: ConversationNotFound."""
+        """Delete a conversation. Raises: ConversationNotFound."""
         self.get(conversation_id)
         del self._stored[conversation_id]
 
@@ -110,7 +110,7 @@ class ConversationStore:
 
 
 def stored_item(item: dict[str, Any]) -> dict[str, Any]:
-    """An item as it is kept and listed: in the form that OpenAI's document gives it, with an id."""
+    """An item as it is stored and listed: in the format of OpenAI's reference, with an id."""
     named = item if isinstance(item.get("id"), str) else {**item, "id": new_id("item", "_")}
     if named.get("type", "message") != "message":
         return named

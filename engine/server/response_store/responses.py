@@ -1,4 +1,4 @@
-"""Answers kept for `previous_response_id`, in memory only: what people said is not written to the disk unasked."""
+"""Responses stored for `previous_response_id`, in memory only, to keep private text off the disk."""
 
 from collections import OrderedDict
 from typing import Any, Final
@@ -14,7 +14,7 @@ MAX_BYTES: Final = 64 << 20
 
 
 class ResponseNotFound(InputFault):
-    """No stored response has this id; they are forgotten when the server ends, and the oldest before."""
+    """No stored response has this id. They are lost when the server stops; the oldest are evicted earlier."""
 
     code = "response_not_found"
 
@@ -24,7 +24,7 @@ class ResponseNotFound(InputFault):
 
 
 class PreviousResponseNotFound(ResponseNotFound):
-    """A request continues from a response that is not stored here; `store: true` keeps one."""
+    """A request continues a response that is not stored; `store: true` stores one."""
 
     code = "previous_response_not_found"
 
@@ -33,7 +33,7 @@ class PreviousResponseNotFound(ResponseNotFound):
 
 
 class ItemNotFound(ResponseNotFound):
-    """A request refers to an item that is not stored here."""
+    """A request refers to an item that is not stored."""
 
     code = "item_not_found"
 
@@ -43,7 +43,7 @@ class ItemNotFound(ResponseNotFound):
 
 
 class Stored(msgspec.Struct, frozen=True, kw_only=True):
-    """One answer: as it was sent, the items that asked for it, and the conversation up to and including it."""
+    """One response as it was sent, its input items, and the conversation up to and including it."""
 
     response: dict[str, Any]
     input_items: list[dict[str, Any]]
@@ -52,17 +52,18 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ResponseStore:
-    """The newest answers, as many as fit the limits."""
+    """The latest responses within the limits."""
 
     def __init__(self) -> None:
         self._stored: OrderedDict[str, Stored] = OrderedDict()
-        self._items: dict[str, tuple[dict[str, Any], int]] = {}  # by id, with how many responses hold it
+        # by id, with the number of responses that contain it
+        self._items: dict[str, tuple[dict[str, Any], int]] = {}
         self._bytes = 0
 
     def put(
         self, response: dict[str, Any], input_items: list[dict[str, Any]], messages: tuple[Message, ...]
     ) -> None:
-        """Keep an answer, forgetting the oldest beyond the limits."""
+        """Store a response; evict the oldest ones beyond the limits."""
         size = size_of((response, input_items, messages))
         stored = Stored(response=response, input_items=input_items, messages=messages, size_bytes=size)
         if (earlier := self._stored.pop(str(response["id"]), None)) is not None:
@@ -75,40 +76,40 @@ class ResponseStore:
             self._let_go(self._stored.popitem(last=False)[1])
 
     def item(self, item_id: str, param: str) -> dict[str, Any]:
-        """An item that a stored response was asked with or has said. Raises: ItemNotFound."""
+        """An input or output item of a stored response. Raises: ItemNotFound."""
         found = self._items.get(item_id)
         if found is None:
             raise ItemNotFound(item_id, param)
         return found[0]
 
     def meant(self, item: dict[str, Any], param: str) -> dict[str, Any]:
-        """The item itself where a client names one that is stored here. Raises: ItemNotFound."""
+        """The stored item if `item` is only a reference, else `item`. Raises: ItemNotFound."""
         bare = item.get("type") is None and "role" not in item and "content" not in item
         if item.get("type") == "item_reference" or (bare and isinstance(item.get("id"), str)):
             return self.item(str(item.get("id")), f"{param}.id")
         return item
 
     def get(self, response_id: str) -> Stored:
-        """Raises: ResponseNotFound."""
+        """The response with this id. Raises: ResponseNotFound."""
         found = self._stored.get(response_id)
         if found is None:
             raise ResponseNotFound(response_id)
         return found
 
     def previous(self, response_id: str) -> Stored:
-        """The answer that a conversation continues from. Raises: PreviousResponseNotFound."""
+        """The response that a conversation continues. Raises: PreviousResponseNotFound."""
         found = self._stored.get(response_id)
         if found is None:
             raise PreviousResponseNotFound(response_id)
         return found
 
     def remove(self, response_id: str) -> None:
-        """Raises: ResponseNotFound."""
+        """Delete a response. Raises: ResponseNotFound."""
         self._let_go(self.get(response_id))
         del self._stored[response_id]
 
     def discard(self, response_id: str) -> None:
-        """Forget an answer if it is kept."""
+        """Delete a response if it is stored."""
         if response_id in self._stored:
             self.remove(response_id)
 
@@ -123,5 +124,5 @@ class ResponseStore:
 
 
 def _items(stored: Stored) -> list[dict[str, Any]]:
-    """Items that can be referred to."""
+    """Items that requests can refer to."""
     return [i for i in (*stored.response["output"], *stored.input_items) if isinstance(i.get("id"), str)]

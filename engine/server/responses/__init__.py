@@ -1,1 +1,1 @@
-"""OpenAI's Responses protocol, which coding agents speak."""
+"""OpenAI's Responses protocol, which coding agents use."""

@@ -1,4 +1,4 @@
-"""POST /v1/responses/compact: a conversation as the user's messages and a summary by the model."""
+"""POST /v1/responses/compact: replaces a conversation by the user's messages and a summary from the model."""
 
 import base64
 import time
@@ -25,7 +25,7 @@ from engine.server.state import ServerState, server_state
 from engine.server.turn import prepare_turn
 
 router = APIRouter(tags=["openai"])
-# A page and a half of text: more would be no gain of room in the contexts people use here.
+# About one and a half pages of text. A longer summary would save little in the context lengths used locally.
 SUMMARY_TOKENS: Final = 1024
 _ASK: Final = (
     "Summarize our whole conversation up to here, so that it can go on from the summary alone. Keep what I asked "
@@ -34,13 +34,13 @@ _ASK: Final = (
 
 
 class NoSummary(EnvironmentFault):
-    """The model answered with nothing that could stand for the conversation."""
+    """The model did not write a usable summary."""
 
     code = "no_summary"
 
 
 class CompactRequest(Body):
-    """What is to be compacted: items, an answer that is stored here with all before it, or both."""
+    """The conversation to compact: items, a stored response with everything before it, or both."""
 
     no_effect: ClassVar[frozenset[str]] = frozenset({"prompt_cache_key"})
     shapes: ClassVar = {"input": ITEM}
@@ -54,7 +54,7 @@ class CompactRequest(Body):
 
 @router.post("/v1/responses/compact", openapi_extra=openapi_body(CompactRequest))
 async def compact(request: Request) -> Response:
-    """Make a conversation shorter: all that the user said, and one item with the model's summary."""
+    """Shorten a conversation: keep all user messages, replace the rest by one item with the model's summary."""
     state = server_state(request)
     body = await parse(request, CompactRequest)
     answer = await while_connected(request, _compacted(state, body))

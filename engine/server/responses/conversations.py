@@ -1,4 +1,4 @@
-"""/v1/conversations: what responses continue from and add to."""
+"""/v1/conversations: conversations that responses continue and extend."""
 
 from typing import Annotated, Any, ClassVar
 
@@ -48,7 +48,7 @@ def _store(request: Request) -> ConversationStore:
 
 @router.post("", openapi_extra=openapi_body(CreateBody))
 async def create(request: Request) -> Response:
-    """Begin a conversation."""
+    """Create a conversation."""
     body = await parse(request, CreateBody)
     conversation = Conversation(body.metadata or {})
     conversation.require_capacity(body.items or [])
@@ -65,7 +65,7 @@ async def show(request: Request, conversation: str) -> dict[str, Any]:
 
 @router.post("/{conversation}", openapi_extra=openapi_body(UpdateBody))
 async def update(request: Request, conversation: str) -> Response:
-    """Give a conversation other labels."""
+    """Replace a conversation's metadata."""
     body = await parse(request, UpdateBody)
     found = _store(request).get(conversation)
     found.metadata = body.metadata
@@ -74,7 +74,7 @@ async def update(request: Request, conversation: str) -> Response:
 
 @router.delete("/{conversation}")
 async def delete(request: Request, conversation: str) -> dict[str, Any]:
-    """Forget a conversation."""
+    """Delete a conversation."""
     _store(request).remove(conversation)
     return {"id": conversation, "object": "conversation.deleted", "deleted": True}
 
@@ -83,13 +83,13 @@ async def delete(request: Request, conversation: str) -> dict[str, Any]:
 async def list_items(
     request: Request, conversation: str, limit: PageSize = 20, after: str | None = None, order: Order = "desc"
 ) -> dict[str, Any]:
-    """What was said, the last first unless asked otherwise."""
+    """The items of a conversation, newest first by default."""
     return page(_store(request).get(conversation).items, limit, after, order)
 
 
 @router.post("/{conversation}/items", openapi_extra=openapi_body(AddBody))
 async def add_items(request: Request, conversation: str) -> Response:
-    """Add items that no answer brought."""
+    """Add items that are not from a response."""
     body = await parse(request, AddBody)
     found = _store(request).get(conversation)
     found.require_capacity(body.items)
@@ -105,7 +105,7 @@ async def show_item(request: Request, conversation: str, item: str) -> dict[str,
 
 @router.delete("/{conversation}/items/{item}")
 async def delete_item(request: Request, conversation: str, item: str) -> dict[str, Any]:
-    """Take an item out; the conversation without it comes back."""
+    """Delete an item; returns the conversation without it."""
     found = _store(request).get(conversation)
     found.take_out(item)
     return found.payload()

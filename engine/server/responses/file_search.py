@@ -1,7 +1,7 @@
-"""The tool `file_search`: stores are searched for the question before the model answers.
+"""The tool `file_search`: searches vector stores before the model responds.
 
-A model need not call anything: small ones do that badly, and the question is what is searched for. Numbers in
-brackets in the answer become citations of files.
+The model does not call a tool, because small models do that badly; the user's question is the search query. Numbers
+in brackets in the response become file citations.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ _NOTHING: Final = (
 
 
 class Choice(NamedTuple):
-    """What a `tool_choice` says about the search, and what is left of it for the functions."""
+    """The search part of a `tool_choice`, and the remaining choice for functions."""
 
     use: bool
     insisted: bool
@@ -40,7 +40,7 @@ class Choice(NamedTuple):
 
 
 def chosen(choice: str | dict[str, Any] | None, box: "Toolbox") -> Choice:
-    """Whether the search runs. Raises: InputFault: it is chosen and not among the tools."""
+    """Whether the search runs. Raises: InputFault: it is chosen but not among the tools."""
     there = box.search is not None
     if isinstance(choice, dict) and choice.get("type") == KIND:
         if not there:
@@ -61,18 +61,18 @@ def chosen(choice: str | dict[str, Any] | None, box: "Toolbox") -> Choice:
 
 
 class Found(NamedTuple):
-    """What was searched for and found, in the order in which the model was given it; `query` holds it."""
+    """Queries and results in the order in which the model sees them; `query` contains them."""
 
     questions: tuple[str, ...]
     results: tuple[Result, ...]
     query: "ChatQuery"
 
     def payload(self) -> list[dict[str, Any]]:
-        """The results as an item of the answer holds them."""
+        """The results for an output item."""
         return [{**result.payload(), "text": result.passage.text} for result in self.results]
 
     def citations(self, text: str) -> list[dict[str, Any]]:
-        """The files behind the numbers in brackets, each with its place in the text."""
+        """File citations for the numbers in brackets, with their positions in the text."""
         marks = [mark for mark in _CITED.finditer(text) if 0 < int(mark[1]) <= len(self.results)]
         named = [(mark.start(), self.results[int(mark[1]) - 1].payload()) for mark in marks]
         return [
@@ -82,7 +82,7 @@ class Found(NamedTuple):
 
 
 class Search:
-    """A search that a request wants; its stores are known to be there."""
+    """A requested search; its stores exist."""
 
     def __init__(
         self, service: "CollectionService", stores: "tuple[Live, ...]", wanted: FileSearch, *, insisted: bool
@@ -90,7 +90,7 @@ class Search:
         self._service, self._stores, self._wanted, self._insisted = service, stores, wanted, insisted
 
     async def run(self, state: "ServerState", model: str, query: "ChatQuery") -> Found:
-        """Look for the question and put what fits the model's context before it."""
+        """Search for the question and insert the results that fit the model's context before it."""
         questions = questions_of(query)
         loaded = await state.pool.acquire(model)
         rankings, bears = [], False
@@ -110,7 +110,7 @@ class Search:
 
 
 async def prepared(request: "Request", state: "ServerState", box: "Toolbox", choice: Choice) -> Search | None:
-    """The search of a request. Raises: NoCollection: a store that is not there, or is another's."""
+    """The search of a request. Raises: NoCollection: a store does not exist or is not accessible."""
     if box.search is None or not choice.use:
         return None
     service = await state.collection_service()

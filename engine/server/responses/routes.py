@@ -1,4 +1,4 @@
-"""POST /v1/responses, and the answers that were stored."""
+"""POST /v1/responses, and access to stored responses."""
 
 import logging
 import time
@@ -40,7 +40,7 @@ router = APIRouter(tags=["responses"])
 
 
 class _Asked(msgspec.Struct, frozen=True):
-    """A request that was understood. `context` is the conversation without this request's instructions."""
+    """A validated request. `context` is the conversation without this request's instructions."""
 
     body: ResponsesRequest
     query: ChatQuery
@@ -54,11 +54,11 @@ class _Asked(msgspec.Struct, frozen=True):
 @router.post("/v1/responses", openapi_extra=openapi_body(ResponsesRequest))
 @router.post("/responses", include_in_schema=False)
 async def create_response(request: Request) -> Response:
-    """Answer a conversation of items."""
+    """Response to a conversation of items."""
     state = server_state(request)
     body = await parse(request, ResponsesRequest)
     asked = await _understand(request, state, body)
-    # A stream tells its beginning at once; what can be refused with a status is refused before.
+    # A stream sends its first event immediately, so errors that need an HTTP status are checked before it.
     check_tools(asked.query)
     if asked.query.output is not None:
         await state.checker.check(asked.query.output, asked.query.output_param)
@@ -82,7 +82,7 @@ async def create_response(request: Request) -> Response:
 async def get_response(
     request: Request, response_id: str, *, stream: bool = False, starting_after: int = -1
 ) -> Response:
-    """A stored answer. One made in the background can be followed from any event on, as often as one likes."""
+    """A stored response. A background response can be streamed from any event, any number of times."""
     state = server_state(request)
     job = state.background.find(response_id)
     if stream and job is not None:
@@ -97,7 +97,7 @@ async def get_response(
 
 @router.post("/v1/responses/{response_id}/cancel")
 async def cancel_response(request: Request, response_id: str) -> dict[str, Any]:
-    """Stop an answer that is made in the background."""
+    """Cancel a background response."""
     state = server_state(request)
     if state.background.find(response_id) is None:
         state.responses.get(response_id)
@@ -107,7 +107,7 @@ async def cancel_response(request: Request, response_id: str) -> dict[str, Any]:
 @router.post("/v1/responses/input_tokens", openapi_extra=openapi_body(ResponsesRequest))
 @router.post("/responses/input_tokens", include_in_schema=False)
 async def count_input(request: Request) -> Response:
-    """Tokens that a request's prompt has, exactly as it would run."""
+    """Exact number of tokens of a request's prompt."""
     state = server_state(request)
     body = await parse(request, ResponsesRequest)
     asked = await _understand(request, state, body)
@@ -121,13 +121,13 @@ async def count_input(request: Request) -> Response:
 async def input_items(
     request: Request, response_id: str, limit: PageSize = 20, after: str | None = None, order: Order = "desc"
 ) -> dict[str, Any]:
-    """The items that a stored answer was asked with, the last one first unless asked otherwise."""
+    """The input items of a stored response, newest first by default."""
     return page(server_state(request).responses.get(response_id).input_items, limit, after, order)
 
 
 @router.delete("/v1/responses/{response_id}")
 async def delete_response(request: Request, response_id: str) -> dict[str, Any]:
-    """Forget a stored answer."""
+    """Delete a stored response."""
     state = server_state(request)
     if state.background.find(response_id) is None:
         state.responses.get(response_id)
@@ -190,7 +190,7 @@ def _output(text: dict[str, Any]) -> tuple[Constraint | None, str]:
 
 
 def _response(body: ResponsesRequest) -> dict[str, Any]:
-    """The response object before anything was said."""
+    """The initial response object."""
     return {
         "id": new_id("resp", "_"),
         "object": "response",
@@ -209,7 +209,7 @@ def _response(body: ResponsesRequest) -> dict[str, Any]:
         "previous_response_id": body.previous_response_id,
         "reasoning": {"effort": body.reasoning.effort if body.reasoning else None, "summary": None},
         "store": body.store is not False,
-        "temperature": body.temperature,  # what was left open is known once the model is
+        "temperature": body.temperature,  # sampling defaults are filled in when the model is loaded
         "text": {"format": (body.text or {}).get("format") or {"type": "text"}},
         "tool_choice": body.tool_choice or "auto",
         "tools": body.tools or [],
@@ -246,7 +246,7 @@ async def _run(state: ServerState, asked: _Asked, items: ItemStream) -> None:
 
 
 async def _work(state: ServerState, asked: _Asked, items: ItemStream) -> AsyncGenerator[bytes, None]:
-    """Search, then answer; yields what a stream of it says."""
+    """Search, then generate; yields the encoded events."""
     query = asked.query
     if asked.search is not None:
         yield items.search_begins()
@@ -263,14 +263,14 @@ async def _work(state: ServerState, asked: _Asked, items: ItemStream) -> AsyncGe
 
 
 def _report_sampling(asked: _Asked, sampling: Chosen) -> None:
-    """The response says how it is sampled, and who decided that."""
+    """Add the sampling values and their sources to the response."""
     asked.response["temperature"] = sampling.params.temperature
     asked.response["top_p"] = sampling.params.top_p
     asked.response["tessera"] = {"sampling": sampling.facts()}
 
 
 def _keep(state: ServerState, asked: _Asked, items: ItemStream) -> None:
-    """Add the turn to its conversation, and store the answer unless the client said not to."""
+    """Add the items to the conversation, and store the response unless the client disabled that."""
     given = asked.body.input
     listed = given if isinstance(given, list) else [_user_item(given or "")]
     listed = [stored_item(item) for item in listed]

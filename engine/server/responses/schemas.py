@@ -9,7 +9,7 @@ from engine.core.errors import InputFault
 from engine.server.body import ANY, Body, ByType, Metadata
 from engine.server.openai.schemas import Reasoning, SamplerFields
 
-# Items of tools that ran elsewhere, in sessions begun on another server.
+# Items of hosted tools, from sessions that started on another server.
 HOSTED: Final = frozenset(
     f"{tool}_call{end}"
     for tool in (
@@ -30,7 +30,7 @@ HOSTED: Final = frozenset(
     "tool_search_call",
     "tool_search_output",
 }
-# Fields that are understood and have nothing to act on here; they are reported, not refused.
+# Accepted fields without effect on this server; they are reported, not refused.
 WITHOUT_EFFECT: Final = (
     "context_management",
     "max_tool_calls",
@@ -42,7 +42,7 @@ WITHOUT_EFFECT: Final = (
     "service_tier",
     "user",
 )
-# Fields that ask for something this server does not do; continuing without it would be another answer.
+# Unsupported fields that are refused, because ignoring them would give a different kind of response.
 NOT_POSSIBLE: Final = {
     "prompt": "there are no stored prompts here",
     "image": "no pictures are made here",
@@ -51,7 +51,7 @@ NOT_POSSIBLE: Final = {
 }
 
 
-# What a client sends back of an answer (ids, states, annotations) says nothing that the conversation lacks.
+# Response fields that clients send back (ids, states, annotations); the conversation does not need them.
 _SENT_BACK: Final = dict.fromkeys(("id", "type", "status", "phase"), ANY)
 _PART: Final = ByType(
     {
@@ -88,7 +88,7 @@ _TOOL: Final = ByType(
 _FORMAT: Final = ByType(
     {"": {"type": ANY}, "json_schema": dict.fromkeys(("type", "name", "schema", "strict"), ANY)}
 )
-# What may be asked for beside the answer. Nothing of it exists here: reasoning is always sent in plain.
+# Values of `include`. Most have no effect: reasoning is always sent unencrypted.
 INCLUDES: Final = frozenset(
     {
         "reasoning.encrypted_content", "web_search_call.action.sources", "web_search_call.results",
@@ -138,11 +138,11 @@ class ResponsesRequest(SamplerFields):
 
     @property
     def conversation_id(self) -> str | None:
-        """The id of the conversation that the request continues from."""
+        """The id of the conversation that the request continues."""
         return self.conversation.id if isinstance(self.conversation, ConversationName) else self.conversation
 
     def refuse_impossible(self) -> None:
-        """Raises: InputFault: a field asks for what is not done here."""
+        """Raises: InputFault: a field requests something that is not supported."""
         extra = self.model_extra or {}
         for name, reason in NOT_POSSIBLE.items():
             if extra.get(name):
@@ -157,14 +157,14 @@ class ResponsesRequest(SamplerFields):
 
     @property
     def wanted_logprobs(self) -> int | None:
-        """How many alternatives of each token are wanted; None: no log probabilities."""
+        """Number of requested alternatives per token; None: no log probabilities."""
         included = "message.output_text.logprobs" in (self.include or ())
         return (self.top_logprobs or 0) if included or self.top_logprobs else None
 
     def ignored(self) -> list[str]:
-        """Also what is asked of a whole answer and would show in a stream only, and what could be cut."""
+        """Also lists stream options without effect, `truncation` and items of hosted tools."""
         found = super().ignored()
-        if self.truncation == "auto":  # nothing is ever cut: a prompt that does not fit is an error
+        if self.truncation == "auto":  # prompts are never truncated: one that does not fit is an error
             found.append("truncation")
         if self.stream_options and (not self.stream or self.stream_options.get("include_obfuscation")):
             found.append("stream_options")

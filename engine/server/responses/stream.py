@@ -1,4 +1,4 @@
-"""A turn's events as output items and as server-sent events, in the order that clients check."""
+"""Converts chat events to output items and server-sent events, in the order that clients check."""
 
 import time
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ _encode = msgspec.json.encode
 
 
 def usage_body(usage: Usage) -> dict[str, Any]:
-    """Usage in this protocol's names. Reasoning is not counted apart."""
+    """Usage in this protocol's names. Reasoning tokens are not counted separately."""
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
@@ -33,7 +33,7 @@ def usage_body(usage: Usage) -> dict[str, Any]:
 
 
 class ItemStream:
-    """One response. `feed` gives the encoded events and keeps the items for the whole form."""
+    """One response. `feed` returns the encoded events and collects the items for the non-streamed format."""
 
     def __init__(self, response: dict[str, Any], box: Toolbox) -> None:
         self.response = response
@@ -45,22 +45,22 @@ class ItemStream:
         self._arguments = self._call_id = self._call_name = ""
         self._calls: list[ToolCall] = []
         self._found: Found | None = None
-        self._logprobs: list[dict[str, Any]] = []  # of text that has not been sent
+        self._logprobs: list[dict[str, Any]] = []  # of text that has not been sent yet
 
     def begin(self) -> bytes:
         """The first two events."""
         return self._event("response.created", response=self.snapshot()) + self.still_here()
 
     def still_here(self) -> bytes:
-        """What keeps the connection alive while nothing else is to tell: clients count events, not comments."""
+        """Keep-alive event; clients count events, not comments, as activity."""
         return self._event("response.in_progress", response=self.snapshot())
 
     def snapshot(self) -> dict[str, Any]:
-        """The response as it stands."""
+        """The current response object."""
         return {**self.response, "output": list(self.output)}
 
     def search_begins(self) -> bytes:
-        """The files are searched from now on."""
+        """Events for the start of the file search."""
         item: dict[str, Any] = {"id": new_id("fs", "_"), "type": "file_search_call", "status": "in_progress"}
         out = self._open({**item, "queries": [], "results": None}, item["type"])
         ids = self._ids()
@@ -69,7 +69,10 @@ class ItemStream:
         return out
 
     def search_ended(self, found: "Found", *, with_results: bool) -> bytes:
-        """What was found, which the answer may cite from now on; `with_results`: the item holds the results."""
+        """Events for the end of the search; later citations refer to `found`.
+
+        `with_results`: the item has the results.
+        """
         self._found, self._kind = found, ""
         self._item |= {"status": "completed", "queries": list(found.questions)}
         if with_results:
@@ -78,7 +81,7 @@ class ItemStream:
         return out + self._done()
 
     def feed(self, item: ChatEvent) -> bytes:
-        """The events that this one becomes."""
+        """The encoded events for this chat event."""
         if isinstance(item, AnswerLogprobs):
             self._logprobs += map(chat_logprob, item.entries)
         if isinstance(item, TextDelta):
@@ -96,12 +99,12 @@ class ItemStream:
         return b""
 
     def fail(self, error: Exception) -> bytes:
-        """The end of a response that went wrong."""
+        """The final event of a failed response."""
         self.response |= {"status": "failed", "error": failure(error)}
         return self._event("response.failed", response=self.snapshot())
 
     def message(self) -> Message:
-        """The answer as the conversation continues from it."""
+        """The response as a message of the conversation."""
         texts = [p["text"] for i in self.output if i["type"] == "message" for p in i["content"]]
         thoughts = [p["text"] for i in self.output if i["type"] == "reasoning" for p in i["content"]]
         return Message(
@@ -158,7 +161,7 @@ class ItemStream:
     def _more_arguments(self, delta: str) -> bytes:
         self._arguments += delta
         if self._kind != "function_call":
-            return b""  # free text is known once the JSON around it is complete
+            return b""  # the text is known only when its JSON is complete
         return self._event("response.function_call_arguments.delta", **self._ids(), delta=delta)
 
     def _close(self, status: str = "completed") -> bytes:
@@ -176,7 +179,7 @@ class ItemStream:
 
     def _close_text(self, kind: str) -> bytes:
         part = self._item["content"][0]
-        if kind == "message":  # those of tokens behind the last text
+        if kind == "message":  # log probabilities of tokens after the last text
             part["logprobs"] += self._logprobs
             self._logprobs = []
         extra = {"logprobs": part["logprobs"]} if kind == "message" else {}

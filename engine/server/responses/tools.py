@@ -1,4 +1,4 @@
-"""The tools of a Responses request as plain functions, and calls of them as the items a client expects."""
+"""Converts the tools of a Responses request to functions, and their calls to the items that the client expects."""
 
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -12,15 +12,15 @@ from engine.server import custom_tools
 from engine.server.body import fault
 from engine.server.openai.vector_store_schemas import FileSearch
 
-# Agents offer it everywhere; without it the answer is the same kind of answer.
+# Agents always offer these. They are ignored, because the response is of the same kind without them.
 _SKIPPED: Final = ("web_search", "tool_search", "image_generation")
 
 
 @dataclass
 class Toolbox:
-    """`definitions` are offered to the model; `custom` and `namespaced` say what a call of one becomes.
+    """`definitions` are shown to the model; `custom` and `namespaced` define the item type of their calls.
 
-    `search` is run by the server before the model answers.
+    `search` is run by the server before the model responds.
     """
 
     definitions: list[ToolDefinition] = field(default_factory=list)
@@ -30,11 +30,11 @@ class Toolbox:
     search: FileSearch | None = None
 
     def flat_name(self, name: str, namespace: str | None) -> str:
-        """The name the model sees."""
+        """The function name that the model sees."""
         return name if namespace is None else _joined(namespace, name)
 
     def item(self, item_id: str, call_id: str, name: str) -> dict[str, Any]:
-        """The output item of a call that begins."""
+        """The output item for the start of a call."""
         base = {"id": item_id, "call_id": call_id, "status": "in_progress"}
         if name in self.custom:
             return {"type": "custom_tool_call", **base, "name": name, "input": ""}
@@ -44,9 +44,9 @@ class Toolbox:
 
 
 def toolbox(tools: list[dict[str, Any]]) -> Toolbox:
-    """Read the tools.
+    """Convert the tools of a request.
 
-    Raises: InputFault: a tool without a name, or one that only another server could run.
+    Raises: InputFault: a tool without a name, or one that only another server can run.
     """
     box = Toolbox()
     for index, tool in enumerate(tools):
@@ -118,7 +118,7 @@ def _function(tool: dict[str, Any], param: str, name: str | None = None) -> Tool
 
 
 def tool_choice(choice: str | dict[str, Any] | None, box: Toolbox) -> ToolChoice:
-    """Raises: InputFault: not none, auto, required or the name of a tool."""
+    """Convert `tool_choice`. Raises: InputFault: not none, auto, required or the name of a tool."""
     if choice in (None, "auto"):
         return "auto"
     if choice == "none":

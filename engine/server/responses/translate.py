@@ -1,4 +1,4 @@
-"""Input items as messages: neighbouring items of the assistant belong to one turn."""
+"""Converts input items to messages; adjacent assistant items are merged into one message."""
 
 import base64
 import binascii
@@ -19,7 +19,7 @@ _SUMMARIES = ("compaction", "compaction_summary")
 
 @dataclass
 class _Assistant:
-    """What the assistant said since the last other item."""
+    """Assistant items since the last item of another role."""
 
     reasoning: list[str] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
@@ -37,9 +37,9 @@ class _Assistant:
 
 
 def to_messages(items: str | list[dict[str, Any]], box: Toolbox) -> list[Message]:
-    """The conversation in a request's input.
+    """Convert a request's input to messages.
 
-    Raises: InputFault: an item that is not understood; `param` names it.
+    Raises: InputFault: an invalid item; `param` names it.
     """
     if isinstance(items, str):
         return [Message(role="user", content=items)]
@@ -65,7 +65,7 @@ def to_messages(items: str | list[dict[str, Any]], box: Toolbox) -> list[Message
             turn.calls.append(_call(item, kind == "custom_tool_call", box, param))
         elif speaks:
             turn.texts.append(_assistant_text(item, kind, param))
-        elif kind not in HOSTED:  # what came of it is in the answer
+        elif kind not in HOSTED:  # the results of hosted tools are in the response text
             flush()
             out.append(_other(item, kind, param))
     flush()
@@ -73,7 +73,7 @@ def to_messages(items: str | list[dict[str, Any]], box: Toolbox) -> list[Message
 
 
 def _assistant_text(item: dict[str, Any], kind: object, param: str) -> str:
-    """The words of an assistant's message, or of the summary that stands for earlier turns."""
+    """The text of an assistant message, or of the summary that replaces earlier messages."""
     if kind in _SUMMARIES:
         summary = opened(item.get("encrypted_content"), f"{param}.encrypted_content")
         return f"Summary of our conversation so far:\n{summary}"
@@ -146,7 +146,7 @@ def _part(part: object, param: str) -> Part:
     raise InputFault(f"{param}: a part of type {kind!r} is not understood here.", param)
 
 
-# The summary in a `compaction` item. It is packed, not encrypted: it never leaves the people who wrote it.
+# The summary in a `compaction` item. It is encoded, not encrypted, because only the conversation's owner gets it.
 
 _MARK: Final = "tessera-summary-1:"
 
@@ -157,7 +157,7 @@ def sealed(summary: str) -> str:
 
 
 def opened(content: object, param: str) -> str:
-    """The summary of an item. Raises: InputFault: it was not made here."""
+    """The summary of an item. Raises: InputFault: this server did not create it."""
     try:
         if isinstance(content, str) and content.startswith(_MARK):
             return base64.urlsafe_b64decode(content.removeprefix(_MARK)).decode()
